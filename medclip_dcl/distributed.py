@@ -1,0 +1,90 @@
+"""What crosses processes: a differentiable gather of ragged rows, and a gather of plain objects."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Shaped
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+def is_distributed() -> bool:
+    """True inside an initialised process group of more than one process."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def rank_and_size() -> tuple[int, int]:
+    """(rank, number of processes); (0, 1) outside a process group."""
+    return (dist.get_rank(), dist.get_world_size()) if is_distributed() else (0, 1)
+
+
+class _GatherRagged(torch.autograd.Function):
+    """Forward: the rows of all ranks in rank order. Backward: summed over ranks, then this rank's slice."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor) -> Tensor:
+        rank, size = rank_and_size()
+        count = torch.tensor([rows.shape[0]], device=rows.device)
+        counts_by_rank = [torch.empty_like(count) for _ in range(size)]
+        dist.all_gather(counts_by_rank, count)
+        counts = [int(c) for c in counts_by_rank]
+        padded = rows.new_zeros((max(counts), *rows.shape[1:]))
+        padded[: rows.shape[0]] = rows
+        gathered = [torch.empty_like(padded) for _ in range(size)]
+        dist.all_gather(gathered, padded)
+        ctx.start, ctx.count = sum(counts[:rank]), counts[rank]
+        return torch.cat([part[:n] for part, n in zip(gathered, counts, strict=True)])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        total = gradients[0].contiguous().clone()
+        dist.all_reduce(total)
+        return total[ctx.start : ctx.start + ctx.count]
+
+
+def gather_with_grad(rows: Shaped[Tensor, "local ..."]) -> Shaped[Tensor, "all ..."]:
+    """Rows of all processes, in rank order; the counts may differ from rank to rank.
+
+    The backward pass sums the gradients of all ranks. Under DistributedDataParallel, which averages parameter
+    gradients, a loss that every rank computes as (sum over local anchors) * world size / (global number of
+    anchors) then has exactly the gradient of one process with the concatenated batch.
+
+    Outside a process group it returns its argument.
+    """
+    return _GatherRagged.apply(rows) if is_distributed() else rows
+
+
+def global_mean(values: Shaped[Tensor, "local"]) -> Shaped[Tensor, ""]:
+    """Mean over all processes' values, scaled so that averaging gradients over ranks gives the global gradient.
+
+    On each rank: sum(values) * world size / (global count). Averaged over ranks it is the global mean.
+    """
+    count = torch.tensor(values.shape[0], device=values.device, dtype=torch.float64)
+    size = 1
+    if is_distributed():
+        dist.all_reduce(count)
+        size = dist.get_world_size()
+    return values.sum() * (size / count.item())
+
+
+def local_offset(count: int, device: torch.device | None = None) -> int:
+    """Number of rows that lower ranks hold when this rank holds `count`: where its rows start after a gather."""
+    if not is_distributed():
+        return 0
+    mine = torch.tensor([count], device=device)
+    counts = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(counts, mine)
+    return int(sum(int(c) for c in counts[: dist.get_rank()]))
+
+
+def gather_objects(value: T) -> list[T]:
+    """The values of all processes, by rank; plain Python objects, no gradient."""
+    if not is_distributed():
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values

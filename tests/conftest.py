@@ -1,0 +1,119 @@
+"""Shared fixtures; shapes are checked by jaxtyping and beartype while the tests run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from jaxtyping import install_import_hook
+
+# Before anything of the project is imported: every annotated function then checks its arguments and result.
+install_import_hook(["medclip_dcl", "data_prep"], "beartype.beartype")
+
+import numpy as np  # noqa: E402
+import pandas as pd  # noqa: E402
+import pytest  # noqa: E402
+import torch  # noqa: E402
+from PIL import Image  # noqa: E402
+from transformers import BertConfig, BertForMaskedLM, BertTokenizer  # noqa: E402
+
+from medclip_dcl.encoders.pretrained import save_language_model  # noqa: E402
+from medclip_dcl.findings import CHEX5, CHEXPERT  # noqa: E402
+from medclip_dcl.prepared import TABLES, write_json, write_table  # noqa: E402
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """Folder of the real public data (MEDCLIP_DCL_REAL_DATA, default ../shared/data beside the repository)."""
+    folder = Path(os.environ.get("MEDCLIP_DCL_REAL_DATA", ROOT.parent / "shared" / "data"))
+    if not folder.is_dir():
+        pytest.skip(f"real data not found: {folder} (set MEDCLIP_DCL_REAL_DATA)")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _deterministic() -> None:
+    """Random numbers of a test do not depend on the tests before it."""
+    torch.manual_seed(0)
+
+
+SENTENCES = (
+    "No pneumothorax.",
+    "Heart size is normal.",
+    "Small left pleural effusion.",
+    "There is a patchy opacity in the right lower lung.",
+    "Mild pulmonary edema.",
+    "The lungs are clear.",
+    "Cardiomegaly is unchanged from ___.",
+    "Large right pneumothorax.",
+    "No acute osseous abnormality",
+)
+
+
+@pytest.fixture(scope="session")
+def small_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A prepared set of 42 images written by hand: 24 train, 8 validate, 6 test, 4 grounding; two sentences each."""
+    folder = tmp_path_factory.mktemp("prepared") / "set"
+    write_small_set(folder)
+    return folder
+
+
+def write_small_set(folder: Path) -> None:
+    """Write the set of `small_set`; images are 40 x 40, originals 60 x 50."""
+    uses = ["train"] * 24 + ["validate"] * 8 + ["test"] * 6 + ["grounding"] * 4
+    generator = np.random.default_rng(0)
+    images, reports, labels, chex5, boxes = [], [], [], [], []
+    for i, use in enumerate(uses):
+        dicom_id, study, subject = f"{i:08x}-0", 5000 + i, 100 + i // 2
+        path = f"files/p1/s{study}/{dicom_id}.jpg"
+        split = {"grounding": "train"}.get(use, use)
+        images.append((dicom_id, subject, study, "PA", split, use, path, 60, 50))
+        file = folder / "images" / path
+        file.parent.mkdir(parents=True)
+        Image.fromarray(generator.integers(0, 256, (40, 40)).astype(np.uint8)).save(file, quality=95)
+        for position, sentence in enumerate((i % 9, (i * 5 + 1) % 9)):
+            reports.append((study, "findings", position, sentence))
+        labels.append((study, *([float(i % 2)] * len(CHEXPERT))))
+        if use in ("validate", "test"):
+            chex5 += [(dicom_id, finding, (i + j) % 2, use) for j, finding in enumerate(CHEX5)]
+        if use == "grounding":
+            boxes.append((dicom_id, "Edema", SENTENCES[i % 9], 5.0 + i % 3, 10.0, 20.0, 30.0))
+    frames = {
+        "images": images,
+        "sentences": [(i, text, 3) for i, text in enumerate(SENTENCES)],
+        "reports": reports,
+        "labels": labels,
+        "chex5": chex5,
+        "boxes": boxes,
+        "classes": [(i, 10 + i, 0.1 * i, 0.01 * i) for i in range(9)],
+        "log_p": [(i, 4, -1.5 * i - 0.5) for i in range(9)],
+    }
+    for name, rows in frames.items():
+        frame = pd.DataFrame(rows, columns=list(TABLES[name]))
+        file = folder / ("log_p/small-0123.parquet" if name == "log_p" else f"{name}.parquet")
+        write_table(frame, file, name)
+    info = {"format_version": 1, "source": "test", "phantom": True, "options": {}, "counts": {}, "fingerprint": "f"}
+    write_json(info, folder / "dataset.json")
+
+
+@pytest.fixture(scope="session")
+def small_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A BERT of 2 layers x 32 with random weights and a vocabulary of characters, as a Hugging Face folder."""
+    folder = tmp_path_factory.mktemp("bert") / "small_bert"
+    words = sorted({word for text in SENTENCES for word in text.lower().replace(".", " . ").split()})
+    letters = list("abcdefghijklmnopqrstuvwxyz_.")
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{x}" for x in letters)]
+    vocabulary = {piece: i for i, piece in enumerate(dict.fromkeys([*pieces, *words]))}
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=128,
+    )
+    save_language_model(BertForMaskedLM(config), BertTokenizer(vocab=vocabulary), folder)
+    return folder
