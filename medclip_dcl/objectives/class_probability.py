@@ -1,0 +1,169 @@
+"""Class probability eta(x): the chance that a random candidate image also fits sentence x.
+
+Each class declares in `requires` the fields of its anchors that it is called with, by keyword.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+
+class ClassProbability(nn.Module):
+    """Base class: a rule that gives each anchor its eta, capped at `max_eta`.
+
+    Args:
+        max_eta: cap of eta, in [0, 1). 1/(1 - eta) explodes near 1, and anchors at the floor do not train
+            (choice, not from the paper, whose a = 0.2 caps eta implicitly).
+
+    Attributes:
+        requires: names of the anchor fields that `forward` takes by keyword.
+        share_capped: share of the last call's anchors that the cap changed (0 before any call).
+    """
+
+    requires: tuple[str, ...] = ()
+
+    def __init__(self, max_eta: float = 0.3) -> None:
+        super().__init__()
+        if not 0 <= max_eta < 1:
+            raise ValueError(f"max_eta must lie in [0, 1), got {max_eta}")
+        self.max_eta = max_eta
+        self.share_capped = 0.0
+
+    def capped(self, eta: Float[Tensor, "anchor"]) -> Float[Tensor, "anchor"]:
+        """Eta, at most `max_eta`; keeps the share of anchors that were above."""
+        self.share_capped = (eta > self.max_eta).float().mean().item() if eta.numel() else 0.0
+        return eta.clamp(max=self.max_eta)
+
+
+class ConstantClassProbability(ClassProbability):
+    """The same eta for every anchor: 0 is InfoNCE, 0.05 and 0.1 are SSD's constant rows (DCL).
+
+    Args:
+        eta: in [0, 1).
+        max_eta: a larger eta is capped to it, with a warning.
+
+    Raises:
+        ValueError: eta outside [0, 1).
+    """
+
+    def __init__(self, eta: float = 0.0, max_eta: float = 0.3) -> None:
+        super().__init__(max_eta)
+        if not 0 <= eta < 1:
+            raise ValueError(f"eta must lie in [0, 1), got {eta}")
+        if eta > max_eta:
+            warnings.warn(
+                f"eta {eta} is capped at max_eta {max_eta}; raise max_eta if that is meant", stacklevel=2
+            )
+            self.share_capped = 1.0
+        self.eta = min(eta, max_eta)
+
+    def forward(self) -> float:
+        return self.eta
+
+
+class LanguageModelClassProbability(ClassProbability):
+    """eta_LM(x) = a * p_LM(x)^k from the sentence's masked-LM pseudo-likelihood (Wang et al., MLHC 2023, section 2.3).
+
+    (0.2, 0.35) belong to CXR-BERT's scale of log p; for another language model estimate them
+    (`data_prep.fit_class_probability`).
+
+    Args:
+        a: 0 <= a < 1, eta of a sentence whose probability is 1.
+        k: k >= 0, how fast eta falls with the sentence's improbability.
+        max_eta: cap of eta.
+
+    Raises:
+        ValueError: a or k out of range; when called: NaN or positive log probabilities.
+    """
+
+    requires = ("log_p",)
+
+    def __init__(self, a: float = 0.2, k: float = 0.35, max_eta: float = 0.3) -> None:
+        super().__init__(max_eta)
+        if not 0 <= a < 1:
+            raise ValueError(f"a must lie in [0, 1), got {a}")
+        if not (k >= 0 and math.isfinite(k)):
+            raise ValueError(f"k must be finite and at least 0, got {k}")
+        self.a = a
+        self.k = k
+
+    def forward(self, log_p: Float[Tensor, "anchor"]) -> Float[Tensor, "anchor"]:
+        """Eta of anchors with these natural-log pseudo-likelihoods."""
+        missing = log_p.isnan().nonzero().flatten()
+        if missing.numel():
+            raise ValueError(
+                f"log_p is NaN for {missing.numel()} of {log_p.numel()} anchors (first: {int(missing[0])}); "
+                "an empty sentence has no score: leave it out, or score the sentences again"
+            )
+        if (log_p > 1e-4).any():
+            raise ValueError(
+                f"log_p must be natural logarithms of probabilities, got {log_p.max().item():g} > 0"
+            )
+        return self.capped(self.a * torch.exp(self.k * log_p))
+
+
+class KnownClassProbability(ClassProbability):
+    """Eta from the truth, where it is known (CIFAR10-r, the phantom).
+
+    Args:
+        table: class -> its share of the candidates, each in [0, 1]; the anchors' `class_id` is looked up
+            in it. None: the shares come with the anchors, under the name in `share`.
+        share: with `table` None, "rho" (share of images that match, mentioned or not) or "sentence_share"
+            (share of sentences that say it).
+        max_eta: cap of eta.
+
+    Raises:
+        ValueError: a share outside [0, 1], an unknown `share`; when called: a class that the table lacks.
+    """
+
+    def __init__(
+        self,
+        table: Mapping[int, float] | Sequence[float] | None = None,
+        share: str = "rho",
+        max_eta: float = 0.3,
+    ) -> None:
+        super().__init__(max_eta)
+        if share not in ("rho", "sentence_share"):
+            raise ValueError(f'share must be "rho" or "sentence_share", got {share!r}')
+        self.share = share
+        self.table: dict[int, float] | None = None
+        if table is None:
+            self.requires = (share,)
+            return
+        self.requires = ("class_id",)
+        items = table.items() if isinstance(table, Mapping) else enumerate(table)
+        self.table = {int(class_id): float(rho) for class_id, rho in items}
+        wrong = {class_id: rho for class_id, rho in self.table.items() if not 0 <= rho <= 1}
+        if wrong:
+            raise ValueError(f"shares must lie in [0, 1], got {wrong}")
+
+    def forward(
+        self,
+        class_id: Int[Tensor, "anchor"] | None = None,
+        rho: Float[Tensor, "anchor"] | None = None,
+        sentence_share: Float[Tensor, "anchor"] | None = None,
+    ) -> Float[Tensor, "anchor"]:
+        """Eta of anchors of these classes (with a table) or with these shares."""
+        if self.table is None:
+            shares = rho if self.share == "rho" else sentence_share
+            if shares is None:
+                raise ValueError(f"KnownClassProbability without a table needs the field {self.share}")
+        else:
+            shares = self._looked_up(class_id)
+        if not ((shares >= 0) & (shares <= 1)).all():
+            raise ValueError("known class probabilities must lie in [0, 1] and not be NaN")
+        return self.capped(shares)
+
+    def _looked_up(self, class_id: Int[Tensor, "anchor"] | None) -> Float[Tensor, "anchor"]:
+        if class_id is None or self.table is None:
+            raise ValueError("KnownClassProbability with a table needs the field class_id")
+        unknown = sorted(set(class_id.tolist()) - set(self.table))
+        if unknown:
+            raise ValueError(f"the table of class probabilities lacks the classes {unknown}")
+        return torch.tensor([self.table[c] for c in class_id.tolist()], device=class_id.device)

@@ -1,0 +1,200 @@
+"""contrastive_loss against a slow loop over the formula, its limits, its gradients and its errors."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from medclip_dcl.objectives import contrastive_loss, contrastive_statistics
+
+
+def loop_loss(logits, is_positive, eta, floor, weights):
+    """METHOD.md section 1, written down anchor by anchor in plain numbers."""
+    losses = []
+    for a in range(logits.shape[0]):
+        s = [float(x) for x in logits[a]]
+        positives = [j for j in range(len(s)) if is_positive[a, j]]
+        negatives = [j for j in range(len(s)) if not is_positive[a, j]]
+        count = sum(float(weights[a, j]) for j in negatives)
+        if count == 0:
+            losses.append(0.0)
+            continue
+        mean_negative = sum(float(weights[a, j]) * math.exp(s[j]) for j in negatives) / count
+        mean_positive = sum(math.exp(s[j]) for j in positives) / len(positives)
+        g = max((mean_negative - eta[a] * mean_positive) / (1 - eta[a]), math.exp(floor))
+        losses.append(
+            sum(-math.log(math.exp(s[j]) / (math.exp(s[j]) + count * g)) for j in positives) / len(positives)
+        )
+    return torch.tensor(losses, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("anchors, candidates", [(1, 2), (3, 5), (7, 4), (5, 23)])
+@pytest.mark.parametrize("eta", [0.0, 0.05, 0.3, "mixed"])
+@pytest.mark.parametrize("gamma2", [1.0, 14.0])
+@pytest.mark.parametrize("several_positives", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_equals_the_loop(anchors, candidates, eta, gamma2, several_positives, weighted):
+    logits = gamma2 * (2 * torch.rand(anchors, candidates, dtype=torch.float64) - 1)
+    column = torch.randint(candidates, (anchors,))
+    is_positive = torch.arange(candidates) == column[:, None]
+    if several_positives:
+        is_positive |= torch.rand(anchors, candidates) < 0.3
+    weights = torch.rand(anchors, candidates, dtype=torch.float64) if weighted else None
+    if weights is not None:
+        weights[0] = 0.0  # an anchor without negatives
+    eta_of = torch.rand(anchors, dtype=torch.float64) * 0.5 if eta == "mixed" else torch.full((anchors,), eta)
+    found = contrastive_loss(
+        logits,
+        is_positive if several_positives else column,
+        class_probability=eta_of if eta == "mixed" else eta,
+        floor=-gamma2,
+        weights=weights,
+        reduction="none",
+    )
+    ones = torch.ones_like(logits)
+    expected = loop_loss(logits, is_positive, eta_of.tolist(), -gamma2, ones if weights is None else weights)
+    torch.testing.assert_close(found, expected)
+
+
+def test_class_probability_zero_is_cross_entropy():
+    logits, columns = 10 * torch.randn(9, 13), torch.randint(13, (9,))
+    for reduction in ("mean", "sum", "none"):
+        found = contrastive_loss(logits, columns, reduction=reduction)
+        torch.testing.assert_close(found, cross_entropy(logits, columns, reduction=reduction))
+
+
+def test_int_and_bool_positives_agree():
+    logits, columns = torch.randn(4, 6), torch.randint(6, (4,))
+    mask = torch.nn.functional.one_hot(columns, 6).bool()
+    a = contrastive_loss(logits, columns, class_probability=0.1, floor=-14.0)
+    torch.testing.assert_close(a, contrastive_loss(logits, mask, class_probability=0.1, floor=-14.0))
+
+
+def test_at_the_floor_the_loss_is_log_one_plus_n_times_the_floor():
+    # Positive at +5, three negatives at -5: with eta .3 the correction is negative, so g = exp(-gamma^2).
+    logits = torch.tensor([[5.0, -5.0, -5.0, -5.0]])
+    found = contrastive_loss(logits, torch.tensor([0]), class_probability=0.3, floor=-14.0)
+    assert found.item() == pytest.approx(math.log1p(3 * math.exp(-14.0 - 5.0)), rel=1e-4)
+    statistics = contrastive_statistics(logits, torch.tensor([0]), class_probability=0.3, floor=-14.0)
+    assert statistics.at_floor.item() == 1.0
+    assert statistics.false_negative_mass.item() == 1.0
+
+
+def test_floor_is_reached_after_ln_20_logits_with_eta_5_percent():
+    # METHOD.md: with eta = .05 an anchor reaches g = 0 once s+ exceeds the negatives' mean by ln 20.
+    for gap, share in ((math.log(20) - 0.01, 0.0), (math.log(20) + 0.01, 1.0)):
+        logits = torch.tensor([[gap, 0.0, 0.0]])
+        statistics = contrastive_statistics(logits, torch.tensor([0]), class_probability=0.05, floor=-14.0)
+        assert statistics.at_floor.item() == share
+
+
+def test_floor_follows_gamma():
+    floor = torch.tensor(-2.0, requires_grad=True)
+    logits = torch.tensor([[2.0, -2.0, -2.0]])
+    contrastive_loss(logits, torch.tensor([0]), class_probability=0.3, floor=floor).backward()
+    assert floor.grad is not None and floor.grad.item() > 0
+
+
+@pytest.mark.parametrize("scale", [1.0, 14.0, 100.0, 5000.0])
+@pytest.mark.parametrize("eta", [0.0, 0.05, 0.3, 0.999])
+@pytest.mark.parametrize("floor", [-math.inf, -14.0, -100.0])
+def test_gradients_are_finite_everywhere(scale, eta, floor):
+    logits = (scale * torch.randn(6, 8)).requires_grad_()
+    weights = torch.rand(6, 8)
+    weights[2] = 0.0
+    weights.requires_grad_()
+    loss = contrastive_loss(logits, torch.arange(6), class_probability=eta, floor=floor, weights=weights)
+    loss.backward()
+    assert loss.isfinite() and logits.grad is not None and weights.grad is not None
+    assert logits.grad.isfinite().all() and weights.grad.isfinite().all()
+    assert (logits.grad[2] == 0).all()
+
+
+def test_gradient_equals_finite_differences():
+    logits = torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
+    eta = torch.tensor([0.0, 0.1, 0.2, 0.05], dtype=torch.float64)
+    assert torch.autograd.gradcheck(
+        lambda x: contrastive_loss(x, torch.arange(4), class_probability=eta, floor=-14.0), (logits,)
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_logits_do_not_overflow(dtype):
+    logits = torch.tensor([[80.0, 79.0, -80.0]], dtype=dtype)
+    loss = contrastive_loss(logits, torch.tensor([0]), class_probability=0.1, floor=-100.0)
+    expected = contrastive_loss(logits.double(), torch.tensor([0]), class_probability=0.1, floor=-100.0)
+    assert loss.dtype == torch.float32
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_weight_zero_removes_a_negative():
+    logits = torch.randn(3, 5)
+    weights = torch.ones(3, 5)
+    weights[:, 4] = 0
+    columns = torch.tensor([0, 1, 2])
+    found = contrastive_loss(logits, columns, class_probability=0.1, floor=-14.0, weights=weights)
+    expected = contrastive_loss(logits[:, :4], columns, class_probability=0.1, floor=-14.0)
+    torch.testing.assert_close(found, expected)
+
+
+def test_an_anchor_without_negatives_costs_zero_and_counts():
+    logits = torch.randn(2, 3)
+    weights = torch.tensor([[1.0, 1.0, 1.0], [0.0, 0.0, 0.0]])
+    losses = contrastive_loss(logits, torch.tensor([0, 1]), weights=weights, reduction="none")
+    assert losses[1].item() == 0.0
+    mean = contrastive_loss(logits, torch.tensor([0, 1]), weights=weights)
+    torch.testing.assert_close(mean, losses[0] / 2)
+
+
+def test_weights_of_positive_columns_are_ignored():
+    logits = torch.randn(1, 3)
+    plain = contrastive_loss(logits, torch.tensor([1]))
+    weights = torch.tensor([[1.0, math.nan, 1.0]])
+    torch.testing.assert_close(contrastive_loss(logits, torch.tensor([1]), weights=weights), plain)
+
+
+L = torch.zeros(2, 3)
+P = torch.tensor([0, 1])
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ((torch.zeros(2, 3, 1), P, {}), r"logits must be floating point of shape \(anchor, candidate\)"),
+        ((torch.zeros(2, 3, dtype=torch.int64), P, {}), r"got torch.int64 \(2, 3\)"),
+        ((L, torch.tensor([0, 1, 2]), {}), r"positives must be int64 of shape \(2,\)"),
+        ((L, torch.tensor([0, 3]), {}), r"columns in \[0, 3\), got \[0, 3\]"),
+        (
+            (L, torch.zeros(3, 2).bool(), {}),
+            r"bool positives must have the logits' shape \(2, 3\), got \(3, 2\)",
+        ),
+        (
+            (L, torch.tensor([[True, False, False], [False] * 3]), {}),
+            r"1 of 2 anchors have no positive \(first: 1\)",
+        ),
+        (
+            (L, P, {"class_probability": 1.0}),
+            r"must lie in \[0, 1\); 2 of 2 anchors do not \(first: anchor 0, 1\)",
+        ),
+        (
+            (L, P, {"class_probability": torch.tensor([0.1, -0.1])}),
+            r"1 of 2 anchors do not \(first: anchor 1",
+        ),
+        ((L, P, {"class_probability": torch.tensor([0.1, math.nan])}), "first: anchor 1, nan"),
+        ((L, P, {"class_probability": torch.zeros(3)}), r"a number or of shape \(2,\), got \(3,\)"),
+        (
+            (L, P, {"weights": torch.ones(3, 2)}),
+            r"weights must have the logits' shape \(2, 3\), got \(3, 2\)",
+        ),
+        ((L, P, {"weights": -torch.ones(2, 3)}), "at least 0 and not NaN"),
+        ((L, P, {"weights": torch.full((2, 3), math.nan)}), "at least 0 and not NaN"),
+        ((L, P, {"reduction": "max"}), 'reduction must be "mean", "sum" or "none", got \'max\''),
+    ],
+)
+def test_bad_input(arguments, message):
+    logits, positives, options = arguments
+    with pytest.raises(ValueError, match=message):
+        contrastive_loss(logits, positives, **options)
