@@ -1,0 +1,1 @@
+"""Commands that prepare data: each stage is `python -m data_prep.NAME`."""

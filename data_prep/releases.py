@@ -1,0 +1,363 @@
+"""The release files of MIMIC-CXR-JPG and MS-CXR: where they are, what they must hold, their rows as tables.
+
+File names differ between versions in their number only (``mimic-cxr-2.0.0-split.csv.gz``); unpacked ``.csv`` files do
+as well. Every column that is used is checked before any work begins.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import json
+import re
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from medclip_dcl.findings import CHEXPERT
+
+LABELERS = ("chexpert", "negbio")
+FRONTAL_VIEWS = ("AP", "PA")
+SPLITS = ("train", "validate", "test")
+
+_DICOM_ID = r"[0-9a-f]{8}(?:-[0-9a-f]{8}){4}"
+_RELEASE_FILE = re.compile(r"mimic-cxr-(\d+\.\d+\.\d+)-([a-z]+)\.csv(\.gz)?")
+_MS_CXR_COLUMNS = (
+    "dicom_id",
+    "category_name",
+    "label_text",
+    "x",
+    "y",
+    "w",
+    "h",
+    "image_width",
+    "image_height",
+)
+
+
+class ReleaseError(ValueError):
+    """A file of a release is missing, or does not hold what it should; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Release:
+    """A folder in the layout of MIMIC-CXR-JPG.
+
+    Attributes:
+        folder: holds the tables and ``files/pXX/pXXXXXXXX/sXXXXXXXX/<dicom_id>.jpg``.
+        name: release with its version, "mimic-cxr-2.0.0".
+        metadata, split, labels: the three tables.
+    """
+
+    folder: Path
+    name: str
+    metadata: Path
+    split: Path
+    labels: Path
+
+
+def find_release(folder: Path, labeler: str = "chexpert") -> Release:
+    """Find the tables of a release.
+
+    Args:
+        folder: where MIMIC-CXR-JPG was downloaded to, the folder that holds ``files``.
+        labeler: from `LABELERS`, which of the two label files to take.
+
+    Raises:
+        ReleaseError: the folder, or a table in it, is missing, or it holds tables of several versions.
+    """
+    if not folder.is_dir():
+        raise ReleaseError(f"source {folder} is not a folder; --source expects the folder of MIMIC-CXR-JPG")
+    found: dict[str, dict[str, Path]] = {}
+    # Sorted: where a table lies both packed and unpacked, the packed one (the release's own) comes last and is taken.
+    for file in sorted(folder.iterdir()):
+        if match := _RELEASE_FILE.fullmatch(file.name):
+            found.setdefault(match[1], {})[match[2]] = file
+    wanted = ("metadata", "split", labeler)
+    versions = [version for version, tables in found.items() if set(tables) & set(wanted)]
+    if len(versions) > 1:
+        raise ReleaseError(
+            f"{folder} holds tables of the versions {' and '.join(versions)}; keep those of one version"
+        )
+    version = versions[0] if versions else "2.0.0"
+    tables = found.get(version, {})
+    missing = [f"mimic-cxr-{version}-{name}.csv.gz" for name in wanted if name not in tables]
+    if missing:
+        raise ReleaseError(
+            f"{folder} lacks {', '.join(missing)} (or .csv); they stand beside the folder 'files' on the download "
+            "page of MIMIC-CXR-JPG"
+        )
+    return Release(folder, f"mimic-cxr-{version}", *(tables[name] for name in wanted))
+
+
+def read_images(release: Release) -> pd.DataFrame:
+    """Every image of the release, of any view, sorted by patient, study and image.
+
+    Returns:
+        dicom_id, subject_id, study_id, view, rows, columns (pixels by the metadata), official_split, path.
+
+    Raises:
+        ReleaseError: a column is missing or holds what it should not, an image stands twice or in one table only, or
+            the two tables disagree about its patient.
+    """
+    metadata = _read_table(
+        release.metadata, ("dicom_id", "subject_id", "study_id", "ViewPosition", "Rows", "Columns")
+    )
+    split = _read_table(release.split, ("dicom_id", "study_id", "subject_id", "split"))
+    for file, frame in ((release.metadata, metadata), (release.split, split)):
+        _require(frame, "dicom_id", _matches(_DICOM_ID), "five groups of eight hex digits", file)
+        _require(frame, "subject_id", _matches(r"\d{8}"), "eight digits", file)
+        _require(frame, "study_id", _matches(r"\d{8}"), "eight digits", file)
+        _require(frame, "dicom_id", lambda column: ~column.duplicated(), "each image once", file)
+    for column in ("Rows", "Columns"):
+        _require(metadata, column, _matches(r"[1-9]\d{0,5}"), "a number of pixels", release.metadata)
+    _require(split, "split", lambda column: column.isin(SPLITS), " | ".join(SPLITS), release.split)
+    _require_same_images(metadata, split, release)
+    images = metadata.merge(split[["dicom_id", "split"]], on="dicom_id", validate="one_to_one")
+    patient, study = images["subject_id"], images["study_id"]
+    images["path"] = (
+        "files/p" + patient.str[:2] + "/p" + patient + "/s" + study + "/" + images["dicom_id"] + ".jpg"
+    )
+    images = images.astype({"subject_id": "int64", "study_id": "int64", "Rows": "int64", "Columns": "int64"})
+    images = images.rename(
+        columns={"ViewPosition": "view", "Rows": "rows", "Columns": "columns", "split": "official_split"}
+    )
+    images = images.sort_values(["subject_id", "study_id", "dicom_id"], ignore_index=True)
+    patients_of_study = images.groupby("study_id")["subject_id"].nunique()
+    if (patients_of_study > 1).any():
+        raise ReleaseError(
+            f"{release.metadata}: study {patients_of_study.idxmax()} belongs to several patients; the file is damaged"
+        )
+    return images
+
+
+def read_labels(release: Release) -> pd.DataFrame:
+    """The 14 labels of each study: study_id and `CHEXPERT`, 1, 0, -1 (uncertain) or NaN (not mentioned).
+
+    Raises:
+        ReleaseError: a column is missing, a value is none of these, or a study stands twice.
+    """
+    frame = _read_table(release.labels, ("study_id", *CHEXPERT))
+    _require(frame, "study_id", _matches(r"\d{8}"), "eight digits", release.labels)
+    _require(frame, "study_id", lambda column: ~column.duplicated(), "each study once", release.labels)
+    for finding in CHEXPERT:
+        _require(frame, finding, _matches(r"(?:-?1(?:\.0)?|0(?:\.0)?)?"), "1, 0, -1 or empty", release.labels)
+        frame[finding] = pd.to_numeric(frame[finding].replace("", None)).astype("float64")
+    return frame.astype({"study_id": "int64"})[["study_id", *CHEXPERT]]
+
+
+def require_ms_cxr(file: Path) -> None:
+    """Check that the MS-CXR file is there.
+
+    Raises:
+        ReleaseError: it is not.
+    """
+    if not file.is_file():
+        raise ReleaseError(
+            f"MS-CXR file {file} does not exist; --ms_cxr expects MS_CXR_Local_Alignment_v1.0.0.json or .csv "
+            "(or v1.1.0) of MS-CXR"
+        )
+
+
+def read_ms_cxr(file: Path) -> pd.DataFrame:
+    """The boxes of MS-CXR 1.0.0 or 1.1.0, from its JSON (COCO) or CSV file, one row each, not yet compared with images.
+
+    Returns:
+        box_id (text, unique), dicom_id, subject_id (0 where the file does not say), category, phrase, x, y, w, h
+        (pixels of the original image; NaN where the file has no number), image_width, image_height.
+
+    Raises:
+        ReleaseError: the file is missing or is not in this format.
+    """
+    require_ms_cxr(file)
+    frame = _ms_cxr_json(file) if file.suffix == ".json" else _ms_cxr_csv(file)
+    if frame.empty:
+        raise ReleaseError(f"{file} holds no box; download MS-CXR again")
+    for column in ("x", "y", "w", "h", "image_width", "image_height"):
+        frame[column] = pd.to_numeric(frame[column], errors="coerce").astype("float64")
+    for column in ("dicom_id", "category", "phrase"):
+        frame[column] = frame[column].astype(str).map(lambda text: " ".join(text.split()))
+    frame["subject_id"] = pd.to_numeric(frame["subject_id"]).fillna(0).astype("int64")
+    return frame
+
+
+def _ms_cxr_csv(file: Path) -> pd.DataFrame:
+    frame = _read_table(file, _MS_CXR_COLUMNS, other_columns=("path",))
+    frame = frame.rename(columns={"category_name": "category", "label_text": "phrase"})
+    frame["box_id"] = [f"row {row} {dicom_id}" for row, dicom_id in enumerate(frame["dicom_id"], start=1)]
+    frame["subject_id"] = _patient_of(frame.get("path", pd.Series("", frame.index)))
+    return frame
+
+
+def _ms_cxr_json(file: Path) -> pd.DataFrame:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        images = {image["id"]: image for image in content["images"]}
+        categories = {category["id"]: category["name"] for category in content["categories"]}
+        rows = [
+            (
+                f"annotation {box['id']} {Path(images[box['image_id']]['file_name']).stem}",
+                Path(images[box["image_id"]]["file_name"]).stem,
+                images[box["image_id"]].get("path", ""),
+                categories[box["category_id"]],
+                box["label_text"],
+                *_four(box["bbox"]),
+                images[box["image_id"]]["width"],
+                images[box["image_id"]]["height"],
+            )
+            for box in content["annotations"]
+        ]
+    except UnicodeDecodeError as error:
+        raise ReleaseError(f"{file} is not UTF-8 text ({error.reason}); download MS-CXR again") from error
+    except json.JSONDecodeError as error:
+        raise ReleaseError(f"{file} is not JSON ({error}); download MS-CXR again") from error
+    except KeyError as error:
+        raise ReleaseError(
+            f"{file} is not in the format of MS-CXR: nothing named or numbered {error}; expected the COCO keys images, "
+            "annotations (image_id, category_id, bbox, label_text) and categories"
+        ) from error
+    except (TypeError, AttributeError) as error:
+        raise ReleaseError(f"{file} is not in the format of MS-CXR ({error})") from error
+    columns = [
+        "box_id",
+        "dicom_id",
+        "path",
+        "category",
+        "phrase",
+        "x",
+        "y",
+        "w",
+        "h",
+        "image_width",
+        "image_height",
+    ]
+    frame = pd.DataFrame(rows, columns=columns)
+    frame["subject_id"] = _patient_of(frame["path"])
+    return frame
+
+
+def _four(box: Any) -> tuple[Any, Any, Any, Any]:
+    if not isinstance(box, list) or len(box) != 4:
+        raise TypeError(f"bbox is no list of x, y, width, height but {box!r}"[:200])
+    return box[0], box[1], box[2], box[3]
+
+
+def _patient_of(paths: pd.Series) -> pd.Series:
+    return paths.astype(str).str.extract(r"/p(\d{8})/", expand=False)
+
+
+def truth_files(folder: Path) -> list[Path]:
+    """The files of the phantom's truth below a release, for real releases none.
+
+    Raises:
+        ReleaseError: the phantom is unfinished.
+    """
+    truth = folder / "phantom_truth"
+    if not truth.is_dir():
+        return []
+    # The marker is the last file that the generator writes.
+    files = [truth / name for name in ("phantom.json", "sentences.csv", "classes.csv", "image_classes.csv")]
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        raise ReleaseError(
+            f"{truth} lacks {', '.join(missing)}: this phantom is unfinished; run its data_prep.phantom command again"
+        )
+    return files
+
+
+def read_truth(folder: Path) -> dict[str, pd.DataFrame] | None:
+    """What is true of the phantom's images and sentences; None for a real release.
+
+    Returns:
+        "sentences" (text, class_id), "classes" (class_id, rho, sentence_share), "image_classes" (dicom_id, class_id).
+
+    Raises:
+        ReleaseError: a file or a column is missing, or a number is none.
+    """
+    files = truth_files(folder)
+    if not files:
+        return None
+    columns = {
+        "sentences": {"text": "object", "class_id": "int64"},
+        "classes": {"class_id": "int64", "rho": "float64", "sentence_share": "float64"},
+        "image_classes": {"dicom_id": "object", "class_id": "int64"},
+    }
+    truth = {}
+    for file, (name, types) in zip(files[1:], columns.items(), strict=True):
+        frame = _read_table(file, types)
+        for column, kind in types.items():
+            if kind != "object":
+                number = r"-?\d+" if kind == "int64" else r"[\d.]+(?:e-?\d+)?"
+                _require(frame, column, _matches(number), "a number", file)
+        truth[name] = frame.astype(types)
+    return truth
+
+
+def file_hash(file: Path) -> str:
+    """SHA-256 of a file's bytes, the first 16 digits: whether a table is the one that was used before."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()[:16]
+
+
+def _read_table(file: Path, columns: Iterable[str], other_columns: Iterable[str] = ()) -> pd.DataFrame:
+    """Read the columns of a CSV file as text ("" where empty); `other_columns` may be missing."""
+    wanted = [*columns]
+    try:
+        with (
+            gzip.open(file, "rt", encoding="utf-8-sig", newline="")
+            if file.suffix == ".gz"
+            else file.open(encoding="utf-8-sig", newline="") as stream
+        ):
+            header = next(csv.reader(stream), [])
+        missing = [column for column in wanted if column not in header]
+        if missing:
+            raise ReleaseError(
+                f"{file} lacks the column{'s' if len(missing) > 1 else ''} {', '.join(missing)}; "
+                f"found {', '.join(header) or 'an empty file'}"
+            )
+        wanted += [column for column in other_columns if column in header]
+        frame = pd.read_csv(file, usecols=wanted, dtype=str, keep_default_na=False, encoding="utf-8-sig")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error, pd.errors.ParserError) as error:
+        raise ReleaseError(f"{file} cannot be read ({error}); download it again") from error
+    if frame.empty:
+        raise ReleaseError(f"{file} holds no row; download it again")
+    return frame[wanted].apply(lambda column: column.str.strip())
+
+
+def _matches(pattern: str) -> Callable[[pd.Series], pd.Series]:
+    return lambda column: column.str.fullmatch(pattern)
+
+
+def _require(
+    frame: pd.DataFrame, column: str, holds: Callable[[pd.Series], pd.Series], expected: str, file: Path
+) -> None:
+    right = holds(frame[column]).astype(bool)
+    if not right.all():
+        first = frame.loc[~right, column].iloc[0]
+        raise ReleaseError(
+            f"{file}, column {column}: expected {expected}, found {str(first)[:60]!r} "
+            f"({int((~right).sum()):,} of {len(right):,} rows); download the file again"
+        )
+
+
+def _require_same_images(metadata: pd.DataFrame, split: pd.DataFrame, release: Release) -> None:
+    both = metadata.merge(split, on="dicom_id", how="outer", suffixes=("", "_split"), indicator=True)
+    alone = both[both["_merge"] != "both"]
+    if len(alone):
+        lacking = release.split if alone["_merge"].iloc[0] == "left_only" else release.metadata
+        raise ReleaseError(
+            f"{release.metadata.name} and {release.split.name} list different images: {len(alone):,} stand in one of "
+            f"them only (first: {alone['dicom_id'].iloc[0]}, not in {lacking.name}); take both from one download"
+        )
+    differs = (both["subject_id"] != both["subject_id_split"]) | (both["study_id"] != both["study_id_split"])
+    if differs.any():
+        raise ReleaseError(
+            f"{release.metadata.name} and {release.split.name} disagree about patient or study of "
+            f"{int(differs.sum()):,} images (first: {both.loc[differs, 'dicom_id'].iloc[0]}); take both from one "
+            "download"
+        )

@@ -1,0 +1,145 @@
+"""The findings and impression sections of a MIMIC-CXR report.
+
+Headers stand at the beginning of a line, in capitals, before a colon (``\\n ([A-Z ()/,-]+):\\s`` in the official
+parser). Beyond that: lower-case headers, headers within a line, missing colons, misspellings, combined headers.
+A header that is neither findings nor impression ends the section if it is known to begin another (INDICATION,
+COMPARISON, WET READ, ADDENDUM, ...); an unknown one (HEART, LUNGS, LINES AND TUBES) belongs to the text around it.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Collection
+from difflib import SequenceMatcher
+from typing import NamedTuple
+
+from data_prep.sentences import has_letter
+
+RULES_VERSION = 1
+"""Raised with every change that gives other text; stands in the options of a prepared set."""
+
+SECTIONS = ("findings", "impression")
+"""What can be chosen. A combined section (FINDINGS AND IMPRESSION) counts as either."""
+
+BOTH = "findings_and_impression"
+LAST_PARAGRAPH = "last_paragraph"
+
+_OTHER = "other"
+_VIEWS = "views"
+_TEXT = "text"
+
+# Names of other sections, by any of their words: their text is not about what the image shows.
+_OTHER_WORDS = re.compile(
+    r"\b(?:INDICATIONS?|HISTORY|CLINICAL|REASONS?|COMPARISONS?|COMPARED|PRIORS?|TECHNIQUES?|EXAM|EXAMS|EXAMINATIONS?"
+    r"|PROCEDURES?|PROTOCOL|WET READ|WETREAD|PRELIMINARY|PROVISIONAL|PFI|ADDENDUM|ADDENDA|NOTIFICATIONS?"
+    r"|RECOMMENDATIONS?|ATTESTATION|DOSE|FLUOROSCOPY|CONTRAST|DATE|TIME|DICTATED|SIGNED|REFERRING|ORDERING|QUESTION"
+    r"|COMPLAINT|COMMUNICATION|DIAGNOSIS CODE|ICD|REQUEST|FINAL REPORT)\b"
+)
+# These make even a header with FINDINGS or IMPRESSION in it something else: "PROVISIONAL FINDINGS IMPRESSION (PFI)".
+_NOT_FINAL = re.compile(r"\b(?:WET READ|WETREAD|PRELIMINARY|PROVISIONAL|PFI|ADDENDUM|ADDENDA)\b")
+_IMPRESSION_WORDS = re.compile(r"\b(?:CONCLUSIONS?|OPINION|SUMMARY|INTERPRETATION|IMP)\b")
+# "CHEST, PA AND LATERAL: The heart is ...": findings where the report has no header for them.
+_VIEW_WORDS = re.compile(
+    r"\b(?:CHEST|RADIOGRAPHS?|VIEWS?|X-?RAYS?|CXR|FRONTAL|PORTABLE|UPRIGHT|SUPINE|REPORT)\b"
+)
+
+_KNOWN = r"FINDINGS?|IMPRESSIONS?|CONCLUSIONS?|FINDINGS?\s*(?:AND|&|/)\s*IMPRESSIONS?"
+_KNOWN_OTHER = (
+    r"INDICATION|HISTORY|COMPARISONS?|TECHNIQUE|EXAMINATION|WET READ|ADDENDUM|RECOMMENDATIONS?|NOTIFICATIONS?"
+)
+_HEADER = re.compile(
+    rf"""
+    ^[ \t]*(?P<capitals>[A-Z][A-Z0-9 \t()/,.&'_-]{{1,70}}?)[ \t]*[:;](?=\s|$)           # at the beginning of a line
+    | ^[ \t]*(?P<any_case>(?i:{_KNOWN}|{_KNOWN_OTHER}))[ \t]*:                          # the same, not in capitals
+    | ^[ \t]*(?P<bare>{_KNOWN})[ \t]*$                                                  # without its colon
+    | (?:(?<=\s)|(?<=[.)_]))(?P<inside>{_KNOWN}|{_KNOWN_OTHER})[ \t]*:(?=\s|$)           # within a line
+    | (?<=[.?!]\s)(?P<after_stop>Findings|Impression|Conclusion)[ \t]*:(?=\s)
+    | ^[ \t]*(?P<title>FINAL[ \t]REPORT|FINAL[ \t]ADDENDUM|WET[ \t]READ|ADDENDUM)[ \t]*$
+    """,
+    re.MULTILINE | re.VERBOSE,
+)
+# A report of several pages: "(Over)", blank lines, the title again, "(Cont)".
+_PAGE_BREAK = re.compile(
+    r"^[ \t]*\(Over\)[ \t]*\n(?:.*\n){0,12}?.*\(Cont\)[ \t]*$", re.MULTILINE | re.IGNORECASE
+)
+_BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
+
+
+class Section(NamedTuple):
+    """A piece of a report: its kind (`SECTIONS`, `BOTH`, `LAST_PARAGRAPH`) and its text without the header."""
+
+    name: str
+    text: str
+
+
+def study_sections(report: str, wanted: Collection[str] = SECTIONS) -> list[Section]:
+    """The chosen sections of a report in order of appearance.
+
+    Where a report has neither findings nor impression: the text under a header that names the views (CHEST, PA AND
+    LATERAL), else the last paragraph that stands under no header of another section.
+
+    Args:
+        report: text of a report file.
+        wanted: from `SECTIONS`.
+
+    Returns:
+        sections that hold a letter; none where the report has nothing of the kind.
+    """
+    pieces = [piece for piece in _pieces(report) if has_letter(piece.text)]
+    main = [piece for piece in pieces if piece.name in (*SECTIONS, BOTH)]
+    if main:
+        return [piece for piece in main if piece.name in wanted or piece.name == BOTH]
+    views = [Section("findings", piece.text) for piece in pieces if piece.name == _VIEWS]
+    if views:
+        return views if "findings" in wanted else []
+    return _last_paragraph(pieces)
+
+
+def _pieces(report: str) -> list[Section]:
+    """Cut a report at its headers. What stands under no header is `_TEXT`."""
+    report = _PAGE_BREAK.sub("", report.replace("\r\n", "\n").replace("\r", "\n"))
+    found: list[Section] = []
+    name, start = _TEXT, 0
+    for match in _HEADER.finditer(report):
+        kind = _TEXT if match["title"] == "FINAL REPORT" else _kind(match[match.lastgroup or 0])
+        if kind is None or (kind == _VIEWS and name in (*SECTIONS, BOTH)):
+            continue
+        found.append(Section(name, report[start : match.start()]))
+        name, start = kind, match.end()
+    return [*found, Section(name, report[start:])]
+
+
+@functools.lru_cache(maxsize=65536)
+def _kind(header: str) -> str | None:
+    """What a header begins; None for an unknown one, which belongs to the text around it."""
+    words = " ".join(header.upper().split())
+    if _NOT_FINAL.search(words):
+        return _OTHER
+    is_findings = _resembles(words, "FINDINGS")
+    is_impression = _resembles(words, "IMPRESSION") or _IMPRESSION_WORDS.search(words) is not None
+    if is_findings or is_impression:
+        return BOTH if is_findings and is_impression else "findings" if is_findings else "impression"
+    if _OTHER_WORDS.search(words):
+        return _OTHER
+    return _VIEWS if _VIEW_WORDS.search(words) else None
+
+
+def _resembles(words: str, name: str) -> bool:
+    """True if one of the words is the name or a misspelling of it: FIDNINGS, IMPRSSION, IMPRESSIONS."""
+    return any(
+        word[0] == name[0] and SequenceMatcher(None, word, name).ratio() > 0.8
+        for word in re.findall(r"[A-Z]+", words)
+    )
+
+
+def _last_paragraph(pieces: list[Section]) -> list[Section]:
+    for piece in reversed(pieces):
+        paragraphs = [text for text in _BLANK_LINE.split(piece.text) if text.strip()]
+        if piece.name == _OTHER:
+            # The first paragraph is what the header announces; what follows a blank line stands on its own.
+            paragraphs = paragraphs[1:]
+        paragraphs = [text for text in paragraphs if has_letter(text)]
+        if paragraphs:
+            return [Section(LAST_PARAGRAPH, paragraphs[-1])]
+    return []

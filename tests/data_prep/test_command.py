@@ -1,0 +1,90 @@
+"""What the preparation commands share."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from data_prep.command import progress, run_command, worker_processes
+from data_prep.releases import ReleaseError
+
+ROOT = Path(__file__).parents[2]
+
+
+def raising(error: BaseException) -> None:
+    def main() -> None:
+        raise error
+
+    run_command(main)
+
+
+def test_an_error_of_the_project_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        raising(ReleaseError("no table;\n  do this"))
+    assert stop.value.code == 2
+    assert capsys.readouterr().err == "error: no table; do this\n"
+
+
+def test_a_fault_of_the_program_keeps_its_traceback() -> None:
+    with pytest.raises(ValueError, match="invalid literal"):
+        run_command(lambda: print(int("x")))
+
+
+def test_success_and_interruption_have_their_status() -> None:
+    with pytest.raises(SystemExit) as stop:
+        run_command(lambda: None)
+    assert stop.value.code == 0
+    with pytest.raises(SystemExit) as stop:
+        raising(KeyboardInterrupt())
+    assert stop.value.code == 130
+
+
+def test_progress_passes_everything_on_and_reports_the_rate(capsys: pytest.CaptureFixture[str]) -> None:
+    assert list(progress(iter("abc"), 3, "letters", "letters")) == ["a", "b", "c"]
+    assert capsys.readouterr().err.startswith("letters: 3 letters in 0.0 s (")
+    assert list(progress([], 0, "nothing", "things")) == []
+
+
+def test_one_process_needs_no_pool() -> None:
+    with worker_processes(1) as pool:
+        assert pool is None
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs the process table of Linux")
+def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
+    script = tmp_path / "work.py"
+    script.write_text(
+        "import os, time\n"
+        "from data_prep.command import worker_processes\n"
+        "if __name__ == '__main__':\n"
+        "    with worker_processes(2) as pool:\n"
+        "        print(pool.submit(os.getpid).result(), flush=True)\n"
+        "        time.sleep(60)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [sys.executable, script], stdout=subprocess.PIPE, text=True, env=environment
+    ) as parent:
+        assert parent.stdout is not None
+        worker = int(parent.stdout.readline())
+        parent.send_signal(signal.SIGKILL)
+    for _ in range(100):
+        if not is_running(worker):
+            break
+        time.sleep(0.05)
+    assert not is_running(worker)
+
+
+def is_running(process: int) -> bool:
+    """False also for a dead process that nobody has waited for yet."""
+    try:
+        status = Path(f"/proc/{process}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"

@@ -1,0 +1,608 @@
+"""Preparation of a release, from raw files to the prepared set."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from data_prep import mimic_cxr
+from data_prep.mimic_cxr import Settings, prepare
+from data_prep.releases import ReleaseError
+from medclip_dcl.findings import CHEXPERT
+from medclip_dcl.prepared import PreparedDataError, PreparedSet
+
+ROOT = Path(__file__).parents[2]
+WIDTH, HEIGHT = 34, 21
+
+
+def dicom(number: int) -> str:
+    return f"{number:08x}-00000000-00000000-00000000-0000000{number % 10}"
+
+
+# dicom number -> patient, study, view, official split
+IMAGES = {
+    1: (10000001, 50000001, "PA", "train"),
+    2: (10000001, 50000001, "LATERAL", "train"),
+    3: (10000001, 50000001, "AP", "train"),
+    4: (10000001, 50000002, "AP", "train"),
+    5: (10000002, 50000003, "PA", "validate"),
+    6: (10000003, 50000004, "AP", "test"),
+    7: (10000004, 50000005, "AP", "train"),  # patient with a box in image 7, none in image 8
+    8: (10000004, 50000006, "PA", "train"),
+    9: (10000005, 50000007, "AP", "test"),  # patient with a box in image 9, none in image 10
+    10: (10000005, 50000008, "PA", "test"),
+    11: (10000006, 50000009, "PA", "validate"),  # patient with a box
+    12: (20000007, 50000010, "PA", "train"),
+}
+TITLE = "                                 FINAL REPORT\n"
+REPORTS = {
+    50000001: TITLE
+    + " FINDINGS: \n \n Heart size is\n normal.  No effusion.\n \n IMPRESSION:  1. No effusion. 2. ___.\n",
+    50000002: TITLE + " IMPRESSION:  No effusion.\n",
+    50000010: TITLE + " Portable film.\n \n Lungs are clear.\n",
+}
+BOXES = {7: (1, 2, 10, 5), 9: (-4, 15, 20, 30), 11: (0, 0, 34, 21)}
+# study -> Cardiomegaly, Edema
+LABELS = {
+    50000003: (1, 0),
+    50000004: (0, -1),
+    50000007: (1, None),
+    50000008: (0, 1),
+    50000009: (1, 1),
+    50000001: (1, 1),
+}
+
+
+def table(file: Path, frame: pd.DataFrame) -> None:
+    file.write_bytes(gzip.compress(frame.to_csv(index=False).encode()))
+
+
+def image_path(raw: Path, number: int) -> Path:
+    patient, study, _, _ = IMAGES[number]
+    return raw / f"files/p{str(patient)[:2]}/p{patient}/s{study}/{dicom(number)}.jpg"
+
+
+def report_path(raw: Path, study: int) -> Path:
+    patient = next(patient for patient, of, _, _ in IMAGES.values() if of == study)
+    return raw / f"files/p{str(patient)[:2]}/p{patient}/s{study}.txt"
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> Path:
+    """A release of twelve images of seven patients, with MS-CXR's file beside it."""
+    folder = tmp_path / "raw"
+    folder.mkdir()
+    rows = pd.DataFrame(
+        [(dicom(n), *of) for n, of in IMAGES.items()],
+        columns=["dicom_id", "subject_id", "study_id", "ViewPosition", "split"],
+    )
+    table(
+        folder / "mimic-cxr-2.0.0-metadata.csv.gz",
+        rows.assign(Rows=HEIGHT, Columns=WIDTH).drop(columns="split"),
+    )
+    table(folder / "mimic-cxr-2.0.0-split.csv.gz", rows[["dicom_id", "study_id", "subject_id", "split"]])
+    labels = pd.DataFrame({"study_id": list(LABELS)}).reindex(columns=["subject_id", "study_id", *CHEXPERT])
+    labels["Cardiomegaly"], labels["Edema"] = zip(*LABELS.values(), strict=True)
+    table(folder / "mimic-cxr-2.0.0-chexpert.csv.gz", labels.astype({"Edema": float}))
+    for number, (_, study, _, _) in IMAGES.items():
+        image_path(folder, number).parent.mkdir(parents=True, exist_ok=True)
+        shades = np.linspace(0, 20 * number, WIDTH * HEIGHT).reshape(HEIGHT, WIDTH).astype(np.uint8)
+        Image.fromarray(shades).save(image_path(folder, number))
+        report = REPORTS.get(study, TITLE + f" FINDINGS:  Heart size is normal.\n View {number} of ___.\n")
+        report_path(folder, study).write_text(report)
+    content = {
+        "images": [
+            {
+                "id": n,
+                "file_name": f"{dicom(n)}.jpg",
+                "path": str(image_path(Path(), n)),
+                "width": WIDTH,
+                "height": HEIGHT,
+            }
+            for n in BOXES
+        ],
+        "annotations": [
+            {"id": n, "image_id": n, "category_id": 5, "bbox": list(box), "label_text": f"effusion {n}"}
+            for n, box in BOXES.items()
+        ],
+        "categories": [{"id": 5, "name": "Pleural Effusion"}],
+    }
+    (folder / "boxes.json").write_text(json.dumps(content))
+    return folder
+
+
+def settings(raw: Path, **changed: Any) -> Settings:
+    return Settings(
+        **{"source": raw, "output": raw.parent / "set", "ms_cxr": raw / "boxes.json", "size": 16, **changed}
+    )
+
+
+def edit_boxes(raw: Path, edit: Callable[[dict[str, Any]], None]) -> None:
+    content = json.loads((raw / "boxes.json").read_text())
+    edit(content)
+    (raw / "boxes.json").write_text(json.dumps(content))
+
+
+def rejects(folder: Path) -> list[list[str]]:
+    return pd.read_csv(folder / "rejects.csv", dtype=str).to_numpy().tolist()
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        str(file.relative_to(folder)): file.read_bytes()
+        for file in sorted(folder.rglob("*"))
+        if file.is_file()
+    }
+
+
+def test_the_prepared_set_of_a_small_release(raw: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prepare(settings(raw))
+    prepared = PreparedSet(raw.parent / "set")
+
+    images = prepared.table("images").set_index("dicom_id")
+    assert dicom(2) not in images.index
+    assert images["use"].to_dict() == {
+        dicom(n): use
+        for use, numbers in {
+            "train": (1, 3, 4, 12),
+            "validate": (5,),
+            # A test patient's image without a box stays in the test set.
+            "test": (6, 10),
+            # Whatever the official split says, with a box or without.
+            "grounding": (7, 8, 9, 11),
+        }.items()
+        for n in numbers
+    }
+    assert (images["height"] == HEIGHT).all()
+    assert (images["width"] == WIDTH).all()
+    for path in images["path"]:
+        with Image.open(prepared.image_file(path)) as image:
+            assert (image.size, image.mode) == ((16, 16), "L")
+
+    sentences = prepared.table("sentences")
+    assert sentences["text"].tolist() == sorted(sentences["text"])
+    n_reports = sentences.set_index("text")["n_reports"]
+    # Twice in one report counts once; in which number it stood in a list does not matter.
+    assert n_reports["No effusion."] == 2
+    assert n_reports["Heart size is normal."] == 8
+    assert n_reports["Lungs are clear."] == 1
+    reports = prepared.table("reports").merge(sentences, on="sentence_id")
+    reports = reports.sort_values(["study_id", "position"])
+    first = reports[reports["study_id"] == 50000001]
+    assert first[["section", "position", "text"]].to_numpy().tolist() == [
+        ["findings", 0, "Heart size is normal."],
+        ["findings", 1, "No effusion."],
+        ["impression", 2, "No effusion."],
+    ]
+    assert reports.loc[reports["study_id"] == 50000010, "section"].tolist() == ["last_paragraph"]
+
+    assert prepared.table("boxes").to_numpy().tolist() == [
+        [dicom(7), "Pleural Effusion", "effusion 7", 1, 2, 10, 5],
+        # Clipped at the left and at the bottom.
+        [dicom(9), "Pleural Effusion", "effusion 9", 0, 15, 16, 6],
+        [dicom(11), "Pleural Effusion", "effusion 11", 0, 0, 34, 21],
+    ]
+
+    labels = prepared.table("labels").set_index("study_id")
+    assert set(labels.index) == {study for _, study, view, _ in IMAGES.values() if view != "LATERAL"}
+    assert labels.loc[50000004, "Edema"] == -1
+    assert labels.loc[50000002].isna().all()
+    chex5 = prepared.table("chex5")
+    # Exact labels only; neither training images nor the validate patient who serves grounding.
+    assert chex5.to_numpy().tolist() == [
+        [dicom(5), "Cardiomegaly", 1, "validate"],
+        [dicom(6), "Cardiomegaly", 0, "test"],
+        [dicom(9), "Cardiomegaly", 1, "test"],
+        [dicom(10), "Cardiomegaly", 0, "test"],
+        [dicom(5), "Edema", 0, "validate"],
+        [dicom(10), "Edema", 1, "test"],
+    ]
+    assert rejects(prepared.folder) == []
+    counts = prepared.info["counts"]
+    assert (counts["images"], counts["images_not_frontal"], counts["sentences_without_letter"]) == (11, 1, 1)
+    assert counts["studies_without_labels"] == 4
+    assert not prepared.is_phantom
+    assert not prepared.has("classes")
+    assert not (prepared.folder / "unfinished.json").exists()
+    said = capsys.readouterr()
+    assert "train 4, validate 1, test 2, grounding 4, excluded 0" in said.out
+    assert "Heart size" not in said.out + said.err
+
+
+def test_processes_and_repetition_change_nothing(raw: Path) -> None:
+    prepare(settings(raw))
+    prepare(settings(raw, output=raw.parent / "other", workers=2))
+    assert contents(raw.parent / "set") == contents(raw.parent / "other")
+
+
+def test_a_finished_set_is_left_as_it_is(raw: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prepare(settings(raw))
+    before = {file: file.stat().st_mtime_ns for file in (raw.parent / "set").rglob("*")}
+    capsys.readouterr()
+    prepare(settings(raw))
+    assert "nothing to do" in capsys.readouterr().out
+    assert {file: file.stat().st_mtime_ns for file in (raw.parent / "set").rglob("*")} == before
+
+
+@pytest.mark.parametrize("images_done", [0, 1, 6])
+def test_a_broken_run_is_finished(raw: Path, monkeypatch: pytest.MonkeyPatch, images_done: int) -> None:
+    output = raw.parent / "set"
+    prepare(settings(raw, output=raw.parent / "whole"))
+    made = mimic_cxr.image_files.prepare_image
+
+    def stops(job: mimic_cxr.image_files.Job) -> mimic_cxr.image_files.Outcome:
+        if len(list(output.rglob("*.jpg"))) == images_done:
+            raise KeyboardInterrupt
+        return made(job)
+
+    monkeypatch.setattr(mimic_cxr.image_files, "prepare_image", stops)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(settings(raw))
+    assert not (output / "dataset.json").exists()
+    with pytest.raises(PreparedDataError, match="unfinished"):
+        PreparedSet(output)
+    finished = {file: file.stat().st_mtime_ns for file in output.rglob("*.jpg")}
+    assert len(finished) == images_done
+    monkeypatch.undo()
+    # What a killed process leaves behind.
+    (output / "images").mkdir(exist_ok=True)
+    (output / "images" / ".a.jpg.123.tmp").write_bytes(b"half an image")
+    prepare(settings(raw))
+    assert {file: file.stat().st_mtime_ns for file in finished} == finished
+    assert contents(output) == contents(raw.parent / "whole")
+
+
+def test_a_set_that_was_made_differently_is_not_overwritten(
+    raw: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(settings(raw))
+    before = contents(raw.parent / "set")
+    changes: list[tuple[dict[str, Any], str]] = [
+        ({"size": 24}, r"size: 16 there, 24 now\); choose another --output, or delete this folder"),
+        ({"sections": ("impression",)}, r"\(sections: findings,impression there, impression now\)"),
+        ({"ms_cxr": None}, r"\(ms_cxr: boxes\.json there, none now\)"),
+    ]
+    for changed, message in changes:
+        with pytest.raises(PreparedDataError, match=message):
+            prepare(settings(raw, **changed))
+    edit_boxes(raw, lambda content: content["annotations"].pop())
+    with pytest.raises(PreparedDataError, match=r"\(boxes\.json has changed\)"):
+        prepare(settings(raw))
+    monkeypatch.setattr(mimic_cxr, "FORMAT_VERSION", 99)
+    with pytest.raises(
+        PreparedDataError, match=r"\(format version 1 there, this program writes version 99\)"
+    ):
+        prepare(settings(raw))
+    assert contents(raw.parent / "set") == before
+
+
+def test_an_unfinished_set_continues_only_with_its_own_options(
+    raw: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report_path(raw, 50000003).rename(raw / "away")
+    report_path(raw, 50000004).rename(raw / "away too")
+    with pytest.raises(ReleaseError, match="2 of 10 reports cannot be used, more than 1%"):
+        prepare(settings(raw))
+    assert [row[0] for row in rejects(raw.parent / "set")] == ["report", "report"]
+    # No image was made yet: the options may still change.
+    (raw / "away").rename(report_path(raw, 50000003))
+    monkeypatch.setattr(mimic_cxr, "write_table", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        prepare(settings(raw, size=24))
+    monkeypatch.undo()
+    with pytest.raises(PreparedDataError, match=r"holds a partly prepared set .* \(size: 24 there, 16 now\)"):
+        prepare(settings(raw))
+
+
+def test_a_folder_with_other_things_is_not_written_to(raw: Path) -> None:
+    with pytest.raises(PreparedDataError, match="neither empty nor a prepared set; choose another --output"):
+        prepare(settings(raw, output=raw))
+    with pytest.raises(PreparedDataError, match="is a file; --output expects a folder"):
+        prepare(settings(raw, output=raw / "boxes.json"))
+
+
+def test_an_image_that_cannot_be_used_is_left_out_with_its_reason(raw: Path) -> None:
+    for damage, reason in [
+        (lambda file: file.unlink(), "image file is missing"),
+        (lambda file: file.write_bytes(b""), "image file is empty"),
+        (
+            lambda file: file.write_bytes(file.read_bytes()[:-30]),
+            "image cannot be decoded: image file is truncated",
+        ),
+    ]:
+        file = image_path(raw, 4)
+        whole = file.read_bytes()
+        damage(file)
+        output = raw.parent / reason.split(":")[0]
+        prepare(settings(raw, output=output))
+        file.write_bytes(whole)
+        [[kind, name, found]] = rejects(output)
+        assert (kind, name) == ("image", dicom(4))
+        assert found.startswith(reason)
+        prepared = PreparedSet(output)
+        assert dicom(4) not in set(prepared.table("images")["dicom_id"])
+        # The study has no other image: nothing of it remains.
+        for name in ("reports", "labels"):
+            assert 50000002 not in set(prepared.table(name)["study_id"])
+        n_reports = prepared.table("sentences").set_index("text")["n_reports"]
+        assert n_reports["No effusion."] == 1
+
+
+def test_many_images_that_cannot_be_used_are_an_error(raw: Path) -> None:
+    image_path(raw, 4).unlink()
+    image_path(raw, 5).write_bytes(b"")
+    with pytest.raises(ReleaseError) as error:
+        prepare(settings(raw))
+    assert "2 of 11 images cannot be used, more than 1% (first: 00000004-" in str(error.value)
+    assert "image file is missing; all of them: " in str(error.value)
+    assert rejects(raw.parent / "set") == [
+        ["image", dicom(4), "image file is missing"],
+        ["image", dicom(5), "image file is empty"],
+    ]
+    assert not (raw.parent / "set" / "dataset.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("report", "reason"),
+    [
+        (None, "report file is missing"),
+        (" \n", "report file is empty"),
+        (TITLE + " INDICATION:  Cough.\n", "report has no findings or impression"),
+        (TITLE + " FINDINGS:  ___.\n", "report has no findings or impression"),
+    ],
+)
+def test_a_study_without_text_is_excluded_with_its_reason(raw: Path, report: str | None, reason: str) -> None:
+    file = report_path(raw, 50000001)
+    file.unlink()
+    if report is not None:
+        file.write_text(report)
+    prepare(settings(raw))
+    prepared = PreparedSet(raw.parent / "set")
+    assert rejects(prepared.folder) == [["report", "50000001", reason]]
+    use = prepared.table("images").set_index("dicom_id")["use"]
+    assert use[[dicom(1), dicom(3)]].tolist() == ["excluded", "excluded"]
+    assert (use == "excluded").sum() == 2
+
+
+def test_a_report_without_any_section_gives_its_last_paragraph(raw: Path) -> None:
+    for study in {study for _, study, _, _ in IMAGES.values()}:
+        report_path(raw, study).write_text(f"Film {study}.\n \n Lungs clear\n here.\n")
+    prepare(settings(raw))
+    assert PreparedSet(raw.parent / "set").table("sentences")["text"].tolist() == ["Lungs clear here."]
+
+
+def test_a_chosen_section_is_the_only_one(raw: Path) -> None:
+    prepare(settings(raw, sections=("findings",)))
+    prepared = PreparedSet(raw.parent / "set")
+    assert set(prepared.table("reports")["section"]) == {"findings", "last_paragraph"}
+    assert rejects(prepared.folder) == [
+        ["report", "50000002", "report has none of the chosen sections (findings)"]
+    ]
+
+
+def test_the_release_of_images_has_no_reports(raw: Path) -> None:
+    moved = raw.parent / "reports"
+    for study in {study for _, study, _, _ in IMAGES.values()}:
+        file = report_path(raw, study)
+        target = moved / "mimic-cxr-reports" / file.relative_to(raw)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        file.rename(target)
+    with pytest.raises(ReleaseError) as error:
+        prepare(settings(raw))
+    for part in (
+        "no report was found: p10/p10000001/s50000001.txt and the reports of the other 9 studies",
+        f"{raw}/mimic-cxr-reports/files, {raw}/files",
+        "MIMIC-CXR-JPG comes without reports: download mimic-cxr-reports.zip",
+        "--reports expects the folder that holds files/pXX/pXXXXXXXX/sXXXXXXXX.txt",
+    ):
+        assert part in str(error.value)
+    with pytest.raises(ReleaseError, match="--reports .* is not a folder"):
+        prepare(settings(raw, reports=raw / "nowhere"))
+    # Either layout below the given folder, the folder "files" itself, or the reports put into the source.
+    found = []
+    for number, reports in enumerate(
+        (moved, moved / "mimic-cxr-reports", moved / "mimic-cxr-reports" / "files")
+    ):
+        output = raw.parent / f"set {number}"
+        prepare(settings(raw, output=output, reports=reports))
+        found.append(contents(output))
+    (moved / "mimic-cxr-reports").rename(raw / "mimic-cxr-reports")
+    prepare(settings(raw))
+    assert all(content == contents(raw.parent / "set") for content in found)
+
+
+@pytest.mark.parametrize(("number", "split"), [(4, "test"), (4, "validate"), (10, "train"), (10, "validate")])
+def test_a_patient_in_training_and_in_evaluation_is_an_error(raw: Path, number: int, split: str) -> None:
+    file = raw / "mimic-cxr-2.0.0-split.csv.gz"
+    frame = pd.read_csv(file)
+    frame.loc[frame["dicom_id"] == dicom(number), "split"] = split
+    table(file, frame)
+    message = "1 of 7 patients stand both in training and in evaluation.*first: patient {}.*download it again"
+    # Without the boxes, or patient 10000005 would serve grounding with all the images that are not in the test split.
+    with pytest.raises(ReleaseError, match=message.format(IMAGES[number][0])):
+        prepare(settings(raw, ms_cxr=None))
+    assert not (raw.parent / "set").exists()
+
+
+def test_boxes_that_cannot_be_used_are_left_out_with_their_reason(raw: Path) -> None:
+    def edit(content: dict[str, Any]) -> None:
+        for number, name in ((2, dicom(2)), (90, dicom(90))):
+            content["images"].append(
+                {"id": number, "file_name": f"{name}.jpg", "width": WIDTH, "height": HEIGHT}
+            )
+        content["images"].append({**content["images"][0], "id": 91, "width": 2 * WIDTH})
+        box = content["annotations"][0]
+        content["annotations"] += [
+            {**box, "id": 100, "bbox": [WIDTH, 0, 5, 5]},
+            {**box, "id": 101, "bbox": [3, 3, 0, 5]},
+            {**box, "id": 102, "bbox": [3, "many", 2, 5]},
+            {**box, "id": 103, "image_id": 2},
+            {**box, "id": 104, "image_id": 90},
+            {**box, "id": 105, "image_id": 91},
+            {**box, "id": 106, "label_text": " "},
+        ]
+
+    edit_boxes(raw, edit)
+    prepare(settings(raw))
+    prepared = PreparedSet(raw.parent / "set")
+    drawn = "drawn on an image of 68 x 21 pixels, the release's image has 34 x 21 (width x height)"
+    assert prepared.table("boxes")["phrase"].tolist() == ["effusion 7", "effusion 9", "effusion 11"]
+    assert rejects(prepared.folder) == [
+        ["box", f"annotation 100 {dicom(7)}", "it has no area within its image"],
+        ["box", f"annotation 101 {dicom(7)}", "it has no area within its image"],
+        ["box", f"annotation 102 {dicom(7)}", "a coordinate is no finite number"],
+        ["box", f"annotation 103 {dicom(2)}", "its image is not frontal (view LATERAL)"],
+        ["box", f"annotation 104 {dicom(90)}", "its image is not in the release"],
+        ["box", f"annotation 105 {dicom(7)}", drawn],
+        ["box", f"annotation 106 {dicom(7)}", "it has no category or no phrase"],
+    ]
+    # A patient of the MS-CXR file stays out of training, even if no box of theirs can be used.
+    use = prepared.table("images").set_index("dicom_id")["use"]
+    assert use[[dicom(1), dicom(3), dicom(4)]].tolist() == ["grounding"] * 3
+
+
+def test_a_boxed_image_without_report_still_serves_grounding(raw: Path) -> None:
+    report_path(raw, 50000005).unlink()
+    prepare(settings(raw))
+    use = PreparedSet(raw.parent / "set").table("images").set_index("dicom_id")["use"]
+    assert use[dicom(7)] == "grounding"
+
+
+def test_the_decoded_size_is_trusted(raw: Path) -> None:
+    with Image.open(image_path(raw, 7)) as image:
+        image.resize((50, 41)).save(image_path(raw, 7))
+    prepare(settings(raw))
+    prepared = PreparedSet(raw.parent / "set")
+    images = prepared.table("images")
+    assert images.loc[images["dicom_id"] == dicom(7), ["height", "width"]].to_numpy().tolist() == [[41, 50]]
+    assert prepared.info["counts"]["images_of_other_size_than_in_metadata"] == 1
+    # A box that was drawn on other pixels is not silently put elsewhere.
+    assert [row[0] for row in rejects(prepared.folder)] == ["box"]
+
+
+def test_the_wrong_box_file_is_noticed_before_any_work(raw: Path) -> None:
+    def edit(content: dict[str, Any]) -> None:
+        for number, image in enumerate(content["images"], start=90):
+            image["file_name"] = f"{dicom(number)}.jpg"
+
+    edit_boxes(raw, edit)
+    with pytest.raises(ReleaseError, match=r"boxes\.json: none of its images is among those of"):
+        prepare(settings(raw))
+    with pytest.raises(ReleaseError, match="--ms_cxr expects MS_CXR_Local_Alignment_v1.0.0.json or .csv"):
+        prepare(settings(raw, ms_cxr=raw / "nowhere.json"))
+    assert not (raw.parent / "set").exists()
+
+
+def test_a_release_without_frontal_images_is_an_error(raw: Path) -> None:
+    file = raw / "mimic-cxr-2.0.0-metadata.csv.gz"
+    table(file, pd.read_csv(file).assign(ViewPosition="LL"))
+    with pytest.raises(ReleaseError, match="none of 12 images is frontal"):
+        prepare(settings(raw))
+
+
+def write_truth(raw: Path, texts: dict[str, int]) -> None:
+    truth = raw / "phantom_truth"
+    truth.mkdir(exist_ok=True)
+    (truth / "phantom.json").write_text("{}")
+    pd.DataFrame(texts.items(), columns=["text", "class_id"]).to_csv(truth / "sentences.csv", index=False)
+    classes = pd.DataFrame({"class_id": sorted(set(texts.values()))})
+    classes["name"], classes["rho"] = "class", classes["class_id"] / 10
+    classes["sentence_share"], classes["mention_share"] = classes["class_id"] / 100, 0.5
+    classes.to_csv(truth / "classes.csv", index=False)
+    of_images = pd.DataFrame({"dicom_id": [dicom(3), dicom(1), dicom(2)], "class_id": [1, 2, 1]})
+    of_images.to_csv(truth / "image_classes.csv", index=False)
+
+
+def test_the_truth_of_a_phantom_is_carried_over(raw: Path) -> None:
+    for study in {study for _, study, _, _ in IMAGES.values()}:
+        report_path(raw, study).write_text(f" FINDINGS:  Lungs\n clear.  Big heart{study % 2}.\n")
+    texts = {"Lungs clear.": 1, "Big heart0.": 2, "Big heart1.": 2, "Never said.": 3}
+    write_truth(raw, texts)
+    prepare(settings(raw))
+    prepared = PreparedSet(raw.parent / "set")
+    assert prepared.is_phantom
+    assert prepared.info["source"] == "digital phantom in the layout of mimic-cxr-2.0.0"
+    classes = prepared.table("sentences").merge(prepared.table("classes"), on="sentence_id")
+    assert classes[["text", "class_id", "rho", "sentence_share"]].to_numpy().tolist() == [
+        ["Big heart0.", 2, 0.2, 0.02],
+        ["Big heart1.", 2, 0.2, 0.02],
+        ["Lungs clear.", 1, 0.1, 0.01],
+    ]
+    # The lateral view is not in the set.
+    assert prepared.table("image_classes").to_numpy().tolist() == [[dicom(1), 2], [dicom(3), 1]]
+
+
+def test_a_sentence_unknown_to_the_truth_is_an_error(raw: Path) -> None:
+    for study in {study for _, study, _, _ in IMAGES.values()}:
+        report_path(raw, study).write_text(f" FINDINGS:  Lungs clear.  Big heart{study % 2}.\n")
+    write_truth(raw, {"Lungs clear.": 1, "Big heart0.": 2})
+    with pytest.raises(ReleaseError, match=r"1 of 3 sentences have no known class \(first: 'Big heart1\.'\)"):
+        prepare(settings(raw))
+
+
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "data_prep.mimic_cxr", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, cwd=ROOT)
+
+
+def test_errors_of_the_command_are_one_line_and_status_2(raw: Path) -> None:
+    (raw / "mimic-cxr-2.0.0-split.csv.gz").unlink()
+    result = run("--source", raw, "--output", raw.parent / "set")
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith(f"error: {raw} lacks mimic-cxr-2.0.0-split.csv.gz (or .csv); ")
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--sections", "findings,history"), ("--size", "0"), ("--workers", "many")]
+)
+def test_wrong_options_are_named(
+    raw: Path, arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        mimic_cxr.main(["--source", str(raw), "--output", str(raw.parent / "set"), *arguments])
+    assert stop.value.code == 2
+    assert f"argument {arguments[0]}: '{arguments[1]}': expected" in capsys.readouterr().err
+
+
+def test_help_and_preparation_need_no_torch() -> None:
+    heavy = "{'torch', 'transformers', 'pytorch_lightning'}"
+    code = f"import sys, data_prep.mimic_cxr; print(sorted({heavy} & set(sys.modules)))"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert result.stdout.strip() == "[]"
+
+
+def test_real_chest_radiographs(real_data: Path, tmp_path: Path) -> None:
+    source = real_data / "real_cxr"
+    boxes = source / "MS_CXR_Local_Alignment_v1.0.0.json"
+    result = run("--source", source, "--output", tmp_path / "set", "--ms_cxr", boxes, "--workers", 2)
+    assert result.returncode == 0, result.stderr
+    prepared = PreparedSet(tmp_path / "set")
+    images = prepared.table("images")
+    assert images["use"].value_counts().to_dict() == {"train": 119, "grounding": 69, "validate": 26}
+    assert len(prepared.table("boxes")) == 138
+    assert rejects(prepared.folder) == []
+    assert prepared.patients_in_training_and_evaluation == []
+    assert set(prepared.table("reports")["study_id"]) == set(images["study_id"])
+    assert prepared.info["options"]["size"] == 512
+    with Image.open(prepared.image_file(images["path"].iloc[0])) as image:
+        assert (image.size, image.mode) == ((512, 512), "L")
+    on_images = prepared.table("boxes").merge(images, on="dicom_id")
+    assert (on_images["x"] + on_images["w"] <= on_images["width"]).all()
+    assert (on_images["y"] + on_images["h"] <= on_images["height"]).all()
+    # Notes are patient data: nothing of them is printed.
+    for text in prepared.table("sentences")["text"]:
+        assert text not in result.stdout + result.stderr
