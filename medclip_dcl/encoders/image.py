@@ -1,0 +1,103 @@
+"""Image encoder: a ResNet cut before its pooling, each region projected linearly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torchvision
+from jaxtyping import Float
+from torch import Tensor, nn
+from torchvision.models import ResNet
+
+IMAGENET = "imagenet"
+
+
+class RegionEncoder(nn.Module):
+    """Base class: images to a map of region embeddings.
+
+    Attributes:
+        dim: size of a region's embedding.
+        stride: pixels for each region, in both directions.
+    """
+
+    dim: int
+    stride: int
+
+    def config(self) -> dict[str, Any]:
+        """Arguments that build the same encoder again, without its weights."""
+        raise NotImplementedError
+
+    def forward(
+        self, images: Float[Tensor, "image 3 height width"]
+    ) -> Float[Tensor, "image dim region_row region_column"]:
+        """Region embeddings, not normalised; `images` are normalised by the network's mean and deviation."""
+        raise NotImplementedError
+
+
+class ResNetRegions(RegionEncoder):
+    """ResNet up to its last (stride 32) or its last but one stage (stride 16), then a linear map per region.
+
+    ResNet-18 at stride 32 is SSD's encoder: 512-d features, 15 x 15 regions at 480 px, mapped to 128-d. Stride 16
+    stops after layer3 (256-d) and suits small images.
+
+    Args:
+        depth: 18, 34 or 50.
+        stride: 32 or 16 pixels per region.
+        dim: size of the projected regions.
+        weights: initial weights: null for random ones, "imagenet" for torchvision's (downloaded once by
+            torchvision), or the path of a torchvision state dict (.pth). ImageNet is a choice, not from the paper.
+
+    Raises:
+        ValueError: an unknown depth or stride; a weight file whose keys do not fit, all named.
+        FileNotFoundError: no file at `weights`.
+    """
+
+    def __init__(self, depth: int = 18, stride: int = 32, dim: int = 128, weights: str | None = None) -> None:
+        super().__init__()
+        if depth not in (18, 34, 50):
+            raise ValueError(f"depth must be 18, 34 or 50, got {depth}")
+        if stride not in (16, 32):
+            raise ValueError(f"stride must be 16 or 32, got {stride}")
+        self.depth, self.stride, self.dim = depth, stride, dim
+        resnet = _resnet(depth, weights)
+        stages = [resnet.layer1, resnet.layer2, resnet.layer3]
+        if stride == 32:
+            stages.append(resnet.layer4)
+        self.backbone = nn.Sequential(resnet.conv1, resnet.bn1, resnet.relu, resnet.maxpool, *stages)
+        expansion = 4 if depth == 50 else 1
+        self.projection = nn.Conv2d((512 if stride == 32 else 256) * expansion, dim, kernel_size=1)
+
+    def config(self) -> dict[str, Any]:
+        return {"depth": self.depth, "stride": self.stride, "dim": self.dim}
+
+    def forward(
+        self, images: Float[Tensor, "image 3 height width"]
+    ) -> Float[Tensor, "image dim region_row region_column"]:
+        return self.projection(self.backbone(images.contiguous(memory_format=torch.channels_last)))
+
+
+def _resnet(depth: int, weights: str | None) -> ResNet:
+    """torchvision's ResNet with the wanted initial weights."""
+    build = getattr(torchvision.models, f"resnet{depth}")
+    if weights is None:
+        return build(weights=None)
+    if weights == IMAGENET:
+        return build(weights="IMAGENET1K_V1")
+    file = Path(weights)
+    if not file.is_file():
+        raise FileNotFoundError(
+            f'image encoder weights: no file {file} (a .pth state dict, "imagenet" or null)'
+        )
+    state = torch.load(file, map_location="cpu", weights_only=True)
+    resnet = build(weights=None)
+    expected = set(resnet.state_dict())
+    missing, unexpected = sorted(expected - set(state)), sorted(set(state) - expected)
+    if missing or unexpected:
+        raise ValueError(
+            f"image encoder weights {file}: not a torchvision ResNet-{depth} state dict; "
+            f"missing {missing or 'none'}, unexpected {unexpected or 'none'}"
+        )
+    resnet.load_state_dict(state)
+    return resnet

@@ -1,0 +1,446 @@
+"""Reading and writing BERT folders (CXR-BERT among them) exactly and without remote code.
+
+CXR-BERT (Boecking et al., ECCV 2022) is a plain BERT whose repositories carry their own Python code. The code
+is never run here: configuration, tokenizer and weights are read as data, and every parameter of the model must
+come from the file, with its shape. What may be left out or left over is listed by name below.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import BertConfig, BertForMaskedLM, BertModel, BertTokenizer
+
+CONFIG_FILE = "config.json"
+SAFETENSORS_FILE = "model.safetensors"
+TORCH_FILE = "pytorch_model.bin"
+TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "tokenizer_config.json", "special_tokens_map.json")
+
+# In config.json, but no setting of a BERT: names of remote code, of classes, of the program that wrote it.
+_NOT_BERT_SETTINGS = (
+    "_name_or_path",
+    "architectures",
+    "auto_map",
+    "dtype",
+    "model_type",
+    "projection_size",
+    "torch_dtype",
+    "transformers_version",
+)
+_SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "max_position_embeddings",
+)
+_MODEL_TYPES = ("bert", "cxr-bert")
+
+_MLM_HEAD = "cls.predictions."
+_WORD_EMBEDDINGS = "bert.embeddings.word_embeddings.weight"
+_DECODER_WEIGHT = "cls.predictions.decoder.weight"
+_DECODER_BIAS = "cls.predictions.decoder.bias"
+_HEAD_BIAS = "cls.predictions.bias"
+
+# Weights that a file may hold and the model does not need: buffers of older versions, the pooler, the head of
+# next-sentence prediction, CXR-BERT-specialized's projection.
+_IGNORED_WEIGHTS = (
+    "bert.embeddings.position_ids",
+    "bert.embeddings.token_type_ids",
+    "bert.pooler.",
+    "cls.seq_relationship.",
+    "cls_projection_head.",
+)
+# More embedding rows than word pieces are taken for rounding up only below this.
+_EMBEDDING_ROWS_MULTIPLE = 128
+
+
+class ModelFolderError(ValueError):
+    """A language model's folder is missing, broken, or not what the caller needs; the message says what to do."""
+
+
+def resolve_folder(name_or_path: str | Path) -> Path:
+    """An existing local folder, or the local copy of a Hugging Face repository (downloaded if need be).
+
+    Only configuration, tokenizer and weights are downloaded, never code; the PyTorch file only where there are
+    no safetensors.
+
+    Raises:
+        ModelFolderError: it is neither a folder here nor a repository that can be reached.
+    """
+    from huggingface_hub import snapshot_download
+
+    folder = Path(name_or_path).expanduser()
+    if folder.is_dir():
+        return folder
+    try:
+        patterns = [CONFIG_FILE, *TOKENIZER_FILES]
+        snapshot = Path(snapshot_download(str(name_or_path), allow_patterns=[*patterns, SAFETENSORS_FILE]))
+        if not (snapshot / SAFETENSORS_FILE).is_file():
+            snapshot = Path(snapshot_download(str(name_or_path), allow_patterns=[*patterns, TORCH_FILE]))
+    except (OSError, ValueError) as error:
+        # The hub's errors are OSError or ValueError; their texts run over many lines.
+        reason = str(error).strip().splitlines()
+        raise ModelFolderError(
+            f"model {str(name_or_path)!r} is neither an existing folder (looked at {folder.absolute()}) nor a "
+            "Hugging Face repository that could be downloaded "
+            f"({reason[0] if reason else type(error).__name__}); give the path of a local copy, or check the "
+            "spelling and the network"
+        ) from error
+    return snapshot
+
+
+def load_bert_config(folder: str | Path) -> BertConfig:
+    """BERT's configuration from the folder's config.json, free of remote code.
+
+    Raises:
+        ModelFolderError: no config.json, or it does not describe a BERT encoder; names what is missing or other.
+    """
+    file = Path(folder) / CONFIG_FILE
+    return bert_config(_read_json(file), str(file))
+
+
+def bert_config(raw: Mapping[str, Any], source: str) -> BertConfig:
+    """BERT's configuration from the content of a config.json; `source` names it in errors.
+
+    Raises:
+        ModelFolderError: it does not describe a BERT encoder.
+    """
+    found = raw.get("model_type", "bert")
+    if found not in _MODEL_TYPES:
+        raise ModelFolderError(
+            f"{source}: model_type is {found!r}, expected one of {list(_MODEL_TYPES)}; give a BERT folder"
+        )
+    missing = [name for name in _SIZES if name not in raw]
+    if missing:
+        raise ModelFolderError(f"{source}: not a BERT configuration, missing {', '.join(missing)}")
+    wrong = [f"{name} = {raw[name]!r}" for name in _SIZES if type(raw[name]) is not int or raw[name] < 1]
+    if wrong:
+        raise ModelFolderError(f"{source}: expected positive integers, found {', '.join(wrong)}")
+    if raw.get("position_embedding_type", "absolute") != "absolute":
+        raise ModelFolderError(
+            f"{source}: position_embedding_type {raw['position_embedding_type']!r}, expected 'absolute'"
+        )
+    if raw.get("is_decoder", False):
+        raise ModelFolderError(f"{source}: is_decoder is true, expected an encoder")
+    if raw["hidden_size"] % raw["num_attention_heads"]:
+        raise ModelFolderError(
+            f"{source}: hidden_size {raw['hidden_size']} is no multiple of "
+            f"num_attention_heads {raw['num_attention_heads']}"
+        )
+    return BertConfig(**{name: value for name, value in raw.items() if name not in _NOT_BERT_SETTINGS})
+
+
+def load_tokenizer(folder: str | Path) -> BertTokenizer:
+    """The folder's WordPiece tokenizer, from tokenizer.json or vocab.txt, checked against config.json.
+
+    It is built from the vocabulary itself: the class that tokenizer_config.json names (CXR-BERT's is remote
+    code) is not looked at, its settings are (lower case, accents, the names of the special tokens).
+
+    Raises:
+        ModelFolderError: no tokenizer.json, vocab.txt or config.json; no BERT tokenizer; it does not fit the
+            weights.
+    """
+    folder = Path(folder)
+    config_file = folder / "tokenizer_config.json"
+    settings = _read_json(config_file) if config_file.is_file() else {}
+    vocabulary, normalizer = _read_vocabulary(folder)
+    names = {
+        role: _token_text(settings.get(role, default))
+        for role, default in (
+            ("pad_token", "[PAD]"),
+            ("unk_token", "[UNK]"),
+            ("cls_token", "[CLS]"),
+            ("sep_token", "[SEP]"),
+            ("mask_token", "[MASK]"),
+        )
+    }
+    _check_fit(folder, vocabulary, names)
+    # tokenizer.json holds what was used; tokenizer_config.json may be silent about it.
+    return BertTokenizer(
+        vocab=vocabulary,
+        do_lower_case=bool(normalizer.get("lowercase", settings.get("do_lower_case", True))),
+        strip_accents=normalizer.get("strip_accents", settings.get("strip_accents")),
+        tokenize_chinese_chars=bool(
+            normalizer.get("handle_chinese_chars", settings.get("tokenize_chinese_chars", True))
+        ),
+        **names,
+    )
+
+
+def word_pieces(tokenizer: BertTokenizer, texts: Sequence[str]) -> list[list[int]]:
+    """Word-piece ids of each text, without [CLS] and [SEP]; a literal "[SEP]" or "[MASK]" in a text is text."""
+    if not texts:
+        return []
+    encoded = tokenizer(
+        list(texts),
+        add_special_tokens=False,
+        split_special_tokens=True,
+        return_attention_mask=False,
+        return_token_type_ids=False,
+        verbose=False,
+    )
+    return encoded["input_ids"]
+
+
+def load_bert(folder: str | Path) -> BertModel:
+    """The folder's BERT encoder in float32, without pooler, in train mode (dropout works when fine-tuning).
+
+    Accepts the weights of a `BertModel`, a `BertForMaskedLM`, a `BertForPreTraining`, and of both CXR-BERT
+    releases.
+
+    Raises:
+        ModelFolderError: no config.json or no weights; a parameter is missing, left over or of another shape.
+    """
+    folder = Path(folder)
+    config = load_bert_config(folder)
+    state, file = _read_weights(folder)
+    with torch.random.fork_rng(devices=[]):
+        model = BertModel(config, add_pooling_layer=False)
+    encoder = {
+        key.removeprefix("bert."): value for key, value in state.items() if not key.startswith(_MLM_HEAD)
+    }
+    ignored = tuple(key.removeprefix("bert.") for key in _IGNORED_WEIGHTS)
+    _load_exactly(model, encoder, ignored, file)
+    return model.train()
+
+
+def load_masked_language_model(folder: str | Path) -> BertForMaskedLM:
+    """The folder's BERT with its masked-language-model head in float32, in train mode.
+
+    Raises:
+        ModelFolderError: no config.json, no weights or no such head; a parameter is missing, left over or of
+            another shape; a decoder that the configuration calls tied differs from the word embeddings.
+    """
+    folder = Path(folder)
+    config = load_bert_config(folder)
+    state, file = _read_weights(folder)
+    with torch.random.fork_rng(devices=[]):
+        model = BertForMaskedLM(config)
+    absent = sorted(key for key in model.state_dict() if key.startswith(_MLM_HEAD) and key not in state)
+    needed = [key for key in absent if key not in (_DECODER_WEIGHT, _DECODER_BIAS)]
+    if needed and not any(key.startswith(_MLM_HEAD) for key in state):
+        raise ModelFolderError(
+            f"{file}: no masked-language-model head (missing {_some(needed)}); use a folder with one, such "
+            "as microsoft/BiomedVLP-CXR-BERT-general, or what "
+            "`python -m medclip_dcl fit --config configs/language_model.yaml` exports"
+        )
+    _fill_tied(state, is_tied=bool(config.tie_word_embeddings), file=file)
+    _load_exactly(model, state, _IGNORED_WEIGHTS, file)
+    return model.train()
+
+
+def weights_fingerprint(model: nn.Module) -> str:
+    """16 hexadecimal digits over the names, shapes and float32 values of the parameters.
+
+    It does not depend on the folder, the file format or the type in which the file stores the same values.
+    """
+    digest = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        values = parameter.detach().to(device="cpu", dtype=torch.float32).contiguous()
+        digest.update(f"{name}{tuple(values.shape)}".encode())
+        digest.update(values.numpy().data)
+    return digest.hexdigest()[:16]
+
+
+def save_language_model(model: BertForMaskedLM, tokenizer: BertTokenizer, folder: str | Path) -> None:
+    """Write a plain Hugging Face folder: config.json, model.safetensors, tokenizer.json, tokenizer_config.json.
+
+    Atomic: written beside, then renamed; an older language model under the same name is replaced. The folder
+    loads here and with transformers' own ``BertForMaskedLM.from_pretrained``, ``AutoTokenizer.from_pretrained``.
+
+    Raises:
+        FileExistsError: the folder holds something other than a language model.
+    """
+    folder = Path(folder)
+    if folder.exists() and (
+        not folder.is_dir() or (any(folder.iterdir()) and not (folder / CONFIG_FILE).is_file())
+    ):
+        raise FileExistsError(
+            f"{folder} exists and is no language model folder; move it away or choose another name"
+        )
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # Fixed names, so that the next attempt clears what a kill left behind.
+    temporary, replaced = (folder.with_name(f".{folder.name}.{end}") for end in ("tmp", "old"))
+    for leftover in (temporary, replaced):
+        shutil.rmtree(leftover, ignore_errors=True)
+    config = copy.deepcopy(model.config)
+    config.architectures = ["BertForMaskedLM"]
+    config.save_pretrained(temporary)
+    tied = (_DECODER_WEIGHT, _DECODER_BIAS) if config.tie_word_embeddings else ()
+    state = {key: value.cpu().contiguous() for key, value in model.state_dict().items() if key not in tied}
+    save_file(state, temporary / SAFETENSORS_FILE, metadata={"format": "pt"})
+    tokenizer.save_pretrained(temporary)
+    _drop_machine_settings(temporary / "tokenizer_config.json")
+    if folder.exists():
+        os.replace(folder, replaced)
+    os.replace(temporary, folder)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        raise ModelFolderError(f"{file.parent} is no model folder: {file.name} is missing")
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelFolderError(f"{file}: not readable as JSON ({error}); copy the file again") from error
+    if not isinstance(value, dict):
+        raise ModelFolderError(f"{file}: expected a JSON object, found {type(value).__name__}")
+    return value
+
+
+def _token_text(token: str | Mapping[str, Any]) -> str:
+    """A special token of tokenizer_config.json is a string or an object with its `content`."""
+    return token if isinstance(token, str) else str(token["content"])
+
+
+def _read_vocabulary(folder: Path) -> tuple[dict[str, int], dict[str, Any]]:
+    """Word pieces with their ids, and the settings of BERT's normalizer where tokenizer.json states them."""
+    file = folder / "tokenizer.json"
+    if file.is_file():
+        raw = _read_json(file)
+        kinds = tuple((raw.get(part) or {}).get("type") for part in ("model", "normalizer", "pre_tokenizer"))
+        expected = ("WordPiece", "BertNormalizer", "BertPreTokenizer")
+        if kinds != expected:
+            raise ModelFolderError(f"{file}: expected BERT's tokenizer {expected}, found {kinds}")
+        vocabulary = dict(raw["model"]["vocab"])
+        vocabulary.update({token["content"]: token["id"] for token in raw.get("added_tokens", [])})
+        return vocabulary, raw["normalizer"]
+    file = folder / "vocab.txt"
+    if not file.is_file():
+        raise ModelFolderError(f"{folder} has no tokenizer: neither tokenizer.json nor vocab.txt is there")
+    pieces = file.read_text(encoding="utf-8").split("\n")
+    if pieces[-1] == "":
+        pieces.pop()
+    return {piece.rstrip("\r"): index for index, piece in enumerate(pieces)}, {}
+
+
+def _check_fit(folder: Path, vocabulary: Mapping[str, int], special: Mapping[str, str]) -> None:
+    """Compare the tokenizer with the embedding rows that the configuration promises.
+
+    The weights are compared with the configuration when they are loaded.
+    """
+    config = load_bert_config(folder)
+    rows = int(config.vocab_size)
+    complaint = f"{folder}: tokenizer does not fit the weights:"
+    advice = "; take tokenizer and weights from the same model"
+    missing = [f"{token} ({role})" for role, token in special.items() if token not in vocabulary]
+    if missing:
+        raise ModelFolderError(
+            f"{complaint} no {', '.join(missing)} in its {len(vocabulary)} word pieces{advice}"
+        )
+    pieces = max(vocabulary.values()) + 1
+    if not 0 <= rows - pieces < _EMBEDDING_ROWS_MULTIPLE:
+        raise ModelFolderError(
+            f"{complaint} {pieces} word pieces, but {rows} embedding rows (vocab_size){advice}"
+        )
+    pad = vocabulary[special["pad_token"]]
+    if config.pad_token_id is not None and pad != config.pad_token_id:
+        raise ModelFolderError(
+            f"{complaint} {special['pad_token']} has id {pad}, config.json says {config.pad_token_id}{advice}"
+        )
+
+
+def _read_weights(folder: Path) -> tuple[dict[str, Tensor], Path]:
+    """All tensors of the folder under the names of `BertForMaskedLM`, and the file that they come from."""
+    if (folder / SAFETENSORS_FILE).is_file():
+        file = folder / SAFETENSORS_FILE
+    elif (folder / TORCH_FILE).is_file():
+        file = folder / TORCH_FILE
+    else:
+        raise ModelFolderError(
+            f"{folder} has no weights: neither {SAFETENSORS_FILE} nor {TORCH_FILE} is there"
+        )
+    try:
+        if file.name == SAFETENSORS_FILE:
+            state = load_file(file)
+        else:
+            state = torch.load(file, map_location="cpu", weights_only=True)
+    except (SafetensorError, UnpicklingError, EOFError, RuntimeError) as error:
+        raise ModelFolderError(
+            f"{file}: not readable as plain weights ({type(error).__name__}); copy the file again, or ask "
+            "its authors for safetensors (files that hold Python objects are not opened)"
+        ) from error
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise ModelFolderError(f"{file}: expected a state dict (names to tensors)")
+    return _with_masked_language_model_names(state), file
+
+
+def _with_masked_language_model_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`BertModel` saves without the prefix ``bert.``; BERT's first releases say gamma and beta in LayerNorm."""
+    is_bare = not any(key.startswith("bert.") for key in state)
+    renamed = {}
+    for key, value in state.items():
+        key = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", key)
+        key = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", key)
+        if is_bare and key.startswith(("embeddings.", "encoder.", "pooler.")):
+            key = f"bert.{key}"
+        renamed[key] = value
+    return renamed
+
+
+def _fill_tied(state: dict[str, Tensor], is_tied: bool, file: Path) -> None:
+    """Complete the names under which tied weights are stored once; refuse tied weights that differ."""
+    pairs = [(_HEAD_BIAS, _DECODER_BIAS)]
+    if is_tied:
+        pairs.append((_WORD_EMBEDDINGS, _DECODER_WEIGHT))
+    for first, second in pairs:
+        if is_tied and first in state and second in state and not torch.equal(state[first], state[second]):
+            raise ModelFolderError(
+                f"{file}: {second} differs from {first}, but config.json says that they are tied"
+            )
+        for one, other in ((first, second), (second, first)):
+            # The embeddings themselves are never invented from the decoder.
+            if one in state and other not in state and other != _WORD_EMBEDDINGS:
+                state[other] = state[one]
+
+
+def _load_exactly(
+    model: nn.Module, state: Mapping[str, Tensor], ignored: tuple[str, ...], file: Path
+) -> None:
+    """Load a state dict in which every parameter is there with its shape and nothing unknown is left."""
+    expected = model.state_dict()
+    given = {key: value for key, value in state.items() if key in expected or not key.startswith(ignored)}
+    problems = []
+    if missing := sorted(expected.keys() - given.keys()):
+        problems.append(f"missing {_some(missing)}")
+    if unexpected := sorted(given.keys() - expected.keys()):
+        problems.append(f"unexpected {_some(unexpected)}")
+    if mismatched := [
+        f"{key} is {tuple(given[key].shape)}, config.json says {tuple(expected[key].shape)}"
+        for key in sorted(expected.keys() & given.keys())
+        if given[key].shape != expected[key].shape
+    ]:
+        problems.append(f"wrong shape: {_some(mismatched)}")
+    if problems:
+        raise ModelFolderError(f"{file}: the weights do not fit config.json: {'; '.join(problems)}")
+    model.load_state_dict(given, strict=True)
+
+
+def _some(names: Iterable[str], shown: int = 5) -> str:
+    names = list(names)
+    rest = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + rest
+
+
+def _drop_machine_settings(file: Path) -> None:
+    """Remove what refers to remote code or to this machine's way of loading."""
+    settings = _read_json(file)
+    for name in ("auto_map", "is_local", "local_files_only", "name_or_path", "tokenizer_file"):
+        settings.pop(name, None)
+    file.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")

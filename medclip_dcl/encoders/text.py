@@ -1,0 +1,140 @@
+"""Sentence encoder: BERT's [CLS], projected linearly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+from transformers import BertConfig, BertModel
+
+from medclip_dcl.encoders.pretrained import load_bert, load_tokenizer, resolve_folder
+
+
+class SentenceEncoder(nn.Module):
+    """Base class: word pieces of sentences to one embedding each.
+
+    Attributes:
+        dim: size of an embedding.
+        tokenizer: splits text into word pieces; padding and special tokens are set up.
+    """
+
+    dim: int
+    tokenizer: Tokenizer
+
+    def config(self) -> dict[str, Any]:
+        """Arguments that build the same encoder again, without its weights."""
+        raise NotImplementedError
+
+    def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
+        """Word-piece ids of each text with [CLS] and [SEP], not padded."""
+        raise NotImplementedError
+
+    def forward(
+        self, tokens: Int[Tensor, "sentence token"], lengths: Int[Tensor, " sentence"]
+    ) -> Float[Tensor, "sentence dim"]:
+        """Sentence embeddings, not normalised; `tokens` beyond `lengths` are padding."""
+        raise NotImplementedError
+
+
+class BertSentences(SentenceEncoder):
+    """BERT (CXR-BERT), [CLS] of the last hidden state, linear map to `dim` (pooling: choice, not from the paper).
+
+    Give either `pretrained`, or `bert` and `tokenizer` as `config` returned them (then weights are random until
+    they are loaded).
+
+    Args:
+        pretrained: a Hugging Face folder or repository id of a BERT, e.g.
+            microsoft/BiomedVLP-CXR-BERT-general, or what configs/language_model.yaml wrote.
+        dim: size of the projected sentences.
+        max_tokens: longer sentences are cut to this many word pieces, [CLS] and [SEP] included.
+        dropout: dropout of the transformer, in [0, 1); null keeps the model's own.
+        final_period: True ends every text with a period if it has no closing mark, so that prompts look like
+            the sentences of reports (choice).
+        bert: configuration of the transformer (BertConfig fields).
+        tokenizer: content of tokenizer.json.
+
+    Raises:
+        ValueError: both or neither source; max_tokens above what the model takes; a folder that does not fit
+            (see encoders.pretrained).
+    """
+
+    def __init__(
+        self,
+        pretrained: str | None = None,
+        dim: int = 128,
+        max_tokens: int = 128,
+        dropout: float | None = None,
+        final_period: bool = True,
+        *,
+        bert: dict[str, Any] | None = None,
+        tokenizer: str | None = None,
+    ) -> None:
+        super().__init__()
+        if (pretrained is None) == (bert is None or tokenizer is None):
+            raise ValueError(
+                "text encoder: give either pretrained (a folder or repository id), or bert and tokenizer"
+            )
+        if pretrained is not None:
+            folder = resolve_folder(pretrained)
+            self.bert = load_bert(folder)
+            self.tokenizer = Tokenizer.from_str(load_tokenizer(folder).backend_tokenizer.to_str())
+        else:
+            self.bert = BertModel(BertConfig(**(bert or {})), add_pooling_layer=False)
+            self.tokenizer = Tokenizer.from_str(str(tokenizer))
+        if dropout is not None:
+            _set_dropout(self.bert, dropout)
+        positions = self.bert.config.max_position_embeddings
+        if not 3 <= max_tokens <= positions:
+            raise ValueError(
+                f"max_tokens must lie in [3, {positions}] for this text encoder, got {max_tokens}"
+            )
+        self.dim, self.max_tokens, self.final_period = dim, max_tokens, final_period
+        self.tokenizer.no_padding()
+        self.tokenizer.enable_truncation(max_tokens)
+        # A literal "[SEP]" in a report is text, not the end of the sentence.
+        self.tokenizer.encode_special_tokens = True
+        self.projection = nn.Linear(self.bert.config.hidden_size, dim)
+
+    def config(self) -> dict[str, Any]:
+        bert = self.bert.config.to_diff_dict()
+        for key in ("transformers_version", "model_type", "architectures", "dtype", "_name_or_path"):
+            bert.pop(key, None)
+        return {
+            "dim": self.dim,
+            "max_tokens": self.max_tokens,
+            "final_period": self.final_period,
+            "bert": bert,
+            "tokenizer": self.tokenizer.to_str(),
+        }
+
+    def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
+        if self.final_period:
+            texts = [with_final_period(text) for text in texts]
+        return [encoding.ids for encoding in self.tokenizer.encode_batch(list(texts))]
+
+    def forward(
+        self, tokens: Int[Tensor, "sentence token"], lengths: Int[Tensor, " sentence"]
+    ) -> Float[Tensor, "sentence dim"]:
+        mask = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
+        hidden = self.bert(input_ids=tokens, attention_mask=mask.long()).last_hidden_state
+        return self.projection(hidden[:, 0])
+
+
+def with_final_period(text: str) -> str:
+    """The text with a closing period where it has no closing mark of its own."""
+    stripped = text.rstrip()
+    return stripped if stripped.endswith((".", "?", "!", ":", ";")) else stripped + "."
+
+
+def _set_dropout(bert: BertModel, dropout: float) -> None:
+    """One dropout probability for the whole transformer, in its modules and in its configuration."""
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout must lie in [0, 1), got {dropout}")
+    bert.config.hidden_dropout_prob = bert.config.attention_probs_dropout_prob = dropout
+    for module in bert.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = dropout

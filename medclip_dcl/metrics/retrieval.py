@@ -1,0 +1,165 @@
+"""Cross-modal retrieval: at which rank the correct candidate comes.
+
+Written here because torchmetrics' retrieval metrics count a candidate with a negative score, such as a negative
+cosine, as a miss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.utilities.data import dim_zero_cat
+
+_ELEMENTS_PER_CHUNK = 2**23
+"""Similarities compared at a time: bounds the extra memory whatever the number of candidates."""
+
+
+def retrieval_ranks(
+    similarities: Float[Tensor, "query candidate"],
+    targets: Int[Tensor, "query"] | Bool[Tensor, "query candidate"] | None = None,
+) -> Float[Tensor, "query"]:
+    """Rank of the correct candidate for each query; 1 is best.
+
+    Tied candidates get their mean rank, so that a constant score is chance and not perfection: ranks may be
+    halves. With several correct candidates the best-ranked counts.
+
+    Args:
+        similarities: score of each candidate for each query, of any sign.
+        targets: None: query i's correct candidate is i; (query,) integers: the index of it; (query, candidate)
+            booleans: all correct candidates.
+
+    Returns:
+        Ranks in [1, number of candidates], float64.
+
+    Raises:
+        ValueError: a query without a correct candidate, a NaN similarity, an index out of range, unfit shapes.
+    """
+    _check_similarities(similarities)
+    checked = _check_targets(similarities, targets)
+    rows = max(1, _ELEMENTS_PER_CHUNK // max(1, similarities.shape[1]))
+    ranks = []
+    for first in range(0, len(similarities), rows):
+        scores, correct = similarities[first : first + rows], checked[first : first + rows]
+        if correct.dtype == torch.bool:
+            best = scores.masked_fill(~correct, -torch.inf).amax(dim=1, keepdim=True)
+        else:
+            best = scores.gather(1, correct[:, None])
+        n_better = (scores > best).sum(dim=1)
+        n_tied = (scores == best).sum(dim=1)
+        ranks.append(n_better + (n_tied + 1).double() / 2)
+    return torch.cat(ranks) if ranks else similarities.new_zeros(0, dtype=torch.float64)
+
+
+def summarise_ranks(ranks: Float[Tensor, "query"], ks: Sequence[int] = (10, 50, 100)) -> dict[str, float]:
+    """Recall at K and median rank (SSD, section 3.2).
+
+    Args:
+        ranks: of the correct candidate for each query, from 1.
+        ks: R@K is the share of queries whose correct candidate is among the first K.
+
+    Returns:
+        ``{"R@10": ..., "R@50": ..., "R@100": ..., "MedR": ...}``; the median of an even number of ranks is the
+        mean of the middle two.
+
+    Raises:
+        ValueError: no query; a K below 1.
+    """
+    if ranks.numel() == 0:
+        raise ValueError("retrieval: there are no queries")
+    if any(k < 1 for k in ks):
+        raise ValueError(f"retrieval: K of R@K must be at least 1: found {tuple(ks)}")
+    ordered = ranks.double().sort().values
+    recalls = {f"R@{k}": float((ordered <= k).double().mean()) for k in ks}
+    middle = ordered[[(len(ordered) - 1) // 2, len(ordered) // 2]]
+    return {**recalls, "MedR": float(middle.mean())}
+
+
+def retrieval_metrics(
+    similarities: Float[Tensor, "query candidate"],
+    targets: Int[Tensor, "query"] | Bool[Tensor, "query candidate"] | None = None,
+    ks: Sequence[int] = (10, 50, 100),
+) -> dict[str, float]:
+    """Recall at K and median rank of the correct candidate: :func:`summarise_ranks` of :func:`retrieval_ranks`.
+
+    Example:
+        >>> retrieval_metrics(torch.tensor([[0.9, 0.1], [-0.2, -0.7]]), ks=(1,))
+        {'R@1': 0.5, 'MedR': 1.5}
+    """
+    return summarise_ranks(retrieval_ranks(similarities, targets), ks)
+
+
+class RetrievalMetrics(Metric):
+    """Recall at K and median rank over queries that arrive in blocks, each block scored against all candidates."""
+
+    is_differentiable = False
+    full_state_update = False
+    ranks: list[Tensor]
+
+    def __init__(self, ks: Sequence[int] = (10, 50, 100)) -> None:
+        super().__init__()
+        self.ks = tuple(ks)
+        self.add_state("ranks", [], dist_reduce_fx="cat")
+
+    def update(
+        self,
+        similarities: Float[Tensor, "query candidate"],
+        targets: Int[Tensor, "query"] | Bool[Tensor, "query candidate"] | None = None,
+    ) -> None:
+        """Add a block of queries; ``targets`` as in :func:`retrieval_ranks`, None only for a single square block."""
+        self.ranks.append(retrieval_ranks(similarities, targets))
+
+    def compute(self) -> dict[str, float]:
+        """The summary over all queries so far, of all processes."""
+        if isinstance(self.ranks, list) and not self.ranks:
+            raise ValueError("retrieval: there are no queries")
+        return summarise_ranks(dim_zero_cat(self.ranks), self.ks)
+
+
+def _check_similarities(similarities: Tensor) -> None:
+    if similarities.ndim != 2:
+        raise ValueError(f"similarities must be (query, candidate): found shape {tuple(similarities.shape)}")
+    nan_queries = similarities.isnan().any(dim=1).nonzero().flatten()
+    if len(nan_queries):
+        raise ValueError(
+            f"similarities hold NaN for {len(nan_queries)} of {len(similarities)} queries"
+            f" (first: query {nan_queries[0]}); an embedding is NaN"
+        )
+
+
+def _check_targets(similarities: Tensor, targets: Tensor | None) -> Tensor:
+    n_queries, n_candidates = similarities.shape
+    if targets is None:
+        if n_queries != n_candidates:
+            raise ValueError(
+                "targets=None pairs query i with candidate i and needs a square matrix:"
+                f" found {n_queries} x {n_candidates}"
+            )
+        return torch.arange(n_queries, device=similarities.device)
+    if targets.dtype == torch.bool:
+        if targets.shape != similarities.shape:
+            raise ValueError(
+                f"boolean targets must have the shape of similarities {(n_queries, n_candidates)}:"
+                f" found {tuple(targets.shape)}"
+            )
+        empty = (~targets.any(dim=1)).nonzero().flatten()
+        if len(empty):
+            raise ValueError(
+                f"{len(empty)} of {n_queries} queries have no correct candidate"
+                f" (first: query {empty[0]}); leave them out"
+            )
+        return targets
+    if targets.shape != (n_queries,) or targets.is_floating_point():
+        raise ValueError(
+            f"targets must be None, ({n_queries},) integers or ({n_queries}, {n_candidates}) booleans:"
+            f" found {tuple(targets.shape)} {targets.dtype}"
+        )
+    outside = ((targets < 0) | (targets >= n_candidates)).nonzero().flatten()
+    if len(outside):
+        raise ValueError(
+            f"query {outside[0]} has target {targets[outside[0]]}: expected an index of the {n_candidates} candidates"
+        )
+    return targets.long()

@@ -1,0 +1,67 @@
+"""The sentence encoder: [CLS] of BERT, whatever else is in the batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import BertModel
+
+from medclip_dcl.encoders.text import BertSentences, with_final_period
+from medclip_dcl.network import pad_tokens
+
+
+@torch.no_grad()
+def test_equals_transformers_and_ignores_padding(small_bert):
+    encoder = BertSentences(str(small_bert), dim=8).eval()
+    reference = BertModel.from_pretrained(small_bert, add_pooling_layer=False).eval()
+    ids = encoder.tokenize(["No pneumothorax.", "Small left pleural effusion, unchanged from ___."])
+    tokens, lengths = pad_tokens(ids)
+    found = encoder(tokens, lengths)
+    for row, pieces in enumerate(ids):
+        hidden = reference(torch.tensor([pieces])).last_hidden_state[0, 0]
+        torch.testing.assert_close(found[row], encoder.projection(hidden), rtol=1e-4, atol=1e-5)
+
+
+def test_starts_in_train_mode_with_dropout(small_bert):
+    encoder = BertSentences(str(small_bert), dropout=0.4)
+    assert encoder.training and encoder.bert.training
+    tokens, lengths = pad_tokens(encoder.tokenize(["No pneumothorax."]))
+    assert not torch.equal(encoder(tokens, lengths), encoder(tokens, lengths))
+    assert {m.p for m in encoder.modules() if isinstance(m, torch.nn.Dropout)} == {0.4}
+
+
+def test_texts_and_prompts_end_alike(small_bert):
+    encoder = BertSentences(str(small_bert))
+    assert encoder.tokenize(["No pneumothorax"]) == encoder.tokenize(["no PNEUMOTHORAX. "])
+    assert with_final_period("Why?") == "Why?"
+    plain = BertSentences(str(small_bert), final_period=False)
+    assert len(plain.tokenize(["No pneumothorax"])[0]) == len(encoder.tokenize(["No pneumothorax"])[0]) - 1
+
+
+def test_special_tokens_in_a_text_are_text_and_long_texts_are_cut(small_bert):
+    encoder = BertSentences(str(small_bert), max_tokens=12)
+    (ids,) = encoder.tokenize(["clear [SEP] clear"])
+    assert ids.count(3) == 1 and ids[-1] == 3
+    (ids,) = encoder.tokenize(["clear " * 100])
+    assert len(ids) == 12 and ids[0] == 2 and ids[-1] == 3
+
+
+@torch.no_grad()
+def test_config_rebuilds_without_the_folder(small_bert):
+    first = BertSentences(str(small_bert), dim=8, max_tokens=20, dropout=0.4).eval()
+    second = BertSentences(**first.config()).eval()
+    second.load_state_dict(first.state_dict())
+    texts = ["Mild pulmonary edema.", "unseen wörd"]
+    assert first.tokenize(texts) == second.tokenize(texts)
+    tokens, lengths = pad_tokens(first.tokenize(texts))
+    assert torch.equal(first(tokens, lengths), second(tokens, lengths))
+    assert second.bert.config.hidden_dropout_prob == 0.4
+
+
+def test_refusals(small_bert):
+    with pytest.raises(ValueError, match="give either pretrained"):
+        BertSentences()
+    with pytest.raises(ValueError, match=r"max_tokens must lie in \[3, 128\] for this text encoder, got 200"):
+        BertSentences(str(small_bert), max_tokens=200)
+    with pytest.raises(ValueError, match=r"dropout must lie in \[0, 1\), got 1.0"):
+        BertSentences(str(small_bert), dropout=1.0, max_tokens=20)

@@ -1,0 +1,207 @@
+"""Facts about the contrast-to-noise ratio and the mean IoU, against numpy and the loop over thresholds."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from jaxtyping import config as jaxtyping_config
+from torch import Tensor
+
+from medclip_dcl.metrics import (
+    ContrastToNoiseRatio,
+    MeanIoU,
+    box_mask,
+    contrast_to_noise_ratio,
+    default_thresholds,
+    mean_iou,
+)
+
+NAN = math.nan
+
+
+@pytest.fixture
+def _shapes_unchecked():
+    """Own shape errors are seen only where jaxtyping does not speak first, as in production."""
+    jaxtyping_config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping_config.update("jaxtyping_disable", False)
+
+
+def random_case(height: int, width: int, nan_share: float = 0.0) -> tuple[Tensor, Tensor]:
+    heat_map = torch.rand(height, width) * 2.2 - 1.1
+    heat_map[torch.rand(height, width) < nan_share] = NAN
+    mask = torch.zeros(height, width, dtype=torch.bool)
+    mask[height // 3 : height // 3 + 4, 1 : width // 2 + 1] = True
+    return heat_map, mask
+
+
+def cnr_by_numpy(heat_map: Tensor, mask: Tensor) -> float:
+    values, inside = heat_map.double().numpy(), mask.numpy()
+    a, b = values[inside & ~np.isnan(values)], values[~inside & ~np.isnan(values)]
+    return (a.mean() - b.mean()) / math.sqrt(a.var() + b.var())
+
+
+def iou_by_loop(heat_map: Tensor, mask: Tensor, thresholds: list[float]) -> float:
+    total = 0.0
+    for t in thresholds:
+        above = [
+            (v > t, bool(m))
+            for v, m in zip(heat_map.flatten().tolist(), mask.flatten().tolist(), strict=True)
+            if not math.isnan(v)
+        ]
+        total += sum(a and m for a, m in above) / sum(a or m for a, m in above)
+    return total / len(thresholds)
+
+
+@pytest.mark.parametrize(("height", "width"), [(7, 11), (13, 5), (1, 4), (31, 17)])
+@pytest.mark.parametrize("nan_share", [0.0, 0.3])
+def test_cnr_is_numpys_with_nan_pixels_left_out(height, width, nan_share):
+    heat_map, mask = random_case(height, width, nan_share)
+    mask[0, 0] = True
+    heat_map[0, :3] = torch.tensor([0.3, -0.2, 0.9])
+    expected = cnr_by_numpy(heat_map, mask)
+    assert contrast_to_noise_ratio(heat_map, mask, signed=True).item() == pytest.approx(expected, abs=1e-5)
+    assert contrast_to_noise_ratio(heat_map, mask).item() == pytest.approx(abs(expected), abs=1e-5)
+
+
+def test_cnr_of_four_pixels_by_hand():
+    heat_map = torch.tensor([[1.0, 3.0, 10.0, 10.0, 14.0, 14.0]])
+    mask = torch.tensor([[True, True, False, False, False, False]])
+    # inside: mean 2, variance 1; outside: mean 12, variance 4 (population, not sample).
+    assert contrast_to_noise_ratio(heat_map, mask, signed=True).item() == pytest.approx(-10 / math.sqrt(5))
+
+
+def test_signed_cnr_changes_sign_with_the_map_and_neither_changes_with_scale():
+    heat_map, mask = random_case(9, 14)
+    signed = contrast_to_noise_ratio(heat_map, mask, signed=True)
+    assert contrast_to_noise_ratio(-heat_map, mask, signed=True).item() == pytest.approx(-signed.item())
+    assert contrast_to_noise_ratio(3 * heat_map + 5, mask, signed=True).item() == pytest.approx(
+        signed.item(), abs=1e-5
+    )
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, -1 / 3, 1e-20])
+def test_cnr_of_a_constant_map_is_nan_exactly(value):
+    mask = random_case(101, 37)[1]
+    assert contrast_to_noise_ratio(torch.full((101, 37), value), mask).isnan()
+
+
+def test_cnr_is_infinite_where_two_constants_differ():
+    mask = random_case(101, 37)[1]
+    heat_map = torch.where(mask, 0.1, 0.3)
+    assert contrast_to_noise_ratio(heat_map, mask, signed=True).item() == -math.inf
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_cnr_is_nan_where_one_side_is_empty(inside):
+    assert contrast_to_noise_ratio(torch.rand(3, 5), torch.full((3, 5), inside)).isnan()
+
+
+@pytest.mark.parametrize(("height", "width"), [(7, 11), (13, 5), (19, 23)])
+@pytest.mark.parametrize("nan_share", [0.0, 0.4])
+def test_mean_iou_is_the_loop_over_thresholds(height, width, nan_share):
+    heat_map, mask = random_case(height, width, nan_share)
+    heat_map[mask] = heat_map[mask].nan_to_num(0.25)
+    expected = iou_by_loop(heat_map, mask, default_thresholds().tolist())
+    assert mean_iou(heat_map, mask).item() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_pixel_that_equals_a_threshold_does_not_exceed_it(dtype):
+    values = default_thresholds(dtype)[torch.randperm(41)].reshape(1, 41)
+    mask = torch.zeros(1, 41, dtype=torch.bool)
+    mask[0, :9] = True
+    expected = iou_by_loop(values, mask, default_thresholds(dtype).tolist())
+    assert mean_iou(values, mask).item() == pytest.approx(
+        expected, abs=1e-6 if dtype != torch.bfloat16 else 2e-3
+    )
+    shifted_down = iou_by_loop(values, mask, [t - 1e-3 for t in default_thresholds(dtype).tolist()])
+    assert abs(expected - shifted_down) > 1e-3
+
+
+def test_default_thresholds_are_the_papers():
+    assert default_thresholds(torch.float64).tolist() == [round(-1 + 0.05 * i, 2) for i in range(41)]
+
+
+def test_mean_iou_of_a_perfect_map_by_hand():
+    mask = random_case(6, 8)[1]
+    heat_map = torch.where(mask, 1.0, -1.0)
+    # at -1 the box is 1 against -1: exactly it; up to 0.95 likewise; at 1 nothing exceeds.
+    assert mean_iou(heat_map, mask).item() == pytest.approx(40 / 41)
+
+
+def test_mean_iou_with_own_thresholds():
+    heat_map = torch.tensor([[0.1, 0.5, 0.9]])
+    mask = torch.tensor([[False, True, True]])
+    assert mean_iou(heat_map, mask, torch.tensor([0.0, 0.2, 0.7])).item() == pytest.approx(
+        (2 / 3 + 1 + 1 / 2) / 3
+    )
+
+
+@pytest.mark.parametrize(
+    ("thresholds", "message"),
+    [
+        ([], "thresholds must be a non-empty vector: found shape (0,)"),
+        ([0.5, 0.25], "thresholds must be strictly ascending numbers: found [0.5, 0.25]"),
+        ([0.5, 0.5], "thresholds must be strictly ascending numbers: found [0.5, 0.5]"),
+        ([NAN], "thresholds must be strictly ascending numbers: found [nan]"),
+        ([0.0, NAN, 1.0], "thresholds must be strictly ascending numbers: found [0.0, nan, 1.0]"),
+    ],
+)
+def test_mean_iou_refuses_bad_thresholds(thresholds, message):
+    heat_map, mask = random_case(5, 7)
+    with pytest.raises(ValueError) as error:
+        mean_iou(heat_map, mask, torch.tensor(thresholds, dtype=torch.float32))
+    assert str(error.value) == message
+    with pytest.raises(ValueError):
+        MeanIoU(torch.tensor(thresholds, dtype=torch.float32))
+
+
+@pytest.mark.parametrize("where", ["empty box", "box on NaN"])
+def test_mean_iou_refuses_a_box_without_a_defined_pixel(where):
+    heat_map, mask = random_case(5, 7)
+    if where == "empty box":
+        mask[:] = False
+    else:
+        heat_map[mask] = NAN
+    with pytest.raises(ValueError, match="box covers no pixel that the heat map defines"):
+        mean_iou(heat_map, mask)
+
+
+@pytest.mark.usefixtures("_shapes_unchecked")
+@pytest.mark.parametrize("metric", [contrast_to_noise_ratio, mean_iou])
+def test_shapes_that_differ_are_named(metric):
+    with pytest.raises(ValueError, match=r"of one image: found \(4, 5\) and \(5, 4\)"):
+        metric(torch.rand(4, 5), torch.ones(5, 4, dtype=torch.bool))
+
+
+def test_box_mask_rounds_and_clips():
+    mask = box_mask(1.4, -3, 2.3, 5, image_height=4, image_width=6)
+    assert mask.nonzero().tolist() == [[y, x] for y in (0, 1) for x in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("box", [(6, 0, 3, 3), (0, 4, 2, 2), (-5, 0, 4, 2), (2, 2, 0, 3), (2, 2, 0.3, 0.3)])
+def test_box_mask_refuses_a_box_without_pixels(box):
+    with pytest.raises(
+        ValueError, match=r"covers no pixel of the 6 x 4 image; boxes are in pixels of the original"
+    ):
+        box_mask(*box, image_height=4, image_width=6)
+
+
+def test_metric_classes_are_means_over_boxes():
+    cases = [random_case(7, 9), random_case(12, 5), random_case(6, 6)]
+    constant = torch.zeros(6, 6)
+    cnr, signed, iou = ContrastToNoiseRatio(), ContrastToNoiseRatio(signed=True), MeanIoU()
+    for heat_map, mask in [*cases, (constant, cases[-1][1])]:
+        cnr.update(heat_map, mask)
+        signed.update(heat_map, mask)
+        iou.update(heat_map, mask)
+    expected = [cnr_by_numpy(*case) for case in cases]
+    assert signed.compute().item() == pytest.approx(sum(expected) / 3, abs=1e-5)
+    assert cnr.compute().item() == pytest.approx(sum(map(abs, expected)) / 3, abs=1e-5)
+    assert (cnr.n_boxes, cnr.n_undefined) == (3, 1)
+    overlaps = [mean_iou(*case).item() for case in cases] + [mean_iou(constant, cases[-1][1]).item()]
+    assert iou.compute().item() == pytest.approx(sum(overlaps) / 4, abs=1e-6)

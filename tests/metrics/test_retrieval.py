@@ -1,0 +1,124 @@
+"""Facts about retrieval ranks, against a brute-force ranking by sorted lists."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+import torch
+
+import medclip_dcl.metrics.retrieval as retrieval_module
+from medclip_dcl.metrics import RetrievalMetrics, retrieval_metrics, retrieval_ranks, summarise_ranks
+
+
+def ranks_by_sorting(similarities, correct):
+    """Mean position of the candidates that tie with the best correct one, counted in a sorted list."""
+    ranks = []
+    for scores, right in zip(similarities.tolist(), correct, strict=True):
+        best = max(scores[c] for c in right)
+        positions = [i for i, s in enumerate(sorted(scores, reverse=True), start=1) if s == best]
+        ranks.append(statistics.mean(positions))
+    return ranks
+
+
+def tied_scores(n_queries, n_candidates):
+    return torch.randint(-4, 3, (n_queries, n_candidates)) / 4
+
+
+@pytest.mark.parametrize(("n_queries", "n_candidates"), [(1, 1), (5, 3), (7, 13), (11, 11)])
+@pytest.mark.parametrize("make", [torch.randn, tied_scores])
+def test_ranks_are_those_of_sorted_lists(n_queries, n_candidates, make, monkeypatch):
+    monkeypatch.setattr(retrieval_module, "_ELEMENTS_PER_CHUNK", 2 * n_candidates)
+    similarities = make(n_queries, n_candidates)
+    index = torch.randint(n_candidates, (n_queries,))
+    expected = ranks_by_sorting(similarities, [[i] for i in index.tolist()])
+    assert retrieval_ranks(similarities, index).tolist() == expected
+
+    several = torch.rand(n_queries, n_candidates) < 0.4
+    several[torch.arange(n_queries), index] = True
+    expected = ranks_by_sorting(similarities, [row.nonzero().flatten().tolist() for row in several])
+    assert retrieval_ranks(similarities, several).tolist() == expected
+
+
+def test_without_targets_the_diagonal_is_correct():
+    similarities = torch.randn(9, 9)
+    assert torch.equal(retrieval_ranks(similarities), retrieval_ranks(similarities, torch.arange(9)))
+    one_hot = torch.eye(9, dtype=torch.bool)
+    assert torch.equal(retrieval_ranks(similarities), retrieval_ranks(similarities, one_hot))
+
+
+def test_a_constant_score_is_chance():
+    found = retrieval_metrics(torch.full((21, 21), -0.3), ks=(1, 10, 11))
+    assert found == {"R@1": 0.0, "R@10": 0.0, "R@11": 1.0, "MedR": 11.0}
+
+
+def test_negative_cosines_are_no_misses():
+    similarities = torch.tensor([[-0.1, -0.5, -0.9], [-0.7, -0.2, -0.6], [-0.9, -0.95, -0.85]])
+    assert retrieval_metrics(similarities, ks=(1,)) == {"R@1": 1.0, "MedR": 1.0}
+
+
+def test_recall_and_median_by_hand():
+    ranks = torch.tensor([1.0, 10.0, 10.5, 51.0, 100.0, 101.0], dtype=torch.float64)
+    assert summarise_ranks(ranks) == {"R@10": 2 / 6, "R@50": 3 / 6, "R@100": 5 / 6, "MedR": 30.75}
+
+
+def test_best_ranked_of_several_correct_candidates_counts():
+    similarities = torch.tensor([[0.1, 0.9, 0.5, 0.7]])
+    targets = torch.tensor([[True, False, True, False]])
+    assert retrieval_ranks(similarities, targets).tolist() == [3.0]
+
+
+@pytest.mark.parametrize(
+    ("similarities", "targets", "message"),
+    [
+        (
+            torch.zeros(2, 3),
+            None,
+            "targets=None pairs query i with candidate i and needs a square matrix: found 2 x 3",
+        ),
+        (
+            torch.zeros(3, 2),
+            torch.tensor([[True, False], [False, False], [False, False]]),
+            "2 of 3 queries have no correct candidate (first: query 1); leave them out",
+        ),
+        (
+            torch.zeros(2, 3),
+            torch.tensor([0, 3]),
+            "query 1 has target 3: expected an index of the 3 candidates",
+        ),
+        (
+            torch.zeros(2, 3),
+            torch.tensor([-1, 0]),
+            "query 0 has target -1: expected an index of the 3 candidates",
+        ),
+        (
+            torch.tensor([[0.0, 1.0], [torch.nan, 1.0]]),
+            None,
+            "similarities hold NaN for 1 of 2 queries (first: query 1); an embedding is NaN",
+        ),
+        (torch.zeros(0, 0), None, "retrieval: there are no queries"),
+    ],
+)
+def test_bad_input_is_named(similarities, targets, message):
+    with pytest.raises(ValueError) as error:
+        retrieval_metrics(similarities, targets)
+    assert str(error.value) == message
+
+
+def test_k_below_one_is_refused():
+    with pytest.raises(ValueError, match=r"K of R@K must be at least 1: found \(10, 0\)"):
+        retrieval_metrics(torch.eye(3), ks=(10, 0))
+
+
+def test_metric_class_equals_the_whole_matrix():
+    similarities, targets = tied_scores(17, 29), torch.randint(29, (17,))
+    metric = RetrievalMetrics(ks=(1, 5))
+    for rows in torch.arange(17).split(4):
+        metric.update(similarities[rows], targets[rows])
+    assert metric.compute() == retrieval_metrics(similarities, targets, ks=(1, 5))
+
+
+@pytest.mark.filterwarnings("ignore:The ``compute`` method")
+def test_metric_class_without_queries_is_an_error():
+    with pytest.raises(ValueError, match="there are no queries"):
+        RetrievalMetrics().compute()
