@@ -64,7 +64,11 @@ def write_small_set(folder: Path) -> None:
     """Write the set of `small_set`; images are 40 x 40, originals 60 x 50."""
     uses = ["train"] * 24 + ["validate"] * 8 + ["test"] * 6 + ["grounding"] * 4
     generator = np.random.default_rng(0)
-    images, reports, labels, chex5, boxes = [], [], [], [], []
+    images: list[tuple] = []
+    reports: list[tuple] = []
+    labels: list[tuple] = []
+    chex5: list[tuple] = []
+    boxes: list[tuple] = []
     for i, use in enumerate(uses):
         dicom_id, study, subject = f"{i:08x}-0", 5000 + i, 100 + i // 2
         path = f"files/p1/s{study}/{dicom_id}.jpg"
@@ -72,7 +76,10 @@ def write_small_set(folder: Path) -> None:
         images.append((dicom_id, subject, study, "PA", split, use, path, 60, 50))
         file = folder / "images" / path
         file.parent.mkdir(parents=True)
-        Image.fromarray(generator.integers(0, 256, (40, 40)).astype(np.uint8)).save(file, quality=95)
+        grey = generator.integers(0, 60, (40, 40)).astype(np.uint8)
+        row, column = divmod(i % 9, 3)  # a bright square whose place tells the first sentence
+        grey[row * 13 : row * 13 + 12, column * 13 : column * 13 + 12] += 180
+        Image.fromarray(grey).save(file, quality=95)
         for position, sentence in enumerate((i % 9, (i * 5 + 1) % 9)):
             reports.append((study, "findings", position, sentence))
         labels.append((study, *([float(i % 2)] * len(CHEXPERT))))
@@ -80,7 +87,7 @@ def write_small_set(folder: Path) -> None:
             chex5 += [(dicom_id, finding, (i + j) % 2, use) for j, finding in enumerate(CHEX5)]
         if use == "grounding":
             boxes.append((dicom_id, "Edema", SENTENCES[i % 9], 5.0 + i % 3, 10.0, 20.0, 30.0))
-    frames = {
+    frames: dict[str, list[tuple]] = {
         "images": images,
         "sentences": [(i, text, 3) for i, text in enumerate(SENTENCES)],
         "reports": reports,
@@ -94,7 +101,14 @@ def write_small_set(folder: Path) -> None:
         frame = pd.DataFrame(rows, columns=list(TABLES[name]))
         file = folder / ("log_p/small-0123.parquet" if name == "log_p" else f"{name}.parquet")
         write_table(frame, file, name)
-    info = {"format_version": 1, "source": "test", "phantom": True, "options": {}, "counts": {}, "fingerprint": "f"}
+    info = {
+        "format_version": 1,
+        "source": "test",
+        "phantom": True,
+        "options": {},
+        "counts": {},
+        "fingerprint": "f",
+    }
     write_json(info, folder / "dataset.json")
 
 

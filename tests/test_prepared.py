@@ -28,7 +28,9 @@ def test_tables_and_scores_are_read(small_set):
 
 
 def test_missing_folder_and_unfinished_set(tmp_path):
-    with pytest.raises(PreparedDataError, match="does not exist; make it with: python -m data_prep.mimic_cxr"):
+    with pytest.raises(
+        PreparedDataError, match="does not exist; make it with: python -m data_prep.mimic_cxr"
+    ):
         PreparedSet(tmp_path / "nowhere")
     with pytest.raises(PreparedDataError, match="holds no dataset.json"):
         PreparedSet(tmp_path)
@@ -69,10 +71,14 @@ def test_no_scores_several_scores_another_name(copy):
     write_table(scores, copy / "log_p/other-9.parquet", "log_p")
     with pytest.raises(PreparedDataError, match=r"several sentence scores \(other-9, small-0123\); name one"):
         PreparedSet(copy).log_p()
-    with pytest.raises(PreparedDataError, match=r"no sentence scores named x in .*\(there: other-9, small-0123\)"):
+    with pytest.raises(
+        PreparedDataError, match=r"no sentence scores named x in .*\(there: other-9, small-0123\)"
+    ):
         PreparedSet(copy).log_p("x")
     shutil.rmtree(copy / "log_p")
-    with pytest.raises(PreparedDataError, match="has no sentence scores; scores are made by: .*score_sentences"):
+    with pytest.raises(
+        PreparedDataError, match="has no sentence scores; scores are made by: .*score_sentences"
+    ):
         PreparedSet(copy).log_p()
 
 

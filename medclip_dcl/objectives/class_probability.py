@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -34,6 +35,10 @@ class ClassProbability(nn.Module):
             raise ValueError(f"max_eta must lie in [0, 1), got {max_eta}")
         self.max_eta = max_eta
         self.share_capped = 0.0
+
+    def config(self) -> dict[str, Any]:
+        """Arguments that build the same rule again."""
+        raise NotImplementedError
 
     def capped(self, eta: Float[Tensor, "anchor"]) -> Float[Tensor, "anchor"]:
         """Eta, at most `max_eta`; keeps the share of anchors that were above."""
@@ -62,6 +67,9 @@ class ConstantClassProbability(ClassProbability):
             )
             self.share_capped = 1.0
         self.eta = min(eta, max_eta)
+
+    def config(self) -> dict[str, Any]:
+        return {"eta": self.eta, "max_eta": self.max_eta}
 
     def forward(self) -> float:
         return self.eta
@@ -92,6 +100,9 @@ class LanguageModelClassProbability(ClassProbability):
             raise ValueError(f"k must be finite and at least 0, got {k}")
         self.a = a
         self.k = k
+
+    def config(self) -> dict[str, Any]:
+        return {"a": self.a, "k": self.k, "max_eta": self.max_eta}
 
     def forward(self, log_p: Float[Tensor, "anchor"]) -> Float[Tensor, "anchor"]:
         """Eta of anchors with these natural-log pseudo-likelihoods."""
@@ -142,6 +153,9 @@ class KnownClassProbability(ClassProbability):
         wrong = {class_id: rho for class_id, rho in self.table.items() if not 0 <= rho <= 1}
         if wrong:
             raise ValueError(f"shares must lie in [0, 1], got {wrong}")
+
+    def config(self) -> dict[str, Any]:
+        return {"table": self.table, "share": self.share, "max_eta": self.max_eta}
 
     def forward(
         self,

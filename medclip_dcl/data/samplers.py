@@ -1,0 +1,71 @@
+"""Orders of examples that depend on (seed, epoch) alone, never on the number of processes or workers.
+
+Both subclass DistributedSampler, because Lightning wraps every other sampler in one when it runs on several devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from torch.utils.data import DistributedSampler
+
+from medclip_dcl.distributed import rank_and_size
+
+
+class EpochSampler(DistributedSampler):
+    """Training order: (epoch, index) pairs, shuffled by (seed, epoch), in whole global batches.
+
+    Global batch b holds the examples perm[b * batch_size : (b + 1) * batch_size] whatever the number of processes;
+    each rank takes its equal slice of it. What does not fill a global batch is left out of the epoch. The epoch
+    travels with the index, so that a worker can draw its random numbers from (seed, epoch, index).
+
+    Args:
+        count: number of examples.
+        batch_size: of all processes together.
+        seed: of the order.
+
+    Raises:
+        ValueError: fewer examples than one batch, or a batch that does not divide by the number of processes.
+    """
+
+    def __init__(self, count: int, batch_size: int, seed: int) -> None:
+        self.rank, self.num_replicas = rank_and_size()
+        if batch_size % self.num_replicas:
+            raise ValueError(
+                f"batch_size {batch_size} (of all processes together) must be a multiple of their number, "
+                f"{self.num_replicas}"
+            )
+        if count < batch_size:
+            raise ValueError(
+                f"{count} training images do not fill one batch of {batch_size}; lower data.batch_size"
+            )
+        self.count, self.batch_size, self.seed, self.epoch = count, batch_size, seed, 0
+
+    @property
+    def batches(self) -> int:
+        """Number of global batches in an epoch."""
+        return self.count // self.batch_size
+
+    def __len__(self) -> int:
+        return self.batches * self.batch_size // self.num_replicas
+
+    def __iter__(self) -> Iterator[Any]:
+        order = np.random.default_rng([self.seed, self.epoch]).permutation(self.count)
+        batches = order[: self.batches * self.batch_size].reshape(self.batches, self.num_replicas, -1)
+        return iter([(self.epoch, int(index)) for index in batches[:, self.rank].flatten()])
+
+
+class ShardSampler(DistributedSampler):
+    """Evaluation order: every example once, over all processes; nothing is padded or repeated."""
+
+    def __init__(self, count: int) -> None:
+        self.rank, self.num_replicas = rank_and_size()
+        self.count, self.epoch, self.seed = count, 0, 0
+
+    def __len__(self) -> int:
+        return len(range(self.rank, self.count, self.num_replicas))
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(range(self.rank, self.count, self.num_replicas))

@@ -1,0 +1,200 @@
+"""Load a trained model and ask it about images, without Lightning, data sets or the original paths.
+
+>>> from medclip_dcl import load                                        # doctest: +SKIP
+>>> model = load("runs/demo/checkpoints/best.ckpt")                     # doctest: +SKIP
+>>> model.classify("chest.jpg")                                         # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor
+from torch.nn.functional import interpolate, normalize
+
+from medclip_dcl.data.transforms import resize_grey, to_input
+from medclip_dcl.findings import CHEX5, Prompts
+from medclip_dcl.network import CONFIG_FILE, WEIGHTS_FILE, ImageTextNetwork, load_exactly, read_checkpoint
+from medclip_dcl.similarity import cosine_maps
+
+ImageLike: TypeAlias = "str | Path | Image.Image | np.ndarray"
+
+_NETWORK_PREFIX = "network."
+
+
+def load(source: str | Path, device: str | torch.device = "cpu") -> ImageTextInference:
+    """Load a model from a training checkpoint, an exported folder, or a Hugging Face repository.
+
+    Args:
+        source: a .ckpt file of `fit`, a folder of `save_pretrained`, or a repository id.
+        device: where the model computes.
+
+    Raises:
+        FileNotFoundError: nothing at `source`, and no repository of that name can be reached.
+        ValueError: not a model of this program, or weights that do not fit.
+    """
+    path = Path(source).expanduser()
+    if path.is_file():
+        network = _from_checkpoint(path)
+    else:
+        network = ImageTextNetwork.from_pretrained(path if path.is_dir() else _download(str(source)))
+    return ImageTextInference(network.to(device))
+
+
+def _from_checkpoint(file: Path) -> ImageTextNetwork:
+    """The network of a Lightning checkpoint, from its own description; loaded without running any code of it."""
+    checkpoint = read_checkpoint(file)
+    network = ImageTextNetwork.from_config(checkpoint["network"])
+    state = {
+        name.removeprefix(_NETWORK_PREFIX): value
+        for name, value in checkpoint["state_dict"].items()
+        if name.startswith(_NETWORK_PREFIX)
+    }
+    load_exactly(network, state, str(file))
+    return network.eval()
+
+
+def _download(repository: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(repository, allow_patterns=[CONFIG_FILE, WEIGHTS_FILE]))
+    except (OSError, ValueError) as error:
+        raise FileNotFoundError(
+            f"no file or folder {repository}, and no Hugging Face repository of that name could be downloaded"
+        ) from error
+
+
+class ImageTextInference:
+    """A trained image-text network for images as they come: paths, PIL images or uint8 arrays.
+
+    Images are turned grey and stretched to the size at which the network was evaluated.
+
+    Args:
+        network: in evaluation mode.
+    """
+
+    def __init__(self, network: ImageTextNetwork) -> None:
+        self.network = network.eval()
+
+    @torch.inference_mode()
+    def similarity(
+        self, images: ImageLike | Sequence[ImageLike], texts: str | Sequence[str]
+    ) -> Float[np.ndarray, "image text"]:
+        """Similarity of every image with every text, in [-1, 1] (the logits divided by gamma^2)."""
+        sentences = self.network.embed_texts(_texts(texts))
+        parts = [
+            self.network.similarity(self._regions(image), sentences) / self.network.similarity.gamma2
+            for image in _images(images)
+        ]
+        return torch.cat(parts, dim=1).T.float().cpu().numpy()
+
+    @torch.inference_mode()
+    def heat_map(self, image: ImageLike, text: str) -> Float[np.ndarray, "height width"]:
+        """Cosine of the text with the image's regions, bilinearly interpolated to the image's own pixels."""
+        grey = as_grey(image)
+        feature_map = self._feature_map(grey)
+        sentence = self.network.embed_texts([text])
+        cosines = cosine_maps(self.network.regions(feature_map), sentence)
+        grid = cosines.view(1, 1, *feature_map.shape[2:])
+        size = (grey.height, grey.width)
+        return interpolate(grid, size=size, mode="bilinear", align_corners=False)[0, 0].float().cpu().numpy()
+
+    def classify(
+        self,
+        images: ImageLike | Sequence[ImageLike],
+        prompts: Mapping[str, Prompts | tuple[str, str]] = CHEX5,
+    ) -> pd.DataFrame:
+        """Zero-shot scores: similarity with the positive minus that with the negative prompt.
+
+        Above 0 the positive prompt fits better. The differences are no probabilities and not calibrated.
+
+        Args:
+            images: one or several.
+            prompts: finding -> (negative, positive) prompt.
+
+        Returns:
+            One row an image, one column a finding; the index holds paths where images are paths.
+        """
+        listed = list(_images(images))
+        texts = [text for negative, positive in prompts.values() for text in (negative, positive)]
+        scores = self.similarity(listed, texts).reshape(len(listed), len(prompts), 2)
+        index = [str(x) if isinstance(x, (str, Path)) else i for i, x in enumerate(listed)]
+        return pd.DataFrame(scores[..., 1] - scores[..., 0], index=index, columns=list(prompts))
+
+    @torch.inference_mode()
+    def embed_images(self, images: ImageLike | Sequence[ImageLike]) -> Float[np.ndarray, "image dim"]:
+        """Mean of each image's projected regions, of length 1.
+
+        Their cosine with a sentence is not `similarity` where that looks at single regions (LSE+NL).
+        """
+        parts = [self._regions(image).mean(1) for image in _images(images)]
+        return normalize(torch.cat(parts), dim=-1).float().cpu().numpy()
+
+    @torch.inference_mode()
+    def embed_texts(self, texts: str | Sequence[str]) -> Float[np.ndarray, "text dim"]:
+        """Sentence embeddings, of length 1."""
+        return normalize(self.network.embed_texts(_texts(texts)), dim=-1).float().cpu().numpy()
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Export to a folder that `load` takes: config.json (tokenizer included) and model.safetensors.
+
+        Vocabulary and weights of a model trained on credentialed reports are derived from them: share the folder
+        only as the data's terms allow.
+        """
+        self.network.save_pretrained(folder)
+
+    def _feature_map(self, grey: Image.Image) -> Float[Tensor, "1 dim row column"]:
+        size = self.network.image_size
+        pixels = to_input(np.asarray(resize_grey(grey, size)))
+        return self.network.feature_map(pixels[None].to(self.network.mean.device))
+
+    def _regions(self, image: ImageLike) -> Float[Tensor, "1 region dim"]:
+        return self.network.regions(self._feature_map(as_grey(image)))
+
+
+def as_grey(image: ImageLike) -> Image.Image:
+    """A path, PIL image or uint8 array as an 8-bit grey image.
+
+    Raises:
+        TypeError: an array that is not uint8, or another type.
+        ValueError: an array of another shape than (H, W) or (H, W, 3), or an image of more than 8 bits.
+    """
+    if isinstance(image, (str, Path)):
+        with Image.open(image) as opened:
+            opened.load()
+            image = opened
+    if isinstance(image, np.ndarray):
+        if image.dtype != np.uint8:
+            raise TypeError(
+                f"image arrays must be uint8, got {image.dtype}; scale the grey levels to 0..255 first"
+            )
+        if not (image.ndim == 2 or (image.ndim == 3 and image.shape[2] == 3)):
+            raise ValueError(f"image arrays must have the shape (H, W) or (H, W, 3), got {image.shape}")
+        image = Image.fromarray(image)
+    if not isinstance(image, Image.Image):
+        raise TypeError(f"an image must be a path, a PIL image or a uint8 array, got {type(image).__name__}")
+    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
+        raise ValueError(f"image has mode {image.mode}; scale its grey levels to 8 bits first")
+    return image.convert("L")
+
+
+def _images(images: Any) -> Iterator[ImageLike]:
+    """One image or several, one by one."""
+    is_array = isinstance(images, np.ndarray)
+    is_one_array = is_array and (images.ndim == 2 or (images.ndim == 3 and images.shape[2] == 3))
+    if is_one_array or isinstance(images, (str, Path, Image.Image)):
+        yield images
+    else:
+        yield from images
+
+
+def _texts(texts: str | Sequence[str]) -> list[str]:
+    return [texts] if isinstance(texts, str) else list(texts)

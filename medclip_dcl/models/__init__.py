@@ -1,0 +1,1 @@
+"""LightningModules: thin, around the network, the objectives and the scoring."""

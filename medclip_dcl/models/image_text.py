@@ -1,0 +1,206 @@
+"""ImageTextModel: trains the image-text network with a debiased contrastive objective."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from pytorch_lightning import LightningModule
+from torch import Tensor, nn
+from torch.optim import AdamW
+from torch.optim.lr_scheduler import LambdaLR
+
+from medclip_dcl.distributed import gather_with_grad, global_mean, local_offset
+from medclip_dcl.encoders.image import RegionEncoder
+from medclip_dcl.encoders.text import SentenceEncoder
+from medclip_dcl.network import ImageTextNetwork, build_part, load_exactly, part_config, read_checkpoint
+from medclip_dcl.objectives import (
+    ClassProbability,
+    ConstantClassProbability,
+    contrastive_loss,
+    contrastive_statistics,
+)
+from medclip_dcl.similarity import Similarity
+
+
+class ImageTextModel(LightningModule):
+    """Text-to-image contrastive training: sentences are anchors, the images of all processes are candidates.
+
+    Args:
+        image_encoder: images to regions (SSD: ResNet-18).
+        text_encoder: sentences to embeddings (SSD: CXR-BERT).
+        similarity: logits; null for LSE+NL.
+        class_probability: eta of each anchor; null for 0, which is InfoNCE.
+        learning_rate: of AdamW after the warm-up (SSD: 1e-5).
+        weight_decay: on weight matrices only, not on biases, norms and gamma (0.01: choice, not from the paper).
+        warmup_steps: optimiser steps of linear warm-up; cosine decay to 0 follows (SSD: 2,000).
+
+    Raises:
+        ValueError: an option out of its range.
+    """
+
+    def __init__(
+        self,
+        image_encoder: RegionEncoder,
+        text_encoder: SentenceEncoder,
+        similarity: Similarity | None = None,
+        class_probability: ClassProbability | None = None,
+        learning_rate: float = 1e-5,
+        weight_decay: float = 0.01,
+        warmup_steps: int = 2000,
+    ) -> None:
+        super().__init__()
+        if not learning_rate > 0 or weight_decay < 0 or warmup_steps < 0:
+            raise ValueError(
+                "model: learning_rate must be above 0, weight_decay and warmup_steps at least 0; "
+                f"got {learning_rate}, {weight_decay}, {warmup_steps}"
+            )
+        self.network = ImageTextNetwork(image_encoder, text_encoder, similarity)
+        self.class_probability = class_probability or ConstantClassProbability(0.0)
+        self.learning_rate, self.weight_decay, self.warmup_steps = learning_rate, weight_decay, warmup_steps
+
+    @property
+    def anchor_fields(self) -> tuple[str, ...]:
+        """Fields of sentences that the objective asks the datamodule for."""
+        return self.class_probability.requires
+
+    def setup(self, stage: str) -> None:
+        """The network takes over the size at which the datamodule shows whole images."""
+        datamodule = getattr(self.trainer, "datamodule", None)
+        if datamodule is not None:
+            self.network.image_size = datamodule.image_size
+
+    def forward(self, images: Tensor, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """Logits (sentence, image)."""
+        return self.network(images, tokens, lengths)
+
+    def training_step(self, batch: dict[str, Any], batch_index: int) -> Tensor:
+        loss, _, statistics = self._losses(batch)
+        values = {f"train/{name}": value for name, value in statistics.items()}
+        values["train/gamma2"] = self.network.similarity.gamma2.detach()
+        values["train/learning_rate"] = torch.tensor(self.trainer.optimizers[0].param_groups[0]["lr"])
+        self.log_dict(values, batch_size=len(batch["lengths"]))
+        self.log("train/loss", loss.detach(), prog_bar=True, batch_size=len(batch["lengths"]))
+        return loss
+
+    def validation_step(self, batch: dict[str, Any], batch_index: int) -> dict[str, Any]:
+        """Loss with the images of this batch and process as candidates, and the features for the callbacks."""
+        loss, feature_map, _ = self._losses(batch, across_processes=False)
+        self.log(
+            "validate/loss",
+            loss,
+            on_epoch=True,
+            prog_bar=True,
+            sync_dist=True,
+            batch_size=len(batch["lengths"]),
+        )
+        return {"loss": loss, "feature_map": feature_map.detach(), "dicom_id": batch["dicom_id"]}
+
+    def test_step(self, batch: dict[str, Any], batch_index: int) -> dict[str, Any]:
+        """Features for the evaluation callbacks."""
+        return {"feature_map": self.network.feature_map(batch["images"]), "dicom_id": batch["dicom_id"]}
+
+    def predict_step(self, batch: dict[str, Any], batch_index: int) -> dict[str, Any]:
+        """Features for whatever writes predictions."""
+        return self.test_step(batch, batch_index)
+
+    def _losses(
+        self, batch: dict[str, Any], across_processes: bool = True
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Loss of this process's sentences, the feature map of its images, and figures to watch."""
+        feature_map = self.network.feature_map(batch["images"])
+        regions = self.network.regions(feature_map)
+        sentences = self.network.encode_sentences(batch["tokens"], batch["lengths"])
+        positives = batch["image_index"]
+        if across_processes:
+            positives = positives + local_offset(regions.shape[0], regions.device)
+            regions = gather_with_grad(regions)
+        logits = self.network.similarity(regions, sentences)
+        arguments = {
+            "class_probability": self.class_probability(**batch["anchor"]),
+            "floor": -self.network.similarity.gamma2,
+        }
+        losses = contrastive_loss(logits, positives, reduction="none", **arguments)
+        loss = global_mean(losses) if across_processes else losses.mean()
+        statistics = contrastive_statistics(logits, positives, **arguments)
+        return (
+            loss,
+            feature_map,
+            {
+                "at_floor": statistics.at_floor,
+                "class_probability": statistics.class_probability,
+                "false_negative_mass": statistics.false_negative_mass,
+                "capped": torch.tensor(float(self.class_probability.share_capped)),
+            },
+        )
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.network.similarity.clamp_gamma_()
+
+    def configure_optimizers(self) -> Any:
+        """AdamW; linear warm-up, then cosine decay to 0, by optimiser step."""
+        groups = parameter_groups(self.network, self.weight_decay)
+        optimizer = AdamW(groups, lr=self.learning_rate)
+        total = int(self.trainer.estimated_stepping_batches)
+        if self.warmup_steps >= total:
+            warnings.warn(
+                f"model.warmup_steps {self.warmup_steps} is not less than the run's {total} optimiser steps: "
+                "the learning rate never reaches model.learning_rate",
+                stacklevel=2,
+            )
+        schedule = LambdaLR(optimizer, lambda step: warmup_cosine(step, self.warmup_steps, total))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """The checkpoint describes its network (tokenizer included) and objective in plain values."""
+        checkpoint["network"] = self.network.config()
+        checkpoint["objective"] = {
+            "class_probability": part_config(self.class_probability),
+            "learning_rate": self.learning_rate,
+            "weight_decay": self.weight_decay,
+            "warmup_steps": self.warmup_steps,
+        }
+
+    @classmethod
+    def load_from_checkpoint(  # type: ignore[override]
+        cls, checkpoint_path: str | Path, map_location: Any = "cpu"
+    ) -> ImageTextModel:
+        """The model of a checkpoint, wherever its encoders first came from, in evaluation mode.
+
+        Raises:
+            ValueError: not a checkpoint of an image-text model, or weights that do not fit.
+        """
+        checkpoint = read_checkpoint(Path(checkpoint_path), map_location)
+        network = ImageTextNetwork.from_config(checkpoint["network"])
+        objective = dict(checkpoint["objective"])
+        class_probability = build_part(objective.pop("class_probability"), ClassProbability)
+        model = cls(
+            network.image_encoder,
+            network.text_encoder,
+            network.similarity,
+            class_probability,
+            **objective,
+        )
+        model.network = network
+        load_exactly(model, checkpoint["state_dict"], str(checkpoint_path))
+        return model.eval()
+
+
+def warmup_cosine(step: int, warmup: int, total: int) -> float:
+    """Factor of the learning rate at an optimiser step: linear warm-up to 1, then half a cosine to 0."""
+    if step < warmup:
+        return (step + 1) / (warmup + 1)
+    progress = (step - warmup) / max(1, total - warmup)
+    return 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+
+
+def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Matrices and kernels with weight decay; biases, norms and gamma without."""
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    return [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]

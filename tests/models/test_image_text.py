@@ -1,0 +1,105 @@
+"""ImageTextModel: one step is the written-down loss; schedule, decay groups and checkpoints."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from pytorch_lightning import Trainer
+
+from medclip_dcl.data.image_text import ImageTextDataModule
+from medclip_dcl.encoders.image import ResNetRegions
+from medclip_dcl.encoders.text import BertSentences
+from medclip_dcl.inference import load
+from medclip_dcl.models.image_text import ImageTextModel, parameter_groups, warmup_cosine
+from medclip_dcl.objectives import LanguageModelClassProbability, contrastive_loss
+from medclip_dcl.similarity import LSENonLocal
+
+
+def build(small_bert, **options) -> ImageTextModel:
+    torch.manual_seed(2)
+    return ImageTextModel(
+        ResNetRegions(dim=16, stride=16),
+        BertSentences(str(small_bert), dim=16),
+        LSENonLocal(dim=16),
+        LanguageModelClassProbability(),
+        **{"learning_rate": 1e-3, "warmup_steps": 2, **options},
+    )
+
+
+def trainer(folder, **options) -> Trainer:
+    defaults = {
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "accelerator": "cpu",
+    }
+    return Trainer(default_root_dir=folder, enable_checkpointing=False, **{**defaults, **options})
+
+
+@pytest.fixture
+def data(small_set) -> ImageTextDataModule:
+    return ImageTextDataModule(str(small_set), image_size=40, crop_size=32, batch_size=8, num_workers=0)
+
+
+def test_training_learns_and_the_checkpoint_loads_anywhere(small_bert, data, tmp_path, monkeypatch):
+    model = build(small_bert)
+    data.sentences = "all"
+    fit = trainer(tmp_path, max_epochs=40, limit_val_batches=0)
+    fit.fit(model, data)
+    assert fit.logged_metrics["train/loss"] < 0.9 * math.log(8), "below chance on its own training images"
+    assert model.network.image_size == 40
+    assert fit.logged_metrics["train/class_probability"] > 0
+    fit.save_checkpoint(tmp_path / "a.ckpt")
+    # Another folder, and no way back to the language model's folder.
+    monkeypatch.setattr("medclip_dcl.encoders.text.resolve_folder", None)
+    loaded = load(tmp_path / "a.ckpt")
+    texts = ["No pneumothorax.", "Mild pulmonary edema."]
+    expected = model.eval().network.embed_texts(texts)
+    assert torch.equal(loaded.network.embed_texts(texts), expected)
+    again = ImageTextModel.load_from_checkpoint(tmp_path / "a.ckpt")
+    assert torch.equal(again.network.embed_texts(texts), expected)
+    assert again.class_probability.config() == {"a": 0.2, "k": 0.35, "max_eta": 0.3}
+    assert again.learning_rate == 1e-3 and again.network.image_size == 40
+
+
+def test_a_step_is_the_written_loss(small_bert, data, tmp_path):
+    model = build(small_bert)
+    fit = trainer(tmp_path, max_steps=1, limit_val_batches=0, num_sanity_val_steps=0)
+    fit.fit(model, data)
+    model = build(small_bert).eval()
+    batch = next(iter(data.train_dataloader()))
+    logits = model(batch["images"], batch["tokens"], batch["lengths"])
+    eta = 0.2 * (0.35 * batch["anchor"]["log_p"]).exp()
+    expected = contrastive_loss(logits, batch["image_index"], class_probability=eta, floor=-14.0)
+    loss, _, statistics = model._losses(batch)
+    torch.testing.assert_close(loss, expected)
+    assert statistics["class_probability"].item() == pytest.approx(eta.mean().item())
+
+
+def test_schedule():
+    factors = [warmup_cosine(step, 4, 24) for step in range(25)]
+    assert factors[:4] == pytest.approx([0.2, 0.4, 0.6, 0.8])
+    assert factors[4] == 1.0 and factors[14] == pytest.approx(0.5) and factors[24] == pytest.approx(0.0)
+    assert factors[4:] == sorted(factors[4:], reverse=True)
+
+
+def test_no_decay_on_gamma_biases_and_norms(small_bert):
+    model = build(small_bert)
+    decayed, plain = parameter_groups(model.network, 0.5)
+    assert decayed["weight_decay"] == 0.5 and plain["weight_decay"] == 0.0
+    assert any(p is model.network.similarity.log_gamma2 for p in plain["params"])
+    count = len(decayed["params"]) + len(plain["params"])
+    assert count == sum(1 for p in model.network.parameters() if p.requires_grad)
+
+
+def test_warns_when_the_warmup_never_ends(small_bert, data, tmp_path):
+    fit = trainer(tmp_path, max_steps=1, limit_val_batches=0, num_sanity_val_steps=0)
+    with pytest.warns(UserWarning, match="warmup_steps 50 is not less than the run's 1 optimiser steps"):
+        fit.fit(build(small_bert, warmup_steps=50), data)
+
+
+def test_refuses_bad_options(small_bert):
+    with pytest.raises(ValueError, match="learning_rate must be above 0"):
+        build(small_bert, learning_rate=0.0)

@@ -1,0 +1,142 @@
+"""load() and what a notebook asks of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from medclip_dcl import load
+from medclip_dcl.encoders.image import ResNetRegions
+from medclip_dcl.encoders.text import BertSentences
+from medclip_dcl.findings import CHEX5
+from medclip_dcl.inference import ImageTextInference
+from medclip_dcl.network import ImageTextNetwork
+from medclip_dcl.similarity import LSENonLocal
+
+
+@pytest.fixture(scope="module")
+def exported(small_bert, tmp_path_factory):
+    torch.manual_seed(0)
+    text = BertSentences(str(small_bert), dim=16)
+    network = ImageTextNetwork(ResNetRegions(dim=16, stride=16), text, LSENonLocal(dim=16), image_size=64)
+    folder = tmp_path_factory.mktemp("export") / "model"
+    network.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(exported):
+    return load(exported)
+
+
+@pytest.fixture(scope="module")
+def grey():
+    return np.random.default_rng(0).integers(0, 256, (90, 70)).astype(np.uint8)
+
+
+TEXTS = ["No pneumothorax.", "Mild pulmonary edema.", "The lungs are clear."]
+
+
+def test_similarity_is_the_logits_over_gamma2(model, grey):
+    found = model.similarity([grey, grey[:, ::-1].copy()], TEXTS)
+    assert found.shape == (2, 3) and np.abs(found).max() <= 1
+    resized = Image.fromarray(grey).resize((64, 64), Image.Resampling.BICUBIC)
+    pixels = torch.from_numpy(np.asarray(resized).astype(np.float32) / 255).expand(1, 3, 64, 64)
+    with torch.no_grad():
+        logits = model.network(pixels, *model.network.tokenize(TEXTS))
+    np.testing.assert_allclose(found[0], logits[:, 0].numpy() / 14, rtol=1e-4)
+
+
+def test_paths_images_and_arrays_are_the_same_image(model, grey, tmp_path):
+    Image.fromarray(grey).save(tmp_path / "a.png")
+    colour = np.repeat(grey[..., None], 3, axis=2)
+    images = [grey, colour, Image.fromarray(grey), str(tmp_path / "a.png"), tmp_path / "a.png"]
+    found = model.similarity(images, "No pneumothorax.")
+    assert found.shape == (5, 1)
+    np.testing.assert_allclose(found, found[0, 0], atol=1e-6)
+    assert model.similarity(grey, TEXTS).shape == (1, 3)
+
+
+def test_heat_map_has_the_images_own_pixels_and_regions_values(model, grey):
+    heat_map = model.heat_map(grey, TEXTS[0])
+    assert heat_map.shape == (90, 70) and np.abs(heat_map).max() <= 1
+    with torch.no_grad():
+        regions = model._regions(Image.fromarray(grey))[0]
+        sentence = model.network.embed_texts(TEXTS[:1])[0]
+    cosines = torch.cosine_similarity(regions, sentence[None]).view(4, 4).numpy()
+    # The image's corners lie in the corner regions, beyond their centres: bilinear interpolation is constant there.
+    corners = heat_map[[0, 0, -1, -1], [0, -1, 0, -1]]
+    np.testing.assert_allclose(corners, cosines[[0, 0, -1, -1], [0, -1, 0, -1]], atol=1e-5)
+
+
+def test_classify_is_positive_minus_negative(model, grey, tmp_path):
+    Image.fromarray(grey).save(tmp_path / "a.png")
+    frame = model.classify([tmp_path / "a.png", grey])
+    assert list(frame.columns) == list(CHEX5) and list(frame.index) == [str(tmp_path / "a.png"), 1]
+    prompts = CHEX5["Edema"]
+    scores = model.similarity(grey, [prompts.negative, prompts.positive])[0]
+    assert frame["Edema"].iloc[1] == pytest.approx(scores[1] - scores[0], abs=1e-6)
+    assert list(model.classify(grey, {"x": ("no x", "x")}).columns) == ["x"]
+
+
+def test_embeddings_have_length_one(model, grey):
+    assert np.linalg.norm(model.embed_images([grey, grey]), axis=1) == pytest.approx([1, 1])
+    assert np.linalg.norm(model.embed_texts(TEXTS), axis=1) == pytest.approx([1, 1, 1])
+
+
+def test_export_of_an_export_is_the_same(model, grey, tmp_path):
+    model.save_pretrained(tmp_path / "again")
+    assert np.array_equal(load(tmp_path / "again").similarity(grey, TEXTS), model.similarity(grey, TEXTS))
+
+
+def test_needs_no_lightning(exported):
+    ask = "print('pytorch_lightning' in sys.modules)"
+    code = f"import sys; from medclip_dcl import load; load({str(exported)!r}); {ask}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    "image, error, message",
+    [
+        (np.zeros((4, 4)), TypeError, "must be uint8, got float64"),
+        (np.zeros((4, 4, 2), np.uint8), ValueError, r"shape \(H, W\) or \(H, W, 3\), got \(4, 4, 2\)"),
+        (Image.new("I;16", (4, 4)), ValueError, "mode I;16; scale its grey levels to 8 bits"),
+    ],
+)
+def test_bad_images(model, image, error, message):
+    with pytest.raises(error, match=message):
+        model.similarity([image], "x")
+
+
+def test_bad_sources(tmp_path):
+    with pytest.raises(FileNotFoundError, match="config.json is missing"):
+        load(tmp_path)
+    (tmp_path / "a.ckpt").write_bytes(b"PK\x03\x04 truncated")
+    with pytest.raises(
+        ValueError, match="a.ckpt is no checkpoint that can be loaded safely, or it is truncated"
+    ):
+        load(tmp_path / "a.ckpt")
+    torch.save({"state_dict": {}}, tmp_path / "b.ckpt")
+    with pytest.raises(ValueError, match="b.ckpt is no checkpoint of an image-text model"):
+        load(tmp_path / "b.ckpt")
+
+
+def test_a_repository_that_cannot_be_reached(monkeypatch):
+    def offline(*args, **kwargs):
+        raise OSError("offline")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
+    with pytest.raises(
+        FileNotFoundError, match="no file or folder nobody/nothing, and no Hugging Face repository"
+    ):
+        load("nobody/nothing")
+
+
+def test_the_wrapper_puts_the_network_in_evaluation_mode(model):
+    assert not ImageTextInference(model.network.train()).network.training
