@@ -1,0 +1,28 @@
+"""What a model learned, measured: Lightning callbacks, the results of a run on disk, and the run report."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from medclip_dcl.evaluation.classification import ZeroShotClassification as ZeroShotClassification
+    from medclip_dcl.evaluation.grounding import Grounding as Grounding
+    from medclip_dcl.evaluation.results import ResultsWriter as ResultsWriter
+    from medclip_dcl.evaluation.retrieval import Retrieval as Retrieval
+
+_HOME = {
+    "Grounding": "grounding",
+    "Retrieval": "retrieval",
+    "ResultsWriter": "results",
+    "ZeroShotClassification": "classification",
+}
+
+__all__ = ["Grounding", "Retrieval", "ResultsWriter", "ZeroShotClassification"]
+
+
+def __getattr__(name: str) -> Any:
+    # `python -m medclip_dcl.evaluation.report` must not pay for Lightning.
+    if name in _HOME:
+        return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

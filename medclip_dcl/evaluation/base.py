@@ -1,0 +1,248 @@
+"""What the evaluation callbacks share: one value per image, gathered over processes, summarised once.
+
+A callback measures each image while its features are at hand, keeps what it measured by dicom_id, and at the
+epoch's end puts the values of all processes together. So a result depends neither on the batch size nor on the
+number of processes, and an image that a padded loader served twice counts once.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float
+from matplotlib.figure import Figure
+from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.utilities.rank_zero import rank_zero_warn
+from torch import Tensor
+
+from medclip_dcl.data.image_text import EvaluationTables
+from medclip_dcl.distributed import gather_objects
+from medclip_dcl.network import ImageTextNetwork
+
+_ELEMENTS_PER_CHUNK = 2**24
+"""Region-sentence cosines computed at a time; bounds the memory whatever the number of sentences."""
+
+_embedded: WeakKeyDictionary[ImageTextNetwork, dict[str, Tensor]] = WeakKeyDictionary()
+
+
+@dataclass
+class Findings:
+    """What one evaluation found.
+
+    Attributes:
+        metrics: for results.json; None where a number cannot be given.
+        scalars: name -> value for the logger, without the stage.
+        protocol: every choice on which the metrics depend.
+        counts: what the metrics are averages over.
+        notes: what the reader must know: too few cases, nothing to evaluate.
+        predictions: a row for each case, from which the metrics can be computed again.
+    """
+
+    metrics: dict[str, Any]
+    scalars: dict[str, float]
+    protocol: dict[str, Any] = field(default_factory=dict)
+    counts: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    predictions: pd.DataFrame = field(default_factory=pd.DataFrame)
+
+
+class EvaluationCallback(Callback, ABC):
+    """Base class of the evaluations; a subclass says what it measures of an image and how that is summarised.
+
+    Attributes:
+        section: name of the evaluation in results.json and of its file in predictions/.
+        stages: "validate", "test", or both.
+        found: of the last test; None before it.
+        seconds: wall time of the last evaluation, without the encoders.
+    """
+
+    section: ClassVar[str]
+    stages: ClassVar[tuple[str, ...]]
+
+    def __init__(self) -> None:
+        self.found: Findings | None = None
+        self.seconds = 0.0
+        self._tables: EvaluationTables | None = None
+        self._expected: set[str] = set()
+        self._values: dict[str, Any] = {}
+
+    @abstractmethod
+    def prepare(self, tables: EvaluationTables, stage: str) -> set[str]:
+        """Look at the cases before the first image: what is wrong with them is raised here.
+
+        Returns:
+            dicom_ids of the images without which the evaluation is incomplete.
+        """
+
+    @abstractmethod
+    def measure(
+        self,
+        network: ImageTextNetwork,
+        feature_map: Float[Tensor, "image dim region_row region_column"],
+        dicom_ids: Sequence[str],
+    ) -> Mapping[str, Any]:
+        """What is kept of each image that this evaluation needs, by dicom_id; on the CPU."""
+
+    @abstractmethod
+    def summarise(
+        self, network: ImageTextNetwork, values: Mapping[str, Any], tables: EvaluationTables
+    ) -> Findings:
+        """Metrics of all images, from what was measured of each."""
+
+    def figures(self, load_image: Any) -> Iterator[tuple[str, Figure]]:
+        """Names and figures of the last test; ``load_image(dicom_id)`` is the prepared image."""
+        yield from ()
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._begin(trainer, pl_module, "validate")
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        self._collect(pl_module, outputs)
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._finish(pl_module, "validate")
+
+    def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._begin(trainer, pl_module, "test")
+
+    def on_test_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        self._collect(pl_module, outputs)
+
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.found = self._finish(pl_module, "test")
+
+    def _begin(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._tables = None
+        if trainer.sanity_checking or stage not in self.stages:
+            return
+        _embedded.pop(_network(pl_module), None)
+        started = time.perf_counter()
+        self._values = {}
+        tables = _evaluation_tables(trainer, stage)
+        self._expected = self.prepare(tables, stage)
+        self._tables = tables
+        self.seconds = time.perf_counter() - started
+
+    def _collect(self, pl_module: LightningModule, outputs: Any) -> None:
+        if self._tables is None:
+            return
+        started = time.perf_counter()
+        dicom_ids, feature_map = outputs["dicom_id"], outputs["feature_map"].float()
+        _require_numbers(feature_map, dicom_ids)
+        self._values.update(self.measure(_network(pl_module), feature_map, dicom_ids))
+        self.seconds += time.perf_counter() - started
+
+    def _finish(self, pl_module: LightningModule, stage: str) -> Findings | None:
+        if self._tables is None:
+            return None
+        started = time.perf_counter()
+        tables, self._tables = self._tables, None
+        values = {key: value for part in gather_objects(self._values) for key, value in part.items()}
+        self._values = {}
+        found = self.summarise(_network(pl_module), dict(sorted(values.items())), tables)
+        n_missing = len(self._expected - values.keys())
+        if n_missing:
+            found.notes.append(
+                f"{self.section}: {n_missing} of {len(self._expected)} images were not evaluated: the run was limited"
+                " to some batches"
+            )
+        for note in found.notes:
+            rank_zero_warn(f"{stage}: {note}", category=UserWarning)
+        for name, value in found.scalars.items():
+            if stage == "test" and math.isnan(value):
+                continue
+            # Every process has all values and computes the same; averaging them changes nothing.
+            pl_module.log(f"{stage}/{name}", value, batch_size=1, sync_dist=True, prog_bar=name == "auc")
+        self.seconds += time.perf_counter() - started
+        return found
+
+
+def embed_texts(network: ImageTextNetwork, texts: Sequence[str]) -> Float[Tensor, "sentence dim"]:
+    """Sentence embeddings in float32; within one evaluation each distinct text is encoded once for all callbacks.
+
+    Raises:
+        ValueError: an embedding is NaN (the text is not printed: it may be a patient's).
+    """
+    known = _embedded.setdefault(network, {})
+    new = [text for text in dict.fromkeys(texts) if text not in known]
+    if new:
+        embeddings = network.embed_texts(new).float()
+        n_nan = int(embeddings.isnan().any(dim=1).sum())
+        if n_nan:
+            raise ValueError(f"{n_nan} of {len(new)} sentence embeddings hold NaN: training has diverged")
+        known.update(zip(new, embeddings, strict=True))
+    if not texts:
+        return network.embed_texts([]).float()
+    return torch.stack([known[text] for text in texts])
+
+
+def scores(
+    network: ImageTextNetwork,
+    feature_map: Float[Tensor, "image dim region_row region_column"],
+    texts: Sequence[str],
+) -> Float[Tensor, "sentence image"]:
+    """Image-sentence scores in [-1, 1]: the network's similarity logits divided by gamma^2, on the CPU."""
+    regions = network.regions(feature_map)
+    rows = max(1, _ELEMENTS_PER_CHUNK // max(1, regions.shape[0] * regions.shape[1]))
+    parts = [network.similarity(regions, part) for part in embed_texts(network, texts).split(rows)]
+    return (torch.cat(parts) / network.similarity.gamma2).float().cpu()
+
+
+def subject_ids(tables: EvaluationTables, dicom_ids: pd.Series) -> pd.Series:
+    """The patient of each image."""
+    return dicom_ids.map(tables.images.set_index("dicom_id")["subject_id"]).astype(np.int64)
+
+
+def _network(pl_module: LightningModule) -> ImageTextNetwork:
+    network = getattr(pl_module, "network", None)
+    if not isinstance(network, ImageTextNetwork):
+        raise ValueError(
+            f"the evaluation callbacks need a model with an ImageTextNetwork as `network`;"
+            f" {type(pl_module).__name__} has {type(network).__name__}"
+        )
+    return network
+
+
+def _evaluation_tables(trainer: Trainer, stage: str) -> EvaluationTables:
+    datamodule: Any = getattr(trainer, "datamodule", None)
+    if not hasattr(datamodule, "evaluation"):
+        raise ValueError(
+            "the evaluation callbacks need a datamodule that serves evaluation tables, such as ImageTextDataModule;"
+            f" found {type(datamodule).__name__}"
+        )
+    return datamodule.evaluation(stage)
+
+
+def _require_numbers(feature_map: Tensor, dicom_ids: Sequence[str]) -> None:
+    is_nan = feature_map.flatten(1).isnan().any(dim=1)
+    if bool(is_nan.any()):
+        first = dicom_ids[int(is_nan.nonzero()[0])]
+        raise ValueError(
+            f"the features of {int(is_nan.sum())} of {len(dicom_ids)} images of a batch hold NaN (first: image"
+            f" {first}): training has diverged, or the image is broken"
+        )

@@ -1,0 +1,68 @@
+"""Keeps each training sentence's eta in the run folder, and says when its scale looks wrong."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pandas as pd
+import torch
+from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.utilities import rank_zero_info
+
+from medclip_dcl.data.image_text import ImageTextDataModule
+from medclip_dcl.models.image_text import ImageTextModel
+from medclip_dcl.prepared import write_parquet
+
+FILE = "class_probability.parquet"
+LEAST_MEDIAN, GREATEST_MEDIAN = 1e-4, 0.5
+
+
+class ClassProbabilityTable(Callback):
+    """Writes class_probability.parquet when training starts: sentence_id, text, n_reports, log_p, eta.
+
+    On the phantom rho and sentence_share stand beside them. Prints the quantiles of eta over the training reports'
+    sentences and warns where the median is below 1e-4 or above 0.5: then (a, k) belong to another language model.
+    Objectives without anchor fields (a constant eta) write nothing.
+    """
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        datamodule = getattr(trainer, "datamodule", None)
+        if not (isinstance(pl_module, ImageTextModel) and isinstance(datamodule, ImageTextDataModule)):
+            return
+        if pl_module.anchor_fields and trainer.is_global_zero:
+            table = class_probability_table(pl_module, datamodule)
+            write_parquet(table, Path(trainer.default_root_dir) / FILE)
+            _report_quantiles(table["eta"])
+
+
+def class_probability_table(model: ImageTextModel, data: ImageTextDataModule) -> pd.DataFrame:
+    """Eta of every distinct sentence of the training reports, with what it was computed from."""
+    prepared = data.prepared
+    train = prepared.table("images").query("use == 'train'")["study_id"]
+    reports = prepared.table("reports")
+    ids = reports.loc[reports["study_id"].isin(train), "sentence_id"].unique()
+    sentences = prepared.table("sentences")
+    table = sentences[sentences["sentence_id"].isin(ids)].reset_index(drop=True)
+    names = set(model.anchor_fields) | ({"rho", "sentence_share"} if prepared.has("classes") else set())
+    for name, column in data.anchor_fields(sorted(names)).items():
+        table[name] = column.reindex(table["sentence_id"]).to_numpy()
+    fields = {name: torch.from_numpy(table[name].to_numpy()) for name in model.anchor_fields}
+    fields = {name: x.float() if x.is_floating_point() else x for name, x in fields.items()}
+    with torch.no_grad():
+        table["eta"] = model.class_probability.cpu()(**fields).numpy()
+    return table
+
+
+def _report_quantiles(eta: pd.Series) -> None:
+    quantiles = {f"{q:.0%}": float(eta.quantile(q)) for q in (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)}
+    rank_zero_info(
+        f"eta of {len(eta)} training sentences: "
+        + ", ".join(f"{q} {value:.3g}" for q, value in quantiles.items())
+    )
+    if not LEAST_MEDIAN <= quantiles["50%"] <= GREATEST_MEDIAN:
+        warnings.warn(
+            f"the median eta, {quantiles['50%']:.3g}, lies outside [{LEAST_MEDIAN:g}, {GREATEST_MEDIAN:g}]: (a, k) "
+            "do not belong to this language model's scale; estimate them with data_prep.fit_class_probability",
+            stacklevel=2,
+        )

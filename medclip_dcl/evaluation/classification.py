@@ -1,0 +1,173 @@
+"""Zero-shot classification of findings by a pair of prompts (SSD, section 3.2 and tables 2, 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+import torch
+from jaxtyping import Float
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from medclip_dcl.data.image_text import EvaluationTables
+from medclip_dcl.evaluation.base import EvaluationCallback, Findings, scores, subject_ids
+from medclip_dcl.evaluation.figures import roc_figure
+from medclip_dcl.findings import CHEX5
+from medclip_dcl.metrics import mean_over_findings, zero_shot_metrics
+from medclip_dcl.network import ImageTextNetwork
+
+COLUMNS = ["dicom_id", "subject_id", "finding", "label", "score_positive", "score_negative"]
+
+
+class ZeroShotClassification(EvaluationCallback):
+    """AUC and accuracy of each finding, and their average, on validate and test images.
+
+    The predicted label is the prompt with the higher image-sentence score; the AUC is that of score(positive) -
+    score(negative) (choice, not from the paper).
+
+    Logs ``<stage>/auc``, ``<stage>/acc`` (averages; on validate NaN where no finding has enough cases, so that a
+    checkpoint may monitor them) and, for each finding that has enough cases, ``<stage>/auc_<finding>`` and
+    ``<stage>/acc_<finding>`` (lower case, underscores).
+
+    Args:
+        prompts: finding (a CheXpert column) -> (negative prompt, positive prompt); null for CheX5's five pairs.
+        min_cases: positive and negative cases, each, that a finding needs; with fewer it gets no number and a
+            warning says so (choice, not from the paper).
+
+    Raises:
+        ValueError: ``min_cases`` below 1; a finding without its two prompts.
+    """
+
+    section = "classification"
+    stages = ("validate", "test")
+
+    def __init__(self, prompts: dict[str, tuple[str, str]] | None = None, min_cases: int = 5) -> None:
+        super().__init__()
+        if min_cases < 1:
+            raise ValueError(f"ZeroShotClassification: min_cases must be at least 1: found {min_cases}")
+        chosen = CHEX5 if prompts is None else prompts
+        for finding, pair in chosen.items():
+            if len(pair) != 2 or not all(text.strip() for text in pair):
+                raise ValueError(
+                    f"ZeroShotClassification: {finding} needs a negative and a positive prompt: found {list(pair)}"
+                )
+        self.prompts = {finding: (pair[0], pair[1]) for finding, pair in chosen.items()}
+        self.min_cases = min_cases
+        self._labelled: set[str] = set()
+
+    def prepare(self, tables: EvaluationTables, stage: str) -> set[str]:
+        asked = tables.chex5["finding"].isin(self.prompts)
+        self._labelled = set(tables.chex5.loc[asked, "dicom_id"])
+        return self._labelled
+
+    def measure(
+        self,
+        network: ImageTextNetwork,
+        feature_map: Float[Tensor, "image dim region_row region_column"],
+        dicom_ids: Sequence[str],
+    ) -> dict[str, list[float]]:
+        """Scores of all negative prompts, then of all positive prompts, for each image that has a label."""
+        negative, positive = zip(*self.prompts.values(), strict=True)
+        by_image = scores(network, feature_map, [*negative, *positive]).T.tolist()
+        return {
+            dicom_id: row
+            for dicom_id, row in zip(dicom_ids, by_image, strict=True)
+            if dicom_id in self._labelled
+        }
+
+    def summarise(
+        self, network: ImageTextNetwork, values: Mapping[str, Any], tables: EvaluationTables
+    ) -> Findings:
+        cases = self._cases(values, tables)
+        by_finding = {}
+        for finding in self.prompts:
+            rows = cases[cases["finding"] == finding]
+            by_finding[finding] = zero_shot_metrics(
+                torch.tensor(rows["score_positive"].to_numpy(dtype="float64")),
+                torch.tensor(rows["score_negative"].to_numpy(dtype="float64")),
+                torch.tensor(rows["label"].to_numpy(dtype="int64")),
+                self.min_cases,
+            )
+        average = mean_over_findings(by_finding.values())
+        nan = float("nan")
+        scalars = {
+            "auc": nan if average.auc is None else average.auc,
+            "acc": nan if average.acc is None else average.acc,
+        }
+        notes = []
+        for finding, found in by_finding.items():
+            if found.auc is None or found.acc is None:
+                notes.append(
+                    f"{finding}: no AUC and accuracy from {found.positives} positive and {found.negatives} negative"
+                    f" cases; at least {self.min_cases} of each are needed (min_cases)"
+                )
+                continue
+            scalars[f"auc_{_key(finding)}"], scalars[f"acc_{_key(finding)}"] = found.auc, found.acc
+        return Findings(
+            metrics={
+                "auc": average.auc,
+                "acc": average.acc,
+                "n_findings": sum(found.auc is not None for found in by_finding.values()),
+                "by_finding": {
+                    finding: {"auc": found.auc, "acc": found.acc} for finding, found in by_finding.items()
+                },
+            },
+            scalars=scalars,
+            protocol={
+                "prompts": {
+                    finding: {"negative": pair[0], "positive": pair[1]}
+                    for finding, pair in self.prompts.items()
+                },
+                "score": "similarity logit / gamma^2",
+                "auc": "of score(positive) - score(negative)",
+                "acc": "label of the prompt with the higher score, negative where they tie",
+                "min_cases": self.min_cases,
+                "average": "over the findings with enough cases",
+            },
+            counts={
+                "images": int(cases["dicom_id"].nunique()),
+                "patients": int(cases["subject_id"].nunique()),
+                "by_finding": {
+                    finding: {"positives": found.positives, "negatives": found.negatives}
+                    for finding, found in by_finding.items()
+                },
+            },
+            notes=notes,
+            predictions=cases,
+        )
+
+    def figures(self, load_image: Any) -> Iterator[tuple[str, Figure]]:
+        """ROC curves of the findings that have enough cases."""
+        assert self.found is not None
+        aucs = {name: found["auc"] for name, found in self.found.metrics["by_finding"].items()}
+        if any(auc is not None for auc in aucs.values()):
+            yield "roc", roc_figure(self.found.predictions, aucs)
+
+    def _cases(self, values: Mapping[str, Any], tables: EvaluationTables) -> pd.DataFrame:
+        """A row for each image and finding with a label, in the order of the prompts."""
+        order = {finding: position for position, finding in enumerate(self.prompts)}
+        cases = tables.chex5[tables.chex5["finding"].isin(order) & tables.chex5["dicom_id"].isin(values)]
+        cases = cases.assign(
+            subject_id=subject_ids(tables, cases["dicom_id"]),
+            label=cases["label"].astype("int64"),
+            score_negative=[
+                values[d][order[f]] for d, f in zip(cases["dicom_id"], cases["finding"], strict=True)
+            ],
+            score_positive=[
+                values[d][order[f] + len(order)]
+                for d, f in zip(cases["dicom_id"], cases["finding"], strict=True)
+            ],
+        )
+        rank = cases["finding"].map(order)
+        cases = cases.assign(_rank=rank).sort_values(["_rank", "dicom_id"])
+        return (
+            cases[COLUMNS]
+            .astype({"score_positive": "float64", "score_negative": "float64"})
+            .reset_index(drop=True)
+        )
+
+
+def _key(finding: str) -> str:
+    return finding.lower().replace(" ", "_")

@@ -1,0 +1,291 @@
+"""Visual grounding: the heat map of a phrase against the radiologist's box (SSD, section 3.2 and table 4)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float
+from matplotlib.figure import Figure
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from medclip_dcl.data.image_text import EvaluationTables
+from medclip_dcl.evaluation.base import EvaluationCallback, Findings, embed_texts, subject_ids
+from medclip_dcl.evaluation.figures import heat_map_figure
+from medclip_dcl.metrics import box_bounds, box_mask, contrast_to_noise_ratio, default_thresholds, mean_iou
+from medclip_dcl.network import ImageTextNetwork
+from medclip_dcl.similarity import cosine_maps
+
+COLUMNS = [
+    "dicom_id",
+    "subject_id",
+    "category",
+    "phrase",
+    "box",
+    "x",
+    "y",
+    "w",
+    "h",
+    "cnr",
+    "cnr_signed",
+    "miou",
+]
+NO_BOXES = "there are no boxes: prepare the set with --ms_cxr FILE to evaluate grounding and retrieval"
+
+
+class Box(NamedTuple):
+    """A row of ``EvaluationTables.boxes``, in pixels of the original image; ``row`` is its number there."""
+
+    row: int
+    category: str
+    phrase: str
+    x: float
+    y: float
+    w: float
+    h: float
+
+
+class Grounding(EvaluationCallback):
+    """Contrast-to-noise ratio and mean IoU of each box, averaged over boxes, and over image-phrase pairs.
+
+    The heat map holds the cosine of each region with the phrase, bilinear to the size of the original image,
+    which the prepared image covers wholly. No min-max: raw cosines (choices, not from the paper).
+
+    Logs ``test/cnr``, ``test/cnr_signed``, ``test/miou`` (over boxes) and ``test/pair_cnr``,
+    ``test/pair_cnr_signed``, ``test/pair_miou`` (over image-phrase pairs, each with the union of its boxes).
+
+    Args:
+        examples: heat maps drawn of the best, of the median and of the worst boxes by signed CNR, each.
+
+    Raises:
+        ValueError: ``examples`` below 0.
+    """
+
+    section = "grounding"
+    stages = ("test",)
+
+    def __init__(self, examples: int = 3) -> None:
+        super().__init__()
+        if examples < 0:
+            raise ValueError(f"Grounding: examples must be at least 0: found {examples}")
+        self.examples = examples
+        self._boxes: dict[str, list[Box]] = {}
+        self._sizes: dict[str, tuple[int, int]] = {}
+        self._maps: dict[str, dict[str, np.ndarray]] = {}
+
+    def prepare(self, tables: EvaluationTables, stage: str) -> set[str]:
+        self._boxes = boxes_by_image(tables)
+        self._sizes = image_sizes(tables)
+        return set(self._boxes)
+
+    def measure(
+        self,
+        network: ImageTextNetwork,
+        feature_map: Float[Tensor, "image dim region_row region_column"],
+        dicom_ids: Sequence[str],
+    ) -> dict[str, dict[str, Any]]:
+        """Metrics of each box and of each phrase of an image, and its heat maps at the regions' resolution."""
+        return {
+            dicom_id: self._measure_image(network, feature_map[index], dicom_id)
+            for index, dicom_id in enumerate(dicom_ids)
+            if dicom_id in self._boxes
+        }
+
+    def _measure_image(
+        self,
+        network: ImageTextNetwork,
+        feature_map: Float[Tensor, "dim region_row region_column"],
+        dicom_id: str,
+    ) -> dict[str, Any]:
+        height, width = self._sizes[dicom_id]
+        measured: dict[str, Any] = {"boxes": {}, "pairs": {}, "maps": {}}
+        for phrase in dict.fromkeys(box.phrase for box in self._boxes[dicom_id]):
+            regions = cosine_heat_maps(feature_map, embed_texts(network, [phrase]))[0]
+            measured["maps"][phrase] = regions.cpu().numpy()
+            heat_map = at_image_size(regions, height, width)
+            masks = {
+                box.row: box_mask(box.x, box.y, box.w, box.h, image_height=height, image_width=width).to(
+                    heat_map.device
+                )
+                for box in self._boxes[dicom_id]
+                if box.phrase == phrase
+            }
+            of_boxes = {row: _agreement(heat_map, mask) for row, mask in masks.items()}
+            measured["boxes"].update(of_boxes)
+            # The pair of a single box is that box.
+            union = torch.stack(list(masks.values())).any(dim=0) if len(masks) > 1 else None
+            first = next(iter(of_boxes.values()))
+            measured["pairs"][phrase] = first if union is None else _agreement(heat_map, union)
+        return measured
+
+    def summarise(
+        self, network: ImageTextNetwork, values: Mapping[str, Any], tables: EvaluationTables
+    ) -> Findings:
+        self._maps = {dicom_id: value["maps"] for dicom_id, value in values.items()}
+        by_box = {box: row for value in values.values() for box, row in value["boxes"].items()}
+        boxes = tables.boxes[tables.boxes.index.isin(by_box)]
+        cases = boxes.assign(
+            subject_id=subject_ids(tables, boxes["dicom_id"]),
+            box=boxes.index.astype("int64"),
+            **{
+                name: np.array([by_box[index][name] for index in boxes.index], dtype="float64")
+                for name in ("cnr_signed", "miou")
+            },
+        )
+        cases = cases.assign(cnr=cases["cnr_signed"].abs())[COLUMNS].reset_index(drop=True)
+        pairs = pd.DataFrame(
+            [row for value in values.values() for row in value["pairs"].values()],
+            columns=["cnr_signed", "miou"],
+            dtype="float64",
+        )
+        pairs = pairs.assign(cnr=pairs["cnr_signed"].abs())
+        overall, by_pair = _averages(cases), _averages(pairs)
+        scalars = {**overall, **{f"pair_{name}": value for name, value in by_pair.items()}}
+        n_undefined = int((~np.isfinite(cases["cnr_signed"])).sum())
+        notes = [NO_BOXES] if cases.empty else []
+        if n_undefined:
+            notes.append(
+                f"{n_undefined} of {len(cases)} boxes have no CNR (constant heat map, or box as large as the image)"
+            )
+        return Findings(
+            metrics={
+                **overall,
+                "by_category": {
+                    str(category): _averages(rows) for category, rows in cases.groupby("category", sort=True)
+                },
+                "by_pair": by_pair,
+            },
+            scalars={name: value for name, value in scalars.items() if value is not None},
+            protocol={
+                "heat_map": "cosine of each region with the phrase, raw",
+                "size": "original image",
+                "interpolation": "bilinear, align_corners=False",
+                "cnr": "population variances",
+                "thresholds": [round(t, 2) for t in default_thresholds(torch.float64).tolist()],
+                "comparison": ">",
+                "box_edges": "rounded to whole pixels",
+                "average": "over boxes; by_pair over image-phrase pairs with the union of their boxes",
+            },
+            counts={
+                "boxes": len(cases),
+                "boxes_without_cnr": n_undefined,
+                "images": int(cases["dicom_id"].nunique()),
+                "patients": int(cases["subject_id"].nunique()),
+                "pairs": len(pairs),
+                "phrases": int(cases["phrase"].nunique()),
+                "boxes_by_category": {
+                    str(name): int(n) for name, n in cases["category"].value_counts().sort_index().items()
+                },
+            },
+            notes=notes,
+            predictions=cases,
+        )
+
+    def figures(self, load_image: Any) -> Iterator[tuple[str, Figure]]:
+        """Best, median and worst boxes by signed CNR; the best alone would flatter."""
+        assert self.found is not None
+        cases = self.found.predictions
+        for group, place, row in chosen_examples(cases["cnr_signed"], self.examples):
+            case = cases.iloc[row]
+            same = cases[(cases["dicom_id"] == case["dicom_id"]) & (cases["phrase"] == case["phrase"])]
+            figure = heat_map_figure(
+                load_image(case["dicom_id"]),
+                self._maps[case["dicom_id"]][case["phrase"]],
+                size=self._sizes[case["dicom_id"]],
+                box=tuple(case[["x", "y", "w", "h"]].astype(float)),
+                other_boxes=[
+                    tuple(b)
+                    for b in same.loc[same["box"] != case["box"], ["x", "y", "w", "h"]]
+                    .astype(float)
+                    .to_numpy()
+                ],
+                title=f"{group.capitalize()} {place + 1} of {len(cases)} boxes by signed CNR",
+                category=case["category"],
+                phrase=case["phrase"],
+                scores={"signed CNR": case["cnr_signed"], "mIoU": case["miou"]},
+            )
+            yield f"grounding_{group}_{place + 1}", figure
+
+
+def cosine_heat_maps(
+    feature_map: Float[Tensor, "dim region_row region_column"], sentences: Float[Tensor, "sentence dim"]
+) -> Float[Tensor, "sentence region_row region_column"]:
+    """Cosine of every region of one image with every sentence, in [-1, 1]."""
+    regions = feature_map.flatten(1).T[None]
+    return cosine_maps(regions, sentences)[:, 0].unflatten(1, feature_map.shape[1:])
+
+
+def at_image_size(
+    heat_map: Float[Tensor, "region_row region_column"], height: int, width: int
+) -> Float[Tensor, "height width"]:
+    """A heat map of regions at the size of the image that they cover, bilinear."""
+    return interpolate(heat_map[None, None], size=(height, width), mode="bilinear", align_corners=False)[0, 0]
+
+
+def boxes_by_image(tables: EvaluationTables) -> dict[str, list[Box]]:
+    """The boxes of each image.
+
+    Raises:
+        ValueError: a box of an image that is not evaluated, or that covers no pixel of its image.
+    """
+    sizes = image_sizes(tables)
+    found: dict[str, list[Box]] = {}
+    columns = (tables.boxes[name] for name in ("dicom_id", *Box._fields[1:]))
+    for row, dicom_id, *values in zip(tables.boxes.index, *columns, strict=True):
+        if dicom_id not in sizes:
+            raise ValueError(f"boxes: image {dicom_id} is not evaluated; prepare the set again")
+        box = Box(int(row), *values[:2], *(float(value) for value in values[2:]))
+        height, width = sizes[dicom_id]
+        try:
+            box_bounds(box.x, box.y, box.w, box.h, image_height=height, image_width=width)
+        except ValueError as error:
+            raise ValueError(
+                f"image {dicom_id}: {error}; correct the MS-CXR file and prepare the set again"
+            ) from error
+        found.setdefault(dicom_id, []).append(box)
+    return found
+
+
+def image_sizes(tables: EvaluationTables) -> dict[str, tuple[int, int]]:
+    """(height, width) of each original image in pixels."""
+    images = tables.images
+    columns = (images["dicom_id"], images["height"], images["width"])
+    return {dicom_id: (int(height), int(width)) for dicom_id, height, width in zip(*columns, strict=True)}
+
+
+def chosen_examples(signed_cnr: pd.Series, count: int) -> list[tuple[str, int, int]]:
+    """(group, place, row) of the best, median and worst rows, none of them twice; NaN is never chosen."""
+    order = [
+        int(i) for i in np.argsort(-signed_cnr.to_numpy(), kind="stable") if math.isfinite(signed_cnr.iloc[i])
+    ]
+    count = min(count, len(order) // 3) if len(order) >= 3 else min(count, 1 if order else 0)
+    middle = (len(order) - count) // 2
+    groups = {"best": order[:count]}
+    if len(order) >= 3:
+        groups["median"] = order[middle : middle + count]
+        groups["worst"] = order[::-1][:count]
+    return [(group, place, row) for group, rows in groups.items() for place, row in enumerate(rows)]
+
+
+def _agreement(
+    heat_map: Float[Tensor, "height width"], mask: Bool[Tensor, "height width"]
+) -> dict[str, float]:
+    return {
+        "cnr_signed": float(contrast_to_noise_ratio(heat_map, mask, signed=True)),
+        "miou": float(mean_iou(heat_map, mask)),
+    }
+
+
+def _averages(cases: pd.DataFrame) -> dict[str, float | None]:
+    """Means over the rows whose value is finite, None without any."""
+    means = {}
+    for name in ("cnr", "cnr_signed", "miou"):
+        values = cases[name].to_numpy(dtype="float64")
+        values = values[np.isfinite(values)]
+        means[name] = float(values.mean()) if len(values) else None
+    return means

@@ -1,0 +1,93 @@
+"""What `predict` writes: embeddings and zero-shot scores as Parquet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from pytorch_lightning import Callback, LightningModule, Trainer
+
+from medclip_dcl.data.image_text import ImageTextDataModule
+from medclip_dcl.distributed import gather_objects
+from medclip_dcl.findings import CHEX5
+from medclip_dcl.models.image_text import ImageTextModel
+from medclip_dcl.prepared import write_parquet
+
+
+class PredictionWriter(Callback):
+    """Writes, under predictions/ of the run folder, for the images that `predict` was given:
+
+    image_embeddings.parquet (dicom_id, embedding: mean of the projected regions), chex5_scores.parquet (dicom_id,
+    finding, score_negative, score_positive: similarities in [-1, 1]) and sentence_embeddings.parquet (sentence_id,
+    embedding) of the sentences of their reports.
+    """
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[list[str], np.ndarray, np.ndarray]] = []
+        self._prompts = torch.empty(0)
+
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._parts = []
+        if isinstance(pl_module, ImageTextModel):
+            texts = [text for prompts in CHEX5.values() for text in prompts]
+            self._prompts = pl_module.network.embed_texts(texts)
+
+    def on_predict_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        if not isinstance(pl_module, ImageTextModel):
+            return
+        regions = pl_module.network.regions(outputs["feature_map"]).float()
+        similarity = pl_module.network.similarity
+        scores = similarity(regions, self._prompts) / similarity.gamma2
+        embeddings = regions.mean(1)
+        self._parts.append((outputs["dicom_id"], embeddings.cpu().numpy(), scores.T.float().cpu().numpy()))
+
+    def on_predict_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        datamodule = getattr(trainer, "datamodule", None)
+        if not (isinstance(pl_module, ImageTextModel) and isinstance(datamodule, ImageTextDataModule)):
+            return
+        parts = [part for parts in gather_objects(self._parts) for part in parts]
+        if not trainer.is_global_zero:
+            return
+        ids = [dicom_id for part in parts for dicom_id in part[0]]
+        folder = Path(trainer.default_root_dir) / "predictions"
+        embeddings = np.concatenate([part[1] for part in parts])
+        images = pd.DataFrame({"dicom_id": ids, "embedding": list(embeddings)}).sort_values("dicom_id")
+        write_parquet(images, folder / "image_embeddings.parquet")
+        scores = np.concatenate([part[2] for part in parts]).reshape(len(ids), len(CHEX5), 2)
+        rows = [
+            (dicom_id, finding, float(negative), float(positive))
+            for dicom_id, of_image in zip(ids, scores, strict=True)
+            for finding, (negative, positive) in zip(CHEX5, of_image, strict=True)
+        ]
+        columns = ["dicom_id", "finding", "score_negative", "score_positive"]
+        write_parquet(
+            pd.DataFrame(rows, columns=columns).sort_values(["dicom_id", "finding"]),
+            folder / "chex5_scores.parquet",
+        )
+        write_parquet(
+            _sentence_embeddings(pl_module, datamodule, ids), folder / "sentence_embeddings.parquet"
+        )
+
+
+def _sentence_embeddings(
+    model: ImageTextModel, data: ImageTextDataModule, dicom_ids: list[str]
+) -> pd.DataFrame:
+    images = data.prepared.table("images")
+    studies = images.loc[images["dicom_id"].isin(dicom_ids), "study_id"]
+    reports = data.prepared.table("reports")
+    ids = reports.loc[reports["study_id"].isin(studies), "sentence_id"].unique()
+    sentences = data.prepared.table("sentences")
+    sentences = sentences[sentences["sentence_id"].isin(ids)]
+    embeddings = model.network.embed_texts(sentences["text"].tolist()).float().cpu().numpy()
+    return pd.DataFrame({"sentence_id": sentences["sentence_id"].to_numpy(), "embedding": list(embeddings)})

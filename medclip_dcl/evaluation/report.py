@@ -1,0 +1,307 @@
+"""The run report: ``python -m medclip_dcl.evaluation.report RUN`` writes RUN/report.html from the run folder alone.
+
+One file that opens from disk, without network: tables in the shape of SSD's tables 1, 3, 4 and 5, training curves,
+the class probability, heat maps, configuration, versions and timings. What the folder lacks is named in the report.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import io
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pandas as pd
+from markupsafe import Markup
+from PIL import Image
+
+from medclip_dcl.evaluation import report_charts, report_tables
+from medclip_dcl.evaluation.report_tables import Table
+from medclip_dcl.prepared import write_text
+
+RESULTS_FORMAT_VERSION = 1
+REPORT_FILE = "report.html"
+
+_TRAINED, _UNTRAINED = "this run", report_tables.UNTRAINED
+_GROUPS = ("best", "median", "worst")
+_N_SENTENCES = 8
+_JPEG_QUALITY = 86
+
+
+class ReportError(ValueError):
+    """The report cannot be made; the message says why and what to do."""
+
+
+@dataclass
+class _Piece:
+    """Something the report shows: ``missing`` says what is not there and which command makes it."""
+
+    content: dict[str, Any] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+
+
+def write_report(run: Path) -> Path:
+    """Write report.html into a run folder.
+
+    Raises:
+        ReportError: not a run folder; a file of it cannot be read.
+    """
+    file = run / REPORT_FILE
+    write_text(render(run), file)
+    return file
+
+
+def render(run: Path) -> str:
+    """The report of a run folder as HTML; the same folder gives the same text.
+
+    Raises:
+        ReportError: as :func:`write_report`.
+    """
+    if not run.is_dir():
+        raise ReportError(f"{run} does not exist; give the folder of a run, such as runs/demo")
+    if not any(
+        (run / name).exists() for name in ("config.yaml", "metrics.csv", "results.json", "checkpoints")
+    ):
+        raise ReportError(
+            f"{run} is not a run folder: it holds neither config.yaml, metrics.csv, results.json nor checkpoints/;"
+            " give the folder that was the --run of `python -m medclip_dcl fit`"
+        )
+    results = {
+        name: found
+        for name, found in ((_TRAINED, _results(run, "")), (_UNTRAINED, _results(run, "_untrained")))
+        if found is not None
+    }
+    pieces = [
+        _tables(run, results),
+        _curves(run),
+        _predictions(run, results),
+        _class_probability(run),
+        _heat_maps(run),
+        _facts(run, results),
+    ]
+    is_phantom = bool(results) and all(found["dataset"]["phantom"] for found in results.values())
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    content: dict[str, Any] = {
+        "name": run.resolve().name,
+        "is_phantom": is_phantom,
+        "is_known": bool(results),
+    }
+    for piece in pieces:
+        content |= piece.content
+    content["missing"] = [text for piece in pieces for text in piece.missing]
+    return environment.get_template("report_template.html").render(content)
+
+
+def _results(run: Path, suffix: str) -> dict[str, Any] | None:
+    file = run / f"results{suffix}.json"
+    if not file.is_file():
+        return None
+    found = _json(file)
+    if found.get("format_version") != RESULTS_FORMAT_VERSION:
+        raise ReportError(
+            f"{file}: format version {found.get('format_version')}, this program reads version"
+            f" {RESULTS_FORMAT_VERSION}; test the run again"
+        )
+    return found
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ReportError(
+            f"{file} is not readable JSON ({error}); delete it and run the command that wrote it"
+        ) from error
+
+
+def _tables(run: Path, results: dict[str, Any]) -> _Piece:
+    piece = _Piece({"tables": [], "notes": [], "headline": []})
+    test = f"python -m medclip_dcl test --config {run / 'config.yaml'} --run {run}"
+    if _TRAINED not in results:
+        piece.missing.append(f"results.json: the run has not been tested; made by: {test}")
+    if _UNTRAINED not in results:
+        piece.missing.append(
+            "results_untrained.json: no row of the untrained network, against which to read the others; made by the"
+            f" same `test` where checkpoints/untrained.ckpt is there: {test}"
+        )
+    if not results:
+        return piece
+    tables: list[Table | None] = [
+        report_tables.table_1(results),
+        report_tables.table_3(results),
+        report_tables.table_4(results),
+        report_tables.table_4_by_category(results),
+        report_tables.table_5(results),
+    ]
+    piece.content["tables"] = [table for table in tables if table is not None]
+    notes = (note for found in results.values() for section in found["notes"].values() for note in section)
+    piece.content["notes"] = list(dict.fromkeys(notes))
+    piece.content["headline"] = _headline(results)
+    return piece
+
+
+def _headline(results: dict[str, Any]) -> list[dict[str, str]]:
+    """The numbers to read first, each with the untrained network's."""
+    chosen = (
+        ("AUC", "classification", "auc", 3),
+        ("signed CNR", "grounding", "cnr_signed", 2),
+        ("mIoU", "grounding", "miou", 3),
+        ("Recall", "retrieval", "recall", 3),
+        ("MedR", "retrieval", "medr", 0),
+    )
+    tiles = []
+    for label, section, key, digits in chosen:
+        values = {
+            name: report_tables.number((found["metrics"].get(section) or {}).get(key), digits)
+            for name, found in results.items()
+        }
+        tiles.append(
+            {
+                "label": label,
+                "value": values.get(_TRAINED, report_tables.NOTHING),
+                "untrained": values.get(_UNTRAINED, report_tables.NOTHING),
+            }
+        )
+    return tiles
+
+
+def _curves(run: Path) -> _Piece:
+    file = run / "metrics.csv"
+    if not file.is_file():
+        return _Piece({"curves": []}, ["metrics.csv: no training curves; made by: python -m medclip_dcl fit"])
+    try:
+        metrics = pd.read_csv(file)
+    except (pd.errors.ParserError, pd.errors.EmptyDataError) as error:
+        raise ReportError(f"{file} is not a readable table ({error})") from error
+    if "step" not in metrics:
+        raise ReportError(f"{file} has no column step; it was not written by `python -m medclip_dcl fit`")
+    charts = report_charts.curves(metrics)
+    return _Piece({"curves": charts}, [] if charts else ["metrics.csv holds no training figures yet"])
+
+
+def _predictions(run: Path, results: dict[str, Any]) -> _Piece:
+    piece = _Piece({"roc": None, "ranks": []})
+    if _TRAINED not in results:
+        return piece
+    cases = _table(run / "predictions" / "classification.parquet", piece)
+    by_finding = (results[_TRAINED]["metrics"].get("classification") or {}).get("by_finding", {})
+    aucs = {finding: found["auc"] for finding, found in by_finding.items()}
+    if cases is not None and any(auc is not None for auc in aucs.values()):
+        piece.content["roc"] = report_charts.roc(cases, aucs)
+    by_run = {}
+    for name, suffix in ((_TRAINED, ""), (_UNTRAINED, "_untrained")):
+        if name in results:
+            queries = _table(run / f"predictions{suffix}" / "retrieval.parquet", piece)
+            if queries is not None and len(queries):
+                by_run[name] = queries
+    if _TRAINED in by_run:
+        piece.content["ranks"] = report_charts.ranks(by_run)
+    return piece
+
+
+def _class_probability(run: Path) -> _Piece:
+    file = run / "class_probability.parquet"
+    nothing: dict[str, Any] = {"eta": None, "truth": None, "most_probable": [], "least_probable": []}
+    if not file.is_file():
+        return _Piece(
+            nothing,
+            ["class_probability.parquet: no η by sentence (a constant η has none; else `fit` writes it)"],
+        )
+    piece = _Piece(nothing)
+    table = _table(file, piece)
+    if table is None or table.empty:
+        return piece
+    order = "log_p" if "log_p" in table else "eta"
+    ranked = table.sort_values([order, "sentence_id"], ascending=False, kind="stable")
+    columns = [name for name in ("text", "n_reports", "log_p", "eta") if name in table]
+    piece.content["most_probable"] = ranked.head(_N_SENTENCES)[columns].to_dict("records")
+    piece.content["least_probable"] = ranked.tail(_N_SENTENCES)[columns][::-1].to_dict("records")
+    piece.content["eta"] = report_charts.eta_histogram(table["eta"])
+    if "rho" in table:
+        piece.content["truth"] = report_charts.eta_against_truth(table)
+    return piece
+
+
+def _heat_maps(run: Path) -> _Piece:
+    files = {group: sorted((run / "figures").glob(f"grounding_{group}_*.png")) for group in _GROUPS}
+    groups = [(group, [_embedded_image(file) for file in found]) for group, found in files.items() if found]
+    missing = (
+        [] if groups else ["figures/grounding_*.png: no heat maps; `test` draws them where there are boxes"]
+    )
+    return _Piece({"heat_maps": groups}, missing)
+
+
+def _facts(run: Path, results: dict[str, Any]) -> _Piece:
+    config = run / "config.yaml"
+    fit = run / "fit.json"
+    shown = results.get(_TRAINED) or results.get(_UNTRAINED) or {}
+    missing = []
+    if not config.is_file():
+        missing.append("config.yaml: the configuration of the run is not there")
+    if not fit.is_file():
+        missing.append(
+            "fit.json: training has not come to its end; continue it with: python -m medclip_dcl fit"
+        )
+    timings = {f"test, {name}": found["timings"] for name, found in results.items()}
+    return _Piece(
+        {
+            "config": config.read_text(encoding="utf-8") if config.is_file() else None,
+            "dataset": shown.get("dataset"),
+            "checkpoint": shown.get("checkpoint"),
+            "precision": shown.get("precision"),
+            "versions": shown.get("versions", {}),
+            "protocol": json.dumps(shown["protocol"], indent=2, ensure_ascii=False) if shown else None,
+            "timings": ({"fit": _json(fit)} if fit.is_file() else {}) | timings,
+        },
+        missing,
+    )
+
+
+def _table(file: Path, piece: _Piece) -> pd.DataFrame | None:
+    if not file.is_file():
+        piece.missing.append(f"{file.parent.name}/{file.name} is not there; `test` writes it")
+        return None
+    try:
+        return pd.read_parquet(file)
+    except (OSError, ValueError) as error:
+        raise ReportError(
+            f"{file} is not a readable Parquet file ({error}); delete it and make it again"
+        ) from error
+
+
+def _embedded_image(file: Path) -> Markup:
+    """A figure as a data URI, as JPEG to keep the report small."""
+    buffer = io.BytesIO()
+    with Image.open(file) as image:
+        image.convert("RGB").save(buffer, "JPEG", quality=_JPEG_QUALITY, optimize=True)
+    return Markup("data:image/jpeg;base64,") + Markup(base64.b64encode(buffer.getvalue()).decode("ascii"))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Command line of the report."""
+    parser = argparse.ArgumentParser(
+        prog="python -m medclip_dcl.evaluation.report",
+        description="Write RUN/report.html from the run folder alone.",
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run, e.g. runs/demo")
+    try:
+        print(write_report(parser.parse_args(arguments).run))
+    except ReportError as error:
+        print(f"medclip_dcl.evaluation.report: error: {error}", file=sys.stderr)
+        raise SystemExit(2) from error
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""Results of a test on disk: results.json, predictions/*.parquet and figures/*.png in the run folder."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import platform
+import time
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from pytorch_lightning import Callback, LightningModule, Trainer
+from torch import nn
+
+from medclip_dcl import __version__
+from medclip_dcl.distributed import rank_and_size
+from medclip_dcl.evaluation.base import EvaluationCallback
+from medclip_dcl.evaluation.figures import write_figure
+from medclip_dcl.prepared import write_json, write_parquet
+
+FORMAT_VERSION = 1
+RESULTS_FILE = "results.json"
+UNTRAINED_FILE = "results_untrained.json"
+
+
+class ResultsWriter(Callback):
+    """Writes what the evaluation callbacks found on test: after all of them, by one process, each file atomically.
+
+    A file name ``results<suffix>.json`` puts the other files into ``predictions<suffix>/`` and ``figures<suffix>/``,
+    so that the untrained network's results stand beside the trained one's. Everything but ``timings`` is the same
+    for the same weights, data and settings.
+
+    Args:
+        file_name: of the results in the run folder (``trainer.default_root_dir``).
+        figures: False writes no figures. Those of images are patient data unless they show a phantom.
+
+    Raises:
+        ValueError: a file name that is not ``results<suffix>.json``.
+    """
+
+    def __init__(self, file_name: str = RESULTS_FILE, figures: bool = True) -> None:
+        self.file_name = file_name
+        self.figures = figures
+        self._started = 0.0
+        _suffix(file_name)
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._started = time.perf_counter()
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        seconds = time.perf_counter() - self._started
+        evaluations = {
+            callback.section: callback
+            for callback in trainer.callbacks  # type: ignore[attr-defined]
+            if isinstance(callback, EvaluationCallback) and callback.found is not None
+        }
+        if not trainer.is_global_zero or not evaluations:
+            return
+        folder, suffix = Path(trainer.default_root_dir), _suffix(self.file_name)
+        load_image = getattr(trainer, "datamodule").load_image  # noqa: B009
+        for section, callback in evaluations.items():
+            assert callback.found is not None
+            write_parquet(callback.found.predictions, folder / f"predictions{suffix}" / f"{section}.parquet")
+            if self.figures:
+                for name, figure in callback.figures(load_image):
+                    write_figure(figure, folder / f"figures{suffix}" / f"{name}.png")
+        # Last: where results.json is, everything else is.
+        write_json(_results(trainer, pl_module, evaluations, seconds), folder / self.file_name)
+
+
+def weights_fingerprint(module: nn.Module) -> str:
+    """Sixteen hex digits that change with any weight; independent of device."""
+    digest = hashlib.sha256()
+    for name, value in sorted(module.state_dict().items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def strict(value: Any) -> Any:
+    """The same value for JSON: a number that is NaN or infinite becomes None."""
+    if isinstance(value, Mapping):
+        return {str(key): strict(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [strict(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _results(
+    trainer: Trainer,
+    pl_module: LightningModule,
+    evaluations: Mapping[str, EvaluationCallback],
+    seconds: float,
+) -> dict[str, Any]:
+    found = {
+        section: callback.found for section, callback in evaluations.items() if callback.found is not None
+    }
+    prepared = getattr(trainer, "datamodule").prepared  # noqa: B009
+    return strict(
+        {
+            "format_version": FORMAT_VERSION,
+            "metrics": {section: one.metrics for section, one in found.items()},
+            "protocol": {section: one.protocol for section, one in found.items()},
+            "counts": {section: one.counts for section, one in found.items()},
+            "notes": {section: one.notes for section, one in found.items()},
+            "checkpoint": {
+                "file": _relative(trainer.ckpt_path, Path(trainer.default_root_dir)),
+                "weights": weights_fingerprint(getattr(pl_module, "network")),  # noqa: B009
+            },
+            "dataset": {
+                "source": prepared.info.get("source"),
+                "fingerprint": prepared.info.get("fingerprint"),
+                "phantom": prepared.is_phantom,
+            },
+            "precision": str(trainer.precision),
+            "versions": {
+                "medclip_dcl": __version__,
+                "python": platform.python_version(),
+                **{
+                    name: version(name)
+                    for name in ("torch", "torchvision", "pytorch-lightning", "transformers")
+                },
+            },
+            "timings": {
+                "test_seconds": round(seconds, 3),
+                "metric_seconds": {section: round(one.seconds, 3) for section, one in evaluations.items()},
+                "device": _device_name(pl_module.device),
+                "processes": rank_and_size()[1],
+            },
+        }
+    )
+
+
+def _relative(file: Any, folder: Path) -> str | None:
+    """A file of the run folder by its place there, so that a moved run keeps its results."""
+    if file is None:
+        return None
+    file = Path(file)
+    inside = file.resolve().is_relative_to(folder.resolve())
+    return file.resolve().relative_to(folder.resolve()).as_posix() if inside else file.name
+
+
+def _suffix(file_name: str) -> str:
+    if not (
+        file_name.startswith("results") and file_name.endswith(".json") and Path(file_name).name == file_name
+    ):
+        raise ValueError(f'ResultsWriter: file_name must be "results<suffix>.json": found {file_name!r}')
+    return file_name.removeprefix("results").removesuffix(".json")
+
+
+def _device_name(device: torch.device) -> str:
+    return (
+        torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or device.type
+    )

@@ -1,0 +1,602 @@
+"""The evaluation callbacks on a network whose regions are mean colours and whose sentences are colours.
+
+Everything they should find can be computed by hand or by a few lines of numpy.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from pytorch_lightning import LightningDataModule, LightningModule, Trainer
+from sklearn.metrics import roc_auc_score
+from torch.nn.functional import avg_pool2d
+from torch.utils.data import DataLoader
+
+import medclip_dcl.evaluation.base as base
+from medclip_dcl.data.image_text import EvaluationTables
+from medclip_dcl.encoders.image import RegionEncoder
+from medclip_dcl.encoders.text import SentenceEncoder
+from medclip_dcl.evaluation import Grounding, ResultsWriter, Retrieval, ZeroShotClassification
+from medclip_dcl.evaluation.grounding import boxes_by_image, chosen_examples
+from medclip_dcl.evaluation.report import render
+from medclip_dcl.evaluation.retrieval import box_features
+from medclip_dcl.network import ImageTextNetwork
+from medclip_dcl.similarity import GlobalCosine
+
+STRIDE, ROWS, COLUMNS = 4, 3, 5
+N_IMAGES = 23
+WORDS = {
+    "red": (1.0, 0.0, 0.0),
+    "green": (0.0, 1.0, 0.0),
+    "blue": (0.0, 0.0, 1.0),
+    "not red": (0.0, 1.0, 1.0),
+    "yellow": (1.0, 1.0, 0.0),
+    "dark": (-1.0, -1.0, -1.0),
+}
+PROMPTS = {"Redness": ("not red", "red"), "Blueness": ("yellow", "blue"), "Rarity": ("dark", "green")}
+
+
+class MeanColour(RegionEncoder):
+    dim, stride = 3, STRIDE
+
+    def forward(self, images):
+        return avg_pool2d(images, STRIDE)
+
+
+class ColourWords(SentenceEncoder):
+    dim = 3
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("vectors", torch.tensor(list(WORDS.values())))
+        self.n_encoded = 0
+
+    def tokenize(self, texts):
+        self.n_encoded += len(texts)
+        return [[list(WORDS).index(text)] for text in texts]
+
+    def forward(self, tokens, lengths):
+        return self.get_buffer("vectors")[tokens[:, 0]]
+
+
+class ColourModel(LightningModule):
+    def __init__(self):
+        super().__init__()
+        similarity = GlobalCosine(gamma2=7.0)
+        self.network = ImageTextNetwork(
+            MeanColour(), ColourWords(), similarity, mean=[0.0] * 3, std=[1.0] * 3
+        )
+
+    def test_step(self, batch, batch_index):
+        return {"feature_map": self.network.feature_map(batch["images"]), "dicom_id": batch["dicom_id"]}
+
+    def validation_step(self, batch, batch_index):
+        return {"loss": torch.zeros(()), **self.test_step(batch, batch_index)}
+
+
+class ColourData(LightningDataModule):
+    """Images of random colours; ``order`` says which are served, twice if named twice."""
+
+    def __init__(self, batch_size=4, order=None, with_boxes=True):
+        super().__init__()
+        generator = torch.Generator().manual_seed(3)
+        self.images = torch.rand(N_IMAGES, 3, ROWS * STRIDE, COLUMNS * STRIDE, generator=generator)
+        self.images += (
+            (torch.rand(N_IMAGES, 3, ROWS, COLUMNS, generator=generator))
+            .repeat_interleave(STRIDE, 2)
+            .repeat_interleave(STRIDE, 3)
+        )
+        self.batch_size = batch_size
+        self.order = list(range(N_IMAGES)) if order is None else order
+        self.prepared = SimpleNamespace(info={"source": "colours", "fingerprint": "f00d"}, is_phantom=True)
+        ids = [f"image{i:02}" for i in range(N_IMAGES)]
+        random = np.random.default_rng(5)
+        images = pd.DataFrame(
+            {
+                "dicom_id": ids,
+                "subject_id": 1000 + np.arange(N_IMAGES) // 2,
+                "study_id": 5000 + np.arange(N_IMAGES),
+                "height": 31 + np.arange(N_IMAGES),
+                "width": 52 + 2 * np.arange(N_IMAGES),
+            }
+        )
+        chex5 = [(d, f, int(random.integers(2))) for d in ids[:-2] for f in ("Redness", "Blueness")]
+        chex5 += [(ids[i], "Rarity", int(i < 2)) for i in range(9)] + [(ids[0], "Not asked for", 1)]
+        boxes = []
+        for i in range(0, N_IMAGES, 2):
+            for _ in range(1 + i % 3):
+                w, h = int(random.integers(5, 20)), int(random.integers(4, 15))
+                word = ("red", "green", "blue")[int(random.integers(3))]
+                boxes.append(
+                    (
+                        ids[i],
+                        f"{word} things",
+                        word,
+                        float(random.integers(1, 30)),
+                        float(random.integers(1, 15)),
+                        float(w),
+                        float(h),
+                    )
+                )
+        sentences = [(d, j, list(WORDS)[j]) for i, d in enumerate(ids[:-1]) for j in {i % 4, (i * i) % 6}]
+        self.tables = EvaluationTables(
+            images=images,
+            chex5=pd.DataFrame(chex5, columns=["dicom_id", "finding", "label"]),
+            boxes=pd.DataFrame(
+                boxes if with_boxes else [], columns=["dicom_id", "category", "phrase", "x", "y", "w", "h"]
+            ),
+            sentences=pd.DataFrame(sentences, columns=["dicom_id", "sentence_id", "text"]),
+            phantom=True,
+        )
+
+    def evaluation(self, stage):
+        return self.tables
+
+    def load_image(self, dicom_id):
+        return np.full((ROWS * STRIDE, COLUMNS * STRIDE), 90, dtype=np.uint8)
+
+    def _loader(self):
+        def collate(indices):
+            return {"images": self.images[indices], "dicom_id": [f"image{i:02}" for i in indices]}
+
+        served: Any = self.order
+        return DataLoader(served, batch_size=self.batch_size, collate_fn=collate)
+
+    test_dataloader = val_dataloader = _loader
+
+
+def trainer_for(folder: Path, *callbacks, **kwargs) -> Trainer:
+    return Trainer(
+        accelerator="cpu",
+        default_root_dir=str(folder),
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=list(callbacks),
+        **kwargs,
+    )
+
+
+def all_callbacks(**kwargs):
+    return [ZeroShotClassification(PROMPTS), Grounding(examples=1), Retrieval(), ResultsWriter(**kwargs)]
+
+
+def run_test(folder: Path, data: ColourData, **kwargs) -> dict:
+    trainer = trainer_for(folder, *all_callbacks(**kwargs))
+    trainer.test(ColourModel(), datamodule=data, verbose=False)
+    return json.loads((folder / kwargs.get("file_name", "results.json")).read_text())
+
+
+def regions_of(data: ColourData) -> np.ndarray:
+    """(image, row, column, colour) mean colours, without torch."""
+    pixels = data.images.double().numpy().reshape(N_IMAGES, 3, ROWS, STRIDE, COLUMNS, STRIDE)
+    return pixels.mean(axis=(3, 5)).transpose(0, 2, 3, 1)
+
+
+def cosine(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return (a * b).sum(-1) / np.linalg.norm(a, axis=-1) / np.linalg.norm(b, axis=-1)
+
+
+def enlarge(heat_map: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Bilinear between region centres, constant beyond the outermost."""
+
+    def weights(n_regions: int, n_pixels: int) -> np.ndarray:
+        matrix = np.zeros((n_pixels, n_regions))
+        for pixel in range(n_pixels):
+            place = min(max((pixel + 0.5) * n_regions / n_pixels - 0.5, 0), n_regions - 1)
+            low = min(int(place), n_regions - 2)
+            matrix[pixel, low], matrix[pixel, low + 1] = 1 - (place - low), place - low
+        return matrix
+
+    return weights(heat_map.shape[0], height) @ heat_map @ weights(heat_map.shape[1], width).T
+
+
+def agreement(heat_map: np.ndarray, mask: np.ndarray) -> tuple[float, float]:
+    inside, outside = heat_map[mask], heat_map[~mask]
+    cnr = (inside.mean() - outside.mean()) / math.sqrt(inside.var() + outside.var())
+    thresholds = [i / 20 for i in range(-20, 21)]
+    iou = np.mean([((heat_map > t) & mask).sum() / ((heat_map > t) | mask).sum() for t in thresholds])
+    return cnr, float(iou)
+
+
+@pytest.fixture(scope="module")
+def tested(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    data = ColourData()
+    with pytest.warns(UserWarning, match="Rarity: no AUC and accuracy from 2 positive and 7 negative cases"):
+        results = run_test(folder, data)
+    return SimpleNamespace(folder=folder, data=data, results=results)
+
+
+def test_classification_is_scikit_learns_on_mean_colours(tested):
+    found = tested.results["metrics"]["classification"]
+    mean_regions = regions_of(tested.data).reshape(N_IMAGES, -1, 3).mean(1)
+    aucs, accs = [], []
+    for finding in ("Redness", "Blueness"):
+        rows = tested.data.tables.chex5.query("finding == @finding")
+        index = rows["dicom_id"].str[5:].astype(int)
+        negative, positive = (cosine(mean_regions[index], np.array(WORDS[text])) for text in PROMPTS[finding])
+        aucs.append(roc_auc_score(rows["label"], positive - negative))
+        accs.append(float(((positive > negative) == rows["label"].astype(bool)).mean()))
+        assert found["by_finding"][finding]["auc"] == pytest.approx(aucs[-1], abs=1e-6)
+        assert found["by_finding"][finding]["acc"] == pytest.approx(accs[-1], abs=1e-6)
+        predictions = pd.read_parquet(tested.folder / "predictions/classification.parquet")
+        predictions = (
+            predictions[predictions["finding"] == finding].set_index("dicom_id").loc[rows["dicom_id"]]
+        )
+        assert predictions["score_positive"].to_numpy() == pytest.approx(positive, abs=1e-6)
+        assert predictions["score_negative"].to_numpy() == pytest.approx(negative, abs=1e-6)
+        assert predictions["label"].tolist() == rows["label"].tolist()
+    assert found["auc"] == pytest.approx(np.mean(aucs), abs=1e-6)
+    assert found["acc"] == pytest.approx(np.mean(accs), abs=1e-6)
+    assert found["n_findings"] == 2
+
+
+def test_a_finding_with_too_few_cases_gets_null_and_a_note(tested):
+    assert tested.results["metrics"]["classification"]["by_finding"]["Rarity"] == {"auc": None, "acc": None}
+    assert tested.results["counts"]["classification"]["by_finding"]["Rarity"] == {
+        "positives": 2,
+        "negatives": 7,
+    }
+    assert tested.results["notes"]["classification"] == [
+        "Rarity: no AUC and accuracy from 2 positive and 7 negative cases; at least 5 of each are needed (min_cases)"
+    ]
+
+
+def test_grounding_is_numpys_at_the_original_size(tested):
+    tables, regions = tested.data.tables, regions_of(tested.data)
+    predictions = pd.read_parquet(tested.folder / "predictions/grounding.parquet").set_index("box")
+    assert len(predictions) == len(tables.boxes)
+    expected = {}
+    pairs: dict = {}
+    for row, box in tables.boxes.iterrows():
+        index = int(box["dicom_id"][5:])
+        height, width = tables.images.loc[index, ["height", "width"]].astype(int)
+        heat_map = enlarge(cosine(regions[index], np.array(WORDS[box["phrase"]])), height, width)
+        mask = np.zeros((height, width), dtype=bool)
+        x, y, w, h = box[["x", "y", "w", "h"]].astype(int)
+        mask[y : y + h, x : x + w] = True
+        expected[row] = (*agreement(heat_map, mask), box["category"])
+        union = pairs.setdefault((box["dicom_id"], box["phrase"]), (heat_map, np.zeros_like(mask)))[1]
+        union |= mask
+        assert predictions.loc[row, "cnr_signed"] == pytest.approx(expected[row][0], abs=1e-4)
+        assert predictions.loc[row, "cnr"] == pytest.approx(abs(expected[row][0]), abs=1e-4)
+        assert predictions.loc[row, "miou"] == pytest.approx(expected[row][1], abs=2e-3)
+        assert predictions.loc[row, "subject_id"] == tables.images.loc[index, "subject_id"]
+    found = tested.results["metrics"]["grounding"]
+    assert found["cnr_signed"] == pytest.approx(np.mean([e[0] for e in expected.values()]), abs=1e-4)
+    assert found["cnr"] == pytest.approx(np.mean([abs(e[0]) for e in expected.values()]), abs=1e-4)
+    assert found["miou"] == pytest.approx(np.mean([e[1] for e in expected.values()]), abs=1e-3)
+    for category in {e[2] for e in expected.values()}:
+        cnr = np.mean([e[0] for e in expected.values() if e[2] == category])
+        assert found["by_category"][category]["cnr_signed"] == pytest.approx(cnr, abs=1e-4)
+    of_pairs = [agreement(*pair) for pair in pairs.values()]
+    assert 0 < len(of_pairs) < len(expected)
+    assert found["by_pair"]["cnr_signed"] == pytest.approx(np.mean([p[0] for p in of_pairs]), abs=1e-4)
+    assert found["by_pair"]["miou"] == pytest.approx(np.mean([p[1] for p in of_pairs]), abs=1e-3)
+    assert tested.results["counts"]["grounding"]["pairs"] == len(of_pairs)
+
+
+def test_box_feature_of_whole_regions_is_their_mean():
+    feature_map = torch.randn(6, ROWS, COLUMNS)
+    # 100 x 60 pixels: a region is 20 x 20; rows 1-2, columns 2-4.
+    boxes = torch.tensor([[40.0, 20.0, 60.0, 40.0], [0.0, 0.0, 100.0, 60.0], [20.0, 40.0, 20.0, 20.0]])
+    expected = torch.stack(
+        [feature_map[:, 1:3, 2:5].mean((1, 2)), feature_map.mean((1, 2)), feature_map[:, 2, 1]]
+    )
+    torch.testing.assert_close(box_features(feature_map, boxes, (60, 100)), expected)
+
+
+def test_retrieval_is_a_sorted_list_of_cosines(tested):
+    tables = tested.data.tables
+    regions = torch.tensor(regions_of(tested.data).transpose(0, 3, 1, 2)).float()
+    features = []
+    for box in tables.boxes.itertuples():
+        index = int(box.dicom_id[5:])
+        size = (int(tables.images.loc[index, "height"]), int(tables.images.loc[index, "width"]))
+        features.append(
+            box_features(regions[index], torch.tensor([[box.x, box.y, box.w, box.h]]), size)[0].numpy()
+        )
+    phrases = tables.boxes["phrase"].tolist()
+    scores = np.array([[cosine(f, np.array(WORDS[p])) for p in phrases] for f in features]).round(6)
+    found = pd.read_parquet(tested.folder / "predictions/retrieval.parquet")
+    for direction, matrix in (("image_to_text", scores), ("text_to_image", scores.T)):
+        rows = found[found["direction"] == direction].set_index("box")
+        for query in range(len(phrases)):
+            ordered = sorted(matrix[query], reverse=True)
+            own = matrix[query, query]
+            best = max(matrix[query, c] for c in range(len(phrases)) if phrases[c] == phrases[query])
+            for column, score in (("rank", own), ("rank_tolerant", best)):
+                places = [i + 1 for i, s in enumerate(ordered) if s == score]
+                assert rows.loc[query, column] == pytest.approx(np.mean(places))
+        summary = tested.results["metrics"]["retrieval"][direction]
+        assert summary["MedR"] == pytest.approx(rows["rank"].median())
+        assert summary["R@10"] == pytest.approx((rows["rank"] <= 10).mean())
+    metrics = tested.results["metrics"]["retrieval"]
+    both = [metrics["image_to_text"], metrics["text_to_image"]]
+    assert metrics["medr"] == pytest.approx(np.mean([m["MedR"] for m in both]))
+    assert metrics["recall"] == pytest.approx(np.mean([m[f"R@{k}"] for m in both for k in (10, 50, 100)]))
+    assert metrics["tolerant"]["medr"] <= metrics["medr"]
+
+
+def test_results_say_what_they_are_of(tested):
+    results = tested.results
+    assert results["format_version"] == 1
+    assert results["dataset"] == {"source": "colours", "fingerprint": "f00d", "phantom": True}
+    assert results["precision"] == "32-true"
+    assert results["checkpoint"]["file"] is None and len(results["checkpoint"]["weights"]) == 16
+    assert results["protocol"]["grounding"]["comparison"] == ">"
+    assert results["protocol"]["classification"]["prompts"]["Redness"] == {
+        "negative": "not red",
+        "positive": "red",
+    }
+    assert set(results["versions"]) >= {"torch", "pytorch-lightning", "transformers", "medclip_dcl"}
+    assert results["timings"]["test_seconds"] > 0
+    names = {file.name for file in (tested.folder / "figures").iterdir()}
+    assert names == {
+        "grounding_best_1.png",
+        "grounding_median_1.png",
+        "grounding_worst_1.png",
+        "ranks.png",
+        "roc.png",
+    }
+    assert not [file for file in tested.folder.rglob("*.tmp")]
+
+
+def test_the_report_reads_what_was_written(tested):
+    html = render(tested.folder)
+    metrics = tested.results["metrics"]
+    assert f">{metrics['grounding']['cnr_signed']:.3f}</td>" in html
+    assert f">{metrics['classification']['by_finding']['Blueness']['auc']:.3f}</td>" in html
+    assert f">{metrics['retrieval']['text_to_image']['R@50']:.2f}</td>" in html
+    assert html.count("data:image/jpeg") == 3
+    assert "Rarity: no AUC and accuracy from 2 positive and 7 negative cases" in html
+
+
+@pytest.mark.filterwarnings("ignore:test. Rarity")
+@pytest.mark.parametrize(
+    ("batch_size", "order"),
+    [(1, None), (N_IMAGES, list(reversed(range(N_IMAGES)))), (5, [*range(N_IMAGES), 0, 1, 7, 7])],
+    ids=["one by one", "backwards at once", "padded with duplicates"],
+)
+def test_result_does_not_depend_on_how_images_are_served(tested, tmp_path, batch_size, order):
+    results = run_test(tmp_path, ColourData(batch_size, order), figures=False)
+    for key in results.keys() - {"timings", "metrics"}:
+        assert results[key] == tested.results[key]
+    compare(results["metrics"], tested.results["metrics"])
+    assert not (tmp_path / "figures").exists()
+
+
+def compare(found, expected):
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for key in expected:
+            compare(found[key], expected[key])
+    else:
+        assert found == (expected if expected is None else pytest.approx(expected, abs=1e-5))
+
+
+@pytest.mark.filterwarnings("ignore:test. Rarity")
+def test_the_same_settings_give_the_same_bytes_except_timings(tested, tmp_path):
+    results = run_test(tmp_path, ColourData(), figures=False)
+    first = dict(tested.results)
+    assert {**results, "timings": 0} == {**first, "timings": 0}
+
+
+@pytest.mark.filterwarnings("ignore:test. Rarity")
+def test_values_of_other_processes_are_put_together_and_counted_once(tested, tmp_path, monkeypatch):
+    """Two processes that overlap in three images, as a padded loader would have them."""
+
+    def gather(values):
+        items = list(values.items())
+        return [dict(items[:9]), dict(items[6:])]
+
+    monkeypatch.setattr(base, "gather_objects", gather)
+    results = run_test(tmp_path, ColourData(), figures=False)
+    assert results["metrics"] == tested.results["metrics"]
+
+
+@pytest.mark.filterwarnings("ignore:test. Rarity")
+def test_the_checkpoint_is_named_by_its_place_in_the_run_folder(tested, tmp_path):
+    file = tmp_path / "checkpoints" / "best.ckpt"
+    trainer = trainer_for(tmp_path, *all_callbacks(figures=False))
+    trainer.strategy.connect(ColourModel())
+    trainer.save_checkpoint(file)
+    trainer.test(ColourModel(), datamodule=ColourData(), ckpt_path=str(file), verbose=False)
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["checkpoint"] == {**tested.results["checkpoint"], "file": "checkpoints/best.ckpt"}
+
+
+@pytest.mark.filterwarnings("ignore:test. Rarity")
+def test_untrained_results_stand_beside_the_trained(tmp_path):
+    run_test(tmp_path, ColourData(), file_name="results_untrained.json")
+    assert sorted(file.name for file in tmp_path.iterdir()) == [
+        "figures_untrained",
+        "predictions_untrained",
+        "results_untrained.json",
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:test. Rarity")
+def test_each_phrase_is_encoded_once_for_all_callbacks(tmp_path):
+    model = ColourModel()
+    trainer = trainer_for(tmp_path, ZeroShotClassification(PROMPTS), Grounding(examples=0), Retrieval())
+    trainer.test(model, datamodule=ColourData(batch_size=3), verbose=False)
+    # six prompts; the phrases red, green and blue are among them.
+    assert model.network.text_encoder.n_encoded == 6
+
+
+@pytest.mark.filterwarnings("ignore:test. Rarity")
+def test_test_scalars_are_logged(tmp_path):
+    trainer = trainer_for(tmp_path, *all_callbacks(figures=False))
+    (logged,) = trainer.test(ColourModel(), datamodule=ColourData(), verbose=False)
+    results = json.loads((tmp_path / "results.json").read_text())["metrics"]
+    assert logged["test/auc"] == pytest.approx(results["classification"]["auc"])
+    assert logged["test/auc_redness"] == pytest.approx(
+        results["classification"]["by_finding"]["Redness"]["auc"]
+    )
+    assert "test/auc_rarity" not in logged
+    assert logged["test/cnr_signed"] == pytest.approx(results["grounding"]["cnr_signed"])
+    assert logged["test/pair_miou"] == pytest.approx(results["grounding"]["by_pair"]["miou"])
+    assert logged["test/text_to_image_recall_at_10"] == pytest.approx(
+        results["retrieval"]["text_to_image"]["R@10"]
+    )
+    assert logged["test/medr_tolerant"] == pytest.approx(results["retrieval"]["tolerant"]["medr"])
+
+
+@pytest.mark.filterwarnings("ignore:validate. Rarity")
+def test_validation_logs_classification_and_image_sentence_retrieval(tmp_path):
+    data = ColourData()
+    trainer = trainer_for(tmp_path, *all_callbacks())
+    (logged,) = trainer.validate(ColourModel(), datamodule=data, verbose=False)
+    assert not list(tmp_path.iterdir())
+    assert {"validate/auc", "validate/acc", "validate/auc_redness", "validate/auc_blueness"} <= logged.keys()
+    assert not any(name.startswith("validate/cnr") for name in logged)
+
+    mean_regions = regions_of(data).reshape(N_IMAGES, -1, 3).mean(1)
+    texts = data.tables.sentences.drop_duplicates("sentence_id").sort_values("sentence_id")["text"]
+    scores = np.array([[cosine(image, np.array(WORDS[text])) for text in texts] for image in mean_regions])
+    holds = np.zeros(scores.shape, dtype=bool)
+    for dicom_id, text in data.tables.sentences[["dicom_id", "text"]].to_numpy():
+        holds[int(dicom_id[5:]), list(texts).index(text)] = True
+    assert not holds[-1].any()
+    medians, recalls = [], []
+    for matrix, right in ((scores[:-1], holds[:-1]), (scores.T, holds.T)):
+        ranks = [1 + (row > row[ok].max()).sum() for row, ok in zip(matrix, right, strict=True)]
+        medians.append(np.median(ranks))
+        recalls += [np.mean([rank <= k for rank in ranks]) for k in (10, 50, 100)]
+    assert logged["validate/image_to_text_medr"] == medians[0]
+    assert logged["validate/text_to_image_medr"] == medians[1]
+    assert logged["validate/medr"] == pytest.approx(np.mean(medians))
+    assert logged["validate/retrieval_recall"] == pytest.approx(np.mean(recalls))
+
+
+@pytest.mark.filterwarnings("ignore:test. (Rarity|Redness|Blueness)")
+def test_nothing_to_evaluate_is_said_and_not_fatal(tmp_path):
+    data = ColourData(with_boxes=False)
+    data.tables = EvaluationTables(
+        data.tables.images,
+        data.tables.chex5.query("finding == 'Rarity'"),
+        data.tables.boxes,
+        data.tables.sentences,
+        True,
+    )
+    trainer = trainer_for(tmp_path, *all_callbacks())
+    with pytest.warns(UserWarning, match="there are no boxes: prepare the set with --ms_cxr FILE"):
+        (logged,) = trainer.test(ColourModel(), datamodule=data, verbose=False)
+    results = json.loads((tmp_path / "results.json").read_text())
+    metrics = results["metrics"]
+    assert "test/auc" not in logged
+    assert metrics["classification"]["auc"] is None and metrics["classification"]["n_findings"] == 0
+    assert metrics["grounding"]["cnr"] is None and metrics["grounding"]["by_category"] == {}
+    assert metrics["retrieval"]["recall"] is None and metrics["retrieval"]["image_to_text"]["R@10"] is None
+    assert results["notes"]["grounding"] == results["notes"]["retrieval"]
+    assert pd.read_parquet(tmp_path / "predictions/grounding.parquet").empty
+    assert pd.read_parquet(tmp_path / "predictions/retrieval.parquet").empty
+
+
+def test_sanity_check_is_left_alone(tmp_path):
+    callback = ZeroShotClassification(PROMPTS)
+    trainer = trainer_for(tmp_path)
+    trainer.sanity_checking = True
+    callback.on_validation_epoch_start(trainer, ColourModel())
+    callback.on_validation_batch_end(trainer, ColourModel(), {"dicom_id": ["image00"]}, None, 0)
+    callback.on_validation_epoch_end(trainer, ColourModel())
+
+
+@pytest.mark.filterwarnings("ignore:test. (Rarity|Redness|Blueness|retrieval|classification)")
+def test_a_limited_run_says_so(tmp_path):
+    trainer = trainer_for(tmp_path, *all_callbacks(figures=False), limit_test_batches=2)
+    with pytest.warns(UserWarning, match="grounding: 8 of 12 images were not evaluated: the run was limited"):
+        trainer.test(ColourModel(), datamodule=ColourData(), verbose=False)
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["notes"]["retrieval"][0].startswith("retrieval: 8 of 12 images were not evaluated")
+    assert results["counts"]["grounding"]["images"] == 4
+
+
+def test_nan_features_name_the_image(tmp_path):
+    data = ColourData()
+    data.images[17, 1, 0, 0] = torch.nan
+    with pytest.raises(
+        ValueError, match=r"features of 1 of 4 images of a batch hold NaN \(first: image image17\)"
+    ):
+        run_test(tmp_path, data)
+    assert not (tmp_path / "results.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x": 9999.0}, r"image image00: box \(x=9999, .*\) covers no pixel of the 52 x 31 image"),
+        ({"w": 0.0}, "image image00: box .* covers no pixel of the 52 x 31 image"),
+        ({"dicom_id": "elsewhere"}, "boxes: image elsewhere is not evaluated"),
+    ],
+)
+def test_a_bad_box_is_named_before_the_first_image(tmp_path, change, message):
+    data = ColourData()
+    for column, value in change.items():
+        data.tables.boxes.loc[0, column] = value
+    with pytest.raises(ValueError, match=message):
+        boxes_by_image(data.tables)
+    with pytest.raises(ValueError, match=message):
+        run_test(tmp_path, data)
+
+
+def test_a_model_without_network_is_refused(tmp_path):
+    trainer = trainer_for(tmp_path, ZeroShotClassification())
+    model = ColourModel()
+    model.network = torch.nn.Identity()  # type: ignore[assignment]
+    with pytest.raises(ValueError, match="ImageTextNetwork as `network`; ColourModel has Identity"):
+        trainer.test(model, datamodule=ColourData(), verbose=False)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ZeroShotClassification(min_cases=0), "min_cases must be at least 1: found 0"),
+        (
+            lambda: ZeroShotClassification({"Edema": ("No edema", " ")}),
+            "Edema needs a negative and a positive prompt: found",
+        ),
+        (lambda: Grounding(examples=-1), "examples must be at least 0: found -1"),
+        (lambda: ResultsWriter("../results.json"), 'file_name must be "results<suffix>.json"'),
+    ],
+)
+def test_bad_options_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("values", "count", "expected"),
+    [
+        ([], 3, []),
+        ([0.5], 3, [("best", 0, 0)]),
+        ([0.1, math.nan, 0.9], 3, [("best", 0, 2)]),
+        ([0.1, 0.9, 0.5], 3, [("best", 0, 1), ("median", 0, 2), ("worst", 0, 0)]),
+        (
+            [7.0, 1.0, 2.0, 6.0, 3.0, 5.0, 4.0],
+            2,
+            [
+                ("best", 0, 0),
+                ("best", 1, 3),
+                ("median", 0, 5),
+                ("median", 1, 6),
+                ("worst", 0, 1),
+                ("worst", 1, 2),
+            ],
+        ),
+        ([1.0, 2.0, 3.0], 0, []),
+    ],
+)
+def test_examples_are_best_median_and_worst(values, count, expected):
+    assert chosen_examples(pd.Series(values, dtype="float64"), count) == expected
