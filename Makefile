@@ -1,0 +1,64 @@
+# make demo       install, then the whole way on the digital phantom: data, language model, scores, training, evaluation
+# make test       install, then ruff, mypy and the tests
+# make test-slow  kills, fuzzing, large synthetic releases
+
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+INSTALLED := $(VENV)/.installed
+
+RAW := data/phantom_raw
+SET := data/phantom
+LM := runs/demo_language_model
+DEMO := runs/demo
+
+.PHONY: install demo test test-slow clean
+.DELETE_ON_ERROR:
+
+install: $(INSTALLED)
+
+$(INSTALLED): setup.cfg pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --editable ".[test]"
+	touch $@
+
+demo: $(DEMO)/report.html
+	@echo "open $(DEMO)/report.html"
+
+$(RAW)/phantom_truth/phantom.json: | $(INSTALLED)
+	$(RUN) -m data_prep.phantom --output $(RAW) --studies 2600 --seed 0
+
+$(SET)/dataset.json: $(RAW)/phantom_truth/phantom.json
+	$(RUN) -m data_prep.mimic_cxr --source $(RAW) --output $(SET) --ms_cxr $(RAW)/MS_CXR_Local_Alignment_v1.0.0.json
+
+$(LM)/fit.json: $(SET)/dataset.json
+	$(RUN) -m medclip_dcl fit --config configs/language_model_small.yaml --run $(LM) --data.init_args.folder $(SET)
+
+$(SET)/log_p/.scored: $(LM)/fit.json
+	$(RUN) -m data_prep.score_sentences --data $(SET) --model $(LM)/language_model
+	touch $@
+
+$(SET)/class_probability.yaml: $(SET)/log_p/.scored
+	$(RUN) -m data_prep.fit_class_probability --data $(SET) --output $@
+
+$(DEMO)/fit.json: $(SET)/class_probability.yaml
+	$(RUN) -m medclip_dcl fit --config configs/demo.yaml --config configs/objective/dcl_lm.yaml \
+	    --config $(SET)/class_probability.yaml --run $(DEMO)
+
+$(DEMO)/results.json: $(DEMO)/fit.json
+	$(RUN) -m medclip_dcl test --config $(DEMO)/config.yaml
+
+$(DEMO)/report.html: $(DEMO)/results.json
+	$(RUN) -m medclip_dcl.evaluation.report $(DEMO)
+
+test: $(INSTALLED)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(RUN) -m pytest
+
+test-slow: $(INSTALLED)
+	$(RUN) -m pytest -m slow
+
+clean:
+	rm -rf $(VENV) build *.egg-info

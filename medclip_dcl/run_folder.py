@@ -1,0 +1,234 @@
+"""One folder for each run: its rules, its metrics.csv, and checkpoints that are never half written."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from lightning_fabric.plugins import TorchCheckpointIO
+from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.loggers.logger import Logger
+from pytorch_lightning.utilities import rank_zero_only
+
+from medclip_dcl.prepared import write_json, write_text
+
+CONFIG_FILE = "config.yaml"
+FIT_FILE = "fit.json"
+METRICS_FILE = "metrics.csv"
+UNTRAINED_CHECKPOINT = "untrained.ckpt"
+
+_NOT_COMPARED = ("config", "ckpt_path", "weights_only")
+
+
+class RunFolderError(ValueError):
+    """The run folder holds another run, or lacks what a command needs; the message says what to do."""
+
+
+class RunFolder:
+    """Where one run keeps everything.
+
+    Args:
+        folder: made at the first write.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.checkpoints = self.folder / "checkpoints"
+
+    @property
+    def is_finished(self) -> bool:
+        """True once `fit` has come to its end."""
+        return (self.folder / FIT_FILE).is_file()
+
+    def claim(self, config: Mapping[str, Any]) -> None:
+        """Write config.yaml, or check that the folder holds a run of the same configuration.
+
+        Raises:
+            RunFolderError: another configuration (names the keys that differ), or files of unknown origin.
+        """
+        file = self.folder / CONFIG_FILE
+        if not file.is_file():
+            if (self.folder / METRICS_FILE).exists() or self.checkpoints.exists():
+                raise RunFolderError(
+                    f"{self.folder} holds results but no {CONFIG_FILE}: not a run of this program; choose another --run"
+                )
+            write_text(yaml.safe_dump(dict(config), sort_keys=False), file)
+            return
+        found = yaml.safe_load(file.read_text(encoding="utf-8"))
+        differing = sorted(_differences(found, config))
+        if differing:
+            raise RunFolderError(
+                f"{self.folder} already holds another run: its {CONFIG_FILE} differs in {', '.join(differing)}; "
+                f"choose another --run, or continue that run with --config {file}"
+            )
+
+    def checkpoint_to_resume(self) -> Path | None:
+        """The last checkpoint of an unfinished run; None if there is none yet."""
+        last = self.checkpoints / "last.ckpt"
+        return last if last.is_file() else None
+
+    def checkpoint_to_test(self) -> Path:
+        """The best checkpoint by validation, else the last.
+
+        Raises:
+            RunFolderError: the run has none.
+        """
+        for name in ("best.ckpt", "last.ckpt"):
+            if (self.checkpoints / name).is_file():
+                return self.checkpoints / name
+        raise RunFolderError(
+            f"{self.checkpoints} holds no checkpoint; train first (python -m medclip_dcl fit --run {self.folder} ...) "
+            "or give --ckpt_path"
+        )
+
+
+def _differences(old: Any, new: Any, prefix: str = "") -> set[str]:
+    """Dotted names of the settings that differ."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        names = (set(old) | set(new)) - (set(_NOT_COMPARED) if not prefix else set())
+        return set().union(
+            *(_differences(old.get(name), new.get(name), f"{prefix}{name}.") for name in names), set()
+        )
+    return set() if old == new else {prefix.rstrip(".")}
+
+
+class MetricsFile(Logger):
+    """Every logged figure as a row of metrics.csv; a resumed run appends, and never repeats a step.
+
+    Lightning's CSVLogger deletes the file of a run that resumes.
+
+    Args:
+        folder: the run folder.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        super().__init__()
+        self.file = Path(folder) / METRICS_FILE
+        self._columns: list[str] = []
+        if self.file.is_file():
+            with self.file.open(newline="", encoding="utf-8") as stream:
+                self._columns = next(csv.reader(stream), [])
+
+    @property
+    def name(self) -> str:
+        return ""
+
+    @property
+    def version(self) -> str:
+        return ""
+
+    @property
+    def save_dir(self) -> str:
+        return str(self.file.parent)
+
+    @property
+    def log_dir(self) -> str:
+        """The run folder."""
+        return str(self.file.parent)
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        """Settings stand in config.yaml."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        row = {"step": step, "time": round(time.time(), 3), **metrics}
+        new = [name for name in row if name not in self._columns]
+        if new:
+            self._columns += new
+            self._rewrite(self._rows())
+        with self.file.open("a", newline="", encoding="utf-8") as stream:
+            csv.DictWriter(stream, self._columns).writerow(row)
+
+    @rank_zero_only
+    def forget_after(self, step: int) -> None:
+        """Drop the rows of steps that a resumed run will do again."""
+        if self.file.is_file():
+            self._rewrite([row for row in self._rows() if int(row["step"] or 0) < step])
+
+    def _rows(self) -> list[dict[str, str]]:
+        if not self.file.is_file():
+            return []
+        with self.file.open(newline="", encoding="utf-8") as stream:
+            return [row for row in csv.DictReader(stream) if None not in row.values()]
+
+    def _rewrite(self, rows: list[dict[str, str]]) -> None:
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self.file.with_name(f".{METRICS_FILE}.tmp")
+        with temporary.open("w", newline="", encoding="utf-8") as stream:
+            writer = csv.DictWriter(stream, self._columns, restval="")
+            writer.writeheader()
+            writer.writerows(rows)
+        os.replace(temporary, self.file)
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Checkpoints are written under a temporary name and renamed: a kill leaves the old one whole."""
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
+    ) -> None:
+        path = Path(path)
+        temporary = path.with_name(f".{path.name}.tmp")
+        super().save_checkpoint(checkpoint, temporary, storage_options)
+        os.replace(temporary, path)
+
+
+class RunRecord(Callback):
+    """Keeps what the evaluation needs from `fit`: the untrained weights, and fit.json at the end."""
+
+    def __init__(self, run: RunFolder) -> None:
+        self.run = run
+        self._started = 0.0
+        self._earlier_seconds = 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seconds": self._seconds()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._earlier_seconds = float(state_dict["seconds"])
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._started = time.time()
+        untrained = self.run.checkpoints / UNTRAINED_CHECKPOINT
+        if trainer.global_step == 0:
+            trainer.save_checkpoint(untrained, weights_only=True)
+        for logger in trainer.loggers:
+            if isinstance(logger, MetricsFile):
+                logger.forget_after(trainer.global_step)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.is_global_zero or trainer.interrupted:
+            return
+        record = {
+            "seconds": round(self._seconds(), 1),
+            "epochs": trainer.current_epoch,
+            "steps": trainer.global_step,
+            "precision": str(trainer.precision),
+            "devices": trainer.world_size,
+            "device": _device_name(pl_module.device),
+        }
+        write_json(record, self.run.folder / FIT_FILE)
+
+    def _seconds(self) -> float:
+        return self._earlier_seconds + (time.time() - self._started if self._started else 0.0)
+
+
+def read_fit_record(folder: Path) -> dict[str, Any]:
+    """fit.json of a run folder; empty if `fit` has not come to its end."""
+    file = folder / FIT_FILE
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+
+def _device_name(device: torch.device) -> str:
+    return (
+        torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else f"CPU, {torch.get_num_threads()} threads"
+    )

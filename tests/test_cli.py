@@ -1,0 +1,180 @@
+"""The command line on a small set: run folders, resuming, composition of the configurations, messages."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+import yaml
+
+from medclip_dcl import load
+from medclip_dcl.cli import main
+from medclip_dcl.findings import CHEX5
+
+ROOT = Path(__file__).resolve().parent.parent
+DEMO = str(ROOT / "configs/demo.yaml")
+OBJECTIVES = sorted((ROOT / "configs/objective").glob("*.yaml"))
+
+
+def small(run: Path, small_set: Path, small_bert: Path, *more: str, objective: str = "dcl_lm") -> list[str]:
+    """Arguments of a run of seconds: the demo's configuration with a small set, network and image."""
+    model, data = "--model.init_args.", "--data.init_args."
+    return [
+        "--config", DEMO,
+        "--config", str(ROOT / f"configs/objective/{objective}.yaml"),
+        "--run", str(run),
+        "--trainer.max_epochs", "2",
+        "--trainer.check_val_every_n_epoch", "1",
+        "--trainer.enable_progress_bar", "false",
+        "--trainer.log_every_n_steps", "1",
+        "--trainer.precision", "32-true",
+        f"{model}text_encoder.init_args.pretrained", str(small_bert),
+        f"{model}warmup_steps", "2",
+        f"{data}folder", str(small_set),
+        f"{data}image_size", "48",
+        f"{data}crop_size", "32",
+        f"{data}batch_size", "8",
+        *more,
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, small_set, small_bert) -> Path:
+    """A run that was fitted and tested."""
+    run = tmp_path_factory.mktemp("runs") / "first"
+    main(["fit", *small(run, small_set, small_bert)])
+    main(["test", "--config", str(run / "config.yaml")])
+    return run
+
+
+def test_a_run_folder_holds_everything(finished):
+    names = {path.name for path in finished.iterdir()}
+    expected = {"config.yaml", "checkpoints", "metrics.csv", "fit.json", "class_probability.parquet"}
+    assert expected | {"results.json", "results_untrained.json", "predictions", "figures"} <= names
+    assert {x.name for x in (finished / "checkpoints").iterdir()} == {
+        "best.ckpt",
+        "last.ckpt",
+        "untrained.ckpt",
+    }
+    metrics = pd.read_csv(finished / "metrics.csv")
+    assert metrics["train/loss"].count() == 6 and metrics["validate/loss"].count() == 2
+    assert metrics["train/class_probability"].max() > 0
+    fit = json.loads((finished / "fit.json").read_text())
+    assert fit["steps"] == 6 and fit["epochs"] == 2 and fit["seconds"] > 0
+
+
+def test_results_of_the_untrained_and_the_trained_network_differ(finished):
+    trained = json.loads((finished / "results.json").read_text())
+    untrained = json.loads((finished / "results_untrained.json").read_text())
+    assert trained["checkpoint"]["weights"] != untrained["checkpoint"]["weights"]
+    assert trained["protocol"] == untrained["protocol"] and trained["counts"] == untrained["counts"]
+    assert set(trained["metrics"]) == {"classification", "grounding", "retrieval"}
+
+
+def test_eta_of_the_training_sentences_is_kept(finished):
+    table = pd.read_parquet(finished / "class_probability.parquet")
+    expected = [0.2 * math.exp(0.35 * log_p) for log_p in table["log_p"]]
+    assert table["eta"].tolist() == pytest.approx(expected, rel=1e-5)
+    assert {"sentence_id", "text", "n_reports", "log_p", "eta", "rho", "sentence_share"} == set(table.columns)
+
+
+def test_a_finished_run_is_left_alone(finished, small_set, small_bert):
+    before = (finished / "checkpoints/last.ckpt").stat().st_mtime_ns
+    main(["fit", *small(finished, small_set, small_bert)])
+    assert (finished / "checkpoints/last.ckpt").stat().st_mtime_ns == before
+
+
+def test_another_run_in_the_same_folder_is_refused(finished, small_set, small_bert, capsys):
+    more = ("--model.init_args.learning_rate", "0.5")
+    with pytest.raises(SystemExit) as error:
+        main(["fit", *small(finished, small_set, small_bert, *more)])
+    assert error.value.code == 2
+    message = capsys.readouterr().err
+    assert "already holds another run: its config.yaml differs in model.init_args.learning_rate;" in message
+
+
+def test_an_interrupted_run_continues_and_keeps_its_metrics(finished, small_set, small_bert, tmp_path):
+    run = tmp_path / "run"
+    arguments = ["fit", *small(run, small_set, small_bert)]
+    main([*arguments, "--trainer.limit_val_batches", "2"])
+    # As if a run of four epochs had been killed in its third: two epochs' checkpoint, and a row beyond it.
+    (run / "fit.json").unlink()
+    checkpoint = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
+    assert checkpoint["global_step"] == 6
+    lines = (run / "metrics.csv").read_text().splitlines()
+    (run / "metrics.csv").write_text("\n".join([*lines, lines[-1].replace("5,", "7,", 1), "8,17"]))
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["trainer"]["max_epochs"] = 4
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    main([*arguments, "--trainer.limit_val_batches", "2", "--trainer.max_epochs", "4"])
+    metrics = pd.read_csv(run / "metrics.csv")
+    assert metrics["train/loss"].count() == 12 and metrics["validate/loss"].count() == 4
+    assert metrics.loc[metrics["train/loss"].notna(), "step"].tolist() == list(range(12))
+    assert json.loads((run / "fit.json").read_text())["epochs"] == 4
+
+
+def test_a_folder_of_unknown_origin_is_refused(small_set, small_bert, tmp_path, capsys):
+    (tmp_path / "metrics.csv").write_text("step\n")
+    with pytest.raises(SystemExit):
+        main(["fit", *small(tmp_path, small_set, small_bert)])
+    assert "holds results but no config.yaml: not a run of this program" in capsys.readouterr().err
+
+
+def test_test_without_a_checkpoint_says_so(small_set, small_bert, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["test", *small(tmp_path / "new", small_set, small_bert)])
+    assert "holds no checkpoint; train first" in capsys.readouterr().err
+
+
+def test_errors_of_the_data_come_without_a_traceback(small_set, small_bert, tmp_path, capsys):
+    broken = shutil.copytree(small_set, tmp_path / "set")
+    shutil.rmtree(broken / "log_p")
+    with pytest.raises(SystemExit) as error:
+        main(["fit", *small(tmp_path / "run", broken, small_bert)])
+    assert error.value.code == 2
+    assert "has no sentence scores; scores are made by" in capsys.readouterr().err
+
+
+def test_predict_writes_embeddings_and_scores(finished):
+    main(["predict", "--config", str(finished / "config.yaml")])
+    images = pd.read_parquet(finished / "predictions/image_embeddings.parquet")
+    scores = pd.read_parquet(finished / "predictions/chex5_scores.parquet")
+    sentences = pd.read_parquet(finished / "predictions/sentence_embeddings.parquet")
+    assert len(images) == 10 and len(scores) == 50 and len(images["embedding"][0]) == 128
+    assert set(sentences["sentence_id"]) <= set(range(9))
+    # The same numbers as the notebook's model gives for the prepared image.
+    config = yaml.safe_load((finished / "config.yaml").read_text())
+    folder = Path(config["data"]["init_args"]["folder"])
+    row = pd.read_parquet(folder / "images.parquet").query("use == 'test'").iloc[0]
+    difference = load(finished / "checkpoints/best.ckpt").classify(folder / "images" / row["path"])
+    mine = scores.query("dicom_id == @row.dicom_id").set_index("finding")
+    for finding in CHEX5:
+        expected = (mine["score_positive"] - mine["score_negative"])[finding]
+        assert difference[finding].iloc[0] == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("base", ["demo", "mimic_cxr"])
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda path: path.stem)
+def test_every_objective_composes_with_every_configuration(base, objective, capsys):
+    arguments = ["--config", str(ROOT / f"configs/{base}.yaml"), "--config", str(objective)]
+    with pytest.raises(SystemExit) as error:
+        main(["fit", *arguments, "--run", "runs/x", "--print_config"])
+    assert error.value.code in (0, None)
+    config = yaml.safe_load(capsys.readouterr().out)
+    wanted = yaml.safe_load(objective.read_text())["model"]["init_args"]["class_probability"]
+    found = config["model"]["init_args"]["class_probability"]
+    assert found["class_path"] == wanted["class_path"]
+    assert wanted["init_args"].items() <= found["init_args"].items()
+    assert config["run"] == "runs/x"
+
+
+def test_an_unknown_option_is_named(capsys):
+    with pytest.raises(SystemExit) as error:
+        main(["fit", "--config", DEMO, "--run", "x", "--data.init_args.batch_sise", "3"])
+    assert error.value.code == 2
+    assert "batch_sise" in capsys.readouterr().err
