@@ -1,0 +1,204 @@
+"""Scores of a prepared set's sentences: right, once, and under the model's name."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from transformers import BertConfig, BertForMaskedLM, BertTokenizer
+
+from data_prep.score_sentences import main
+from medclip_dcl.encoders.pretrained import (
+    ModelFolderError,
+    load_masked_language_model,
+    load_tokenizer,
+    save_language_model,
+    weights_fingerprint,
+)
+from medclip_dcl.prepared import FORMAT_VERSION, PreparedDataError, PreparedSet, write_json, write_table
+from medclip_dcl.scoring import pseudo_log_likelihood
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXTS = ["No pneumothorax.", "Heart size is normal.", "no Pneumothorax .", "Small left effusion."]
+WORDS = ["no", "pneumo", "##thorax", "heart", "size", "is", "normal", "small", "left", "effusion", "."]
+
+
+@pytest.fixture
+def prepared(tmp_path: Path) -> Path:
+    """A set whose sentence table is not in order."""
+    folder = tmp_path / "set"
+    sentences = pd.DataFrame({"sentence_id": [7, 2, 5, 3], "text": TEXTS, "n_reports": 1})
+    write_table(sentences, folder / "sentences.parquet", "sentences")
+    write_json({"format_version": FORMAT_VERSION, "phantom": True}, folder / "dataset.json")
+    return folder
+
+
+def write_model(folder: Path, seed: int = 0) -> Path:
+    torch.manual_seed(seed)
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
+    config = BertConfig(
+        vocab_size=len(pieces),
+        hidden_size=18,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        intermediate_size=11,
+        max_position_embeddings=8,
+    )
+    model = BertForMaskedLM(config)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    save_language_model(model, BertTokenizer(vocab={piece: i for i, piece in enumerate(pieces)}), folder)
+    return folder
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_model(tmp_path / "small_bert")
+
+
+def score(prepared: Path, model: Path, *options: str) -> Path:
+    before = set((prepared / "log_p").glob("*"))
+    main(["--data", str(prepared), "--model", str(model), "--device", "cpu", *options])
+    (written,) = set((prepared / "log_p").glob("*")) - before
+    return written
+
+
+def test_scores_are_the_pseudo_log_likelihoods_sorted_by_id(prepared: Path, model: Path) -> None:
+    file = score(prepared, model)
+    network = load_masked_language_model(model)
+    assert file.name == f"small_bert-{weights_fingerprint(network)[:8]}.parquet"
+    found = PreparedSet(prepared).log_p()
+    assert found["sentence_id"].tolist() == [2, 3, 5, 7]
+    expected = pseudo_log_likelihood(network, load_tokenizer(model), [TEXTS[i] for i in (1, 3, 2, 0)])
+    assert found["n_tokens"].tolist() == expected["n_tokens"].tolist() == [5, 4, 4, 4]
+    assert found["log_p"].tolist() == expected["log_p"].tolist()
+    assert found["log_p"][2] == found["log_p"][3]  # one sentence in two spellings
+
+
+def test_second_run_does_nothing(
+    prepared: Path, model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = score(prepared, model)
+    before = file.stat().st_mtime_ns
+    moved = model.with_name("elsewhere") / "small_bert"
+    shutil.copytree(model, moved)
+    monkeypatch.setattr("medclip_dcl.scoring.pseudo_log_likelihood", None)
+    main(["--data", str(prepared), "--model", f"{moved}{os.sep}"])
+    assert file.stat().st_mtime_ns == before
+    assert capsys.readouterr().out.rstrip().endswith("nothing to do")
+
+
+def test_scores_of_other_sentences_are_made_again(prepared: Path, model: Path) -> None:
+    file = score(prepared, model)
+    pd.read_parquet(file).iloc[1:].to_parquet(file, index=False)
+    main(["--data", str(prepared), "--model", str(model), "--device", "cpu"])
+    assert len(pd.read_parquet(file)) == 4
+
+
+def test_other_weights_and_the_other_masking_get_their_own_files(
+    prepared: Path, model: Path, tmp_path: Path
+) -> None:
+    first = score(prepared, model)
+    second = score(prepared, write_model(tmp_path / "other" / "small_bert", seed=1))
+    word_wise = score(prepared, model, "--within_word_l2r")
+    assert word_wise.name == f"{first.stem}-within_word_l2r.parquet"
+    original, l2r = pd.read_parquet(first), pd.read_parquet(word_wise)
+    changed = (original["log_p"] - l2r["log_p"]).abs() > 1e-6
+    assert changed.tolist() == [False, False, True, True]  # pneumo ##thorax
+    assert not (original["log_p"] == pd.read_parquet(second)["log_p"]).any()
+
+
+def test_token_budget_changes_rounding_only(prepared: Path, model: Path) -> None:
+    file = score(prepared, model)
+    expected = pd.read_parquet(file)["log_p"].tolist()
+    file.unlink()
+    again = score(prepared, model, "--token_budget", "7")
+    assert pd.read_parquet(again)["log_p"].tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_sentence_too_long_for_the_model_is_cut_and_reported(
+    prepared: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sentences = pd.read_parquet(prepared / "sentences.parquet")
+    sentences.loc[0, "text"] = "no " * 9
+    write_table(sentences, prepared / "sentences.parquet", "sentences")
+    file = score(prepared, model)
+    assert pd.read_parquet(file)["n_tokens"].tolist() == [5, 4, 4, 6]
+    assert "1 sentences were too long for the model" in capsys.readouterr().out
+
+
+def test_texts_are_not_printed(prepared: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    score(prepared, model)
+    captured = capsys.readouterr()
+    assert "4 sentences" in captured.out
+    assert not any(word in (captured.out + captured.err).lower() for word in ("pneumo", "heart", "effusion"))
+
+
+def _no_head(folder: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    state = load_file(folder / "model.safetensors")
+    kept = {name: value for name, value in state.items() if name.startswith("bert.")}
+    save_file(kept, folder / "model.safetensors")
+
+
+def _other_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, "extra"]
+    (folder / "vocab.txt").write_text("\n".join(pieces))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_no_head, r"model\.safetensors: no masked-language-model head \(missing cls\.predictions\.bias"),
+        (_other_tokenizer, "tokenizer does not fit the weights: 17 word pieces, but 16 embedding rows"),
+        (lambda folder: shutil.rmtree(folder), "is neither an existing folder"),
+    ],
+)
+def test_a_model_that_cannot_score_is_refused(
+    prepared: Path, model: Path, damage, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damage(model)
+    with pytest.raises(ModelFolderError, match=message):
+        main(["--data", str(prepared), "--model", str(model)])
+    assert not (prepared / "log_p").exists()
+
+
+def test_weights_that_give_no_number_are_refused(prepared: Path, model: Path) -> None:
+    network = load_masked_language_model(model)
+    with torch.no_grad():
+        network.bert.embeddings.word_embeddings.weight[WORDS.index("size") + 5] = torch.inf
+    save_language_model(network, load_tokenizer(model), model)
+    with pytest.raises(PreparedDataError, match=r"gives \d of 4 sentences no finite log probability"):
+        main(["--data", str(prepared), "--model", str(model)])
+
+
+def test_what_is_no_prepared_set_ends_with_a_message_and_status_2(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "data_prep.score_sentences", "--data", str(tmp_path), "--model", "none"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: prepared data set") and "Traceback" not in done.stderr
+
+
+def test_cxr_berts_own_folder_scores(prepared: Path, real_data: Path, tmp_path: Path) -> None:
+    """Its config.json and tokenizer files, and small random weights under the published key names."""
+    folder = tmp_path / "BiomedVLP-CXR-BERT-specialized"
+    shutil.copytree(real_data / "cxr_bert_tokenizer", folder)
+    sizes = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    raw = {**json.loads((folder / "config.json").read_text()), **sizes}
+    (folder / "config.json").write_text(json.dumps(raw))
+    weights = BertForMaskedLM(BertConfig(**sizes, vocab_size=30522)).state_dict()
+    weights["cls_projection_head.dense_to_hidden.weight"] = torch.ones(128, 12)
+    torch.save(weights, folder / "pytorch_model.bin")
+    scores = pd.read_parquet(score(prepared, folder))
+    assert scores["n_tokens"].tolist() == [5, 4, 3, 3]  # "pneumothorax" is one of its word pieces
+    # Random weights know nothing: each word piece has about the probability 1 / 30,522.
+    assert (scores["log_p"] / scores["n_tokens"]).between(-11.5, -9.5).all()

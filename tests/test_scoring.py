@@ -1,0 +1,246 @@
+"""Pseudo-log-likelihood: equal to the definition, whatever the batching."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from transformers import BertConfig, BertForMaskedLM, BertTokenizer
+
+from medclip_dcl.encoders.pretrained import load_tokenizer
+from medclip_dcl.scoring import pseudo_log_likelihood
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+WORDS = ["no", "pneumo", "##thorax", "##thor", "##ax", "heart", "size", "normal", "is", ".", ",", "[", "]"]
+PIECES = [*SPECIAL, *WORDS, "sep", "mask", "small", "left", "effusion", "##s", "1", "2"]
+POSITIONS = 23
+SENTENCES = [
+    "No pneumothorax.",
+    "Heart size is normal.",
+    "small left pneumothorax, small left effusions.",
+    "no pneumothorax .",  # the same word pieces as the first
+    "",
+    "heart",
+    "Heart size is normal.",
+    "a word it does not know.",
+    "1 2, 1 2, 1 2 pneumothoraxs, normal normal is no.",
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> BertTokenizer:
+    return BertTokenizer(vocab={piece: number for number, piece in enumerate(PIECES)})
+
+
+@pytest.fixture(scope="module")
+def model() -> BertForMaskedLM:
+    """Random weights large enough that neighbours matter; odd sizes; dropout that would show in train mode."""
+    torch.manual_seed(3)
+    config = BertConfig(
+        vocab_size=len(PIECES),
+        hidden_size=21,
+        num_hidden_layers=3,
+        num_attention_heads=3,
+        intermediate_size=17,
+        max_position_embeddings=POSITIONS,
+        hidden_dropout_prob=0.3,
+        attention_probs_dropout_prob=0.3,
+    )
+    network = BertForMaskedLM(config)
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    return network.eval()
+
+
+def naive(model: BertForMaskedLM, tokenizer: BertTokenizer, ids: list[int], hidden: Callable) -> float:
+    """The definition, one masked copy at a time, all logits; `hidden(t)` are the positions masked for piece t."""
+    row = [tokenizer.cls_token_id, *ids, tokenizer.sep_token_id]
+    total = 0.0
+    for target in range(1, len(row) - 1):
+        copy = [tokenizer.mask_token_id if at in hidden(target) else piece for at, piece in enumerate(row)]
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([copy])).logits[0, target]
+        total += logits.log_softmax(0)[row[target]].item()
+    return total
+
+
+def by_definition(model: BertForMaskedLM, tokenizer: BertTokenizer, sentences: list[str]) -> list[float]:
+    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in sentences]
+    return [naive(model, tokenizer, row, lambda t: {t}) if row else math.nan for row in ids]
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
+def test_equals_the_definition(
+    model: BertForMaskedLM, tokenizer: BertTokenizer, dtype: torch.dtype, tolerance: float
+) -> None:
+    network = model.to(dtype)
+    try:
+        found = pseudo_log_likelihood(network, tokenizer, SENTENCES)
+        expected = by_definition(network, tokenizer, SENTENCES)
+    finally:
+        model.float()
+    assert found["log_p"].tolist() == pytest.approx(expected, rel=tolerance, nan_ok=True)
+    assert found["text"].tolist() == SENTENCES
+    assert found["n_tokens"].tolist() == [4, 5, 10, 4, 0, 1, 5, 7, 17]
+    assert found["n_unknown"].tolist() == [0, 0, 0, 0, 0, 0, 0, 6, 0]
+    assert list(found.dtypes.astype(str)) == ["object", "int64", "int64", "float64"]
+
+
+def test_equal_sentences_get_equal_values_and_different_ones_do_not(
+    model: BertForMaskedLM, tokenizer: BertTokenizer
+) -> None:
+    log_p = pseudo_log_likelihood(model, tokenizer, SENTENCES)["log_p"]
+    assert log_p[0] == log_p[3] and log_p[1] == log_p[6]
+    assert log_p.nunique() == len(SENTENCES) - 3
+
+
+@pytest.mark.parametrize("budget", [-1, 1, 7, 50, 4096])
+def test_token_budget_changes_nothing_but_rounding(
+    model: BertForMaskedLM, tokenizer: BertTokenizer, budget: int
+) -> None:
+    """1 and 7 split every sentence by masked position, 50 some."""
+    reference = pseudo_log_likelihood(model, tokenizer, SENTENCES)["log_p"]
+    found = pseudo_log_likelihood(model, tokenizer, SENTENCES, token_budget=budget)["log_p"]
+    assert found.tolist() == pytest.approx(reference.tolist(), rel=1e-5, nan_ok=True)
+
+
+def test_budget_bounds_the_batches(model: BertForMaskedLM, tokenizer: BertTokenizer) -> None:
+    sizes = []
+    hook = model.bert.register_forward_pre_hook(
+        lambda module, args, kwargs: sizes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    pseudo_log_likelihood(model, tokenizer, SENTENCES, token_budget=30)
+    hook.remove()
+    assert max(rows * length for rows, length in sizes) <= 30
+    # Six distinct sentences with word pieces; each piece once; no padding.
+    assert sum(rows for rows, _ in sizes) == 4 + 5 + 10 + 1 + 7 + 17
+    assert {length for _, length in sizes} == {3, 6, 7, 9, 12, 19}
+
+
+def test_a_sentences_score_does_not_depend_on_its_company(
+    model: BertForMaskedLM, tokenizer: BertTokenizer
+) -> None:
+    together = pseudo_log_likelihood(model, tokenizer, SENTENCES)["log_p"]
+    reversed_order = pseudo_log_likelihood(model, tokenizer, SENTENCES[::-1])["log_p"][::-1]
+    alone = [pseudo_log_likelihood(model, tokenizer, [text])["log_p"][0] for text in SENTENCES]
+    assert alone == pytest.approx(together.tolist(), rel=1e-5, nan_ok=True)
+    assert reversed_order.tolist() == pytest.approx(together.tolist(), rel=1e-5, nan_ok=True)
+
+
+def test_within_word_l2r_masks_the_rest_of_the_word(model: BertForMaskedLM, tokenizer: BertTokenizer) -> None:
+    # [CLS] no pneumo ##thor ##ax ##s . heart effusion ##s [SEP]
+    ids = [
+        tokenizer.convert_tokens_to_ids(piece)
+        for piece in ["no", "pneumo", "##thor", "##ax", "##s", ".", "heart"]
+    ]
+    ids += [tokenizer.convert_tokens_to_ids(piece) for piece in ["effusion", "##s"]]
+    hidden = {1: {1}, 2: {2, 3, 4, 5}, 3: {3, 4, 5}, 4: {4, 5}, 5: {5}, 6: {6}, 7: {7}, 8: {8, 9}, 9: {9}}
+    vocabulary = {piece: number for number, piece in enumerate(PIECES)}
+    vocabulary["##never"] = vocabulary.pop("##thorax")  # so that pneumothorax is three pieces
+    without_thorax = BertTokenizer(vocab=vocabulary)
+    text = "no pneumothoraxs. heart effusions"
+    assert without_thorax(text, add_special_tokens=False)["input_ids"] == ids
+    found = pseudo_log_likelihood(model, without_thorax, [text, "heart"], within_word_l2r=True)["log_p"]
+    assert found[0] == pytest.approx(naive(model, tokenizer, ids, hidden.__getitem__), rel=1e-5)
+    original = pseudo_log_likelihood(model, without_thorax, [text, "heart"])["log_p"]
+    assert abs(found[0] - original[0]) > 1e-3
+    assert found[1] == original[1]
+
+
+def test_a_literal_special_token_is_text(model: BertForMaskedLM, tokenizer: BertTokenizer) -> None:
+    text = "heart [SEP] size [MASK]."
+    spelled = ["heart", "[", "sep", "]", "size", "[", "mask", "]", "."]
+    ids = tokenizer.convert_tokens_to_ids(spelled)
+    found = pseudo_log_likelihood(model, tokenizer, [text])
+    assert found["n_tokens"][0] == 9
+    assert found["log_p"][0] == pytest.approx(naive(model, tokenizer, ids, lambda t: {t}), rel=1e-5)
+
+
+def test_model_is_scored_in_eval_mode_and_left_as_it_was(
+    model: BertForMaskedLM, tokenizer: BertTokenizer
+) -> None:
+    expected = pseudo_log_likelihood(model, tokenizer, SENTENCES)
+    model.train()
+    model.bert.embeddings.eval()
+    try:
+        found = pseudo_log_likelihood(model, tokenizer, SENTENCES)
+        assert model.training and model.bert.encoder.training and not model.bert.embeddings.training
+        with pytest.raises(ValueError):
+            pseudo_log_likelihood(model, tokenizer, ["heart " * 50])
+        assert model.training
+    finally:
+        model.eval()
+    pd.testing.assert_frame_equal(found, expected)
+
+
+def test_bfloat16_model_sums_in_higher_precision(model: BertForMaskedLM, tokenizer: BertTokenizer) -> None:
+    expected = pseudo_log_likelihood(model, tokenizer, SENTENCES)["log_p"]
+    rough = pseudo_log_likelihood(copy.deepcopy(model).bfloat16(), tokenizer, SENTENCES)["log_p"]
+    assert rough.tolist() == pytest.approx(expected.tolist(), rel=0.05, nan_ok=True)
+    assert rough.tolist() != pytest.approx(expected.tolist(), rel=1e-6, nan_ok=True)
+
+
+def test_nothing_and_only_empty_sentences(model: BertForMaskedLM, tokenizer: BertTokenizer) -> None:
+    none = pseudo_log_likelihood(model, tokenizer, [])
+    assert list(none.columns) == ["text", "n_tokens", "n_unknown", "log_p"] and len(none) == 0
+    empty = pseudo_log_likelihood(model, tokenizer, ["", "  "])
+    assert empty["n_tokens"].tolist() == [0, 0] and empty["log_p"].isna().all()
+
+
+def test_longest_sentence_is_scored_and_one_more_is_refused(
+    model: BertForMaskedLM, tokenizer: BertTokenizer
+) -> None:
+    longest = "heart " * (POSITIONS - 2)
+    assert pseudo_log_likelihood(model, tokenizer, [longest])["log_p"].notna().all()
+    message = r"sentence 1 has 22 word pieces, the model takes at most 21 \(besides \[CLS\] and \[SEP\]\)"
+    with pytest.raises(ValueError, match=message):
+        pseudo_log_likelihood(model, tokenizer, ["heart", longest + "heart"])
+    found = pseudo_log_likelihood(model, tokenizer, ["heart", longest + "size", longest], truncate=True)
+    assert found["truncated"].tolist() == [False, True, False]
+    assert found["n_tokens"].tolist() == [1, 21, 21]
+    assert found["log_p"][1] == found["log_p"][2]
+
+
+@pytest.mark.parametrize(
+    ("sentences", "message"),
+    [
+        ("heart", "sequence of strings, got a single string"),
+        (["heart", None], "sentence 1 must be a string, got NoneType"),
+        ([math.nan], "sentence 0 must be a string, got float"),
+    ],
+)
+def test_what_is_no_list_of_sentences_is_refused(
+    model: BertForMaskedLM, tokenizer: BertTokenizer, sentences: object, message: str
+) -> None:
+    # The annotations are checked only while the tests run: users meet the function without them.
+    with pytest.raises(TypeError, match=message):
+        inspect.unwrap(pseudo_log_likelihood)(model, tokenizer, sentences)
+
+
+def test_progress_goes_to_standard_error(
+    model: BertForMaskedLM, tokenizer: BertTokenizer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pseudo_log_likelihood(model, tokenizer, ["heart size"], progress=True)
+    captured = capsys.readouterr()
+    assert captured.out == "" and "8/8" in captured.err and "heart" not in captured.err
+
+
+def test_real_sentences_equal_the_definition(real_data: Path) -> None:
+    """Open-i's own words through CXR-BERT's own tokenizer."""
+    tokenizer = load_tokenizer(real_data / "cxr_bert_tokenizer")
+    config = BertConfig(
+        hidden_size=24, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24, vocab_size=30522
+    )
+    network = BertForMaskedLM(config).eval()
+    findings = pd.read_csv(real_data / "openi" / "openi_reports.csv")["findings"].dropna()
+    sentences = [part.strip() for text in findings[:12] for part in text.split(". ")]
+    found = pseudo_log_likelihood(network, tokenizer, sentences)
+    chosen = list(range(0, len(sentences), 9))
+    expected = by_definition(network, tokenizer, [sentences[i] for i in chosen])
+    assert found["log_p"][chosen].tolist() == pytest.approx(expected, rel=1e-6)
