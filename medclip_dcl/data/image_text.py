@@ -11,11 +11,10 @@ import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import UInt8
-from pytorch_lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from medclip_dcl.data.samplers import EpochSampler, ShardSampler
+from medclip_dcl.data.samplers import EpochDataModule, EpochSampler, ShardSampler
 from medclip_dcl.data.transforms import augment, load_grey, to_input
 from medclip_dcl.network import pad_tokens
 from medclip_dcl.prepared import PreparedDataError, PreparedSet
@@ -43,7 +42,7 @@ class EvaluationTables:
     phantom: bool
 
 
-class ImageTextDataModule(LightningDataModule):
+class ImageTextDataModule(EpochDataModule):
     """Images with sentences of their reports, for training, validation, test and prediction.
 
     A batch is a dict: images (image, 3, H, W) in [0, 1]; tokens (sentence, token), lengths (sentence,);
@@ -189,6 +188,7 @@ class ImageTextDataModule(LightningDataModule):
         if self._train is None:
             raise RuntimeError("call setup('fit') first")
         sampler = EpochSampler(len(self._train), self.batch_size, self.seed)
+        sampler.set_epoch(self.first_epoch)
         return self._loader(
             self._train, sampler, self.batch_size // sampler.num_replicas, self._train.collate, drop_last=True
         )

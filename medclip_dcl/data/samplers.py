@@ -1,6 +1,7 @@
 """Orders of examples that depend on (seed, epoch) alone, never on the number of processes or workers.
 
-Both subclass DistributedSampler, because Lightning wraps every other sampler in one when it runs on several devices.
+Both samplers subclass DistributedSampler, because Lightning wraps every other sampler in one when it runs on several
+devices.
 """
 
 from __future__ import annotations
@@ -9,9 +10,49 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from pytorch_lightning import LightningDataModule
 from torch.utils.data import DistributedSampler
 
 from medclip_dcl.distributed import rank_and_size
+
+
+class EpochDataModule(LightningDataModule):
+    """A datamodule that knows which epoch a resumed run begins with.
+
+    Lightning makes a resumed run's first iterator before it tells the sampler the epoch; give `first_epoch` to the
+    training sampler, or the run repeats the order of epoch 0.
+
+    Attributes:
+        first_epoch: 0, or the epoch after the checkpoint's.
+    """
+
+    first_epoch: int = 0
+
+    def state_dict(self) -> dict[str, int]:
+        """The epoch that a resumed run begins with."""
+        if self.trainer is None:
+            return {}
+        progress = self.trainer.fit_loop.state_dict()["epoch_progress"]
+        return {"epoch": int(progress["current"]["processed"])}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        self.first_epoch = state_dict["epoch"]
+
+
+def require_whole_batches(count: int, batch_size: int, processes: int, unit: str) -> None:
+    """Refuse a global batch that the examples do not fill, or that the processes cannot share equally.
+
+    Raises:
+        ValueError: names the option and both numbers.
+    """
+    if batch_size % processes:
+        raise ValueError(
+            f"data.batch_size {batch_size} (of all processes together) must be a multiple of their number, {processes}"
+        )
+    if count < batch_size:
+        raise ValueError(
+            f"{count} training {unit} do not fill one batch of {batch_size}; lower data.batch_size"
+        )
 
 
 class EpochSampler(DistributedSampler):
@@ -32,15 +73,7 @@ class EpochSampler(DistributedSampler):
 
     def __init__(self, count: int, batch_size: int, seed: int) -> None:
         self.rank, self.num_replicas = rank_and_size()
-        if batch_size % self.num_replicas:
-            raise ValueError(
-                f"batch_size {batch_size} (of all processes together) must be a multiple of their number, "
-                f"{self.num_replicas}"
-            )
-        if count < batch_size:
-            raise ValueError(
-                f"{count} training images do not fill one batch of {batch_size}; lower data.batch_size"
-            )
+        require_whole_batches(count, batch_size, self.num_replicas, "images")
         self.count, self.batch_size, self.seed, self.epoch = count, batch_size, seed, 0
 
     @property

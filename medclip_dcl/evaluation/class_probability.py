@@ -47,7 +47,7 @@ def class_probability_table(model: ImageTextModel, data: ImageTextDataModule) ->
     names = set(model.anchor_fields) | ({"rho", "sentence_share"} if prepared.has("classes") else set())
     for name, column in data.anchor_fields(sorted(names)).items():
         table[name] = column.reindex(table["sentence_id"]).to_numpy()
-    fields = {name: torch.from_numpy(table[name].to_numpy()) for name in model.anchor_fields}
+    fields = {name: torch.tensor(table[name].to_numpy()) for name in model.anchor_fields}
     fields = {name: x.float() if x.is_floating_point() else x for name, x in fields.items()}
     with torch.no_grad():
         table["eta"] = model.class_probability.cpu()(**fields).numpy()

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import math
-import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
 from pytorch_lightning import LightningModule
-from torch import Tensor, nn
-from torch.optim import AdamW
-from torch.optim.lr_scheduler import LambdaLR
+from torch import Tensor
 
 from medclip_dcl.distributed import gather_with_grad, global_mean, local_offset
 from medclip_dcl.encoders.image import RegionEncoder
 from medclip_dcl.encoders.text import SentenceEncoder
+from medclip_dcl.models.optimisation import adamw_warmup_cosine
 from medclip_dcl.network import ImageTextNetwork, build_part, load_exactly, part_config, read_checkpoint
 from medclip_dcl.objectives import (
     ClassProbability,
@@ -142,17 +139,10 @@ class ImageTextModel(LightningModule):
 
     def configure_optimizers(self) -> Any:
         """AdamW; linear warm-up, then cosine decay to 0, by optimiser step."""
-        groups = parameter_groups(self.network, self.weight_decay)
-        optimizer = AdamW(groups, lr=self.learning_rate)
         total = int(self.trainer.estimated_stepping_batches)
-        if self.warmup_steps >= total:
-            warnings.warn(
-                f"model.warmup_steps {self.warmup_steps} is not less than the run's {total} optimiser steps: "
-                "the learning rate never reaches model.learning_rate",
-                stacklevel=2,
-            )
-        schedule = LambdaLR(optimizer, lambda step: warmup_cosine(step, self.warmup_steps, total))
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+        return adamw_warmup_cosine(
+            self.network, self.learning_rate, self.weight_decay, self.warmup_steps, total
+        )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """The checkpoint describes its network (tokenizer included) and objective in plain values."""
@@ -187,20 +177,3 @@ class ImageTextModel(LightningModule):
         model.network = network
         load_exactly(model, checkpoint["state_dict"], str(checkpoint_path))
         return model.eval()
-
-
-def warmup_cosine(step: int, warmup: int, total: int) -> float:
-    """Factor of the learning rate at an optimiser step: linear warm-up to 1, then half a cosine to 0."""
-    if step < warmup:
-        return (step + 1) / (warmup + 1)
-    progress = (step - warmup) / max(1, total - warmup)
-    return 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
-
-
-def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Matrices and kernels with weight decay; biases, norms and gamma without."""
-    parameters = [p for p in module.parameters() if p.requires_grad]
-    return [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
-    ]

@@ -1,0 +1,262 @@
+"""MaskedLanguageModel: trains the BERT that scores sentences and starts the text encoder."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from pytorch_lightning import LightningModule
+from pytorch_lightning.callbacks import ModelCheckpoint
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from transformers import BertConfig, BertForMaskedLM
+
+from medclip_dcl.data.reports import IGNORED
+from medclip_dcl.distributed import global_mean
+from medclip_dcl.encoders.pretrained import (
+    bert_config,
+    load_masked_language_model,
+    resolve_folder,
+    save_language_model,
+)
+from medclip_dcl.models.optimisation import adamw_warmup_cosine
+
+_WEIGHTS_PREFIX = "language_model."
+
+
+@dataclass(frozen=True)
+class BertArchitecture:
+    """Size of a BERT that is trained from scratch; its vocabulary is the tokenizer's.
+
+    Args:
+        layers: transformer layers.
+        hidden_size: width of the hidden states, a multiple of attention_heads.
+        attention_heads: heads per layer.
+        intermediate_size: width of the feed-forward layer.
+        max_positions: longest input in word pieces, [CLS] and [SEP] included.
+        dropout: of hidden states and attention, in [0, 1).
+    """
+
+    layers: int = 2
+    hidden_size: int = 128
+    attention_heads: int = 2
+    intermediate_size: int = 512
+    max_positions: int = 512
+    dropout: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.hidden_size % self.attention_heads:
+            raise ValueError(
+                f"model.architecture: hidden_size {self.hidden_size} is no multiple of "
+                f"attention_heads {self.attention_heads}"
+            )
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"model.architecture: dropout must lie in [0, 1), got {self.dropout}")
+
+
+class MaskedLanguageModel(LightningModule):
+    """BERT trained to predict masked word pieces of report sentences (Devlin et al., NAACL 2019).
+
+    SSD finds that sentence scores get better when the language model is fine-tuned on the reports: this is that
+    step. When fit ends, the weights that were best on validate are written to RUN/`export_name` as a plain Hugging
+    Face folder (RUN = trainer.default_root_dir), which the text encoder and the sentence scorer load.
+
+    Args:
+        pretrained: a Hugging Face folder or repository id to start from, e.g.
+            microsoft/BiomedVLP-CXR-BERT-general; null to start from scratch.
+        architecture: size of the model where it starts from scratch; null with `pretrained`.
+        learning_rate: of AdamW after the warm-up.
+        weight_decay: on weight matrices only.
+        warmup_steps: optimiser steps of linear warm-up; cosine decay to 0 follows.
+        export_name: name of the exported folder in the run folder.
+
+    Raises:
+        ValueError: both or neither of `pretrained` and `architecture`; an option out of its range.
+        ModelFolderError: a pretrained folder that does not load.
+    """
+
+    def __init__(
+        self,
+        pretrained: str | None = None,
+        architecture: BertArchitecture | None = None,
+        learning_rate: float = 5e-5,
+        weight_decay: float = 0.01,
+        warmup_steps: int = 1000,
+        export_name: str = "language_model",
+    ) -> None:
+        super().__init__()
+        if (pretrained is None) == (architecture is None):
+            raise ValueError(
+                "model: give either pretrained (a folder or repository id) or architecture (to start from scratch), "
+                f"got pretrained {pretrained!r} and architecture {architecture}"
+            )
+        if not learning_rate > 0 or weight_decay < 0 or warmup_steps < 0:
+            raise ValueError(
+                "model: learning_rate must be above 0, weight_decay and warmup_steps at least 0; "
+                f"got {learning_rate}, {weight_decay}, {warmup_steps}"
+            )
+        # Under the CLI this keeps class paths, so that load_from_checkpoint works; see on_save_checkpoint.
+        self.save_hyperparameters()
+        self.pretrained, self.architecture, self.export_name = pretrained, architecture, export_name
+        self.learning_rate, self.weight_decay, self.warmup_steps = learning_rate, weight_decay, warmup_steps
+        self.language_model: BertForMaskedLM | None = None
+        self._is_exported = False
+
+    def setup(self, stage: str) -> None:
+        """Build the model: its vocabulary is known once the datamodule is set up (and before a run resumes)."""
+        if self.language_model is None:
+            self.language_model = self._build()
+        positions = self.language_model.config.max_position_embeddings
+        if self._datamodule.max_tokens > positions:
+            raise ValueError(
+                f"data.max_tokens {self._datamodule.max_tokens} is more than the {positions} positions of the model"
+            )
+
+    def forward(
+        self, tokens: Int[Tensor, "sentence token"], lengths: Int[Tensor, " sentence"]
+    ) -> Float[Tensor, "sentence token hidden"]:
+        """Last hidden states; `tokens` beyond `lengths` are padding."""
+        mask = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
+        return self._model.bert(input_ids=tokens, attention_mask=mask.long()).last_hidden_state
+
+    def training_step(self, batch: dict[str, Tensor], batch_index: int) -> Tensor:
+        losses = self._losses(batch)
+        loss = global_mean(losses)
+        self.log("train/loss", loss.detach(), prog_bar=True, batch_size=len(losses))
+        self.log(
+            "train/learning_rate", self.trainer.optimizers[0].param_groups[0]["lr"], batch_size=len(losses)
+        )
+        return loss
+
+    def on_validation_epoch_start(self) -> None:
+        self._validation = torch.zeros(2, dtype=torch.float64, device=self.device)
+
+    def validation_step(self, batch: dict[str, Tensor], batch_index: int) -> None:
+        losses = self._losses(batch)
+        self._validation[0] += losses.sum()
+        self._validation[1] += len(losses)
+
+    def on_validation_epoch_end(self) -> None:
+        """Mean over the masked word pieces of all batches and processes, and its exponential."""
+        total, count = self.trainer.strategy.reduce(self._validation, reduce_op="sum")
+        loss = total / count
+        self.log("validate/loss", loss.float(), prog_bar=True)
+        self.log("validate/perplexity", loss.exp().float())
+
+    def configure_optimizers(self) -> Any:
+        """AdamW; linear warm-up, then cosine decay to 0, by optimiser step."""
+        total = int(self.trainer.estimated_stepping_batches)
+        return adamw_warmup_cosine(
+            self._model, self.learning_rate, self.weight_decay, self.warmup_steps, total
+        )
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """The checkpoint describes model and tokenizer in plain values, so that it loads anywhere."""
+        checkpoint["language_model"] = {
+            "config": json.dumps(self._model.config.to_diff_dict()),
+            "tokenizer": self._tokenizer_json(),
+        }
+        if "_instantiator" not in checkpoint.get("hyper_parameters", {}):
+            # Built in Python: the arguments may be objects, which a safe loader refuses.
+            for key in ("hyper_parameters", "hparams_name", "hparams_type"):
+                checkpoint.pop(key, None)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Build the model from the checkpoint alone, or compare the run's tokenizer with the checkpoint's.
+
+        Raises:
+            ValueError: the run's tokenizer is another one: its ids mean other words than the weights know.
+        """
+        stored = checkpoint["language_model"]
+        if self.language_model is None:
+            config = bert_config(json.loads(stored["config"]), "checkpoint")
+            self.language_model = BertForMaskedLM(config).train()
+        elif stored["tokenizer"] != self._tokenizer_json():
+            raise ValueError(
+                "the checkpoint was trained with another tokenizer than this run's: the training sentences or "
+                "data.vocabulary_size have changed; start a new run folder"
+            )
+
+    def on_train_end(self) -> None:
+        """Write the weights that were best on validate as a Hugging Face folder."""
+        self._export()
+
+    def on_fit_end(self) -> None:
+        """The same for a run that was resumed after its last step: it was killed before it could export."""
+        if not self._is_exported:
+            self._export()
+
+    def _export(self) -> None:
+        if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        if self.trainer.is_global_zero:
+            folder = Path(self.trainer.default_root_dir) / self.export_name
+            save_language_model(self._best(), self._datamodule.tokenizer, folder)
+        self.trainer.strategy.barrier("language model exported")
+        self._is_exported = True
+
+    def _best(self) -> BertForMaskedLM:
+        """A model with the weights of the best checkpoint (ModelCheckpoint remembers it when a run resumes)."""
+        checkpoint = self._best_checkpoint()
+        if checkpoint is None:
+            warnings.warn(
+                "no checkpoint is monitored: the last weights are exported, not the best", stacklevel=2
+            )
+            return self._model
+        state = torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"]
+        best = BertForMaskedLM(self._model.config)
+        best.load_state_dict({name.removeprefix(_WEIGHTS_PREFIX): value for name, value in state.items()})
+        return best
+
+    def _best_checkpoint(self) -> Path | None:
+        for callback in self.trainer.checkpoint_callbacks:
+            if isinstance(callback, ModelCheckpoint) and callback.monitor and callback.best_model_path:
+                remembered = Path(callback.best_model_path)
+                # A run folder that was moved resumes with the path of its old place.
+                here = Path(callback.dirpath or remembered.parent) / remembered.name
+                return here if here.is_file() else remembered
+        return None
+
+    def _build(self) -> BertForMaskedLM:
+        if self.pretrained is not None:
+            return load_masked_language_model(resolve_folder(self.pretrained))
+        size = self.architecture
+        if size is None:
+            raise RuntimeError("neither pretrained nor architecture")
+        return BertForMaskedLM(
+            BertConfig(
+                vocab_size=len(self._datamodule.tokenizer),
+                hidden_size=size.hidden_size,
+                num_hidden_layers=size.layers,
+                num_attention_heads=size.attention_heads,
+                intermediate_size=size.intermediate_size,
+                max_position_embeddings=size.max_positions,
+                hidden_dropout_prob=size.dropout,
+                attention_probs_dropout_prob=size.dropout,
+            )
+        ).train()
+
+    def _losses(self, batch: dict[str, Tensor]) -> Float[Tensor, " masked"]:
+        """-log P of each hidden word piece; the vocabulary head runs at these alone."""
+        is_hidden = batch["labels"] != IGNORED
+        logits = self._model.cls(self(batch["tokens"], batch["lengths"])[is_hidden])
+        return cross_entropy(logits.float(), batch["labels"][is_hidden], reduction="none")
+
+    @property
+    def _model(self) -> BertForMaskedLM:
+        if self.language_model is None:
+            raise RuntimeError("the model is built when the Trainer sets it up, or from a checkpoint")
+        return self.language_model
+
+    @property
+    def _datamodule(self) -> Any:
+        """The datamodule of the run: it has the tokenizer."""
+        return self.trainer.datamodule  # type: ignore[attr-defined]
+
+    def _tokenizer_json(self) -> str:
+        return str(self._datamodule.tokenizer.backend_tokenizer.to_str())

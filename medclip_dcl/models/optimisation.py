@@ -1,0 +1,51 @@
+"""How every model here is optimised: AdamW, linear warm-up, cosine decay."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+from torch import nn
+from torch.optim import AdamW
+from torch.optim.lr_scheduler import LambdaLR
+
+
+def adamw_warmup_cosine(
+    module: nn.Module, learning_rate: float, weight_decay: float, warmup_steps: int, total_steps: int
+) -> dict[str, Any]:
+    """What `configure_optimizers` returns: AdamW whose rate follows `warmup_cosine` by optimiser step.
+
+    Args:
+        module: whose parameters are trained.
+        learning_rate: after the warm-up.
+        weight_decay: see `parameter_groups`.
+        warmup_steps: optimiser steps; a warning if the run has no more than these.
+        total_steps: optimiser steps of the whole run.
+    """
+    optimizer = AdamW(parameter_groups(module, weight_decay), lr=learning_rate)
+    if warmup_steps >= total_steps:
+        warnings.warn(
+            f"model.warmup_steps {warmup_steps} is not less than the run's {total_steps} optimiser steps: "
+            "the learning rate never reaches model.learning_rate",
+            stacklevel=2,
+        )
+    schedule = LambdaLR(optimizer, lambda step: warmup_cosine(step, warmup_steps, total_steps))
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def warmup_cosine(step: int, warmup: int, total: int) -> float:
+    """Factor of the learning rate at an optimiser step: linear warm-up to 1, then half a cosine to 0."""
+    if step < warmup:
+        return (step + 1) / (warmup + 1)
+    progress = (step - warmup) / max(1, total - warmup)
+    return 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+
+
+def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Matrices and kernels with weight decay; biases, norms and gamma without."""
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    return [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]

@@ -1,0 +1,309 @@
+"""Training, resuming and exporting a masked language model."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from pytorch_lightning import Callback, Trainer
+from pytorch_lightning.callbacks import ModelCheckpoint
+from torch import Tensor
+
+from medclip_dcl.cli import main
+from medclip_dcl.data.reports import IGNORED, ReportsDataModule
+from medclip_dcl.encoders.pretrained import (
+    load_masked_language_model,
+    load_tokenizer,
+    weights_fingerprint,
+)
+from medclip_dcl.models.masked_language import BertArchitecture, MaskedLanguageModel
+from medclip_dcl.prepared import FORMAT_VERSION, write_json, write_table
+from medclip_dcl.scoring import pseudo_log_likelihood
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = BertArchitecture(
+    layers=1, hidden_size=32, attention_heads=2, intermediate_size=40, max_positions=40, dropout=0.1
+)
+FINDINGS = ["pneumothorax", "pleural effusion", "consolidation", "pulmonary edema", "rib fracture"]
+
+
+def write_set(folder: Path) -> Path:
+    """Reports of a language so regular that a small model learns it: "No X." often, "Left|Right X." seldom."""
+    texts = [f"{start} {finding}." for start in ("No", "Left", "Right") for finding in FINDINGS]
+    rows = []
+    for study in range(60):
+        rows += [(study, f) for f in range(len(FINDINGS)) if (study + f) % 5]
+        rows.append((study, 5 + study % 10))
+    reports = pd.DataFrame(rows, columns=["study_id", "sentence_id"])
+    reports.insert(1, "section", "findings")
+    reports.insert(2, "position", reports.groupby("study_id").cumcount())
+    images = pd.DataFrame(
+        {"dicom_id": [f"i{s}" for s in range(60)], "subject_id": range(60), "study_id": range(60)}
+    )
+    use = ["validate" if study % 6 == 5 else "train" for study in range(60)]
+    images = images.assign(view="PA", official_split="train", use=use, path="none.jpg", height=9, width=7)
+    sentences = pd.DataFrame({"sentence_id": range(len(texts)), "text": texts, "n_reports": 1})
+    for name, table in (("images", images), ("reports", reports), ("sentences", sentences)):
+        write_table(table, folder / f"{name}.parquet", name)
+    write_json({"format_version": FORMAT_VERSION, "phantom": True}, folder / "dataset.json")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_set(tmp_path_factory.mktemp("masked_language") / "set")
+
+
+def build(prepared: Path, **options: Any) -> tuple[MaskedLanguageModel, ReportsDataModule]:
+    torch.manual_seed(1)
+    arguments = {"architecture": SMALL, "learning_rate": 5e-3, "warmup_steps": 3, **options}
+    vocabulary_size = 80 if arguments["architecture"] is not None else None
+    data = ReportsDataModule(str(prepared), batch_size=16, max_tokens=20, vocabulary_size=vocabulary_size)
+    return MaskedLanguageModel(**arguments), data
+
+
+def trainer(run: Path, epochs: int, *callbacks: Callback, mode: str = "min", **options: Any) -> Trainer:
+    best = ModelCheckpoint(run / "checkpoints", "best", monitor="validate/loss", mode=mode, save_last=True)
+    return Trainer(
+        max_epochs=epochs,
+        accelerator="cpu",
+        logger=False,
+        callbacks=[best, *callbacks],
+        default_root_dir=run,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        **options,
+    )
+
+
+def checkpoint_weights(file: Path) -> dict[str, Tensor]:
+    return torch.load(file, weights_only=True)["state_dict"]
+
+
+@pytest.fixture(scope="module")
+def finished(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 12 epochs."""
+    run = tmp_path_factory.mktemp("finished")
+    model, data = build(prepared)
+    trainer(run, 12).fit(model, datamodule=data)
+    return run
+
+
+def test_it_learns_the_language(finished: Path) -> None:
+    """What reports say is far more probable than the same words in another order, and common above rare."""
+    folder = finished / "language_model"
+    sentences = ["No pneumothorax.", "Left pneumothorax.", "pneumothorax no.", "fracture pleural."]
+    scores = pseudo_log_likelihood(load_masked_language_model(folder), load_tokenizer(folder), sentences)
+    usual, rare, *nonsense = scores["log_p"]
+    assert usual > rare > max(nonsense)
+
+
+def test_validation_loss_is_the_mean_over_hidden_word_pieces(prepared: Path, tmp_path: Path) -> None:
+    model, data = build(prepared)
+    run = trainer(tmp_path, 1)
+    run.fit(model, datamodule=data)
+    (found,) = run.validate(model, datamodule=data, verbose=False)
+    network = load_masked_language_model(tmp_path / "language_model").eval()
+    total, count = 0.0, 0
+    for batch in data.val_dataloader():
+        for tokens, length, labels in zip(batch["tokens"], batch["lengths"], batch["labels"], strict=True):
+            with torch.no_grad():
+                log_probability = network(tokens[None, :length]).logits[0].log_softmax(-1)
+            for position in (labels != IGNORED).nonzero().flatten().tolist():
+                total -= log_probability[position, labels[position]].item()
+                count += 1
+    assert found["validate/loss"] == pytest.approx(total / count, rel=1e-5)
+    assert found["validate/perplexity"] == pytest.approx(math.exp(total / count), rel=1e-5)
+
+
+def test_dropout_is_on_in_training_and_off_in_validation(prepared: Path, tmp_path: Path) -> None:
+    model, data = build(prepared)
+    seen = []
+
+    class Watched(MaskedLanguageModel):
+        def training_step(self, batch: dict[str, Tensor], batch_index: int) -> Tensor:
+            seen.append(("train", self._model.bert.encoder.training))
+            return super().training_step(batch, batch_index)
+
+        def validation_step(self, batch: dict[str, Tensor], batch_index: int) -> None:
+            seen.append(("validate", self._model.bert.encoder.training))
+            super().validation_step(batch, batch_index)
+
+    trainer(tmp_path, 2).fit(Watched(architecture=SMALL, warmup_steps=1), datamodule=data)
+    assert set(seen) == {("train", True), ("validate", False)}
+
+
+def test_export_is_the_best_not_the_last(prepared: Path, tmp_path: Path) -> None:
+    """With the mode turned round, the best is the first epoch."""
+    model, data = build(prepared)
+    trainer(tmp_path, 4, mode="max").fit(model, datamodule=data)
+    exported = load_masked_language_model(tmp_path / "language_model").state_dict()
+    best = checkpoint_weights(tmp_path / "checkpoints" / "best.ckpt")
+    assert all(
+        torch.equal(value, exported[name.removeprefix("language_model.")]) for name, value in best.items()
+    )
+    last = {name.removeprefix("language_model."): value for name, value in model.state_dict().items()}
+    assert not any(torch.equal(value, exported[name]) for name, value in last.items() if value.dim() > 1)
+
+
+def test_a_resumed_run_ends_as_an_uninterrupted_one(prepared: Path, tmp_path: Path) -> None:
+    """Without dropout (checkpoints hold no random state), whatever the random state at the restart."""
+    ends = {}
+    for name, callbacks in (("whole", ()), ("parts", (_KilledAt(epoch=2),))):
+        model, data = build(prepared, architecture=replace(SMALL, dropout=0.0))
+        try:
+            trainer(tmp_path / name, 4, *callbacks).fit(model, datamodule=data)
+        except _Killed:
+            assert not (tmp_path / name / "language_model").exists()
+            model, data = build(prepared, architecture=replace(SMALL, dropout=0.0))
+            torch.manual_seed(99)
+            last = tmp_path / name / "checkpoints" / "last.ckpt"
+            trainer(tmp_path / name, 4).fit(model, datamodule=data, ckpt_path=str(last))
+        ends[name] = {
+            **model.state_dict(),
+            **load_masked_language_model(tmp_path / name / "language_model").state_dict(),
+        }
+    assert all(torch.equal(value, ends["parts"][name]) for name, value in ends["whole"].items())
+
+
+class _Killed(Exception):
+    pass
+
+
+class _KilledAt(Callback):
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        if trainer.current_epoch == self.epoch:
+            raise _Killed
+
+
+def test_a_run_killed_before_its_export_exports_when_resumed(prepared: Path, tmp_path: Path) -> None:
+    """Also where its folder was moved in between."""
+    model, data = build(prepared)
+    trainer(tmp_path / "old", 2).fit(model, datamodule=data)
+    expected = weights_fingerprint(load_masked_language_model(tmp_path / "old" / "language_model"))
+    shutil.rmtree(tmp_path / "old" / "language_model")
+    run = tmp_path / "new"
+    shutil.move(tmp_path / "old", run)
+    model, data = build(prepared)
+    trainer(run, 2).fit(model, datamodule=data, ckpt_path=str(run / "checkpoints" / "last.ckpt"))
+    assert weights_fingerprint(load_masked_language_model(run / "language_model")) == expected
+
+
+def test_another_tokenizer_than_the_checkpoints_is_refused(
+    finished: Path, prepared: Path, tmp_path: Path
+) -> None:
+    model, _ = build(prepared)
+    data = ReportsDataModule(str(prepared), batch_size=16, max_tokens=20, vocabulary_size=81)
+    with pytest.raises(ValueError, match="trained with another tokenizer than this run's"):
+        trainer(tmp_path, 13).fit(
+            model, datamodule=data, ckpt_path=str(finished / "checkpoints" / "last.ckpt")
+        )
+
+
+def test_checkpoint_loads_without_trainer_and_data(finished: Path) -> None:
+    model = MaskedLanguageModel.load_from_checkpoint(
+        finished / "checkpoints" / "last.ckpt", architecture=SMALL, weights_only=True
+    )
+    expected = checkpoint_weights(finished / "checkpoints" / "last.ckpt")
+    assert all(torch.equal(value, expected[name]) for name, value in model.state_dict().items())
+
+
+def test_pretrained_keeps_its_tokenizer_and_improves(finished: Path, prepared: Path, tmp_path: Path) -> None:
+    model, data = build(prepared, architecture=None, pretrained=str(finished / "language_model"))
+    run = trainer(tmp_path, 1)
+    (before,) = run.validate(model, datamodule=data, verbose=False)
+    run.fit(model, datamodule=data)
+    (after,) = run.validate(model, datamodule=data, verbose=False)
+    assert before["validate/loss"] < 3 and after["validate/loss"] < before["validate/loss"] + 0.3
+    tokenizers = [load_tokenizer(folder / "language_model").get_vocab() for folder in (finished, tmp_path)]
+    assert tokenizers[0] == tokenizers[1]
+
+
+@pytest.mark.slow
+def test_two_processes_train_the_model_of_one(prepared: Path, tmp_path: Path) -> None:
+    """Same batches, same masking, and a mean over the hidden word pieces of all processes (their numbers differ)."""
+    processes: dict[str, dict[str, Any]] = {"one": {}, "two": {"devices": 2, "strategy": "ddp_spawn"}}
+    for name, options in processes.items():
+        model, data = build(prepared, architecture=replace(SMALL, dropout=0.0))
+        trainer(tmp_path / name, 1, **options).fit(model, datamodule=data)
+    one, two = (
+        load_masked_language_model(tmp_path / name / "language_model").state_dict() for name in ("one", "two")
+    )
+    for name, value in one.items():
+        assert torch.allclose(value, two[name], atol=2e-5), name
+
+
+def test_same_seed_same_model(prepared: Path, tmp_path: Path) -> None:
+    prints = []
+    for name in ("one", "two"):
+        model, data = build(prepared)
+        trainer(tmp_path / name, 1).fit(model, datamodule=data)
+        prints.append(weights_fingerprint(load_masked_language_model(tmp_path / name / "language_model")))
+    assert prints[0] == prints[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "give either pretrained .* or architecture"),
+        ({"pretrained": "x", "architecture": SMALL}, "give either pretrained .* or architecture"),
+        ({"architecture": SMALL, "learning_rate": 0.0}, "learning_rate must be above 0"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        MaskedLanguageModel(**options)
+
+
+def test_architecture_that_cannot_be_is_refused() -> None:
+    with pytest.raises(ValueError, match="hidden_size 32 is no multiple of attention_heads 3"):
+        BertArchitecture(hidden_size=32, attention_heads=3)
+    with pytest.raises(ValueError, match=r"dropout must lie in \[0, 1\), got 1.0"):
+        BertArchitecture(dropout=1.0)
+
+
+def test_sentences_longer_than_the_models_positions_are_refused(prepared: Path, tmp_path: Path) -> None:
+    model, _ = build(prepared)
+    data = ReportsDataModule(str(prepared), batch_size=16, max_tokens=41, vocabulary_size=80)
+    with pytest.raises(ValueError, match="data.max_tokens 41 is more than the 40 positions of the model"):
+        trainer(tmp_path, 1).fit(model, datamodule=data)
+
+
+def test_both_configurations_run_from_the_command_line(prepared: Path, tmp_path: Path) -> None:
+    """From scratch, then fine-tuned from what that exported; each ends in a folder that scores."""
+    common = [
+        "--data.init_args.folder",
+        str(prepared),
+        "--trainer.max_epochs",
+        "1",
+        "--trainer.accelerator",
+        "cpu",
+    ]
+    common += ["--data.init_args.batch_size", "16", "--trainer.enable_progress_bar", "false"]
+    common += ["--data.init_args.num_workers", "0", "--model.init_args.warmup_steps", "2"]
+    small = [
+        "--config",
+        str(ROOT / "configs" / "language_model_small.yaml"),
+        "--run",
+        str(tmp_path / "small"),
+    ]
+    main(["fit", *small, *common, "--data.init_args.vocabulary_size", "90"])
+    first = tmp_path / "small" / "language_model"
+    large = ["--config", str(ROOT / "configs" / "language_model.yaml"), "--run", str(tmp_path / "tuned")]
+    main(["fit", *large, *common, "--model.init_args.pretrained", str(first)])
+    second = tmp_path / "tuned" / "language_model"
+    models = [load_masked_language_model(folder) for folder in (first, second)]
+    assert weights_fingerprint(models[0]) != weights_fingerprint(models[1])
+    assert models[1].config.num_hidden_layers == 2
+    metrics = pd.read_csv(tmp_path / "tuned" / "metrics.csv")
+    assert {"validate/loss", "validate/perplexity"} <= set(metrics.columns)
