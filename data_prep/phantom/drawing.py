@@ -1,0 +1,303 @@
+"""Pictures of the phantom: a study's findings, a projection and a seed in, an 8-bit picture and boxes out."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import UInt8
+from PIL import Image
+
+from data_prep.phantom import anatomy
+from data_prep.phantom.anatomy import SIGN, Chest, draw_body
+from data_prep.phantom.findings import FindingClass
+from data_prep.phantom.geometry import GRID, Field, Frame, blur, bump, smooth_step
+from data_prep.phantom.lateral import lateral_density
+from data_prep.phantom.lesions import DRAW, ORDER, Layers
+
+FRONTAL = ("AP", "PA")
+
+# Streams of random numbers of a picture: (seed, study, stream, ...).
+_PATIENT, _FINDING, _EXPOSURE = 1, 2, 3
+_HEART_GROWTH = {"mild": 1.19, "moderate": 1.31, "severe": 1.50}
+
+Box = tuple[int, int, int, int]
+"""x, y, width, height in pixels of the picture."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An 8-bit picture and the boxes of its findings by class_id."""
+
+    pixels: UInt8[np.ndarray, "height width"]
+    boxes: dict[int, list[Box]]
+
+
+@dataclass(frozen=True)
+class Exposure:
+    """How a picture is taken: everything about it that is not the patient."""
+
+    scale: float
+    angle: float
+    shift: tuple[float, float]
+    black: float
+    white: float
+    gamma: float
+    grain: float
+    collimation: tuple[float, float, float, float]
+    marker: tuple[str, float, float, float]
+
+
+def draw_exposure(rng: np.random.Generator, view: str) -> Exposure:
+    """Draw what varies from picture to picture: position, exposure, grain, collimation, side marker."""
+    portable = view == "AP"
+    border = rng.uniform(0.01, 0.05, 4) * (rng.random(4) < 0.12)
+    letter = "R" if rng.random() < 0.45 else "L"
+    return Exposure(
+        scale=float(rng.normal(1.02, 0.04)),
+        angle=float(rng.normal(0, 0.035 if portable else 0.02)),
+        shift=(float(rng.normal(0, 0.018)), float(rng.normal(0.0, 0.02))),
+        black=float(rng.uniform(0.0, 0.06)),
+        white=float(rng.uniform(0.98, 1.14)) + 0.05 * portable,
+        gamma=float(rng.uniform(0.85, 1.25)),
+        grain=float(rng.uniform(0.010, 0.022)) + 0.006 * portable,
+        collimation=(float(border[0]), float(border[1]), float(border[2]), float(border[3])),
+        marker=(
+            letter,
+            float(rng.uniform(0.05, 0.10)),
+            float(rng.uniform(0.04, 0.22)),
+            float(rng.uniform(0.6, 1.0)),
+        ),
+    )
+
+
+def draw_frontal(
+    seed: Sequence[int],
+    findings: Iterable[FindingClass],
+    view: str,
+    low_volumes: bool,
+    image: int,
+    height: int,
+    width: int,
+) -> Picture:
+    """Draw a frontal picture.
+
+    Args:
+        seed: of the study; patient, findings and exposure take streams of their own from it.
+        findings: what is drawn.
+        view: ``AP`` or ``PA``.
+        low_volumes: whether the lungs are poorly expanded.
+        image: number of the picture in its study.
+        height, width: of the picture, px.
+
+    Returns:
+        the picture, with boxes of every finding that can be seen in it.
+    """
+    findings = sorted(findings, key=lambda f: (ORDER[f.kind], f.class_id))
+    exposure_rng = np.random.default_rng([*seed, _EXPOSURE, image])
+    exposure = draw_exposure(exposure_rng, view)
+    patient = np.random.default_rng([*seed, _PATIENT])
+    body = draw_body(patient, exposure_rng, view, low_volumes)
+    frame = _frame(exposure, height, width)
+    streams = {f.class_id: np.random.default_rng([*seed, _FINDING, f.class_id]) for f in findings}
+    chest = _shaped_chest(frame, body, findings, streams)
+    sharp = anatomy.vessels(frame, patient, float(chest.center))
+    blurred = np.float32(body.vessel_blur) * blur(sharp, 2.0)
+    layers = Layers(
+        chest=chest,
+        air=np.ones_like(frame.x),
+        vessels=np.float32(1 - body.vessel_blur) * sharp + blurred,
+        added=np.zeros_like(frame.x),
+        metal=np.zeros_like(frame.x),
+        texture=frame.noise(patient, 0.035),
+    )
+    mottle = frame.noise(exposure_rng, 0.06)
+    gas = anatomy.gas(chest, exposure_rng)
+    for finding in findings:
+        layers.masks[finding.class_id] = DRAW[finding.kind](layers, finding, streams[finding.class_id])
+    density = _density(chest, layers, gas, mottle)
+    pixels = _expose(density, layers.metal, exposure, exposure_rng, frame, height, width)
+    boxes = {number: _boxes(masks, height, width) for number, masks in layers.masks.items()}
+    return Picture(pixels, boxes)
+
+
+def draw_lateral(
+    seed: Sequence[int],
+    findings: Iterable[FindingClass],
+    low_volumes: bool,
+    image: int,
+    height: int,
+    width: int,
+) -> Picture:
+    """Draw a lateral picture; it has no boxes. Arguments as for `draw_frontal`."""
+    rng = np.random.default_rng([*seed, _EXPOSURE, image])
+    exposure = draw_exposure(rng, "LATERAL")
+    frame = _frame(exposure, height, width)
+    patient = np.random.default_rng([*seed, _PATIENT, 1])
+    density, metal = lateral_density(frame, findings, patient, low_volumes)
+    return Picture(_expose(density, metal, exposure, rng, frame, height, width), {})
+
+
+def _frame(exposure: Exposure, height: int, width: int) -> Frame:
+    longer = max(height, width)
+    rows, columns = round(GRID * height / longer), round(GRID * width / longer)
+    return Frame(rows, columns, exposure.scale, exposure.angle, exposure.shift)
+
+
+def _shaped_chest(
+    frame: Frame,
+    body: anatomy.Body,
+    findings: Sequence[FindingClass],
+    streams: dict[int, np.random.Generator],
+) -> Chest:
+    """The chest with those findings that change its contours."""
+    growth, knob, widening, bend = 1.0, 0.0, 0.0, 0.0
+    raised = {}
+    for finding in findings:
+        rng = streams[finding.class_id]
+        if finding.kind == "cardiomegaly":
+            growth = _HEART_GROWTH[finding.grade] * rng.uniform(0.96, 1.04)
+        elif finding.kind == "elevated_diaphragm":
+            raised[finding.side] = rng.uniform(0.09, 0.13)
+        elif finding.kind == "enlarged_knob":
+            knob = rng.uniform(0.035, 0.05)
+        elif finding.kind == "wide_mediastinum":
+            widening = rng.uniform(0.035, 0.05)
+        elif finding.kind.startswith("scoliosis"):
+            bend = rng.uniform(0.045, 0.065) * (-1 if finding.kind.endswith("right") else 1)
+    return Chest(frame, body, growth, raised, knob, widening, bend)
+
+
+def _density(chest: Chest, layers: Layers, gas: Field, mottle: Field) -> Field:
+    """Add up what the rays pass: soft tissue, air, blood, bone."""
+    f, b = chest.frame, chest.body
+    outline = anatomy.body_outline(chest)
+    central = np.clip(1 - np.square(f.x / np.float32(0.5)), 0, 1)
+    density = np.float32(0.47 + 0.6 * b.fat) + np.float32(0.14) * central
+    below = np.zeros_like(f.x)
+    for side, sign in SIGN.items():
+        below += smooth_step(f.y - chest.diaphragm[side], 0.006) * (f.side(sign) > 0)
+    density = density + np.float32(0.10) * below
+    density += anatomy.soft_shadows(chest)
+    lungs = chest.lungs()
+    u = (f.d - np.float32(0.2)) / np.float32(0.17)
+    depth = (
+        np.float32(0.40)
+        - np.float32(0.06) * np.clip(u**2, 0, 1.5)
+        + np.float32(0.04) * bump(f.y - np.float32(0.35), 0.25)
+    )
+    # Behind the heart and below the dome some lung remains.
+    behind = 1 - np.float32(0.80) * chest.heart
+    recess = np.zeros_like(f.x)
+    for side, sign in SIGN.items():
+        past = f.y - chest.diaphragm[side]
+        recess += (
+            smooth_step(past, 0.006)
+            * np.clip(1 - past / np.float32(0.10), 0, 1)
+            * smooth_step(np.minimum(chest.lateral - f.side(sign), f.side(sign) - np.float32(0.05)), 0.006)
+        )
+    air = (lungs * depth * behind + np.float32(0.07) * recess) * layers.air
+    density -= air * (1 + np.float32(0.02) * mottle)
+    density += chest.heart * (np.float32(0.13) - np.float32(0.11) * below)
+    visible = lungs * (np.float32(0.25) + np.float32(0.75) * layers.air) * (1 - np.float32(0.7) * chest.heart)
+    density += (
+        np.float32(b.vessel_contrast) * layers.vessels + np.float32(0.055) * anatomy.hila(chest)
+    ) * visible
+    density += np.float32(b.rib_contrast) * anatomy.ribs(chest) * (1 - np.float32(0.35) * chest.heart)
+    density += np.float32(0.12) * anatomy.shoulder_girdle(chest)
+    density += np.float32(0.055) * anatomy.spine(chest)
+    density -= np.float32(0.105) * anatomy.airways(chest)
+    density += anatomy.normal_haze(chest) - gas
+    density += layers.added + np.float32(0.008) * mottle
+    return (density * outline).astype(np.float32)
+
+
+def _expose(
+    density: Field,
+    metal: Field,
+    exposure: Exposure,
+    rng: np.random.Generator,
+    frame: Frame,
+    height: int,
+    width: int,
+) -> UInt8[np.ndarray, "height width"]:
+    """Tone curve, enlargement, grain, marker, collimation. Nothing here depends on the picture's content."""
+    value = np.clip(
+        (density - np.float32(exposure.black)) / np.float32(exposure.white - exposure.black), 0, None
+    )
+    # A shoulder keeps what is dense from turning into flat white.
+    value = np.tanh(np.float32(1.25) * value) / np.float32(np.tanh(1.25))
+    value = np.clip(value, 0, 1.2) ** np.float32(exposure.gamma)
+    value = value * (1 - metal) + metal * np.float32(1.05)
+    marker = _marker(exposure, frame)
+    value = np.maximum(value, marker)
+    value *= _collimator(exposure, frame)
+    image = Image.fromarray((value * np.float32(220) + np.float32(8)).astype(np.float32))
+    large = np.asarray(image.resize((width, height), Image.Resampling.BICUBIC))
+    top, left = (int(k) for k in rng.integers(0, 512, 2))
+    flipped = bool(rng.random() < 0.5)
+    grain = _grain(height + 512, width + 512)[top : top + height, left : left + width]
+    grain = grain[::-1, ::-1] if flipped else grain
+    large = large + grain * np.float32(exposure.grain * 255)
+    return np.clip(large, 0, 255).astype(np.uint8)
+
+
+@functools.lru_cache(maxsize=2)
+def _grain_tile() -> Field:
+    return np.random.default_rng(0).standard_normal((2048, 2048), dtype=np.float32)
+
+
+def _grain(height: int, width: int) -> Field:
+    """Fine noise of unit variance: a window of one tile, which repeats where a picture is larger than the tile."""
+    tile = _grain_tile()
+    if height <= tile.shape[0] and width <= tile.shape[1]:
+        return tile[:height, :width]
+    return np.tile(tile, (-(-height // tile.shape[0]), -(-width // tile.shape[1])))[:height, :width]
+
+
+_LETTERS: dict[str, list[list[tuple[float, float]]]] = {
+    "L": [[(0, 0), (0, 1), (0.6, 1)]],
+    "R": [
+        [(0, 1), (0, 0), (0.5, 0), (0.62, 0.14), (0.62, 0.36), (0.5, 0.5), (0, 0.5)],
+        [(0.3, 0.5), (0.65, 1)],
+    ],
+}
+
+
+def _marker(exposure: Exposure, frame: Frame) -> Field:
+    """A lead letter on the side of the patient that it names."""
+    letter, height, y0, value = exposure.marker
+    sign = -1 if letter == "R" else 1
+    plain = Frame(frame.height, frame.width, 1.0)
+    half = 0.5 * frame.width / min(frame.height, frame.width)
+    left = sign * (half - 0.06) - 0.3 * height
+    lines = [
+        np.array([(left + height * x, y0 + height * y) for x, y in stroke], np.float32)
+        for stroke in _LETTERS[letter]
+    ]
+    return plain.strokes(lines, [0.013] * len(lines), [value] * len(lines))
+
+
+def _collimator(exposure: Exposure, frame: Frame) -> Field:
+    """Black borders where the field was narrowed."""
+    top, bottom, left, right = (round(b * GRID) for b in exposure.collimation)
+    window = np.full((frame.height, frame.width), 0.03, np.float32)
+    window[top : frame.height - bottom, left : frame.width - right] = 1
+    return window
+
+
+def _boxes(masks: Sequence[Field], height: int, width: int) -> list[Box]:
+    """Bounding boxes of masks above .35, in pixels of the enlarged picture; parts too small to see are left out."""
+    boxes = []
+    for mask in masks:
+        seen = mask > 0.35
+        if seen.sum() < 6:
+            continue
+        rows, columns = np.flatnonzero(seen.any(1)), np.flatnonzero(seen.any(0))
+        sy, sx = height / mask.shape[0], width / mask.shape[1]
+        x0, x1 = round(columns[0] * sx), round((columns[-1] + 1) * sx)
+        y0, y1 = round(rows[0] * sy), round((rows[-1] + 1) * sy)
+        boxes.append((x0, y0, max(1, x1 - x0), max(1, y1 - y0)))
+    return boxes

@@ -1,0 +1,186 @@
+"""Who is in a phantom: patients, their studies and splits, and what is true of each study."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from data_prep.phantom.catalogue import Catalogue
+from data_prep.phantom.findings import SIDES, FindingClass, StudyState
+
+SPLITS = {"train": 0.70, "validate": 0.08, "test": 0.22}
+_STUDIES_PER_PATIENT = (0.62, 0.22, 0.10, 0.06)
+LOW_VOLUMES = 0.13
+
+# A state of the circulation that cardiomegaly, oedema and effusions have in common.
+_HEART_FAILURE = 0.15
+_GRADES = ("mild", "moderate", "severe")
+_GRADE_SHARES = (0.45, 0.33, 0.22)
+_SIZES = ("small", "moderate", "large")
+_SIZE_SHARES = (0.40, 0.35, 0.25)
+MOST_TAIL_FINDINGS = 4
+RARE = 0.02
+"""Findings of CheX5 in a place and grade rarer than this take turns in the test studies with the long tail."""
+_FORCED_IN_TEST = 2
+
+
+@dataclass(frozen=True)
+class PlannedStudy:
+    """A study before anything is drawn.
+
+    Attributes:
+        index: number of the study; its random numbers come from (seed, index).
+        test_number: count among the test studies, None elsewhere.
+    """
+
+    index: int
+    study_id: int
+    subject_id: int
+    split: str
+    test_number: int | None
+
+
+def plan_studies(studies: int, seed: int) -> list[PlannedStudy]:
+    """Patients with one to four studies, split by patient.
+
+    Each patient goes to the split that lacks most studies, so that small phantoms keep the shares as well.
+    """
+    rng = np.random.default_rng([seed, 0])
+    sizes: list[int] = []
+    while (left := studies - sum(sizes)) > 0:
+        sizes.append(min(left, 1 + int(rng.choice(len(_STUDIES_PER_PATIENT), p=_STUDIES_PER_PATIENT))))
+    subject_ids = 10_000_000 + np.sort(rng.choice(9_990_000, len(sizes), replace=False))
+    study_ids = iter(50_000_000 + rng.permutation(rng.choice(9_990_000, studies, replace=False)))
+    splits = _split_patients(sizes, rng)
+    planned: list[PlannedStudy] = []
+    tests = 0
+    for subject_id, size, split in zip(subject_ids, sizes, splits, strict=True):
+        for _ in range(size):
+            is_test = split == "test"
+            planned.append(
+                PlannedStudy(
+                    len(planned), int(next(study_ids)), int(subject_id), split, tests if is_test else None
+                )
+            )
+            tests += is_test
+    return planned
+
+
+def _split_patients(sizes: Sequence[int], rng: np.random.Generator) -> list[str]:
+    total = sum(sizes)
+    filled = dict.fromkeys(SPLITS, 0)
+    splits = [""] * len(sizes)
+    for patient in rng.permutation(len(sizes)):
+        split = max(SPLITS, key=lambda s: SPLITS[s] - filled[s] / total)
+        splits[patient] = split
+        filled[split] += sizes[patient]
+    return splits
+
+
+def draw_state(catalogue: Catalogue, rng: np.random.Generator, test_number: int | None) -> StudyState:
+    """What is true of a study.
+
+    Test studies get `_FORCED_IN_TEST` of the rarer classes with boxes in turn, so that each has boxes to be
+    found; all other studies follow the catalogue's frequencies, on which rho is measured.
+    """
+    forced = [] if test_number is None else forced_in_test(catalogue, test_number)
+    drawn = [*_draw_tail(catalogue, rng, 1.0 if test_number is None else 0.4)]
+    common = _draw_chex5(catalogue, rng)
+    findings: list[FindingClass] = []
+    # The tail before the common: what is rare must not lose its place to what is common.
+    for finding in [*forced, *drawn, *common]:
+        if not any(_conflict(finding, other) for other in findings):
+            findings.append(finding)
+    low_volumes = bool(rng.random() < LOW_VOLUMES)
+    return StudyState(tuple(sorted(findings, key=lambda f: f.class_id)), low_volumes)
+
+
+def forced_in_test(catalogue: Catalogue, test_number: int) -> list[FindingClass]:
+    """The classes of the long tail with boxes (and rare grades of CheX5) whose turn it is in this test study."""
+    tail = {c.class_id for c in catalogue.tail}
+    rare = [c for c in catalogue.classes if c.category and (c.class_id in tail or 0 < c.frequency < RARE)]
+    order = np.random.default_rng(len(rare)).permutation(len(rare))
+    turns = range(_FORCED_IN_TEST * test_number, _FORCED_IN_TEST * (test_number + 1))
+    return [rare[order[turn % len(rare)]] for turn in turns]
+
+
+def _draw_tail(catalogue: Catalogue, rng: np.random.Generator, share: float) -> list[FindingClass]:
+    chances = rng.random(len(catalogue.tail))
+    drawn = [f for f, u in zip(catalogue.tail, chances, strict=True) if u < f.frequency * share]
+    order = rng.permutation(len(drawn))
+    return [drawn[k] for k in order[:MOST_TAIL_FINDINGS]]
+
+
+def _draw_chex5(catalogue: Catalogue, rng: np.random.Generator) -> list[FindingClass]:
+    failing = rng.random() < _HEART_FAILURE
+    found = []
+    if rng.random() < (0.60 if failing else 0.175):
+        found.append(f"cardiomegaly_{rng.choice(_GRADES, p=_GRADE_SHARES)}")
+    if rng.random() < (0.60 if failing else 0.105):
+        found.append(f"edema_{rng.choice(_GRADES, p=_GRADE_SHARES)}")
+    if rng.random() < (0.48 if failing else 0.175):
+        sides = SIDES if rng.random() < 0.35 else (str(rng.choice(SIDES)),)
+        found += [f"effusion_{side}_{rng.choice(_SIZES, p=_SIZE_SHARES)}" for side in sides]
+    if rng.random() < 0.17:
+        for _ in range(1 + int(rng.random() < 0.2)):
+            zone = rng.choice(("upper", "mid", "lower"), p=(0.18, 0.27, 0.55))
+            found.append(
+                f"pneumonia_{rng.choice(SIDES)}_{zone}_{rng.choice(('patchy', 'dense'), p=(0.55, 0.45))}"
+            )
+    if rng.random() < 0.145:
+        found.append(f"pneumothorax_{rng.choice(SIDES)}_{rng.choice(_SIZES, p=_SIZE_SHARES)}")
+    return [catalogue.by_name[name] for name in dict.fromkeys(found)]
+
+
+_LUNG_LESIONS = frozenset(
+    ("pneumonia", "nodule", "mass", "granuloma", "cavity", "linear_atelectasis", "bulla", "reticulation")
+    + ("ground_glass", "infarct", "collapse")
+)
+# At most one of a group in a study.
+_EXCLUSIVE = (
+    frozenset(("pacemaker_single", "pacemaker_dual")),
+    frozenset(("endotracheal_tube", "endotracheal_tube_low", "tracheostomy")),
+    frozenset(("enteric_tube", "enteric_tube_high")),
+    frozenset(("scoliosis_right", "scoliosis_left", "spinal_hardware")),
+    frozenset(("cardiomegaly",)),
+    frozenset(("edema", "miliary")),
+    frozenset(("pneumothorax",)),
+    frozenset(("wide_mediastinum", "enlarged_knob", "tortuous_aorta")),
+    frozenset(("wide_mediastinum", "paratracheal_mass")),
+    frozenset(("jugular_line", "picc", "port", "pulmonary_artery_catheter")),
+)
+# On one side only one of these: they would cover each other.
+_SAME_SIDE = (
+    frozenset(("effusion", "elevated_diaphragm")),
+    frozenset(("effusion",)),
+    frozenset(("pneumothorax", "apical_cap", "collapse")),
+    frozenset(("pacemaker_single", "pacemaker_dual", "port")),
+    frozenset(("hilar_enlargement", "collapse")),
+    frozenset(("shoulder_prosthesis", "clavicle_fracture")),
+    frozenset(("clavicle_fracture", "port")),
+)
+
+
+def _conflict(one: FindingClass, other: FindingClass) -> bool:
+    """Whether two findings cannot be told apart in one picture."""
+    pair = {one.kind, other.kind}
+    if any(pair <= group for group in _EXCLUSIVE):
+        return True
+    if one.side != other.side:
+        return False
+    if any(pair <= group for group in _SAME_SIDE):
+        return True
+    if not one.zone or not other.zone:
+        return _hides(one, other) or _hides(other, one)
+    return one.zone == other.zone and (pair <= _LUNG_LESIONS or one.kind == other.kind)
+
+
+def _hides(wide: FindingClass, focal: FindingClass) -> bool:
+    """A large effusion or pneumothorax takes the place of what lies in it."""
+    if wide.kind == "effusion" and wide.grade in ("moderate", "large"):
+        return focal.zone == "lower"
+    if wide.kind == "pneumothorax" and wide.grade in ("moderate", "large"):
+        return focal.zone == "upper"
+    return False

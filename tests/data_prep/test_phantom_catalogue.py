@@ -1,0 +1,173 @@
+"""The phantom's classes: how often they hold, how they are worded, and that neither knows of the other."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+
+from data_prep.phantom.catalogue import Catalogue, catalogue
+from data_prep.phantom.findings import CATEGORIES, StudyState
+from data_prep.phantom.language import HELD_OUT_PROMPTS, PRESENT_PROMPTS
+from data_prep.phantom.studies import SPLITS, draw_state, forced_in_test, plan_studies
+from medclip_dcl.findings import CHEX5, CHEXPERT
+
+CLASSES = catalogue()
+PLAIN = {
+    "Cardiomegaly": "cardiomegaly",
+    "Edema": "edema",
+    "Pleural Effusion": "effusion",
+    "Pneumonia": "pneumonia",
+    "Pneumothorax": "pneumothorax",
+}
+
+
+@pytest.fixture(scope="module")
+def states() -> list[StudyState]:
+    return [draw_state(CLASSES, np.random.default_rng([5, k]), None) for k in range(3000)]
+
+
+@pytest.fixture(scope="module")
+def shares(states: list[StudyState]) -> np.ndarray:
+    """Share of studies in which each class holds, by class_id."""
+    counts = Counter(c.class_id for state in states for c in CLASSES.holding(state))
+    return np.array([counts[c.class_id] / len(states) for c in CLASSES.classes])
+
+
+def test_chex5_findings_hold_in_ten_to_twenty_five_percent_of_studies(shares: np.ndarray) -> None:
+    for name in PLAIN.values():
+        assert 0.095 < shares[CLASSES.by_name[name].class_id] < 0.26, name
+
+
+def test_the_tail_is_long(shares: np.ndarray) -> None:
+    assert len(CLASSES.classes) >= 150
+    tail = np.array([c.frequency for c in CLASSES.tail])
+    assert (tail < 0.01).sum() >= 80
+    assert tail.min() < 0.002 and tail.min() >= 0.001
+    assert shares[[c.class_id for c in CLASSES.tail]].max() < 0.10
+
+
+def test_drawn_shares_are_the_stated_frequencies(shares: np.ndarray) -> None:
+    # Conflicts between findings take a little away, chance adds and takes.
+    for c in CLASSES.classes:
+        if not c.is_derived:
+            noise = 4 * (c.frequency / 3000) ** 0.5
+            assert c.frequency * 0.70 - noise < shares[c.class_id] < c.frequency * 1.25 + noise, c.name
+
+
+def test_number_and_length_of_wordings_do_not_follow_the_frequency(shares: np.ndarray) -> None:
+    numbers = np.array([len(c.wordings) for c in CLASSES.classes])
+    lengths = np.array([np.mean([len(w.text.split()) for w in c.wordings]) for c in CLASSES.classes])
+    assert set(numbers.tolist()) == {2, 3, 4, 5, 6}
+    everything = np.arange(len(numbers))
+    findings = np.array([c.class_id for c in CLASSES.classes if not c.is_derived])
+    tail = np.array([c.class_id for c in CLASSES.tail])
+    for group in (everything, findings, tail):
+        for what in (numbers, lengths):
+            assert abs(spearmanr(what[group], shares[group]).statistic) < 0.12
+
+
+def test_weights_of_wordings_do_not_follow_their_length() -> None:
+    pairs = [(w.weight * len(c.wordings), len(w.text)) for c in CLASSES.classes for w in c.wordings]
+    assert abs(spearmanr(*zip(*pairs, strict=True)).statistic) < 0.1
+
+
+def test_each_sentence_says_one_class() -> None:
+    texts = [text for text, _ in CLASSES.sentences()]
+    assert len(texts) == len(set(texts)) >= 600
+    for text in texts:
+        assert text[0].isupper() and text.endswith(".") and text == " ".join(text.split())
+        assert "{" not in text and text.isascii()
+
+
+def test_the_language_is_the_same_in_every_catalogue() -> None:
+    assert Catalogue().sentences() == CLASSES.sentences()
+
+
+def test_some_prompts_are_no_sentence_of_a_report_and_some_are() -> None:
+    prompts = {p for pair in CHEX5.values() for p in pair}
+    assert set(HELD_OUT_PROMPTS) <= prompts
+    assert {p.removesuffix(".") for p in PRESENT_PROMPTS.values()} == prompts - set(HELD_OUT_PROMPTS)
+    texts = [text.lower() for text, _ in CLASSES.sentences()]
+    words = {word.strip(".,") for text in texts for word in text.split()}
+    for prompt in HELD_OUT_PROMPTS:
+        assert not any(prompt.lower() in text for text in texts), prompt
+        assert {word.lower() for word in prompt.split()} <= words, prompt
+    for name, prompt in PRESENT_PROMPTS.items():
+        assert [w.text for w in CLASSES.by_name[name].wordings].count(prompt) == 1
+        assert not CLASSES.by_name[name].wordings[0].held_out
+
+
+def test_held_out_wordings_belong_to_classes_with_boxes_and_leave_others() -> None:
+    held_out = [(c, w) for c in CLASSES.classes for w in c.wordings if w.held_out]
+    assert len(held_out) >= 20
+    for c, _ in held_out:
+        assert c.category
+        assert sum(not w.held_out for w in c.wordings) >= 2
+    assert all(any(not w.hedged for w in c.wordings) for c in CLASSES.classes)
+    assert sum(w.hedged for c in CLASSES.classes for w in c.wordings) >= 5
+
+
+def test_labels_and_categories_are_those_of_the_releases() -> None:
+    for c in CLASSES.classes:
+        assert set(c.labels) <= set(CHEXPERT) - {"No Finding"}
+        assert c.category in ("", *CATEGORIES)
+        assert not (c.category and c.is_derived)
+    assert {c.category for c in CLASSES.classes} == {"", *CATEGORIES}
+
+
+def test_consequences_are_consistent(states: list[StudyState]) -> None:
+    for state in states[:1000]:
+        held = {c.name for c in CLASSES.holding(state)}
+        kinds = {f.kind for f in state.findings}
+        assert ("cardiomegaly" in held) == ("no_cardiomegaly" not in held) == ("cardiomegaly" in kinds)
+        assert ("normal_heart_size" in held) == ("no_cardiomegaly" in held)
+        assert ("edema" in held) == ("no_edema" not in held) == ("edema" in kinds)
+        assert ("pneumonia" in held) == ("no_pneumonia" not in held) == ("pneumonia" in kinds)
+        assert ("pneumothorax" in held) == ("no_pneumothorax" not in held) == ("pneumothorax" in kinds)
+        assert ("effusion" in held) == ("no_effusion" not in held)
+        assert ("effusion" in held) == bool(kinds & {"effusion", "fissural_fluid"})
+        both = "effusion_right" in held and "effusion_left" in held
+        assert ("effusion_bilateral" in held) == both
+        assert not {"effusion_bilateral_right_larger", "effusion_bilateral_left_larger"} <= held
+        assert ("no_effusion_or_pneumothorax" in held) == {"no_effusion", "no_pneumothorax"}.issubset(held)
+        assert ("low_volumes" in held) != ("well_expanded" in held)
+        if "lungs_clear" in held:
+            assert held.isdisjoint({"edema", "pneumonia"}) and "no_consolidation" in held
+        if "normal_chest" in held:
+            assert not state.findings and {"lungs_clear", "no_acute_process", "bones_intact"} <= held
+        if "edema_with_effusion" in held:
+            assert {"edema", "effusion"} <= held
+        for side in ("right", "left"):
+            zones = [f"pneumonia_{side}_{zone}" in held for zone in ("upper", "mid", "lower")]
+            assert (f"pneumonia_{side}" in held) == any(zones)
+
+
+@pytest.mark.parametrize("studies", [20, 37, 2600])
+def test_splits_are_by_patient_and_near_their_shares(studies: int) -> None:
+    planned = plan_studies(studies, seed=3)
+    assert [p.index for p in planned] == list(range(studies))
+    assert len({p.study_id for p in planned}) == studies
+    split_of: dict[int, set[str]] = {}
+    for p in planned:
+        split_of.setdefault(p.subject_id, set()).add(p.split)
+        assert 10_000_000 <= p.subject_id < 20_000_000 <= 50_000_000 <= p.study_id < 60_000_000
+    assert all(len(splits) == 1 for splits in split_of.values())
+    assert len(split_of) < studies
+    for split, share in SPLITS.items():
+        assert abs(sum(p.split == split for p in planned) - share * studies) <= 4
+    numbers = [p.test_number for p in planned if p.test_number is not None]
+    assert numbers == list(range(len(numbers)))
+    assert all((p.test_number is not None) == (p.split == "test") for p in planned)
+
+
+def test_every_class_of_the_tail_with_boxes_takes_its_turn_in_the_test_studies() -> None:
+    counts = Counter(f.name for k in range(200) for f in forced_in_test(CLASSES, k))
+    boxed = {c.name for c in CLASSES.tail if c.category}
+    assert boxed <= set(counts)
+    assert max(counts.values()) - min(counts.values()) <= 1
+    for k in range(20):
+        state = draw_state(CLASSES, np.random.default_rng([6, k]), k)
+        assert forced_in_test(CLASSES, k)[0] in state.findings
