@@ -32,7 +32,7 @@ $(SET)/dataset.json: $(RAW)/phantom_truth/phantom.json
 	$(RUN) -m data_prep.mimic_cxr --source $(RAW) --output $(SET) --ms_cxr $(RAW)/MS_CXR_Local_Alignment_v1.0.0.json
 
 $(LM)/fit.json: $(SET)/dataset.json
-	$(RUN) -m medclip_dcl fit --config configs/language_model_small.yaml --run $(LM) --data.init_args.folder $(SET)
+	$(RUN) -m medclip_dcl fit --config configs/language_model_small.yaml --run_folder $(LM) --data.init_args.folder $(SET)
 
 $(SET)/log_p/.scored: $(LM)/fit.json
 	$(RUN) -m data_prep.score_sentences --data $(SET) --model $(LM)/language_model
@@ -43,7 +43,7 @@ $(SET)/class_probability.yaml: $(SET)/log_p/.scored
 
 $(DEMO)/fit.json: $(SET)/class_probability.yaml
 	$(RUN) -m medclip_dcl fit --config configs/demo.yaml --config configs/objective/dcl_lm.yaml \
-	    --config $(SET)/class_probability.yaml --run $(DEMO)
+	    --config $(SET)/class_probability.yaml --run_folder $(DEMO)
 
 $(DEMO)/results.json: $(DEMO)/fit.json
 	$(RUN) -m medclip_dcl test --config $(DEMO)/config.yaml

@@ -1,6 +1,6 @@
 """The command line: ``python -m medclip_dcl fit | validate | test | predict``.
 
-LightningCLI with the project's rules about run folders added: a run folder (`trainer.default_root_dir`) holds one
+LightningCLI with the project's rules about run folders added: a run folder (`run_folder`) holds one
 run; `fit` on an unfinished one continues it, on a finished one does nothing, on another run's is refused. `test`
 evaluates the untrained network beside the trained one.
 """
@@ -8,7 +8,9 @@ evaluates the untrained network beside the trained one.
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -19,8 +21,16 @@ def main(args: Sequence[str] | None = None) -> None:
     try:
         run(args)
     except (ValueError, FileNotFoundError) as error:
+        # An error that our own code raised is about the user's input; any other is a fault and keeps its traceback.
+        if not _is_ours(error):
+            raise
         print(f"medclip_dcl: error: {error}", file=sys.stderr)
         raise SystemExit(2) from error
+
+
+def _is_ours(error: BaseException) -> bool:
+    raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename).resolve()
+    return raised_in.is_relative_to(Path(__file__).resolve().parent)
 
 
 if __name__ == "__main__":

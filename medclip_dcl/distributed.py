@@ -1,4 +1,4 @@
-"""What crosses processes: a differentiable gather of ragged rows, and a gather of plain objects."""
+"""Processes and devices: a differentiable gather of ragged rows, a gather of plain objects, a device's name."""
 
 from __future__ import annotations
 
@@ -63,12 +63,11 @@ def global_mean(values: Shaped[Tensor, "local"]) -> Shaped[Tensor, ""]:
 
     On each rank: sum(values) * world size / (global count). Averaged over ranks it is the global mean.
     """
-    count = torch.tensor(values.shape[0], device=values.device, dtype=torch.float64)
-    size = 1
-    if is_distributed():
-        dist.all_reduce(count)
-        size = dist.get_world_size()
-    return values.sum() * (size / count.item())
+    if not is_distributed():
+        return values.mean()
+    count = torch.tensor(values.shape[0], device=values.device)
+    dist.all_reduce(count)
+    return values.sum() * (dist.get_world_size() / int(count))
 
 
 def local_offset(count: int, device: torch.device | None = None) -> int:
@@ -88,3 +87,10 @@ def gather_objects(value: T) -> list[T]:
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
+
+
+def device_name(device: torch.device) -> str:
+    """What computes, for the record: the GPU's name, or the number of the CPU's threads."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"CPU, {torch.get_num_threads()} threads" if device.type == "cpu" else device.type

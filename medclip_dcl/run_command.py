@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import os
+import json
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from jsonargparse import Namespace
 from pytorch_lightning import LightningDataModule, LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
-from pytorch_lightning.utilities import rank_zero_info
+from pytorch_lightning.utilities import rank_zero_info, rank_zero_only
 
 from medclip_dcl.evaluation.class_probability import ClassProbabilityTable
 from medclip_dcl.evaluation.predictions import PredictionWriter
-from medclip_dcl.evaluation.results import ResultsWriter
+from medclip_dcl.evaluation.results import RESULTS_FILE, UNTRAINED_FILE, ResultsWriter
+from medclip_dcl.prepared import PreparedSet
 from medclip_dcl.run_folder import (
     UNTRAINED_CHECKPOINT,
     AtomicCheckpointIO,
@@ -25,9 +27,16 @@ from medclip_dcl.run_folder import (
     RunRecord,
 )
 
+_TERMINATED = 128 + 15
+
 
 def run(args: Sequence[str] | None = None) -> None:
-    """Run one command from command-line arguments (None: those of the process)."""
+    """Run one command from command-line arguments (None: those of the process).
+
+    Raises:
+        SystemExit: with status 143 if `fit` was stopped by a signal before its end, so that a batch system does not
+            take the run for completed.
+    """
     # Lightning's own use of a deprecated test, at every step of the user's program.
     warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
     try:
@@ -41,7 +50,7 @@ class FinishedRun(Exception):
 
 
 class MedclipCLI(LightningCLI):
-    """LightningCLI in which a run folder (`run`) holds one run and is never mixed with another."""
+    """LightningCLI in which a run folder holds one run and is never mixed with another."""
 
     def __init__(self, args: list[str] | None = None) -> None:
         super().__init__(
@@ -56,8 +65,10 @@ class MedclipCLI(LightningCLI):
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        parser.add_argument("--run", type=str, required=True, help="Folder of this run, e.g. runs/NAME.")
-        parser.link_arguments("run", "trainer.default_root_dir")
+        parser.add_argument(
+            "--run_folder", type=str, required=True, help="Folder of this run, e.g. runs/NAME."
+        )
+        parser.link_arguments("run_folder", "trainer.default_root_dir")
         parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
         parser.set_defaults(
             {
@@ -68,44 +79,54 @@ class MedclipCLI(LightningCLI):
                 "checkpoint.enable_version_counter": False,
             }
         )
-        parser.link_arguments("run", "checkpoint.dirpath", compute_fn=_checkpoint_folder)
+        parser.link_arguments("run_folder", "checkpoint.dirpath", compute_fn=_checkpoint_folder)
 
     def _parse_ckpt_path(self) -> None:
         """Settings come from the configuration alone; Lightning would let a checkpoint's override them unseen."""
 
     def before_instantiate_classes(self) -> None:
         config = self.config[self.subcommand]
-        self.run = RunFolder(config.run)
+        self.run = RunFolder(config.run_folder)
+        # Lightning's default would unpickle whatever a checkpoint holds.
+        config.weights_only = True
         if self.subcommand == "fit":
-            if int(os.environ.get("LOCAL_RANK", "0")) == 0 and int(os.environ.get("SLURM_PROCID", "0")) == 0:
-                self._dump_config()
-                self.run.claim(self.config_dump)
-            if self.run.is_finished:
-                raise FinishedRun(f"{self.run.folder} is finished: nothing to do")
-            resume = self.run.checkpoint_to_resume()
-            if config.ckpt_path is None and resume is not None:
-                rank_zero_info(f"continuing {self.run.folder} from {resume}")
-                config.ckpt_path = str(resume)
-        elif config.ckpt_path is None:
+            if not config.trainer.fast_dev_run:
+                self._claim_folder(config)
+            return
+        if config.ckpt_path is None:
             config.ckpt_path = str(self.run.checkpoint_to_test())
+        _take_network_from(Path(config.ckpt_path), config.model)
+
+    def _claim_folder(self, config: Namespace) -> None:
+        """Check on every process, before any waits for another; then the first writes."""
+        self._dump_config()
+        data = {"fingerprint": _data_fingerprint(config)}
+        self.run.check(self.config_dump, data)
+        if self.run.is_finished:
+            raise FinishedRun(f"{self.run.folder} is finished: nothing to do")
+        if getattr(rank_zero_only, "rank", 0) == 0:  # known from the environment before any process group
+            self.run.claim(self.config_dump, data)
+        resume = self.run.checkpoint_to_resume()
+        if config.ckpt_path is None and resume is not None:
+            rank_zero_info(f"continuing {self.run.folder} from {resume}")
+            config.ckpt_path = str(resume)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         config = self.config_init[self.subcommand].trainer
         loggers = config.logger if isinstance(config.logger, list) else [config.logger]
         plugins = config.plugins if isinstance(config.plugins, list) else [config.plugins]
-        kwargs["logger"] = [
-            MetricsFile(self.run.folder),
-            *(x for x in loggers if x not in (None, True, False)),
-        ]
+        # What a test finds stands in results.json; metrics.csv is the history of training.
+        own = [MetricsFile(self.run.folder)] if self.subcommand == "fit" else []
+        kwargs["logger"] = [*own, *(x for x in loggers if x not in (None, True, False))] or False
         kwargs["plugins"] = [AtomicCheckpointIO(), *(x for x in plugins if x is not None)]
         if config.precision is None:
             kwargs["precision"] = best_precision(config.accelerator)
-        self.results = ResultsWriter()
+        self.results, self.record = ResultsWriter(), RunRecord(self.run)
         config.callbacks = [
             *(config.callbacks or []),
             ClassProbabilityTable(),
             PredictionWriter(),
-            RunRecord(self.run),
+            self.record,
             self.results,
         ]
         trainer = super().instantiate_trainer(**kwargs)
@@ -121,16 +142,35 @@ class MedclipCLI(LightningCLI):
         )
         return trainer
 
+    def after_fit(self) -> None:
+        """The run is finished only where training, and all that follows it, came to an end."""
+        if self.config[self.subcommand].trainer.fast_dev_run:
+            return
+        if self.trainer.interrupted or self.trainer.received_sigterm:
+            rank_zero_info(f"{self.run.folder} is unfinished: the same command continues it")
+            raise SystemExit(_TERMINATED)
+        if self.trainer.is_global_zero:
+            self.run.finish(self.record.record(self.trainer, self.model))
+
     def test(self, model: LightningModule, **kwargs: Any) -> None:
-        """Evaluate the untrained network (once), then the checkpoint."""
-        untrained = self.run.checkpoints / UNTRAINED_CHECKPOINT
-        if untrained.is_file() and not (self.run.folder / "results_untrained.json").is_file():
-            rank_zero_info("evaluating the network before its first step")
-            self.results.file_name = "results_untrained.json"
-            self.trainer.test(model, **{**kwargs, "ckpt_path": str(untrained)})
-        self.results.file_name = "results.json"
+        """Evaluate the checkpoint and, unless that was done in the same way before, the untrained network."""
+        self.results.file_name = RESULTS_FILE
         self.trainer.test(model, **kwargs)
-        rank_zero_info(f"results: {self.run.folder / 'results.json'}")
+        untrained = self.run.checkpoints / UNTRAINED_CHECKPOINT
+        results, before = self.run.folder / RESULTS_FILE, self.run.folder / UNTRAINED_FILE
+        # One process decides for all: another may look while the file is being replaced.
+        is_wanted = untrained.is_file() and not _is_comparable(results, before)
+        if self.trainer.strategy.broadcast(is_wanted):
+            rank_zero_info("evaluating the network before its first step")
+            self.results.file_name = UNTRAINED_FILE
+            self.trainer.test(
+                model, verbose=False, **{**_without(kwargs, "verbose"), "ckpt_path": str(untrained)}
+            )
+        rank_zero_info(f"results: {results}")
+
+    def predict(self, model: LightningModule, **kwargs: Any) -> None:
+        """Predictions go to disk, by PredictionWriter; Lightning would keep every feature map in memory."""
+        self.trainer.predict(model, **{**kwargs, "return_predictions": False})
 
 
 def best_precision(accelerator: Any = "auto") -> str:
@@ -141,5 +181,41 @@ def best_precision(accelerator: Any = "auto") -> str:
     return "bf16-mixed" if has_bf16 else "32-true"
 
 
-def _checkpoint_folder(run: str) -> str:
-    return str(Path(run) / "checkpoints")
+def _take_network_from(checkpoint: Path, model: Namespace) -> None:
+    """Let encoders and similarity be built as the checkpoint describes them, not from where they first came from.
+
+    The language model's folder may be gone or hold another model by now; the checkpoint has all of it.
+    """
+    if not checkpoint.is_file():
+        raise FileNotFoundError(f"no checkpoint at {checkpoint} (--ckpt_path)")
+    described = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True).get("network")
+    if described is None:
+        return
+    for part in ("image_encoder", "text_encoder", "similarity"):
+        model.init_args[part] = Namespace(
+            class_path=described[part]["class_path"], init_args=Namespace(**described[part]["init_args"])
+        )
+
+
+def _data_fingerprint(config: Namespace) -> str | None:
+    """Fingerprint of the prepared data set that the configuration names; None where it names none."""
+    folder = config.get("data", Namespace()).get("init_args", Namespace()).get("folder")
+    return None if folder is None else PreparedSet(folder).info.get("fingerprint")
+
+
+def _is_comparable(results: Path, untrained: Path) -> bool:
+    """True if both were measured in the same way on the same data."""
+    if not (results.is_file() and untrained.is_file()):
+        return False
+    a, b = (json.loads(file.read_text(encoding="utf-8")) for file in (results, untrained))
+    return all(
+        a.get(key) == b.get(key) for key in ("format_version", "protocol", "dataset", "counts", "precision")
+    )
+
+
+def _without(arguments: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in arguments.items() if key != name}
+
+
+def _checkpoint_folder(run_folder: str) -> str:
+    return str(Path(run_folder) / "checkpoints")

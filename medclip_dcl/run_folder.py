@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 from lightning_fabric.plugins import TorchCheckpointIO
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities import rank_zero_only
 
+from medclip_dcl.distributed import device_name
 from medclip_dcl.prepared import write_json, write_text
 
 CONFIG_FILE = "config.yaml"
@@ -24,7 +24,23 @@ FIT_FILE = "fit.json"
 METRICS_FILE = "metrics.csv"
 UNTRAINED_CHECKPOINT = "untrained.ckpt"
 
-_NOT_COMPARED = ("config", "ckpt_path", "weights_only")
+DATA_FILE = "data.json"
+
+_NOT_COMPARED = (
+    "checkpoint.dirpath",
+    "ckpt_path",
+    "config",
+    "run_folder",
+    "trainer.default_root_dir",
+    "weights_only",
+    "data.init_args.num_workers",
+    "trainer.accelerator",
+    "trainer.devices",
+    "trainer.enable_progress_bar",
+    "trainer.num_nodes",
+    "trainer.strategy",
+)
+"""Settings that say where and how a run is computed and not what: it may continue in another place."""
 
 
 class RunFolderError(ValueError):
@@ -47,27 +63,47 @@ class RunFolder:
         """True once `fit` has come to its end."""
         return (self.folder / FIT_FILE).is_file()
 
-    def claim(self, config: Mapping[str, Any]) -> None:
-        """Write config.yaml, or check that the folder holds a run of the same configuration.
+    def check(self, config: Mapping[str, Any], data: Mapping[str, Any]) -> None:
+        """Refuse a folder that holds anything but this run; every process calls it, before any waits for another.
+
+        Args:
+            config: resolved configuration of the run.
+            data: what identifies the prepared data set (its fingerprint).
 
         Raises:
-            RunFolderError: another configuration (names the keys that differ), or files of unknown origin.
+            RunFolderError: another configuration (names the keys that differ), other data, or files of unknown
+                origin.
         """
         file = self.folder / CONFIG_FILE
         if not file.is_file():
             if (self.folder / METRICS_FILE).exists() or self.checkpoints.exists():
                 raise RunFolderError(
-                    f"{self.folder} holds results but no {CONFIG_FILE}: not a run of this program; choose another --run"
+                    f"{self.folder} holds results but no {CONFIG_FILE}: not a run of this program; "
+                    "choose another --run_folder"
                 )
-            write_text(yaml.safe_dump(dict(config), sort_keys=False), file)
             return
         found = yaml.safe_load(file.read_text(encoding="utf-8"))
-        differing = sorted(_differences(found, config))
-        if differing:
+        if differing := sorted(_differences(found, config)):
             raise RunFolderError(
                 f"{self.folder} already holds another run: its {CONFIG_FILE} differs in {', '.join(differing)}; "
-                f"choose another --run, or continue that run with --config {file}"
+                f"choose another --run_folder, or continue that run with --config {file}"
             )
+        data_file = self.folder / DATA_FILE
+        if data_file.is_file() and json.loads(data_file.read_text(encoding="utf-8")) != dict(data):
+            raise RunFolderError(
+                f"{self.folder} already holds a run on other data: the prepared set has changed since; "
+                "choose another --run_folder, or delete this one to train again"
+            )
+
+    def claim(self, config: Mapping[str, Any], data: Mapping[str, Any]) -> None:
+        """Write config.yaml and data.json unless they are there; one process calls it, after `check`."""
+        if not (self.folder / CONFIG_FILE).is_file():
+            write_json(data, self.folder / DATA_FILE)
+            write_text(yaml.safe_dump(dict(config), sort_keys=False), self.folder / CONFIG_FILE)
+
+    def finish(self, record: Mapping[str, Any]) -> None:
+        """Write fit.json: the run has come to its end."""
+        write_json(record, self.folder / FIT_FILE)
 
     def checkpoint_to_resume(self) -> Path | None:
         """The last checkpoint of an unfinished run; None if there is none yet."""
@@ -84,19 +120,19 @@ class RunFolder:
             if (self.checkpoints / name).is_file():
                 return self.checkpoints / name
         raise RunFolderError(
-            f"{self.checkpoints} holds no checkpoint; train first (python -m medclip_dcl fit --run {self.folder} ...) "
-            "or give --ckpt_path"
+            f"{self.checkpoints} holds no checkpoint; train first (python -m medclip_dcl fit --run_folder "
+            f"{self.folder} ...) or give --ckpt_path"
         )
 
 
-def _differences(old: Any, new: Any, prefix: str = "") -> set[str]:
-    """Dotted names of the settings that differ."""
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        names = (set(old) | set(new)) - (set(_NOT_COMPARED) if not prefix else set())
-        return set().union(
-            *(_differences(old.get(name), new.get(name), f"{prefix}{name}.") for name in names), set()
-        )
-    return set() if old == new else {prefix.rstrip(".")}
+def _differences(old: Any, new: Any, name: str = "") -> set[str]:
+    """Dotted names of the settings that differ, apart from `_NOT_COMPARED`."""
+    if name in _NOT_COMPARED or old == new:
+        return set()
+    if not (isinstance(old, Mapping) and isinstance(new, Mapping)):
+        return {name}
+    keys = set(old) | set(new)
+    return set().union(*(_differences(old.get(k), new.get(k), f"{name}.{k}" if name else k) for k in keys))
 
 
 class MetricsFile(Logger):
@@ -181,7 +217,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 class RunRecord(Callback):
-    """Keeps what the evaluation needs from `fit`: the untrained weights, and fit.json at the end."""
+    """Keeps what the evaluation needs from `fit`: the untrained weights, and how long it took."""
 
     def __init__(self, run: RunFolder) -> None:
         self.run = run
@@ -203,18 +239,16 @@ class RunRecord(Callback):
             if isinstance(logger, MetricsFile):
                 logger.forget_after(trainer.global_step)
 
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not trainer.is_global_zero or trainer.interrupted:
-            return
-        record = {
+    def record(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
+        """Content of fit.json."""
+        return {
             "seconds": round(self._seconds(), 1),
             "epochs": trainer.current_epoch,
             "steps": trainer.global_step,
             "precision": str(trainer.precision),
             "devices": trainer.world_size,
-            "device": _device_name(pl_module.device),
+            "device": device_name(pl_module.device),
         }
-        write_json(record, self.run.folder / FIT_FILE)
 
     def _seconds(self) -> float:
         return self._earlier_seconds + (time.time() - self._started if self._started else 0.0)
@@ -224,11 +258,3 @@ def read_fit_record(folder: Path) -> dict[str, Any]:
     """fit.json of a run folder; empty if `fit` has not come to its end."""
     file = folder / FIT_FILE
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-
-
-def _device_name(device: torch.device) -> str:
-    return (
-        torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else f"CPU, {torch.get_num_threads()} threads"
-    )

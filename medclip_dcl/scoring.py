@@ -59,8 +59,8 @@ def pseudo_log_likelihood(
         progress: show a bar on standard error; it counts word pieces through the model, which is what takes time.
 
     Returns:
-        One row for each sentence, in order: text; n_tokens (word pieces); n_unknown ([UNK] among them, which
-        score as easy tokens); log_p; truncated if asked for. An empty sentence has n_tokens 0 and log_p NaN.
+        One row for each sentence, in order: text; n_tokens (word pieces); log_p; n_unknown ([UNK] among the word
+        pieces, which score as easy tokens); truncated if asked for. An empty sentence has n_tokens 0, log_p NaN.
 
     Raises:
         TypeError: a single string, or a sentence that is none.
@@ -97,8 +97,8 @@ def pseudo_log_likelihood(
         {
             "text": pd.Series(list(sentences), dtype=object),
             "n_tokens": pd.Series([len(key) for key in pieces], dtype="int64"),
-            "n_unknown": pd.Series([key.count(tokenizer.unk_token_id) for key in pieces], dtype="int64"),
             "log_p": pd.Series([scores[index[key]].item() for key in pieces], dtype="float64"),
+            "n_unknown": pd.Series([key.count(tokenizer.unk_token_id) for key in pieces], dtype="int64"),
         }
     )
     return table.assign(truncated=pd.Series(is_too_long, dtype=bool)) if truncate else table

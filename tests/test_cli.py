@@ -27,7 +27,7 @@ def small(run: Path, small_set: Path, small_bert: Path, *more: str, objective: s
     return [
         "--config", DEMO,
         "--config", str(ROOT / f"configs/objective/{objective}.yaml"),
-        "--run", str(run),
+        "--run_folder", str(run),
         "--trainer.max_epochs", "2",
         "--trainer.check_val_every_n_epoch", "1",
         "--trainer.enable_progress_bar", "false",
@@ -140,6 +140,76 @@ def test_errors_of_the_data_come_without_a_traceback(small_set, small_bert, tmp_
     assert "has no sentence scores; scores are made by" in capsys.readouterr().err
 
 
+def test_the_language_models_folder_may_be_gone_after_training(small_set, small_bert, tmp_path, finished):
+    text = shutil.copytree(small_bert, tmp_path / "bert")
+    run = tmp_path / "run"
+    main(["fit", *small(run, small_set, text)])
+    shutil.rmtree(text)
+    main(["test", "--config", str(run / "config.yaml")])
+    # The same settings and seed as the first run: only the place of the language model differs.
+    a, b = (json.loads((folder / "results.json").read_text())["metrics"] for folder in (run, finished))
+    assert a == b
+
+
+def test_another_tokenizer_than_in_the_checkpoint_is_refused(small_set, small_bert, tmp_path, capsys):
+    text = shutil.copytree(small_bert, tmp_path / "bert")
+    run = tmp_path / "run"
+    main(["fit", *small(run, small_set, text)])
+    (run / "fit.json").unlink()
+    vocabulary = (text / "tokenizer.json").read_text()
+    swapped = vocabulary.replace('"edema": ', '"X": ').replace('"cardiomegaly": ', '"edema": ')
+    (text / "tokenizer.json").write_text(swapped.replace('"X": ', '"cardiomegaly": '))
+    with pytest.raises(SystemExit):
+        main(["fit", *small(run, small_set, text)])
+    assert "was trained with another text_encoder" in capsys.readouterr().err
+
+
+def test_a_prepared_set_that_was_made_anew_is_noticed(small_set, small_bert, tmp_path, capsys):
+    data = shutil.copytree(small_set, tmp_path / "set")
+    main(["fit", *small(tmp_path / "run", data, small_bert)])
+    info = json.loads((data / "dataset.json").read_text())
+    (data / "dataset.json").write_text(json.dumps({**info, "fingerprint": "other"}))
+    with pytest.raises(SystemExit):
+        main(["fit", *small(tmp_path / "run", data, small_bert)])
+    assert "holds a run on other data: the prepared set has changed since" in capsys.readouterr().err
+
+
+def test_the_last_checkpoint_is_the_last_epochs_and_the_best_is_tested(finished):
+    last = torch.load(finished / "checkpoints/last.ckpt", weights_only=True)
+    assert last["global_step"] == 6
+    assert (
+        json.loads((finished / "results.json").read_text())["checkpoint"]["file"] == "checkpoints/best.ckpt"
+    )
+    losses = pd.read_csv(finished / "metrics.csv")["validate/loss"].dropna().tolist()
+    best = torch.load(finished / "checkpoints/best.ckpt", weights_only=True)
+    assert best["global_step"] == 3 * (1 + losses.index(min(losses)))
+
+
+def test_a_run_may_continue_on_another_number_of_workers(finished, small_set, small_bert):
+    main(["fit", *small(finished, small_set, small_bert, "--data.init_args.num_workers", "3")])
+
+
+def test_an_image_size_between_the_regions_is_refused(small_set, small_bert, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["fit", *small(tmp_path, small_set, small_bert, "--data.init_args.image_size", "50")])
+    assert (
+        "data.image_size 50 must be a multiple of the image encoder's stride, 16" in capsys.readouterr().err
+    )
+
+
+def test_a_trial_run_claims_no_folder(small_set, small_bert, tmp_path):
+    main(["fit", *small(tmp_path / "run", small_set, small_bert, "--trainer.fast_dev_run", "true")])
+    assert not (tmp_path / "run/fit.json").exists() and not (tmp_path / "run/config.yaml").exists()
+
+
+def test_untrained_results_of_another_protocol_are_measured_again(finished):
+    stale = json.loads((finished / "results_untrained.json").read_text())
+    (finished / "results_untrained.json").write_text(json.dumps({**stale, "precision": "other"}))
+    main(["test", "--config", str(finished / "config.yaml")])
+    again = json.loads((finished / "results_untrained.json").read_text())
+    assert again["precision"] == stale["precision"] and again["metrics"] == stale["metrics"]
+
+
 def test_predict_writes_embeddings_and_scores(finished):
     main(["predict", "--config", str(finished / "config.yaml")])
     images = pd.read_parquet(finished / "predictions/image_embeddings.parquet")
@@ -163,18 +233,18 @@ def test_predict_writes_embeddings_and_scores(finished):
 def test_every_objective_composes_with_every_configuration(base, objective, capsys):
     arguments = ["--config", str(ROOT / f"configs/{base}.yaml"), "--config", str(objective)]
     with pytest.raises(SystemExit) as error:
-        main(["fit", *arguments, "--run", "runs/x", "--print_config"])
+        main(["fit", *arguments, "--run_folder", "runs/x", "--print_config"])
     assert error.value.code in (0, None)
     config = yaml.safe_load(capsys.readouterr().out)
     wanted = yaml.safe_load(objective.read_text())["model"]["init_args"]["class_probability"]
     found = config["model"]["init_args"]["class_probability"]
     assert found["class_path"] == wanted["class_path"]
     assert wanted["init_args"].items() <= found["init_args"].items()
-    assert config["run"] == "runs/x"
+    assert config["run_folder"] == "runs/x"
 
 
 def test_an_unknown_option_is_named(capsys):
     with pytest.raises(SystemExit) as error:
-        main(["fit", "--config", DEMO, "--run", "x", "--data.init_args.batch_sise", "3"])
+        main(["fit", "--config", DEMO, "--run_folder", "x", "--data.init_args.batch_sise", "3"])
     assert error.value.code == 2
     assert "batch_sise" in capsys.readouterr().err

@@ -89,7 +89,7 @@ def test_equals_the_definition(
     assert found["text"].tolist() == SENTENCES
     assert found["n_tokens"].tolist() == [4, 5, 10, 4, 0, 1, 5, 7, 17]
     assert found["n_unknown"].tolist() == [0, 0, 0, 0, 0, 0, 0, 6, 0]
-    assert list(found.dtypes.astype(str)) == ["object", "int64", "int64", "float64"]
+    assert list(found.dtypes.astype(str)) == ["object", "int64", "float64", "int64"]
 
 
 def test_equal_sentences_get_equal_values_and_different_ones_do_not(
@@ -188,7 +188,7 @@ def test_bfloat16_model_sums_in_higher_precision(model: BertForMaskedLM, tokeniz
 
 def test_nothing_and_only_empty_sentences(model: BertForMaskedLM, tokenizer: BertTokenizer) -> None:
     none = pseudo_log_likelihood(model, tokenizer, [])
-    assert list(none.columns) == ["text", "n_tokens", "n_unknown", "log_p"] and len(none) == 0
+    assert list(none.columns) == ["text", "n_tokens", "log_p", "n_unknown"] and len(none) == 0
     empty = pseudo_log_likelihood(model, tokenizer, ["", "  "])
     assert empty["n_tokens"].tolist() == [0, 0] and empty["log_p"].isna().all()
 

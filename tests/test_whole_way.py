@@ -28,7 +28,7 @@ def go(source: Path, folder: Path) -> Path:
     mimic_cxr.main(["--source", str(source), "--output", str(data), "--ms_cxr", str(boxes), "--size", "160"])
     quiet = ["--trainer.enable_progress_bar", "false", "--trainer.log_every_n_steps", "1"]
     main(
-        ["fit", "--config", str(CONFIGS / "language_model_small.yaml"), "--run", str(language_model)]
+        ["fit", "--config", str(CONFIGS / "language_model_small.yaml"), "--run_folder", str(language_model)]
         + ["--data.init_args.folder", str(data), "--trainer.max_epochs", "1"]
         + ["--model.init_args.warmup_steps", "2", *quiet]
     )
@@ -38,7 +38,7 @@ def go(source: Path, folder: Path) -> Path:
     fit_class_probability.main(["--data", str(data), "--output", str(fitted)])
     main(
         ["fit", "--config", str(CONFIGS / "demo.yaml"), "--config", str(CONFIGS / "objective/dcl_lm.yaml")]
-        + ["--config", str(fitted), "--run", str(run), "--data.init_args.folder", str(data)]
+        + ["--config", str(fitted), "--run_folder", str(run), "--data.init_args.folder", str(data)]
         + ["--model.init_args.text_encoder.init_args.pretrained", str(model)]
         + ["--data.init_args.image_size", "64", "--data.init_args.crop_size", "48"]
         + ["--model.init_args.warmup_steps", "1", "--trainer.max_epochs", "1"]

@@ -14,7 +14,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from medclip_dcl.data.samplers import EpochDataModule, EpochSampler, ShardSampler
+from medclip_dcl.data.samplers import EpochDataModule, EpochSampler, FixedBatches, ShardSampler
 from medclip_dcl.data.transforms import augment, load_grey, to_input
 from medclip_dcl.network import pad_tokens
 from medclip_dcl.prepared import PreparedDataError, PreparedSet
@@ -194,8 +194,10 @@ class ImageTextDataModule(EpochDataModule):
         )
 
     def val_dataloader(self) -> DataLoader:
+        # Whole blocks of images, so that the loss has the same candidates on any number of processes.
         examples = _TrainingExamples(self, self._reported("validate"), augmented=False)
-        return self._loader(examples, ShardSampler(len(examples)), self.batch_size, examples.collate)
+        blocks = FixedBatches(examples, self.batch_size, examples.collate)
+        return self._loader(blocks, ShardSampler(len(blocks)), None, None)
 
     def test_dataloader(self) -> DataLoader:
         return self._image_loader(self.evaluation("test").images["dicom_id"].tolist())
@@ -223,7 +225,7 @@ class ImageTextDataModule(EpochDataModule):
         return self._images[key]
 
     def _loader(
-        self, dataset: Dataset, sampler: Any, batch_size: int, collate: Any, drop_last: bool = False
+        self, dataset: Dataset, sampler: Any, batch_size: int | None, collate: Any, drop_last: bool = False
     ) -> DataLoader:
         return DataLoader(
             dataset,
@@ -320,7 +322,9 @@ class _TrainingExamples(Dataset):
     """Image-report pairs; what is random in a pair is a function of (seed, epoch, index)."""
 
     def __init__(self, data: ImageTextDataModule, reported: _Reported, augmented: bool = True) -> None:
-        self.data, self.augmented = data, augmented
+        # Plain values, not the datamodule: loader processes need no trainer and no model.
+        self.seed, self.sentences, self.augmented = data.seed, data.sentences, augmented
+        self.crop_size, self.brightness, self.contrast = data.crop_size, data.brightness, data.contrast
         self.dicom_ids = reported.images["dicom_id"].tolist()
         self.study_ids = reported.images["study_id"].tolist()
         self.sentence_ids = reported.sentence_ids
@@ -337,14 +341,13 @@ class _TrainingExamples(Dataset):
 
     def __getitem__(self, key: tuple[int, int] | int) -> dict[str, Any]:
         epoch, index = key if isinstance(key, tuple) else (0, key)
-        generator = np.random.default_rng([self.data.seed, epoch, index])
+        generator = np.random.default_rng([self.seed, epoch, index])
         sentences = self.sentence_ids[index]
-        if self.data.sentences == "one":
+        if self.sentences == "one":
             sentences = [sentences[int(generator.integers(len(sentences)))]]
         grey = self.images[index]
         if self.augmented:
-            data = self.data
-            image = augment(grey, data.crop_size, data.brightness, data.contrast, generator)
+            image = augment(grey, self.crop_size, self.brightness, self.contrast, generator)
         else:
             image = to_input(grey)
         return {"image": image, "sentence_ids": sentences, "index": index}

@@ -1,4 +1,4 @@
-"""Orders of examples that depend on (seed, epoch) alone, never on the number of processes or workers.
+"""Orders and batches of examples that depend on (seed, epoch) alone, never on the number of processes.
 
 Both samplers subclass DistributedSampler, because Lightning wraps every other sampler in one when it runs on several
 devices.
@@ -6,12 +6,12 @@ devices.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 from pytorch_lightning import LightningDataModule
-from torch.utils.data import DistributedSampler
+from torch.utils.data import Dataset, DistributedSampler
 
 from medclip_dcl.distributed import rank_and_size
 
@@ -102,3 +102,24 @@ class ShardSampler(DistributedSampler):
 
     def __iter__(self) -> Iterator[Any]:
         return iter(range(self.rank, self.count, self.num_replicas))
+
+
+class FixedBatches(Dataset):
+    """Examples in whole batches, each the same in every run; the elements of this data set are batches.
+
+    Args:
+        examples: indexed from 0.
+        batch_size: examples in a batch; the last may hold fewer.
+        collate: makes a batch of a list of examples.
+    """
+
+    def __init__(self, examples: Any, batch_size: int, collate: Callable[[list[Any]], Any]) -> None:
+        self.examples, self.batch_size, self.collate = examples, batch_size, collate
+
+    def __len__(self) -> int:
+        return -(-len(self.examples) // self.batch_size)
+
+    def __getitem__(self, batch: int) -> Any:
+        first = batch * self.batch_size
+        last = min(first + self.batch_size, len(self.examples))
+        return self.collate([self.examples[index] for index in range(first, last)])

@@ -25,6 +25,11 @@ class SentenceEncoder(nn.Module):
     dim: int
     tokenizer: Tokenizer
 
+    @property
+    def transformer(self) -> nn.Module:
+        """The pretrained part, which may have a learning rate of its own."""
+        raise NotImplementedError
+
     def config(self) -> dict[str, Any]:
         """Arguments that build the same encoder again, without its weights."""
         raise NotImplementedError
@@ -98,6 +103,10 @@ class BertSentences(SentenceEncoder):
         # A literal "[SEP]" in a report is text, not the end of the sentence.
         self.tokenizer.encode_special_tokens = True
         self.projection = nn.Linear(self.bert.config.hidden_size, dim)
+
+    @property
+    def transformer(self) -> nn.Module:
+        return self.bert
 
     def config(self) -> dict[str, Any]:
         bert = self.bert.config.to_diff_dict()

@@ -70,7 +70,7 @@ def render(run: Path) -> str:
     ):
         raise ReportError(
             f"{run} is not a run folder: it holds neither config.yaml, metrics.csv, results.json nor checkpoints/;"
-            " give the folder that was the --run of `python -m medclip_dcl fit`"
+            " give the folder that was the --run_folder of `python -m medclip_dcl fit`"
         )
     results = {
         name: found
@@ -128,7 +128,7 @@ def _json(file: Path) -> dict[str, Any]:
 
 def _tables(run: Path, results: dict[str, Any]) -> _Piece:
     piece = _Piece({"tables": [], "notes": [], "headline": []})
-    test = f"python -m medclip_dcl test --config {run / 'config.yaml'} --run {run}"
+    test = f"python -m medclip_dcl test --config {run / 'config.yaml'} --run_folder {run}"
     if _TRAINED not in results:
         piece.missing.append(f"results.json: the run has not been tested; made by: {test}")
     if _UNTRAINED not in results:

@@ -16,7 +16,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import nn
 
 from medclip_dcl import __version__
-from medclip_dcl.distributed import rank_and_size
+from medclip_dcl.distributed import device_name, rank_and_size
 from medclip_dcl.evaluation.base import EvaluationCallback
 from medclip_dcl.evaluation.figures import write_figure
 from medclip_dcl.prepared import write_json, write_parquet
@@ -127,7 +127,7 @@ def _results(
             "timings": {
                 "test_seconds": round(seconds, 3),
                 "metric_seconds": {section: round(one.seconds, 3) for section, one in evaluations.items()},
-                "device": _device_name(pl_module.device),
+                "device": device_name(pl_module.device),
                 "processes": rank_and_size()[1],
             },
         }
@@ -149,9 +149,3 @@ def _suffix(file_name: str) -> str:
     ):
         raise ValueError(f'ResultsWriter: file_name must be "results<suffix>.json": found {file_name!r}')
     return file_name.removeprefix("results").removesuffix(".json")
-
-
-def _device_name(device: torch.device) -> str:
-    return (
-        torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or device.type
-    )

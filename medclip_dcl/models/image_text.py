@@ -12,7 +12,7 @@ from torch import Tensor
 from medclip_dcl.distributed import gather_with_grad, global_mean, local_offset
 from medclip_dcl.encoders.image import RegionEncoder
 from medclip_dcl.encoders.text import SentenceEncoder
-from medclip_dcl.models.optimisation import adamw_warmup_cosine
+from medclip_dcl.models.optimisation import adamw_warmup_cosine, parameter_groups
 from medclip_dcl.network import ImageTextNetwork, build_part, load_exactly, part_config, read_checkpoint
 from medclip_dcl.objectives import (
     ClassProbability,
@@ -34,6 +34,8 @@ class ImageTextModel(LightningModule):
         learning_rate: of AdamW after the warm-up (SSD: 1e-5).
         weight_decay: on weight matrices only, not on biases, norms and gamma (0.01: choice, not from the paper).
         warmup_steps: optimiser steps of linear warm-up; cosine decay to 0 follows (SSD: 2,000).
+        text_learning_rate: of the text encoder's transformer; null for `learning_rate`, as in SSD. At the high rates
+            that small networks from scratch need, it collapses (all sentences alike): give it a lower one.
 
     Raises:
         ValueError: an option out of its range.
@@ -48,16 +50,21 @@ class ImageTextModel(LightningModule):
         learning_rate: float = 1e-5,
         weight_decay: float = 0.01,
         warmup_steps: int = 2000,
+        text_learning_rate: float | None = None,
     ) -> None:
         super().__init__()
-        if not learning_rate > 0 or weight_decay < 0 or warmup_steps < 0:
+        rates = [learning_rate] if text_learning_rate is None else [learning_rate, text_learning_rate]
+        if min(rates) <= 0 or weight_decay < 0 or warmup_steps < 0:
             raise ValueError(
-                "model: learning_rate must be above 0, weight_decay and warmup_steps at least 0; "
-                f"got {learning_rate}, {weight_decay}, {warmup_steps}"
+                "model: learning_rate and text_learning_rate must be above 0, weight_decay and warmup_steps at least "
+                f"0; got {learning_rate}, {text_learning_rate}, {weight_decay}, {warmup_steps}"
             )
         self.network = ImageTextNetwork(image_encoder, text_encoder, similarity)
         self.class_probability = class_probability or ConstantClassProbability(0.0)
+        # A rule that cannot describe itself should not fail at the first checkpoint, hours later.
+        part_config(self.class_probability)
         self.learning_rate, self.weight_decay, self.warmup_steps = learning_rate, weight_decay, warmup_steps
+        self.text_learning_rate = text_learning_rate
 
     @property
     def anchor_fields(self) -> tuple[str, ...]:
@@ -67,8 +74,15 @@ class ImageTextModel(LightningModule):
     def setup(self, stage: str) -> None:
         """The network takes over the size at which the datamodule shows whole images."""
         datamodule = getattr(self.trainer, "datamodule", None)
-        if datamodule is not None:
-            self.network.image_size = datamodule.image_size
+        if datamodule is None:
+            return
+        size, stride = datamodule.image_size, self.network.stride
+        if size % stride:
+            raise ValueError(
+                f"data.image_size {size} must be a multiple of the image encoder's stride, {stride} pixels: regions "
+                "at the border would reach beyond the image and heat maps would be shifted"
+            )
+        self.network.image_size = size
 
     def forward(self, images: Tensor, tokens: Tensor, lengths: Tensor) -> Tensor:
         """Logits (sentence, image)."""
@@ -78,7 +92,7 @@ class ImageTextModel(LightningModule):
         loss, _, statistics = self._losses(batch)
         values = {f"train/{name}": value for name, value in statistics.items()}
         values["train/gamma2"] = self.network.similarity.gamma2.detach()
-        values["train/learning_rate"] = torch.tensor(self.trainer.optimizers[0].param_groups[0]["lr"])
+        values["train/learning_rate"] = torch.tensor(self.trainer.optimizers[0].param_groups[-1]["lr"])
         self.log_dict(values, batch_size=len(batch["lengths"]))
         self.log("train/loss", loss.detach(), prog_bar=True, batch_size=len(batch["lengths"]))
         return loss
@@ -140,9 +154,15 @@ class ImageTextModel(LightningModule):
     def configure_optimizers(self) -> Any:
         """AdamW; linear warm-up, then cosine decay to 0, by optimiser step."""
         total = int(self.trainer.estimated_stepping_batches)
-        return adamw_warmup_cosine(
-            self.network, self.learning_rate, self.weight_decay, self.warmup_steps, total
-        )
+        # Lists: the optimiser's state in a checkpoint goes by the order of parameters.
+        transformer = list(self.network.text_encoder.transformer.parameters())
+        own = {id(p) for p in transformer}
+        others = [p for p in self.network.parameters() if id(p) not in own]
+        groups = [
+            *parameter_groups(transformer, self.weight_decay, self.text_learning_rate),
+            *parameter_groups(others, self.weight_decay),
+        ]
+        return adamw_warmup_cosine(groups, self.learning_rate, self.warmup_steps, total)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """The checkpoint describes its network (tokenizer included) and objective in plain values."""
@@ -152,7 +172,26 @@ class ImageTextModel(LightningModule):
             "learning_rate": self.learning_rate,
             "weight_decay": self.weight_decay,
             "warmup_steps": self.warmup_steps,
+            "text_learning_rate": self.text_learning_rate,
         }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Weights go only into the network that they were trained in.
+
+        Raises:
+            ValueError: another encoder, tokenizer or similarity; names which.
+        """
+        there, here = checkpoint.get("network"), self.network.config()
+        if there is None:
+            raise ValueError(
+                "the checkpoint is not of an image-text model: it has no description of its network"
+            )
+        parts = ("image_encoder", "text_encoder", "similarity", "mean", "std")
+        if others := [part for part in parts if there[part] != here[part]]:
+            raise ValueError(
+                f"the checkpoint was trained with another {' and '.join(others)} (settings or tokenizer differ); "
+                "restore what it was trained with, or choose another --run_folder to train anew"
+            )
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]

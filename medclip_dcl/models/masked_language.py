@@ -24,7 +24,7 @@ from medclip_dcl.encoders.pretrained import (
     resolve_folder,
     save_language_model,
 )
-from medclip_dcl.models.optimisation import adamw_warmup_cosine
+from medclip_dcl.models.optimisation import adamw_warmup_cosine, parameter_groups
 
 _WEIGHTS_PREFIX = "language_model."
 
@@ -151,9 +151,8 @@ class MaskedLanguageModel(LightningModule):
     def configure_optimizers(self) -> Any:
         """AdamW; linear warm-up, then cosine decay to 0, by optimiser step."""
         total = int(self.trainer.estimated_stepping_batches)
-        return adamw_warmup_cosine(
-            self._model, self.learning_rate, self.weight_decay, self.warmup_steps, total
-        )
+        groups = parameter_groups(self._model.parameters(), self.weight_decay)
+        return adamw_warmup_cosine(groups, self.learning_rate, self.warmup_steps, total)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """The checkpoint describes model and tokenizer in plain values, so that it loads anywhere."""

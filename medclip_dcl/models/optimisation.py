@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
@@ -12,18 +13,17 @@ from torch.optim.lr_scheduler import LambdaLR
 
 
 def adamw_warmup_cosine(
-    module: nn.Module, learning_rate: float, weight_decay: float, warmup_steps: int, total_steps: int
+    groups: list[dict[str, Any]], learning_rate: float, warmup_steps: int, total_steps: int
 ) -> dict[str, Any]:
-    """What `configure_optimizers` returns: AdamW whose rate follows `warmup_cosine` by optimiser step.
+    """What `configure_optimizers` returns: AdamW whose rates follow `warmup_cosine` by optimiser step.
 
     Args:
-        module: whose parameters are trained.
+        groups: of `parameter_groups`; a group with an "lr" of its own keeps it instead of `learning_rate`.
         learning_rate: after the warm-up.
-        weight_decay: see `parameter_groups`.
         warmup_steps: optimiser steps; a warning if the run has no more than these.
         total_steps: optimiser steps of the whole run.
     """
-    optimizer = AdamW(parameter_groups(module, weight_decay), lr=learning_rate)
+    optimizer = AdamW(groups, lr=learning_rate)
     if warmup_steps >= total_steps:
         warnings.warn(
             f"model.warmup_steps {warmup_steps} is not less than the run's {total_steps} optimiser steps: "
@@ -42,10 +42,20 @@ def warmup_cosine(step: int, warmup: int, total: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
 
-def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Matrices and kernels with weight decay; biases, norms and gamma without."""
-    parameters = [p for p in module.parameters() if p.requires_grad]
-    return [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+def parameter_groups(
+    parameters: Iterable[nn.Parameter], weight_decay: float, learning_rate: float | None = None
+) -> list[dict[str, Any]]:
+    """Matrices and kernels with weight decay; biases, norms and gamma without.
+
+    Args:
+        parameters: of which those that need a gradient are taken.
+        weight_decay: of the first group.
+        learning_rate: of both groups; None leaves it to the optimiser.
+    """
+    trained = [p for p in parameters if p.requires_grad]
+    own = {} if learning_rate is None else {"lr": learning_rate}
+    groups = [
+        {"params": [p for p in trained if p.dim() >= 2], "weight_decay": weight_decay, **own},
+        {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0, **own},
     ]
+    return [group for group in groups if group["params"]]

@@ -37,8 +37,10 @@ class ClassProbability(nn.Module):
         self.share_capped = 0.0
 
     def config(self) -> dict[str, Any]:
-        """Arguments that build the same rule again."""
-        raise NotImplementedError
+        """Arguments that build the same rule again; checkpoints keep them."""
+        raise NotImplementedError(
+            f"{type(self).__name__} must define config(), the arguments that build it again"
+        )
 
     def capped(self, eta: Float[Tensor, "anchor"]) -> Float[Tensor, "anchor"]:
         """Eta, at most `max_eta`; keeps the share of anchors that were above."""

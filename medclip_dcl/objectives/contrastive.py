@@ -69,8 +69,8 @@ def contrastive_loss(
         A scalar, or (anchor,) with reduction "none".
 
     Raises:
-        ValueError: shapes that do not fit, eta outside [0, 1), negative or NaN weights, an anchor without a
-            positive, an unknown reduction.
+        ValueError: shapes that do not fit, eta outside [0, 1), weights that are negative or not finite, a floor that
+            is NaN or not one number, an anchor without a positive, an unknown reduction.
 
     Example:
         >>> logits = torch.tensor([[2.0, 0.0], [1.0, 3.0]])
@@ -138,6 +138,8 @@ def _terms(
     mass = torch.where(is_correctable, mass, torch.zeros_like(mass))
     corrected = log_negative + torch.log1p(-mass) - torch.log1p(-eta)
     least = torch.as_tensor(floor, dtype=logits.dtype, device=logits.device)
+    if least.dim() or least.isnan():
+        raise ValueError(f"floor must be one number, the least logit, got {floor}")
     is_above = is_correctable & (corrected > least)
     log_g = torch.where(is_above, corrected, least)
     return _Terms(
@@ -208,7 +210,7 @@ def _log_weights(logits: Tensor, is_positive: Tensor, weights: Tensor | None) ->
             f"weights must have the logits' shape {tuple(logits.shape)}, got {tuple(weights.shape)}"
         )
     weights = weights.to(logits.dtype)
-    if not (weights >= 0).masked_fill(is_positive, True).all():
-        raise ValueError("weights of negatives must be at least 0 and not NaN")
+    if not ((weights >= 0) & weights.isfinite()).masked_fill(is_positive, True).all():
+        raise ValueError("weights of negatives must be finite and at least 0")
     counts = (weights > 0) & ~is_positive
     return torch.where(counts, weights, torch.ones_like(weights)).log().masked_fill(~counts, -math.inf)

@@ -49,7 +49,7 @@ class Losses(Callback):
 
 @pytest.fixture
 def data(small_set) -> ImageTextDataModule:
-    return ImageTextDataModule(str(small_set), image_size=40, crop_size=32, batch_size=8, num_workers=0)
+    return ImageTextDataModule(str(small_set), image_size=48, crop_size=32, batch_size=8, num_workers=0)
 
 
 def test_training_learns_and_the_checkpoint_loads_anywhere(small_bert, data, tmp_path, monkeypatch):
@@ -60,7 +60,7 @@ def test_training_learns_and_the_checkpoint_loads_anywhere(small_bert, data, tmp
     fit.fit(model, data)
     first, last = sum(losses.values[:6]) / 6, sum(losses.values[-6:]) / 6
     assert last < 0.7 * first
-    assert model.network.image_size == 40
+    assert model.network.image_size == 48
     assert fit.logged_metrics["train/class_probability"] > 0
     fit.save_checkpoint(tmp_path / "a.ckpt")
     # Another folder, and no way back to the language model's folder.
@@ -72,7 +72,7 @@ def test_training_learns_and_the_checkpoint_loads_anywhere(small_bert, data, tmp
     again = ImageTextModel.load_from_checkpoint(tmp_path / "a.ckpt")
     assert torch.equal(again.network.embed_texts(texts), expected)
     assert again.class_probability.config() == {"a": 0.2, "k": 0.35, "max_eta": 0.3}
-    assert again.learning_rate == 1e-3 and again.network.image_size == 40
+    assert again.learning_rate == 1e-3 and again.network.image_size == 48
 
 
 def test_a_step_is_the_written_loss(small_bert, data, tmp_path):
@@ -98,7 +98,7 @@ def test_schedule():
 
 def test_no_decay_on_gamma_biases_and_norms(small_bert):
     model = build(small_bert)
-    decayed, plain = parameter_groups(model.network, 0.5)
+    decayed, plain = parameter_groups(model.network.parameters(), 0.5)
     assert decayed["weight_decay"] == 0.5 and plain["weight_decay"] == 0.0
     assert any(p is model.network.similarity.log_gamma2 for p in plain["params"])
     count = len(decayed["params"]) + len(plain["params"])
@@ -112,5 +112,5 @@ def test_warns_when_the_warmup_never_ends(small_bert, data, tmp_path):
 
 
 def test_refuses_bad_options(small_bert):
-    with pytest.raises(ValueError, match="learning_rate must be above 0"):
+    with pytest.raises(ValueError, match="learning_rate and text_learning_rate must be above 0"):
         build(small_bert, learning_rate=0.0)

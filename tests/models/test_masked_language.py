@@ -294,12 +294,17 @@ def test_both_configurations_run_from_the_command_line(prepared: Path, tmp_path:
     small = [
         "--config",
         str(ROOT / "configs" / "language_model_small.yaml"),
-        "--run",
+        "--run_folder",
         str(tmp_path / "small"),
     ]
     main(["fit", *small, *common, "--data.init_args.vocabulary_size", "90"])
     first = tmp_path / "small" / "language_model"
-    large = ["--config", str(ROOT / "configs" / "language_model.yaml"), "--run", str(tmp_path / "tuned")]
+    large = [
+        "--config",
+        str(ROOT / "configs" / "language_model.yaml"),
+        "--run_folder",
+        str(tmp_path / "tuned"),
+    ]
     main(["fit", *large, *common, "--model.init_args.pretrained", str(first)])
     second = tmp_path / "tuned" / "language_model"
     models = [load_masked_language_model(folder) for folder in (first, second)]

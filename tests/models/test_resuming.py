@@ -29,7 +29,7 @@ def fit(small_set, small_bert, folder, epochs, checkpoint=None):
     model = ImageTextModel(
         ResNetRegions(dim=16, stride=16), text, LSENonLocal(dim=16), learning_rate=1e-3, warmup_steps=2
     )
-    data = ImageTextDataModule(str(small_set), image_size=40, crop_size=32, batch_size=8, num_workers=0)
+    data = ImageTextDataModule(str(small_set), image_size=48, crop_size=32, batch_size=8, num_workers=1)
     seen = Seen()
     trainer = Trainer(
         max_epochs=4,
@@ -44,7 +44,7 @@ def fit(small_set, small_bert, folder, epochs, checkpoint=None):
         accelerator="cpu",
     )
     trainer.fit_loop.max_epochs = epochs
-    trainer.fit(model, data, ckpt_path=checkpoint)
+    trainer.fit(model, data, ckpt_path=checkpoint, weights_only=True)
     return trainer, model, seen.batches
 
 

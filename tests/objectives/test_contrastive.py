@@ -189,8 +189,11 @@ P = torch.tensor([0, 1])
             (L, P, {"weights": torch.ones(3, 2)}),
             r"weights must have the logits' shape \(2, 3\), got \(3, 2\)",
         ),
-        ((L, P, {"weights": -torch.ones(2, 3)}), "at least 0 and not NaN"),
-        ((L, P, {"weights": torch.full((2, 3), math.nan)}), "at least 0 and not NaN"),
+        ((L, P, {"weights": -torch.ones(2, 3)}), "must be finite and at least 0"),
+        ((L, P, {"weights": torch.full((2, 3), math.nan)}), "must be finite and at least 0"),
+        ((L, P, {"weights": torch.full((2, 3), math.inf)}), "must be finite and at least 0"),
+        ((L, P, {"floor": math.nan}), "floor must be one number, the least logit, got nan"),
+        ((L, P, {"floor": torch.zeros(2)}), "floor must be one number"),
         ((L, P, {"reduction": "max"}), 'reduction must be "mean", "sum" or "none", got \'max\''),
     ],
 )

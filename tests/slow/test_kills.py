@@ -52,7 +52,7 @@ def fit_arguments(run: Path, small_set: Path, small_bert: Path) -> list[str]:
     return [
         "medclip_dcl", "fit",
         "--config", "configs/demo.yaml", "--config", "configs/objective/dcl_lm.yaml",
-        "--run", str(run),
+        "--run_folder", str(run),
         "--trainer.max_epochs", "6", "--trainer.check_val_every_n_epoch", "1",
         "--trainer.log_every_n_steps", "1", "--trainer.precision", "32-true",
         "--trainer.enable_progress_bar", "false",
