@@ -17,12 +17,12 @@ import torch
 from jaxtyping import Float
 from PIL import Image
 from torch import Tensor
-from torch.nn.functional import interpolate, normalize
+from torch.nn.functional import normalize
 
 from medclip_dcl.data.transforms import resize_grey, to_input
 from medclip_dcl.findings import CHEX5, Prompts
 from medclip_dcl.network import CONFIG_FILE, WEIGHTS_FILE, ImageTextNetwork, load_exactly, read_checkpoint
-from medclip_dcl.similarity import cosine_maps
+from medclip_dcl.similarity import at_image_size, cosine_heat_maps
 
 ImageLike: TypeAlias = "str | Path | Image.Image | np.ndarray"
 
@@ -102,10 +102,8 @@ class ImageTextInference:
         grey = as_grey(image)
         feature_map = self._feature_map(grey)
         sentence = self.network.embed_texts([text])
-        cosines = cosine_maps(self.network.regions(feature_map), sentence)
-        grid = cosines.view(1, 1, *feature_map.shape[2:])
-        size = (grey.height, grey.width)
-        return interpolate(grid, size=size, mode="bilinear", align_corners=False)[0, 0].float().cpu().numpy()
+        regions = cosine_heat_maps(feature_map[0], sentence)[0]
+        return at_image_size(regions, grey.height, grey.width).float().cpu().numpy()
 
     def classify(
         self,

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import normalize
+from torch.nn.functional import interpolate, normalize
 
 Regions = Float[Tensor, "image region dim"]
 Sentences = Float[Tensor, "sentence dim"]
@@ -24,6 +24,21 @@ Logits = Float[Tensor, "sentence image"]
 def cosine_maps(regions: Regions, sentences: Sentences) -> CosineMaps:
     """Cosine of every sentence with every region of every image, in [-1, 1]."""
     return torch.einsum("bnd,sd->sbn", normalize(regions, dim=-1), normalize(sentences, dim=-1))
+
+
+def cosine_heat_maps(
+    feature_map: Float[Tensor, "dim region_row region_column"], sentences: Float[Tensor, "sentence dim"]
+) -> Float[Tensor, "sentence region_row region_column"]:
+    """Cosine of every region of one image with every sentence, in [-1, 1]."""
+    regions = feature_map.flatten(1).T[None]
+    return cosine_maps(regions, sentences)[:, 0].unflatten(1, feature_map.shape[1:])
+
+
+def at_image_size(
+    heat_map: Float[Tensor, "region_row region_column"], height: int, width: int
+) -> Float[Tensor, "height width"]:
+    """A heat map of regions at the size of the image that they cover, bilinear."""
+    return interpolate(heat_map[None, None], size=(height, width), mode="bilinear", align_corners=False)[0, 0]
 
 
 class Similarity(nn.Module):

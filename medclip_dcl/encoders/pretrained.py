@@ -245,13 +245,14 @@ def load_masked_language_model(folder: str | Path) -> BertForMaskedLM:
 
 
 def weights_fingerprint(model: nn.Module) -> str:
-    """16 hexadecimal digits over the names, shapes and float32 values of the parameters.
+    """16 hexadecimal digits over the names, shapes and float32 values of the parameters and saved buffers.
 
-    It does not depend on the folder, the file format or the type in which the file stores the same values.
+    It does not depend on the folder, the file format or the type in which the file stores the same values, nor on
+    the device.
     """
     digest = hashlib.sha256()
-    for name, parameter in sorted(model.named_parameters()):
-        values = parameter.detach().to(device="cpu", dtype=torch.float32).contiguous()
+    for name, value in sorted(model.state_dict().items()):
+        values = value.detach().to(device="cpu", dtype=torch.float32).contiguous()
         digest.update(f"{name}{tuple(values.shape)}".encode())
         digest.update(values.numpy().data)
     return digest.hexdigest()[:16]

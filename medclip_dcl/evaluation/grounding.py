@@ -12,14 +12,13 @@ import torch
 from jaxtyping import Bool, Float
 from matplotlib.figure import Figure
 from torch import Tensor
-from torch.nn.functional import interpolate
 
 from medclip_dcl.data.image_text import EvaluationTables
 from medclip_dcl.evaluation.base import EvaluationCallback, Findings, embed_texts, subject_ids
 from medclip_dcl.evaluation.figures import heat_map_figure
 from medclip_dcl.metrics import box_bounds, box_mask, contrast_to_noise_ratio, default_thresholds, mean_iou
 from medclip_dcl.network import ImageTextNetwork
-from medclip_dcl.similarity import cosine_maps
+from medclip_dcl.similarity import at_image_size, cosine_heat_maps
 
 COLUMNS = [
     "dicom_id",
@@ -210,21 +209,6 @@ class Grounding(EvaluationCallback):
                 scores={"signed CNR": case["cnr_signed"], "mIoU": case["miou"]},
             )
             yield f"grounding_{group}_{place + 1}", figure
-
-
-def cosine_heat_maps(
-    feature_map: Float[Tensor, "dim region_row region_column"], sentences: Float[Tensor, "sentence dim"]
-) -> Float[Tensor, "sentence region_row region_column"]:
-    """Cosine of every region of one image with every sentence, in [-1, 1]."""
-    regions = feature_map.flatten(1).T[None]
-    return cosine_maps(regions, sentences)[:, 0].unflatten(1, feature_map.shape[1:])
-
-
-def at_image_size(
-    heat_map: Float[Tensor, "region_row region_column"], height: int, width: int
-) -> Float[Tensor, "height width"]:
-    """A heat map of regions at the size of the image that they cover, bilinear."""
-    return interpolate(heat_map[None, None], size=(height, width), mode="bilinear", align_corners=False)[0, 0]
 
 
 def boxes_by_image(tables: EvaluationTables) -> dict[str, list[Box]]:

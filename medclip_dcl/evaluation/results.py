@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import platform
 import time
@@ -11,12 +10,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
-from torch import nn
 
 from medclip_dcl import __version__
 from medclip_dcl.distributed import device_name, rank_and_size
+from medclip_dcl.encoders.pretrained import weights_fingerprint
 from medclip_dcl.evaluation.base import EvaluationCallback
 from medclip_dcl.evaluation.figures import write_figure
 from medclip_dcl.prepared import write_json, write_parquet
@@ -69,15 +67,6 @@ class ResultsWriter(Callback):
                     write_figure(figure, folder / f"figures{suffix}" / f"{name}.png")
         # Last: where results.json is, everything else is.
         write_json(_results(trainer, pl_module, evaluations, seconds), folder / self.file_name)
-
-
-def weights_fingerprint(module: nn.Module) -> str:
-    """Sixteen hex digits that change with any weight; independent of device."""
-    digest = hashlib.sha256()
-    for name, value in sorted(module.state_dict().items()):
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:16]
 
 
 def strict(value: Any) -> Any:
