@@ -1,0 +1,60 @@
+"""The house: a file imports only from its own floor or below, and the lower floors do without Lightning."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FLOORS = [
+    ("findings", "prepared", "distributed"),
+    ("objectives", "similarity", "metrics"),
+    ("encoders", "network", "scoring"),
+    ("models", "data"),
+    ("evaluation", "inference", "run_folder"),
+    ("cli", "run_command", "__main__"),
+]
+FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names}
+FILES = sorted((ROOT / "medclip_dcl").rglob("*.py"))
+
+
+def imported(file: Path) -> set[str]:
+    """Modules of the project that a file imports, but for those under `if TYPE_CHECKING`."""
+    found: set[str] = set()
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    skipped = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda path: str(path.relative_to(ROOT / "medclip_dcl")))
+def test_imports_come_from_floors_below(file):
+    name = file.relative_to(ROOT / "medclip_dcl").parts[0].removesuffix(".py")
+    if name == "__init__":
+        return
+    for module in imported(file):
+        parts = module.split(".")
+        assert parts[0] != "data_prep", f"{file.name} imports {module}: data_prep is imported by nobody"
+        if parts[0] == "medclip_dcl" and len(parts) > 1:
+            assert FLOOR[parts[1]] <= FLOOR[name], f"{file.name} (floor {FLOOR[name]}) imports {module}"
+
+
+def test_the_floors_up_to_the_network_do_without_lightning():
+    names = [f"medclip_dcl.{name}" for floor in FLOORS[:3] for name in floor] + ["medclip_dcl.inference"]
+    code = f"import sys, {', '.join(names)}; sys.exit('pytorch_lightning' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
