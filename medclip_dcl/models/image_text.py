@@ -36,6 +36,7 @@ class ImageTextModel(LightningModule):
         warmup_steps: optimiser steps of linear warm-up; cosine decay to 0 follows (SSD: 2,000).
         text_learning_rate: of the text encoder's transformer; null for `learning_rate`, as in SSD. At the high rates
             that small networks from scratch need, it collapses (all sentences alike): give it a lower one.
+        beta2: of AdamW, in [0, 1) (0.999: AdamW's own).
 
     Raises:
         ValueError: an option out of its range.
@@ -51,6 +52,7 @@ class ImageTextModel(LightningModule):
         weight_decay: float = 0.01,
         warmup_steps: int = 2000,
         text_learning_rate: float | None = None,
+        beta2: float = 0.999,
     ) -> None:
         super().__init__()
         rates = [learning_rate] if text_learning_rate is None else [learning_rate, text_learning_rate]
@@ -61,10 +63,12 @@ class ImageTextModel(LightningModule):
             )
         self.network = ImageTextNetwork(image_encoder, text_encoder, similarity)
         self.class_probability = class_probability or ConstantClassProbability(0.0)
+        if not 0 <= beta2 < 1:
+            raise ValueError(f"model: beta2 must lie in [0, 1), got {beta2}")
         # A rule that cannot describe itself should not fail at the first checkpoint, hours later.
         part_config(self.class_probability)
         self.learning_rate, self.weight_decay, self.warmup_steps = learning_rate, weight_decay, warmup_steps
-        self.text_learning_rate = text_learning_rate
+        self.text_learning_rate, self.beta2 = text_learning_rate, beta2
 
     @property
     def anchor_fields(self) -> tuple[str, ...]:
@@ -162,7 +166,7 @@ class ImageTextModel(LightningModule):
             *parameter_groups(transformer, self.weight_decay, self.text_learning_rate),
             *parameter_groups(others, self.weight_decay),
         ]
-        return adamw_warmup_cosine(groups, self.learning_rate, self.warmup_steps, total)
+        return adamw_warmup_cosine(groups, self.learning_rate, self.warmup_steps, total, self.beta2)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """The checkpoint describes its network (tokenizer included) and objective in plain values."""
@@ -173,6 +177,7 @@ class ImageTextModel(LightningModule):
             "weight_decay": self.weight_decay,
             "warmup_steps": self.warmup_steps,
             "text_learning_rate": self.text_learning_rate,
+            "beta2": self.beta2,
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -13,7 +13,11 @@ from torch.optim.lr_scheduler import LambdaLR
 
 
 def adamw_warmup_cosine(
-    groups: list[dict[str, Any]], learning_rate: float, warmup_steps: int, total_steps: int
+    groups: list[dict[str, Any]],
+    learning_rate: float,
+    warmup_steps: int,
+    total_steps: int,
+    beta2: float = 0.999,
 ) -> dict[str, Any]:
     """What `configure_optimizers` returns: AdamW whose rates follow `warmup_cosine` by optimiser step.
 
@@ -22,8 +26,9 @@ def adamw_warmup_cosine(
         learning_rate: after the warm-up.
         warmup_steps: optimiser steps; a warning if the run has no more than these.
         total_steps: optimiser steps of the whole run.
+        beta2: of AdamW; a lower one forgets old gradients sooner, which tames spikes of the loss.
     """
-    optimizer = AdamW(groups, lr=learning_rate)
+    optimizer = AdamW(groups, lr=learning_rate, betas=(0.9, beta2))
     if warmup_steps >= total_steps:
         warnings.warn(
             f"model.warmup_steps {warmup_steps} is not less than the run's {total_steps} optimiser steps: "
