@@ -1,4 +1,4 @@
-"""Sentence encoder: BERT's [CLS], projected linearly."""
+"""Sentence encoder: BERT, pooled over its word pieces and projected linearly."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class SentenceEncoder(nn.Module):
 
 
 class BertSentences(SentenceEncoder):
-    """BERT (CXR-BERT), [CLS] of the last hidden state, linear map to `dim` (pooling: choice, not from the paper).
+    """BERT (CXR-BERT), pooled last hidden state, linear map to `dim`.
 
     Give either `pretrained`, or `bert` and `tokenizer` as `config` returned them (then weights are random until
     they are loaded).
@@ -59,12 +59,14 @@ class BertSentences(SentenceEncoder):
         dropout: dropout of the transformer, in [0, 1); null keeps the model's own.
         final_period: True ends every text with a period if it has no closing mark, so that prompts look like
             the sentences of reports (choice).
+        pooling: "cls" takes the hidden state of [CLS] (choice, not from the paper); "mean" the mean over all word
+            pieces, [CLS] and [SEP] included, which suits a BERT whose [CLS] was never trained for a task.
         bert: configuration of the transformer (BertConfig fields).
         tokenizer: content of tokenizer.json.
 
     Raises:
-        ValueError: both or neither source; max_tokens above what the model takes; a folder that does not fit
-            (see encoders.pretrained).
+        ValueError: both or neither source; an unknown pooling; max_tokens above what the model takes; a folder
+            that does not fit (see encoders.pretrained).
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class BertSentences(SentenceEncoder):
         max_tokens: int = 128,
         dropout: float | None = None,
         final_period: bool = True,
+        pooling: str = "cls",
         *,
         bert: dict[str, Any] | None = None,
         tokenizer: str | None = None,
@@ -83,6 +86,8 @@ class BertSentences(SentenceEncoder):
             raise ValueError(
                 "text encoder: give either pretrained (a folder or repository id), or bert and tokenizer"
             )
+        if pooling not in ("cls", "mean"):
+            raise ValueError(f'text encoder: pooling must be "cls" or "mean", got {pooling!r}')
         if pretrained is not None:
             folder = resolve_folder(pretrained)
             self.bert = load_bert(folder)
@@ -97,7 +102,8 @@ class BertSentences(SentenceEncoder):
             raise ValueError(
                 f"max_tokens must lie in [3, {positions}] for this text encoder, got {max_tokens}"
             )
-        self.dim, self.max_tokens, self.final_period = dim, max_tokens, final_period
+        self.dim, self.max_tokens = dim, max_tokens
+        self.final_period, self.pooling = final_period, pooling
         self.tokenizer.no_padding()
         self.tokenizer.enable_truncation(max_tokens)
         # A literal "[SEP]" in a report is text, not the end of the sentence.
@@ -116,6 +122,7 @@ class BertSentences(SentenceEncoder):
             "dim": self.dim,
             "max_tokens": self.max_tokens,
             "final_period": self.final_period,
+            "pooling": self.pooling,
             "bert": bert,
             "tokenizer": self.tokenizer.to_str(),
         }
@@ -130,7 +137,10 @@ class BertSentences(SentenceEncoder):
     ) -> Float[Tensor, "sentence dim"]:
         mask = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
         hidden = self.bert(input_ids=tokens, attention_mask=mask.long()).last_hidden_state
-        return self.projection(hidden[:, 0])
+        if self.pooling == "cls":
+            return self.projection(hidden[:, 0])
+        total = hidden.masked_fill(~mask[..., None], 0.0).sum(dim=1)
+        return self.projection(total / lengths[:, None])
 
 
 def with_final_period(text: str) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from pytorch_lightning import LightningModule
@@ -23,6 +24,18 @@ from medclip_dcl.objectives import (
 from medclip_dcl.similarity import Similarity
 
 
+class _Processes(NamedTuple):
+    """Over which processes a batch reaches: how rows are gathered, where they start, how losses are averaged."""
+
+    gather: Callable[[Tensor], Tensor]
+    offset: Callable[[int, torch.device], int]
+    mean: Callable[[Tensor], Tensor]
+
+
+_ALL_PROCESSES = _Processes(gather_with_grad, local_offset, global_mean)
+_THIS_PROCESS = _Processes(lambda rows: rows, lambda count, device: 0, torch.mean)
+
+
 class ImageTextModel(LightningModule):
     """Text-to-image contrastive training: sentences are anchors, the images of all processes are candidates.
 
@@ -37,6 +50,11 @@ class ImageTextModel(LightningModule):
         text_learning_rate: of the text encoder's transformer; null for `learning_rate`, as in SSD. At the high rates
             that small networks from scratch need, it collapses (all sentences alike): give it a lower one.
         beta2: of AdamW, in [0, 1) (0.999: AdamW's own).
+        image_to_text: weight in [0, 1] of the loss that has images as anchors, all sentences as candidates and the
+            image's own as positives; the loss of sentences has the rest. 0 is SSD, 0.5 the symmetric loss of BioViL.
+            At 0 nothing compares two sentences for one image: the level of each sentence's logits is free, so that
+            AUC may be high where ACC is the majority's. An image's eta is the mean eta of its sentences (choice,
+            not from the paper).
 
     Raises:
         ValueError: an option out of its range.
@@ -53,6 +71,7 @@ class ImageTextModel(LightningModule):
         warmup_steps: int = 2000,
         text_learning_rate: float | None = None,
         beta2: float = 0.999,
+        image_to_text: float = 0.0,
     ) -> None:
         super().__init__()
         rates = [learning_rate] if text_learning_rate is None else [learning_rate, text_learning_rate]
@@ -65,10 +84,13 @@ class ImageTextModel(LightningModule):
         self.class_probability = class_probability or ConstantClassProbability(0.0)
         if not 0 <= beta2 < 1:
             raise ValueError(f"model: beta2 must lie in [0, 1), got {beta2}")
+        if not 0 <= image_to_text <= 1:
+            raise ValueError(f"model: image_to_text must lie in [0, 1], got {image_to_text}")
         # A rule that cannot describe itself should not fail at the first checkpoint, hours later.
         part_config(self.class_probability)
         self.learning_rate, self.weight_decay, self.warmup_steps = learning_rate, weight_decay, warmup_steps
         self.text_learning_rate, self.beta2 = text_learning_rate, beta2
+        self.image_to_text = image_to_text
 
     @property
     def anchor_fields(self) -> tuple[str, ...]:
@@ -125,21 +147,24 @@ class ImageTextModel(LightningModule):
     def _losses(
         self, batch: dict[str, Any], across_processes: bool = True
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Loss of this process's sentences, the feature map of its images, and figures to watch."""
+        """Loss of this process's sentences, the feature map of its images, and figures to watch (of the sentences)."""
         feature_map = self.network.feature_map(batch["images"])
         regions = self.network.regions(feature_map)
         sentences = self.network.encode_sentences(batch["tokens"], batch["lengths"])
-        positives = batch["image_index"]
-        if across_processes:
-            positives = positives + local_offset(regions.shape[0], regions.device)
-            regions = gather_with_grad(regions)
-        logits = self.network.similarity(regions, sentences)
-        arguments = {
-            "class_probability": self.class_probability(**batch["anchor"]),
-            "floor": -self.network.similarity.gamma2,
-        }
-        losses = contrastive_loss(logits, positives, reduction="none", **arguments)
-        loss = global_mean(losses) if across_processes else losses.mean()
+        processes = _ALL_PROCESSES if across_processes else _THIS_PROCESS
+        candidates = processes.gather(regions)
+        logits = self.network.similarity(candidates, sentences)
+        positives = batch["image_index"] + processes.offset(len(regions), regions.device)
+        eta = self.class_probability(**batch["anchor"])
+        arguments = {"class_probability": eta, "floor": -self.network.similarity.gamma2}
+        loss = processes.mean(contrastive_loss(logits, positives, reduction="none", **arguments))
+        if self.image_to_text:
+            by_image = logits.T
+            if candidates is not regions:
+                by_image = self.network.similarity(regions, processes.gather(sentences)).T
+            first = processes.offset(len(sentences), regions.device)
+            of_images = self._losses_of_images(by_image, batch["image_index"], eta, first)
+            loss = (1 - self.image_to_text) * loss + self.image_to_text * processes.mean(of_images)
         statistics = contrastive_statistics(logits, positives, **arguments)
         return (
             loss,
@@ -151,6 +176,25 @@ class ImageTextModel(LightningModule):
                 "capped": torch.tensor(float(self.class_probability.share_capped)),
             },
         )
+
+    def _losses_of_images(
+        self, logits: Tensor, image_index: Tensor, eta: float | Tensor, first_sentence: int
+    ) -> Tensor:
+        """Loss of each image of this process as an anchor, (image,).
+
+        Args:
+            logits: (image, sentence), of this process's images with all candidate sentences.
+            image_index: (local sentence,), the image of each of this process's sentences.
+            eta: of each of this process's sentences, or of all.
+            first_sentence: where this process's sentences start among the candidates.
+        """
+        is_own = image_index == torch.arange(len(logits), device=logits.device)[:, None]
+        positives = torch.zeros_like(logits, dtype=torch.bool)
+        positives[:, first_sentence : first_sentence + len(image_index)] = is_own
+        if isinstance(eta, Tensor):
+            eta = (is_own * eta).sum(1) / is_own.sum(1)
+        floor = -self.network.similarity.gamma2
+        return contrastive_loss(logits, positives, class_probability=eta, floor=floor, reduction="none")
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.network.similarity.clamp_gamma_()
@@ -178,6 +222,7 @@ class ImageTextModel(LightningModule):
             "warmup_steps": self.warmup_steps,
             "text_learning_rate": self.text_learning_rate,
             "beta2": self.beta2,
+            "image_to_text": self.image_to_text,
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

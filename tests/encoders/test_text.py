@@ -1,4 +1,4 @@
-"""The sentence encoder: [CLS] of BERT, whatever else is in the batch."""
+"""The sentence encoder: BERT's pooled hidden states, whatever else is in the batch."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from medclip_dcl.encoders.text import BertSentences, with_final_period
 from medclip_dcl.network import pad_tokens
 
 
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
 @torch.no_grad()
-def test_equals_transformers_and_ignores_padding(small_bert):
-    encoder = BertSentences(str(small_bert), dim=8).eval()
+def test_equals_transformers_and_ignores_padding(small_bert, pooling):
+    encoder = BertSentences(str(small_bert), dim=8, pooling=pooling).eval()
     reference = BertModel.from_pretrained(small_bert, add_pooling_layer=False).eval()
     ids = encoder.tokenize(["No pneumothorax.", "Small left pleural effusion, unchanged from ___."])
     tokens, lengths = pad_tokens(ids)
     found = encoder(tokens, lengths)
     for row, pieces in enumerate(ids):
-        hidden = reference(torch.tensor([pieces])).last_hidden_state[0, 0]
-        torch.testing.assert_close(found[row], encoder.projection(hidden), rtol=1e-4, atol=1e-5)
+        hidden = reference(torch.tensor([pieces])).last_hidden_state[0]
+        pooled = hidden[0] if pooling == "cls" else hidden.mean(dim=0)
+        torch.testing.assert_close(found[row], encoder.projection(pooled), rtol=1e-4, atol=1e-5)
 
 
 def test_starts_in_train_mode_with_dropout(small_bert):
@@ -48,7 +50,7 @@ def test_special_tokens_in_a_text_are_text_and_long_texts_are_cut(small_bert):
 
 @torch.no_grad()
 def test_config_rebuilds_without_the_folder(small_bert):
-    first = BertSentences(str(small_bert), dim=8, max_tokens=20, dropout=0.4).eval()
+    first = BertSentences(str(small_bert), dim=8, max_tokens=20, dropout=0.4, pooling="mean").eval()
     second = BertSentences(**first.config()).eval()
     second.load_state_dict(first.state_dict())
     texts = ["Mild pulmonary edema.", "unseen wörd"]
@@ -61,6 +63,8 @@ def test_config_rebuilds_without_the_folder(small_bert):
 def test_refusals(small_bert):
     with pytest.raises(ValueError, match="give either pretrained"):
         BertSentences()
+    with pytest.raises(ValueError, match='pooling must be "cls" or "mean", got \'max\''):
+        BertSentences(str(small_bert), pooling="max")
     with pytest.raises(ValueError, match=r"max_tokens must lie in \[3, 128\] for this text encoder, got 200"):
         BertSentences(str(small_bert), max_tokens=200)
     with pytest.raises(ValueError, match=r"dropout must lie in \[0, 1\), got 1.0"):

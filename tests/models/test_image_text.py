@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from pytorch_lightning import Callback, Trainer
@@ -89,6 +91,30 @@ def test_a_step_is_the_written_loss(small_bert, data, tmp_path):
     assert statistics["class_probability"].item() == pytest.approx(eta.mean().item())
 
 
+def test_images_are_anchors_with_their_weight(small_bert, data, tmp_path):
+    data.sentences = "all"
+    model = build(small_bert, image_to_text=0.3)
+    trainer(tmp_path, max_steps=1, limit_val_batches=0, num_sanity_val_steps=0).fit(model, data)
+    model = build(small_bert, image_to_text=0.3).eval()
+    batch = next(iter(data.train_dataloader()))
+    logits = model(batch["images"], batch["tokens"], batch["lengths"]).detach()
+    eta = 0.2 * (0.35 * batch["anchor"]["log_p"]).exp()
+    of_sentences = contrastive_loss(logits, batch["image_index"], class_probability=eta, floor=-14.0)
+    losses = []
+    for image in range(logits.shape[1]):
+        own = [i for i, of in enumerate(batch["image_index"].tolist()) if of == image]
+        others = [i for i in range(len(logits)) if i not in own]
+        mean_eta = eta[own].mean()
+        scores = logits[:, image].double().exp()
+        g = (scores[others].mean() - mean_eta * scores[own].mean()) / (1 - mean_eta)
+        n_g = len(others) * g.clamp(min=math.exp(-14.0))
+        losses.append(torch.stack([-(scores[i] / (scores[i] + n_g)).log() for i in own]).mean())
+    expected = 0.7 * of_sentences + 0.3 * torch.stack(losses).mean()
+    loss, _, _ = model._losses(batch)
+    torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=1e-6)
+    assert abs(loss.item() - of_sentences.item()) > 1e-3
+
+
 def test_schedule():
     factors = [warmup_cosine(step, 4, 24) for step in range(25)]
     assert factors[:4] == pytest.approx([0.2, 0.4, 0.6, 0.8])
@@ -114,3 +140,5 @@ def test_warns_when_the_warmup_never_ends(small_bert, data, tmp_path):
 def test_refuses_bad_options(small_bert):
     with pytest.raises(ValueError, match="learning_rate and text_learning_rate must be above 0"):
         build(small_bert, learning_rate=0.0)
+    with pytest.raises(ValueError, match=r"image_to_text must lie in \[0, 1\], got 1.5"):
+        build(small_bert, image_to_text=1.5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -53,17 +54,16 @@ class MeanOfTokens(SentenceEncoder):
         return {}
 
 
-def build() -> ImageTextModel:
+def build(image_to_text: float) -> ImageTextModel:
     torch.manual_seed(3)
     rule = LanguageModelClassProbability(a=0.25, k=0.1)
-    return ImageTextModel(LinearRegions(), MeanOfTokens(), LSENonLocal(dim=8), rule).double()
+    parts = (LinearRegions(), MeanOfTokens(), LSENonLocal(dim=8), rule)
+    return ImageTextModel(*parts, image_to_text=image_to_text).double()
 
 
 def batch() -> dict[str, Any]:
     torch.manual_seed(4)
-    positives = torch.cat(
-        [torch.randint(IMAGES[0], (SENTENCES[0],)), torch.randint(IMAGES[1], (SENTENCES[1],))]
-    )
+    positives = torch.tensor([2, 0, 1, 0, 1, 1, 0, 1, 0])  # every image has a sentence
     return {
         "images": torch.rand(sum(IMAGES), 3, 12, 8, dtype=torch.float64),
         "tokens": torch.randint(11, (sum(SENTENCES), 6)),
@@ -81,10 +81,10 @@ def part_of(whole: dict[str, Any], rank: int) -> dict[str, Any]:
     return {**mine, "images": whole["images"][image], "anchor": {"log_p": whole["anchor"]["log_p"][row]}}
 
 
-def process(rank: int, folder: str) -> None:
+def process(rank: int, folder: str, image_to_text: float) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/init", rank=rank, world_size=2)
-    model = build()
+    model = build(image_to_text)
     loss, _, _ = model._losses(part_of(batch(), rank))
     loss.backward()
     for parameter in model.parameters():
@@ -96,10 +96,11 @@ def process(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-def test_gradients_agree(tmp_path):
-    mp.spawn(process, (str(tmp_path),), nprocs=2)
+@pytest.mark.parametrize("image_to_text", [0.0, 0.3])
+def test_gradients_agree(tmp_path, image_to_text):
+    mp.spawn(process, (str(tmp_path), image_to_text), nprocs=2)
     found = torch.load(tmp_path / "gradients.pt", weights_only=True)
-    model, whole = build(), batch()
+    model, whole = build(image_to_text), batch()
     # In the whole batch the second rank's positives stand behind the first rank's images.
     second = torch.arange(sum(SENTENCES)) >= SENTENCES[0]
     whole["image_index"] = whole["image_index"] + IMAGES[0] * second
