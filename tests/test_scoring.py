@@ -7,6 +7,7 @@ import inspect
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -14,7 +15,7 @@ import torch
 from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 
 from medclip_dcl.encoders.pretrained import load_tokenizer
-from medclip_dcl.scoring import pseudo_log_likelihood
+from medclip_dcl.scoring import NotFiniteError, ScoringPlan, pseudo_log_likelihood, score_batches
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = ["no", "pneumo", "##thorax", "##thor", "##ax", "heart", "size", "normal", "is", ".", ",", "[", "]"]
@@ -115,7 +116,8 @@ def test_budget_bounds_the_batches(model: BertForMaskedLM, tokenizer: BertTokeni
     hook = model.bert.register_forward_pre_hook(
         lambda module, args, kwargs: sizes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
     )
-    pseudo_log_likelihood(model, tokenizer, SENTENCES, token_budget=30)
+    with pytest.warns(UserWarning, match="module bert has a forward hook"):
+        pseudo_log_likelihood(model, tokenizer, SENTENCES, token_budget=30)
     hook.remove()
     assert max(rows * length for rows, length in sizes) <= 30
     # Six distinct sentences with word pieces; each piece once; no padding.
@@ -186,6 +188,125 @@ def test_bfloat16_model_sums_in_higher_precision(model: BertForMaskedLM, tokeniz
     assert rough.tolist() != pytest.approx(expected.tolist(), rel=1e-6, nan_ok=True)
 
 
+def test_dtype_computes_in_another_type_and_leaves_the_model(
+    model: BertForMaskedLM, tokenizer: BertTokenizer
+) -> None:
+    expected = pseudo_log_likelihood(copy.deepcopy(model).bfloat16(), tokenizer, SENTENCES)["log_p"]
+    found = pseudo_log_likelihood(model, tokenizer, SENTENCES, dtype=torch.bfloat16)["log_p"]
+    assert found.tolist() == pytest.approx(expected.tolist(), nan_ok=True)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
+def test_float16_that_overflows_is_an_error(model: BertForMaskedLM, tokenizer: BertTokenizer) -> None:
+    large = copy.deepcopy(model)
+    with torch.no_grad():
+        large.bert.encoder.layer[1].attention.output.LayerNorm.weight.mul_(5000)
+        large.bert.encoder.layer[1].intermediate.dense.weight.mul_(50)
+    sentences = ["", "Heart size is normal."]
+    assert pseudo_log_likelihood(large, tokenizer, sentences)["log_p"].notna().tolist() == [False, True]
+    with pytest.raises(NotFiniteError, match="sentence 1 has no finite log probability: in float16") as error:
+        pseudo_log_likelihood(large, tokenizer, sentences, dtype=torch.float16)
+    assert error.value.index == 1
+
+
+def test_per_token_values_add_up(model: BertForMaskedLM, tokenizer: BertTokenizer) -> None:
+    found = pseudo_log_likelihood(model, tokenizer, SENTENCES, per_token=True)
+    assert [len(values) for values in found["token_log_p"]] == found["n_tokens"].tolist()
+    sums = [values.sum() if len(values) else math.nan for values in found["token_log_p"]]
+    assert sums == pytest.approx(found["log_p"].tolist(), nan_ok=True)
+    ids = tokenizer("Heart size is normal.", add_special_tokens=False)["input_ids"]
+    row = [tokenizer.cls_token_id, *ids, tokenizer.sep_token_id]
+    masked = [*row[:3], tokenizer.mask_token_id, *row[4:]]
+    logits = model(input_ids=torch.tensor([masked])).logits[0, 3]
+    assert found["token_log_p"][1][2] == pytest.approx(logits.log_softmax(0)[row[3]].item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 8])
+@pytest.mark.parametrize("budget", [7, 4096])
+def test_mask_every_masks_every_kth_piece_at_once(
+    model: BertForMaskedLM, tokenizer: BertTokenizer, every: int, budget: int
+) -> None:
+    found = pseudo_log_likelihood(model, tokenizer, SENTENCES, mask_every=every, token_budget=budget)["log_p"]
+    for text, log_p in zip(SENTENCES, found, strict=True):
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        hidden = {t: set(range((t - 1) % every + 1, len(ids) + 1, every)) for t in range(1, len(ids) + 1)}
+        if ids:
+            assert log_p == pytest.approx(naive(model, tokenizer, ids, hidden.__getitem__), rel=1e-5)
+    exact = pseudo_log_likelihood(model, tokenizer, SENTENCES)
+    is_exact = exact["n_tokens"] <= every
+    assert ((found - exact["log_p"]).abs() < 1e-4)[is_exact & found.notna()].all()
+    assert ((found - exact["log_p"]).abs() > 1e-4)[~is_exact].all()
+
+
+@pytest.mark.parametrize("options", [{"mask_every": 0}, {"mask_every": 4, "within_word_l2r": True}])
+def test_mask_every_that_means_nothing_is_refused(
+    model: BertForMaskedLM, tokenizer: BertTokenizer, options: dict[str, Any]
+) -> None:
+    with pytest.raises(ValueError, match="mask_every must be at least 1 and cannot go with within_word_l2r"):
+        pseudo_log_likelihood(model, tokenizer, SENTENCES, **options)
+
+
+class ScaledLinear(torch.nn.Linear):
+    """A projection that is more than a linear layer."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return 1.5 * super().forward(input)
+
+
+def test_a_model_with_other_layers_is_scored_whole_and_says_so_once(
+    model: BertForMaskedLM, tokenizer: BertTokenizer
+) -> None:
+    other = copy.deepcopy(model)
+    dense = other.bert.encoder.layer[1].output.dense
+    scaled = ScaledLinear(dense.in_features, dense.out_features)
+    scaled.load_state_dict(dense.state_dict())
+    other.bert.encoder.layer[1].output.dense = scaled
+    with pytest.warns(UserWarning, match="layer 1 has a projection that is no plain linear layer") as caught:
+        found = pseudo_log_likelihood(other, tokenizer, SENTENCES, token_budget=20)["log_p"]
+    assert sum("whole model" in str(warning.message) for warning in caught) == 1
+    assert found.tolist() == pytest.approx(by_definition(other, tokenizer, SENTENCES), rel=1e-5, nan_ok=True)
+
+
+@pytest.mark.parametrize("layers", [1, 2, 4])
+@pytest.mark.parametrize("options", [{}, {"within_word_l2r": True}, {"mask_every": 3}])
+def test_shared_work_changes_nothing(tokenizer: BertTokenizer, layers: int, options: dict[str, Any]) -> None:
+    torch.manual_seed(layers)
+    config = BertConfig(
+        vocab_size=len(PIECES),
+        hidden_size=30,
+        num_hidden_layers=layers,
+        num_attention_heads=5,
+        intermediate_size=13,
+        max_position_embeddings=POSITIONS,
+        hidden_act="gelu_new",
+    )
+    network = BertForMaskedLM(config).eval().double()
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    shared = pseudo_log_likelihood(network, tokenizer, SENTENCES, token_budget=40, **options)
+    hook = network.bert.encoder.layer[0].register_forward_hook(lambda *_: None)
+    with pytest.warns(UserWarning, match=r"module bert\.encoder\.layer\.0 has a forward hook"):
+        whole = pseudo_log_likelihood(network, tokenizer, SENTENCES, token_budget=40, **options)
+    hook.remove()
+    pd.testing.assert_frame_equal(shared, whole, rtol=1e-12)
+
+
+def test_batches_are_fixed_by_the_list_and_their_order_does_not_matter(
+    model: BertForMaskedLM, tokenizer: BertTokenizer
+) -> None:
+    plan = ScoringPlan(tokenizer, SENTENCES, positions=POSITIONS, token_budget=30)
+    values = plan.empty_values()
+    order = list(range(len(plan.batches)))[::-1]
+    for number, found in score_batches(model, plan, order):
+        assert torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+        values[plan.places(number)] = found
+    assert order and not any(map(math.isnan, values))
+    expected = pseudo_log_likelihood(model, tokenizer, SENTENCES, token_budget=30)
+    pd.testing.assert_frame_equal(plan.table(values), expected)
+    other = ScoringPlan(tokenizer, SENTENCES[::-1], positions=POSITIONS, token_budget=30)
+    assert other.fingerprint != plan.fingerprint
+
+
 def test_nothing_and_only_empty_sentences(model: BertForMaskedLM, tokenizer: BertTokenizer) -> None:
     none = pseudo_log_likelihood(model, tokenizer, [])
     assert list(none.columns) == ["text", "n_tokens", "log_p", "n_unknown"] and len(none) == 0
@@ -228,7 +349,7 @@ def test_progress_goes_to_standard_error(
 ) -> None:
     pseudo_log_likelihood(model, tokenizer, ["heart size"], progress=True)
     captured = capsys.readouterr()
-    assert captured.out == "" and "8/8" in captured.err and "heart" not in captured.err
+    assert captured.out == "" and "8 of 8 word pieces" in captured.err and "heart" not in captured.err
 
 
 def test_real_sentences_equal_the_definition(real_data: Path) -> None:

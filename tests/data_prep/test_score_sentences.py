@@ -89,7 +89,7 @@ def test_second_run_does_nothing(
     before = file.stat().st_mtime_ns
     moved = model.with_name("elsewhere") / "small_bert"
     shutil.copytree(model, moved)
-    monkeypatch.setattr("medclip_dcl.scoring.pseudo_log_likelihood", None)
+    monkeypatch.setattr("medclip_dcl.scoring.score_batches", None)
     main(["--data", str(prepared), "--model", f"{moved}{os.sep}"])
     assert file.stat().st_mtime_ns == before
     assert capsys.readouterr().out.rstrip().endswith("nothing to do")
@@ -113,6 +113,110 @@ def test_other_weights_and_the_other_masking_get_their_own_files(
     changed = (original["log_p"] - l2r["log_p"]).abs() > 1e-6
     assert changed.tolist() == [False, False, True, True]  # pneumo ##thorax
     assert not (original["log_p"] == pd.read_parquet(second)["log_p"]).any()
+
+
+def test_other_texts_under_the_same_ids_are_scored_again(prepared: Path, model: Path) -> None:
+    file = score(prepared, model)
+    sentences = pd.read_parquet(prepared / "sentences.parquet")
+    sentences.loc[sentences["sentence_id"] == 2, "text"] = "Heart is normal."
+    write_table(sentences, prepared / "sentences.parquet", "sentences")
+    main(["--data", str(prepared), "--model", str(model), "--device", "cpu"])
+    assert pd.read_parquet(file)["n_tokens"].tolist() == [4, 4, 4, 4]
+
+
+def test_a_type_and_an_approximation_get_their_own_files(prepared: Path, model: Path) -> None:
+    exact = score(prepared, model)
+    rough = score(prepared, model, "--dtype", "bfloat16", "--mask_every", "2")
+    assert rough.name == f"{exact.stem}-mask_every_2-bfloat16.parquet"
+    difference = (pd.read_parquet(exact)["log_p"] - pd.read_parquet(rough)["log_p"]).abs()
+    assert ((difference > 1e-4) & (difference < 20)).all()
+
+
+class Stopped(Exception):
+    """A run that ends in the middle."""
+
+
+def stop_after(batches: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """From now on scoring ends with an exception after so many batches; the numbers of those that were scored."""
+    import medclip_dcl.scoring
+
+    original = medclip_dcl.scoring.score_batches
+    scored: list[int] = []
+
+    def some(*args, **options):
+        for number, values in original(*args, **options):
+            if len(scored) == batches:
+                raise Stopped
+            scored.append(number)
+            yield number, values
+
+    monkeypatch.setattr("medclip_dcl.scoring.score_batches", some)
+    return scored
+
+
+def test_a_run_that_broke_off_continues_to_the_same_bytes(
+    prepared: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--token_budget", "14"]
+    expected = score(prepared, model, *options)
+    whole = expected.read_bytes()
+    expected.unlink()
+    with monkeypatch.context() as patch:
+        first = stop_after(3, patch)
+        with pytest.raises(Stopped):
+            score(prepared, model, *options)
+        assert not expected.exists()
+    # A part that the disk damaged is computed again.
+    (parts,) = (prepared / "log_p").glob(".*.parts")
+    (parts / "0.npz").write_bytes(b"PK")
+    with monkeypatch.context() as patch:
+        second = stop_after(10**9, patch)
+        main(["--data", str(prepared), "--model", str(model), "--device", "cpu", *options])
+    assert len(first) == 3 and not set(first) & set(second)
+    assert expected.read_bytes() == whole
+    captured = capsys.readouterr()
+    assert f"continuing: 3 of {len(first) + len(second)} batches were done before" in captured.out
+    assert "0.npz is left out" in captured.err
+    assert [path.name for path in (prepared / "log_p").iterdir()] == [expected.name]
+
+
+def test_a_run_beside_another_that_finishes_first(
+    prepared: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one removes the folder of parts while this one writes there."""
+    import medclip_dcl.scoring
+
+    original = medclip_dcl.scoring.score_batches
+    files: list[Path] = []
+
+    def meets_another(*args, **options):
+        for number, values in original(*args, **options):
+            yield number, values
+            if not files:
+                monkeypatch.setattr("medclip_dcl.scoring.score_batches", original)
+                files.append(score(prepared, model, "--token_budget", "14"))
+
+    monkeypatch.setattr("medclip_dcl.scoring.score_batches", meets_another)
+    options = ["--token_budget", "14", "--keep_every", "0"]
+    main(["--data", str(prepared), "--model", str(model), "--device", "cpu", *options])
+    assert [path.name for path in (prepared / "log_p").iterdir()] == [files[0].name]
+    assert pd.read_parquet(files[0])["log_p"].notna().all()
+
+
+def test_two_processes_share_the_work(prepared: Path, model: Path, tmp_path: Path) -> None:
+    file = score(prepared, model, "--token_budget", "14")
+    expected = file.read_bytes()
+    file.unlink()
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    command = ["-m", "data_prep.score_sentences", "--data", str(prepared), "--model", str(model)]
+    done = subprocess.run(
+        [*torchrun, *command, "--device", "cpu", "--token_budget", "14"],
+        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("4 sentences, median log p") == 1
+    assert file.read_bytes() == expected
+    assert [path.name for path in (prepared / "log_p").iterdir()] == [file.name]
 
 
 def test_token_budget_changes_rounding_only(prepared: Path, model: Path) -> None:
@@ -177,7 +281,7 @@ def test_weights_that_give_no_number_are_refused(prepared: Path, model: Path) ->
     with torch.no_grad():
         network.bert.embeddings.word_embeddings.weight[WORDS.index("size") + 5] = torch.inf
     save_language_model(network, load_tokenizer(model), model)
-    with pytest.raises(PreparedDataError, match=r"gives \d of 4 sentences no finite log probability"):
+    with pytest.raises(PreparedDataError, match="gives sentence_id 2 no finite log probability: in float16"):
         main(["--data", str(prepared), "--model", str(model)])
 
 

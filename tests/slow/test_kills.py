@@ -1,4 +1,4 @@
-"""kill -9 at several moments of training and preparation: a rerun of the same command finishes the work."""
+"""kill -9 at several moments of training, preparation and scoring: a rerun of the same command finishes the work."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
+
+from medclip_dcl.prepared import FORMAT_VERSION, write_json, write_table
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -110,3 +113,49 @@ def test_preparation_killed_in_the_images_ends_with_the_same_set(tmp_path):
         return {str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
 
     assert content(tmp_path / "whole") == content(broken)
+
+
+def test_scoring_killed_three_times_gives_the_same_bytes(small_bert, tmp_path):
+    random = np.random.default_rng(5)
+    words = [
+        "no",
+        "heart",
+        "size",
+        "normal",
+        "small",
+        "left",
+        "right",
+        "effusion",
+        "pneumothorax",
+        "lung",
+        "is",
+        "clear",
+        "edema",
+        "mild",
+    ]
+    texts = {" ".join(random.choice(words, size=random.integers(4, 40))) for _ in range(1500)}
+    table = pd.DataFrame({"sentence_id": range(len(texts)), "text": sorted(texts), "n_reports": 1})
+
+    def prepare(folder: Path) -> Path:
+        write_table(table, folder / "sentences.parquet", "sentences")
+        write_json({"format_version": FORMAT_VERSION, "phantom": True}, folder / "dataset.json")
+        return folder
+
+    def command(folder: Path) -> list[str]:
+        options = ["--device", "cpu", "--token_budget", "512", "--keep_every", "0.2"]
+        return ["data_prep.score_sentences", "--data", str(folder), "--model", str(small_bert), *options]
+
+    whole, killed = prepare(tmp_path / "whole"), prepare(tmp_path / "killed")
+    assert start(command(whole)).wait() == 0
+
+    def has_parts(wanted: int) -> bool:
+        return len(list((killed / "log_p").glob(".*.parts/*.npz"))) >= wanted
+
+    for wanted in random.integers(1, 4, size=3).cumsum().tolist():
+        assert kill_when(start(command(killed)), partial(has_parts, wanted)), (
+            "it ended before it could be killed"
+        )
+        assert has_parts(wanted) and not list((killed / "log_p").glob("*.parquet"))
+    assert start(command(killed)).wait() == 0
+    (expected,), (found,) = ((folder / "log_p").iterdir() for folder in (whole, killed))
+    assert found.name == expected.name and found.read_bytes() == expected.read_bytes()
