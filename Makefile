@@ -38,12 +38,12 @@ $(SET)/log_p/.scored: $(LM)/fit.json
 	$(RUN) -m data_prep.score_sentences --data $(SET) --model $(LM)/language_model
 	touch $@
 
-$(SET)/class_probability.yaml: $(SET)/log_p/.scored
-	$(RUN) -m data_prep.fit_class_probability --data $(SET) --output $@
+$(SET)/eta/class_probability.yaml: $(SET)/log_p/.scored
+	$(RUN) -m data_prep.eta_report --data $(SET)
 
-$(DEMO)/fit.json: $(SET)/class_probability.yaml
+$(DEMO)/fit.json: $(SET)/eta/class_probability.yaml
 	$(RUN) -m medclip_dcl fit --config configs/demo.yaml --config configs/objective/dcl_lm.yaml \
-	    --config $(SET)/class_probability.yaml --run_folder $(DEMO)
+	    --config $(SET)/eta/class_probability.yaml --run_folder $(DEMO)
 
 $(DEMO)/results.json: $(DEMO)/fit.json
 	$(RUN) -m medclip_dcl test --config $(DEMO)/config.yaml

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from data_prep import fit_class_probability, mimic_cxr, score_sentences
+from data_prep import eta_report, mimic_cxr, score_sentences
 from medclip_dcl import load
 from medclip_dcl.cli import main
 from medclip_dcl.evaluation.report import write_report
@@ -34,8 +34,8 @@ def go(source: Path, folder: Path) -> Path:
     )
     model = language_model / "language_model"
     score_sentences.main(["--data", str(data), "--model", str(model)])
-    fitted = data / "class_probability.yaml"
-    fit_class_probability.main(["--data", str(data), "--output", str(fitted)])
+    fitted = data / "eta" / "class_probability.yaml"
+    eta_report.main(["--data", str(data)])
     main(
         ["fit", "--config", str(CONFIGS / "demo.yaml"), "--config", str(CONFIGS / "objective/dcl_lm.yaml")]
         + ["--config", str(fitted), "--run_folder", str(run), "--data.init_args.folder", str(data)]

@@ -63,6 +63,6 @@ def _report_quantiles(eta: pd.Series) -> None:
     if not LEAST_MEDIAN <= quantiles["50%"] <= GREATEST_MEDIAN:
         warnings.warn(
             f"the median eta, {quantiles['50%']:.3g}, lies outside [{LEAST_MEDIAN:g}, {GREATEST_MEDIAN:g}]: (a, k) "
-            "do not belong to this language model's scale; estimate them with data_prep.fit_class_probability",
+            "do not belong to this language model's scale; estimate them with data_prep.eta_report",
             stacklevel=2,
         )

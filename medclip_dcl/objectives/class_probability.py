@@ -81,7 +81,7 @@ class LanguageModelClassProbability(ClassProbability):
     """eta_LM(x) = a * p_LM(x)^k from the sentence's masked-LM pseudo-likelihood (Wang et al., MLHC 2023, section 2.3).
 
     (0.2, 0.35) belong to CXR-BERT's scale of log p; for another language model estimate them
-    (`data_prep.fit_class_probability`).
+    (`data_prep.eta_report`).
 
     Args:
         a: 0 <= a < 1, eta of a sentence whose probability is 1.

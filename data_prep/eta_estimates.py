@@ -1,0 +1,261 @@
+"""Estimates of (a, k) in eta(x) = a * p_LM(x)^k, and of rho(x), what eta should be.
+
+SSD's (0.2, 0.35) belong to CXR-BERT's scale of log p; another language model needs its own. The paper searches a grid;
+these estimates are choices, not from the paper: starting points for such a search.
+
+rho(x) is the share of images that fit sentence x, mentioned in their reports or not. What stands in for it:
+
+- "truth": the phantom's own;
+- "labels": the share of training studies whose CheXpert label matches the finding that the sentence names; a finding
+  that is not labelled counts as absent. Sentences that name no finding, or several, are left out;
+- "reports": the share of training reports that hold the very sentence: a LOWER BOUND, since other wordings of the same
+  statement, and images of which it is true but not said, are missed. Relative sizes are what it gets right.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from scipy.optimize import lsq_linear, minimize
+
+from medclip_dcl.prepared import PreparedDataError, PreparedSet
+
+LARGEST_A = 0.999
+LARGEST_K = 10.0
+
+_FINDINGS = {
+    "Atelectasis": r"atelecta\w*",
+    "Cardiomegaly": r"cardiomegaly|heart|cardiac (?:silhouette|enlargement|size|contour)",
+    "Consolidation": r"consolidat\w*",
+    "Edema": r"(?:o?edema)|(?:vascular|venous) congestion|heart failure",
+    "Enlarged Cardiomediastinum": r"mediastin\w*|cardiomediastin\w*",
+    "Fracture": r"fractures?",
+    "Lung Lesion": r"nodules?|nodular|mass(?:es)?|lesions?",
+    "Lung Opacity": r"opacit\w*|opacif\w*|infiltrat\w*|airspace",
+    "Pleural Effusion": r"effusions?|pleural fluid",
+    "Pleural Other": r"pleural (?:thickening|scarring|plaques?)",
+    "Pneumonia": r"pneumonia|infecti\w*",
+    "Pneumothorax": r"pneumothora\w*",
+    "Support Devices": r"tubes?|catheters?|lines?|pacemakers?|pacer|port|devices?|wires?|clips?",
+}
+"""Words that name each CheXpert finding."""
+_ABSENT = r"no|not|without|free of|negative for|absence of|clear of|normal|unremarkable|resolved|nor"
+_FINDING_PATTERNS = {
+    name: re.compile(rf"\b(?:{words})\b", re.IGNORECASE) for name, words in _FINDINGS.items()
+}
+_ABSENT_PATTERN = re.compile(rf"\b(?:{_ABSENT})\b", re.IGNORECASE)
+
+
+class LogLinearFit(NamedTuple):
+    """eta = a * exp(k * log p), and which of the two stand at a bound of what is allowed."""
+
+    a: float
+    k: float
+    at_bound: tuple[str, ...] = ()
+
+    def eta(self, log_p: np.ndarray) -> np.ndarray:
+        """Class probabilities of sentences with these log probabilities."""
+        return self.a * np.exp(self.k * log_p)
+
+
+def binomial_fit(log_p: np.ndarray, successes: np.ndarray, trials: int, weights: np.ndarray) -> LogLinearFit:
+    """Maximum-likelihood (a, k) of successes ~ Binomial(trials, a * exp(k * log_p)), 0 <= a < 1, k >= 0.
+
+    The negative log-likelihood is convex in (log a, k), since -log(1 - exp(z)) is convex in z.
+
+    Args:
+        log_p: of each sentence, natural logarithm, at most 0.
+        successes: reports among `trials` that hold the sentence.
+        trials: number of reports.
+        weights: of each sentence, at least 0.
+
+    Raises:
+        ValueError: no success of positive weight: a would be 0.
+    """
+    if not (weights * successes).sum() > 0:
+        raise ValueError("no success of positive weight: a would be 0")
+    share = weights / weights.sum()
+    # log p spans tens of units, log a a few: on one scale the search takes a handful of steps.
+    scale = max(float(np.abs(log_p).max()), 1.0)
+
+    def loss(parameters: np.ndarray) -> tuple[float, np.ndarray]:
+        z = parameters[0] + parameters[1] * (log_p / scale)
+        complement = -np.expm1(z)
+        value = -(share * (successes * z + (trials - successes) * np.log(complement))).sum() / trials
+        slope = -share * (successes - (trials - successes) * np.exp(z) / complement) / trials
+        return value, np.array([slope.sum(), (slope * log_p / scale).sum()])
+
+    mean = float((share * successes).sum() / trials)
+    limits = [(-50.0, float(np.log(LARGEST_A))), (0.0, LARGEST_K * scale)]
+    start = np.array([min(np.log(mean), limits[0][1]), 0.0])
+    found = minimize(
+        loss, start, jac=True, bounds=limits, method="L-BFGS-B", options={"ftol": 1e-15, "gtol": 1e-12}
+    )
+    return _fit(float(np.exp(found.x[0])), float(found.x[1] / scale))
+
+
+def least_squares_fit(log_p: np.ndarray, rho: np.ndarray, weights: np.ndarray) -> LogLinearFit:
+    """Weighted least squares of log rho on log p, 0 <= a < 1, k >= 0; sentences with rho 0 say nothing here.
+
+    Args:
+        log_p: of each sentence, natural logarithm.
+        rho: of each sentence, in [0, 1].
+        weights: of each sentence, at least 0.
+
+    Raises:
+        ValueError: no sentence with rho > 0 and positive weight.
+    """
+    used = (rho > 0) & (weights > 0)
+    if not used.any():
+        raise ValueError("no sentence with rho > 0 and positive weight")
+    root = np.sqrt(weights[used])
+    matrix = np.stack([root, root * log_p[used]], axis=1)
+    found = lsq_linear(
+        matrix, root * np.log(rho[used]), bounds=([-50.0, 0.0], [np.log(LARGEST_A), LARGEST_K])
+    )
+    return _fit(float(np.exp(found.x[0])), float(found.x[1]))
+
+
+def bound_fit(log_p: np.ndarray, rho: np.ndarray, weights: np.ndarray) -> LogLinearFit:
+    """(a, k) with the least `bound_term`, 0 <= a < 1, k >= 0: a grid, then a simplex search from its best points."""
+
+    def loss(parameters: np.ndarray) -> float:
+        log_a, k = parameters
+        if not (log_a <= np.log(LARGEST_A) and 0 <= k <= LARGEST_K):
+            return float("inf")
+        return bound_term(np.exp(log_a + k * log_p), rho, weights)
+
+    grid = [
+        np.array([log_a, k])
+        for log_a in np.log([0.005, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 0.95, LARGEST_A])
+        for k in (0.0, 0.003, 0.01, 0.03, 0.1, 0.2, 0.35, 0.6, 1.0, 3.0)
+    ]
+    best = sorted(grid, key=loss)[:5]
+    searched = [minimize(loss, start, method="Nelder-Mead", options={"xatol": 1e-6}) for start in best]
+    found = min(searched, key=lambda result: result.fun)
+    return _fit(float(np.exp(found.x[0])), float(found.x[1]))
+
+
+def _fit(a: float, k: float) -> LogLinearFit:
+    at_bound = tuple(
+        f"{name} is at its bound {bound:g}"
+        for name, value, bound in (("a", a, LARGEST_A), ("k", k, 0.0), ("k", k, LARGEST_K))
+        if abs(value - bound) <= 1e-6 * max(1.0, bound)
+    )
+    return LogLinearFit(a, k, at_bound)
+
+
+def bound_term(eta: np.ndarray, rho: np.ndarray, weights: np.ndarray) -> float:
+    """Weighted mean of |1/(1 - eta) - 1/(1 - rho)|: what a wrong eta adds to SSD's error bound (proposition 2.1).
+
+    Args:
+        eta: of each sentence, in [0, 1).
+        rho: of each sentence, in [0, 1).
+        weights: of each sentence, at least 0.
+    """
+    return float((weights * np.abs(1 / (1 - eta) - 1 / (1 - rho))).sum() / weights.sum())
+
+
+def best_constant(rho: np.ndarray, weights: np.ndarray) -> float:
+    """The constant eta with the least `bound_term`: 1/(1 - eta) is the weighted median of 1/(1 - rho)."""
+    order = np.argsort(rho)
+    share = np.cumsum(weights[order]) / weights.sum()
+    return float(rho[order][np.searchsorted(share, 0.5)])
+
+
+def effective_number(weights: np.ndarray) -> float:
+    """How many equally weighted points carry as much information (Kish)."""
+    return float(weights.sum() ** 2 / (weights**2).sum())
+
+
+def adjusted_r_squared(
+    predicted: np.ndarray, observed: np.ndarray, weights: np.ndarray, parameters: int
+) -> float:
+    """Weighted share of the observed values' variance that a prediction explains, adjusted for its free parameters.
+
+    1 - (1 - R^2) (n - 1) / (n - parameters) with the effective number n of points, so that more parameters alone do
+    not look like a better explanation. NaN if the values do not vary or the points are too few.
+    """
+    n = effective_number(weights)
+    mean = (weights * observed).sum() / weights.sum()
+    variance = (weights * (observed - mean) ** 2).sum()
+    if not (variance > 0 and n > parameters):
+        return float("nan")
+    unexplained = (weights * (observed - predicted) ** 2).sum() / variance
+    return float(1 - unexplained * (n - 1) / (n - parameters))
+
+
+def binned_means(x: np.ndarray, y: np.ndarray, weights: np.ndarray, bins: int) -> np.ndarray:
+    """For each point the weighted mean of y in its bin of x; bins hold about equal weight (any shape of relation)."""
+    order = np.argsort(x, kind="stable")
+    # The middle of each point's own weight decides, so that a heavy one does not fall into the next bin.
+    share = (np.cumsum(weights[order]) - weights[order] / 2) / weights.sum()
+    number = np.empty(len(x), dtype=np.int64)
+    number[order] = np.minimum((share * bins).astype(np.int64), bins - 1)
+    total = np.bincount(number, weights, minlength=bins)
+    mean = np.bincount(number, weights * y, minlength=bins) / np.where(total > 0, total, 1)
+    return mean[number]
+
+
+def count_sentences(prepared: PreparedSet) -> tuple[pd.DataFrame, dict[str, int]]:
+    """Sentences of the training reports with the numbers of training and of validate reports that hold them.
+
+    Returns:
+        columns sentence_id, train_reports (at least 1), validate_reports; and the numbers of "train" and "validate"
+        reports.
+
+    Raises:
+        PreparedDataError: no validate report, or no training report.
+    """
+    images, reports = prepared.table("images"), prepared.table("reports")
+    reports = reports[["study_id", "sentence_id"]].drop_duplicates()
+    holding = {}
+    for use in ("train", "validate"):
+        studies = images.loc[images["use"] == use, "study_id"]
+        holding[use] = reports[reports["study_id"].isin(studies)]
+        if holding[use].empty:
+            raise PreparedDataError(
+                f"{prepared.folder} has no {use} reports; both train and validate are needed"
+            )
+    counts = holding["train"]["sentence_id"].value_counts().rename("train_reports").rename_axis("sentence_id")
+    table = counts.sort_index().reset_index()
+    validate = holding["validate"]["sentence_id"].value_counts()
+    table["validate_reports"] = table["sentence_id"].map(validate).fillna(0).astype("int64")
+    return table, {use: int(held["study_id"].nunique()) for use, held in holding.items()}
+
+
+def named_finding(text: str) -> tuple[str, bool] | None:
+    """The one CheXpert finding that a sentence names, and whether it says that it is there; None for none or several.
+
+    By key words and words of negation: good enough for a share over many sentences, not for a diagnosis.
+    """
+    names = [name for name, pattern in _FINDING_PATTERNS.items() if pattern.search(text)]
+    if len(names) != 1:
+        return None
+    return names[0], not _ABSENT_PATTERN.search(text)
+
+
+def rho_by_labels(texts: pd.Series, labels: pd.DataFrame) -> pd.Series:
+    """For each sentence the share of studies whose label matches it; NaN where it names no finding or several.
+
+    Args:
+        texts: sentences.
+        labels: the CheXpert columns, a row for each study; 1 positive, 0 negative, -1 uncertain, NaN not labelled. An
+            uncertain label matches nothing and is left out of the share; a missing one counts as negative.
+    """
+    share_positive = {}
+    for name in _FINDINGS:
+        known = labels[name][labels[name] != -1]
+        share_positive[name] = float((known == 1).mean()) if len(known) else float("nan")
+
+    def rho(text: str) -> float:
+        found = named_finding(text)
+        if found is None:
+            return float("nan")
+        name, is_there = found
+        return share_positive[name] if is_there else 1 - share_positive[name]
+
+    return texts.map(rho).astype("float64")

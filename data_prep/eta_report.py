@@ -1,0 +1,461 @@
+"""What a language model's sentence scores mean, and (a, k) of eta(x) = a * p_LM(x)^k for them, before anyone trains.
+
+    python -m data_prep.eta_report --data SET
+
+Into SET/eta/ (or --output FOLDER) go
+
+- report.md with the most and least probable sentences, what log p goes along with (how often a sentence occurs, its
+  length, how common the findings of its reports are), estimates of (a, k), and how far 1/(1 - eta) is from
+  1/(1 - rho), the term of SSD's error bound (proposition 2.1) that a wrong eta adds. It holds report texts: it is
+  patient data where the reports are;
+- eta.png: histograms of log p and eta, and log rho over log p: is class probability log-linear in text probability?
+- class_probability.yaml, the configuration to train with:
+  python -m medclip_dcl fit --config configs/mimic_cxr.yaml --config configs/objective/dcl_lm.yaml \
+      --config SET/eta/class_probability.yaml
+
+All is computed on the sentences of the training reports, each weighted by the number of training reports that hold it,
+because that is how often it is an anchor. The default estimate, "reports", is the maximum-likelihood fit to in how many
+VALIDATE reports each sentence stands, zero included: counting in the training reports would be biased, since every
+sentence was found there at least once. Test and grounding patients are not looked at. See data_prep.eta_estimates for
+the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from data_prep.command import run_command
+from medclip_dcl.prepared import PreparedDataError, PreparedSet, write_text
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    from data_prep.eta_estimates import LogLinearFit
+
+MAX_ETA = 0.3
+SSD = (0.2, 0.35)
+DEFAULT_ESTIMATE = "reports"
+_QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+# Outside, eta is next to InfoNCE or next to the floor for most anchors (METHOD: warn).
+_USUAL_MEDIAN = (1e-4, 0.5)
+# Ratio of the 95% to the 5% quantile of eta below which the sentence hardly matters.
+_LEAST_SPREAD = 2.0
+_SHOWN_SENTENCES = 15
+# Share of log rho's variance: below it log p says little; bins must explain so much more than a line to call it curved.
+_LITTLE, _CURVED = 0.2, 0.05
+_MEANING = {
+    "a": "log p does not fall where sentences are common",
+    "k": "log p says nothing about how common a sentence is, or all about it: look at the scores",
+}
+_SOURCES = {
+    "truth": "rho is the phantom's truth: the share of images of which the sentence is true",
+    "labels": "rho is the share of training studies whose CheXpert label matches the finding that the sentence names",
+    "reports": "rho is the share of training reports that hold the very sentence: a LOWER BOUND",
+}
+
+
+class Source(NamedTuple):
+    """Sentences with one kind of rho, as arrays of equal length."""
+
+    log_p: np.ndarray
+    rho: np.ndarray
+    weights: np.ndarray
+
+
+class Estimates(NamedTuple):
+    """Everything that the report says in numbers.
+
+    Attributes:
+        table: training sentences: sentence_id, text, n_tokens, train_reports, validate_reports, log_p, label_frequency
+            and rho_NAME for each source.
+        reports: numbers of "train" and "validate" reports.
+        fits: by name: reports (binomial), and SOURCE_least_squares, SOURCE_bound for each source of rho.
+    """
+
+    table: pd.DataFrame
+    reports: dict[str, int]
+    fits: dict[str, LogLinearFit]
+
+    def source(self, name: str) -> Source:
+        """The sentences for which this rho is known and below 1."""
+        known = self.table[self.table[f"rho_{name}"] < 1]
+        columns = (known["log_p"], known[f"rho_{name}"], known["train_reports"].astype("float64"))
+        return Source(*(column.to_numpy() for column in columns))
+
+    @property
+    def sources(self) -> list[str]:
+        """Names of the kinds of rho that are known here."""
+        return [name for name in _SOURCES if f"rho_{name}" in self.table]
+
+
+def estimate(prepared: PreparedSet, log_p: str | None = None) -> Estimates:
+    """Estimates of rho and (a, k) from a prepared set with scores.
+
+    Raises:
+        PreparedDataError: no scores; training sentences without a score; no sentence in common between training and
+            validate reports.
+    """
+    from data_prep.eta_estimates import (
+        binomial_fit,
+        bound_fit,
+        count_sentences,
+        least_squares_fit,
+        rho_by_labels,
+    )
+
+    name = prepared.log_p_file(log_p).stem
+    table, reports = count_sentences(prepared)
+    scores = prepared.log_p(name).set_index("sentence_id")
+    table["log_p"] = table["sentence_id"].map(scores["log_p"])
+    table["n_tokens"] = table["sentence_id"].map(scores["n_tokens"])
+    missing = table.loc[table["log_p"].isna(), "sentence_id"]
+    if len(missing):
+        raise PreparedDataError(
+            f"log_p/{name}.parquet: {len(missing)} of {len(table)} training sentences have NaN log_p (first: "
+            f"sentence_id {missing.iloc[0]}); score the sentences again"
+        )
+    if not table["validate_reports"].any():
+        raise PreparedDataError(
+            f"{prepared.folder}: none of the {len(table):,} training sentences stands in one of the "
+            f"{reports['validate']:,} validate reports; eta cannot be estimated from so few, use "
+            "ConstantClassProbability"
+        )
+    table["text"] = table["sentence_id"].map(prepared.table("sentences").set_index("sentence_id")["text"])
+    table["rho_reports"] = table["train_reports"] / reports["train"]
+    if prepared.has("labels"):
+        labels = _training_labels(prepared)
+        rho = rho_by_labels(table["text"], labels)
+        if rho.notna().any():
+            table["rho_labels"] = rho
+        table["label_frequency"] = table["sentence_id"].map(_label_frequency(prepared, labels))
+    if prepared.has("classes"):
+        table["rho_truth"] = table["sentence_id"].map(
+            prepared.table("classes").set_index("sentence_id")["rho"]
+        )
+    found = Estimates(table, reports, {})
+    counts = (
+        table["log_p"].to_numpy(),
+        table["validate_reports"].to_numpy(),
+        reports["validate"],
+        table["train_reports"].to_numpy(),
+    )
+    found.fits["reports"] = binomial_fit(*counts)
+    for name in found.sources:
+        if found.source(name).rho.any():
+            found.fits[f"{name}_least_squares"] = least_squares_fit(*found.source(name))
+            found.fits[f"{name}_bound"] = bound_fit(*found.source(name))
+    return found
+
+
+def _training_labels(prepared: PreparedSet) -> pd.DataFrame:
+    """CheXpert columns of the training studies, by study_id."""
+    studies = prepared.table("images").query("use == 'train'")["study_id"]
+    labels = prepared.table("labels").drop_duplicates("study_id").set_index("study_id")
+    return labels.loc[labels.index.isin(studies)]
+
+
+def _label_frequency(prepared: PreparedSet, labels: pd.DataFrame) -> pd.Series:
+    """By sentence_id: the mean, over its training reports, of how common the report's positive labels are."""
+    import numpy as np
+
+    positive = labels == 1
+    frequency = positive.mean()
+    by_study = (positive * frequency).sum(axis=1) / positive.sum(axis=1).replace(0, np.nan)
+    reports = prepared.table("reports")[["study_id", "sentence_id"]].drop_duplicates()
+    return reports.assign(value=reports["study_id"].map(by_study)).groupby("sentence_id")["value"].mean()
+
+
+def write_report(
+    prepared: PreparedSet,
+    log_p: str | None,
+    output: Path,
+    *,
+    given: tuple[float, float] | None = None,
+    chosen: str = DEFAULT_ESTIMATE,
+) -> LogLinearFit:
+    """Write report.md, eta.png and class_probability.yaml; print the summary, which has no report texts.
+
+    Args:
+        prepared: the set.
+        log_p: stem of a file in SET/log_p; None for the only one there.
+        output: folder.
+        given: (a, k) to look at instead of an estimate; the configuration then has these.
+        chosen: name of the estimate for the configuration.
+
+    Raises:
+        PreparedDataError: see `estimate`; an estimate that this set does not allow.
+        ValueError: (a, k) out of range.
+    """
+    from data_prep.eta_estimates import LogLinearFit
+
+    found = estimate(prepared, log_p)
+    name = prepared.log_p_file(log_p).stem
+    if given is not None:
+        a, k = given
+        if not (0 <= a < 1 and k >= 0):
+            raise PreparedDataError(f"--a must lie in [0, 1) and --k be at least 0, got {a} and {k}")
+        found.fits["given"], chosen = LogLinearFit(a, k), "given"
+    if chosen not in found.fits:
+        raise PreparedDataError(
+            f"{prepared.folder} does not allow the estimate {chosen!r}; there are {', '.join(found.fits)}"
+        )
+    fit = found.fits[chosen]
+    output.mkdir(parents=True, exist_ok=True)
+    summary = [*_summary(found, fit, chosen, name), *_estimates_table(found), *_log_linearity(found)]
+    warnings = _warnings(found, fit)
+    text = [f"# eta of {name}", "", *summary, *warnings, "", "![](eta.png)", "", *_sentences(found, fit)]
+    write_text("\n".join(text) + "\n", output / "report.md")
+    _figure(found, fit, chosen).savefig(output / "eta.png", dpi=110)
+    write_text(_yaml(fit, chosen, name, found), output / "class_probability.yaml")
+    print("\n".join([*summary, *warnings]))
+    print(f"written: {output / 'report.md'}, eta.png, class_probability.yaml")
+    return fit
+
+
+def _summary(found: Estimates, fit: LogLinearFit, chosen: str, name: str) -> list[str]:
+    import numpy as np
+
+    table = found.table
+    of_anchors = _eta_of_anchors(found, fit)
+    quantiles = zip(_QUANTILES, np.quantile(of_anchors, _QUANTILES), strict=True)
+    columns: dict[str, pd.Series] = {
+        "how many training reports hold the sentence": table["train_reports"],
+        "share of validate reports that hold it": table["validate_reports"],
+        "its number of word pieces": table["n_tokens"],
+    }
+    if "label_frequency" in table:
+        columns["how common the positive CheXpert labels of its reports are"] = table["label_frequency"]
+    columns |= {f"rho ({source})": table[f"rho_{source}"] for source in found.sources if source != "reports"}
+    log_p = table["log_p"].to_numpy()
+    return [
+        f"eta = {fit.a:.4g} * exp({fit.k:.4g} * log p) ({chosen}), log p from {name}; {len(table):,} training "
+        f"sentences of {found.reports['train']:,} reports, counted in {found.reports['validate']:,} validate reports",
+        "",
+        f"eta of the anchors (training sentences as often as reports hold them), capped at {MAX_ETA}: "
+        + ", ".join(f"{100 * q:g}% {value:.3g}" for q, value in quantiles),
+        "",
+        "Spearman correlation of log p over distinct sentences with",
+        "",
+        *(f"- {what}: {_spearman(log_p, column)}" for what, column in columns.items()),
+        "",
+    ]
+
+
+def _eta_of_anchors(found: Estimates, fit: LogLinearFit) -> np.ndarray:
+    import numpy as np
+
+    eta = fit.eta(found.table["log_p"].to_numpy())
+    return np.minimum(np.repeat(eta, found.table["train_reports"]), MAX_ETA)
+
+
+def _estimates_table(found: Estimates) -> list[str]:
+    """How far each eta is from each rho, as Markdown."""
+    import numpy as np
+
+    from data_prep.eta_estimates import best_constant, bound_term
+
+    sources = {name: found.source(name) for name in found.sources}
+    lines = [
+        "E|1/(1 - eta) - 1/(1 - rho)| over anchors (SSD proposition 2.1; in brackets: with eta capped at "
+        f"{MAX_ETA}, as in training).",
+        "",
+        *(f"- {name}: {_SOURCES[name]} ({len(source.rho):,} sentences)" for name, source in sources.items()),
+        "",
+        f"| eta | a | k | {' | '.join(sources)} |",
+        "|---|---|---|" + "---|" * len(sources),
+    ]
+
+    def terms(eta_of: Mapping[str, np.ndarray]) -> str:
+        cells = []
+        for name, source in sources.items():
+            plain = bound_term(eta_of[name], source.rho, source.weights)
+            capped = bound_term(np.minimum(eta_of[name], MAX_ETA), source.rho, source.weights)
+            cells.append(f"{plain:.3f} ({capped:.3f})")
+        return " | ".join(cells)
+
+    lines.append(f"| none (0) | | | {terms({n: np.zeros_like(s.rho) for n, s in sources.items()})} |")
+    constants = {n: best_constant(s.rho, s.weights) for n, s in sources.items()}
+    listed = ", ".join(f"{value:.3g}" for value in constants.values())
+    best = terms({n: np.full_like(s.rho, constants[n]) for n, s in sources.items()})
+    lines.append(f"| the best constant for each ({listed}) | | | {best} |")
+    from data_prep.eta_estimates import LogLinearFit
+
+    for label, fit in {"SSD's, for CXR-BERT": LogLinearFit(*SSD), **found.fits}.items():
+        row = terms({n: fit.eta(s.log_p) for n, s in sources.items()})
+        lines.append(f"| {label} | {fit.a:.4g} | {fit.k:.4g} | {row} |")
+    return [*lines, ""]
+
+
+def _log_linearity(found: Estimates) -> list[str]:
+    """Is log rho a straight line in log p? For each source of rho."""
+    import numpy as np
+
+    from data_prep.eta_estimates import adjusted_r_squared, binned_means
+
+    lines = ["Is class probability log-linear in text probability?", ""]
+    for name in found.sources:
+        log_p, rho, weights = (column[found.source(name).rho > 0] for column in found.source(name))
+        if not len(rho):
+            continue
+        bins = _bins(weights)
+        predicted = np.log(found.fits[f"{name}_least_squares"].eta(log_p))
+        line = adjusted_r_squared(predicted, np.log(rho), weights, 2)
+        means = binned_means(log_p, np.log(rho), weights, bins)
+        any_shape = adjusted_r_squared(means, np.log(rho), weights, bins)
+        if not any_shape >= _LITTLE:
+            verdict = "log p says little about rho, whatever the shape"
+        elif any_shape - line > _CURVED:
+            verdict = "the relation is no straight line"
+        else:
+            verdict = "a straight line says what log p has to say"
+        lines.append(
+            f"- {name}: of the variance of log rho the least-squares line explains {line:.3f}, {bins} bins of log p "
+            f"{any_shape:.3f} (adjusted R^2): {verdict}"
+        )
+    return [*lines, ""]
+
+
+def _bins(weights: np.ndarray) -> int:
+    """Bins of log p that so many sentences can fill."""
+    from data_prep.eta_estimates import effective_number
+
+    return int(min(20, max(3, effective_number(weights) // 10)))
+
+
+def _warnings(found: Estimates, fit: LogLinearFit) -> list[str]:
+    import numpy as np
+
+    of_anchors = _eta_of_anchors(found, fit)
+    lines = [f"warning: {problem}; {_MEANING[problem[0]]}" for problem in fit.at_bound]
+    low, high = np.quantile(of_anchors, (0.05, 0.95))
+    if high < _LEAST_SPREAD * low:
+        lines.append(
+            f"warning: eta is {low:.3g} to {high:.3g} for nine anchors of ten: next to a constant class probability; "
+            "the scores say little about how common a sentence is"
+        )
+    median = float(np.median(of_anchors))
+    if not _USUAL_MEDIAN[0] <= median <= _USUAL_MEDIAN[1]:
+        lines.append(
+            f"warning: the median of eta, {median:.3g}, lies outside [{_USUAL_MEDIAN[0]:g}, {_USUAL_MEDIAN[1]:g}]: "
+            + ("hardly any correction" if median < _USUAL_MEDIAN[0] else "most anchors will sit on the floor")
+        )
+    return lines
+
+
+def _sentences(found: Estimates, fit: LogLinearFit) -> list[str]:
+    """The most and the least probable sentences, as Markdown."""
+    table = found.table.assign(eta=fit.eta(found.table["log_p"].to_numpy())).sort_values(
+        ["log_p", "sentence_id"], ascending=[False, True]
+    )
+    lines = []
+    for title, some in (("Most", table.head(_SHOWN_SENTENCES)), ("Least", table.tail(_SHOWN_SENTENCES))):
+        lines += [f"## {title} probable training sentences", ""]
+        lines += ["| log p | eta | training reports | sentence |", "|---|---|---|---|"]
+        for row in some.to_dict("records"):
+            text = " ".join(str(row["text"]).replace("|", "\\|").split())
+            lines.append(f"| {row['log_p']:.2f} | {row['eta']:.4f} | {row['train_reports']} | {text} |")
+        lines.append("")
+    return lines
+
+
+def _figure(found: Estimates, fit: LogLinearFit, chosen: str) -> Figure:
+    """Histograms of log p and eta; log rho over log p for each source, with bins and lines."""
+    import numpy as np
+    from matplotlib.figure import Figure
+
+    from data_prep.eta_estimates import binned_means
+
+    sources = found.sources
+    figure = Figure(figsize=(13.5, 7.6), layout="constrained")
+    axes = figure.subplots(2, 3).flat
+    log_p, weights = found.table["log_p"].to_numpy(), found.table["train_reports"].to_numpy()
+    edges = np.linspace(log_p.min(), max(0.0, log_p.max()), 41)
+    for values, label in ((np.ones(len(log_p)), "distinct sentences"), (weights, "as often as they occur")):
+        axes[0].hist(log_p, edges, weights=values / values.sum(), alpha=0.6, label=label)
+    axes[0].set(xlabel="log p (natural)", ylabel="share", title="log p of training sentences")
+    axes[0].legend(fontsize=8)
+    axes[1].hist(_eta_of_anchors(found, fit), 40, color="#3a9d5d")
+    axes[1].set(xlabel=f"eta ({chosen})", ylabel="anchors", title="eta of the anchors")
+    for axis in axes[2 + len(sources) :]:
+        axis.set_axis_off()
+    for axis, name in zip(axes[2:], sources, strict=False):
+        x, rho, w = (column[found.source(name).rho > 0] for column in found.source(name))
+        axis.set(xlabel="log p (natural)", ylabel="rho", yscale="log", title=f"rho: {name}")
+        if not len(rho):
+            continue
+        axis.scatter(x, rho, s=np.clip(w, 3, 60), alpha=0.25, color="#3b7dd8", linewidths=0)
+        order = np.argsort(x)
+        means = np.exp(binned_means(x, np.log(rho), w, _bins(w)))
+        axis.plot(x[order], means[order], color="black", linewidth=1, label=f"{_bins(w)} bins")
+        for label, line in ((f"{name}_least_squares", "-"), (f"{name}_bound", "--"), (chosen, ":")):
+            one = found.fits[label]
+            axis.plot(x[order], one.eta(x[order]), line, label=f"{label} ({one.a:.2g}, {one.k:.2g})")
+        axis.set_ylim(rho.min() / 2, 1.5)
+        axis.legend(fontsize=7)
+    return figure
+
+
+def _spearman(log_p: np.ndarray, other: pd.Series) -> str:
+    """Rank correlation over distinct sentences for which the other value is known."""
+    from scipy.stats import spearmanr
+
+    known = other.notna().to_numpy()
+    if len(set(log_p[known])) < 2 or other[known].nunique() < 2:
+        return "undefined (one of the two does not vary)"
+    return f"{spearmanr(log_p[known], other[known]).statistic:.3f}"
+
+
+def _yaml(fit: LogLinearFit, chosen: str, name: str, found: Estimates) -> str:
+    return f"""\
+# eta(x) = a * p_LM(x)^k by data_prep.eta_report, estimate "{chosen}" (choice, not from the paper), on
+# {len(found.table)} sentences of {found.reports["train"]} training and {found.reports["validate"]} validate reports.
+# (a, k) belong to these scores and to no others.
+model:
+  init_args:
+    class_probability:
+      class_path: medclip_dcl.objectives.LanguageModelClassProbability
+      init_args:
+        a: {fit.a:#.4g}
+        k: {fit.k:#.4g}
+        max_eta: {MAX_ETA}
+data:
+  init_args:
+    log_p: {name}
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Parse the command line and write the report."""
+    parser = argparse.ArgumentParser(
+        prog="python -m data_prep.eta_report",
+        description="What a language model's sentence scores mean, and (a, k) of eta = a * p_LM^k for them.",
+    )
+    parser.add_argument(
+        "--data", type=Path, required=True, metavar="SET", help="prepared data set with scores"
+    )
+    parser.add_argument("--log_p", metavar="NAME", help="stem of a file in SET/log_p (default: the only one)")
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help="default: SET/eta")
+    parser.add_argument("--a", type=float, help="look at this a, with --k, instead of an estimate")
+    parser.add_argument("--k", type=float, help="look at this k, with --a, instead of an estimate")
+    parser.add_argument(
+        "--estimate",
+        default=DEFAULT_ESTIMATE,
+        metavar="NAME",
+        help="estimate that class_probability.yaml takes: reports (default), or SOURCE_least_squares or SOURCE_bound "
+        "with SOURCE one of truth (phantom), labels, reports",
+    )
+    options = parser.parse_args(arguments)
+    if (options.a is None) != (options.k is None):
+        parser.error("--a and --k go together")
+    given = None if options.a is None else (options.a, options.k)
+    output = options.output or options.data / "eta"
+    write_report(PreparedSet(options.data), options.log_p, output, given=given, chosen=options.estimate)
+
+
+if __name__ == "__main__":
+    run_command(main)

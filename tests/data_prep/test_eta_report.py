@@ -1,0 +1,219 @@
+"""The report on eta: what it says, what it writes, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import yaml
+
+from data_prep.eta_estimates import bound_term, count_sentences
+from data_prep.eta_report import estimate, main
+from medclip_dcl.findings import CHEXPERT
+from medclip_dcl.objectives import LanguageModelClassProbability
+from medclip_dcl.prepared import FORMAT_VERSION, PreparedDataError, PreparedSet, write_json, write_table
+
+
+def write_set(folder: Path, with_truth: bool = False, with_labels: bool = False) -> Path:
+    """40 sentences; sentence s stands in a report with probability 0.6 * exp(0.5 * log p), log p = -s / 4."""
+    generator = np.random.default_rng(0)
+    share = 0.6 * np.exp(0.5 * -np.arange(40) / 4)
+    studies = 900
+    use = np.array(["train"] * 500 + ["validate"] * 300 + ["test"] * 60 + ["grounding"] * 40)
+    said = generator.random((studies, 40)) < share
+    said[use == "test"] = True  # would turn the estimate upside down
+    said[use == "grounding"] = True
+    study, sentence = said.nonzero()
+    reports = pd.DataFrame({"study_id": study, "section": "findings", "position": 0, "sentence_id": sentence})
+    twice = reports.assign(section="impression").sample(frac=0.5, random_state=1)
+    images = pd.DataFrame(
+        {
+            "dicom_id": [f"i{s}" for s in range(studies)],
+            "subject_id": range(studies),
+            "study_id": range(studies),
+        }
+    ).assign(view="PA", official_split="train", use=use, path="none.jpg", height=9, width=7)
+    images = pd.concat([images, images.iloc[:200].assign(dicom_id=[f"second{s}" for s in range(200)])])
+    tables = {
+        "reports": pd.concat([reports, twice], ignore_index=True),
+        "images": images.reset_index(drop=True),
+        "sentences": pd.DataFrame({"sentence_id": range(40), "text": "Secret finding.", "n_reports": 1}),
+    }
+    if with_labels:
+        # Even sentences say that there is an effusion, odd ones that there is none; 30% of the studies have one.
+        texts = ["Secret effusion." if s % 2 == 0 else "No secret effusion." for s in range(40)]
+        tables["sentences"]["text"] = texts
+        labels = pd.DataFrame({"study_id": range(studies), **dict.fromkeys(CHEXPERT, np.nan)})
+        labels["Pleural Effusion"] = np.where(np.arange(studies) % 10 < 3, 1.0, np.nan)
+        tables["labels"] = labels
+    if with_truth:
+        truth = {"sentence_id": range(40), "class_id": range(40), "rho": share, "sentence_share": share[::-1]}
+        tables["classes"] = pd.DataFrame(truth)
+    for name, table in tables.items():
+        write_table(table, folder / f"{name}.parquet", name)
+    write_json({"format_version": FORMAT_VERSION, "phantom": with_truth}, folder / "dataset.json")
+    write_scores(folder, "bert-12345678")
+    return folder
+
+
+def write_scores(folder: Path, name: str, log_p: np.ndarray | None = None) -> None:
+    log_p = -np.arange(40) / 4 if log_p is None else log_p
+    scores = pd.DataFrame({"sentence_id": range(40), "n_tokens": 5, "log_p": log_p})
+    write_table(scores, folder / "log_p" / f"{name}.parquet", "log_p")
+
+
+def test_counts_reports_not_mentions_nor_images(tmp_path: Path) -> None:
+    prepared = PreparedSet(write_set(tmp_path / "set"))
+    table, numbers = count_sentences(prepared)
+    reports = prepared.table("reports").drop_duplicates(["study_id", "sentence_id"])
+    for row in table.itertuples():
+        mine = reports.loc[reports["sentence_id"] == row.sentence_id, "study_id"]
+        assert (row.train_reports, row.validate_reports) == ((mine < 500).sum(), mine.between(500, 799).sum())
+    assert numbers["validate"] == reports.loc[reports["study_id"].between(500, 799), "study_id"].nunique()
+    assert numbers["train"] == reports.loc[reports["study_id"] < 500, "study_id"].nunique()
+
+
+def class_probability(folder: Path) -> dict[str, float]:
+    """init_args that the written configuration gives to the class probability."""
+    overlay = yaml.safe_load((folder / "class_probability.yaml").read_text())
+    chosen = overlay["model"]["init_args"]["class_probability"]
+    assert chosen["class_path"] == "medclip_dcl.objectives.LanguageModelClassProbability"
+    LanguageModelClassProbability(**chosen["init_args"])(torch.tensor([-1.0]))
+    assert overlay["data"]["init_args"]["log_p"] == "bert-12345678"
+    return chosen["init_args"]
+
+
+def test_command_writes_report_figure_and_configuration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_set(tmp_path / "set", with_truth=True, with_labels=True)
+    main(["--data", str(folder)])
+    chosen = class_probability(folder / "eta")
+    assert chosen["a"] == pytest.approx(0.6, rel=0.06) and chosen["k"] == pytest.approx(0.5, rel=0.06)
+    assert (folder / "eta" / "eta.png").read_bytes().startswith(b"\x89PNG")
+    printed = capsys.readouterr().out
+    report = (folder / "eta" / "report.md").read_text()
+    assert "100% 0.3" in printed and "- rho (truth): 1.000" in printed and "warning" not in printed
+    assert "truth: of the variance of log rho the least-squares line explains 1.000" in printed
+    assert "a straight line says what log p has to say" in printed
+    # The reader of the report sees the texts; the terminal, and the configuration, do not.
+    assert "Secret effusion." in report and "## Least probable training sentences" in report
+    assert "ecret" not in printed and "ecret" not in (folder / "eta" / "class_probability.yaml").read_text()
+    for line in printed.splitlines()[:-1]:
+        assert line in report
+
+
+def test_sources_and_estimates(tmp_path: Path) -> None:
+    folder = write_set(tmp_path / "set", with_truth=True, with_labels=True)
+    found = estimate(PreparedSet(folder))
+    table = found.table.set_index("sentence_id")
+    assert table["rho_labels"].tolist() == pytest.approx([0.3, 0.7] * 20)
+    for name in ("truth_least_squares", "truth_bound"):
+        assert (found.fits[name].a, found.fits[name].k) == pytest.approx((0.6, 0.5), rel=1e-3)
+    assert table["rho_reports"].tolist() == (table["train_reports"] / found.reports["train"]).tolist()
+    # Every positive report has one label, which 30% of the studies have.
+    assert table["label_frequency"].dropna().unique() == pytest.approx([0.3])
+    plain = estimate(PreparedSet(write_set(tmp_path / "plain")))
+    assert plain.sources == ["reports"]
+
+
+def test_the_table_of_the_bound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_set(tmp_path / "set", with_truth=True)
+    main(["--data", str(folder), "--a", "0.25", "--k", "0.1"])
+    chosen = class_probability(folder / "eta")
+    assert (chosen["a"], chosen["k"]) == (0.25, 0.1)
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    (given,) = [row for row in rows if row.startswith("| given |")]
+    source = estimate(PreparedSet(folder)).source("truth")
+    eta = 0.25 * np.exp(0.1 * source.log_p)
+    assert f"| {bound_term(eta, source.rho, source.weights):.3f} (" in given
+    capped = bound_term(np.minimum(eta, 0.3), source.rho, source.weights)
+    assert f"({capped:.3f})" in given
+    (none,) = [row for row in rows if row.startswith("| none (0) |")]
+    assert f"| {bound_term(0 * eta, source.rho, source.weights):.3f} (" in none
+
+
+def test_another_estimate_can_be_chosen(tmp_path: Path) -> None:
+    folder = write_set(tmp_path / "set")
+    main(["--data", str(folder), "--estimate", "reports_bound", "--output", str(tmp_path / "out")])
+    expected = estimate(PreparedSet(folder)).fits["reports_bound"]
+    assert class_probability(tmp_path / "out")["k"] == pytest.approx(expected.k, rel=1e-3)
+    with pytest.raises(
+        PreparedDataError, match="does not allow the estimate 'truth_bound'; there are reports, "
+    ):
+        main(["--data", str(folder), "--estimate", "truth_bound"])
+    with pytest.raises(PreparedDataError, match=r"--a must lie in \[0, 1\) and --k be at least 0, got 1.5"):
+        main(["--data", str(folder), "--a", "1.5", "--k", "0"])
+
+
+def test_four_digits_and_the_same_files_every_time(tmp_path: Path) -> None:
+    folder = write_set(tmp_path / "set")
+    outputs = [tmp_path / "one", tmp_path / "two"]
+    for output in outputs:
+        main(["--data", str(folder), "--output", str(output)])
+    for name in ("report.md", "class_probability.yaml"):
+        assert (outputs[0] / name).read_text() == (outputs[1] / name).read_text()
+    chosen = class_probability(outputs[0])
+    assert all(float(f"{chosen[name]:.4g}") == chosen[name] for name in ("a", "k"))
+
+
+def test_warns_where_eta_is_constant_or_next_to_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_set(tmp_path / "set")
+    write_scores(folder, "upside_down", np.arange(40) / 4 - 10)
+    main(["--data", str(folder), "--log_p", "upside_down"])
+    printed = capsys.readouterr().out
+    assert "warning: k is at its bound 0; log p says nothing about how common a sentence is" in printed
+    assert "undefined (one of the two does not vary)" in printed
+    assert "for nine anchors of ten: next to a constant class probability" in printed
+
+
+def _nan(folder: Path) -> None:
+    log_p = -np.arange(40.0)
+    log_p[[3, 7]] = np.nan
+    write_scores(folder, "bert-12345678", log_p)
+
+
+def _second(folder: Path) -> None:
+    write_scores(folder, "another")
+
+
+def _none(folder: Path) -> None:
+    (folder / "log_p" / "bert-12345678.parquet").unlink()
+
+
+def _no_validate(folder: Path) -> None:
+    images = pd.read_parquet(folder / "images.parquet")
+    images["use"] = images["use"].replace("validate", "excluded")
+    write_table(images, folder / "images.parquet", "images")
+
+
+def _nothing_in_common(folder: Path) -> None:
+    reports = pd.read_parquet(folder / "reports.parquet")
+    kept = (reports["study_id"] < 500) == (reports["sentence_id"] < 20)
+    write_table(reports[kept], folder / "reports.parquet", "reports")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (
+            _nan,
+            r"log_p/bert-12345678\.parquet: 2 of 40 training sentences have NaN log_p \(first: sentence_id 3\)",
+        ),
+        (_second, r"holds several sentence scores \(another, bert-12345678\)"),
+        (_none, "has no sentence scores"),
+        (_no_validate, "has no validate reports"),
+        (_nothing_in_common, r"none of the 20 training sentences stands in one of the \d+ validate reports"),
+    ],
+)
+def test_what_cannot_be_estimated_is_refused_by_name(tmp_path: Path, damage, message: str) -> None:
+    folder = write_set(tmp_path / "set")
+    damage(folder)
+    with pytest.raises(PreparedDataError, match=message):
+        main(["--data", str(folder)])
+    assert not (folder / "eta").exists()
