@@ -1,0 +1,306 @@
+"""Speed, exactness and memory of sentence scoring, against the naive loop, minicons and the arithmetic floor.
+
+    python tests/benchmarks/bench_scoring.py [--model base | small | both] [--sentences 8] [--rounds 3]
+
+Run by hand, never in CI. Real Open-i sentences (MEDCLIP_DCL_REAL_DATA), CXR-BERT's real tokenizer, random weights of
+BERT's sizes. The rounds of all methods are interleaved and medians are compared, so that a noisy machine is fair to
+each. Prints the tables and replaces the section of this file in RESULTS.md. minicons is timed if it is installed
+(`pip install minicons==0.3.39 --no-deps`, and what it imports).
+
+- naive: the L masked copies of one sentence as a batch, logits of all positions, as the definition reads.
+- minicons: its MaskedLMScorer with batches of 10 sentences.
+- floor: the matrix products that the algorithm needs, of the same sizes, and nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+import transformers
+from transformers import BertConfig, BertForMaskedLM, BertTokenizer
+
+from medclip_dcl.distributed import device_name
+from medclip_dcl.encoders.pretrained import load_tokenizer, word_pieces
+from medclip_dcl.scoring import ScoringPlan, default_token_budget, pseudo_log_likelihood
+
+HERE = Path(__file__).resolve()
+RESULTS = HERE.with_name("RESULTS.md")
+REAL = Path(os.environ.get("MEDCLIP_DCL_REAL_DATA", HERE.parents[2].parent / "shared" / "data"))
+SIZES: dict[str, dict[str, int]] = {
+    "base": {},
+    "small": {
+        "hidden_size": 256,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "intermediate_size": 1024,
+    },
+}
+NAMES = {"base": "BERT-base (12 x 768)", "small": "4 layers x 256"}
+STRATA = 8
+
+
+def openi_sentences() -> list[str]:
+    """Every sentence of Open-i, repeats included."""
+    reports = pd.read_csv(REAL / "openi" / "openi_reports.csv")
+    texts = pd.concat([reports["findings"], reports["impression"]]).dropna()
+    return [part.strip() for text in texts for part in text.split(". ") if part.strip()]
+
+
+def chosen_sentences(tokenizer: BertTokenizer, per_stratum: int) -> list[str]:
+    """Distinct sentences, as many from each eighth of the length distribution."""
+    distinct = sorted(set(openi_sentences()))
+    lengths = np.array([len(ids) for ids in word_pieces(tokenizer, distinct)])
+    order = np.argsort(lengths, kind="stable")
+    generator = np.random.default_rng(0)
+    parts = [
+        generator.choice(stratum, per_stratum, replace=False) for stratum in np.array_split(order, STRATA)
+    ]
+    return [distinct[i] for part in parts for i in part]
+
+
+def random_model(size: str) -> BertForMaskedLM:
+    """BERT of that size with CXR-BERT's vocabulary and random weights."""
+    torch.manual_seed(0)
+    return BertForMaskedLM(BertConfig(vocab_size=30522, **SIZES[size])).eval()
+
+
+@torch.inference_mode()
+def naive(model: BertForMaskedLM, tokenizer: BertTokenizer, sentences: list[str]) -> list[float]:
+    """The definition, sentence by sentence."""
+    found = []
+    for ids in word_pieces(tokenizer, sentences):
+        row = torch.tensor([tokenizer.cls_token_id, *ids, tokenizer.sep_token_id], device=model.device)
+        copies, pieces = torch.arange(len(ids)), torch.tensor(ids)
+        batch = row.repeat(len(ids), 1)
+        batch[copies, copies + 1] = tokenizer.mask_token_id
+        logits = model(input_ids=batch).logits[copies, copies + 1].float().cpu()
+        found.append(logits.log_softmax(-1)[copies, pieces].double().sum().item())
+    return found
+
+
+def minicons_scorer(model: BertForMaskedLM, tokenizer: BertTokenizer) -> Callable[[list[str]], Any] | None:
+    """minicons' scorer around the same model; None where it is not installed."""
+    try:
+        from minicons.scorer import MaskedLMScorer  # type: ignore[import-not-found,unused-ignore]
+    except ImportError as error:
+        print(f"minicons is left out: {error}", file=sys.stderr)
+        return None
+    # 0.3.39 calls what transformers 5 removed.
+    if not hasattr(BertTokenizer, "batch_encode_plus"):
+        setattr(BertTokenizer, "batch_encode_plus", BertTokenizer.__call__)  # noqa: B010
+    scorer = MaskedLMScorer(model, device=str(model.device), tokenizer=tokenizer)
+
+    def score(sentences: list[str]) -> list[float]:
+        found: list[float] = []
+        for start in range(0, len(sentences), 10):
+            some = sentences[start : start + 10]
+            found += scorer.sequence_score(some, reduction=lambda x: x.sum().item())
+        return found
+
+    return score
+
+
+def floor(model: BertForMaskedLM, plan: ScoringPlan, dtype: torch.dtype) -> Callable[[], None]:
+    """The matrix products of the algorithm: all layers but the last in full, keys and values of the last, one row
+    of its rest and of the head for each copy, first-layer projections for each sentence."""
+    config = model.config
+    width, wide, vocabulary = config.hidden_size, config.intermediate_size, config.vocab_size
+    options = {"dtype": dtype, "device": model.device}
+
+    def matrix(rows: int, columns: int) -> torch.Tensor:
+        return torch.randn(columns, rows, **options).t()  # as nn.Linear keeps it
+
+    projection, output = matrix(width, 3 * width), matrix(width, width)
+    up, down, head = matrix(width, wide), matrix(wide, width), matrix(width, vocabulary)
+    batches = [(batch.stop - batch.start, batch.length + 2) for batch in plan.batches]
+    rows = {
+        count: torch.randn(count, width, **options)
+        for pair in batches
+        for count in (pair[0], pair[0] * pair[1])
+    }
+    widest = {count: torch.randn(count, wide, **options) for count in rows}
+
+    def run() -> None:
+        with torch.inference_mode():
+            for copies, length in batches:
+                some, all_rows = rows[copies], rows[copies * length]
+                for layer in range(config.num_hidden_layers - 1):
+                    if layer:
+                        all_rows @ projection
+                    all_rows @ output
+                    all_rows @ up
+                    widest[copies * length] @ down
+                all_rows @ projection[:, width:]
+                for product in (output, output, up):
+                    some @ product
+                widest[copies] @ down
+                some @ output
+                some @ head
+
+    return run
+
+
+def timed(run: Callable[[], Any]) -> tuple[float, Any]:
+    """Seconds that a call took, and what it returned."""
+    start = time.perf_counter()
+    result = run()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - start, result
+
+
+def compare(size: str, per_stratum: int, rounds: int, low: torch.dtype) -> list[str]:
+    """Rows of the table for one model size."""
+    tokenizer = load_tokenizer(REAL / "cxr_bert_tokenizer")
+    sentences = chosen_sentences(tokenizer, per_stratum)
+    model = random_model(size).to("cuda" if torch.cuda.is_available() else "cpu")
+    budget = default_token_budget(model)
+    plan = ScoringPlan(tokenizer, sentences, positions=512, token_budget=budget)
+
+    def ours(dtype: torch.dtype) -> list[float]:
+        return pseudo_log_likelihood(model, tokenizer, sentences, dtype=dtype)["log_p"].tolist()
+
+    methods: dict[str, Callable[[], Any]] = {
+        "naive float32": lambda: naive(model, tokenizer, sentences),
+        "ours float32": lambda: ours(torch.float32),
+        "floor float32": floor(model, plan, torch.float32),
+        f"ours {_short(low)}": lambda: ours(low),
+        f"floor {_short(low)}": floor(model, plan, low),
+    }
+    scorer = minicons_scorer(model, tokenizer)
+    if scorer is not None:
+        methods["minicons float32"] = lambda: scorer(sentences)
+    for run in methods.values():
+        run()
+    seconds: dict[str, list[float]] = {name: [] for name in methods}
+    scores: dict[str, Any] = {}
+    for _ in range(rounds):
+        for name, run in methods.items():
+            taken, scores[name] = timed(run)
+            seconds[name].append(taken)
+    median = {name: statistics.median(values) for name, values in seconds.items()}
+    expected = np.array(scores["naive float32"])
+    lines = []
+    for name in methods:
+        if name.startswith("floor"):
+            continue
+        floor_name = f"floor {name.split()[1]}"
+        to_minicons = f"{median['minicons float32'] / median[name]:.2f}" if scorer is not None else "-"
+        error = np.abs(np.array(scores[name]) / expected - 1).max()
+        lines.append(
+            f"| {NAMES[size]} | {name} | {median[name]:.2f} | {median['naive float32'] / median[name]:.2f} | "
+            f"{to_minicons} | {median[floor_name] / median[name]:.2f} | {error:.1e} |"
+        )
+    return lines
+
+
+def deduplication() -> str:
+    """Work of all of Open-i with its repeats, over the work of its distinct word-piece sequences."""
+    tokenizer = load_tokenizer(REAL / "cxr_bert_tokenizer")
+    sentences = openi_sentences()
+    plan = ScoringPlan(tokenizer, sentences, positions=512, token_budget=4096)
+    every = sum(len(ids) * (len(ids) + 2) for ids in word_pieces(tokenizer, sentences))
+    ratio = every / sum(map(plan.work, plan.batches))
+    return (
+        f"All of Open-i: {len(sentences):,} sentences, {plan.n_distinct:,} distinct word-piece sequences; scoring each "
+        f"once is {ratio:.2f} x less work."
+    )
+
+
+def peak_memory(count: int) -> int:
+    """Peak resident memory in bytes of scoring so many distinct sentences; called in a process of its own."""
+    tokenizer = load_tokenizer(REAL / "cxr_bert_tokenizer")
+    config = BertConfig(
+        vocab_size=30522, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+    )
+    generator = np.random.default_rng(0)
+    words = sorted({word for text in openi_sentences()[:2000] for word in text.split()})
+    lengths = generator.integers(3, 6, size=count)
+    sentences = [" ".join(generator.choice(words, size=n)) for n in lengths]
+    pseudo_log_likelihood(BertForMaskedLM(config), tokenizer, sentences)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def memory() -> str:
+    """Peak memory at 20,000 and at 200,000 sentences."""
+    peaks = []
+    for count in (20_000, 200_000):
+        command = [sys.executable, str(HERE), "--peak_memory", str(count)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        peaks.append(int(done.stdout.split()[-1]))
+    few, many = (peak / 2**20 for peak in peaks)
+    return (
+        f"Peak resident memory: {few:,.0f} MiB at 20,000 sentences, {many:,.0f} MiB at 200,000 "
+        f"({many / few - 1:+.1%}); a tiny model, so that sentences weigh as much as they can."
+    )
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def write_section(title: str, lines: list[str]) -> None:
+    """Replace this benchmark's section of RESULTS.md, or add it."""
+    text = RESULTS.read_text(encoding="utf-8") if RESULTS.is_file() else "# Benchmarks, as measured\n"
+    head = f"\n## {title}\n"
+    before, _, rest = text.partition(head)
+    _, separator, after = rest.partition("\n## ")
+    body = head + "\n" + "\n".join(lines) + "\n"
+    RESULTS.write_text(
+        before.rstrip("\n") + "\n" + body + (separator + after if separator else ""), encoding="utf-8"
+    )
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description="Benchmark of sentence scoring.")
+    parser.add_argument("--model", choices=("base", "small", "both"), default="both")
+    parser.add_argument("--sentences", type=int, default=8, help="for each of 8 strata of length")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--dtype", choices=("bfloat16", "float16"), default="bfloat16")
+    parser.add_argument("--no_memory", action="store_true", help="skip the measurement of memory")
+    parser.add_argument("--peak_memory", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    if options.peak_memory is not None:
+        print(peak_memory(options.peak_memory))
+        return
+    sizes = ["base", "small"] if options.model == "both" else [options.model]
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
+    command = f"python {HERE.relative_to(HERE.parents[2])} {' '.join(sys.argv[1:])}".rstrip()
+    lines = [
+        f"{device_name(device)}, {platform.machine()}; {versions}; {STRATA * options.sentences} distinct Open-i "
+        f"sentences in {STRATA} strata of length, random weights; medians of {options.rounds} interleaved rounds.",
+        f"`{command}`",
+        "",
+        "| model | method | seconds | x naive | x minicons | share of the floor | largest relative error |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for size in sizes:
+        lines += compare(size, options.sentences, options.rounds, getattr(torch, options.dtype))
+    lines += ["", deduplication()]
+    if not options.no_memory:
+        lines += ["", memory()]
+    if device.type == "cpu":
+        lines += ["", "No GPU was at hand: speed on CUDA is not measured."]
+    print("\n".join(lines))
+    write_section("Sentence scoring", lines)
+
+
+if __name__ == "__main__":
+    main()
