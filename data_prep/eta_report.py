@@ -55,7 +55,7 @@ _MEANING = {
 _SOURCES = {
     "truth": "rho is the phantom's truth: the share of images of which the sentence is true",
     "labels": "rho is the share of training studies whose CheXpert label matches the finding that the sentence names",
-    "reports": "rho is the share of training reports that hold the very sentence: a LOWER BOUND",
+    "reports": "rho is the share of training reports that hold the very sentence, which estimates a LOWER BOUND",
 }
 
 
@@ -89,8 +89,10 @@ class Estimates(NamedTuple):
 
     @property
     def sources(self) -> list[str]:
-        """Names of the kinds of rho that are known here."""
-        return [name for name in _SOURCES if f"rho_{name}" in self.table]
+        """Names of the kinds of rho that are known here, and below 1 for some sentence."""
+        return [
+            name for name in _SOURCES if f"rho_{name}" in self.table and (self.table[f"rho_{name}"] < 1).any()
+        ]
 
 
 def estimate(prepared: PreparedSet, log_p: str | None = None) -> Estimates:
@@ -117,7 +119,8 @@ def estimate(prepared: PreparedSet, log_p: str | None = None) -> Estimates:
     if len(missing):
         raise PreparedDataError(
             f"log_p/{name}.parquet: {len(missing)} of {len(table)} training sentences have NaN log_p (first: "
-            f"sentence_id {missing.iloc[0]}); score the sentences again"
+            f"sentence_id {missing.iloc[0]}); score the sentences again, and if they have no word pieces, prepare the "
+            "set again: training refuses them"
         )
     if not table["validate_reports"].any():
         raise PreparedDataError(
@@ -264,7 +267,7 @@ def _estimates_table(found: Estimates) -> list[str]:
         "E|1/(1 - eta) - 1/(1 - rho)| over anchors (SSD proposition 2.1; in brackets: with eta capped at "
         f"{MAX_ETA}, as in training).",
         "",
-        *(f"- {name}: {_SOURCES[name]} ({len(source.rho):,} sentences)" for name, source in sources.items()),
+        *(f"- {name}: {_SOURCES[name]} ({_counted(found, name)})" for name in sources),
         "",
         f"| eta | a | k | {' | '.join(sources)} |",
         "|---|---|---|" + "---|" * len(sources),
@@ -291,6 +294,18 @@ def _estimates_table(found: Estimates) -> list[str]:
     return [*lines, ""]
 
 
+def _counted(found: Estimates, name: str) -> str:
+    """How many sentences have this rho, and which share of the anchors was left out because it is 1."""
+    rho, weights = found.table[f"rho_{name}"], found.table["train_reports"]
+    certain = float(weights[rho >= 1].sum() / weights.sum())
+    text = f"{int((rho < 1).sum()):,} sentences"
+    return (
+        f"{text}; {certain:.1%} of the anchors have rho 1 and are left out: the term is infinite"
+        if certain
+        else text
+    )
+
+
 def _log_linearity(found: Estimates) -> list[str]:
     """Is log rho a straight line in log p? For each source of rho."""
     import numpy as np
@@ -307,7 +322,9 @@ def _log_linearity(found: Estimates) -> list[str]:
         line = adjusted_r_squared(predicted, np.log(rho), weights, 2)
         means = binned_means(log_p, np.log(rho), weights, bins)
         any_shape = adjusted_r_squared(means, np.log(rho), weights, bins)
-        if not any_shape >= _LITTLE:
+        if np.isnan(any_shape):
+            verdict = "too few different sentences to tell"
+        elif any_shape < _LITTLE:
             verdict = "log p says little about rho, whatever the shape"
         elif any_shape - line > _CURVED:
             verdict = "the relation is no straight line"
@@ -420,8 +437,8 @@ model:
     class_probability:
       class_path: medclip_dcl.objectives.LanguageModelClassProbability
       init_args:
-        a: {fit.a:#.4g}
-        k: {fit.k:#.4g}
+        a: {min(float(f"{fit.a:.4g}"), 0.9999)}
+        k: {float(f"{fit.k:.4g}")}
         max_eta: {MAX_ETA}
 data:
   init_args:
@@ -444,7 +461,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--k", type=float, help="look at this k, with --a, instead of an estimate")
     parser.add_argument(
         "--estimate",
-        default=DEFAULT_ESTIMATE,
         metavar="NAME",
         help="estimate that class_probability.yaml takes: reports (default), or SOURCE_least_squares or SOURCE_bound "
         "with SOURCE one of truth (phantom), labels, reports",
@@ -452,9 +468,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if (options.a is None) != (options.k is None):
         parser.error("--a and --k go together")
+    if options.a is not None and options.estimate is not None:
+        parser.error("--estimate does not go with --a and --k")
     given = None if options.a is None else (options.a, options.k)
     output = options.output or options.data / "eta"
-    write_report(PreparedSet(options.data), options.log_p, output, given=given, chosen=options.estimate)
+    write_report(
+        PreparedSet(options.data),
+        options.log_p,
+        output,
+        given=given,
+        chosen=options.estimate or DEFAULT_ESTIMATE,
+    )
 
 
 if __name__ == "__main__":

@@ -14,12 +14,15 @@ same, byte for byte, on the same machine.
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import os
 import shutil
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -114,13 +117,16 @@ def score_sentences(data: Path, model: str, options: Options) -> Path:
             mask_every=options.mask_every,
             truncate=True,
         )
-        if _has_scores_of(file, sentences, plan):
+        # The configuration decides values, too, and is not among the weights.
+        meaning = f"{plan.fingerprint}-{_settings_fingerprint(network)}"
+        parts_name = f".{name}-{meaning}-{budget}-{processes.device.type}.parts"
+        parts = _Parts(file.with_name(parts_name), plan, options.keep_every)
+        if processes.agree(lambda: _has_scores_of(file, sentences, meaning)):
             processes.say(
                 f"{file} holds the scores of all {len(sentences):,} sentences by this model: nothing to do"
             )
+            parts.remove()
             return file
-        key = f"{plan.fingerprint}-{budget}-{processes.device.type}"
-        parts = _Parts(file.with_name(f".{name}-{key}.parts"), plan, options.keep_every)
         try:
             values = _scored(network, plan, parts, processes, getattr(torch, options.dtype))
         except NotFiniteError as error:
@@ -132,7 +138,7 @@ def score_sentences(data: Path, model: str, options: Options) -> Path:
             scores = plan.table(values)
             scores.insert(0, "sentence_id", sentences["sentence_id"])
             result = scores[["sentence_id", "n_tokens", "log_p"]]
-            result.attrs = {_PLAN: plan.fingerprint}
+            result.attrs = {_PLAN: meaning}
             write_table(result, file, "log_p")
             processes.say(_summary(scores, file))
         processes.wait()
@@ -186,7 +192,7 @@ class _Parts:
             try:
                 with np.load(file, allow_pickle=False) as part:
                     numbers, found = part["numbers"], part["values"]
-            except (OSError, ValueError, KeyError, EOFError) as error:
+            except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
                 # Removed by another run that finished, or damaged on the disk: computed again.
                 print(f"{file.name} is left out: {error}", file=sys.stderr)
                 continue
@@ -220,6 +226,8 @@ class _Parts:
                 temporary = self.folder / f"{name}.tmp"
                 with temporary.open("wb") as handle:
                     np.savez(handle, numbers=np.array(self.numbers), values=np.concatenate(self.values))
+                    handle.flush()
+                    os.fsync(handle.fileno())
                 temporary.replace(self.folder / f"{name}.npz")
                 break
             except FileNotFoundError:
@@ -262,6 +270,16 @@ class _Processes:
         dist.all_reduce(shared, op=dist.ReduceOp.MAX)
         return shared.cpu().numpy()
 
+    def agree(self, question: Callable[[], bool]) -> bool:
+        """The first process's answer, on all of them."""
+        if self.size == 1:
+            return question()
+        import torch.distributed as dist
+
+        answer = [question() if self.rank == 0 else None]
+        dist.broadcast_object_list(answer)
+        return bool(answer[0])
+
     def wait(self) -> None:
         """Until all are here."""
         if self.size > 1:
@@ -280,6 +298,11 @@ def _processes(device: str) -> Iterator[_Processes]:
         return
     from lightning_fabric import Fabric
 
+    if "LOCAL_WORLD_SIZE" not in os.environ:
+        raise PreparedDataError(
+            f"WORLD_SIZE is {size}, but LOCAL_WORLD_SIZE is not set: start several processes by torchrun, or unset "
+            "WORLD_SIZE for one"
+        )
     local_size = int(os.environ["LOCAL_WORLD_SIZE"])
     fabric = Fabric(accelerator=device, devices=local_size, num_nodes=size // local_size, strategy="ddp")
     fabric.launch()
@@ -300,7 +323,16 @@ def _device(device: str, has_cuda: bool) -> str:
     return ("cuda" if has_cuda else "cpu") if device == "auto" else device
 
 
-def _has_scores_of(file: Path, sentences: pd.DataFrame, plan: ScoringPlan) -> bool:
+def _settings_fingerprint(network: BertForMaskedLM) -> str:
+    """Of the configuration: activation, heads, epsilon."""
+    settings = network.config.to_dict()
+    for name in ("transformers_version", "_name_or_path", "dtype", "architectures"):
+        settings.pop(name, None)
+    text = json.dumps(settings, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:_FINGERPRINT_DIGITS]
+
+
+def _has_scores_of(file: Path, sentences: pd.DataFrame, meaning: str) -> bool:
     """True if the file has the scores of these sentences' word pieces; those of other texts are made again."""
     if not file.is_file():
         return False
@@ -309,7 +341,7 @@ def _has_scores_of(file: Path, sentences: pd.DataFrame, plan: ScoringPlan) -> bo
     scores = pd.read_parquet(file)
     check_table(scores, "log_p")
     is_same = scores["sentence_id"].tolist() == sentences["sentence_id"].tolist()
-    return is_same and scores.attrs.get(_PLAN) == plan.fingerprint
+    return is_same and scores.attrs.get(_PLAN) == meaning
 
 
 def _summary(scores: pd.DataFrame, file: Path) -> str:
@@ -371,6 +403,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         help="between writes of finished work; a kill loses no more than that (default: 20)",
     )
     options = vars(parser.parse_args(arguments))
+    if options["mask_every"] is not None and (options["mask_every"] < 1 or options["within_word_l2r"]):
+        parser.error("--mask_every must be at least 1 and does not go with --within_word_l2r")
     score_sentences(options.pop("data"), options.pop("model"), Options(**options))
 
 

@@ -94,6 +94,7 @@ def pseudo_log_likelihood(
         NotFiniteError: a score that is not finite.
     """
     _check_are_strings(sentences)
+    sentences = list(sentences)
     plan = ScoringPlan(
         tokenizer,
         sentences,
@@ -268,7 +269,10 @@ class ScoringPlan:
         is_masked[query_copy, position + 1] = True
 
         def on_device(values: np.ndarray) -> Tensor:
-            return torch.from_numpy(values).to(bucket.device, non_blocking=True)
+            tensor = torch.from_numpy(values)
+            if bucket.device.type == "cuda":
+                tensor = tensor.pin_memory()
+            return tensor.to(bucket.device, non_blocking=True)
 
         masked, copy_sentence, query_position = (
             on_device(is_masked),
@@ -321,7 +325,7 @@ class ScoringPlan:
             columns["truncated"] = pd.Series(self.is_truncated, dtype=bool)
         if per_token:
             of_rows = np.split(values, self.starts[1:-1]) if self.n_distinct else []
-            columns["token_log_p"] = pd.Series([of_rows[row] for row in self.row], dtype=object)
+            columns["token_log_p"] = pd.Series([of_rows[row].copy() for row in self.row], dtype=object)
         return pd.DataFrame(columns)
 
 
@@ -346,14 +350,14 @@ def score_batches(
     with _evaluating(model):
         scorer = _scorer(model, plan.tokenizer.mask_token_id, dtype)
         length, bucket = -1, torch.empty(0)
-        under_way: deque[tuple[int, Tensor]] = deque()
+        under_way: deque[tuple[int, _OnItsWay]] = deque()
         for number in numbers:
             batch = plan.batches[number]
             if batch.length != length:
                 length, bucket = batch.length, torch.from_numpy(plan.bucket(batch.length)).to(device)
             # Not around the yield: the caller's own code must not be in inference mode.
             with torch.inference_mode():
-                under_way.append((number, scorer.log_probability(plan.copies(batch, bucket))))
+                under_way.append((number, _OnItsWay(scorer.log_probability(plan.copies(batch, bucket)))))
             # The device computes while the host prepares the next batches.
             if len(under_way) > (_AHEAD if device.type != "cpu" else 0):
                 yield _checked(plan, *under_way.popleft())
@@ -367,9 +371,26 @@ def _scorer(model: BertForMaskedLM, mask_id: int, dtype: torch.dtype | None) -> 
     return masked_bert(model if is_own else copy.deepcopy(model).to(dtype), mask_id)
 
 
-def _checked(plan: ScoringPlan, number: int, values: Tensor) -> tuple[int, np.ndarray]:
+class _OnItsWay:
+    """A result that travels to the host while the device goes on with the next batches."""
+
+    def __init__(self, values: Tensor) -> None:
+        self.values, self.event = values, None
+        if values.device.type == "cuda":
+            self.values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            self.values.copy_(values, non_blocking=True)
+            self.event = torch.cuda.Event()
+            self.event.record()
+
+    def wait(self) -> np.ndarray:
+        if self.event is not None:
+            self.event.synchronize()
+        return self.values.cpu().numpy().astype(np.float64)
+
+
+def _checked(plan: ScoringPlan, number: int, values: _OnItsWay) -> tuple[int, np.ndarray]:
     """The batch's values on the host."""
-    found = values.cpu().numpy().astype(np.float64)
+    found = values.wait()
     if not np.isfinite(found).all():
         place = plan.places(number)[np.flatnonzero(~np.isfinite(found))[0]]
         row = int(np.searchsorted(plan.starts, place, side="right")) - 1

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 import torch
 from transformers import BertConfig, BertForMaskedLM, BertTokenizer
+from transformers.models.bert.modeling_bert import BertOutput
 
 from medclip_dcl.encoders.pretrained import load_tokenizer
 from medclip_dcl.scoring import NotFiniteError, ScoringPlan, pseudo_log_likelihood, score_batches
@@ -113,10 +114,10 @@ def test_token_budget_changes_nothing_but_rounding(
 
 def test_budget_bounds_the_batches(model: BertForMaskedLM, tokenizer: BertTokenizer) -> None:
     sizes = []
-    hook = model.bert.register_forward_pre_hook(
+    hook = model.register_forward_pre_hook(
         lambda module, args, kwargs: sizes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
     )
-    with pytest.warns(UserWarning, match="module bert has a forward hook"):
+    with pytest.warns(UserWarning, match="module BertForMaskedLM has a forward hook"):
         pseudo_log_likelihood(model, tokenizer, SENTENCES, token_budget=30)
     hook.remove()
     assert max(rows * length for rows, length in sizes) <= 30
@@ -253,6 +254,38 @@ class ScaledLinear(torch.nn.Linear):
         return 1.5 * super().forward(input)
 
 
+class ScaledOutput(BertOutput):
+    """The end of a layer, with a turn of its own."""
+
+    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
+        return 1.5 * super().forward(*tensors)
+
+
+class ScaledLogits(BertForMaskedLM):
+    """A model whose own forward does more than its parts."""
+
+    def forward(self, **inputs: Any) -> Any:
+        output = super().forward(**inputs)
+        output.logits = output.logits / 2
+        return output
+
+
+@pytest.mark.parametrize("kind", ["layer's end", "whole model"])
+def test_parts_that_only_look_like_berts_are_respected(
+    model: BertForMaskedLM, tokenizer: BertTokenizer, kind: str
+) -> None:
+    other = copy.deepcopy(model)
+    if kind == "layer's end":
+        other.bert.encoder.layer[2].output.__class__ = ScaledOutput
+    else:
+        other.__class__ = ScaledLogits
+    with pytest.warns(UserWarning, match="ScaledOutput|ScaledLogits"):
+        found = pseudo_log_likelihood(other, tokenizer, SENTENCES)["log_p"]
+    expected = by_definition(other, tokenizer, SENTENCES)
+    assert found.tolist() == pytest.approx(expected, rel=1e-5, nan_ok=True)
+    assert expected[0] != pytest.approx(by_definition(model, tokenizer, SENTENCES[:1])[0], rel=1e-3)
+
+
 def test_a_model_with_other_layers_is_scored_whole_and_says_so_once(
     model: BertForMaskedLM, tokenizer: BertTokenizer
 ) -> None:
@@ -261,7 +294,10 @@ def test_a_model_with_other_layers_is_scored_whole_and_says_so_once(
     scaled = ScaledLinear(dense.in_features, dense.out_features)
     scaled.load_state_dict(dense.state_dict())
     other.bert.encoder.layer[1].output.dense = scaled
-    with pytest.warns(UserWarning, match="layer 1 has a projection that is no plain linear layer") as caught:
+    with pytest.warns(
+        UserWarning,
+        match=r"module bert\.encoder\.layer\.1\.output\.dense is a ScaledLinear, which plain BERT does not have",
+    ) as caught:
         found = pseudo_log_likelihood(other, tokenizer, SENTENCES, token_budget=20)["log_p"]
     assert sum("whole model" in str(warning.message) for warning in caught) == 1
     assert found.tolist() == pytest.approx(by_definition(other, tokenizer, SENTENCES), rel=1e-5, nan_ok=True)

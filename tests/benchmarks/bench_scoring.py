@@ -15,9 +15,10 @@ each. Prints the tables and replaces the section of this file in RESULTS.md. min
 from __future__ import annotations
 
 import argparse
+import copy
+import functools
 import os
 import platform
-import resource
 import statistics
 import subprocess
 import sys
@@ -33,6 +34,7 @@ import torch
 import transformers
 from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 
+from data_prep.sentences import passages, split_sentences
 from medclip_dcl.distributed import device_name
 from medclip_dcl.encoders.pretrained import load_tokenizer, word_pieces
 from medclip_dcl.scoring import ScoringPlan, default_token_budget, pseudo_log_likelihood
@@ -53,11 +55,12 @@ NAMES = {"base": "BERT-base (12 x 768)", "small": "4 layers x 256"}
 STRATA = 8
 
 
+@functools.cache
 def openi_sentences() -> list[str]:
     """Every sentence of Open-i, repeats included."""
     reports = pd.read_csv(REAL / "openi" / "openi_reports.csv")
     texts = pd.concat([reports["findings"], reports["impression"]]).dropna()
-    return [part.strip() for text in texts for part in text.split(". ") if part.strip()]
+    return [sentence for text in texts for part in passages(text) for sentence in split_sentences(part)]
 
 
 def chosen_sentences(tokenizer: BertTokenizer, per_stratum: int) -> list[str]:
@@ -95,7 +98,7 @@ def naive(model: BertForMaskedLM, tokenizer: BertTokenizer, sentences: list[str]
 def minicons_scorer(model: BertForMaskedLM, tokenizer: BertTokenizer) -> Callable[[list[str]], Any] | None:
     """minicons' scorer around the same model; None where it is not installed."""
     try:
-        from minicons.scorer import MaskedLMScorer  # type: ignore[import-not-found,unused-ignore]
+        from minicons.scorer import MaskedLMScorer  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError as error:
         print(f"minicons is left out: {error}", file=sys.stderr)
         return None
@@ -116,7 +119,7 @@ def minicons_scorer(model: BertForMaskedLM, tokenizer: BertTokenizer) -> Callabl
 
 def floor(model: BertForMaskedLM, plan: ScoringPlan, dtype: torch.dtype) -> Callable[[], None]:
     """The matrix products of the algorithm: all layers but the last in full, keys and values of the last, one row
-    of its rest and of the head for each copy, first-layer projections for each sentence."""
+    of its rest and of the head for each copy. The first layer's projections, shared between copies, are left out."""
     config = model.config
     width, wide, vocabulary = config.hidden_size, config.intermediate_size, config.vocab_size
     options = {"dtype": dtype, "device": model.device}
@@ -171,14 +174,15 @@ def compare(size: str, per_stratum: int, rounds: int, low: torch.dtype) -> list[
     budget = default_token_budget(model)
     plan = ScoringPlan(tokenizer, sentences, positions=512, token_budget=budget)
 
-    def ours(dtype: torch.dtype) -> list[float]:
-        return pseudo_log_likelihood(model, tokenizer, sentences, dtype=dtype)["log_p"].tolist()
+    def ours(dtype: torch.dtype) -> Callable[[], list[float]]:
+        converted = copy.deepcopy(model).to(dtype)
+        return lambda: pseudo_log_likelihood(converted, tokenizer, sentences)["log_p"].tolist()
 
     methods: dict[str, Callable[[], Any]] = {
         "naive float32": lambda: naive(model, tokenizer, sentences),
-        "ours float32": lambda: ours(torch.float32),
+        "ours float32": ours(torch.float32),
         "floor float32": floor(model, plan, torch.float32),
-        f"ours {_short(low)}": lambda: ours(low),
+        f"ours {_short(low)}": ours(low),
         f"floor {_short(low)}": floor(model, plan, low),
     }
     scorer = minicons_scorer(model, tokenizer)
@@ -232,7 +236,10 @@ def peak_memory(count: int) -> int:
     lengths = generator.integers(3, 6, size=count)
     sentences = [" ".join(generator.choice(words, size=n)) for n in lengths]
     pseudo_log_likelihood(BertForMaskedLM(config), tokenizer, sentences)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    # Not getrusage: its peak is inherited from the process that started this one.
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    (line,) = [line for line in status.splitlines() if line.startswith("VmHWM")]
+    return int(line.split()[1]) * 1024
 
 
 def memory() -> str:
@@ -269,7 +276,7 @@ def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description="Benchmark of sentence scoring.")
     parser.add_argument("--model", choices=("base", "small", "both"), default="both")
-    parser.add_argument("--sentences", type=int, default=8, help="for each of 8 strata of length")
+    parser.add_argument("--sentences", type=int, default=64, help="for each of 8 strata of length")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dtype", choices=("bfloat16", "float16"), default="bfloat16")
     parser.add_argument("--no_memory", action="store_true", help="skip the measurement of memory")

@@ -137,6 +137,11 @@ def test_bins_see_what_a_line_does_not() -> None:
         ("Mild pulmonary edema.", ("Edema", True)),
         ("The lungs are clear.", None),
         ("No pleural effusion or pneumothorax.", None),  # two findings
+        ("Small effusion with no change.", ("Pleural Effusion", True)),
+        ("No significant change in moderate pulmonary edema.", ("Edema", True)),
+        ("The pleural effusion has not changed.", ("Pleural Effusion", True)),
+        ("Small pericardial effusion.", None),
+        ("Congestive heart failure.", ("Edema", True)),
         ("Unlinear tubercle.", None),  # words inside words
     ],
 )

@@ -136,6 +136,35 @@ def test_the_table_of_the_bound(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert f"| {bound_term(0 * eta, source.rho, source.weights):.3f} (" in none
 
 
+def test_sentences_that_are_true_of_every_image_are_counted_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_set(tmp_path / "set", with_truth=True, with_labels=True)
+    truth = pd.read_parquet(folder / "classes.parquet")
+    truth.loc[0, "rho"] = 1.0
+    write_table(truth, folder / "classes.parquet", "classes")
+    labels = pd.read_parquet(folder / "labels.parquet")
+    labels["Pleural Effusion"] = np.nan  # no study has one: every "no effusion" is true of all
+    write_table(labels, folder / "labels.parquet", "labels")
+    sentences = pd.read_parquet(folder / "sentences.parquet")
+    sentences["text"] = "No secret effusion."
+    write_table(sentences, folder / "sentences.parquet", "sentences")
+    main(["--data", str(folder)])
+    found = estimate(PreparedSet(folder))
+    assert found.sources == ["truth", "reports"]
+    left_out = found.table["train_reports"][0] / found.table["train_reports"].sum()
+    assert f"(39 sentences; {left_out:.1%} of the anchors have rho 1" in capsys.readouterr().out
+
+
+def test_a_close_to_one_stays_below_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_set(tmp_path / "set")
+    main(["--data", str(folder), "--a", "0.99997", "--k", "0.1"])
+    assert class_probability(folder / "eta")["a"] == 0.9999
+    with pytest.raises(SystemExit):
+        main(["--data", str(folder), "--a", "0.5", "--k", "0.1", "--estimate", "reports"])
+    assert "--estimate does not go with --a and --k" in capsys.readouterr().err
+
+
 def test_another_estimate_can_be_chosen(tmp_path: Path) -> None:
     folder = write_set(tmp_path / "set")
     main(["--data", str(folder), "--estimate", "reports_bound", "--output", str(tmp_path / "out")])

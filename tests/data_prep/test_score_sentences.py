@@ -124,6 +124,33 @@ def test_other_texts_under_the_same_ids_are_scored_again(prepared: Path, model: 
     assert pd.read_parquet(file)["n_tokens"].tolist() == [4, 4, 4, 4]
 
 
+def test_another_activation_is_another_model(prepared: Path, model: Path) -> None:
+    """The weights are the same, so that the file is, too; what it holds is not."""
+    file = score(prepared, model)
+    before = pd.read_parquet(file)["log_p"]
+    raw = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**raw, "hidden_act": "relu"}))
+    main(["--data", str(prepared), "--model", str(model), "--device", "cpu"])
+    assert ((pd.read_parquet(file)["log_p"] - before).abs() > 1e-4).all()
+
+
+@pytest.mark.parametrize("options", [["--mask_every", "0"], ["--mask_every", "2", "--within_word_l2r"]])
+def test_mask_every_is_checked_at_once(
+    prepared: Path, model: Path, options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["--data", str(prepared), "--model", str(model), *options])
+    assert "--mask_every must be at least 1 and does not go with --within_word_l2r" in capsys.readouterr().err
+
+
+def test_a_world_without_torchrun_is_named(
+    prepared: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(PreparedDataError, match="WORLD_SIZE is 2, but LOCAL_WORLD_SIZE is not set"):
+        score(prepared, model)
+
+
 def test_a_type_and_an_approximation_get_their_own_files(prepared: Path, model: Path) -> None:
     exact = score(prepared, model)
     rough = score(prepared, model, "--dtype", "bfloat16", "--mask_every", "2")
@@ -166,9 +193,11 @@ def test_a_run_that_broke_off_continues_to_the_same_bytes(
         with pytest.raises(Stopped):
             score(prepared, model, *options)
         assert not expected.exists()
-    # A part that the disk damaged is computed again.
+    # Parts that the disk damaged are computed again.
     (parts,) = (prepared / "log_p").glob(".*.parts")
+    (part,) = parts.glob("*.npz")
     (parts / "0.npz").write_bytes(b"PK")
+    (parts / "1.npz").write_bytes(part.read_bytes()[:-40])
     with monkeypatch.context() as patch:
         second = stop_after(10**9, patch)
         main(["--data", str(prepared), "--model", str(model), "--device", "cpu", *options])
@@ -176,7 +205,7 @@ def test_a_run_that_broke_off_continues_to_the_same_bytes(
     assert expected.read_bytes() == whole
     captured = capsys.readouterr()
     assert f"continuing: 3 of {len(first) + len(second)} batches were done before" in captured.out
-    assert "0.npz is left out" in captured.err
+    assert "0.npz is left out" in captured.err and "1.npz is left out" in captured.err
     assert [path.name for path in (prepared / "log_p").iterdir()] == [expected.name]
 
 
