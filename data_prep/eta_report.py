@@ -400,7 +400,7 @@ def _figure(found: Estimates, fit: LogLinearFit, chosen: str) -> Figure:
     axes[1].set(xlabel=f"eta ({chosen})", ylabel="anchors", title="eta of the anchors")
     for axis in axes[2 + len(sources) :]:
         axis.set_axis_off()
-    for axis, name in zip(axes[2:], sources, strict=False):
+    for axis, name in zip(axes[2 : 2 + len(sources)], sources, strict=True):
         x, rho, w = (column[found.source(name).rho > 0] for column in found.source(name))
         axis.set(xlabel="log p (natural)", ylabel="rho", yscale="log", title=f"rho: {name}")
         if not len(rho):

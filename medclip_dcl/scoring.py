@@ -73,10 +73,12 @@ def pseudo_log_likelihood(
         within_word_l2r: mask the later pieces of the same word, too (Kauf & Ivanova, ACL 2023, PLL-word-l2r): the
             original over-scores words of several pieces. Choice; the default is the original.
         mask_every: None is exact. k scores every k-th piece in one pass (and k passes score a sentence), an
-            APPROXIMATION: on a small BERT trained on Open-i, k = 8 ranks sentences with Spearman .9997 of the exact
-            order (bias -.003 a piece), k = 4 with .9985 (-.014), k = 2 with .990. Up to k pieces it is exact.
+            APPROXIMATION. Measured on Open-i's 8,604 distinct sentences with a small BERT trained on them, Spearman
+            with the exact scores and mean absolute error a piece: k = 8 .9999, .009; k = 4 .9990, .05; k = 2 .990,
+            .21. Up to k pieces it is exact.
         dtype: compute in torch.float32 (the reference), torch.bfloat16 or torch.float16 (8 times as precise as
-            bfloat16, but it may overflow, which is an error); None: in the model's own type. The model is not changed.
+            bfloat16: errors of .0003 and .0028 a piece there; but it may overflow, which is an error); None: in the
+            model's own type. The model is not changed.
         truncate: score the first pieces of a sentence that is too long for the model, instead of refusing it;
             adds the column truncated.
         per_token: add the column token_log_p, the addends of log_p as an array for each sentence.

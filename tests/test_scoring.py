@@ -113,6 +113,8 @@ def test_token_budget_changes_nothing_but_rounding(
 
 
 def test_budget_bounds_the_batches(model: BertForMaskedLM, tokenizer: BertTokenizer) -> None:
+    plan = ScoringPlan(tokenizer, SENTENCES, positions=POSITIONS, token_budget=30)
+    assert max(map(plan.work, plan.batches)) <= 30
     sizes = []
     hook = model.register_forward_pre_hook(
         lambda module, args, kwargs: sizes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
