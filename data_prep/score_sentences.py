@@ -14,20 +14,20 @@ same, byte for byte, on the same machine.
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
 import os
-import shutil
-import sys
-import time
-import uuid
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from data_prep.command import run_command
+from data_prep.language_model import (
+    FINGERPRINT_DIGITS,
+    Parts,
+    choose_device,
+    last_component,
+    settings_fingerprint,
+)
 from medclip_dcl.prepared import PreparedDataError, PreparedSet, check_table, write_table
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
     from medclip_dcl.scoring import ScoringPlan
 
-_FINGERPRINT_DIGITS = 8
 _DTYPES = ("float32", "bfloat16", "float16")
 # Parquet metadata: what the scores are of.
 _PLAN = "medclip_dcl_scored"
@@ -103,9 +102,9 @@ def score_sentences(data: Path, model: str, options: Options) -> Path:
     folder = resolve_folder(model)
     tokenizer = load_tokenizer(folder)
     network = load_masked_language_model(folder)
-    name = f"{_last_component(model)}-{weights_fingerprint(network)[:_FINGERPRINT_DIGITS]}{options.suffix}"
+    name = f"{last_component(model)}-{weights_fingerprint(network)[:FINGERPRINT_DIGITS]}{options.suffix}"
     file = prepared.folder / "log_p" / f"{name}.parquet"
-    with _processes(_device(options.device, torch.cuda.is_available())) as processes:
+    with _processes(choose_device(options.device)) as processes:
         network = network.to(processes.device)
         budget = default_token_budget(network) if options.token_budget is None else options.token_budget
         plan = ScoringPlan(
@@ -118,9 +117,9 @@ def score_sentences(data: Path, model: str, options: Options) -> Path:
             truncate=True,
         )
         # The configuration decides values, too, and is not among the weights.
-        meaning = f"{plan.fingerprint}-{_settings_fingerprint(network)}"
+        meaning = f"{plan.fingerprint}-{settings_fingerprint(network)}"
         parts_name = f".{name}-{meaning}-{budget}-{processes.device.type}.parts"
-        parts = _Parts(file.with_name(parts_name), plan, options.keep_every)
+        parts = Parts(file.with_name(parts_name), plan.places, options.keep_every)
         if processes.agree(lambda: _has_scores_of(file, sentences, meaning)):
             processes.say(
                 f"{file} holds the scores of all {len(sentences):,} sentences by this model: nothing to do"
@@ -149,7 +148,7 @@ def score_sentences(data: Path, model: str, options: Options) -> Path:
 def _scored(
     network: BertForMaskedLM,
     plan: ScoringPlan,
-    parts: _Parts,
+    parts: Parts,
     processes: _Processes,
     dtype: torch.dtype,
 ) -> np.ndarray:
@@ -168,83 +167,6 @@ def _scored(
             parts.add(number, found)
             report(number)
     return processes.together(values)
-
-
-class _Parts:
-    """Values of finished batches on disk, until all are there.
-
-    Every file is written once, under a name of its own, by rename: processes and runs that work on the same scores at
-    the same time do not disturb each other.
-    """
-
-    def __init__(self, folder: Path, plan: ScoringPlan, keep_every: float) -> None:
-        self.folder, self.plan, self.keep_every = folder, plan, keep_every
-        self.numbers: list[int] = []
-        self.values: list[np.ndarray] = []
-        self.kept_at = time.monotonic()
-
-    def read_into(self, values: np.ndarray) -> set[int]:
-        """Fill in what earlier runs finished; the numbers of those batches."""
-        import numpy as np
-
-        done: set[int] = set()
-        for file in sorted(self.folder.glob("*.npz")):
-            try:
-                with np.load(file, allow_pickle=False) as part:
-                    numbers, found = part["numbers"], part["values"]
-            except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-                # Removed by another run that finished, or damaged on the disk: computed again.
-                print(f"{file.name} is left out: {error}", file=sys.stderr)
-                continue
-            start = 0
-            for number in numbers.tolist():
-                places = self.plan.places(number)
-                values[places] = found[start : start + len(places)]
-                start += len(places)
-                done.add(number)
-        return done
-
-    def add(self, number: int, values: np.ndarray) -> None:
-        """Keep a batch."""
-        self.numbers.append(number)
-        self.values.append(values)
-        if time.monotonic() - self.kept_at >= self.keep_every:
-            self.write()
-
-    def write(self) -> None:
-        """Put on disk what is not yet there."""
-        import numpy as np
-
-        self.kept_at = time.monotonic()
-        if not self.numbers:
-            return
-        name = uuid.uuid4().hex
-        for _ in range(10):
-            # Another run that has just finished may remove the folder at any moment.
-            self.folder.mkdir(parents=True, exist_ok=True)
-            try:
-                temporary = self.folder / f"{name}.tmp"
-                with temporary.open("wb") as handle:
-                    np.savez(handle, numbers=np.array(self.numbers), values=np.concatenate(self.values))
-                    handle.flush()
-                    os.fsync(handle.fileno())
-                temporary.replace(self.folder / f"{name}.npz")
-                break
-            except FileNotFoundError:
-                continue
-        self.numbers, self.values = [], []
-
-    @contextmanager
-    def keeping(self) -> Iterator[None]:
-        """Whatever ends the work, what is done is on disk."""
-        try:
-            yield
-        finally:
-            self.write()
-
-    def remove(self) -> None:
-        """The final file is there."""
-        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class _Processes:
@@ -310,26 +232,6 @@ def _processes(device: str) -> Iterator[_Processes]:
         yield _Processes(fabric.device, fabric.global_rank, fabric.world_size)
     finally:
         torch.distributed.destroy_process_group()
-
-
-def _last_component(model: str) -> str:
-    """Name of a folder (also of ``.`` or with a closing slash) or of a repository."""
-    return os.path.basename(os.path.abspath(os.path.expanduser(model)))
-
-
-def _device(device: str, has_cuda: bool) -> str:
-    if device == "cuda" and not has_cuda:
-        raise PreparedDataError("--device cuda: this machine has no usable GPU; use --device cpu or auto")
-    return ("cuda" if has_cuda else "cpu") if device == "auto" else device
-
-
-def _settings_fingerprint(network: BertForMaskedLM) -> str:
-    """Of the configuration: activation, heads, epsilon."""
-    settings = network.config.to_dict()
-    for name in ("transformers_version", "_name_or_path", "dtype", "architectures"):
-        settings.pop(name, None)
-    text = json.dumps(settings, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:_FINGERPRINT_DIGITS]
 
 
 def _has_scores_of(file: Path, sentences: pd.DataFrame, meaning: str) -> bool:

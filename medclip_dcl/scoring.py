@@ -145,7 +145,84 @@ class Batch(NamedTuple):
     stop: int
 
 
-class ScoringPlan:
+class DistinctPieces:
+    """A list of sentences as distinct sequences of word pieces, to be looked up by their length.
+
+    Args:
+        tokenizer: of the model. Special tokens that stand in a sentence as text are text.
+        sentences: any strings, repeats included.
+        positions: of the model, [CLS] and [SEP] included.
+        truncate: keep the first pieces of a sentence that is too long, instead of refusing it.
+
+    Attributes:
+        pieces, starts: the distinct sequences end to end, and where each begins (one more: the end).
+        row: (sentence,) which distinct sequence each sentence is.
+        is_truncated: (sentence,) True where a sentence was too long.
+        rows_by_length: word pieces -> distinct sequences of so many, in the order of the list; the longest first.
+
+    Raises:
+        ValueError: without `truncate`, a sentence with more word pieces than the model has positions (names its index
+            and length).
+    """
+
+    def __init__(
+        self, tokenizer: BertTokenizer, sentences: Sequence[str], *, positions: int, truncate: bool = False
+    ) -> None:
+        self.tokenizer, self.sentences, self.is_truncating = tokenizer, sentences, truncate
+        self.is_truncated = np.zeros(len(sentences), dtype=bool)
+        self._tokenise(positions - _EDGES)
+        lengths = np.diff(self.starts)
+        self.rows_by_length = {
+            int(length): np.flatnonzero(lengths == length) for length in np.unique(lengths)[::-1]
+        }
+
+    def _tokenise(self, longest: int) -> None:
+        row_of: dict[bytes, int] = {}
+        self.row = np.empty(len(self.sentences), dtype=np.int64)
+        parts: list[np.ndarray] = []
+        counts: list[int] = []
+        for first in range(0, len(self.sentences), _TOKENISED_AT_ONCE):
+            some = self.sentences[first : first + _TOKENISED_AT_ONCE]
+            for index, ids in enumerate(word_pieces(self.tokenizer, some), start=first):
+                if len(ids) > longest:
+                    if not self.is_truncating:
+                        raise ValueError(
+                            f"sentence {index} has {len(ids)} word pieces, the model takes at most {longest} (besides "
+                            "[CLS] and [SEP]); split it, leave it out, or pass truncate=True"
+                        )
+                    self.is_truncated[index] = True
+                    ids = ids[:longest]
+                key = np.array(ids, dtype=np.int32)
+                row = row_of.setdefault(key.tobytes(), len(row_of))
+                if row == len(counts):
+                    parts.append(key)
+                    counts.append(len(key))
+                self.row[index] = row
+        self.pieces = np.concatenate([np.empty(0, np.int32), *parts])
+        self.starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64)
+
+    @property
+    def n_distinct(self) -> int:
+        """Distinct word-piece sequences, the empty one included."""
+        return len(self.starts) - 1
+
+    def bucket(self, length: int) -> Int[np.ndarray, "sentence token"]:
+        """Distinct sentences of one length, with [CLS] and [SEP]."""
+        rows = self.rows_by_length[length]
+        tokens = np.empty((len(rows), length + _EDGES), dtype=np.int64)
+        tokens[:, 0], tokens[:, -1] = self.tokenizer.cls_token_id, self.tokenizer.sep_token_id
+        tokens[:, 1:-1] = self.pieces[self.starts[rows][:, None] + np.arange(length)]
+        return tokens
+
+    def fingerprint_with(self, *options: object) -> str:
+        """16 hexadecimal digits of the word pieces of each sentence, in order, and of what else decides the values."""
+        digest = hashlib.sha256(repr(options).encode())
+        for part in (self.row, self.starts, self.pieces):
+            digest.update(part.tobytes())
+        return digest.hexdigest()[:16]
+
+
+class ScoringPlan(DistinctPieces):
     """What has to be computed for a list of sentences: their distinct word pieces, in batches that the list fixes.
 
     Args:
@@ -177,17 +254,10 @@ class ScoringPlan:
                 f"mask_every must be at least 1 and cannot go with within_word_l2r, got mask_every {mask_every}, "
                 f"within_word_l2r {within_word_l2r}"
             )
-        self.sentences = sentences
-        self.mask_every, self.is_truncating = mask_every, truncate
-        self.tokenizer = tokenizer
+        super().__init__(tokenizer, sentences, positions=positions, truncate=truncate)
+        self.mask_every = mask_every
         self.continues_word = _continuations(tokenizer) if within_word_l2r else None
-        self.is_truncated = np.zeros(len(sentences), dtype=bool)
-        self._tokenise(positions - _EDGES)
-        lengths = np.diff(self.starts)
-        # Rows of each length in the order of the list.
-        self.rows_by_length = {
-            int(length): np.flatnonzero(lengths == length) for length in np.unique(lengths)[::-1] if length
-        }
+        # An empty sentence has no copies, and so no batch.
         self.batches = [
             Batch(length, start, min(start + step, copies))
             for length, rows in self.rows_by_length.items()
@@ -196,41 +266,7 @@ class ScoringPlan:
             for start in range(0, copies, step)
         ]
         special = (tokenizer.mask_token_id, tokenizer.cls_token_id, tokenizer.sep_token_id)
-        digest = hashlib.sha256(repr((within_word_l2r, mask_every, special)).encode())
-        for part in (self.row, self.starts, self.pieces):
-            digest.update(part.tobytes())
-        self.fingerprint = digest.hexdigest()[:16]
-
-    def _tokenise(self, longest: int) -> None:
-        """Distinct word-piece sequences end to end (`pieces`, `starts`), and which of them each sentence is (`row`)."""
-        row_of: dict[bytes, int] = {}
-        self.row = np.empty(len(self.sentences), dtype=np.int64)
-        parts: list[np.ndarray] = []
-        counts: list[int] = []
-        for first in range(0, len(self.sentences), _TOKENISED_AT_ONCE):
-            some = self.sentences[first : first + _TOKENISED_AT_ONCE]
-            for index, ids in enumerate(word_pieces(self.tokenizer, some), start=first):
-                if len(ids) > longest:
-                    if not self.is_truncating:
-                        raise ValueError(
-                            f"sentence {index} has {len(ids)} word pieces, the model takes at most {longest} (besides "
-                            "[CLS] and [SEP]); split it, leave it out, or pass truncate=True"
-                        )
-                    self.is_truncated[index] = True
-                    ids = ids[:longest]
-                key = np.array(ids, dtype=np.int32)
-                row = row_of.setdefault(key.tobytes(), len(row_of))
-                if row == len(counts):
-                    parts.append(key)
-                    counts.append(len(key))
-                self.row[index] = row
-        self.pieces = np.concatenate([np.empty(0, np.int32), *parts])
-        self.starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64)
-
-    @property
-    def n_distinct(self) -> int:
-        """Distinct word-piece sequences, the empty one included."""
-        return len(self.starts) - 1
+        self.fingerprint = self.fingerprint_with(within_word_l2r, mask_every, special)
 
     def copies_of(self, length: int) -> int:
         """Masked copies of a sentence of so many word pieces."""
@@ -249,14 +285,6 @@ class ScoringPlan:
         sentence, position, _ = self._queries(self.batches[number])
         rows = self.rows_by_length[self.batches[number].length]
         return self.starts[rows[sentence]] + position
-
-    def bucket(self, length: int) -> Int[np.ndarray, "sentence token"]:
-        """Distinct sentences of one length, with [CLS] and [SEP]."""
-        rows = self.rows_by_length[length]
-        tokens = np.empty((len(rows), length + _EDGES), dtype=np.int64)
-        tokens[:, 0], tokens[:, -1] = self.tokenizer.cls_token_id, self.tokenizer.sep_token_id
-        tokens[:, 1:-1] = self.pieces[self.starts[rows][:, None] + np.arange(length)]
-        return tokens
 
     def copies(self, batch: Batch, bucket: Int[Tensor, "sentence token"]) -> MaskedCopies:
         """What the model is asked for a batch; `bucket` is that of its length, on the device."""

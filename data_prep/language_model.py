@@ -1,0 +1,135 @@
+"""What commands share that put every sentence of a set through a language model: names, device, finished work."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import time
+import uuid
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from jaxtyping import Int
+
+from medclip_dcl.prepared import PreparedDataError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+FINGERPRINT_DIGITS = 8
+"""Of the weights' fingerprint, in the name of a result."""
+
+
+def last_component(model: str) -> str:
+    """Name of a folder (also of ``.`` or with a closing slash) or of a repository."""
+    return os.path.basename(os.path.abspath(os.path.expanduser(model)))
+
+
+def choose_device(device: str) -> str:
+    """The device that "auto" means here, or the one that was asked for.
+
+    Raises:
+        PreparedDataError: "cuda" without a usable GPU.
+    """
+    import torch
+
+    has_cuda = torch.cuda.is_available()
+    if device == "cuda" and not has_cuda:
+        raise PreparedDataError("--device cuda: this machine has no usable GPU; use --device cpu or auto")
+    return ("cuda" if has_cuda else "cpu") if device == "auto" else device
+
+
+def settings_fingerprint(network: PreTrainedModel) -> str:
+    """Of the configuration: activation, heads, epsilon."""
+    settings = network.config.to_dict()
+    for name in ("transformers_version", "_name_or_path", "dtype", "architectures"):
+        settings.pop(name, None)
+    text = json.dumps(settings, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:FINGERPRINT_DIGITS]
+
+
+class Parts:
+    """Values of finished batches on disk, until all are there.
+
+    Every file is written once, under a name of its own, by rename: processes and runs that work on the same values at
+    the same time do not disturb each other.
+
+    Args:
+        folder: of the parts; its name says of what they are.
+        places: batch number -> rows of its values among all values.
+        keep_every: seconds between writes.
+    """
+
+    def __init__(
+        self, folder: Path, places: Callable[[int], Int[np.ndarray, " row"]], keep_every: float
+    ) -> None:
+        self.folder, self.places, self.keep_every = folder, places, keep_every
+        self.numbers: list[int] = []
+        self.values: list[np.ndarray] = []
+        self.kept_at = time.monotonic()
+
+    def read_into(self, values: np.ndarray) -> set[int]:
+        """Fill in what earlier runs finished; the numbers of those batches."""
+        done: set[int] = set()
+        for file in sorted(self.folder.glob("*.npz")):
+            try:
+                with np.load(file, allow_pickle=False) as part:
+                    numbers, found = part["numbers"], part["values"]
+            except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+                # Removed by another run that finished, or damaged on the disk: computed again.
+                print(f"{file.name} is left out: {error}", file=sys.stderr)
+                continue
+            start = 0
+            for number in numbers.tolist():
+                places = self.places(number)
+                values[places] = found[start : start + len(places)]
+                start += len(places)
+                done.add(number)
+        return done
+
+    def add(self, number: int, values: np.ndarray) -> None:
+        """Keep a batch."""
+        self.numbers.append(number)
+        self.values.append(values)
+        if time.monotonic() - self.kept_at >= self.keep_every:
+            self.write()
+
+    def write(self) -> None:
+        """Put on disk what is not yet there."""
+        self.kept_at = time.monotonic()
+        if not self.numbers:
+            return
+        name = uuid.uuid4().hex
+        for _ in range(10):
+            # Another run that has just finished may remove the folder at any moment.
+            self.folder.mkdir(parents=True, exist_ok=True)
+            try:
+                temporary = self.folder / f"{name}.tmp"
+                with temporary.open("wb") as handle:
+                    np.savez(handle, numbers=np.array(self.numbers), values=np.concatenate(self.values))
+                    handle.flush()
+                    os.fsync(handle.fileno())
+                temporary.replace(self.folder / f"{name}.npz")
+                break
+            except FileNotFoundError:
+                continue
+        self.numbers, self.values = [], []
+
+    @contextmanager
+    def keeping(self) -> Iterator[None]:
+        """Whatever ends the work, what is done is on disk."""
+        try:
+            yield
+        finally:
+            self.write()
+
+    def remove(self) -> None:
+        """The final file is there."""
+        shutil.rmtree(self.folder, ignore_errors=True)
