@@ -1,7 +1,8 @@
 """The format of a prepared data set: one folder that `data_prep` writes and everything later reads.
 
-The tables and their columns are listed in `TABLES`; `dataset.json` names the format version, the source, every
-option that the content depends on, counts and a fingerprint of the content.
+The tables and their columns are listed in `TABLES`; sentence embeddings, one Arrow column of vectors, are
+`TextEmbedding`. `dataset.json` names the format version, the source, every option that the content depends on, counts
+and a fingerprint of the content.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ import os
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from medclip_dcl.findings import CHEXPERT
 
@@ -57,7 +61,12 @@ _MADE_BY = {
     "classes": "python -m data_prep.mimic_cxr on a phantom release (only there the truth is known)",
     "image_classes": "python -m data_prep.mimic_cxr on a phantom release (only there the truth is known)",
     "log_p": "python -m data_prep.score_sentences --data SET --model FOLDER",
+    "text_embedding": "python -m data_prep.embed_sentences --data SET --model FOLDER",
 }
+# Folders with one file for each language model: what the files hold, and in short.
+_BY_MODEL = {"log_p": ("sentence scores", "scores"), "text_embedding": ("sentence embeddings", "embeddings")}
+# Rows written at a time: 200 MB of BERT-base's embeddings.
+_EMBEDDING_ROWS = 65_536
 
 
 class PreparedDataError(ValueError):
@@ -101,6 +110,118 @@ def write_parquet(frame: pd.DataFrame, file: Path) -> None:
     temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
     frame.to_parquet(temporary, index=False)
     os.replace(temporary, file)
+
+
+class TextEmbedding(NamedTuple):
+    """Embeddings of all sentences by one text encoder.
+
+    Attributes:
+        sentence_id: (sentence,) int64, ascending.
+        embedding: (sentence, dim) float32, not normalised.
+    """
+
+    sentence_id: np.ndarray
+    embedding: np.ndarray
+
+
+class ReportEmbedding(NamedTuple):
+    """Embeddings of reports; see `report_embedding`.
+
+    Attributes:
+        study_id: (study,) int64, ascending.
+        embedding: (study, dim) float32, not normalised.
+    """
+
+    study_id: np.ndarray
+    embedding: np.ndarray
+
+
+def report_embedding(sentences: TextEmbedding, reports: pd.DataFrame) -> ReportEmbedding:
+    """Mean of the embeddings of a report's distinct sentences, for each study.
+
+    Args:
+        sentences: embeddings of all sentences that the reports hold.
+        reports: the table "reports", or some studies' rows of it.
+
+    Raises:
+        PreparedDataError: a report holds a sentence that has no embedding.
+    """
+    from scipy.sparse import csr_matrix
+
+    said = reports[["study_id", "sentence_id"]].drop_duplicates()
+    missing = ~said["sentence_id"].isin(sentences.sentence_id)
+    if missing.any():
+        raise PreparedDataError(
+            f"{int(missing.sum()):,} of {len(said):,} sentences of reports have no embedding (first: sentence_id "
+            f"{said.loc[missing, 'sentence_id'].iloc[0]})"
+        )
+    studies, study = np.unique(said["study_id"].to_numpy(), return_inverse=True)
+    column = np.searchsorted(sentences.sentence_id, said["sentence_id"].to_numpy())
+    share = (1 / np.bincount(study, minlength=len(studies)))[study].astype(np.float32)
+    mean = csr_matrix((share, (study, column)), shape=(len(studies), len(sentences.sentence_id)))
+    return ReportEmbedding(studies, mean @ sentences.embedding)
+
+
+def write_text_embedding(embedding: TextEmbedding, file: Path, metadata: Mapping[str, str]) -> None:
+    """Write sentence embeddings as Parquet, atomically: sentence_id, and embedding as fixed-size lists of float32.
+
+    Args:
+        embedding: what `PreparedSet.text_embedding` will read.
+        file: in text_embedding/ of the set.
+        metadata: of what the embeddings are; `pyarrow.parquet.read_schema` reads it.
+    """
+    values = np.ascontiguousarray(embedding.embedding, dtype=np.float32)
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
+    table = pa.table({"sentence_id": pa.array(embedding.sentence_id, pa.int64()), "embedding": vectors})
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+    # Vectors neither repeat nor compress.
+    pq.write_table(
+        table.replace_schema_metadata(dict(metadata)),
+        temporary,
+        row_group_size=_EMBEDDING_ROWS,
+        use_dictionary=False,
+        compression="none",
+    )
+    os.replace(temporary, file)
+
+
+def _read_text_embedding(file: Path) -> TextEmbedding:
+    """What `write_text_embedding` wrote, complete and finite."""
+    again = f"delete the file and make it again with: {_MADE_BY['text_embedding']}"
+    try:
+        # The folders' names are no columns, even if they look like it (a=b).
+        table = pq.read_table(file, partitioning=None)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise PreparedDataError(f"{file}: not readable as Parquet ({error}); {again}") from error
+    names, types = table.schema.names, table.schema.types
+    if (
+        names != ["sentence_id", "embedding"]
+        or types[0] != pa.int64()
+        or not pa.types.is_fixed_size_list(types[1])
+        or types[1].value_type != pa.float32()
+    ):
+        found = ", ".join(f"{name} ({kind})" for name, kind in zip(names, types, strict=True))
+        raise PreparedDataError(
+            f"{file}: expected sentence_id (int64), embedding (fixed-size list of float32), found {found}; {again}"
+        )
+    ids = table["sentence_id"].to_numpy()
+    if table["sentence_id"].null_count or table["embedding"].null_count or (np.diff(ids) <= 0).any():
+        raise PreparedDataError(f"{file}: expected ascending sentence_id and no missing value; {again}")
+    embedding = np.empty((len(ids), types[1].list_size), dtype=np.float32)
+    start = 0
+    for chunk in table["embedding"].chunks:
+        embedding[start : start + len(chunk)] = (
+            chunk.flatten().to_numpy(zero_copy_only=False).reshape(len(chunk), -1)
+        )
+        start += len(chunk)
+    is_finite = np.isfinite(embedding).all(axis=1)
+    if not is_finite.all():
+        raise PreparedDataError(
+            f"{file}: {int((~is_finite).sum()):,} of {len(ids):,} embeddings hold NaN or infinity (first: sentence_id "
+            f"{ids[~is_finite][0]}); {again}"
+        )
+    return TextEmbedding(ids, embedding)
 
 
 def write_text(text: str, file: Path) -> None:
@@ -184,19 +305,39 @@ class PreparedSet:
         Raises:
             PreparedDataError: no such file, none at all, several without a name, or sentences without a row.
         """
-        frame = pd.read_parquet(self.log_p_file(name))
+        file = self.log_p_file(name)
+        frame = pd.read_parquet(file)
         check_table(frame, "log_p")
-        missing = ~self.table("sentences")["sentence_id"].isin(frame["sentence_id"])
-        if missing.any():
-            raise PreparedDataError(
-                f"{self.log_p_file(name)}: {int(missing.sum())} of {len(missing)} sentences have no score; "
-                f"delete the file and make it again with: {_MADE_BY['log_p']}"
-            )
+        self._require_all_sentences(frame["sentence_id"], file, "log_p", "score")
         return frame
 
     def log_p_file(self, name: str | None = None) -> Path:
         """The file that `log_p` reads; the same errors for its choice."""
-        folder = self.folder / "log_p"
+        return self._file_of_model("log_p", name)
+
+    def text_embedding(self, name: str | None = None) -> TextEmbedding:
+        """Sentence embeddings by one frozen text encoder.
+
+        Args:
+            name: stem of the file in ``text_embedding/``; None takes the only one there.
+
+        Raises:
+            PreparedDataError: no such file, none at all, several without a name, one that is malformed or holds NaN
+                or infinity, or sentences without a row.
+        """
+        file = self.text_embedding_file(name)
+        found = _read_text_embedding(file)
+        self._require_all_sentences(found.sentence_id, file, "text_embedding", "embedding")
+        return found
+
+    def text_embedding_file(self, name: str | None = None) -> Path:
+        """The file that `text_embedding` reads; the same errors for its choice."""
+        return self._file_of_model("text_embedding", name)
+
+    def _file_of_model(self, kind: str, name: str | None) -> Path:
+        """The named or the only file of a folder in which each language model has one."""
+        folder = self.folder / kind
+        what, short = _BY_MODEL[kind]
         names = sorted(file.stem for file in folder.glob("*.parquet") if not file.name.startswith("."))
         if name is None and len(names) == 1:
             return folder / f"{names[0]}.parquet"
@@ -204,14 +345,21 @@ class PreparedSet:
             return folder / f"{name}.parquet"
         there = ", ".join(names) if names else "none"
         if name is not None:
-            problem = f"no sentence scores named {name} in {folder} (there: {there})"
+            problem = f"no {what} named {name} in {folder} (there: {there})"
         elif names:
-            problem = (
-                f"{folder} holds several sentence scores ({there}); name one of them (data: log_p: NAME)"
-            )
+            problem = f"{folder} holds several {what} ({there}); name one of them (data: {kind}: NAME)"
         else:
-            problem = f"{self.folder} has no sentence scores"
-        raise PreparedDataError(f"{problem}; scores are made by: {_MADE_BY['log_p']}")
+            problem = f"{self.folder} has no {what}"
+        raise PreparedDataError(f"{problem}; {short} are made by: {_MADE_BY[kind]}")
+
+    def _require_all_sentences(self, ids: pd.Series | np.ndarray, file: Path, kind: str, what: str) -> None:
+        """Every sentence of the set has a row."""
+        missing = ~self.table("sentences")["sentence_id"].isin(ids)
+        if missing.any():
+            raise PreparedDataError(
+                f"{file}: {int(missing.sum())} of {len(missing)} sentences have no {what}; "
+                f"delete the file and make it again with: {_MADE_BY[kind]}"
+            )
 
     def image_file(self, path: str) -> Path:
         """Where the prepared JPEG of an image lies; `path` as in images.parquet."""

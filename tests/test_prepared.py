@@ -6,10 +6,19 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
-from medclip_dcl.prepared import PreparedDataError, PreparedSet, write_json, write_parquet, write_table
+from medclip_dcl.prepared import (
+    PreparedDataError,
+    PreparedSet,
+    TextEmbedding,
+    write_json,
+    write_parquet,
+    write_table,
+    write_text_embedding,
+)
 
 
 @pytest.fixture
@@ -87,6 +96,85 @@ def test_sentences_without_scores(copy):
     write_table(scores.iloc[3:], copy / "log_p/small-0123.parquet", "log_p")
     with pytest.raises(PreparedDataError, match="3 of 9 sentences have no score; delete the file"):
         PreparedSet(copy).log_p()
+
+
+def embeddings(copy: Path, name: str = "bert-1", rows: int = 9) -> np.ndarray:
+    """Writes random embeddings of the first sentences; 7 dimensions."""
+    values = np.random.default_rng(0).normal(size=(rows, 7)).astype(np.float32)
+    write_text_embedding(TextEmbedding(np.arange(rows), values), copy / f"text_embedding/{name}.parquet", {})
+    return values
+
+
+def test_embeddings_come_back_exactly(copy):
+    values = embeddings(copy)
+    found = PreparedSet(copy).text_embedding()
+    assert found.sentence_id.tolist() == list(range(9))
+    assert found.embedding.dtype == np.float32 and np.array_equal(found.embedding, values)
+    assert np.array_equal(PreparedSet(copy).text_embedding("bert-1").embedding, values)
+    frame = pd.read_parquet(copy / "text_embedding/bert-1.parquet")
+    assert np.array_equal(np.stack(frame["embedding"].tolist()), values)
+
+
+def test_embeddings_of_many_row_groups_and_a_folder_that_looks_like_a_column(tmp_path, monkeypatch, copy):
+    monkeypatch.setattr("medclip_dcl.prepared._EMBEDDING_ROWS", 4)
+    moved = Path(shutil.copytree(copy, tmp_path / "year=2023"))
+    values = embeddings(moved)
+    assert np.array_equal(PreparedSet(moved).text_embedding().embedding, values)
+
+
+def test_no_embeddings_several_embeddings_another_name(copy):
+    command = "python -m data_prep.embed_sentences --data SET --model FOLDER"
+    with pytest.raises(
+        PreparedDataError, match=f"has no sentence embeddings; embeddings are made by: {command}"
+    ):
+        PreparedSet(copy).text_embedding()
+    embeddings(copy)
+    embeddings(copy, "other-9-mean")
+    message = r"several sentence embeddings \(bert-1, other-9-mean\); name one of them \(data: text_embedding: NAME\)"
+    with pytest.raises(PreparedDataError, match=message):
+        PreparedSet(copy).text_embedding()
+    with pytest.raises(
+        PreparedDataError, match=r"no sentence embeddings named x in .*\(there: bert-1, other-9-mean\)"
+    ):
+        PreparedSet(copy).text_embedding("x")
+
+
+def test_sentences_without_embeddings(copy):
+    embeddings(copy, rows=7)
+    with pytest.raises(
+        PreparedDataError, match="2 of 9 sentences have no embedding; delete .*embed_sentences"
+    ):
+        PreparedSet(copy).text_embedding()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_embeddings_that_are_not_finite(copy, bad):
+    values = embeddings(copy)
+    values[[3, 5], 2] = bad
+    file = copy / "text_embedding/bert-1.parquet"
+    write_text_embedding(TextEmbedding(np.arange(9), values), file, {})
+    with pytest.raises(
+        PreparedDataError, match=r"2 of 9 embeddings hold NaN or infinity \(first: sentence_id 3\)"
+    ):
+        PreparedSet(copy).text_embedding()
+
+
+def test_malformed_embeddings(copy):
+    values = embeddings(copy)
+    file = copy / "text_embedding/bert-1.parquet"
+    write_text_embedding(TextEmbedding(np.arange(9)[::-1], values), file, {})
+    with pytest.raises(PreparedDataError, match="bert-1.parquet: expected ascending sentence_id"):
+        PreparedSet(copy).text_embedding()
+    write_parquet(pd.DataFrame({"sentence_id": range(9), "embedding": list(values)}), file)
+    with pytest.raises(
+        PreparedDataError, match=r"expected .*\(fixed-size list of float32\), found .*embedding \(list<"
+    ):
+        PreparedSet(copy).text_embedding()
+    file.write_bytes(b"nothing")
+    with pytest.raises(
+        PreparedDataError, match="bert-1.parquet: not readable as Parquet .*; delete the file and make"
+    ):
+        PreparedSet(copy).text_embedding()
 
 
 def test_a_patient_in_training_and_evaluation_is_found(copy):

@@ -1,0 +1,300 @@
+"""Embed every distinct sentence of a prepared set by the initial, frozen text encoder.
+
+    python -m data_prep.embed_sentences --data SET --model FOLDER
+
+FOLDER is a Hugging Face folder or repository id of a BERT (no head is needed): what the text encoder starts from. The
+embeddings, [CLS] of the last hidden state or the mean over all word pieces, in float32, go to
+``SET/text_embedding/NAME.parquet`` with the columns sentence_id and embedding; NAME is the folder's name, a fingerprint
+of the encoder's weights and "-mean" for that pooling. Embeddings that are there already are not computed again. What is
+computed is kept three times a minute, so that the same command continues after a kill.
+
+The objectives that remove, reweight or resample negatives by text similarity read them. At the end stands how similar
+the reports of different studies are by them: where a threshold on that similarity makes sense.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+from jaxtyping import Float, Int
+
+from data_prep.command import progress, run_command
+from data_prep.language_model import (
+    FINGERPRINT_DIGITS,
+    Parts,
+    choose_device,
+    last_component,
+    settings_fingerprint,
+)
+from medclip_dcl.prepared import (
+    PreparedDataError,
+    PreparedSet,
+    TextEmbedding,
+    report_embedding,
+    write_text_embedding,
+)
+
+if TYPE_CHECKING:
+    from transformers import BertModel
+
+    from medclip_dcl.scoring import DistinctPieces
+
+POOLINGS = ("cls", "mean")
+# Parquet metadata: of what the embeddings are.
+_MEANING = "medclip_dcl_embedded"
+_KEEP_EVERY = 20.0
+_EDGES = 2  # [CLS] and [SEP]
+_PAIRS = 20_000
+_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
+
+
+class Options(NamedTuple):
+    """How sentences are embedded.
+
+    Attributes:
+        pooling: "cls" takes the hidden state of [CLS] (choice), "mean" the mean over all word pieces, [CLS] and [SEP]
+            included.
+        batch_tokens: word pieces in a batch; None for the device's default.
+        device: "auto", "cpu" or "cuda".
+        keep_every: seconds between writes of finished work: what a kill may cost.
+    """
+
+    pooling: str = "cls"
+    batch_tokens: int | None = None
+    device: str = "auto"
+    keep_every: float = _KEEP_EVERY
+
+
+class Batch(NamedTuple):
+    """Distinct sentences of one length, start to stop, that go through the model together."""
+
+    length: int
+    start: int
+    stop: int
+
+
+def embed_sentences(data: Path, model: str, options: Options) -> Path:
+    """Write the embeddings by one model, or say that they are there; print how similar reports are by them.
+
+    Args:
+        data: the prepared set.
+        model: Hugging Face folder or repository id.
+        options: how.
+
+    Returns:
+        The file with the embeddings.
+
+    Raises:
+        PreparedDataError: no such set; no GPU where one is asked for; embeddings that are not finite.
+        ModelFolderError: a folder that is no BERT, or whose tokenizer does not fit its weights.
+    """
+    prepared = PreparedSet(data)
+    sentences = prepared.table("sentences").sort_values("sentence_id", ignore_index=True)
+    reports = _training_reports(prepared)
+    device = choose_device(options.device)
+    # Heavy imports come after the cheap checks.
+    from medclip_dcl.encoders.pretrained import load_bert, load_tokenizer, resolve_folder, weights_fingerprint
+    from medclip_dcl.scoring import DistinctPieces, default_token_budget
+
+    folder = resolve_folder(model)
+    tokenizer = load_tokenizer(folder)
+    network = load_bert(folder).eval()
+    suffix = "" if options.pooling == "cls" else f"-{options.pooling}"
+    name = f"{last_component(model)}-{weights_fingerprint(network)[:FINGERPRINT_DIGITS]}{suffix}"
+    file = prepared.folder / "text_embedding" / f"{name}.parquet"
+    positions = int(network.config.max_position_embeddings)
+    pieces = DistinctPieces(tokenizer, sentences["text"].tolist(), positions=positions, truncate=True)
+    special = (tokenizer.cls_token_id, tokenizer.sep_token_id)
+    # The configuration decides values, too, and is not among the weights.
+    meaning = f"{pieces.fingerprint_with(special)}-{settings_fingerprint(network)}"
+    network = network.to(device)
+    budget = default_token_budget(network) if options.batch_tokens is None else options.batch_tokens
+    batches = _batches(pieces, budget)
+
+    def places(number: int) -> Int[np.ndarray, " row"]:
+        batch = batches[number]
+        return pieces.rows_by_length[batch.length][batch.start : batch.stop]
+
+    parts_name = f".{name}-{meaning}-{budget}-{device}.parts"
+    parts = Parts(file.with_name(parts_name), places, options.keep_every)
+    if _has_embeddings_of(file, sentences, meaning):
+        print(f"{file} holds the embeddings of all {len(sentences):,} sentences by this model: nothing to do")
+        embedding = prepared.text_embedding(name)
+    else:
+        values = np.full((pieces.n_distinct, network.config.hidden_size), np.nan, dtype=np.float32)
+        done = parts.read_into(values)
+        if done:
+            print(f"continuing: {len(done):,} of {len(batches):,} batches were done before", flush=True)
+        left = [number for number in range(len(batches)) if number not in done]
+        embedded = embed_batches(network, pieces, [batches[number] for number in left], options.pooling)
+        shown = progress(zip(left, embedded, strict=True), len(left), "embedding", "batches")
+        with parts.keeping():
+            for number, found in shown:
+                if not np.isfinite(found).all():
+                    row = places(number)[~np.isfinite(found).all(axis=1)][0]
+                    sentence = sentences["sentence_id"].iloc[int(np.flatnonzero(pieces.row == row)[0])]
+                    raise PreparedDataError(
+                        f"{folder} gives sentence_id {sentence} an embedding that is not finite: its weights are "
+                        "damaged or hold NaN"
+                    )
+                values[places(number)] = found
+                parts.add(number, found)
+        embedding = TextEmbedding(sentences["sentence_id"].to_numpy(), values[pieces.row])
+        write_text_embedding(embedding, file, {_MEANING: meaning})
+        print(_summary(pieces, embedding, file), flush=True)
+    parts.remove()
+    print(_similarity_summary(embedding, reports))
+    return file
+
+
+def embed_batches(
+    network: BertModel, pieces: DistinctPieces, batches: Sequence[Batch], pooling: str
+) -> Iterator[Float[np.ndarray, "row dim"]]:
+    """Pooled last hidden states of one batch after the other.
+
+    The sentences of a batch have one length, so that nothing is padded and no other sentence has a part in a result.
+
+    Args:
+        network: in eval mode, on its device.
+        pieces: made with the network's tokenizer.
+        batches: of distinct sentences.
+        pooling: "cls" or "mean".
+    """
+    import torch
+
+    length, bucket = -1, np.empty((0, 0), dtype=np.int64)
+    for batch in batches:
+        if batch.length != length:
+            length, bucket = batch.length, pieces.bucket(batch.length)
+        # Not around the yield: the caller's own code must not be in inference mode.
+        with torch.inference_mode():
+            tokens = torch.from_numpy(bucket[batch.start : batch.stop]).to(network.device)
+            hidden = network(input_ids=tokens).last_hidden_state
+            pooled = hidden[:, 0] if pooling == "cls" else hidden.mean(dim=1)
+            found = pooled.float().cpu().numpy()
+        yield found
+
+
+def _batches(pieces: DistinctPieces, budget: int) -> list[Batch]:
+    """All distinct sentences once, the longest first; at least one sentence a batch, whatever the budget."""
+    return [
+        Batch(length, start, min(start + step, len(rows)))
+        for length, rows in pieces.rows_by_length.items()
+        for step in [max(1, budget // (length + _EDGES))]
+        for start in range(0, len(rows), step)
+    ]
+
+
+def _has_embeddings_of(file: Path, sentences: pd.DataFrame, meaning: str) -> bool:
+    """True if the file has the embeddings of these sentences' word pieces; those of other texts are made again."""
+    if not file.is_file():
+        return False
+    try:
+        metadata = pq.read_schema(file).metadata or {}
+    except pa.ArrowInvalid:
+        return False
+    if metadata.get(_MEANING.encode()) != meaning.encode():
+        return False
+    ids = pq.read_table(file, columns=["sentence_id"], partitioning=None)["sentence_id"].to_numpy()
+    return bool(np.array_equal(ids, sentences["sentence_id"]))
+
+
+def _training_reports(prepared: PreparedSet) -> pd.DataFrame:
+    """Rows of the table "reports" of the studies that are trained on."""
+    images, reports = prepared.table("images"), prepared.table("reports")
+    studies = images.loc[images["use"] == "train", "study_id"]
+    return reports[reports["study_id"].isin(studies)]
+
+
+def report_cosines(
+    embedding: TextEmbedding, reports: pd.DataFrame, pairs: int = _PAIRS, seed: int = 0
+) -> Float[np.ndarray, " pair"]:
+    """Cosines between the report embeddings of random pairs of different studies; none if there is only one study.
+
+    Args:
+        embedding: of the sentences.
+        reports: rows of the table "reports".
+        pairs: how many are drawn, with replacement.
+        seed: of the draw.
+    """
+    studies = np.unique(reports["study_id"].to_numpy())
+    if len(studies) < 2:
+        return np.empty(0, dtype=np.float32)
+    generator = np.random.default_rng(seed)
+    first = generator.integers(len(studies), size=pairs)
+    second = (first + generator.integers(1, len(studies), size=pairs)) % len(studies)
+    drawn = np.unique([first, second])
+    found = report_embedding(embedding, reports[reports["study_id"].isin(studies[drawn])])
+    unit = found.embedding / np.linalg.norm(found.embedding, axis=1, keepdims=True)
+    row_of = np.searchsorted(drawn, np.stack([first, second]))
+    # Some pairs at a time: all vectors of all pairs would be larger than the embeddings.
+    parts = [
+        np.einsum("pd,pd->p", unit[one], unit[other])
+        for one, other in np.array_split(row_of, max(1, pairs // 4096), axis=1)
+    ]
+    return np.concatenate(parts)
+
+
+def _summary(pieces: DistinctPieces, embedding: TextEmbedding, file: Path) -> str:
+    """What was written; no texts."""
+    lines = [f"{file}: {len(embedding.sentence_id):,} sentences, {embedding.embedding.shape[1]} dimensions"]
+    if count := int(pieces.is_truncated.sum()):
+        lines.append(f"  {count:,} sentences were too long for the model: only their beginning was embedded")
+    return "\n".join(lines)
+
+
+def _similarity_summary(embedding: TextEmbedding, reports: pd.DataFrame) -> str:
+    """Quantiles that a threshold on the similarity of reports can be chosen by."""
+    cosines = report_cosines(embedding, reports)
+    if not len(cosines):
+        return "fewer than two training reports: no similarities to choose a threshold by"
+    found = zip(_QUANTILES, np.quantile(cosines, _QUANTILES), strict=True)
+    quantiles = ", ".join(f"{share:.0%} {value:.4f}" for share, value in found)
+    return (
+        f"cosine of the reports of {len(cosines):,} random pairs of training studies, quantiles: {quantiles}\n"
+        "  a report's embedding is the mean of its sentences'; a threshold at the 95% quantile takes one pair in 20 "
+        "for alike"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Parse the command line and embed."""
+    parser = argparse.ArgumentParser(
+        prog="python -m data_prep.embed_sentences",
+        description="Embedding of every distinct sentence of a prepared set by the initial, frozen text encoder, into "
+        "SET/text_embedding/, for the objectives that compare report texts. Prints the quantiles of the cosine between "
+        "the training reports of different studies, by which to choose a threshold.",
+    )
+    parser.add_argument("--data", type=Path, required=True, metavar="SET", help="prepared data set")
+    parser.add_argument(
+        "--model", required=True, metavar="FOLDER", help="Hugging Face folder or repository id of a BERT"
+    )
+    parser.add_argument(
+        "--pooling",
+        choices=POOLINGS,
+        default="cls",
+        help="cls: hidden state of [CLS] (choice, not from the paper); mean: over all word pieces; its embeddings get "
+        "a file of their own (default: cls)",
+    )
+    parser.add_argument(
+        "--batch_tokens",
+        type=int,
+        metavar="N",
+        help="word pieces in a batch, which bounds memory (default: 4096 on CPU, 65536 on GPU)",
+    )
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: auto")
+    options = vars(parser.parse_args(arguments))
+    if options["batch_tokens"] is not None and options["batch_tokens"] < 1:
+        parser.error(f"--batch_tokens must be at least 1, got {options['batch_tokens']}")
+    embed_sentences(options.pop("data"), options.pop("model"), Options(**options))
+
+
+if __name__ == "__main__":
+    run_command(main)

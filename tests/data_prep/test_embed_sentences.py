@@ -1,0 +1,380 @@
+"""Embeddings of a prepared set's sentences: those of the frozen encoder, once, under the model's name."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from transformers import BertConfig, BertModel
+
+import data_prep.embed_sentences
+from data_prep.embed_sentences import main, report_cosines
+from data_prep.sentences import passages, split_sentences
+from medclip_dcl.encoders.pretrained import (
+    ModelFolderError,
+    load_bert,
+    load_masked_language_model,
+    load_tokenizer,
+    save_language_model,
+    weights_fingerprint,
+)
+from medclip_dcl.prepared import PreparedDataError, PreparedSet, TextEmbedding, report_embedding, write_table
+
+ROOT = Path(__file__).resolve().parents[2]
+# A budget of which two of the set's sentences that have one length fill no batch.
+SMALL_BATCHES = ("--batch_tokens", "14")
+
+
+@pytest.fixture
+def prepared(small_set: Path, tmp_path: Path) -> Path:
+    """A set whose sentence table is not in order."""
+    folder = Path(shutil.copytree(small_set, tmp_path / "set"))
+    sentences = pd.read_parquet(folder / "sentences.parquet")
+    write_table(sentences.sample(frac=1, random_state=1), folder / "sentences.parquet", "sentences")
+    return folder
+
+
+@pytest.fixture
+def model(small_bert: Path, tmp_path: Path) -> Path:
+    """A model whose random weights are large enough that sentences differ, and which a test may break."""
+    network = load_masked_language_model(small_bert)
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    save_language_model(network, load_tokenizer(small_bert), tmp_path / "small_bert")
+    return tmp_path / "small_bert"
+
+
+def embed(prepared: Path, model: Path, *options: str) -> Path:
+    before = set((prepared / "text_embedding").glob("*"))
+    main(["--data", str(prepared), "--model", str(model), "--device", "cpu", *options])
+    (written,) = set((prepared / "text_embedding").glob("*")) - before
+    return written
+
+
+@torch.no_grad()
+def one_by_one(model: Path, texts: list[str], pooling: str = "cls") -> np.ndarray:
+    """Plain transformers, a sentence at a time."""
+    if (model / "model.safetensors").exists():
+        network = BertModel.from_pretrained(model, add_pooling_layer=False).eval()
+    else:
+        network = load_bert(model).eval()
+    tokenizer = load_tokenizer(model)
+    hidden = [network(**tokenizer(text, return_tensors="pt")).last_hidden_state[0] for text in texts]
+    return np.stack([(h[0] if pooling == "cls" else h.mean(dim=0)).numpy() for h in hidden])
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_embeddings_are_the_frozen_encoders_sorted_by_id(prepared: Path, model: Path, pooling: str) -> None:
+    file = embed(prepared, model, "--pooling", pooling)
+    suffix = {"cls": "", "mean": "-mean"}[pooling]
+    assert file.name == f"small_bert-{weights_fingerprint(load_bert(model))[:8]}{suffix}.parquet"
+    sentences = PreparedSet(prepared).table("sentences").sort_values("sentence_id")
+    found = PreparedSet(prepared).text_embedding()
+    assert found.sentence_id.tolist() == list(range(9))
+    assert found.embedding.dtype == np.float32
+    expected = one_by_one(model, sentences["text"].tolist(), pooling)
+    np.testing.assert_allclose(found.embedding, expected, rtol=1e-4, atol=1e-5)
+    assert pq.read_schema(file).field("embedding").type == pa.list_(pa.float32(), 32)
+
+
+def openi_sentences(real_data: Path, count: int) -> list[str]:
+    """Distinct sentences of real reports, in order."""
+    with (real_data / "openi" / "openi_reports.csv").open(encoding="utf-8", newline="") as stream:
+        findings = [row["findings"] for row in csv.DictReader(stream)]
+    found = (
+        text for finding in findings for passage in passages(finding) for text in split_sentences(passage)
+    )
+    return list(dict.fromkeys(text for text in islice(found, 3 * count)))[:count]
+
+
+def test_real_sentences_by_cxr_berts_own_folder(prepared: Path, real_data: Path, tmp_path: Path) -> None:
+    """Its config.json and tokenizer files, and small random weights under the published key names."""
+    folder = tmp_path / "BiomedVLP-CXR-BERT-specialized"
+    shutil.copytree(real_data / "cxr_bert_tokenizer", folder)
+    sizes = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
+    raw = {**json.loads((folder / "config.json").read_text()), **sizes}
+    (folder / "config.json").write_text(json.dumps(raw))
+    network = BertModel(BertConfig(**sizes, vocab_size=30522), add_pooling_layer=False)
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    weights = {f"bert.{name}": value for name, value in network.state_dict().items()}
+    weights["cls_projection_head.dense_to_hidden.weight"] = torch.ones(128, 12)
+    torch.save(weights, folder / "pytorch_model.bin")
+    texts = openi_sentences(real_data, 300)
+    table = pd.DataFrame({"sentence_id": range(len(texts)), "text": texts, "n_reports": 1})
+    write_table(table, prepared / "sentences.parquet", "sentences")
+    together = embed(prepared, folder)
+    found = PreparedSet(prepared).text_embedding(together.stem).embedding
+    np.testing.assert_allclose(found, one_by_one(folder, texts), rtol=1e-4, atol=1e-5)
+    together.unlink()
+    embed(prepared, folder, "--batch_tokens", "1")
+    alone = PreparedSet(prepared).text_embedding().embedding
+    np.testing.assert_allclose(alone, found, rtol=1e-4, atol=1e-5)
+
+
+def test_second_run_does_nothing_but_tells_the_quantiles_again(
+    prepared: Path, model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = embed(prepared, model)
+    first = capsys.readouterr().out.splitlines()
+    before = file.stat().st_mtime_ns
+    monkeypatch.setattr(data_prep.embed_sentences, "embed_batches", None)
+    moved = shutil.copytree(model, model.parent / "elsewhere" / "small_bert")
+    main(["--data", str(prepared), "--model", f"{moved}/", "--device", "cpu"])
+    second = capsys.readouterr().out.splitlines()
+    assert file.stat().st_mtime_ns == before
+    assert second[0].endswith("holds the embeddings of all 9 sentences by this model: nothing to do")
+    assert second[1:] == first[1:] and second[1].startswith("cosine of the reports of 20,000 random pairs")
+
+
+def test_other_weights_get_their_own_file_and_the_head_does_not_matter(
+    prepared: Path, model: Path, tmp_path: Path
+) -> None:
+    first = embed(prepared, model)
+    network = load_masked_language_model(model)
+    with torch.no_grad():
+        network.cls.predictions.bias += 1
+    save_language_model(network, load_tokenizer(model), tmp_path / "head" / "small_bert")
+    main(["--data", str(prepared), "--model", str(tmp_path / "head" / "small_bert"), "--device", "cpu"])
+    assert list((prepared / "text_embedding").iterdir()) == [first]
+    with torch.no_grad():
+        network.bert.encoder.layer[1].output.dense.bias[0] += 1
+    save_language_model(network, load_tokenizer(model), tmp_path / "other" / "small_bert")
+    second = embed(prepared, tmp_path / "other" / "small_bert")
+    assert first.name != second.name
+    embeddings = [PreparedSet(prepared).text_embedding(file.stem).embedding for file in (first, second)]
+    assert (np.abs(embeddings[0] - embeddings[1]).max(axis=1) > 1e-3).all()
+
+
+def test_other_texts_under_the_same_ids_are_embedded_again(prepared: Path, model: Path) -> None:
+    embed(prepared, model)
+    before = PreparedSet(prepared).text_embedding().embedding
+    sentences = pd.read_parquet(prepared / "sentences.parquet")
+    sentences.loc[sentences["sentence_id"] == 5, "text"] = "The lungs are not clear."
+    write_table(sentences, prepared / "sentences.parquet", "sentences")
+    main(["--data", str(prepared), "--model", str(model), "--device", "cpu"])
+    after = PreparedSet(prepared).text_embedding().embedding
+    assert (np.abs(after - before).max(axis=1) > 1e-3).nonzero()[0].tolist() == [5]
+
+
+def test_another_activation_or_other_ids_are_embedded_again(prepared: Path, model: Path) -> None:
+    """The weights are the same, so that the file is, too; what it holds is not."""
+    embed(prepared, model)
+    before = PreparedSet(prepared).text_embedding().embedding
+    raw = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**raw, "hidden_act": "relu"}))
+    sentences = pd.read_parquet(prepared / "sentences.parquet")
+    main(["--data", str(prepared), "--model", str(model), "--device", "cpu"])
+    after = PreparedSet(prepared).text_embedding().embedding
+    assert (np.abs(after - before).max(axis=1) > 1e-4).all()
+    sentences.loc[sentences["sentence_id"] == 8, "sentence_id"] = 80
+    write_table(sentences, prepared / "sentences.parquet", "sentences")
+    reports = pd.read_parquet(prepared / "reports.parquet").replace({"sentence_id": {8: 80}})
+    write_table(reports, prepared / "reports.parquet", "reports")
+    main(["--data", str(prepared), "--model", str(model), "--device", "cpu"])
+    assert PreparedSet(prepared).text_embedding().sentence_id.tolist() == [*range(8), 80]
+
+
+@pytest.mark.parametrize("damage", [lambda file: file.write_bytes(b"PAR1"), Path.unlink])
+def test_a_damaged_file_is_made_again(prepared: Path, model: Path, damage) -> None:
+    file = embed(prepared, model)
+    whole = file.read_bytes()
+    damage(file)
+    main(["--data", str(prepared), "--model", str(model), "--device", "cpu"])
+    assert file.read_bytes() == whole
+
+
+class Stopped(Exception):
+    """A run that ends in the middle."""
+
+
+def stop_after(batches: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """From now on embedding ends with an exception after so many batches; sizes of those that were embedded."""
+    original = data_prep.embed_sentences.embed_batches
+    sizes: list[int] = []
+
+    def some(*arguments) -> Iterator[np.ndarray]:
+        for found in original(*arguments):
+            if len(sizes) == batches:
+                raise Stopped
+            sizes.append(len(found))
+            yield found
+
+    monkeypatch.setattr(data_prep.embed_sentences, "embed_batches", some)
+    return sizes
+
+
+def test_a_run_that_broke_off_continues_to_the_same_bytes(
+    prepared: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = embed(prepared, model, *SMALL_BATCHES)
+    whole = expected.read_bytes()
+    expected.unlink()
+    with monkeypatch.context() as patch:
+        first = stop_after(3, patch)
+        with pytest.raises(Stopped):
+            embed(prepared, model, *SMALL_BATCHES)
+        assert not expected.exists()
+    with monkeypatch.context() as patch:
+        second = stop_after(10**9, patch)
+        main(["--data", str(prepared), "--model", str(model), "--device", "cpu", *SMALL_BATCHES])
+    assert len(first) == 3 and sum(first) + sum(second) == 9
+    assert expected.read_bytes() == whole
+    assert f"continuing: 3 of {3 + len(second)} batches were done before" in capsys.readouterr().out
+    assert [path.name for path in (prepared / "text_embedding").iterdir()] == [expected.name]
+
+
+def test_a_sentence_too_long_for_the_model_is_cut_and_reported(
+    prepared: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sentences = pd.read_parquet(prepared / "sentences.parquet")
+    for number, words in ((2, 126), (4, 300)):  # 126 and [CLS] and [SEP] just fit
+        sentences.loc[sentences["sentence_id"] == number, "text"] = "no " * words
+    write_table(sentences, prepared / "sentences.parquet", "sentences")
+    embed(prepared, model)
+    found = PreparedSet(prepared).text_embedding().embedding
+    assert np.array_equal(found[2], found[4])
+    assert (
+        "1 sentences were too long for the model: only their beginning was embedded"
+        in capsys.readouterr().out
+    )
+
+
+def test_an_empty_sentence_is_cls_and_sep(prepared: Path, model: Path) -> None:
+    sentences = pd.read_parquet(prepared / "sentences.parquet")
+    sentences.loc[sentences["sentence_id"] == 3, "text"] = ""
+    write_table(sentences, prepared / "sentences.parquet", "sentences")
+    embed(prepared, model)
+    found = PreparedSet(prepared).text_embedding().embedding[3:4]
+    np.testing.assert_allclose(found, one_by_one(model, [""]), rtol=1e-4, atol=1e-5)
+
+
+def test_texts_are_not_printed(prepared: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    embed(prepared, model)
+    captured = capsys.readouterr()
+    assert "9 sentences, 32 dimensions" in captured.out
+    assert not any(word in (captured.out + captured.err).lower() for word in ("pneumo", "heart", "effusion"))
+
+
+def test_a_reports_embedding_is_the_mean_of_its_distinct_sentences() -> None:
+    sentences = TextEmbedding(np.array([2, 3, 7]), np.array([[1, 0], [0, 1], [5, 5]], dtype=np.float32))
+    rows = [
+        (30, "findings", 0, 2),
+        (30, "impression", 1, 2),
+        (30, "impression", 2, 3),
+        (10, "findings", 0, 7),
+    ]
+    reports = pd.DataFrame(rows, columns=["study_id", "section", "position", "sentence_id"])
+    found = report_embedding(sentences, reports)
+    assert found.study_id.tolist() == [10, 30]
+    assert found.embedding.tolist() == [[5, 5], [0.5, 0.5]] and found.embedding.dtype == np.float32
+    with pytest.raises(
+        PreparedDataError, match="1 of 2 sentences of reports have no embedding .*sentence_id 4"
+    ):
+        report_embedding(sentences, pd.DataFrame({"study_id": [1, 1], "sentence_id": [2, 4]}))
+
+
+def test_pairs_are_of_different_studies() -> None:
+    """Three reports at right angles: no pair has the cosine 1 of a report with itself. Then two are alike."""
+    sentences = TextEmbedding(np.arange(3), np.array([[3, 0, 0], [0, 2, 0], [0, 0, 1]], dtype=np.float32))
+    reports = pd.DataFrame({"study_id": [5, 6, 9], "sentence_id": [0, 1, 2]})
+    assert (report_cosines(sentences, reports, pairs=500) == 0).all()
+    again = pd.concat([reports, pd.DataFrame({"study_id": [7], "sentence_id": [1]})])
+    cosines = report_cosines(sentences, again, pairs=6000)
+    assert set(cosines.tolist()) == {0.0, 1.0} and cosines.mean() == pytest.approx(1 / 6, abs=0.02)
+    assert len(report_cosines(sentences, reports[:1])) == 0
+
+
+def test_the_quantiles_are_of_training_reports(
+    prepared: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    embed(prepared, model)
+    printed = capsys.readouterr().out
+    found = dict(re.findall(r"(\d+)% (-?[\d.]+)", printed.partition("quantiles:")[2]))
+    opened = PreparedSet(prepared)
+    images, reports = opened.table("images"), opened.table("reports")
+    train = reports[reports["study_id"].isin(images.loc[images["use"] == "train", "study_id"])]
+    means = report_embedding(opened.text_embedding(), train).embedding.astype(np.float64)
+    assert len(means) == 24
+    unit = means / np.linalg.norm(means, axis=1, keepdims=True)
+    cosines = (unit @ unit.T)[~np.eye(24, dtype=bool)]
+    assert list(found) == ["5", "25", "50", "75", "95", "99"]
+    for share, value in found.items():
+        expected = np.quantile(cosines, [max(0, int(share) / 100 - 0.02), min(1, int(share) / 100 + 0.02)])
+        assert expected[0] - 1e-4 <= float(value) <= expected[1] + 1e-4
+
+
+def test_a_set_without_training_reports_is_embedded_all_the_same(
+    prepared: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images = pd.read_parquet(prepared / "images.parquet")
+    write_table(images.assign(use="test"), prepared / "images.parquet", "images")
+    embed(prepared, model)
+    assert "fewer than two training reports" in capsys.readouterr().out
+
+
+def _other_tokenizer(folder: Path) -> None:
+    raw = json.loads((folder / "tokenizer.json").read_text())
+    raw["model"]["vocab"]["extra"] = len(raw["model"]["vocab"])
+    (folder / "tokenizer.json").write_text(json.dumps(raw))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_other_tokenizer, "tokenizer does not fit the weights"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "has no weights"),
+        (shutil.rmtree, "is neither an existing folder"),
+    ],
+)
+def test_a_model_that_cannot_embed_is_refused(prepared: Path, model: Path, damage, message: str) -> None:
+    damage(model)
+    with pytest.raises(ModelFolderError, match=message):
+        main(["--data", str(prepared), "--model", str(model), "--device", "cpu"])
+    assert not (prepared / "text_embedding").exists()
+
+
+def test_weights_that_give_no_number_are_refused(prepared: Path, model: Path) -> None:
+    network, tokenizer = load_masked_language_model(model), load_tokenizer(model)
+    with torch.no_grad():
+        network.bert.embeddings.word_embeddings.weight[tokenizer.get_vocab()["edema"]] = torch.nan
+    save_language_model(network, tokenizer, model)
+    with pytest.raises(
+        PreparedDataError, match="gives sentence_id 4 an embedding that is not finite: its weights"
+    ):
+        main(["--data", str(prepared), "--model", str(model), "--device", "cpu"])
+    assert not list((prepared / "text_embedding").glob("*.parquet"))
+
+
+def test_options_are_checked_at_once(
+    prepared: Path, model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["--data", str(prepared), "--model", str(model)]
+    with pytest.raises(SystemExit):
+        main([*command, "--batch_tokens", "0"])
+    assert "--batch_tokens must be at least 1, got 0" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([*command, "--pooling", "max"])
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(PreparedDataError, match="--device cuda: this machine has no usable GPU"):
+        main([*command, "--device", "cuda"])
+
+
+def test_what_is_no_prepared_set_ends_with_a_message_and_status_2(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "data_prep.embed_sentences", "--data", str(tmp_path), "--model", "none"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: prepared data set") and done.stderr.count("\n") == 1
