@@ -55,6 +55,19 @@ def test_saved_and_loaded_it_gives_the_same_logits(network, tmp_path):
     assert torch.equal(network(images, tokens, lengths), loaded(images, tokens, lengths))
 
 
+@torch.no_grad()
+def test_biovils_projections_survive_saving(small_bert, tmp_path):
+    text = BertSentences(str(small_bert), dim=16, projection="mlp")
+    image = ResNetRegions(dim=16, stride=16, projection="mlp")
+    network = ImageTextNetwork(image, text, GlobalCosine(), image_size=64)
+    network.feature_map(torch.rand(3, 3, 64, 64))  # in train mode: moves the running mean
+    network.eval().save_pretrained(tmp_path / "export")
+    loaded = ImageTextNetwork.from_pretrained(tmp_path / "export")
+    assert loaded.config() == network.config()
+    images, (tokens, lengths) = torch.rand(2, 3, 64, 64), network.tokenize(["No pneumothorax.", "Clear."])
+    assert torch.equal(network(images, tokens, lengths), loaded(images, tokens, lengths))
+
+
 def test_dimensions_must_agree(small_bert):
     text = BertSentences(str(small_bert), dim=16)
     with pytest.raises(ValueError, match="must agree, got {'image_encoder': 8, 'text_encoder': 16"):

@@ -1,4 +1,4 @@
-"""Image encoder: a ResNet cut before its pooling, each region projected linearly."""
+"""Image encoder: a ResNet cut before its pooling, each region projected."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RegionEncoder(nn.Module):
 
 
 class ResNetRegions(RegionEncoder):
-    """ResNet up to its last (stride 32) or its last but one stage (stride 16), then a linear map per region.
+    """ResNet up to its last (stride 32) or its last but one stage (stride 16), then a projection of each region.
 
     ResNet-18 at stride 32 is SSD's encoder: 512-d features, 15 x 15 regions at 480 px, mapped to 128-d. Stride 16
     stops after layer3 (256-d) and suits small images.
@@ -48,34 +48,60 @@ class ResNetRegions(RegionEncoder):
         dim: size of the projected regions.
         weights: initial weights: null for random ones, "imagenet" for torchvision's (downloaded once by
             torchvision), or the path of a torchvision state dict (.pth). ImageNet is a choice, not from the paper.
+        projection: "linear" maps each region linearly, as SSD does; "mlp" is BioViL's projection (Boecking et al.,
+            ECCV 2022): 1 x 1 convolution to `dim`, BatchNorm, ReLU, 1 x 1 convolution. Its layers have the names and
+            biases of BioViL's published weights (``projector.model.{0,1,3}``: no bias before BatchNorm).
 
     Raises:
-        ValueError: an unknown depth or stride; a weight file whose keys do not fit, all named.
+        ValueError: an unknown depth, stride or projection; a weight file whose keys do not fit, all named.
         FileNotFoundError: no file at `weights`.
     """
 
-    def __init__(self, depth: int = 18, stride: int = 32, dim: int = 128, weights: str | None = None) -> None:
+    def __init__(
+        self,
+        depth: int = 18,
+        stride: int = 32,
+        dim: int = 128,
+        weights: str | None = None,
+        projection: str = "linear",
+    ) -> None:
         super().__init__()
         if depth not in (18, 34, 50):
             raise ValueError(f"depth must be 18, 34 or 50, got {depth}")
         if stride not in (16, 32):
             raise ValueError(f"stride must be 16 or 32, got {stride}")
-        self.depth, self.stride, self.dim = depth, stride, dim
+        if projection not in ("linear", "mlp"):
+            raise ValueError(f'image encoder: projection must be "linear" or "mlp", got {projection!r}')
+        self.depth, self.stride, self.dim, self.projection_kind = depth, stride, dim, projection
         resnet = _resnet(depth, weights)
         stages = [resnet.layer1, resnet.layer2, resnet.layer3]
         if stride == 32:
             stages.append(resnet.layer4)
         self.backbone = nn.Sequential(resnet.conv1, resnet.bn1, resnet.relu, resnet.maxpool, *stages)
-        expansion = 4 if depth == 50 else 1
-        self.projection = nn.Conv2d((512 if stride == 32 else 256) * expansion, dim, kernel_size=1)
+        channels = (512 if stride == 32 else 256) * (4 if depth == 50 else 1)
+        self.projection = _projection(projection, channels, dim)
 
     def config(self) -> dict[str, Any]:
-        return {"depth": self.depth, "stride": self.stride, "dim": self.dim}
+        config = {"depth": self.depth, "stride": self.stride, "dim": self.dim}
+        # Unsaid where it is the default, so that a checkpoint from before this option describes the same encoder.
+        return config if self.projection_kind == "linear" else {**config, "projection": self.projection_kind}
 
     def forward(
         self, images: Float[Tensor, "image 3 height width"]
     ) -> Float[Tensor, "image dim region_row region_column"]:
         return self.projection(self.backbone(images.contiguous(memory_format=torch.channels_last)))
+
+
+def _projection(kind: str, channels: int, dim: int) -> nn.Module:
+    """From features of the backbone to regions in the common space."""
+    if kind == "linear":
+        return nn.Conv2d(channels, dim, kernel_size=1)
+    return nn.Sequential(
+        nn.Conv2d(channels, dim, kernel_size=1, bias=False),
+        nn.BatchNorm2d(dim),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(dim, dim, kernel_size=1),
+    )
 
 
 def _resnet(depth: int, weights: str | None) -> ResNet:

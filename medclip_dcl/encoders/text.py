@@ -1,7 +1,8 @@
-"""Sentence encoder: BERT, pooled over its word pieces and projected linearly."""
+"""Sentence encoder: BERT, pooled over its word pieces and projected."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,7 +47,7 @@ class SentenceEncoder(nn.Module):
 
 
 class BertSentences(SentenceEncoder):
-    """BERT (CXR-BERT), pooled last hidden state, linear map to `dim`.
+    """BERT (CXR-BERT), pooled last hidden state, projection to `dim`.
 
     Give either `pretrained`, or `bert` and `tokenizer` as `config` returned them (then weights are random until
     they are loaded).
@@ -61,12 +62,15 @@ class BertSentences(SentenceEncoder):
             the sentences of reports (choice).
         pooling: "cls" takes the hidden state of [CLS] (choice, not from the paper); "mean" the mean over all word
             pieces, [CLS] and [SEP] included, which suits a BERT whose [CLS] was never trained for a task.
+        projection: "linear", as in SSD; "mlp" is BioViL's projection (Boecking et al., ECCV 2022): linear map to `dim`,
+            GELU, LayerNorm, linear map. Its layers have the names, biases and epsilon of the published
+            ``cls_projection_head``. It starts from random weights.
         bert: configuration of the transformer (BertConfig fields).
         tokenizer: content of tokenizer.json.
 
     Raises:
-        ValueError: both or neither source; an unknown pooling; max_tokens above what the model takes; a folder
-            that does not fit (see encoders.pretrained).
+        ValueError: both or neither source; an unknown pooling or projection; max_tokens above what the model takes;
+            a folder that does not fit (see encoders.pretrained).
     """
 
     def __init__(
@@ -77,6 +81,7 @@ class BertSentences(SentenceEncoder):
         dropout: float | None = None,
         final_period: bool = True,
         pooling: str = "cls",
+        projection: str = "linear",
         *,
         bert: dict[str, Any] | None = None,
         tokenizer: str | None = None,
@@ -88,6 +93,8 @@ class BertSentences(SentenceEncoder):
             )
         if pooling not in ("cls", "mean"):
             raise ValueError(f'text encoder: pooling must be "cls" or "mean", got {pooling!r}')
+        if projection not in ("linear", "mlp"):
+            raise ValueError(f'text encoder: projection must be "linear" or "mlp", got {projection!r}')
         if pretrained is not None:
             folder = resolve_folder(pretrained)
             self.bert = load_bert(folder)
@@ -103,12 +110,12 @@ class BertSentences(SentenceEncoder):
                 f"max_tokens must lie in [3, {positions}] for this text encoder, got {max_tokens}"
             )
         self.dim, self.max_tokens = dim, max_tokens
-        self.final_period, self.pooling = final_period, pooling
+        self.final_period, self.pooling, self.projection_kind = final_period, pooling, projection
         self.tokenizer.no_padding()
         self.tokenizer.enable_truncation(max_tokens)
         # A literal "[SEP]" in a report is text, not the end of the sentence.
         self.tokenizer.encode_special_tokens = True
-        self.projection = nn.Linear(self.bert.config.hidden_size, dim)
+        self.projection = _projection(projection, self.bert.config.hidden_size, dim)
 
     @property
     def transformer(self) -> nn.Module:
@@ -118,7 +125,7 @@ class BertSentences(SentenceEncoder):
         bert = self.bert.config.to_diff_dict()
         for key in ("transformers_version", "model_type", "architectures", "dtype", "_name_or_path"):
             bert.pop(key, None)
-        return {
+        config = {
             "dim": self.dim,
             "max_tokens": self.max_tokens,
             "final_period": self.final_period,
@@ -126,6 +133,10 @@ class BertSentences(SentenceEncoder):
             "bert": bert,
             "tokenizer": self.tokenizer.to_str(),
         }
+        # Unsaid where it is the default, so that a checkpoint from before this option describes the same encoder.
+        if self.projection_kind != "linear":
+            config["projection"] = self.projection_kind
+        return config
 
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
         if self.final_period:
@@ -141,6 +152,19 @@ class BertSentences(SentenceEncoder):
             return self.projection(hidden[:, 0])
         total = hidden.masked_fill(~mask[..., None], 0.0).sum(dim=1)
         return self.projection(total / lengths[:, None])
+
+
+def _projection(kind: str, hidden_size: int, dim: int) -> nn.Module:
+    """From the pooled hidden state to the common space."""
+    if kind == "linear":
+        return nn.Linear(hidden_size, dim)
+    layers = {
+        "dense_to_hidden": nn.Linear(hidden_size, dim),
+        "activation": nn.GELU(),
+        "LayerNorm": nn.LayerNorm(dim, eps=1e-12),
+        "dense_to_output": nn.Linear(dim, dim),
+    }
+    return nn.Sequential(OrderedDict(layers))
 
 
 def with_final_period(text: str) -> str:

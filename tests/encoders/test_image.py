@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torchvision
@@ -25,8 +27,60 @@ def test_features_are_torchvisions(tmp_path):
     encoder = ResNetRegions(weights=str(tmp_path / "resnet18.pth"), dim=8).eval()
     images = torch.rand(1, 3, 64, 64)
     features = torch.nn.Sequential(*list(resnet.children())[:-2])(images)
-    expected = torch.nn.functional.conv2d(features, encoder.projection.weight, encoder.projection.bias)
+    projection: Any = encoder.projection
+    expected = torch.nn.functional.conv2d(features, projection.weight, projection.bias)
     torch.testing.assert_close(encoder(images), expected, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_mlp_is_biovils_two_layers():
+    encoder = ResNetRegions(stride=16, dim=3, projection="mlp").eval()
+    projection: Any = encoder.projection
+    state = {name: value for name, value in encoder.state_dict().items() if name.startswith("projection")}
+    assert {name: tuple(value.shape) for name, value in state.items()} == {
+        "projection.0.weight": (3, 256, 1, 1),
+        **{f"projection.1.{name}": (3,) for name in ("weight", "bias", "running_mean", "running_var")},
+        "projection.1.num_batches_tracked": (),
+        "projection.3.weight": (3, 3, 1, 1),
+        "projection.3.bias": (3,),
+    }
+    for name in ("weight", "bias", "running_mean"):
+        torch.nn.init.normal_(getattr(projection[1], name))
+    projection[1].running_var.copy_(torch.tensor([0.5, 2.0, 3.0]))
+    images = torch.rand(2, 3, 32, 48)
+    found, features = encoder(images), encoder.backbone(images)
+    first, norm, _, last = projection
+    for row, column in ((0, 0), (1, 2)):
+        hidden = features[1, :, row, column] @ first.weight[:, :, 0, 0].T
+        hidden = (hidden - norm.running_mean) / (norm.running_var + 1e-5).sqrt() * norm.weight + norm.bias
+        expected = last.weight[:, :, 0, 0] @ hidden.clamp(min=0) + last.bias
+        torch.testing.assert_close(found[1, :, row, column], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_mlp_normalises_over_the_batch_while_training():
+    encoder = ResNetRegions(stride=16, dim=5, projection="mlp")
+    projection: Any = encoder.projection
+    hidden = projection[:2](encoder.backbone(torch.rand(4, 3, 48, 48)))
+    torch.testing.assert_close(hidden.mean(dim=(0, 2, 3)), torch.zeros(5), rtol=0, atol=1e-4)
+    assert projection[1].num_batches_tracked == 1
+
+
+@torch.no_grad()
+def test_biovils_size():
+    encoder = ResNetRegions(depth=50, projection="mlp").eval()
+    assert encoder.state_dict()["projection.0.weight"].shape == (128, 2048, 1, 1)
+    assert encoder(torch.rand(1, 3, 64, 96)).shape == (1, 128, 2, 3)
+
+
+def test_config_names_the_projection_only_where_it_is_not_the_default():
+    assert ResNetRegions(dim=8).config() == {"depth": 18, "stride": 32, "dim": 8}
+    assert set(ResNetRegions(dim=8).projection.state_dict()) == {"weight", "bias"}
+    first = ResNetRegions(stride=16, dim=8, projection="mlp").eval()
+    assert first.config() == {"depth": 18, "stride": 16, "dim": 8, "projection": "mlp"}
+    second = ResNetRegions(**first.config()).eval()
+    second.load_state_dict(first.state_dict())
+    images = torch.rand(1, 3, 32, 32)
+    assert torch.equal(first(images), second(images))
 
 
 def test_refusals(tmp_path):
@@ -34,6 +88,8 @@ def test_refusals(tmp_path):
         ResNetRegions(depth=19)
     with pytest.raises(ValueError, match="stride must be 16 or 32, got 8"):
         ResNetRegions(stride=8)
+    with pytest.raises(ValueError, match='image encoder: projection must be "linear" or "mlp", got \'conv\''):
+        ResNetRegions(projection="conv")
     with pytest.raises(FileNotFoundError, match="no file .*nowhere.pth"):
         ResNetRegions(weights=str(tmp_path / "nowhere.pth"))
     state = torchvision.models.resnet18(weights=None).state_dict()

@@ -60,11 +60,49 @@ def test_config_rebuilds_without_the_folder(small_bert):
     assert second.bert.config.hidden_dropout_prob == 0.4
 
 
+@torch.no_grad()
+def test_mlp_is_biovils_two_layers(small_bert):
+    encoder = BertSentences(str(small_bert), dim=3, projection="mlp").eval()
+    shapes = {name: tuple(value.shape) for name, value in encoder.projection.state_dict().items()}
+    assert shapes == {
+        **{"dense_to_hidden.weight": (3, 32), "dense_to_hidden.bias": (3,)},
+        **{"LayerNorm.weight": (3,), "LayerNorm.bias": (3,)},
+        **{"dense_to_output.weight": (3, 3), "dense_to_output.bias": (3,)},
+    }
+    weights = {name: torch.randn(shape) for name, shape in shapes.items()}
+    encoder.projection.load_state_dict(weights)
+    tokens, lengths = pad_tokens(encoder.tokenize(["No pneumothorax.", "Small left pleural effusion."]))
+    mask = (torch.arange(tokens.shape[1]) < lengths[:, None]).long()
+    for row, pooled in enumerate(encoder.bert(tokens, attention_mask=mask).last_hidden_state[:, 0]):
+        hidden = weights["dense_to_hidden.weight"] @ pooled + weights["dense_to_hidden.bias"]
+        hidden = hidden * 0.5 * (1 + torch.erf(hidden / 2**0.5))
+        hidden = (hidden - hidden.mean()) / (hidden.var(unbiased=False) + 1e-12).sqrt()
+        hidden = hidden * weights["LayerNorm.weight"] + weights["LayerNorm.bias"]
+        expected = weights["dense_to_output.weight"] @ hidden + weights["dense_to_output.bias"]
+        torch.testing.assert_close(encoder(tokens, lengths)[row], expected, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_config_names_the_projection_only_where_it_is_not_the_default(small_bert):
+    before_the_option = {"dim", "max_tokens", "final_period", "pooling", "bert", "tokenizer"}
+    plain = BertSentences(str(small_bert))
+    assert set(plain.config()) == before_the_option
+    assert set(plain.projection.state_dict()) == {"weight", "bias"}
+    first = BertSentences(str(small_bert), dim=8, projection="mlp").eval()
+    assert set(first.config()) == before_the_option | {"projection"}
+    second = BertSentences(**first.config()).eval()
+    second.load_state_dict(first.state_dict())
+    tokens, lengths = pad_tokens(first.tokenize(["Mild pulmonary edema."]))
+    assert torch.equal(first(tokens, lengths), second(tokens, lengths))
+
+
 def test_refusals(small_bert):
     with pytest.raises(ValueError, match="give either pretrained"):
         BertSentences()
     with pytest.raises(ValueError, match='pooling must be "cls" or "mean", got \'max\''):
         BertSentences(str(small_bert), pooling="max")
+    with pytest.raises(ValueError, match='projection must be "linear" or "mlp", got \'MLP\''):
+        BertSentences(str(small_bert), projection="MLP")
     with pytest.raises(ValueError, match=r"max_tokens must lie in \[3, 128\] for this text encoder, got 200"):
         BertSentences(str(small_bert), max_tokens=200)
     with pytest.raises(ValueError, match=r"dropout must lie in \[0, 1\), got 1.0"):
