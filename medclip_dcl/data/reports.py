@@ -15,19 +15,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from transformers import BertTokenizer
 
+from medclip_dcl.data.masking import IGNORED, SPECIAL_TOKENS, Masking
 from medclip_dcl.data.samplers import EpochDataModule, ShardSampler, require_whole_batches
 from medclip_dcl.distributed import gather_objects, rank_and_size
 from medclip_dcl.encoders.pretrained import load_tokenizer, resolve_folder, word_pieces
 from medclip_dcl.prepared import PreparedDataError, PreparedSet
 
-SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-"""Their ids are 0, 1, 2, 3, 4, as in CXR-BERT."""
-
-IGNORED = -100
-"""Label of a word piece that is not to be predicted."""
-
-# Of the chosen word pieces: 80% become [MASK], 10% another word piece, 10% stay (Devlin et al., NAACL 2019).
-_TO_MASK, _TO_RANDOM = 0.8, 0.1
 # Batches are cut from this many batches' worth of sentences, sorted by length: little padding, yet random.
 _POOL = 32
 
@@ -174,7 +167,7 @@ class ReportsDataModule(EpochDataModule):
             for ids in pieces
         ]
         mentions = [number[text] for text in texts if len(tokens[number[text]]) > 2]
-        masking = Masking.of(tokenizer, self.mask_probability)
+        masking = Masking.of(tokenizer.get_vocab(), self.mask_probability)
         stream = [self.seed] if use == "train" else [self.seed, 1]
         return _MaskedSentences(tokens, np.array(mentions), masking, stream, int(tokenizer.pad_token_id))
 
@@ -193,43 +186,6 @@ class ReportsDataModule(EpochDataModule):
             persistent_workers=self.num_workers > 0,
             pin_memory=torch.cuda.is_available(),
         )
-
-
-class Masking:
-    """Chooses word pieces to predict and hides them (Devlin et al., NAACL 2019, section 3.1 and appendix A.1).
-
-    Of a sentence's word pieces, [CLS] and [SEP] excluded, the share `probability` is chosen (at least one); of these
-    80% become [MASK], 10% a random word piece that is no special token, 10% stay as they are.
-
-    Args:
-        probability: share of the word pieces, in (0, 1).
-        mask_id: of [MASK].
-        ordinary: ids of the word pieces that are no special tokens.
-    """
-
-    def __init__(self, probability: float, mask_id: int, ordinary: Int[np.ndarray, " piece"]) -> None:
-        self.probability, self.mask_id, self.ordinary = probability, mask_id, ordinary
-
-    @staticmethod
-    def of(tokenizer: BertTokenizer, probability: float) -> Masking:
-        """The masking of a tokenizer's sentences."""
-        special = set(tokenizer.all_special_ids)
-        ordinary = [number for number in sorted(tokenizer.get_vocab().values()) if number not in special]
-        return Masking(probability, int(tokenizer.mask_token_id), np.array(ordinary))
-
-    def __call__(
-        self, tokens: Int[np.ndarray, " token"], generator: np.random.Generator
-    ) -> tuple[Int[np.ndarray, " token"], Int[np.ndarray, " token"]]:
-        """Masked copy and labels (-100 where nothing is to be predicted) of a sentence with [CLS] and [SEP]."""
-        count = max(1, round(self.probability * (len(tokens) - 2)))
-        chosen = 1 + generator.permutation(len(tokens) - 2)[:count]
-        fate = generator.random(count)
-        random_pieces = self.ordinary[generator.integers(len(self.ordinary), size=count)]
-        replaced = np.where(fate < _TO_MASK + _TO_RANDOM, random_pieces, tokens[chosen])
-        masked, labels = tokens.copy(), np.full_like(tokens, IGNORED)
-        masked[chosen] = np.where(fate < _TO_MASK, self.mask_id, replaced)
-        labels[chosen] = tokens[chosen]
-        return masked, labels
 
 
 class LengthSampler(DistributedSampler):

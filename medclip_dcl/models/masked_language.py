@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import BertConfig, BertForMaskedLM
 
-from medclip_dcl.data.reports import IGNORED
+from medclip_dcl.data.masking import IGNORED
 from medclip_dcl.distributed import global_mean
 from medclip_dcl.encoders.pretrained import (
     bert_config,

@@ -11,13 +11,8 @@ import pandas as pd
 import pytest
 import torch
 
-from medclip_dcl.data.reports import (
-    IGNORED,
-    LengthSampler,
-    Masking,
-    ReportsDataModule,
-    train_word_pieces,
-)
+from medclip_dcl.data.masking import IGNORED, Masking
+from medclip_dcl.data.reports import LengthSampler, ReportsDataModule, train_word_pieces
 from medclip_dcl.prepared import FORMAT_VERSION, PreparedDataError, write_json, write_table
 
 TEXTS = [

@@ -1,0 +1,203 @@
+"""Examples of the image-text datamodule: images with sentences of their reports, and whole images alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import UInt8
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from medclip_dcl.data.masking import IGNORED, Masking
+from medclip_dcl.data.transforms import augment, load_grey, to_input
+from medclip_dcl.network import pad_tokens
+from medclip_dcl.prepared import PreparedDataError
+
+# The last number of a generator's seed, so that hiding word pieces changes neither crops nor sentence choice.
+_MASKING_STREAM = 1
+
+
+@dataclass(frozen=True)
+class Reported:
+    """Images (rows of images.parquet) and, in the same order, the sentences of their reports."""
+
+    images: pd.DataFrame
+    sentence_ids: list[list[int]]
+
+
+class Images:
+    """Grey images by position, read when needed or held in memory."""
+
+    def __init__(self, files: list[Path], size: int, in_memory: bool) -> None:
+        self.files, self.size = files, size
+        self.cache: np.ndarray | None = None
+        if in_memory:
+            self.cache = np.empty((len(files), size, size), dtype=np.uint8)
+            for index, file in enumerate(files):
+                self.cache[index] = self._read(file)
+
+    def _read(self, file: Path) -> UInt8[np.ndarray, "size size"]:
+        try:
+            return load_grey(file, self.size)
+        except OSError as error:
+            raise PreparedDataError(
+                f"prepared image {file} cannot be read ({error}); delete it and run data_prep.mimic_cxr again"
+            ) from error
+
+    def __getitem__(self, index: int) -> UInt8[np.ndarray, "size size"]:
+        return self._read(self.files[index]) if self.cache is None else self.cache[index]
+
+
+@dataclass(frozen=True)
+class Views:
+    """How an image is shown.
+
+    Attributes:
+        count: views of each image, the image itself first; then other images of its study, then itself again.
+        crop_size: side of the random crop in pixels.
+        brightness: factor varies in 1 +- brightness.
+        contrast: factor varies in 1 +- contrast.
+    """
+
+    count: int
+    crop_size: int
+    brightness: float
+    contrast: float
+
+
+class ReportedExamples(Dataset):
+    """Images with sentences of their reports; what is random in an example is a function of (seed, epoch, index).
+
+    Args:
+        reported: the images and their sentences.
+        images: their grey levels.
+        tokens: word pieces of every sentence.
+        views: how images are augmented; None shows each once, whole.
+        draws_one: True draws one sentence of the report, False takes all.
+        seed: of all that is drawn.
+        anchor: fields of sentences, by name and sentence_id.
+        candidate: fields of images, by name; (image, ...).
+        masking: hides word pieces; None for no masked sentences.
+        extra: entries of every batch.
+    """
+
+    def __init__(
+        self,
+        reported: Reported,
+        images: Images,
+        tokens: Mapping[int, list[int]],
+        *,
+        views: Views | None,
+        draws_one: bool,
+        seed: int,
+        anchor: Mapping[str, Mapping[int, Any]],
+        candidate: Mapping[str, Tensor],
+        masking: Masking | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.dicom_ids = reported.images["dicom_id"].tolist()
+        self.study_ids = reported.images["study_id"].tolist()
+        self.sentence_ids = reported.sentence_ids
+        self.images, self.tokens, self.views, self.draws_one, self.seed = (
+            images,
+            tokens,
+            views,
+            draws_one,
+            seed,
+        )
+        self.anchor, self.candidate, self.masking, self.extra = anchor, candidate, masking, dict(extra or {})
+        self.of_study: dict[int, list[int]] = {}
+        for index, study in enumerate(self.study_ids):
+            self.of_study.setdefault(study, []).append(index)
+
+    def __len__(self) -> int:
+        return len(self.dicom_ids)
+
+    def __getitem__(self, key: tuple[int, int] | int) -> dict[str, Any]:
+        epoch, index = key if isinstance(key, tuple) else (0, key)
+        generator = np.random.default_rng([self.seed, epoch, index])
+        sentences = self.sentence_ids[index]
+        if self.draws_one:
+            sentences = [sentences[int(generator.integers(len(sentences)))]]
+        example = {"views": self._shown(index, generator), "sentence_ids": sentences, "index": index}
+        if self.masking is not None:
+            masks = np.random.default_rng([self.seed, epoch, index, _MASKING_STREAM])
+            example["masked"] = [
+                self.masking(np.array(self.tokens[sentence]), masks) for sentence in sentences
+            ]
+        return example
+
+    def _shown(self, index: int, generator: np.random.Generator) -> list[Tensor]:
+        if self.views is None:
+            return [to_input(self.images[index])]
+        shown = [self._augmented(index, generator)]
+        others = [other for other in self.of_study[self.study_ids[index]] if other != index]
+        if self.views.count > 1:
+            sources = [*generator.permutation(others).astype(int).tolist(), index]
+            for view in range(self.views.count - 1):
+                shown.append(self._augmented(sources[view % len(sources)], generator))
+        return shown
+
+    def _augmented(self, index: int, generator: np.random.Generator) -> Tensor:
+        views = self.views
+        if views is None:
+            raise RuntimeError("these examples are not augmented")
+        return augment(self.images[index], views.crop_size, views.brightness, views.contrast, generator)
+
+    def collate(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
+        """A batch; first views of all images stand before second views of all."""
+        sentence_ids = [sentence for example in examples for sentence in example["sentence_ids"]]
+        positions = [i for i, example in enumerate(examples) for _ in example["sentence_ids"]]
+        tokens, lengths = pad_tokens([self.tokens[sentence] for sentence in sentence_ids])
+        indices = [example["index"] for example in examples]
+        by_view = list(zip(*(example["views"] for example in examples), strict=True))
+        batch = {
+            "images": torch.stack([image for view in by_view for image in view]),
+            "view_of": torch.arange(len(examples)).repeat(len(by_view)),
+            "tokens": tokens,
+            "lengths": lengths,
+            "image_index": torch.tensor(positions),
+            "dicom_id": [self.dicom_ids[index] for index in indices],
+            "study_id": torch.tensor([self.study_ids[index] for index in indices]),
+            "sentence_id": torch.tensor(sentence_ids),
+            "anchor": {name: _column(values, sentence_ids) for name, values in self.anchor.items()},
+            "candidate": {name: values[indices] for name, values in self.candidate.items()},
+            **self.extra,
+        }
+        if self.masking is not None:
+            masked = [pair for example in examples for pair in example["masked"]]
+            batch["masked_tokens"], _ = pad_tokens([tokens.tolist() for tokens, _ in masked])
+            batch["masked_labels"] = torch.full_like(batch["masked_tokens"], IGNORED)
+            for row, (_, labels) in enumerate(masked):
+                batch["masked_labels"][row, : len(labels)] = torch.from_numpy(labels)
+        return batch
+
+
+class WholeImages(Dataset):
+    """Images alone, whole."""
+
+    def __init__(self, images: Images, dicom_ids: list[str]) -> None:
+        self.images, self.dicom_ids = images, dicom_ids
+
+    def __len__(self) -> int:
+        return len(self.dicom_ids)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"image": to_input(self.images[index]), "dicom_id": self.dicom_ids[index]}
+
+    def collate(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "images": torch.stack([example["image"] for example in examples]),
+            "dicom_id": [example["dicom_id"] for example in examples],
+        }
+
+
+def _column(values: Mapping[Any, Any], sentence_ids: Sequence[int]) -> Tensor:
+    column = torch.tensor([values[sentence] for sentence in sentence_ids])
+    return column.float() if column.is_floating_point() else column

@@ -1,0 +1,125 @@
+"""Fields of sentences and images that an objective asks for by name, from the tables of a prepared data set."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from medclip_dcl.findings import CHEXPERT
+from medclip_dcl.prepared import PreparedDataError, PreparedSet
+
+SENTENCE_FIELDS = {"log_p": "log_p", "rho": "classes", "sentence_share": "classes", "class_id": "classes"}
+"""Fields of anchors (sentences) by name -> the table that they stand in."""
+
+IMAGE_FIELDS = {"labels": "labels", "text_embedding": "text_embedding", "image_classes": "image_classes"}
+"""Fields of candidates (images) by name -> the table that they stand in."""
+
+
+def split_fields(names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The names of sentence fields and those of image fields.
+
+    Raises:
+        ValueError: a name that no table has.
+    """
+    unknown = [name for name in names if name not in SENTENCE_FIELDS and name not in IMAGE_FIELDS]
+    if unknown:
+        raise ValueError(
+            f"no field named {unknown[0]!r}; of sentences there are {sorted(SENTENCE_FIELDS)}, of images "
+            f"{sorted(IMAGE_FIELDS)}"
+        )
+    return [name for name in names if name in SENTENCE_FIELDS], [
+        name for name in names if name in IMAGE_FIELDS
+    ]
+
+
+def sentence_fields(prepared: PreparedSet, names: Sequence[str], log_p: str | None = None) -> pd.DataFrame:
+    """Columns of the sentence tables, by sentence_id.
+
+    Args:
+        prepared: the set.
+        names: of `SENTENCE_FIELDS`.
+        log_p: which scores; None for the only ones.
+
+    Raises:
+        PreparedDataError: the table is not there; names the command that makes it.
+    """
+    columns = {}
+    for name in names:
+        frame = prepared.log_p(log_p) if name == "log_p" else prepared.table(SENTENCE_FIELDS[name])
+        columns[name] = frame.set_index("sentence_id")[name]
+    return pd.DataFrame(columns)
+
+
+def image_fields(
+    prepared: PreparedSet,
+    names: Sequence[str],
+    images: pd.DataFrame,
+    sentence_ids: Sequence[Sequence[int]],
+    text_embedding: str | None = None,
+) -> dict[str, Tensor]:
+    """Fields of images by name, (image, ...) in the order of `images`.
+
+    labels: (image, 14), the CheXpert columns of the study, NaN where the labeller says nothing. text_embedding:
+    (image, dim), the mean of the report's sentence embeddings. image_classes: (image, class), 1 where the class is true
+    of the image.
+
+    Args:
+        prepared: the set.
+        names: of `IMAGE_FIELDS`.
+        images: rows of images.parquet.
+        sentence_ids: the sentences of each image's report.
+        text_embedding: which embeddings; None for the only ones.
+
+    Raises:
+        PreparedDataError: the table is not there, or says nothing about any of the images.
+    """
+    fields = {}
+    for name in names:
+        if name == "labels":
+            fields[name] = _labels(prepared, images)
+        elif name == "text_embedding":
+            fields[name] = _report_embeddings(prepared, sentence_ids, text_embedding)
+        else:
+            fields[name] = _image_classes(prepared, images)
+    return fields
+
+
+def _labels(prepared: PreparedSet, images: pd.DataFrame) -> Tensor:
+    # A few studies of the release have no row: as good as a row of blanks.
+    rows = prepared.table("labels").set_index("study_id")[list(CHEXPERT)].reindex(images["study_id"])
+    if not rows.notna().any(axis=None):
+        raise PreparedDataError(
+            f"{prepared.folder}: labels.parquet has no CheXpert label for any of {len(rows)} images, and the objective "
+            "compares studies by their labels; prepare the set from a release with mimic-cxr-2.0.0-chexpert.csv"
+        )
+    return torch.tensor(rows.to_numpy(), dtype=torch.float32)
+
+
+def _report_embeddings(
+    prepared: PreparedSet, sentence_ids: Sequence[Sequence[int]], name: str | None
+) -> Tensor:
+    ids, embeddings = prepared.text_embedding(name)
+    row_of = pd.Series(np.arange(len(ids)), index=ids)
+    counts = np.array([len(some) for some in sentence_ids])
+    rows = row_of[np.concatenate([np.asarray(some) for some in sentence_ids])].to_numpy()
+    report = np.repeat(np.arange(len(counts)), counts)
+    sums = torch.zeros(len(counts), embeddings.shape[1])
+    # In parts: all sentences of all reports at once would be gigabytes.
+    for start in range(0, len(rows), 1 << 16):
+        part = slice(start, start + (1 << 16))
+        sums.index_add_(0, torch.from_numpy(report[part]), torch.from_numpy(embeddings[rows[part]]))
+    return sums / torch.from_numpy(counts)[:, None]
+
+
+def _image_classes(prepared: PreparedSet, images: pd.DataFrame) -> Tensor:
+    table = prepared.table("image_classes")
+    classes = int(max(table["class_id"].max(), prepared.table("classes")["class_id"].max())) + 1
+    row_of = pd.Series(np.arange(len(images)), index=images["dicom_id"])
+    table = table[table["dicom_id"].isin(row_of.index)]
+    found = torch.zeros(len(images), classes, dtype=torch.uint8)
+    found[row_of[table["dicom_id"]].to_numpy(), table["class_id"].to_numpy()] = 1
+    return found

@@ -1,0 +1,60 @@
+"""Hides word pieces of sentences for masked language modelling."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from jaxtyping import Int
+
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+"""Their ids are 0, 1, 2, 3, 4, as in CXR-BERT."""
+
+IGNORED = -100
+"""Label of a word piece that is not to be predicted."""
+
+# Of the chosen word pieces: 80% become [MASK], 10% another word piece, 10% stay (Devlin et al., NAACL 2019).
+_TO_MASK, _TO_RANDOM = 0.8, 0.1
+
+
+class Masking:
+    """Chooses word pieces to predict and hides them (Devlin et al., NAACL 2019, section 3.1 and appendix A.1).
+
+    Of a sentence's word pieces, [CLS] and [SEP] excluded, the share `probability` is chosen (at least one); of these
+    80% become [MASK], 10% a random word piece that is no special token, 10% stay as they are.
+
+    Args:
+        probability: share of the word pieces, in (0, 1).
+        mask_id: of [MASK].
+        ordinary: ids of the word pieces that are no special tokens.
+    """
+
+    def __init__(self, probability: float, mask_id: int, ordinary: Int[np.ndarray, " piece"]) -> None:
+        self.probability, self.mask_id, self.ordinary = probability, mask_id, ordinary
+
+    @staticmethod
+    def of(vocabulary: Mapping[str, int], probability: float) -> Masking:
+        """The masking of sentences of a BERT vocabulary, word piece -> id.
+
+        Raises:
+            ValueError: the vocabulary has no [MASK].
+        """
+        if "[MASK]" not in vocabulary:
+            raise ValueError("the vocabulary has no word piece [MASK]: its model is no masked language model")
+        special = {vocabulary[piece] for piece in SPECIAL_TOKENS if piece in vocabulary}
+        ordinary = [number for number in sorted(vocabulary.values()) if number not in special]
+        return Masking(probability, vocabulary["[MASK]"], np.array(ordinary))
+
+    def __call__(
+        self, tokens: Int[np.ndarray, " token"], generator: np.random.Generator
+    ) -> tuple[Int[np.ndarray, " token"], Int[np.ndarray, " token"]]:
+        """Masked copy and labels (-100 where nothing is to be predicted) of a sentence with [CLS] and [SEP]."""
+        count = min(len(tokens) - 2, max(1, round(self.probability * (len(tokens) - 2))))
+        chosen = 1 + generator.permutation(len(tokens) - 2)[:count]
+        fate = generator.random(count)
+        random_pieces = self.ordinary[generator.integers(len(self.ordinary), size=count)]
+        replaced = np.where(fate < _TO_MASK + _TO_RANDOM, random_pieces, tokens[chosen])
+        masked, labels = tokens.copy(), np.full_like(tokens, IGNORED)
+        masked[chosen] = np.where(fate < _TO_MASK, self.mask_id, replaced)
+        labels[chosen] = tokens[chosen]
+        return masked, labels

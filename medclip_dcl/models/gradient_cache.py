@@ -1,0 +1,56 @@
+"""Contrastive batches larger than memory: encode in parts, recompute each part when its gradient is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import checkpoint
+
+
+def in_chunks(encode: Callable[..., Tensor], parts: int, *rows: Tensor) -> Tensor:
+    """`encode` of rows, in so many parts, of which only one keeps its activations at a time (GradCache).
+
+    The result and its gradient are those of all rows at once (Gao et al., RepL4NLP 2021): each part is encoded without
+    keeping anything, and again when the gradient of its result is known, with the same random numbers. What looks at
+    the whole batch does not stay the same: BatchNorm normalises each part by its own statistics, and its running
+    statistics are updated once for each part, as if the parts were batches.
+
+    Args:
+        encode: a method of an nn.Module; the result's rows belong to the arguments' rows.
+        parts: how many; 1 is `encode(*rows)`.
+        *rows: tensors that are split along their first dimension, equally.
+    """
+    if parts <= 1 or not torch.is_grad_enabled():
+        return encode(*rows)
+    module: nn.Module = encode.__self__  # type: ignore[attr-defined]
+    size = -(-len(rows[0]) // parts)
+
+    def contexts() -> tuple[AbstractContextManager, AbstractContextManager]:
+        return nullcontext(), running_statistics_kept(module)
+
+    return torch.cat(
+        [
+            checkpoint(encode, *part, use_reentrant=False, context_fn=contexts)
+            for part in zip(*(tensor.split(size) for tensor in rows), strict=True)
+        ]
+    )
+
+
+@contextmanager
+def running_statistics_kept(module: nn.Module) -> Iterator[None]:
+    """Within it BatchNorm normalises as it does, but does not move its running statistics."""
+    norms = [part for part in module.modules() if isinstance(part, _BatchNorm)]
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.momentum = 0.0
+    try:
+        yield
+    finally:
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+            if norm.training and norm.num_batches_tracked is not None:
+                norm.num_batches_tracked.sub_(1)

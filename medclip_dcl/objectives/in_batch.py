@@ -1,0 +1,261 @@
+"""The contrastive objective of a batch: sentences against the images of all processes, and images against sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from medclip_dcl.distributed import gather_with_grad, global_mean, local_offset
+from medclip_dcl.objectives.class_probability import ClassProbability, ConstantClassProbability
+from medclip_dcl.objectives.contrastive import contrastive_loss, contrastive_statistics
+from medclip_dcl.objectives.negative_weights import NegativeWeights
+from medclip_dcl.objectives.pairing import SAME_TEXT, Pairing, known_to_fit, pair_views, with_known
+from medclip_dcl.similarity import Similarity
+
+# Draws of images as anchors are not those of sentences: no batch has so many images.
+_IMAGE_KEY = 2**31
+
+
+class _Processes(NamedTuple):
+    """Over which processes a batch reaches: how rows are gathered, where they start, how losses are averaged."""
+
+    gather: Callable[[Tensor], Tensor]
+    offset: Callable[[int, torch.device], int]
+    mean: Callable[[Tensor], Tensor]
+
+
+_ALL_PROCESSES = _Processes(gather_with_grad, local_offset, global_mean)
+_THIS_PROCESS = _Processes(lambda rows: rows, lambda count, device: 0, torch.mean)
+
+
+class _Batch(NamedTuple):
+    """A batch as the objective sees it: images are numbered through all processes, candidates are their views."""
+
+    regions: Tensor
+    """(view, region, dim) of this process."""
+    sentences: Tensor
+    """(sentence, dim) of this process."""
+    candidates: Tensor
+    """(candidate, region, dim) of all processes."""
+    image_of_sentence: Tensor
+    image_of_candidate: Tensor
+    is_first_view: Tensor
+    """(candidate,)"""
+    study_of_image: Tensor
+    """(image,) of all processes."""
+    sentence_id: Tensor
+    """(sentence,) of this process."""
+    of_images: dict[str, Tensor]
+    """Candidates' fields, (image, ...) of all processes."""
+    of_sentences: dict[str, Tensor]
+    """Anchors' fields, (sentence, ...) of this process."""
+    first_image: int
+    """Number of this process's first image."""
+    own_images: int
+    """How many images this process has."""
+    is_plain: bool
+    """One view of each image: candidate n is image n."""
+
+
+class InBatchObjective(nn.Module):
+    """Debiased contrastive loss of a batch in which each sentence's image is its positive.
+
+    Everything in SSD's table 1 is a choice of class probability and negative weights. A sentence's negatives are the
+    images of all processes; under DistributedDataParallel gradients are those of one process with the whole batch.
+
+    Args:
+        class_probability: eta of each sentence; None for 0, which is InfoNCE.
+        negative_weights: weight of each negative; None for 1.
+        image_to_text: weight in [0, 1] of the loss with images as anchors and all sentences as candidates. An image's
+            eta is the mean eta of its sentences, its negatives' weights are those of the pairs (choices, not from the
+            paper, which has sentences as anchors alone).
+        same_text: what an image counts as that is known to fit a sentence, because its study is the sentence's or it
+            has the same sentence in the batch: "negative" (the paper), "positive", or "ignore".
+
+    Raises:
+        ValueError: an option out of its range.
+    """
+
+    def __init__(
+        self,
+        class_probability: ClassProbability | None = None,
+        negative_weights: NegativeWeights | None = None,
+        image_to_text: float = 0.0,
+        same_text: str = "negative",
+    ) -> None:
+        super().__init__()
+        if not 0 <= image_to_text <= 1:
+            raise ValueError(f"image_to_text must lie in [0, 1], got {image_to_text}")
+        if same_text not in SAME_TEXT:
+            raise ValueError(f"same_text must be one of {SAME_TEXT}, got {same_text!r}")
+        self.class_probability = class_probability or ConstantClassProbability(0.0)
+        self.negative_weights = negative_weights
+        self.image_to_text, self.same_text = image_to_text, same_text
+
+    @property
+    def requires(self) -> tuple[str, ...]:
+        """Names of the fields of sentences and images that the objective asks the datamodule for."""
+        of_weights = () if self.negative_weights is None else self.negative_weights.requires
+        return tuple(dict.fromkeys((*self.class_probability.requires, *of_weights)))
+
+    def forward(
+        self,
+        similarity: Similarity,
+        regions: Float[Tensor, "view region dim"],
+        sentences: Float[Tensor, "sentence dim"],
+        batch: Mapping[str, Any],
+        across_processes: bool = True,
+        step: int = 0,
+    ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
+        """Loss, and figures to watch: means over this process's sentences.
+
+        Args:
+            similarity: regions and sentences to logits.
+            regions: of all views of this process's images.
+            sentences: their embeddings.
+            batch: image_index (sentence,); view_of (view,), which image each view is of: first views stand first;
+                study_id (image,); sentence_id (sentence,); anchor and candidate, the fields in `requires`.
+            across_processes: False takes the images of this process alone for candidates.
+            step: of training, for weights that are drawn.
+        """
+        processes = _ALL_PROCESSES if across_processes else _THIS_PROCESS
+        whole = _through_processes(regions, sentences, batch, processes)
+        eta = self.class_probability(
+            **{name: whole.of_sentences[name] for name in self.class_probability.requires}
+        )
+        loss, figures = self._of_sentences(similarity, whole, eta, processes, step)
+        if self.image_to_text:
+            of_images = self._of_images(similarity, whole, eta, processes, step)
+            loss = (1 - self.image_to_text) * loss + self.image_to_text * of_images
+        figures["capped"] = torch.tensor(float(self.class_probability.share_capped))
+        return loss, figures
+
+    def _of_sentences(
+        self, similarity: Similarity, whole: _Batch, eta: float | Tensor, processes: _Processes, step: int
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        logits = similarity(whole.candidates, whole.sentences)
+        pairing = pair_views(whole.image_of_sentence, whole.image_of_candidate, whole.is_first_view)
+        if self.same_text != "negative":
+            known = self._known(whole, processes)[0][:, whole.image_of_candidate]
+            pairing = with_known(pairing, known, self.same_text)
+        weights = None
+        if self.negative_weights is not None:
+            anchor = {name: whole.of_images[name][whole.image_of_sentence] for name in self._image_fields}
+            anchor |= {name: whole.of_sentences[name] for name in self._sentence_fields}
+            candidate = {name: whole.of_images[name][whole.image_of_candidate] for name in self._image_fields}
+            weights = self.negative_weights.pair_weights(anchor, candidate, logits)
+            keys = torch.stack([whole.sentence_id, whole.image_of_sentence], dim=1)
+            weights = self.negative_weights.finished(weights, pairing.is_negative, keys, step)
+        arguments = self._arguments(similarity, whole, pairing, weights)
+        arguments["class_probability"] = eta
+        losses = contrastive_loss(logits, reduction="none", **arguments)
+        return processes.mean(losses), _figures(logits, pairing, arguments)
+
+    def _of_images(
+        self, similarity: Similarity, whole: _Batch, eta: float | Tensor, processes: _Processes, step: int
+    ) -> Tensor:
+        """Loss of this process's images (their first views) as anchors, with all sentences as candidates."""
+        mine = whole.regions[: whole.own_images]
+        logits = similarity(mine, processes.gather(whole.sentences)).T
+        numbers = whole.first_image + torch.arange(whole.own_images, device=logits.device)
+        image_of_all = processes.gather(whole.image_of_sentence)
+        is_own = numbers[:, None] == image_of_all
+        pairing = Pairing(is_own, ~is_own)
+        if self.same_text != "negative":
+            pairing = with_known(pairing, self._known(whole, processes)[1][:, numbers].T, self.same_text)
+        weights = None
+        if self.negative_weights is not None:
+            anchor = {name: whole.of_images[name][image_of_all] for name in self._image_fields}
+            anchor |= {name: processes.gather(whole.of_sentences[name]) for name in self._sentence_fields}
+            candidate = {name: whole.of_images[name][numbers] for name in self._image_fields}
+            weights = self.negative_weights.pair_weights(anchor, candidate, logits.T).T
+            keys = torch.stack([numbers, torch.full_like(numbers, _IMAGE_KEY)], dim=1)
+            weights = self.negative_weights.finished(weights, pairing.is_negative, keys, step)
+        elif self.same_text == "ignore":
+            weights = pairing.is_negative.to(logits.dtype)
+        if isinstance(eta, Tensor):
+            of_image = (numbers[:, None] == whole.image_of_sentence).to(eta.dtype)
+            eta = (of_image * eta).sum(1) / of_image.sum(1)
+        return processes.mean(
+            contrastive_loss(
+                logits,
+                pairing.is_positive,
+                class_probability=eta,
+                floor=-similarity.gamma2,
+                weights=weights,
+                reduction="none",
+            )
+        )
+
+    def _arguments(
+        self, similarity: Similarity, whole: _Batch, pairing: Pairing, weights: Tensor | None
+    ) -> dict[str, Any]:
+        """Positives, weights and floor for `contrastive_loss`, in the leanest form."""
+        is_one_positive = whole.is_plain and self.same_text != "positive"
+        is_all_negatives = whole.is_plain and self.same_text != "ignore"
+        if weights is None and not is_all_negatives:
+            weights = pairing.is_negative.to(whole.sentences.dtype)
+        return {
+            "positives": whole.image_of_sentence if is_one_positive else pairing.is_positive,
+            "floor": -similarity.gamma2,
+            "weights": weights,
+        }
+
+    def _known(self, whole: _Batch, processes: _Processes) -> tuple[Tensor, Tensor]:
+        """Which images this process's sentences are known to fit, and which all processes' sentences."""
+        image_of_all = processes.gather(whole.image_of_sentence)
+        known = known_to_fit(image_of_all, processes.gather(whole.sentence_id), whole.study_of_image)
+        first = processes.offset(len(whole.sentence_id), known.device)
+        return known[first : first + len(whole.sentence_id)], known
+
+    @property
+    def _image_fields(self) -> tuple[str, ...]:
+        return () if self.negative_weights is None else self.negative_weights.candidate_requires
+
+    @property
+    def _sentence_fields(self) -> tuple[str, ...]:
+        return () if self.negative_weights is None else self.negative_weights.anchor_requires
+
+
+def _through_processes(
+    regions: Tensor, sentences: Tensor, batch: Mapping[str, Any], processes: _Processes
+) -> _Batch:
+    """The batch with images numbered through all processes and what belongs to candidates gathered."""
+    own_images = len(batch["study_id"])
+    first_image = processes.offset(own_images, regions.device)
+    is_first_view = torch.arange(len(regions), device=regions.device) < own_images
+    views = processes.gather(torch.stack([batch["view_of"] + first_image, is_first_view.long()], dim=1))
+    return _Batch(
+        regions=regions,
+        sentences=sentences,
+        candidates=processes.gather(regions),
+        image_of_sentence=batch["image_index"] + first_image,
+        image_of_candidate=views[:, 0],
+        is_first_view=views[:, 1] == 1,
+        study_of_image=processes.gather(batch["study_id"]),
+        sentence_id=batch["sentence_id"],
+        of_images={name: processes.gather(field) for name, field in batch["candidate"].items()},
+        of_sentences=dict(batch["anchor"]),
+        first_image=first_image,
+        own_images=own_images,
+        is_plain=len(regions) == own_images,
+    )
+
+
+@torch.no_grad()
+def _figures(logits: Tensor, pairing: Pairing, arguments: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Share of anchors at the floor, mean eta, mean false-negative mass and mean weight of a negative."""
+    statistics = contrastive_statistics(logits, **arguments)
+    figures = {
+        "at_floor": statistics.at_floor,
+        "class_probability": statistics.class_probability,
+        "false_negative_mass": statistics.false_negative_mass,
+    }
+    if arguments["weights"] is not None:
+        count = pairing.is_negative.sum().clamp(min=1)
+        figures["weight"] = arguments["weights"].masked_fill(~pairing.is_negative, 0.0).sum() / count
+    return figures

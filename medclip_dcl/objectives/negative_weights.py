@@ -1,0 +1,335 @@
+"""Weights of the negatives of each anchor: removal, reweighting and resampling of suspected false negatives.
+
+Each rule compares an anchor's own image x+ with every candidate image (SSD, section 3.2) and returns weights (anchor,
+candidate) for `contrastive_loss`. It declares the fields that it needs and is called with them by keyword.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int, Num
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from medclip_dcl.findings import CHEX5, CHEXPERT
+
+Fields = Mapping[str, Tensor]
+Weights = Float[Tensor, "anchor candidate"]
+
+_ROUNDING = 1e-6
+
+
+class NegativeWeights(nn.Module):
+    """Base class: how much each candidate counts as a negative of each anchor, at least 0.
+
+    A rule defines `pair_weights`; `finished` then scales or draws, row by row, among the candidates that are negatives.
+
+    Attributes:
+        anchor_requires: names of the anchors' (sentences') fields that the rule takes by keyword.
+        candidate_requires: names of the candidates' (images') fields that it takes by keyword.
+        needs_logits: True if it takes the logits, too.
+    """
+
+    anchor_requires: tuple[str, ...] = ()
+    candidate_requires: tuple[str, ...] = ()
+    needs_logits = False
+
+    @property
+    def requires(self) -> tuple[str, ...]:
+        """Names of all fields that the rule takes by keyword."""
+        return self.anchor_requires + self.candidate_requires
+
+    def config(self) -> dict[str, Any]:
+        """Arguments that build the same rule again; checkpoints keep them."""
+        raise NotImplementedError(
+            f"{type(self).__name__} must define config(), the arguments that build it again"
+        )
+
+    def pair_weights(self, anchor: Fields, candidate: Fields, logits: Tensor | None) -> Weights:
+        """Weight of each pair by itself, before anything is scaled or drawn.
+
+        Args:
+            anchor: the anchors' fields, and under the candidates' names those of each anchor's own image.
+            candidate: the candidates' fields.
+            logits: (anchor, candidate), if the rule needs them.
+        """
+        raise NotImplementedError
+
+    def finished(
+        self,
+        weights: Weights,
+        is_negative: Bool[Tensor, "anchor candidate"],
+        keys: Int[Tensor, "anchor key"],
+        step: int,
+    ) -> Weights:
+        """The weights of the negatives; here as they are, 0 elsewhere."""
+        return weights.masked_fill(~is_negative, 0.0)
+
+    def forward(
+        self,
+        positives: Int[Tensor, "anchor"],
+        logits: Float[Tensor, "anchor candidate"] | None = None,
+        is_negative: Bool[Tensor, "anchor candidate"] | None = None,
+        keys: Int[Tensor, "anchor key"] | None = None,
+        step: int = 0,
+        **fields: Tensor,
+    ) -> Weights:
+        """Weights of all candidates for each anchor.
+
+        Args:
+            positives: the column of each anchor's own image.
+            logits: for rules that need them.
+            is_negative: which candidates are negatives; None: all but the anchor's own.
+            keys: whole numbers, at least 0, which with `step` decide an anchor's random draw; None: its position.
+            step: of training; each has draws of its own.
+            **fields: the fields in `requires`, (anchor, ...) or (candidate, ...).
+
+        Raises:
+            ValueError: a field is missing or not one that the rule takes.
+        """
+        self._check(fields, logits)
+        own = {name: fields[name][positives] for name in self.candidate_requires}
+        anchor = {**own, **{name: fields[name] for name in self.anchor_requires}}
+        candidate = {name: fields[name] for name in self.candidate_requires}
+        weights = self.pair_weights(anchor, candidate, logits)
+        if is_negative is None:
+            is_negative = torch.arange(weights.shape[1], device=weights.device) != positives[:, None]
+        if keys is None:
+            keys = torch.arange(len(weights))[:, None]
+        return self.finished(weights, is_negative, keys, step)
+
+    def _check(self, fields: Fields, logits: Tensor | None) -> None:
+        if set(fields) != set(self.requires):
+            raise ValueError(
+                f"{type(self).__name__} takes the fields {sorted(self.requires)}, got {sorted(fields)}"
+            )
+        if self.needs_logits and logits is None:
+            raise ValueError(f"{type(self).__name__} needs the logits")
+
+
+class RemoveByLabel(NegativeWeights):
+    """Removes candidates whose study shares a positive finding with the anchor's (SSD table 1, "Remove by CheX5").
+
+    Args:
+        findings: CheXpert columns that are compared.
+        normals: True also removes candidates without any positive finding where the anchor's study has none
+            (False: as in the paper's words).
+
+    Raises:
+        ValueError: a finding that CheXpert does not have, or none.
+    """
+
+    candidate_requires = ("labels",)
+
+    def __init__(self, findings: Sequence[str] = CHEX5, normals: bool = False) -> None:
+        super().__init__()
+        unknown = [finding for finding in findings if finding not in CHEXPERT]
+        if unknown or not findings:
+            raise ValueError(f"findings must be some of {list(CHEXPERT)}, got {unknown or list(findings)}")
+        self.findings, self.normals = list(findings), normals
+
+    def config(self) -> dict[str, Any]:
+        return {"findings": self.findings, "normals": self.normals}
+
+    def pair_weights(self, anchor: Fields, candidate: Fields, logits: Tensor | None) -> Weights:
+        """`labels` (image, 14) in the order of `CHEXPERT` (or `findings` alone): 1 positive, all else not."""
+        mine, other = self._positive(anchor["labels"]), self._positive(candidate["labels"])
+        is_shared = mine @ other.T > 0
+        if self.normals:
+            is_shared |= ~mine.any(1)[:, None] & ~other.any(1)
+        return (~is_shared).to(torch.get_default_dtype())
+
+    def _positive(self, labels: Num[Tensor, "image finding"]) -> Float[Tensor, "image own_finding"]:
+        if labels.shape[1] == len(CHEXPERT):
+            labels = labels[:, [CHEXPERT.index(finding) for finding in self.findings]]
+        if labels.shape[1] != len(self.findings):
+            raise ValueError(
+                f"labels must have {len(CHEXPERT)} columns (CheXpert's) or {len(self.findings)} (those of findings), "
+                f"got {labels.shape[1]}"
+            )
+        return (labels == 1).float()
+
+
+class _TextSimilarity(NegativeWeights):
+    """Rules on the cosine of the two images' report embeddings, (image, dim)."""
+
+    candidate_requires = ("text_embedding",)
+
+    def pair_weights(self, anchor: Fields, candidate: Fields, logits: Tensor | None) -> Weights:
+        mine, other = anchor["text_embedding"], candidate["text_embedding"]
+        return self.weight_of(normalize(mine, dim=-1) @ normalize(other, dim=-1).T)
+
+    def weight_of(self, cosine: Weights) -> Weights:
+        """1 - max(cosine, 0): 1 for unlike reports, 0 for equal ones (choice: the paper gives no formula)."""
+        weights = 1 - cosine.clamp(min=0)
+        # The rounding of equal reports must not be scaled up to a weight.
+        return weights.masked_fill(weights < _ROUNDING, 0.0)
+
+
+class RemoveByTextSimilarity(_TextSimilarity):
+    """Removes candidates whose report is too similar to the anchor's (SSD table 1, "Remove by text similarity").
+
+    Args:
+        threshold: greatest cosine of the report embeddings that is kept, in [-1, 1]. The paper searched a grid and
+            does not say what it found; `data_prep.embed_sentences` prints the cosines' quantiles.
+
+    Raises:
+        ValueError: a threshold outside [-1, 1].
+    """
+
+    def __init__(self, threshold: float = 0.9) -> None:
+        super().__init__()
+        if not -1 <= threshold <= 1:
+            raise ValueError(f"threshold must be a cosine in [-1, 1], got {threshold}")
+        self.threshold = threshold
+
+    def config(self) -> dict[str, Any]:
+        return {"threshold": self.threshold}
+
+    def weight_of(self, cosine: Weights) -> Weights:
+        return (cosine <= self.threshold).to(cosine.dtype)
+
+
+class ReweightByTextSimilarity(_TextSimilarity):
+    """Weights candidates by 1 - max(cosine, 0) of the reports (SSD table 1, "Reweight by text similarity").
+
+    They are scaled, which keeps N: the weights of an anchor's negatives sum to how many there are (choice).
+    """
+
+    def config(self) -> dict[str, Any]:
+        return {}
+
+    def finished(
+        self,
+        weights: Weights,
+        is_negative: Bool[Tensor, "anchor candidate"],
+        keys: Int[Tensor, "anchor key"],
+        step: int,
+    ) -> Weights:
+        return scaled_to_count(weights, is_negative)
+
+
+class ResampleByTextSimilarity(_TextSimilarity):
+    """Draws negatives with replacement (SSD table 1, "Resample by text similarity").
+
+    Chances are in proportion to 1 - max(cosine, 0) of the reports; a candidate's weight is how often it was drawn.
+
+    Args:
+        draws: how many; null for as many as there are negatives.
+        seed: of the draws; a draw is a function of (seed, step, sentence, image) alone.
+
+    Raises:
+        ValueError: draws or seed out of range.
+    """
+
+    def __init__(self, draws: int | None = None, seed: int = 0) -> None:
+        super().__init__()
+        if (draws is not None and draws < 1) or seed < 0:
+            raise ValueError(
+                f"draws must be at least 1 (or null) and seed at least 0, got {draws} and {seed}"
+            )
+        self.draws, self.seed = draws, seed
+
+    def config(self) -> dict[str, Any]:
+        return {"draws": self.draws, "seed": self.seed}
+
+    def finished(
+        self,
+        weights: Weights,
+        is_negative: Bool[Tensor, "anchor candidate"],
+        keys: Int[Tensor, "anchor key"],
+        step: int,
+    ) -> Weights:
+        chances = weights.masked_fill(~is_negative, 0.0).double().cpu().numpy()
+        counts = np.zeros_like(chances)
+        numbers = is_negative.sum(1).tolist() if self.draws is None else [self.draws] * len(chances)
+        for row, (chance, number, key) in enumerate(zip(chances, numbers, keys.tolist(), strict=True)):
+            total = chance.sum()
+            if total > 0:
+                generator = np.random.default_rng([self.seed, step, *key])
+                counts[row] = generator.multinomial(number, chance / total)
+        return torch.from_numpy(counts).to(weights)
+
+
+class HardNegatives(NegativeWeights):
+    """Weights candidates by exp(beta * s), scaled to their number (Robinson et al., ICLR 2021, "hard negatives").
+
+    With a class probability it is their debiased form. beta = 0 is no weighting.
+
+    Args:
+        beta: at least 0; how strongly similar candidates count more, per unit of logit.
+        detach: True lets no gradient through the weights (False: as in the paper).
+
+    Raises:
+        ValueError: beta below 0 or not finite.
+    """
+
+    needs_logits = True
+
+    def __init__(self, beta: float = 0.5, detach: bool = False) -> None:
+        super().__init__()
+        if not (beta >= 0 and math.isfinite(beta)):
+            raise ValueError(f"beta must be finite and at least 0, got {beta}")
+        self.beta, self.detach = beta, detach
+
+    def config(self) -> dict[str, Any]:
+        return {"beta": self.beta, "detach": self.detach}
+
+    def pair_weights(self, anchor: Fields, candidate: Fields, logits: Tensor | None) -> Weights:
+        """Log weights: exp(beta * s) may overflow before it is scaled."""
+        if logits is None:
+            raise ValueError("HardNegatives needs the logits")
+        logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+        return self.beta * (logits.detach() if self.detach else logits)
+
+    def finished(
+        self,
+        weights: Weights,
+        is_negative: Bool[Tensor, "anchor candidate"],
+        keys: Int[Tensor, "anchor key"],
+        step: int,
+    ) -> Weights:
+        has_negatives = is_negative.any(1, keepdim=True)
+        # A row without negatives would be NaN: all of it takes part, and is set to 0.
+        shares = weights.masked_fill(has_negatives & ~is_negative, -math.inf).softmax(1)
+        return (shares * is_negative.sum(1, keepdim=True)).masked_fill(~is_negative, 0.0)
+
+
+class TrueNegatives(NegativeWeights):
+    """Keeps the true negatives alone, scaled to the number of candidates: the unbiased loss (DCL eq. 2 with Q = N).
+
+    It needs the truth, which the phantom has: of which classes each image is, and what each sentence says.
+    """
+
+    anchor_requires = ("class_id",)
+    candidate_requires = ("image_classes",)
+
+    def config(self) -> dict[str, Any]:
+        return {}
+
+    def pair_weights(self, anchor: Fields, candidate: Fields, logits: Tensor | None) -> Weights:
+        """`class_id` (anchor,); `image_classes` (image, class): 1 where the class is true of the image."""
+        is_true = candidate["image_classes"][:, anchor["class_id"]].T == 1
+        return (~is_true).to(torch.get_default_dtype())
+
+    def finished(
+        self,
+        weights: Weights,
+        is_negative: Bool[Tensor, "anchor candidate"],
+        keys: Int[Tensor, "anchor key"],
+        step: int,
+    ) -> Weights:
+        return scaled_to_count(weights, is_negative)
+
+
+def scaled_to_count(weights: Weights, is_negative: Bool[Tensor, "anchor candidate"]) -> Weights:
+    """Weights of the negatives, scaled so that each row sums to how many there are; rows of zeros stay zero."""
+    weights = weights.masked_fill(~is_negative, 0.0)
+    total = weights.sum(1, keepdim=True)
+    count = is_negative.sum(1, keepdim=True)
+    return weights * (count / total.where(total > 0, torch.ones_like(total)))

@@ -1,0 +1,71 @@
+"""Which candidates of a batch are an anchor's positives and which its negatives: views, studies, equal sentences."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+SAME_TEXT = ("negative", "positive", "ignore")
+"""What a candidate counts as that is known to fit: its study or one of its sentences in the batch is the anchor's."""
+
+
+class Pairing(NamedTuple):
+    """Positives and negatives of each anchor among the candidates; a candidate may be neither."""
+
+    is_positive: Bool[Tensor, "anchor candidate"]
+    is_negative: Bool[Tensor, "anchor candidate"]
+
+
+def pair_views(
+    image_of_anchor: Int[Tensor, "anchor"],
+    image_of_candidate: Int[Tensor, "candidate"],
+    is_first_view: Bool[Tensor, "candidate"],
+) -> Pairing:
+    """All views of an anchor's image are its positives, the first views of all other images its negatives.
+
+    Further views of other images are neither: with M views N stays what it is (DCL, section 4, fixes N and varies M).
+
+    Args:
+        image_of_anchor: number of each anchor's image.
+        image_of_candidate: number of the image that each candidate is a view of.
+        is_first_view: one True for each image.
+    """
+    is_own = image_of_anchor[:, None] == image_of_candidate
+    return Pairing(is_own, ~is_own & is_first_view)
+
+
+def known_to_fit(
+    image_of_sentence: Int[Tensor, "sentence"],
+    sentence_id: Int[Tensor, "sentence"],
+    study_of_image: Int[Tensor, "image"],
+) -> Bool[Tensor, "sentence image"]:
+    """Images that a sentence of the batch is known to fit: of its own study, or with the same sentence in the batch.
+
+    Args:
+        image_of_sentence: number of each sentence's image.
+        sentence_id: equal for equal texts.
+        study_of_image: study of each image, by its number.
+    """
+    images = len(study_of_image)
+    texts, text_of_sentence = sentence_id.unique(return_inverse=True)
+    says = torch.zeros(len(texts), images, dtype=torch.bool, device=sentence_id.device)
+    says[text_of_sentence, image_of_sentence] = True
+    is_same_study = study_of_image[image_of_sentence][:, None] == study_of_image
+    return says[text_of_sentence] | is_same_study
+
+
+def with_known(pairing: Pairing, is_known: Bool[Tensor, "anchor candidate"], same_text: str) -> Pairing:
+    """Known fits as further positives ("positive"), as neither ("ignore"), or as they were ("negative", the paper).
+
+    Raises:
+        ValueError: another word.
+    """
+    if same_text not in SAME_TEXT:
+        raise ValueError(f"same_text must be one of {SAME_TEXT}, got {same_text!r}")
+    if same_text == "negative":
+        return pairing
+    is_positive = pairing.is_positive | is_known if same_text == "positive" else pairing.is_positive
+    return Pairing(is_positive, pairing.is_negative & ~is_known)

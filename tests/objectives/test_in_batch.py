@@ -1,0 +1,151 @@
+"""InBatchObjective against a loop over the formula: views, equal sentences, both directions, its figures."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from medclip_dcl.findings import CHEXPERT
+from medclip_dcl.objectives import LanguageModelClassProbability, RemoveByLabel
+from medclip_dcl.objectives.in_batch import InBatchObjective
+from medclip_dcl.objectives.pairing import known_to_fit
+from medclip_dcl.similarity import GlobalCosine
+
+IMAGE_OF = [0, 0, 1, 2, 3, 3]
+SENTENCE_ID = [5, 6, 7, 6, 8, 9]
+STUDY = [40, 41, 40, 42]
+
+
+def make_batch(views=1, **fields):
+    generator = torch.Generator().manual_seed(1)
+    regions = torch.randn(4 * views, 3, 5, dtype=torch.float64, generator=generator)
+    sentences = torch.randn(6, 5, dtype=torch.float64, generator=generator)
+    batch = {
+        "image_index": torch.tensor(IMAGE_OF),
+        "view_of": torch.arange(4).repeat(views),
+        "study_id": torch.tensor(STUDY),
+        "sentence_id": torch.tensor(SENTENCE_ID),
+        "anchor": {"log_p": -torch.arange(6, dtype=torch.float64)},
+        "candidate": fields,
+    }
+    return regions, sentences, batch
+
+
+def term(positive_scores, negative_scores, eta, floor):
+    """Loss of one anchor: mean over its positives of -log e^s+ / (e^s+ + N g); negatives are (score, weight)."""
+    count = sum(w for _, w in negative_scores)
+    if count == 0:
+        return 0.0
+    mean_negative = sum(w * math.exp(s) for s, w in negative_scores) / count
+    mean_positive = sum(math.exp(s) for s in positive_scores) / len(positive_scores)
+    g = max((mean_negative - eta * mean_positive) / (1 - eta), math.exp(floor))
+    losses = [-math.log(math.exp(s) / (math.exp(s) + count * g)) for s in positive_scores]
+    return sum(losses) / len(losses)
+
+
+def knows(sentence, image):
+    """The image is of the sentence's study, or has the same sentence in the batch."""
+    mine = [SENTENCE_ID[other] for other in range(6) if IMAGE_OF[other] == image]
+    return STUDY[IMAGE_OF[sentence]] == STUDY[image] or SENTENCE_ID[sentence] in mine
+
+
+def by_loop(logits, views, same_text, eta, image_to_text, floor, weight=lambda sentence, image: 1.0):
+    """The objective, pair by pair; logits (sentence, view), first views first."""
+    logits = logits.detach()
+    of_sentences, of_images = [], []
+    for sentence in range(6):
+        positive, negative = [], []
+        for view in range(4 * views):
+            image, score = view % 4, float(logits[sentence, view])
+            is_known = image == IMAGE_OF[sentence] or (same_text != "negative" and knows(sentence, image))
+            if image == IMAGE_OF[sentence] or (is_known and same_text == "positive"):
+                positive.append(score)
+            elif not is_known and view < 4:
+                negative.append((score, weight(sentence, image)))
+        of_sentences.append(term(positive, negative, eta[sentence], floor))
+    for image in range(4):
+        positive, negative = [], []
+        own = [sentence for sentence in range(6) if IMAGE_OF[sentence] == image]
+        for sentence in range(6):
+            score = float(logits[sentence, image])
+            is_known = sentence in own or (same_text != "negative" and knows(sentence, image))
+            if sentence in own or (is_known and same_text == "positive"):
+                positive.append(score)
+            elif not is_known:
+                negative.append((score, weight(sentence, image)))
+        of_images.append(term(positive, negative, sum(eta[s] for s in own) / len(own), floor))
+    mean = [sum(losses) / len(losses) for losses in (of_sentences, of_images)]
+    return (1 - image_to_text) * mean[0] + image_to_text * mean[1]
+
+
+@pytest.mark.parametrize("gamma2", [1.0, 14.0])
+@pytest.mark.parametrize("image_to_text", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize("same_text", ["negative", "positive", "ignore"])
+@pytest.mark.parametrize("views", [1, 2, 3])
+def test_is_the_loop(views, same_text, image_to_text, gamma2):
+    regions, sentences, batch = make_batch(views)
+    similarity = GlobalCosine(gamma2=gamma2).double()
+    objective = InBatchObjective(
+        LanguageModelClassProbability(a=0.25, k=0.2), image_to_text=image_to_text, same_text=same_text
+    )
+    loss, figures = objective(similarity, regions, sentences, batch)
+    eta = [0.25 * math.exp(-0.2 * i) for i in range(6)]
+    expected = by_loop(similarity(regions, sentences), views, same_text, eta, image_to_text, -gamma2)
+    assert loss.item() == pytest.approx(expected, rel=1e-6)
+    assert figures["class_probability"].item() == pytest.approx(sum(eta) / 6)
+
+
+@pytest.mark.parametrize("same_text", ["negative", "positive", "ignore"])
+@pytest.mark.parametrize("image_to_text", [0.0, 0.4])
+@pytest.mark.parametrize("views", [1, 2])
+def test_with_weights_is_the_loop(views, image_to_text, same_text):
+    labels = torch.zeros(4, 14)
+    labels[[1, 3], CHEXPERT.index("Pleural Other")] = 1.0
+    regions, sentences, batch = make_batch(views, labels=labels)
+    batch["anchor"] = {}
+    similarity = GlobalCosine().double()
+    objective = InBatchObjective(
+        negative_weights=RemoveByLabel(findings=["Pleural Other"]),
+        image_to_text=image_to_text,
+        same_text=same_text,
+    )
+    assert objective.requires == ("labels",)
+
+    def weight(sentence, image):
+        return 0.0 if {IMAGE_OF[sentence], image} <= {1, 3} else 1.0
+
+    loss, figures = objective(similarity, regions, sentences, batch)
+    logits = similarity(regions, sentences)
+    expected = by_loop(logits, views, same_text, [0.0] * 6, image_to_text, -14.0, weight)
+    assert loss.item() == pytest.approx(expected, rel=1e-6)
+    if same_text == "negative":
+        # Sentence 2 (image 1) loses image 3, sentences 4 and 5 (image 3) lose image 1: 3 of 18 negatives.
+        assert figures["weight"].item() == pytest.approx(15 / 18)
+
+
+def test_known_to_fit():
+    known = known_to_fit(torch.tensor(IMAGE_OF), torch.tensor(SENTENCE_ID), torch.tensor(STUDY))
+    expected = [[bool(knows(s, i)) for i in range(4)] for s in range(6)]
+    assert known.tolist() == expected
+    # Sentences 1 and 3 are the same text: of images 0 and 2, which are of one study as well.
+    assert known[1].tolist() == [True, False, True, False]
+
+
+def test_more_views_leave_n_as_it_is():
+    """M positives that are all alike change nothing: further views of others are no negatives."""
+    regions, sentences, batch = make_batch(1)
+    similarity = GlobalCosine().double()
+    objective = InBatchObjective(LanguageModelClassProbability())
+    once, _ = objective(similarity, regions, sentences, batch)
+    batch["view_of"] = torch.arange(4).repeat(3)
+    thrice, _ = objective(similarity, regions.repeat(3, 1, 1), sentences, batch)
+    torch.testing.assert_close(thrice, once)
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match=r"image_to_text must lie in \[0, 1\], got 2"):
+        InBatchObjective(image_to_text=2.0)
+    with pytest.raises(ValueError, match="same_text must be one of .* got 'both'"):
+        InBatchObjective(same_text="both")

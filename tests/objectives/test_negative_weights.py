@@ -1,0 +1,216 @@
+"""Negative weights: each rule against a loop over pairs, its limits and its refusals."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from medclip_dcl.findings import CHEX5, CHEXPERT
+from medclip_dcl.objectives import (
+    HardNegatives,
+    RemoveByLabel,
+    RemoveByTextSimilarity,
+    ResampleByTextSimilarity,
+    ReweightByTextSimilarity,
+    TrueNegatives,
+    contrastive_loss,
+)
+
+SIZES = [(1, 2), (3, 5), (7, 4), (5, 23)]
+
+
+def cosine(x, y) -> float:
+    dot = sum(float(a) * float(b) for a, b in zip(x, y, strict=True))
+    return dot / math.sqrt(sum(float(a) ** 2 for a in x) * sum(float(b) ** 2 for b in y))
+
+
+def formula_loss(scores, own, weights, floor):
+    """SSD eq. 3 with weighted negatives, anchor by anchor; 0 where no negative is left."""
+    losses = []
+    for s, column, w in zip(scores.tolist(), own.tolist(), weights.tolist(), strict=True):
+        negatives = [j for j in range(len(s)) if j != column]
+        count = sum(w[j] for j in negatives)
+        mass = sum(w[j] * math.exp(s[j]) for j in negatives)
+        mass = max(mass, count * math.exp(floor))
+        losses.append(-math.log(math.exp(s[column]) / (math.exp(s[column]) + mass)) if count else 0.0)
+    return torch.tensor(losses, dtype=torch.float64)
+
+
+def positives(anchors, candidates):
+    return torch.randint(candidates, (anchors,))
+
+
+@pytest.mark.parametrize("anchors, candidates", SIZES)
+@pytest.mark.parametrize("normals", [False, True])
+def test_remove_by_label_is_the_loop(anchors, candidates, normals):
+    labels = torch.randint(-1, 2, (candidates, 14)).float()
+    labels[labels == 0] = math.nan
+    labels[0] = math.nan
+    own = positives(anchors, candidates)
+    found = RemoveByLabel(normals=normals)(own, labels=labels)
+    columns = [CHEXPERT.index(finding) for finding in CHEX5]
+    for a in range(anchors):
+        for c in range(candidates):
+            mine = {i for i in columns if labels[own[a], i] == 1}
+            other = {i for i in columns if labels[c, i] == 1}
+            is_removed = bool(mine & other) or (normals and not mine and not other) or c == own[a]
+            assert found[a, c] == (0.0 if is_removed else 1.0)
+
+
+def test_remove_by_label_takes_the_columns_of_its_findings_alone():
+    labels = torch.zeros(3, 14)
+    labels[:2, CHEXPERT.index("Fracture")] = 1
+    own = torch.tensor([0, 1, 2])
+    assert RemoveByLabel()(own, labels=labels).sum() == 6  # Fracture is none of CheX5
+    rule = RemoveByLabel(findings=["Fracture"])
+    expected = torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 1.0], [1.0, 1.0, 0.0]])
+    assert torch.equal(rule(own, labels=labels), expected)
+    assert torch.equal(rule(own, labels=labels[:, [CHEXPERT.index("Fracture")]]), expected)
+    with pytest.raises(ValueError, match=r"labels must have 14 columns .* or 1 .*, got 3"):
+        rule(own, labels=labels[:, :3])
+
+
+@pytest.mark.parametrize("anchors, candidates", SIZES)
+@pytest.mark.parametrize("threshold", [-1.0, 0.0, 0.3, 1.0])
+def test_remove_by_text_is_the_loop(anchors, candidates, threshold):
+    embedding = torch.randn(candidates, 3, dtype=torch.float64)
+    own = positives(anchors, candidates)
+    found = RemoveByTextSimilarity(threshold)(own, text_embedding=embedding)
+    for a in range(anchors):
+        for c in range(candidates):
+            is_kept = c != own[a] and cosine(embedding[own[a]], embedding[c]) <= threshold
+            assert found[a, c] == float(is_kept)
+
+
+@pytest.mark.parametrize("anchors, candidates", SIZES)
+def test_reweight_by_text_is_the_loop(anchors, candidates):
+    embedding = torch.randn(candidates, 3, dtype=torch.float64)
+    own = positives(anchors, candidates)
+    found = ReweightByTextSimilarity()(own, text_embedding=embedding)
+    for a in range(anchors):
+        raw = [
+            0.0 if c == own[a] else 1 - max(cosine(embedding[own[a]], embedding[c]), 0.0)
+            for c in range(candidates)
+        ]
+        expected = [w * (candidates - 1) / sum(raw) for w in raw]
+        assert found[a].tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("rule", [ReweightByTextSimilarity(), ResampleByTextSimilarity()])
+def test_equal_reports_are_no_negatives_whatever_their_rounding(rule):
+    embedding = torch.randn(1, 700) * torch.tensor([[1.0], [0.3], [7.7]])
+    weights = rule(torch.arange(3), text_embedding=embedding)
+    assert torch.equal(weights, torch.zeros(3, 3))
+    assert contrastive_loss(torch.randn(3, 3), torch.arange(3), weights=weights).item() == 0.0
+
+
+def test_resample_draws_in_proportion_and_by_key():
+    embedding = torch.randn(6, 3, dtype=torch.float64)
+    own = torch.tensor([2, 2, 4])
+    keys = torch.tensor([[8, 2], [9, 2], [8, 4]])
+    rule = ResampleByTextSimilarity(seed=3)
+    first = rule(own, keys=keys, step=1, text_embedding=embedding)
+    assert first.sum(1).tolist() == [5.0, 5.0, 5.0] and (first == first.round()).all()
+    assert (first[torch.arange(3), own] == 0).all()
+    assert torch.equal(first, rule(own, keys=keys, step=1, text_embedding=embedding))
+    others = [
+        rule(own, keys=keys, step=2, text_embedding=embedding),
+        rule(own, keys=keys + 1, step=1, text_embedding=embedding),
+        ResampleByTextSimilarity(seed=4)(own, keys=keys, step=1, text_embedding=embedding),
+    ]
+    assert not any(torch.equal(first, other) for other in others)
+    # The same key draws the same, whatever stands in the other rows.
+    alone = rule(own[1:2], keys=keys[1:2], step=1, text_embedding=embedding)
+    assert torch.equal(alone[0], first[1])
+    total = torch.zeros(6, dtype=torch.float64)
+    many = ResampleByTextSimilarity(draws=50)
+    for step in range(400):
+        total += many(own[:1], keys=keys[:1], step=step, text_embedding=embedding)[0]
+    chance = torch.tensor(
+        [0.0 if c == 2 else 1 - max(cosine(embedding[2], embedding[c]), 0.0) for c in range(6)]
+    )
+    assert total.sum() == 20_000
+    torch.testing.assert_close(total / total.sum(), (chance / chance.sum()).double(), atol=0.015, rtol=0)
+
+
+@pytest.mark.parametrize("anchors, candidates", SIZES)
+@pytest.mark.parametrize("beta", [0.0, 0.5, 2.0])
+@pytest.mark.parametrize("gamma2", [1.0, 14.0, 100.0])
+def test_hard_negatives_is_the_loop(anchors, candidates, beta, gamma2):
+    scores = gamma2 * (2 * torch.rand(anchors, candidates, dtype=torch.float64) - 1)
+    own = positives(anchors, candidates)
+    found = HardNegatives(beta)(own, logits=scores)
+    for a in range(anchors):
+        importance = [0.0 if c == own[a] else math.exp(beta * float(scores[a, c])) for c in range(candidates)]
+        mean = sum(importance) / (candidates - 1)
+        assert found[a].tolist() == pytest.approx([i / mean for i in importance])
+
+
+def test_hard_negatives_are_safe_in_half_precision_and_detach():
+    scores = torch.tensor([[100.0, 99.0, -100.0]], dtype=torch.float16, requires_grad=True)
+    own = torch.tensor([0])
+    weights = HardNegatives(beta=10.0)(own, logits=scores)
+    assert weights.dtype == torch.float32 and weights[0].tolist() == pytest.approx([0.0, 2.0, 0.0])
+    assert weights.requires_grad
+    assert not HardNegatives(detach=True)(own, logits=scores).requires_grad
+    # A row whose candidates are all its own has no negatives: zeros, not NaN.
+    nothing = HardNegatives()(own, logits=scores[:, :1].float())
+    assert nothing.tolist() == [[0.0]]
+
+
+@pytest.mark.parametrize("anchors, candidates", SIZES)
+def test_true_negatives_are_the_loop(anchors, candidates):
+    classes = torch.randint(2, (candidates, 4)).to(torch.uint8)
+    of_anchor = torch.randint(4, (anchors,))
+    own = positives(anchors, candidates)
+    found = TrueNegatives()(own, class_id=of_anchor, image_classes=classes)
+    for a in range(anchors):
+        true = [float(c != own[a] and classes[c, of_anchor[a]] == 0) for c in range(candidates)]
+        scale = (candidates - 1) / sum(true) if sum(true) else 0.0
+        assert found[a].tolist() == pytest.approx([w * scale for w in true])
+
+
+@pytest.mark.parametrize("gamma2", [1.0, 14.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("anchors, candidates", SIZES)
+@pytest.mark.parametrize(
+    "rule, field, draw",
+    [
+        (RemoveByLabel(), "labels", lambda n: torch.randint(2, (n, 14)).float()),
+        (RemoveByTextSimilarity(0.2), "text_embedding", lambda n: torch.randn(n, 5)),
+        (ReweightByTextSimilarity(), "text_embedding", lambda n: torch.randn(n, 5)),
+        (ResampleByTextSimilarity(), "text_embedding", lambda n: torch.randn(n, 5)),
+    ],
+)
+def test_the_loss_with_weights_is_the_formula(rule, field, draw, anchors, candidates, dtype, gamma2):
+    scores = (gamma2 * (2 * torch.rand(anchors, candidates) - 1)).to(dtype)
+    own = positives(anchors, candidates)
+    weights = rule(own, **{field: draw(candidates)})
+    found = contrastive_loss(scores, own, floor=-gamma2, weights=weights, reduction="none")
+    expected = formula_loss(scores.double(), own, weights.double(), -gamma2)
+    tolerance = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 1e-6, "atol": 1e-7}
+    torch.testing.assert_close(found.double(), expected, **tolerance)
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: RemoveByTextSimilarity(1.5), r"threshold must be a cosine in \[-1, 1\], got 1.5"),
+        (lambda: RemoveByTextSimilarity(math.nan), "got nan"),
+        (lambda: RemoveByLabel(findings=["Edema", "Mood"]), r"findings must be some of .* got \['Mood'\]"),
+        (lambda: RemoveByLabel(findings=[]), "findings must be some of"),
+        (lambda: ResampleByTextSimilarity(draws=0), "draws must be at least 1"),
+        (lambda: ResampleByTextSimilarity(seed=-1), "seed at least 0"),
+        (lambda: HardNegatives(beta=-1.0), "beta must be finite and at least 0, got -1.0"),
+        (lambda: HardNegatives()(torch.tensor([0])), "HardNegatives needs the logits"),
+        (
+            lambda: RemoveByLabel()(torch.tensor([0]), text_embedding=torch.ones(2, 3)),
+            r"RemoveByLabel takes the fields \['labels'\], got \['text_embedding'\]",
+        ),
+    ],
+)
+def test_refusals(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
