@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 from jaxtyping import install_import_hook
@@ -19,7 +20,13 @@ from transformers import BertConfig, BertForMaskedLM, BertTokenizer  # noqa: E40
 
 from medclip_dcl.encoders.pretrained import save_language_model  # noqa: E402
 from medclip_dcl.findings import CHEX5, CHEXPERT  # noqa: E402
-from medclip_dcl.prepared import TABLES, write_json, write_table  # noqa: E402
+from medclip_dcl.prepared import (  # noqa: E402
+    TABLES,
+    TextEmbedding,
+    write_json,
+    write_table,
+    write_text_embedding,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -60,6 +67,17 @@ def small_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def embedded_set(small_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`small_set` with sentence embeddings of 6 dimensions."""
+    folder = shutil.copytree(small_set, tmp_path_factory.mktemp("embedded") / "set")
+    vectors = np.random.default_rng(1).normal(size=(9, 6)).astype(np.float32)
+    write_text_embedding(
+        TextEmbedding(np.arange(9), vectors), folder / "text_embedding/small-0123.parquet", {}
+    )
+    return folder
+
+
 def write_small_set(folder: Path) -> None:
     """Write the set of `small_set`; images are 40 x 40, originals 60 x 50."""
     uses = ["train"] * 24 + ["validate"] * 8 + ["test"] * 6 + ["grounding"] * 4
@@ -95,6 +113,9 @@ def write_small_set(folder: Path) -> None:
         "chex5": chex5,
         "boxes": boxes,
         "classes": [(i, 10 + i, 0.1 * i, 0.01 * i) for i in range(9)],
+        "image_classes": [
+            (f"{i:08x}-0", 10 + (i * j) % 9) for i in range(42) for j in (1, 5) if i % 9 or j == 1
+        ],
         "log_p": [(i, 4, -1.5 * i - 0.5) for i in range(9)],
     }
     for name, rows in frames.items():

@@ -15,6 +15,7 @@ import yaml
 from medclip_dcl import load
 from medclip_dcl.cli import main
 from medclip_dcl.findings import CHEX5
+from medclip_dcl.models.image_text import ImageTextModel
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO = str(ROOT / "configs/demo.yaml")
@@ -236,11 +237,35 @@ def test_every_objective_composes_with_every_configuration(base, objective, caps
         main(["fit", *arguments, "--run_folder", "runs/x", "--print_config"])
     assert error.value.code in (0, None)
     config = yaml.safe_load(capsys.readouterr().out)
-    wanted = yaml.safe_load(objective.read_text())["model"]["init_args"]["class_probability"]
-    found = config["model"]["init_args"]["class_probability"]
-    assert found["class_path"] == wanted["class_path"]
-    assert wanted["init_args"].items() <= found["init_args"].items()
+    assert_holds(config["model"]["init_args"], yaml.safe_load(objective.read_text())["model"]["init_args"])
     assert config["run_folder"] == "runs/x"
+
+
+def assert_holds(found, wanted) -> None:
+    """Everything that the one says, the other says."""
+    for key, value in wanted.items():
+        if isinstance(value, dict):
+            assert_holds(found[key], value)
+        else:
+            assert found[key] == value, key
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda path: path.stem)
+def test_every_objective_trains_two_steps(objective, embedded_set, small_bert, tmp_path):
+    run = tmp_path / "run"
+    options = ["--trainer.max_steps", "2", "--trainer.limit_val_batches", "1"]
+    main(["fit", *small(run, embedded_set, small_bert, *options, objective=objective.stem)])
+    metrics = pd.read_csv(run / "metrics.csv")
+    losses = metrics["train/loss"].dropna()
+    assert len(losses) == 2 and losses.between(1e-3, 30).all()
+    wanted = yaml.safe_load(objective.read_text())["model"]["init_args"]
+    rule = wanted.get("negative_weights")
+    assert ("train/weight" in metrics) == (rule is not None)
+    assert ("train/masked_language_loss" in metrics) == ("masked_language_weight" in wanted)
+    model = ImageTextModel.load_from_checkpoint(run / "checkpoints/last.ckpt")
+    found = None if rule is None else type(model.objective.negative_weights).__name__
+    assert found == (None if rule is None else rule["class_path"].rpartition(".")[2])
+    assert model.objective.image_to_text == wanted.get("image_to_text", 0.1)
 
 
 def test_an_unknown_option_is_named(capsys):

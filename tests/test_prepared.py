@@ -33,7 +33,7 @@ def test_tables_and_scores_are_read(small_set):
     assert len(prepared.table("images")) == 42
     assert prepared.log_p().equals(prepared.log_p("small-0123"))
     assert prepared.patients_in_training_and_evaluation == []
-    assert not prepared.has("image_classes")
+    assert prepared.has("image_classes") and not prepared.has("mood")
 
 
 def test_missing_folder_and_unfinished_set(tmp_path):

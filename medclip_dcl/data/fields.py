@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from medclip_dcl.findings import CHEXPERT
-from medclip_dcl.prepared import PreparedDataError, PreparedSet
+from medclip_dcl.prepared import PreparedDataError, PreparedSet, report_embedding
 
 SENTENCE_FIELDS = {"log_p": "log_p", "rho": "classes", "sentence_share": "classes", "class_id": "classes"}
 """Fields of anchors (sentences) by name -> the table that they stand in."""
@@ -58,7 +58,6 @@ def image_fields(
     prepared: PreparedSet,
     names: Sequence[str],
     images: pd.DataFrame,
-    sentence_ids: Sequence[Sequence[int]],
     text_embedding: str | None = None,
 ) -> dict[str, Tensor]:
     """Fields of images by name, (image, ...) in the order of `images`.
@@ -70,8 +69,7 @@ def image_fields(
     Args:
         prepared: the set.
         names: of `IMAGE_FIELDS`.
-        images: rows of images.parquet.
-        sentence_ids: the sentences of each image's report.
+        images: rows of images.parquet, of studies with a report.
         text_embedding: which embeddings; None for the only ones.
 
     Raises:
@@ -82,7 +80,7 @@ def image_fields(
         if name == "labels":
             fields[name] = _labels(prepared, images)
         elif name == "text_embedding":
-            fields[name] = _report_embeddings(prepared, sentence_ids, text_embedding)
+            fields[name] = _report_embeddings(prepared, images, text_embedding)
         else:
             fields[name] = _image_classes(prepared, images)
     return fields
@@ -99,20 +97,11 @@ def _labels(prepared: PreparedSet, images: pd.DataFrame) -> Tensor:
     return torch.tensor(rows.to_numpy(), dtype=torch.float32)
 
 
-def _report_embeddings(
-    prepared: PreparedSet, sentence_ids: Sequence[Sequence[int]], name: str | None
-) -> Tensor:
-    ids, embeddings = prepared.text_embedding(name)
-    row_of = pd.Series(np.arange(len(ids)), index=ids)
-    counts = np.array([len(some) for some in sentence_ids])
-    rows = row_of[np.concatenate([np.asarray(some) for some in sentence_ids])].to_numpy()
-    report = np.repeat(np.arange(len(counts)), counts)
-    sums = torch.zeros(len(counts), embeddings.shape[1])
-    # In parts: all sentences of all reports at once would be gigabytes.
-    for start in range(0, len(rows), 1 << 16):
-        part = slice(start, start + (1 << 16))
-        sums.index_add_(0, torch.from_numpy(report[part]), torch.from_numpy(embeddings[rows[part]]))
-    return sums / torch.from_numpy(counts)[:, None]
+def _report_embeddings(prepared: PreparedSet, images: pd.DataFrame, name: str | None) -> Tensor:
+    reports = prepared.table("reports")
+    reports = reports[reports["study_id"].isin(images["study_id"])]
+    found = report_embedding(prepared.text_embedding(name), reports)
+    return torch.from_numpy(found.embedding)[np.searchsorted(found.study_id, images["study_id"].to_numpy())]
 
 
 def _image_classes(prepared: PreparedSet, images: pd.DataFrame) -> Tensor:
@@ -121,5 +110,6 @@ def _image_classes(prepared: PreparedSet, images: pd.DataFrame) -> Tensor:
     row_of = pd.Series(np.arange(len(images)), index=images["dicom_id"])
     table = table[table["dicom_id"].isin(row_of.index)]
     found = torch.zeros(len(images), classes, dtype=torch.uint8)
-    found[row_of[table["dicom_id"]].to_numpy(), table["class_id"].to_numpy()] = 1
+    row, column = row_of[table["dicom_id"]].to_numpy(), table["class_id"].to_numpy(copy=True)
+    found[torch.from_numpy(row), torch.from_numpy(column)] = 1
     return found

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import UInt8
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from medclip_dcl.data.examples import Images, Reported, ReportedExamples, Views, WholeImages
+from medclip_dcl.data.fields import image_fields, sentence_fields, split_fields
+from medclip_dcl.data.masking import Masking
 from medclip_dcl.data.samplers import EpochDataModule, EpochSampler, FixedBatches, ShardSampler
-from medclip_dcl.data.transforms import augment, load_grey, to_input
-from medclip_dcl.network import pad_tokens
+from medclip_dcl.data.transforms import load_grey
+from medclip_dcl.distributed import rank_and_size
 from medclip_dcl.prepared import PreparedDataError, PreparedSet
-
-SENTENCE_FIELDS = {"log_p": "log_p", "rho": "classes", "sentence_share": "classes", "class_id": "classes"}
-"""Fields of anchors (sentences) by name -> the table that they stand in."""
 
 
 @dataclass(frozen=True)
@@ -45,20 +43,29 @@ class EvaluationTables:
 class ImageTextDataModule(EpochDataModule):
     """Images with sentences of their reports, for training, validation, test and prediction.
 
-    A batch is a dict: images (image, 3, H, W) in [0, 1]; tokens (sentence, token), lengths (sentence,);
-    image_index (sentence,): which image of the batch is the sentence's positive; dicom_id, study_id, sentence_id;
-    anchor: the sentence fields that the objective asked for. Test and prediction batches hold images only.
+    A batch is a dict: images (view, 3, H, W) in [0, 1], first views of all images first; view_of (view,): of which
+    image; tokens (sentence, token), lengths (sentence,); image_index (sentence,): which image of the batch is the
+    sentence's positive; dicom_id and study_id of the images, sentence_id; anchor and candidate: the fields of sentences
+    and of images that the objective asked for; masked_tokens and masked_labels (sentence, token) where it asked for
+    them. Test and prediction batches hold images only.
 
     Args:
         folder: the prepared data set.
         image_size: side in pixels to which the whole image is scaled; what evaluation sees.
         crop_size: side of the random training crop, in pixels; at most image_size.
         batch_size: images per batch, of all processes together.
+        contrastive_batch: images that are contrasted in a step, of all processes together, a multiple of batch_size:
+            they are encoded batch_size at a time, and again for their gradients (GradCache), so that they need not
+            fit into memory. BatchNorm's statistics are those of batch_size images. null for batch_size.
+        views: views of each image, all of them positives of its sentences (M of DCL): the image, other frontal images
+            of its study, the image again, each augmented by itself.
         sentences: "one" draws one sentence per image and step (choice, not from the paper), "all" takes every
             sentence of the report as an anchor.
         brightness: factor varies in 1 +- brightness (choice: 0.2).
         contrast: factor varies in 1 +- contrast (choice: 0.2).
         log_p: which sentence scores, the stem of a file in log_p/; null for the only one there.
+        text_embedding: which sentence embeddings, the stem of a file in text_embedding/; null for the only one there.
+        mask_probability: share of word pieces that are hidden, where the objective models masked language, in (0, 1).
         num_workers: loader processes; 0 loads in the training process.
         cache_images: True keeps all images at image_size in memory (bytes = images * image_size^2).
         predict_use: which images `predict` takes: "test", all that `test` evaluates; or train, validate, grounding.
@@ -83,6 +90,10 @@ class ImageTextDataModule(EpochDataModule):
         cache_images: bool = False,
         predict_use: str = "test",
         seed: int = 0,
+        contrastive_batch: int | None = None,
+        views: int = 1,
+        text_embedding: str | None = None,
+        mask_probability: float = 0.15,
     ) -> None:
         super().__init__()
         if not 1 <= crop_size <= image_size:
@@ -92,15 +103,25 @@ class ImageTextDataModule(EpochDataModule):
         for name, value in (("brightness", brightness), ("contrast", contrast)):
             if not 0 <= value < 1:
                 raise ValueError(f"data.{name} must lie in [0, 1), got {value}")
+        if contrastive_batch is not None and (contrastive_batch < 1 or contrastive_batch % batch_size):
+            raise ValueError(
+                f"data.contrastive_batch {contrastive_batch} must be a multiple of data.batch_size {batch_size}"
+            )
+        if views < 1:
+            raise ValueError(f"data.views must be at least 1, got {views}")
+        if not 0 < mask_probability < 1:
+            raise ValueError(f"data.mask_probability must lie in (0, 1), got {mask_probability}")
         self.folder = folder
         self.image_size, self.crop_size, self.batch_size = image_size, crop_size, batch_size
         self.sentences, self.brightness, self.contrast = sentences, brightness, contrast
         self.log_p_name, self.num_workers, self.cache_images = log_p, num_workers, cache_images
         self.predict_use, self.seed = predict_use, seed
+        self.contrastive_batch, self.views = contrastive_batch or batch_size, views
+        self.text_embedding_name, self.mask_probability = text_embedding, mask_probability
         self._prepared: PreparedSet | None = None
-        self._train: _TrainingExamples | None = None
+        self._train: ReportedExamples | None = None
         self._tokens: dict[int, list[int]] | None = None
-        self._images: dict[str, _Images] = {}
+        self._images: dict[str, Images] = {}
         self._evaluation: dict[str, EvaluationTables] = {}
 
     @property
@@ -125,9 +146,11 @@ class ImageTextDataModule(EpochDataModule):
             if not (images["use"] == use).any():
                 raise PreparedDataError(f"{self.folder} has no {use} images; fit needs train and validate")
         self._token_table()
-        self._train = _TrainingExamples(self, self._reported("train"))
+        reported = self._reported("train")
+        self._check_views(reported)
+        self._train = self._examples(reported, augmented=True)
         # The sampler's error (a batch larger than the set) belongs here, not into the first epoch.
-        EpochSampler(len(self._train), self.batch_size, self.seed)
+        EpochSampler(len(self._train), self.contrastive_batch, self.seed)
 
     def _model(self) -> Any:
         """The model that is trained: it has the tokenizer and knows which fields the objective needs."""
@@ -135,7 +158,7 @@ class ImageTextDataModule(EpochDataModule):
             raise RuntimeError("ImageTextDataModule needs a Trainer: its model has the tokenizer")
         return self.trainer.lightning_module
 
-    def _reported(self, use: str) -> _Reported:
+    def _reported(self, use: str) -> Reported:
         """Images of one use with the distinct sentences of their reports; images without any are left out."""
         images = self.prepared.table("images").query("use == @use")
         reports = self.prepared.table("reports")
@@ -147,7 +170,7 @@ class ImageTextDataModule(EpochDataModule):
         images = (
             images[images["study_id"].isin(list(by_study))].sort_values("dicom_id").reset_index(drop=True)
         )
-        return _Reported(images, [by_study[study] for study in images["study_id"]])
+        return Reported(images, [by_study[study] for study in images["study_id"]])
 
     def _token_table(self) -> dict[int, list[int]]:
         """Word pieces of every sentence of the set."""
@@ -157,24 +180,51 @@ class ImageTextDataModule(EpochDataModule):
             self._tokens = dict(zip(sentences["sentence_id"].tolist(), ids, strict=True))
         return self._tokens
 
-    def anchor_fields(self, names: Sequence[str]) -> dict[str, pd.Series]:
-        """Columns of the sentence tables, indexed by sentence_id.
+    def sentence_fields(self, names: Sequence[str]) -> pd.DataFrame:
+        """Fields of sentences by sentence_id, as the objective gets them.
 
         Raises:
-            ValueError: a name that no table has.
             PreparedDataError: the table is not there; names the command that makes it.
         """
-        fields = {}
-        for name in names:
-            if name not in SENTENCE_FIELDS:
-                raise ValueError(f"no sentence field named {name!r}; there are {sorted(SENTENCE_FIELDS)}")
-            frame = (
-                self.prepared.log_p(self.log_p_name)
-                if name == "log_p"
-                else self.prepared.table(SENTENCE_FIELDS[name])
+        return sentence_fields(self.prepared, names, self.log_p_name)
+
+    def _check_views(self, reported: Reported) -> None:
+        """Several views must be able to differ."""
+        is_augmented = self.crop_size < self.image_size or self.brightness or self.contrast
+        has_several = reported.images["study_id"].duplicated().any()
+        if self.views > 1 and not is_augmented and not has_several:
+            raise PreparedDataError(
+                f"data.views {self.views}: all views of an image would be equal, because nothing is augmented "
+                f"(crop_size = image_size, brightness = contrast = 0) and no study of {self.folder} has several "
+                "frontal images; "
+                "lower crop_size, or set views: 1"
             )
-            fields[name] = frame.set_index("sentence_id")[name]
-        return fields
+
+    def _examples(self, reported: Reported, augmented: bool) -> ReportedExamples:
+        """Examples with all that the objective asks for."""
+        model = self._model()
+        of_sentences, of_images = split_fields(model.required_fields)
+        # Plain values, not the datamodule: loader processes need no trainer and no model.
+        table = self.sentence_fields(of_sentences)
+        anchor: dict[str, dict[Any, Any]] = {name: table[name].to_dict() for name in of_sentences}
+        masking, extra = None, {}
+        if model.needs_masked_sentences:
+            masking = Masking.of(model.network.text_encoder.tokenizer.get_vocab(), self.mask_probability)
+        if augmented and self.contrastive_batch > self.batch_size:
+            extra = {"encode_at_once": max(1, self.batch_size // rank_and_size()[1])}
+        views = Views(self.views, self.crop_size, self.brightness, self.contrast)
+        return ReportedExamples(
+            reported,
+            self._cached(reported.images["dicom_id"].tolist()),
+            self._token_table(),
+            views=views if augmented else None,
+            draws_one=self.sentences == "one",
+            seed=self.seed,
+            anchor=anchor,
+            candidate=image_fields(self.prepared, of_images, reported.images, self.text_embedding_name),
+            masking=masking,
+            extra=extra,
+        )
 
     def load_image(self, dicom_id: str) -> UInt8[np.ndarray, "height width"]:
         """The prepared image, grey levels at image_size."""
@@ -187,15 +237,14 @@ class ImageTextDataModule(EpochDataModule):
     def train_dataloader(self) -> DataLoader:
         if self._train is None:
             raise RuntimeError("call setup('fit') first")
-        sampler = EpochSampler(len(self._train), self.batch_size, self.seed)
+        sampler = EpochSampler(len(self._train), self.contrastive_batch, self.seed)
         sampler.set_epoch(self.first_epoch)
-        return self._loader(
-            self._train, sampler, self.batch_size // sampler.num_replicas, self._train.collate, drop_last=True
-        )
+        own = self.contrastive_batch // sampler.num_replicas
+        return self._loader(self._train, sampler, own, self._train.collate, drop_last=True)
 
     def val_dataloader(self) -> DataLoader:
         # Whole blocks of images, so that the loss has the same candidates on any number of processes.
-        examples = _TrainingExamples(self, self._reported("validate"), augmented=False)
+        examples = self._examples(self._reported("validate"), augmented=False)
         blocks = FixedBatches(examples, self.batch_size, examples.collate)
         return self._loader(blocks, ShardSampler(len(blocks)), None, None)
 
@@ -213,15 +262,15 @@ class ImageTextDataModule(EpochDataModule):
         return self._image_loader(sorted(images["dicom_id"]))
 
     def _image_loader(self, dicom_ids: list[str]) -> DataLoader:
-        examples = _WholeImages(self._cached(dicom_ids), dicom_ids)
+        examples = WholeImages(self._cached(dicom_ids), dicom_ids)
         return self._loader(examples, ShardSampler(len(examples)), self.batch_size, examples.collate)
 
-    def _cached(self, dicom_ids: list[str]) -> _Images:
+    def _cached(self, dicom_ids: list[str]) -> Images:
         key = "\n".join(dicom_ids)
         if key not in self._images:
             paths = self.prepared.table("images").set_index("dicom_id")["path"].reindex(dicom_ids)
             files = [self.prepared.image_file(path) for path in paths]
-            self._images[key] = _Images(files, self.image_size, self.cache_images)
+            self._images[key] = Images(files, self.image_size, self.cache_images)
         return self._images[key]
 
     def _loader(
@@ -285,108 +334,3 @@ class ImageTextDataModule(EpochDataModule):
     @staticmethod
     def _no_boxes() -> pd.DataFrame:
         return pd.DataFrame(columns=["dicom_id", "category", "phrase", "x", "y", "w", "h"])
-
-
-@dataclass(frozen=True)
-class _Reported:
-    """Images and, in the same order, the sentences of their reports."""
-
-    images: pd.DataFrame
-    sentence_ids: list[list[int]]
-
-
-class _Images:
-    """Grey images by position, read when needed or held in memory."""
-
-    def __init__(self, files: list[Path], size: int, in_memory: bool) -> None:
-        self.files, self.size = files, size
-        self.cache: np.ndarray | None = None
-        if in_memory:
-            self.cache = np.empty((len(files), size, size), dtype=np.uint8)
-            for index, file in enumerate(files):
-                self.cache[index] = self._read(file)
-
-    def _read(self, file: Path) -> UInt8[np.ndarray, "size size"]:
-        try:
-            return load_grey(file, self.size)
-        except OSError as error:
-            raise PreparedDataError(
-                f"prepared image {file} cannot be read ({error}); delete it and run data_prep.mimic_cxr again"
-            ) from error
-
-    def __getitem__(self, index: int) -> UInt8[np.ndarray, "size size"]:
-        return self._read(self.files[index]) if self.cache is None else self.cache[index]
-
-
-class _TrainingExamples(Dataset):
-    """Image-report pairs; what is random in a pair is a function of (seed, epoch, index)."""
-
-    def __init__(self, data: ImageTextDataModule, reported: _Reported, augmented: bool = True) -> None:
-        # Plain values, not the datamodule: loader processes need no trainer and no model.
-        self.seed, self.sentences, self.augmented = data.seed, data.sentences, augmented
-        self.crop_size, self.brightness, self.contrast = data.crop_size, data.brightness, data.contrast
-        self.dicom_ids = reported.images["dicom_id"].tolist()
-        self.study_ids = reported.images["study_id"].tolist()
-        self.sentence_ids = reported.sentence_ids
-        self.images = data._cached(self.dicom_ids)
-        self.tokens = data._token_table()
-        # Plain dicts: workers and collation look single sentences up.
-        names = data._model().anchor_fields
-        self.fields: dict[str, dict[Any, Any]] = {
-            name: column.to_dict() for name, column in data.anchor_fields(names).items()
-        }
-
-    def __len__(self) -> int:
-        return len(self.dicom_ids)
-
-    def __getitem__(self, key: tuple[int, int] | int) -> dict[str, Any]:
-        epoch, index = key if isinstance(key, tuple) else (0, key)
-        generator = np.random.default_rng([self.seed, epoch, index])
-        sentences = self.sentence_ids[index]
-        if self.sentences == "one":
-            sentences = [sentences[int(generator.integers(len(sentences)))]]
-        grey = self.images[index]
-        if self.augmented:
-            image = augment(grey, self.crop_size, self.brightness, self.contrast, generator)
-        else:
-            image = to_input(grey)
-        return {"image": image, "sentence_ids": sentences, "index": index}
-
-    def collate(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
-        sentence_ids = [sentence for example in examples for sentence in example["sentence_ids"]]
-        positions = [i for i, example in enumerate(examples) for _ in example["sentence_ids"]]
-        tokens, lengths = pad_tokens([self.tokens[sentence] for sentence in sentence_ids])
-        return {
-            "images": torch.stack([example["image"] for example in examples]),
-            "tokens": tokens,
-            "lengths": lengths,
-            "image_index": torch.tensor(positions),
-            "dicom_id": [self.dicom_ids[example["index"]] for example in examples],
-            "study_id": torch.tensor([self.study_ids[example["index"]] for example in examples]),
-            "sentence_id": torch.tensor(sentence_ids),
-            "anchor": {name: _column(values, sentence_ids) for name, values in self.fields.items()},
-        }
-
-
-class _WholeImages(Dataset):
-    """Images alone, whole."""
-
-    def __init__(self, images: _Images, dicom_ids: list[str]) -> None:
-        self.images, self.dicom_ids = images, dicom_ids
-
-    def __len__(self) -> int:
-        return len(self.dicom_ids)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"image": to_input(self.images[index]), "dicom_id": self.dicom_ids[index]}
-
-    def collate(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            "images": torch.stack([example["image"] for example in examples]),
-            "dicom_id": [example["dicom_id"] for example in examples],
-        }
-
-
-def _column(values: Mapping[Any, Any], sentence_ids: Sequence[int]) -> Tensor:
-    column = torch.tensor([values[sentence] for sentence in sentence_ids])
-    return column.float() if column.is_floating_point() else column

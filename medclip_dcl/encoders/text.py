@@ -21,10 +21,12 @@ class SentenceEncoder(nn.Module):
     Attributes:
         dim: size of an embedding.
         tokenizer: splits text into word pieces; padding and special tokens are set up.
+        has_masked_language_head: True if it can tell hidden word pieces.
     """
 
     dim: int
     tokenizer: Tokenizer
+    has_masked_language_head: bool = False
 
     @property
     def transformer(self) -> nn.Module:
@@ -43,6 +45,15 @@ class SentenceEncoder(nn.Module):
         self, tokens: Int[Tensor, "sentence token"], lengths: Int[Tensor, " sentence"]
     ) -> Float[Tensor, "sentence dim"]:
         """Sentence embeddings, not normalised; `tokens` beyond `lengths` are padding."""
+        raise NotImplementedError
+
+    def masked_language_loss(
+        self,
+        tokens: Int[Tensor, "sentence token"],
+        lengths: Int[Tensor, " sentence"],
+        labels: Int[Tensor, "sentence token"],
+    ) -> Float[Tensor, " masked"]:
+        """-log P of each hidden word piece; `labels` are -100 where nothing is hidden."""
         raise NotImplementedError
 
 

@@ -23,14 +23,14 @@ class ClassProbabilityTable(Callback):
 
     On the phantom rho and sentence_share stand beside them. Prints the quantiles of eta over the training reports'
     sentences and warns where the median is below 1e-4 or above 0.5: then (a, k) belong to another language model.
-    Objectives without anchor fields (a constant eta) write nothing.
+    A constant eta writes nothing.
     """
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         datamodule = getattr(trainer, "datamodule", None)
         if not (isinstance(pl_module, ImageTextModel) and isinstance(datamodule, ImageTextDataModule)):
             return
-        if pl_module.anchor_fields and trainer.is_global_zero:
+        if pl_module.class_probability.requires and trainer.is_global_zero:
             table = class_probability_table(pl_module, datamodule)
             write_parquet(table, Path(trainer.default_root_dir) / FILE)
             _report_quantiles(table["eta"])
@@ -44,10 +44,11 @@ def class_probability_table(model: ImageTextModel, data: ImageTextDataModule) ->
     ids = reports.loc[reports["study_id"].isin(train), "sentence_id"].unique()
     sentences = prepared.table("sentences")
     table = sentences[sentences["sentence_id"].isin(ids)].reset_index(drop=True)
-    names = set(model.anchor_fields) | ({"rho", "sentence_share"} if prepared.has("classes") else set())
-    for name, column in data.anchor_fields(sorted(names)).items():
+    requires = model.class_probability.requires
+    names = set(requires) | ({"rho", "sentence_share"} if prepared.has("classes") else set())
+    for name, column in data.sentence_fields(sorted(names)).items():
         table[name] = column.reindex(table["sentence_id"]).to_numpy()
-    fields = {name: torch.tensor(table[name].to_numpy()) for name in model.anchor_fields}
+    fields = {name: torch.tensor(table[name].to_numpy()) for name in requires}
     fields = {name: x.float() if x.is_floating_point() else x for name, x in fields.items()}
     with torch.no_grad():
         table["eta"] = model.class_probability.cpu()(**fields).numpy()

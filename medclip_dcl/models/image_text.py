@@ -2,38 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from pytorch_lightning import LightningModule
 from torch import Tensor
 
-from medclip_dcl.distributed import gather_with_grad, global_mean, local_offset
+from medclip_dcl.distributed import global_mean
 from medclip_dcl.encoders.image import RegionEncoder
 from medclip_dcl.encoders.text import SentenceEncoder
+from medclip_dcl.models.gradient_cache import in_chunks
 from medclip_dcl.models.optimisation import adamw_warmup_cosine, parameter_groups
 from medclip_dcl.network import ImageTextNetwork, build_part, load_exactly, part_config, read_checkpoint
-from medclip_dcl.objectives import (
-    ClassProbability,
-    ConstantClassProbability,
-    contrastive_loss,
-    contrastive_statistics,
-)
+from medclip_dcl.objectives import ClassProbability, NegativeWeights
+from medclip_dcl.objectives.in_batch import InBatchObjective
 from medclip_dcl.similarity import Similarity
-
-
-class _Processes(NamedTuple):
-    """Over which processes a batch reaches: how rows are gathered, where they start, how losses are averaged."""
-
-    gather: Callable[[Tensor], Tensor]
-    offset: Callable[[int, torch.device], int]
-    mean: Callable[[Tensor], Tensor]
-
-
-_ALL_PROCESSES = _Processes(gather_with_grad, local_offset, global_mean)
-_THIS_PROCESS = _Processes(lambda rows: rows, lambda count, device: 0, torch.mean)
 
 
 class ImageTextModel(LightningModule):
@@ -44,6 +28,7 @@ class ImageTextModel(LightningModule):
         text_encoder: sentences to embeddings (SSD: CXR-BERT).
         similarity: logits; null for LSE+NL.
         class_probability: eta of each anchor; null for 0, which is InfoNCE.
+        negative_weights: rule that removes, reweights or resamples negatives; null for none.
         learning_rate: of AdamW after the warm-up (SSD: 1e-5).
         weight_decay: on weight matrices only, not on biases, norms and gamma (0.01: choice, not from the paper).
         warmup_steps: optimiser steps of linear warm-up; cosine decay to 0 follows (SSD: 2,000).
@@ -55,6 +40,10 @@ class ImageTextModel(LightningModule):
             At 0 nothing compares two sentences for one image: the level of each sentence's logits is free, so that
             AUC may be high where ACC is the majority's. An image's eta is the mean eta of its sentences (choice,
             not from the paper).
+        same_text: what another image of the batch counts as that is of the sentence's study, or has the same sentence
+            in the batch: "negative" (SSD), "positive", or "ignore" (neither).
+        masked_language_weight: weight of the masked-language-modelling loss of the batch's sentences, which is added
+            (BioViL); above 0 the text encoder needs `masked_language_head: true`.
 
     Raises:
         ValueError: an option out of its range.
@@ -72,6 +61,9 @@ class ImageTextModel(LightningModule):
         text_learning_rate: float | None = None,
         beta2: float = 0.999,
         image_to_text: float = 0.0,
+        negative_weights: NegativeWeights | None = None,
+        same_text: str = "negative",
+        masked_language_weight: float = 0.0,
     ) -> None:
         super().__init__()
         rates = [learning_rate] if text_learning_rate is None else [learning_rate, text_learning_rate]
@@ -81,21 +73,38 @@ class ImageTextModel(LightningModule):
                 f"0; got {learning_rate}, {text_learning_rate}, {weight_decay}, {warmup_steps}"
             )
         self.network = ImageTextNetwork(image_encoder, text_encoder, similarity)
-        self.class_probability = class_probability or ConstantClassProbability(0.0)
+        self.objective = InBatchObjective(class_probability, negative_weights, image_to_text, same_text)
         if not 0 <= beta2 < 1:
             raise ValueError(f"model: beta2 must lie in [0, 1), got {beta2}")
-        if not 0 <= image_to_text <= 1:
-            raise ValueError(f"model: image_to_text must lie in [0, 1], got {image_to_text}")
-        # A rule that cannot describe itself should not fail at the first checkpoint, hours later.
-        part_config(self.class_probability)
+        if masked_language_weight < 0:
+            raise ValueError(
+                f"model: masked_language_weight must be at least 0, got {masked_language_weight}"
+            )
+        if masked_language_weight and not text_encoder.has_masked_language_head:
+            raise ValueError(
+                "model: masked_language_weight needs a text encoder with a masked-language-modelling head; set "
+                "model.init_args.text_encoder.init_args.masked_language_head: true"
+            )
         self.learning_rate, self.weight_decay, self.warmup_steps = learning_rate, weight_decay, warmup_steps
         self.text_learning_rate, self.beta2 = text_learning_rate, beta2
-        self.image_to_text = image_to_text
+        self.masked_language_weight = masked_language_weight
+        # A rule that cannot describe itself should not fail at the first checkpoint, hours later.
+        self._objective_config()
 
     @property
-    def anchor_fields(self) -> tuple[str, ...]:
-        """Fields of sentences that the objective asks the datamodule for."""
-        return self.class_probability.requires
+    def class_probability(self) -> ClassProbability:
+        """The rule that gives each sentence its eta."""
+        return self.objective.class_probability
+
+    @property
+    def required_fields(self) -> tuple[str, ...]:
+        """Fields of sentences and images that the objective asks the datamodule for."""
+        return self.objective.requires
+
+    @property
+    def needs_masked_sentences(self) -> bool:
+        """True if training asks the datamodule for sentences with masked word pieces."""
+        return self.masked_language_weight > 0
 
     def setup(self, stage: str) -> None:
         """The network takes over the size at which the datamodule shows whole images."""
@@ -115,8 +124,8 @@ class ImageTextModel(LightningModule):
         return self.network(images, tokens, lengths)
 
     def training_step(self, batch: dict[str, Any], batch_index: int) -> Tensor:
-        loss, _, statistics = self._losses(batch)
-        values = {f"train/{name}": value for name, value in statistics.items()}
+        loss, _, figures = self._losses(batch, step=self.global_step)
+        values = {f"train/{name}": value for name, value in figures.items()}
         values["train/gamma2"] = self.network.similarity.gamma2.detach()
         values["train/learning_rate"] = torch.tensor(self.trainer.optimizers[0].param_groups[-1]["lr"])
         self.log_dict(values, batch_size=len(batch["lengths"]))
@@ -145,56 +154,23 @@ class ImageTextModel(LightningModule):
         return self.test_step(batch, batch_index)
 
     def _losses(
-        self, batch: dict[str, Any], across_processes: bool = True
+        self, batch: dict[str, Any], across_processes: bool = True, step: int = 0
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Loss of this process's sentences, the feature map of its images, and figures to watch (of the sentences)."""
-        feature_map = self.network.feature_map(batch["images"])
+        parts = -(-len(batch["images"]) // batch["encode_at_once"]) if "encode_at_once" in batch else 1
+        feature_map = in_chunks(self.network.feature_map, parts, batch["images"])
+        sentences = in_chunks(self.network.encode_sentences, parts, batch["tokens"], batch["lengths"])
         regions = self.network.regions(feature_map)
-        sentences = self.network.encode_sentences(batch["tokens"], batch["lengths"])
-        processes = _ALL_PROCESSES if across_processes else _THIS_PROCESS
-        candidates = processes.gather(regions)
-        logits = self.network.similarity(candidates, sentences)
-        positives = batch["image_index"] + processes.offset(len(regions), regions.device)
-        eta = self.class_probability(**batch["anchor"])
-        arguments = {"class_probability": eta, "floor": -self.network.similarity.gamma2}
-        loss = processes.mean(contrastive_loss(logits, positives, reduction="none", **arguments))
-        if self.image_to_text:
-            by_image = logits.T
-            if candidates is not regions:
-                by_image = self.network.similarity(regions, processes.gather(sentences)).T
-            first = processes.offset(len(sentences), regions.device)
-            of_images = self._losses_of_images(by_image, batch["image_index"], eta, first)
-            loss = (1 - self.image_to_text) * loss + self.image_to_text * processes.mean(of_images)
-        statistics = contrastive_statistics(logits, positives, **arguments)
-        return (
-            loss,
-            feature_map,
-            {
-                "at_floor": statistics.at_floor,
-                "class_probability": statistics.class_probability,
-                "false_negative_mass": statistics.false_negative_mass,
-                "capped": torch.tensor(float(self.class_probability.share_capped)),
-            },
+        loss, figures = self.objective(
+            self.network.similarity, regions, sentences, batch, across_processes, step
         )
-
-    def _losses_of_images(
-        self, logits: Tensor, image_index: Tensor, eta: float | Tensor, first_sentence: int
-    ) -> Tensor:
-        """Loss of each image of this process as an anchor, (image,).
-
-        Args:
-            logits: (image, sentence), of this process's images with all candidate sentences.
-            image_index: (local sentence,), the image of each of this process's sentences.
-            eta: of each of this process's sentences, or of all.
-            first_sentence: where this process's sentences start among the candidates.
-        """
-        is_own = image_index == torch.arange(len(logits), device=logits.device)[:, None]
-        positives = torch.zeros_like(logits, dtype=torch.bool)
-        positives[:, first_sentence : first_sentence + len(image_index)] = is_own
-        if isinstance(eta, Tensor):
-            eta = (is_own * eta).sum(1) / is_own.sum(1)
-        floor = -self.network.similarity.gamma2
-        return contrastive_loss(logits, positives, class_probability=eta, floor=floor, reduction="none")
+        if "masked_tokens" in batch:
+            masked = (batch["masked_tokens"], batch["lengths"], batch["masked_labels"])
+            losses = in_chunks(self.network.text_encoder.masked_language_loss, parts, *masked)
+            of_language = global_mean(losses) if across_processes else losses.mean()
+            figures["masked_language_loss"] = of_language.detach()
+            loss = loss + self.masked_language_weight * of_language
+        return loss, feature_map, figures
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.network.similarity.clamp_gamma_()
@@ -215,14 +191,22 @@ class ImageTextModel(LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """The checkpoint describes its network (tokenizer included) and objective in plain values."""
         checkpoint["network"] = self.network.config()
-        checkpoint["objective"] = {
+        checkpoint["objective"] = self._objective_config()
+
+    def _objective_config(self) -> dict[str, Any]:
+        """Arguments of the model besides the network's parts, in plain values."""
+        weights = self.objective.negative_weights
+        return {
             "class_probability": part_config(self.class_probability),
+            "negative_weights": None if weights is None else part_config(weights),
+            "same_text": self.objective.same_text,
+            "image_to_text": self.objective.image_to_text,
+            "masked_language_weight": self.masked_language_weight,
             "learning_rate": self.learning_rate,
             "weight_decay": self.weight_decay,
             "warmup_steps": self.warmup_steps,
             "text_learning_rate": self.text_learning_rate,
             "beta2": self.beta2,
-            "image_to_text": self.image_to_text,
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -256,11 +240,13 @@ class ImageTextModel(LightningModule):
         network = ImageTextNetwork.from_config(checkpoint["network"])
         objective = dict(checkpoint["objective"])
         class_probability = build_part(objective.pop("class_probability"), ClassProbability)
+        rule = objective.pop("negative_weights", None)
         model = cls(
             network.image_encoder,
             network.text_encoder,
             network.similarity,
             class_probability,
+            negative_weights=None if rule is None else build_part(rule, NegativeWeights),
             **objective,
         )
         model.network = network

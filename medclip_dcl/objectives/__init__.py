@@ -1,4 +1,4 @@
-"""Contrastive objectives: one loss, and the class probabilities that debias it."""
+"""Contrastive objectives: one loss, the class probabilities that debias it, and the weights of its negatives."""
 
 from medclip_dcl.objectives.class_probability import (
     ClassProbability,
@@ -11,13 +11,29 @@ from medclip_dcl.objectives.contrastive import (
     contrastive_loss,
     contrastive_statistics,
 )
+from medclip_dcl.objectives.negative_weights import (
+    HardNegatives,
+    NegativeWeights,
+    RemoveByLabel,
+    RemoveByTextSimilarity,
+    ResampleByTextSimilarity,
+    ReweightByTextSimilarity,
+    TrueNegatives,
+)
 
 __all__ = [
     "ClassProbability",
     "ConstantClassProbability",
     "ContrastiveStatistics",
+    "HardNegatives",
     "KnownClassProbability",
     "LanguageModelClassProbability",
+    "NegativeWeights",
+    "RemoveByLabel",
+    "RemoveByTextSimilarity",
+    "ResampleByTextSimilarity",
+    "ReweightByTextSimilarity",
+    "TrueNegatives",
     "contrastive_loss",
     "contrastive_statistics",
 ]

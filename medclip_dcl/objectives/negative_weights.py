@@ -126,7 +126,7 @@ class RemoveByLabel(NegativeWeights):
 
     candidate_requires = ("labels",)
 
-    def __init__(self, findings: Sequence[str] = CHEX5, normals: bool = False) -> None:
+    def __init__(self, findings: Sequence[str] = tuple(CHEX5), normals: bool = False) -> None:
         super().__init__()
         unknown = [finding for finding in findings if finding not in CHEXPERT]
         if unknown or not findings:

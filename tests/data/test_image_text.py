@@ -15,11 +15,11 @@ from medclip_dcl.encoders.text import BertSentences
 from medclip_dcl.prepared import PreparedDataError, write_table
 
 
-def datamodule(folder, small_bert, fields=(), **options) -> ImageTextDataModule:
+def datamodule(folder, small_bert, fields=(), masked=False, **options) -> ImageTextDataModule:
     options = {"image_size": 40, "crop_size": 32, "batch_size": 8, "num_workers": 0, **options}
     data = ImageTextDataModule(str(folder), **options)
     network = SimpleNamespace(text_encoder=BertSentences(str(small_bert)))
-    model = SimpleNamespace(network=network, anchor_fields=fields)
+    model = SimpleNamespace(network=network, required_fields=fields, needs_masked_sentences=masked)
     data.trainer = SimpleNamespace(lightning_module=model)  # type: ignore[assignment]
     return data
 
@@ -120,7 +120,7 @@ def test_refusals_at_construction(small_set):
 def test_refusals_at_setup(small_set, small_bert, tmp_path):
     with pytest.raises(ValueError, match="24 training images do not fill one batch of 25"):
         datamodule(small_set, small_bert, batch_size=25).setup("fit")
-    with pytest.raises(ValueError, match="no sentence field named 'mood'; there are"):
+    with pytest.raises(ValueError, match="no field named 'mood'; of sentences there are"):
         datamodule(small_set, small_bert, fields=("mood",)).setup("fit")
     broken = shutil.copytree(small_set, tmp_path / "broken")
     shutil.rmtree(broken / "log_p")
@@ -151,3 +151,137 @@ def test_a_missing_prepared_image_is_named(small_set, small_bert, tmp_path):
         PreparedDataError, match=f"prepared image .*{path} cannot be read .* run data_prep.mimic_cxr"
     ):
         batches(data.train_dataloader())
+
+
+def with_two_images_in_a_study(small_set, tmp_path):
+    """The set with images 0 and 1 (one patient) in study 5000."""
+    folder = shutil.copytree(small_set, tmp_path / "two")
+    images = pd.read_parquet(folder / "images.parquet")
+    images.loc[1, "study_id"] = 5000
+    write_table(images, folder / "images.parquet", "images")
+    return folder
+
+
+def test_views_are_the_image_then_others_of_the_study_then_the_image_again(small_set, small_bert, tmp_path):
+    folder = with_two_images_in_a_study(small_set, tmp_path)
+    # No crop and no variation: a view shows which image it is.
+    options = {"crop_size": 40, "brightness": 0.0, "contrast": 0.0}
+    data = datamodule(folder, small_bert, views=3, batch_size=24, **options)
+    data.setup("fit")
+    (batch,) = batches(data.train_dataloader())
+    assert batch["images"].shape == (72, 3, 40, 40)
+    assert batch["view_of"].tolist() == [*range(24)] * 3
+    path = data.prepared.table("images").set_index("dicom_id")["path"]
+    whole = {id_: to_input(load_grey(data.prepared.image_file(path[id_]), 40)) for id_ in batch["dicom_id"]}
+    pair = [id_ for id_ in batch["dicom_id"] if id_.startswith(("00000000", "00000001"))]
+    for row, id_ in enumerate(batch["dicom_id"]):
+        other = next((x for x in pair if x != id_), id_) if id_ in pair else id_
+        for view, expected in enumerate((id_, other, id_)):
+            torch.testing.assert_close(batch["images"][row + 24 * view], whole[expected])
+
+
+def test_views_are_augmented_apart_and_the_first_is_that_of_one_view(small_set, small_bert):
+    several, one = datamodule(small_set, small_bert, views=2), datamodule(small_set, small_bert)
+    several.setup("fit")
+    one.setup("fit")
+    a, b = batches(several.train_dataloader())[0], batches(one.train_dataloader())[0]
+    assert torch.equal(a["images"][:8], b["images"]) and torch.equal(a["sentence_id"], b["sentence_id"])
+    assert not torch.equal(a["images"][:8], a["images"][8:])
+    assert len(next(iter(several.val_dataloader()))["images"]) == 8  # whole images, once each
+
+
+def test_equal_views_are_refused(small_set, small_bert, tmp_path):
+    options = {"views": 2, "crop_size": 40, "brightness": 0.0, "contrast": 0.0}
+    with pytest.raises(PreparedDataError, match="data.views 2: all views of an image would be equal"):
+        datamodule(small_set, small_bert, **options).setup("fit")
+    datamodule(with_two_images_in_a_study(small_set, tmp_path), small_bert, **options).setup("fit")
+
+
+def test_fields_of_images(small_set, small_bert):
+    fields = ("labels", "image_classes")
+    folder = small_set
+    data = datamodule(folder, small_bert, fields=fields)
+    data.setup("fit")
+    labels = data.prepared.table("labels").set_index("study_id")
+    classes = data.prepared.table("image_classes")
+    for batch in batches(data.train_dataloader()):
+        found = batch["candidate"]
+        assert found["labels"].tolist() == [labels.loc[s].tolist() for s in batch["study_id"].tolist()]
+        for row, id_ in enumerate(batch["dicom_id"]):
+            mine = classes.loc[classes["dicom_id"] == id_, "class_id"]
+            assert found["image_classes"][row].nonzero().flatten().tolist() == sorted(mine)
+
+
+def test_report_embeddings_are_the_mean_of_the_reports_sentences(embedded_set, small_bert):
+    data = datamodule(embedded_set, small_bert, fields=("text_embedding",), sentences="one")
+    data.setup("fit")
+    ids, embeddings = data.prepared.text_embedding()
+    row = {int(id_): i for i, id_ in enumerate(ids)}
+    reports = data.prepared.table("reports").groupby("study_id")["sentence_id"].apply(set)
+    batch = batches(data.train_dataloader())[0]
+    for i, study in enumerate(batch["study_id"].tolist()):
+        expected = embeddings[[row[s] for s in reports[study]]].mean(0)
+        assert batch["candidate"]["text_embedding"][i].tolist() == pytest.approx(expected.tolist(), rel=1e-5)
+
+
+def test_masked_sentences(small_set, small_bert):
+    def epoch(**options):
+        data = datamodule(small_set, small_bert, masked=True, sentences="all", **options)
+        data.setup("fit")
+        return data, batches(data.train_dataloader())
+
+    data, found = epoch()
+    mask = data._model().network.text_encoder.tokenizer.token_to_id("[MASK]")
+    hidden = masks = 0
+    for batch in found:
+        labels, is_hidden = batch["masked_labels"], batch["masked_labels"] != -100
+        assert batch["masked_tokens"].shape == batch["tokens"].shape == labels.shape
+        assert is_hidden.any(1).all() and (labels[is_hidden] == batch["tokens"][is_hidden]).all()
+        assert torch.equal(batch["masked_tokens"][~is_hidden], batch["tokens"][~is_hidden])
+        hidden += int(is_hidden.sum())
+        masks += int((batch["masked_tokens"] == mask).sum())
+    assert 0.6 < masks / hidden < 0.95
+    _, again = epoch(num_workers=2)
+    assert all(torch.equal(a["masked_tokens"], b["masked_tokens"]) for a, b in zip(found, again, strict=True))
+    _, more = epoch(mask_probability=0.8)
+    assert sum(int((batch["masked_labels"] != -100).sum()) for batch in more) > 2 * hidden
+
+
+def test_masks_change_neither_crops_nor_sentences(small_set, small_bert):
+    plain, masked = datamodule(small_set, small_bert), datamodule(small_set, small_bert, masked=True)
+    plain.setup("fit")
+    masked.setup("fit")
+    for a, b in zip(batches(plain.train_dataloader()), batches(masked.train_dataloader()), strict=True):
+        assert torch.equal(a["images"], b["images"]) and torch.equal(a["sentence_id"], b["sentence_id"])
+        assert "masked_tokens" not in a
+
+
+def test_contrastive_batches_are_larger_than_what_is_encoded(small_set, small_bert):
+    data = datamodule(small_set, small_bert, batch_size=4, contrastive_batch=12)
+    data.setup("fit")
+    found = batches(data.train_dataloader())
+    assert [len(batch["images"]) for batch in found] == [12, 12]
+    assert all(batch["encode_at_once"] == 4 for batch in found)
+    assert "encode_at_once" not in next(iter(data.val_dataloader()))
+
+
+def test_new_options_are_refused_by_name(small_set):
+    for options, message in (
+        ({"views": 0}, "data.views must be at least 1, got 0"),
+        ({"contrastive_batch": 100}, "data.contrastive_batch 100 must be a multiple of data.batch_size 64"),
+        ({"mask_probability": 1.0}, r"data.mask_probability must lie in \(0, 1\), got 1.0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ImageTextDataModule(str(small_set), **options)
+
+
+def test_labels_that_say_nothing_are_refused(small_set, small_bert, tmp_path):
+    broken = shutil.copytree(small_set, tmp_path / "broken")
+    labels = pd.read_parquet(broken / "labels.parquet")
+    labels.loc[:, [c for c in labels if c != "study_id"]] = float("nan")
+    write_table(labels, broken / "labels.parquet", "labels")
+    with pytest.raises(PreparedDataError, match="no CheXpert label for any of 24 images"):
+        datamodule(broken, small_bert, fields=("labels",)).setup("fit")
+    (broken / "labels.parquet").unlink()
+    with pytest.raises(PreparedDataError, match="no table labels.parquet"):
+        datamodule(broken, small_bert, fields=("labels",)).setup("fit")

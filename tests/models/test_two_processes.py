@@ -1,7 +1,8 @@
-"""ImageTextModel in two processes has the gradient of one process with the whole batch."""
+"""Every objective in two processes takes the step of one process with the whole batch."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,52 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from medclip_dcl.encoders.image import RegionEncoder
 from medclip_dcl.encoders.text import SentenceEncoder
 from medclip_dcl.models.image_text import ImageTextModel
-from medclip_dcl.objectives import LanguageModelClassProbability
-from medclip_dcl.similarity import LSENonLocal
+from medclip_dcl.objectives import (
+    ConstantClassProbability,
+    HardNegatives,
+    KnownClassProbability,
+    LanguageModelClassProbability,
+    RemoveByLabel,
+    RemoveByTextSimilarity,
+    ResampleByTextSimilarity,
+    ReweightByTextSimilarity,
+    TrueNegatives,
+)
+from medclip_dcl.similarity import LSE, GlobalCosine, LSENonLocal, NonLocal
 
 IMAGES, SENTENCES = (3, 2), (4, 5)
+LM = LanguageModelClassProbability(a=0.25, k=0.1)
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "infonce": {},
+    "dcl_005": {"class_probability": ConstantClassProbability(0.05)},
+    "dcl_lm": {"class_probability": LM},
+    "dcl_known": {"class_probability": KnownClassProbability()},
+    "remove_chex5": {"negative_weights": RemoveByLabel()},
+    "remove_chex5_normals": {"negative_weights": RemoveByLabel(normals=True)},
+    "remove_text": {"negative_weights": RemoveByTextSimilarity(threshold=0.1)},
+    "reweight_text": {"negative_weights": ReweightByTextSimilarity()},
+    "resample_text": {"negative_weights": ResampleByTextSimilarity()},
+    "hard_negatives": {"negative_weights": HardNegatives(), "class_probability": LM},
+    "unbiased": {"negative_weights": TrueNegatives()},
+    "symmetric": {"image_to_text": 0.5, "class_probability": LM},
+    "symmetric_remove_chex5": {"image_to_text": 0.5, "negative_weights": RemoveByLabel()},
+    "symmetric_resample_text": {"image_to_text": 0.3, "negative_weights": ResampleByTextSimilarity(draws=3)},
+    "symmetric_unbiased": {"image_to_text": 0.3, "negative_weights": TrueNegatives()},
+    "same_text_positive": {"same_text": "positive", "class_probability": LM, "image_to_text": 0.3},
+    "same_text_ignore": {"same_text": "ignore", "class_probability": LM, "image_to_text": 0.3},
+    "two_views": {"views": 2, "class_probability": LM, "image_to_text": 0.3},
+    "three_views_reweight": {"views": 3, "negative_weights": ReweightByTextSimilarity()},
+    "encoded_in_parts": {"encode_at_once": 1, "class_probability": LM},
+    "biovil": {"image_to_text": 0.5, "masked_language_weight": 0.7, "similarity": GlobalCosine},
+    "lse": {"class_probability": LM, "similarity": LSE},
+    "non_local": {"class_probability": LM, "similarity": partial(NonLocal, dim=8)},
+}
+OF_BATCH = ("views", "encode_at_once")
 
 
 class LinearRegions(RegionEncoder):
@@ -41,6 +80,7 @@ class MeanOfTokens(SentenceEncoder):
     def __init__(self) -> None:
         super().__init__()
         self.dim = 8
+        self.has_masked_language_head = True
         self.embedding = nn.Embedding(11, 8)
 
     @property
@@ -50,62 +90,126 @@ class MeanOfTokens(SentenceEncoder):
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         return self.embedding(tokens).mean(1)
 
+    def masked_language_loss(self, tokens: Tensor, lengths: Tensor, labels: Tensor) -> Tensor:
+        logits = self(tokens, lengths)[:, None] @ self.embedding.weight.T
+        is_hidden = labels != -100
+        return cross_entropy(logits.expand(*labels.shape, -1)[is_hidden], labels[is_hidden], reduction="none")
+
     def config(self) -> dict[str, Any]:
         return {}
 
 
-def build(image_to_text: float) -> ImageTextModel:
+def build(name: str) -> ImageTextModel:
     torch.manual_seed(3)
-    rule = LanguageModelClassProbability(a=0.25, k=0.1)
-    parts = (LinearRegions(), MeanOfTokens(), LSENonLocal(dim=8), rule)
-    return ImageTextModel(*parts, image_to_text=image_to_text).double()
+    options = {key: value for key, value in OBJECTIVES[name].items() if key not in OF_BATCH}
+    similarity = options.pop("similarity", partial(LSENonLocal, dim=8))()
+    return ImageTextModel(LinearRegions(), MeanOfTokens(), similarity, **options).double()
 
 
-def batch() -> dict[str, Any]:
-    torch.manual_seed(4)
-    positives = torch.tensor([2, 0, 1, 0, 1, 1, 0, 1, 0])  # every image has a sentence
-    return {
-        "images": torch.rand(sum(IMAGES), 3, 12, 8, dtype=torch.float64),
-        "tokens": torch.randint(11, (sum(SENTENCES), 6)),
-        "lengths": torch.full((sum(SENTENCES),), 6),
-        "image_index": positives,
-        "anchor": {"log_p": -20 * torch.rand(sum(SENTENCES), dtype=torch.float64)},
+def batch(name: str) -> dict[str, Any]:
+    """The whole batch: five images, nine sentences; studies and sentences repeat across the processes."""
+    generator = torch.Generator().manual_seed(4)
+    images, sentences, views = sum(IMAGES), sum(SENTENCES), OBJECTIVES[name].get("views", 1)
+    labels = torch.randint(11, (sentences, 6), generator=generator)
+    labels[torch.rand(sentences, 6, generator=generator, dtype=torch.float64) < 0.6] = -100
+    whole: dict[str, Any] = {
+        "images": torch.rand(images * views, 3, 12, 8, generator=generator, dtype=torch.float64),
+        "view_of": torch.arange(images).repeat(views),
+        "tokens": torch.randint(11, (sentences, 6), generator=generator),
+        "lengths": torch.full((sentences,), 6),
+        "image_index": torch.tensor([2, 0, 1, 0, 4, 4, 3, 4, 3]),  # every image has a sentence
+        "sentence_id": torch.tensor([7, 3, 5, 5, 3, 9, 8, 7, 2]),
+        "study_id": torch.tensor([50, 51, 52, 50, 53]),
+        "anchor": {
+            "log_p": -20 * torch.rand(sentences, generator=generator, dtype=torch.float64),
+            "rho": torch.rand(sentences, generator=generator, dtype=torch.float64),
+            "class_id": torch.randint(6, (sentences,), generator=generator),
+        },
+        "candidate": {
+            "labels": torch.randint(-1, 2, (images, 14), generator=generator).double(),
+            "text_embedding": torch.randn(images, 7, generator=generator, dtype=torch.float64),
+            "image_classes": torch.randint(2, (images, 6), generator=generator).to(torch.uint8),
+        },
     }
+    if "encode_at_once" in OBJECTIVES[name]:
+        whole["encode_at_once"] = OBJECTIVES[name]["encode_at_once"]
+    if "masked_language_weight" in OBJECTIVES[name]:
+        whole |= {"masked_tokens": whole["tokens"].roll(1, 0), "masked_labels": labels}
+    requires = build(name).required_fields
+    for kind in ("anchor", "candidate"):
+        whole[kind] = {field: values for field, values in whole[kind].items() if field in requires}
+    return whole
 
 
 def part_of(whole: dict[str, Any], rank: int) -> dict[str, Any]:
-    """What the rank's loader would serve: its images, and positions among them."""
-    image = slice(sum(IMAGES[:rank]), sum(IMAGES[: rank + 1]))
+    """What the rank's loader would serve: its images with all their views, and positions among them."""
+    first = sum(IMAGES[:rank])
+    own = torch.arange(first, first + IMAGES[rank])
     row = slice(sum(SENTENCES[:rank]), sum(SENTENCES[: rank + 1]))
-    mine = {name: whole[name][row] for name in ("tokens", "lengths", "image_index")}
-    return {**mine, "images": whole["images"][image], "anchor": {"log_p": whole["anchor"]["log_p"][row]}}
+    of_sentences = ("tokens", "lengths", "image_index", "sentence_id", "masked_tokens", "masked_labels")
+    part = {key: whole[key][row] if key in of_sentences else whole[key] for key in whole}
+    views = len(whole["images"]) // sum(IMAGES)
+    part["images"] = torch.cat([whole["images"][own + view * sum(IMAGES)] for view in range(views)])
+    part["view_of"] = torch.arange(IMAGES[rank]).repeat(views)
+    part["image_index"] = part["image_index"] - first
+    part["study_id"] = whole["study_id"][own]
+    part["anchor"] = {key: values[row] for key, values in whole["anchor"].items()}
+    part["candidate"] = {key: values[own] for key, values in whole["candidate"].items()}
+    return part
 
 
-def process(rank: int, folder: str, image_to_text: float) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/init", rank=rank, world_size=2)
-    model = build(image_to_text)
-    loss, _, _ = model._losses(part_of(batch(), rank))
+def step(model: ImageTextModel, batch: dict[str, Any], world: int = 1) -> dict[str, Tensor]:
+    """Parameters after one step of the optimiser; gradients are averaged as DistributedDataParallel does."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    loss, _, _ = model._losses(batch, step=5)
     loss.backward()
     for parameter in model.parameters():
-        assert parameter.grad is not None
-        dist.all_reduce(parameter.grad)
-        parameter.grad.div_(2)  # what DistributedDataParallel does
-    if rank == 0:
-        torch.save({name: p.grad for name, p in model.named_parameters()}, Path(folder) / "gradients.pt")
+        if world > 1 and parameter.grad is not None:
+            dist.all_reduce(parameter.grad)
+            parameter.grad.div_(world)
+    gradients = {f"{name}.grad": p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    optimizer.step()
+    return {**gradients, **{name: p.detach() for name, p in model.named_parameters()}}
+
+
+def process(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/init", rank=rank, world_size=2)
+    for name in OBJECTIVES:
+        found = step(build(name), part_of(batch(name), rank), world=2)
+        if rank == 0:
+            torch.save(found, Path(folder) / f"{name}.pt")
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("image_to_text", [0.0, 0.3])
-def test_gradients_agree(tmp_path, image_to_text):
-    mp.spawn(process, (str(tmp_path), image_to_text), nprocs=2)
-    found = torch.load(tmp_path / "gradients.pt", weights_only=True)
-    model, whole = build(image_to_text), batch()
-    # In the whole batch the second rank's positives stand behind the first rank's images.
-    second = torch.arange(sum(SENTENCES)) >= SENTENCES[0]
-    whole["image_index"] = whole["image_index"] + IMAGES[0] * second
-    loss, _, _ = model._losses(whole)
-    loss.backward()
-    assert found.keys() == dict(model.named_parameters()).keys()
-    for name, parameter in model.named_parameters():
-        torch.testing.assert_close(found[name], parameter.grad, rtol=1e-10, atol=1e-12, msg=name)
+@pytest.fixture(scope="module")
+def of_two_processes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with the parameters of every objective after a step in two processes."""
+    folder = tmp_path_factory.mktemp("processes")
+    mp.spawn(process, (str(folder),), nprocs=2)
+    return folder
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_a_step_is_that_of_one_process(of_two_processes, name):
+    found = torch.load(of_two_processes / f"{name}.pt", weights_only=True)
+    expected = step(build(name), batch(name))
+    assert found.keys() == expected.keys()
+    assert any(name.endswith("grad") and expected[name].abs().max() > 1e-4 for name in expected)
+    for key in expected:
+        torch.testing.assert_close(found[key], expected[key], rtol=1e-10, atol=1e-12, msg=f"{name}: {key}")
+
+
+def test_the_objectives_differ():
+    """Each option changes the step: none is accepted and ignored."""
+    plain = step(build("infonce"), batch("infonce"))["network.image_encoder.map.weight.grad"]
+    same = ("infonce", "lse", "non_local", "encoded_in_parts", "two_views", "three_views_reweight")
+    for name in OBJECTIVES:
+        if name not in same:
+            found = step(build(name), batch(name))["network.image_encoder.map.weight.grad"]
+            assert (found - plain).abs().max() > 1e-6, name
+    of_lm, in_parts = (
+        step(build(name), batch(name))["network.image_encoder.map.weight.grad"]
+        for name in ("dcl_lm", "encoded_in_parts")
+    )
+    torch.testing.assert_close(in_parts, of_lm, rtol=1e-10, atol=1e-12)

@@ -190,8 +190,8 @@ def test_the_loss_with_weights_is_the_formula(rule, field, draw, anchors, candid
     weights = rule(own, **{field: draw(candidates)})
     found = contrastive_loss(scores, own, floor=-gamma2, weights=weights, reduction="none")
     expected = formula_loss(scores.double(), own, weights.double(), -gamma2)
-    tolerance = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 1e-6, "atol": 1e-7}
-    torch.testing.assert_close(found.double(), expected, **tolerance)
+    rtol, atol = (1e-4, 1e-5) if dtype == torch.float32 else (1e-6, 1e-7)
+    torch.testing.assert_close(found.double(), expected, rtol=rtol, atol=atol)
 
 
 @pytest.mark.parametrize(
