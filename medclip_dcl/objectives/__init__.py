@@ -11,6 +11,7 @@ from medclip_dcl.objectives.contrastive import (
     contrastive_loss,
     contrastive_statistics,
 )
+from medclip_dcl.objectives.curl import block_loss, k_negative_loss, margin_loss
 from medclip_dcl.objectives.negative_weights import (
     HardNegatives,
     NegativeWeights,
@@ -34,6 +35,9 @@ __all__ = [
     "ResampleByTextSimilarity",
     "ReweightByTextSimilarity",
     "TrueNegatives",
+    "block_loss",
     "contrastive_loss",
     "contrastive_statistics",
+    "k_negative_loss",
+    "margin_loss",
 ]

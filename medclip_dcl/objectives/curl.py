@@ -1,0 +1,160 @@
+"""CURL's losses: hinge and logistic on margins between inner products, for pairs and for blocks of similar points."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+LOSSES = ("hinge", "logistic")
+
+
+def margin_loss(margins: Float[Tensor, "*batch rival"], loss: str = "logistic") -> Float[Tensor, "*batch"]:
+    """Multi-class loss of the margins v by which the right class leads its rivals.
+
+    Saunshi et al., ICML 2019, section 2::
+
+        hinge     max{ 0, 1 + max_i(-v_i) }
+        logistic  log2( 1 + sum_i exp(-v_i) )
+
+    Both are convex, fall in every v_i and bound the error: at least 1 where a margin is 0 or below. Times ln 2,
+    the logistic loss is softmax cross entropy.
+
+    Args:
+        margins: v; half precision is computed in float32.
+        loss: "hinge" or "logistic".
+
+    Raises:
+        ValueError: no rival, an unknown loss.
+
+    Example:
+        >>> margin_loss(torch.tensor([0.5, 2.0]), "hinge").item()
+        0.5
+    """
+    if loss not in LOSSES:
+        raise ValueError(f'loss must be "hinge" or "logistic", got {loss!r}')
+    if margins.ndim == 0 or margins.shape[-1] == 0:
+        raise ValueError(f"margins must hold at least one rival each, got shape {tuple(margins.shape)}")
+    margins = _in_float32_at_least(margins)
+    if loss == "hinge":
+        return (1 - margins.amin(-1)).clamp(min=0)
+    log_rivals = torch.logsumexp(-margins, -1)
+    # logaddexp and not one logsumexp with the 0: the loss of a margin of 50 is exp(-50) and not 0.
+    return torch.logaddexp(log_rivals, torch.zeros_like(log_rivals)) / math.log(2)
+
+
+def k_negative_loss(
+    anchors: Float[Tensor, "anchor dim"],
+    positives: Float[Tensor, "anchor dim"],
+    negatives: Float[Tensor, "anchor negative dim"],
+    *,
+    loss: str = "logistic",
+    reduction: str = "mean",
+) -> Float[Tensor, ""] | Float[Tensor, "anchor"]:
+    """CURL's unsupervised loss with k negatives (Saunshi et al., ICML 2019, definition 2.3, eq. 5 and 6).
+
+    `margin_loss` of ``v_i = f(x)^T (f(x+) - f(x_i-))``, i = 1..k.
+
+    Args:
+        anchors: embeddings f(x), of any norm; half precision is computed in float32.
+        positives: f(x+), x+ from the class of x.
+        negatives: f(x_i-), from the marginal, the class of x included.
+        loss: "hinge" or "logistic".
+        reduction: "mean", "sum" or "none".
+
+    Returns:
+        A scalar, or (anchor,) with reduction "none".
+
+    Raises:
+        ValueError: shapes that do not fit, no anchor, no negative, an unknown loss or reduction.
+
+    Example:
+        >>> x, other = torch.tensor([[1.0, 0.0]]), torch.tensor([[[0.0, 1.0]]])
+        >>> k_negative_loss(x, x, other, loss="hinge").item()  # the margin is 1
+        0.0
+    """
+    _check_axes(
+        anchors=(anchors, ("anchor", "dim")),
+        positives=(positives, ("anchor", "dim")),
+        negatives=(negatives, ("anchor", "negative", "dim")),
+    )
+    return _k_negative_loss(anchors, positives, negatives, loss, reduction)
+
+
+def block_loss(
+    anchors: Float[Tensor, "anchor dim"],
+    positives: Float[Tensor, "anchor point dim"],
+    negatives: Float[Tensor, "anchor negative point dim"],
+    *,
+    loss: str = "logistic",
+    reduction: str = "mean",
+) -> Float[Tensor, ""] | Float[Tensor, "anchor"]:
+    """CURL's loss on blocks of b similar points (Saunshi et al., ICML 2019, eq. 12).
+
+    `k_negative_loss` of the blocks' means: a block stands in for its class mean, the classifier that is evaluated
+    later. It never exceeds the mean of the b losses that pair the blocks point by point (Jensen: proposition 6.2).
+    The paper writes one negative block and leaves several to the analogy with its equation 5.
+
+    Args:
+        anchors: embeddings f(x), of any norm; half precision is computed in float32.
+        positives: of a block of b points from the class of x.
+        negatives: of k blocks; the points of a block share a class, drawn from the marginal.
+        loss: "hinge" or "logistic".
+        reduction: "mean", "sum" or "none".
+
+    Returns:
+        A scalar, or (anchor,) with reduction "none".
+
+    Raises:
+        ValueError: shapes that do not fit, no anchor, no negative, an empty block, an unknown loss or reduction.
+    """
+    _check_axes(
+        anchors=(anchors, ("anchor", "dim")),
+        positives=(positives, ("anchor", "point", "dim")),
+        negatives=(negatives, ("anchor", "negative", "point", "dim")),
+    )
+    return _k_negative_loss(
+        anchors,
+        _in_float32_at_least(positives).mean(1),
+        _in_float32_at_least(negatives).mean(2),
+        loss,
+        reduction,
+    )
+
+
+def _k_negative_loss(
+    anchors: Tensor, positives: Tensor, negatives: Tensor, loss: str, reduction: str
+) -> Tensor:
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f'reduction must be "mean", "sum" or "none", got {reduction!r}')
+    anchors, positives, negatives = map(_in_float32_at_least, (anchors, positives, negatives))
+    # The difference comes first: inner products of large embeddings would cancel. Sums of products and not matrix
+    # products: autocast leaves them in float32.
+    margins = (anchors[:, None] * (positives[:, None] - negatives)).sum(-1)
+    losses = margin_loss(margins, loss)
+    if reduction == "none":
+        return losses
+    return losses.mean() if reduction == "mean" else losses.sum()
+
+
+def _in_float32_at_least(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def _check_axes(**tensors: tuple[Tensor, tuple[str, ...]]) -> None:
+    """Every axis of one name has one size, at least 1."""
+    sizes: dict[str, int] = {}
+    for name, (tensor, axes) in tensors.items():
+        found = tuple(tensor.shape)
+        known = ", ".join(f"{axis} = {sizes[axis]}" for axis in axes if axis in sizes)
+        fits = len(found) == len(axes) and all(
+            size == sizes.setdefault(axis, size) for axis, size in zip(axes, found, strict=True)
+        )
+        if not fits:
+            raise ValueError(
+                f"{name} must be ({', '.join(axes)}){known and ' with ' + known}, got shape {found}"
+            )
+        if 0 in found:
+            raise ValueError(f"{name} must hold at least one {axes[found.index(0)]}, got shape {found}")
