@@ -16,6 +16,15 @@ from medclip_dcl.metrics.grounding import (
     default_thresholds,
     mean_iou,
 )
+from medclip_dcl.metrics.mean_classifier import (
+    MeanClassifierMetrics,
+    average_k_metrics,
+    class_means,
+    mean_classifier_metrics,
+    mean_classifier_predictions,
+    mean_classifier_scores,
+    sample_tasks,
+)
 from medclip_dcl.metrics.retrieval import (
     RetrievalMetrics,
     retrieval_metrics,
@@ -26,18 +35,25 @@ from medclip_dcl.metrics.retrieval import (
 __all__ = [
     "BinaryAUC",
     "ContrastToNoiseRatio",
+    "MeanClassifierMetrics",
     "MeanIoU",
     "RetrievalMetrics",
     "ZeroShotMetrics",
+    "average_k_metrics",
     "binary_auc",
     "box_bounds",
     "box_mask",
+    "class_means",
     "contrast_to_noise_ratio",
     "default_thresholds",
+    "mean_classifier_metrics",
+    "mean_classifier_predictions",
+    "mean_classifier_scores",
     "mean_iou",
     "mean_over_findings",
     "retrieval_metrics",
     "retrieval_ranks",
+    "sample_tasks",
     "summarise_ranks",
     "zero_shot_metrics",
 ]
