@@ -181,6 +181,13 @@ def test_half_precision_does_not_overflow(loss):
     assert block_loss(x, positives, negatives, loss=loss).item() == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_block_means_of_half_precision_are_not_rounded_to_it(dtype):
+    tensors = random_blocks(9, 4, 3, 5, 10.0, dtype)
+    expected = block_loss(*[t.double() for t in tensors], reduction="none").float()
+    torch.testing.assert_close(block_loss(*tensors, reduction="none"), expected, rtol=1e-5, atol=1e-5)
+
+
 def test_autocast_changes_nothing():
     x, positives, rivals = random_blocks(5, 4, 3, 17, 10.0, torch.float32)
     expected = block_loss(x, positives, rivals)
