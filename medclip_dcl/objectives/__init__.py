@@ -1,5 +1,6 @@
 """Contrastive objectives: one loss, the class probabilities that debias it, and the weights of its negatives."""
 
+from medclip_dcl.objectives.bounds import ErrorBound, dcl_error_bound, ssd_error_bound
 from medclip_dcl.objectives.class_probability import (
     ClassProbability,
     ConstantClassProbability,
@@ -27,6 +28,7 @@ __all__ = [
     "ConstantClassProbability",
     "ContrastiveStatistics",
     "HardNegatives",
+    "ErrorBound",
     "KnownClassProbability",
     "LanguageModelClassProbability",
     "NegativeWeights",
@@ -38,6 +40,8 @@ __all__ = [
     "block_loss",
     "contrastive_loss",
     "contrastive_statistics",
+    "dcl_error_bound",
     "k_negative_loss",
     "margin_loss",
+    "ssd_error_bound",
 ]

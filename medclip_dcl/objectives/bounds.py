@@ -1,0 +1,140 @@
+"""How far the debiased loss can be from its asymptotic value: SSD's proposition 2.1 and DCL's theorem 3.
+
+Both hold for gamma = 1, logits in [-1, 1]. There the losses at two values of g differ by 2 at most, so that a bound
+says something only with many samples: about N = 10,000 negatives and M = 1,000 positives.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+class ErrorBound(NamedTuple):
+    """The terms of a bound on |L - Lbar|, in nats."""
+
+    negatives: float
+    """From finitely many negatives; falls with N^(-1/2)."""
+    positives: float
+    """From finitely many positives; falls with M^(-1/2)."""
+    misspecification: float
+    """From an eta that is not the class probability; stays."""
+
+    @property
+    def total(self) -> float:
+        """The bound: the sum of its terms."""
+        return self.negatives + self.positives + self.misspecification
+
+
+def ssd_error_bound(
+    rho: Float[Tensor, "anchor"],
+    eta: float | Float[Tensor, ""] | Float[Tensor, "anchor"],
+    *,
+    n_negatives: int,
+    n_positives: int,
+    weights: Float[Tensor, "anchor"] | None = None,
+) -> ErrorBound:
+    """Bound on the error of the debiased loss with N negatives, M positives and an imperfect eta.
+
+    Proposition 2.1 (Wang et al., MLHC 2023, eq. 9 and 10)::
+
+        |L - Lbar| <= 3 e^2 sqrt(pi/2N) E[ 1/(1-rho) ]  +  3 e^2 sqrt(pi/2M) E[ rho/(1-rho) ]
+                      +  3 e^2 E| 1/(1-eta) - 1/(1-rho) |
+
+    where L is the expected loss (floor included) and Lbar has the true negatives' expectation in place of g. The
+    proof bounds the expected |difference| of the integrands, whatever the positive in the numerator: it holds for one
+    x+ as in the paper and for :func:`contrastive_loss`, which averages over the M positives.
+
+    Args:
+        rho: true class probability rho(c_x) of each anchor, in [0, 1).
+        eta: its estimate eta(x), in [0, 1): one number or one for each anchor.
+        n_negatives: N, at least 1.
+        n_positives: M, at least 1.
+        weights: of the anchors in the expectations, at least 0; default equal. With one anchor for each class they
+            are the classes' probabilities, that is rho.
+
+    Raises:
+        ValueError: no anchor, rho or eta outside [0, 1), N or M below 1, weights that are negative, not finite or all
+            0, shapes that do not fit.
+
+    Example:
+        >>> rho = torch.tensor([0.5, 0.25, 0.25])
+        >>> bound = ssd_error_bound(rho, rho, n_negatives=10**6, n_positives=10**4, weights=rho)
+        >>> round(bound.total, 4), bound.misspecification
+        (0.2315, 0.0)
+    """
+    if rho.ndim != 1 or len(rho) == 0:
+        raise ValueError(f"rho must be (anchor,) with at least one anchor, got shape {tuple(rho.shape)}")
+    rho = _checked_probability(rho, "rho")
+    eta = _checked_probability(eta, "eta")
+    if eta.shape not in ((), rho.shape):
+        raise ValueError(f"eta must be a number or of shape {tuple(rho.shape)}, got {tuple(eta.shape)}")
+    weights = _normalised(weights, rho)
+    _check_counts(n_negatives, n_positives)
+
+    def expected(values: Tensor) -> float:
+        return float(weights @ values)
+
+    constant = 3 * math.e**2
+    return ErrorBound(
+        negatives=constant * math.sqrt(math.pi / (2 * n_negatives)) * expected(1 / (1 - rho)),
+        positives=constant * math.sqrt(math.pi / (2 * n_positives)) * expected(rho / (1 - rho)),
+        misspecification=constant * expected((1 / (1 - eta) - 1 / (1 - rho)).abs()),
+    )
+
+
+def dcl_error_bound(tau_plus: float, *, n_negatives: int, n_positives: int) -> ErrorBound:
+    """Bound on the error of the debiased loss where all classes have the same, known probability.
+
+    Theorem 3 (Chuang et al., NeurIPS 2020, eq. 9), for temperature 1::
+
+        |L - Lbar| <= e^(3/2)/(1-tau+) sqrt(pi/2N)  +  e^(3/2) tau+/(1-tau+) sqrt(pi/2M)
+
+    :func:`ssd_error_bound` at rho = eta = tau+ is 3 sqrt(e) = 4.9 times as large.
+
+    Args:
+        tau_plus: the class probability, in [0, 1).
+        n_negatives: N, at least 1.
+        n_positives: M, at least 1.
+
+    Raises:
+        ValueError: tau_plus outside [0, 1), N or M below 1.
+    """
+    tau = float(_checked_probability(tau_plus, "tau_plus"))
+    _check_counts(n_negatives, n_positives)
+    constant = math.exp(1.5) / (1 - tau)
+    return ErrorBound(
+        negatives=constant * math.sqrt(math.pi / (2 * n_negatives)),
+        positives=constant * tau * math.sqrt(math.pi / (2 * n_positives)),
+        misspecification=0.0,
+    )
+
+
+def _checked_probability(value: float | Tensor, name: str) -> Tensor:
+    probability = torch.as_tensor(value, dtype=torch.float64).detach().cpu()
+    wrong = (~((probability >= 0) & (probability < 1))).flatten().nonzero().flatten()
+    if len(wrong):
+        where = "" if probability.ndim == 0 else f" at anchor {wrong[0]}"
+        raise ValueError(f"{name} must lie in [0, 1), got {float(probability.flatten()[wrong[0]]):g}{where}")
+    return probability
+
+
+def _check_counts(n_negatives: int, n_positives: int) -> None:
+    if n_negatives < 1 or n_positives < 1:
+        raise ValueError(
+            f"n_negatives and n_positives must be at least 1, got {n_negatives} and {n_positives}"
+        )
+
+
+def _normalised(weights: Tensor | None, rho: Tensor) -> Tensor:
+    weights = torch.ones_like(rho) if weights is None else weights.detach().double().cpu()
+    if weights.shape != rho.shape:
+        raise ValueError(f"weights must be of shape {tuple(rho.shape)}, got {tuple(weights.shape)}")
+    total = float(weights.sum())
+    if not (bool((weights >= 0).all()) and 0 < total < math.inf):
+        raise ValueError("weights must be finite, at least 0 and not all 0")
+    return weights / total
