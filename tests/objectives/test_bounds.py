@@ -224,7 +224,7 @@ def test_the_debiased_loss_is_within_the_bound(rho, n, m, repeats):
 
 @pytest.mark.parametrize("eta", [0.0, 0.05, 0.2, 0.7, "halved", "reversed"])
 def test_a_wrong_eta_leaves_the_predicted_gap(eta):
-    # Its sampled limit is the closed form; the gap is within the bound, by the last term alone where it is large.
+    # The samples go to the closed form of the wrong limit, which the bound covers.
     mixture, n, m = Mixture(), 1_000_000, 10_000
     if eta == "halved":
         eta = mixture.rho / 2
@@ -254,7 +254,7 @@ def test_without_its_last_term_the_bound_is_violated():
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("side", ["negatives", "positives"])
 def test_the_error_falls_with_the_root_of_the_sample(seed, side):
-    # The expected |difference|, which both proofs bound; the other side's sample is infinite. For large samples it is
+    # The expected |difference|, which SSD's proof bounds; the other side's sample is infinite. For large samples it is
     # sqrt(2/pi) times the deviation of g over g (a normal's mean absolute value), which pins the constant as well.
     mixture, sizes = Mixture(), [100 * 4**i for i in range(4)]
     errors = []
