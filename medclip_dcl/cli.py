@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 
@@ -22,15 +22,25 @@ def main(args: Sequence[str] | None = None) -> None:
         run(args)
     except (ValueError, FileNotFoundError) as error:
         # An error that our own code raised is about the user's input; any other is a fault and keeps its traceback.
-        if not _is_ours(error):
+        ours = next((cause for cause in _causes(error) if _is_ours(cause)), None)
+        if ours is None:
             raise
-        print(f"medclip_dcl: error: {error}", file=sys.stderr)
+        print(f"medclip_dcl: error: {ours}", file=sys.stderr)
         raise SystemExit(2) from error
 
 
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and what it was raised from; the configuration parser wraps errors of the classes that it builds."""
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
 def _is_ours(error: BaseException) -> bool:
-    raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename).resolve()
-    return raised_in.is_relative_to(Path(__file__).resolve().parent)
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and Path(frames[-1].filename).resolve().is_relative_to(
+        Path(__file__).resolve().parent
+    )
 
 
 if __name__ == "__main__":

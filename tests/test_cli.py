@@ -268,6 +268,30 @@ def test_every_objective_trains_two_steps(objective, embedded_set, small_bert, t
     assert model.objective.image_to_text == wanted.get("image_to_text", 0.1)
 
 
+@pytest.mark.parametrize(
+    ("objective", "options", "message"),
+    [
+        (
+            "remove_text",
+            ["--model.init_args.negative_weights.init_args.threshold", "1.5"],
+            "threshold must be a",
+        ),
+        ("remove_text", [], "has no sentence embeddings; embeddings are made by: python -m data_prep.embed_"),
+        ("infonce", ["--model.init_args.same_text", "both"], "same_text must be one of"),
+        ("infonce", ["--model.init_args.masked_language_weight", "1"], "masked_language_head: true"),
+        ("infonce", ["--data.init_args.contrastive_batch", "12"], "must be a multiple of data.batch_size 8"),
+    ],
+)
+def test_an_objective_that_lacks_something_says_so_before_training(
+    objective, options, message, small_set, small_bert, tmp_path, capsys
+):
+    with pytest.raises(SystemExit) as error:
+        main(["fit", *small(tmp_path / "run", small_set, small_bert, *options, objective=objective)])
+    assert error.value.code == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run/metrics.csv").exists()
+
+
 def test_an_unknown_option_is_named(capsys):
     with pytest.raises(SystemExit) as error:
         main(["fit", "--config", DEMO, "--run_folder", "x", "--data.init_args.batch_sise", "3"])
