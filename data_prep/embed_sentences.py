@@ -52,6 +52,8 @@ _MEANING = "medclip_dcl_embedded"
 _KEEP_EVERY = 20.0
 _EDGES = 2  # [CLS] and [SEP]
 _PAIRS = 20_000
+# Between the first and the last quantile; a BERT-sized network with random weights has .002.
+_LEAST_SPREAD = 0.01
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 
 
@@ -70,6 +72,18 @@ class Options(NamedTuple):
     batch_tokens: int | None = None
     device: str = "auto"
     keep_every: float = _KEEP_EVERY
+
+
+class NotFiniteError(ValueError):
+    """A model gives a sentence an embedding that is not finite.
+
+    Attributes:
+        index: of the sentence.
+    """
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        super().__init__(f"sentence {index} has an embedding that is not finite")
 
 
 class Batch(NamedTuple):
@@ -116,42 +130,50 @@ def embed_sentences(data: Path, model: str, options: Options) -> Path:
     meaning = f"{pieces.fingerprint_with(special)}-{settings_fingerprint(network)}"
     network = network.to(device)
     budget = default_token_budget(network) if options.batch_tokens is None else options.batch_tokens
-    batches = _batches(pieces, budget)
-
-    def places(number: int) -> Int[np.ndarray, " row"]:
-        batch = batches[number]
-        return pieces.rows_by_length[batch.length][batch.start : batch.stop]
-
     parts_name = f".{name}-{meaning}-{budget}-{device}.parts"
-    parts = Parts(file.with_name(parts_name), places, options.keep_every)
-    if _has_embeddings_of(file, sentences, meaning):
-        print(f"{file} holds the embeddings of all {len(sentences):,} sentences by this model: nothing to do")
+    batches = _batches(pieces, budget)
+    parts = Parts(
+        file.with_name(parts_name), lambda number: _rows(pieces, batches[number]), options.keep_every
+    )
+    ids = sentences["sentence_id"].to_numpy()
+    if _has_embeddings_of(file, ids, meaning):
+        print(f"{file} holds the embeddings of all {len(ids):,} sentences by this model: nothing to do")
         embedding = prepared.text_embedding(name)
     else:
-        values = np.full((pieces.n_distinct, network.config.hidden_size), np.nan, dtype=np.float32)
-        done = parts.read_into(values)
-        if done:
-            print(f"continuing: {len(done):,} of {len(batches):,} batches were done before", flush=True)
-        left = [number for number in range(len(batches)) if number not in done]
-        embedded = embed_batches(network, pieces, [batches[number] for number in left], options.pooling)
-        shown = progress(zip(left, embedded, strict=True), len(left), "embedding", "batches")
-        with parts.keeping():
-            for number, found in shown:
-                if not np.isfinite(found).all():
-                    row = places(number)[~np.isfinite(found).all(axis=1)][0]
-                    sentence = sentences["sentence_id"].iloc[int(np.flatnonzero(pieces.row == row)[0])]
-                    raise PreparedDataError(
-                        f"{folder} gives sentence_id {sentence} an embedding that is not finite: its weights are "
-                        "damaged or hold NaN"
-                    )
-                values[places(number)] = found
-                parts.add(number, found)
-        embedding = TextEmbedding(sentences["sentence_id"].to_numpy(), values[pieces.row])
+        try:
+            values = _embedded(network, pieces, batches, parts, options.pooling)
+        except NotFiniteError as error:
+            raise PreparedDataError(
+                f"{folder} gives sentence_id {ids[error.index]} an embedding that is not finite: its weights are "
+                "damaged or hold NaN"
+            ) from error
+        embedding = TextEmbedding(ids, values[pieces.row])
         write_text_embedding(embedding, file, {_MEANING: meaning})
         print(_summary(pieces, embedding, file), flush=True)
     parts.remove()
     print(_similarity_summary(embedding, reports))
     return file
+
+
+def _embedded(
+    network: BertModel, pieces: DistinctPieces, batches: Sequence[Batch], parts: Parts, pooling: str
+) -> Float[np.ndarray, "row dim"]:
+    """Embeddings of all distinct sentences; what was kept before is not computed again."""
+    values = np.full((pieces.n_distinct, network.config.hidden_size), np.nan, dtype=np.float32)
+    done = parts.read_into(values)
+    if done:
+        print(f"continuing: {len(done):,} of {len(batches):,} batches were done before", flush=True)
+    left = [number for number in range(len(batches)) if number not in done]
+    embedded = embed_batches(network, pieces, [batches[number] for number in left], pooling)
+    with parts.keeping():
+        for number, found in progress(zip(left, embedded, strict=True), len(left), "embedding", "batches"):
+            rows = _rows(pieces, batches[number])
+            is_finite = np.isfinite(found).all(axis=1)
+            if not is_finite.all():
+                raise NotFiniteError(int(np.flatnonzero(pieces.row == rows[~is_finite][0])[0]))
+            values[rows] = found
+            parts.add(number, found)
+    return values
 
 
 def embed_batches(
@@ -192,7 +214,12 @@ def _batches(pieces: DistinctPieces, budget: int) -> list[Batch]:
     ]
 
 
-def _has_embeddings_of(file: Path, sentences: pd.DataFrame, meaning: str) -> bool:
+def _rows(pieces: DistinctPieces, batch: Batch) -> Int[np.ndarray, " row"]:
+    """Which distinct sentences a batch holds."""
+    return pieces.rows_by_length[batch.length][batch.start : batch.stop]
+
+
+def _has_embeddings_of(file: Path, sentence_ids: Int[np.ndarray, " sentence"], meaning: str) -> bool:
     """True if the file has the embeddings of these sentences' word pieces; those of other texts are made again."""
     if not file.is_file():
         return False
@@ -203,7 +230,7 @@ def _has_embeddings_of(file: Path, sentences: pd.DataFrame, meaning: str) -> boo
     if metadata.get(_MEANING.encode()) != meaning.encode():
         return False
     ids = pq.read_table(file, columns=["sentence_id"], partitioning=None)["sentence_id"].to_numpy()
-    return bool(np.array_equal(ids, sentences["sentence_id"]))
+    return bool(np.array_equal(ids, sentence_ids))
 
 
 def _training_reports(prepared: PreparedSet) -> pd.DataFrame:
@@ -255,13 +282,18 @@ def _similarity_summary(embedding: TextEmbedding, reports: pd.DataFrame) -> str:
     cosines = report_cosines(embedding, reports)
     if not len(cosines):
         return "fewer than two training reports: no similarities to choose a threshold by"
-    found = zip(_QUANTILES, np.quantile(cosines, _QUANTILES), strict=True)
-    quantiles = ", ".join(f"{share:.0%} {value:.4f}" for share, value in found)
-    return (
-        f"cosine of the reports of {len(cosines):,} random pairs of training studies, quantiles: {quantiles}\n"
+    found = np.quantile(cosines, _QUANTILES)
+    quantiles = ", ".join(f"{share:.0%} {value:.4f}" for share, value in zip(_QUANTILES, found, strict=True))
+    lines = [
+        f"cosine of the reports of {len(cosines):,} random pairs of training studies, quantiles: {quantiles}",
         "  a report's embedding is the mean of its sentences'; a threshold at the 95% quantile takes one pair in 20 "
-        "for alike"
-    )
+        "for alike",
+    ]
+    if found[-1] - found[0] < _LEAST_SPREAD:
+        lines.append(
+            "  reports hardly differ by these embeddings; a [CLS] never trained for a task is such: see --pooling"
+        )
+    return "\n".join(lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

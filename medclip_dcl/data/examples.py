@@ -14,8 +14,9 @@ from jaxtyping import UInt8
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from medclip_dcl.data.masking import IGNORED, Masking
+from medclip_dcl.data.masking import Masking
 from medclip_dcl.data.transforms import augment, load_grey, to_input
+from medclip_dcl.encoders.masked_language import IGNORED
 from medclip_dcl.network import pad_tokens
 from medclip_dcl.prepared import PreparedDataError
 

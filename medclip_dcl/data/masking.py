@@ -7,11 +7,10 @@ from collections.abc import Mapping
 import numpy as np
 from jaxtyping import Int
 
+from medclip_dcl.encoders.masked_language import IGNORED
+
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 """Their ids are 0, 1, 2, 3, 4, as in CXR-BERT."""
-
-IGNORED = -100
-"""Label of a word piece that is not to be predicted."""
 
 # Of the chosen word pieces: 80% become [MASK], 10% another word piece, 10% stay (Devlin et al., NAACL 2019).
 _TO_MASK, _TO_RANDOM = 0.8, 0.1

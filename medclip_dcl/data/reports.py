@@ -15,9 +15,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from transformers import BertTokenizer
 
-from medclip_dcl.data.masking import IGNORED, SPECIAL_TOKENS, Masking
+from medclip_dcl.data.masking import SPECIAL_TOKENS, Masking
 from medclip_dcl.data.samplers import EpochDataModule, ShardSampler, require_whole_batches
 from medclip_dcl.distributed import gather_objects, rank_and_size
+from medclip_dcl.encoders.masked_language import IGNORED
 from medclip_dcl.encoders.pretrained import load_tokenizer, resolve_folder, word_pieces
 from medclip_dcl.prepared import PreparedDataError, PreparedSet
 

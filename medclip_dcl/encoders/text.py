@@ -7,12 +7,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from tokenizers import Tokenizer
 from torch import Tensor, nn
-from transformers import BertConfig, BertModel
+from transformers import BertConfig, BertForMaskedLM, BertModel
 
-from medclip_dcl.encoders.pretrained import load_bert, load_tokenizer, resolve_folder
+from medclip_dcl.encoders.masked_language import MaskedLanguageHead, masked_language_losses
+from medclip_dcl.encoders.pretrained import (
+    load_bert,
+    load_masked_language_model,
+    load_tokenizer,
+    resolve_folder,
+)
 
 
 class SentenceEncoder(nn.Module):
@@ -56,6 +62,10 @@ class SentenceEncoder(nn.Module):
         """-log P of each hidden word piece; `labels` are -100 where nothing is hidden."""
         raise NotImplementedError
 
+    def freeze_masked_language_head(self) -> None:
+        """Take the head out of training."""
+        raise NotImplementedError
+
 
 class BertSentences(SentenceEncoder):
     """BERT (CXR-BERT), pooled last hidden state, projection to `dim`.
@@ -76,13 +86,17 @@ class BertSentences(SentenceEncoder):
         projection: "linear", as in SSD; "mlp" is BioViL's projection (Boecking et al., ECCV 2022): linear map to `dim`,
             GELU, LayerNorm, linear map. Its layers have the names, biases and epsilon of the published
             ``cls_projection_head``. It starts from random weights.
+        masked_language_head: True loads the folder's masked-language-model head, too, for `masked_language_loss`
+            (BioViL's joint loss). It trains by that loss alone, which then belongs into every training step.
         bert: configuration of the transformer (BertConfig fields).
         tokenizer: content of tokenizer.json.
 
     Raises:
         ValueError: both or neither source; an unknown pooling or projection; max_tokens above what the model takes;
-            a folder that does not fit (see encoders.pretrained).
+            a folder that does not fit, or has no head where one is asked for (see encoders.pretrained).
     """
+
+    masked_language_head: MaskedLanguageHead | None
 
     def __init__(
         self,
@@ -93,6 +107,7 @@ class BertSentences(SentenceEncoder):
         final_period: bool = True,
         pooling: str = "cls",
         projection: str = "linear",
+        masked_language_head: bool = False,
         *,
         bert: dict[str, Any] | None = None,
         tokenizer: str | None = None,
@@ -108,11 +123,18 @@ class BertSentences(SentenceEncoder):
             raise ValueError(f'text encoder: projection must be "linear" or "mlp", got {projection!r}')
         if pretrained is not None:
             folder = resolve_folder(pretrained)
-            self.bert = load_bert(folder)
+            model = load_masked_language_model(folder) if masked_language_head else load_bert(folder)
             self.tokenizer = Tokenizer.from_str(load_tokenizer(folder).backend_tokenizer.to_str())
         else:
-            self.bert = BertModel(BertConfig(**(bert or {})), add_pooling_layer=False)
+            config = BertConfig(**(bert or {}))
+            if masked_language_head:
+                model = BertForMaskedLM(config)
+            else:
+                model = BertModel(config, add_pooling_layer=False)
             self.tokenizer = Tokenizer.from_str(str(tokenizer))
+        self.bert = model.bert if masked_language_head else model
+        self.masked_language_head = MaskedLanguageHead(model) if masked_language_head else None
+        self.has_masked_language_head = masked_language_head
         if dropout is not None:
             _set_dropout(self.bert, dropout)
         positions = self.bert.config.max_position_embeddings
@@ -130,7 +152,10 @@ class BertSentences(SentenceEncoder):
 
     @property
     def transformer(self) -> nn.Module:
-        return self.bert
+        """BERT, with its masked-language-model head if it is there."""
+        if self.masked_language_head is None:
+            return self.bert
+        return nn.ModuleList([self.bert, self.masked_language_head])
 
     def config(self) -> dict[str, Any]:
         bert = self.bert.config.to_diff_dict()
@@ -144,9 +169,11 @@ class BertSentences(SentenceEncoder):
             "bert": bert,
             "tokenizer": self.tokenizer.to_str(),
         }
-        # Unsaid where it is the default, so that a checkpoint from before this option describes the same encoder.
+        # Unsaid where it is the default, so that a checkpoint from before the option describes the same encoder.
         if self.projection_kind != "linear":
             config["projection"] = self.projection_kind
+        if self.masked_language_head is not None:
+            config["masked_language_head"] = True
         return config
 
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
@@ -157,12 +184,53 @@ class BertSentences(SentenceEncoder):
     def forward(
         self, tokens: Int[Tensor, "sentence token"], lengths: Int[Tensor, " sentence"]
     ) -> Float[Tensor, "sentence dim"]:
-        mask = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
-        hidden = self.bert(input_ids=tokens, attention_mask=mask.long()).last_hidden_state
+        hidden = self._hidden(tokens, lengths)
         if self.pooling == "cls":
             return self.projection(hidden[:, 0])
-        total = hidden.masked_fill(~mask[..., None], 0.0).sum(dim=1)
+        total = hidden.masked_fill(~_is_token(tokens, lengths)[..., None], 0.0).sum(dim=1)
         return self.projection(total / lengths[:, None])
+
+    def masked_language_loss(
+        self,
+        tokens: Int[Tensor, "sentence token"],
+        lengths: Int[Tensor, " sentence"],
+        labels: Int[Tensor, "sentence token"],
+    ) -> Float[Tensor, " masked"]:
+        """-log P of each hidden word piece (Devlin et al., NAACL 2019), not reduced, in float32, row by row.
+
+        Args:
+            tokens: sentences in which word pieces are masked; beyond `lengths` they are padding.
+            lengths: word pieces of each sentence, [CLS] and [SEP] included.
+            labels: the word piece that was hidden; -100 where nothing is to be predicted.
+
+        Raises:
+            RuntimeError: the encoder was built without its head.
+        """
+        head = self.masked_language_head
+        if head is None:
+            raise RuntimeError(
+                "text encoder: it has no masked-language-model head; build it with masked_language_head: true"
+            )
+        words = self.bert.embeddings.word_embeddings.weight
+        return masked_language_losses(self._hidden(tokens, lengths), labels, lambda rows: head(rows, words))
+
+    def freeze_masked_language_head(self) -> None:
+        if self.masked_language_head is not None:
+            self.masked_language_head.requires_grad_(False)
+
+    def _hidden(
+        self, tokens: Int[Tensor, "sentence token"], lengths: Int[Tensor, " sentence"]
+    ) -> Float[Tensor, "sentence token hidden"]:
+        """Last hidden states; what stands at padding means nothing."""
+        mask = _is_token(tokens, lengths)
+        return self.bert(input_ids=tokens, attention_mask=mask.long()).last_hidden_state
+
+
+def _is_token(
+    tokens: Int[Tensor, "sentence token"], lengths: Int[Tensor, " sentence"]
+) -> Bool[Tensor, "sentence token"]:
+    """False at padding."""
+    return torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
 
 
 def _projection(kind: str, hidden_size: int, dim: int) -> nn.Module:

@@ -88,6 +88,9 @@ class ImageTextModel(LightningModule):
         self.learning_rate, self.weight_decay, self.warmup_steps = learning_rate, weight_decay, warmup_steps
         self.text_learning_rate, self.beta2 = text_learning_rate, beta2
         self.masked_language_weight = masked_language_weight
+        if not masked_language_weight and text_encoder.has_masked_language_head:
+            # A head of an earlier training: without its loss it has no gradient, which processes would wait for.
+            text_encoder.freeze_masked_language_head()
         # A rule that cannot describe itself should not fail at the first checkpoint, hours later.
         self._objective_config()
 

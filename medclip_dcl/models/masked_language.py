@@ -13,11 +13,10 @@ from jaxtyping import Float, Int
 from pytorch_lightning import LightningModule
 from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 from transformers import BertConfig, BertForMaskedLM
 
-from medclip_dcl.data.masking import IGNORED
 from medclip_dcl.distributed import global_mean
+from medclip_dcl.encoders.masked_language import masked_language_losses
 from medclip_dcl.encoders.pretrained import (
     bert_config,
     load_masked_language_model,
@@ -241,10 +240,9 @@ class MaskedLanguageModel(LightningModule):
         ).train()
 
     def _losses(self, batch: dict[str, Tensor]) -> Float[Tensor, " masked"]:
-        """-log P of each hidden word piece; the vocabulary head runs at these alone."""
-        is_hidden = batch["labels"] != IGNORED
-        logits = self._model.cls(self(batch["tokens"], batch["lengths"])[is_hidden])
-        return cross_entropy(logits.float(), batch["labels"][is_hidden], reduction="none")
+        """-log P of each hidden word piece."""
+        hidden = self(batch["tokens"], batch["lengths"])
+        return masked_language_losses(hidden, batch["labels"], self._model.cls)
 
     @property
     def _model(self) -> BertForMaskedLM:

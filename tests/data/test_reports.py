@@ -11,8 +11,9 @@ import pandas as pd
 import pytest
 import torch
 
-from medclip_dcl.data.masking import IGNORED, Masking
+from medclip_dcl.data.masking import Masking
 from medclip_dcl.data.reports import LengthSampler, ReportsDataModule, train_word_pieces
+from medclip_dcl.encoders.masked_language import IGNORED
 from medclip_dcl.prepared import FORMAT_VERSION, PreparedDataError, write_json, write_table
 
 TEXTS = [

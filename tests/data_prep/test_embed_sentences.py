@@ -52,7 +52,8 @@ def model(small_bert: Path, tmp_path: Path) -> Path:
     """A model whose random weights are large enough that sentences differ, and which a test may break."""
     network = load_masked_language_model(small_bert)
     for parameter in network.parameters():
-        torch.nn.init.normal_(parameter, std=0.4)
+        if parameter.dim() == 2:
+            torch.nn.init.normal_(parameter, std=0.4)
     save_language_model(network, load_tokenizer(small_bert), tmp_path / "small_bert")
     return tmp_path / "small_bert"
 
@@ -315,6 +316,15 @@ def test_the_quantiles_are_of_training_reports(
     for share, value in found.items():
         expected = np.quantile(cosines, [max(0, int(share) / 100 - 0.02), min(1, int(share) / 100 + 0.02)])
         assert expected[0] - 1e-4 <= float(value) <= expected[1] + 1e-4
+
+
+def test_embeddings_that_hardly_differ_are_named(
+    prepared: Path, model: Path, small_bert: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    embed(prepared, model)
+    assert "hardly differ" not in capsys.readouterr().out
+    embed(prepared, small_bert)  # as BERT starts: [CLS] is next to the same everywhere
+    assert "reports hardly differ by these embeddings" in capsys.readouterr().out
 
 
 def test_a_set_without_training_reports_is_embedded_all_the_same(

@@ -115,6 +115,32 @@ def test_images_are_anchors_with_their_weight(small_bert, data, tmp_path):
     assert abs(loss.item() - of_sentences.item()) > 1e-3
 
 
+def test_the_masked_language_loss_is_added_and_an_idle_head_is_frozen(small_bert, data, tmp_path):
+    def with_head(weight):
+        torch.manual_seed(2)
+        parts = (
+            ResNetRegions(dim=16, stride=16),
+            BertSentences(str(small_bert), dim=16, masked_language_head=True),
+            LSENonLocal(dim=16),
+        )
+        return ImageTextModel(*parts, masked_language_weight=weight, warmup_steps=0)
+
+    trainer(tmp_path, max_steps=1, limit_val_batches=0, num_sanity_val_steps=0).fit(with_head(0.7), data)
+    batch = next(iter(data.train_dataloader()))
+    model, idle = with_head(0.7).eval(), with_head(0.0).eval()
+    loss, _, figures = model._losses(batch)
+    contrastive, _, without = idle._losses({k: v for k, v in batch.items() if not k.startswith("masked")})
+    encoder = model.network.text_encoder
+    hidden = encoder.bert(batch["masked_tokens"], (batch["tokens"] > 0).long()).last_hidden_state
+    logits = encoder.masked_language_head(hidden, encoder.bert.embeddings.word_embeddings.weight)
+    mean = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["masked_labels"].flatten())
+    torch.testing.assert_close(loss, contrastive + 0.7 * mean)
+    assert figures["masked_language_loss"].item() == pytest.approx(mean.item(), rel=1e-5)
+    assert "masked_language_loss" not in without
+    assert not any(p.requires_grad for p in idle.network.text_encoder.masked_language_head.parameters())
+    assert all(p.requires_grad for p in encoder.masked_language_head.parameters())
+
+
 def test_schedule():
     factors = [warmup_cosine(step, 4, 24) for step in range(25)]
     assert factors[:4] == pytest.approx([0.2, 0.4, 0.6, 0.8])
@@ -142,3 +168,9 @@ def test_refuses_bad_options(small_bert):
         build(small_bert, learning_rate=0.0)
     with pytest.raises(ValueError, match=r"image_to_text must lie in \[0, 1\], got 1.5"):
         build(small_bert, image_to_text=1.5)
+    with pytest.raises(ValueError, match="same_text must be one of"):
+        build(small_bert, same_text="both")
+    with pytest.raises(ValueError, match="masked_language_weight must be at least 0, got -1"):
+        build(small_bert, masked_language_weight=-1.0)
+    with pytest.raises(ValueError, match="masked_language_weight needs a text encoder with"):
+        build(small_bert, masked_language_weight=1.0)

@@ -16,8 +16,8 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import Tensor
 
 from medclip_dcl.cli import main
-from medclip_dcl.data.masking import IGNORED
 from medclip_dcl.data.reports import ReportsDataModule
+from medclip_dcl.encoders.masked_language import IGNORED
 from medclip_dcl.encoders.pretrained import (
     load_masked_language_model,
     load_tokenizer,

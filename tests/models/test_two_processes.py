@@ -77,10 +77,9 @@ class LinearRegions(RegionEncoder):
 class MeanOfTokens(SentenceEncoder):
     """Mean embedding of the tokens: no dropout."""
 
-    def __init__(self) -> None:
+    def __init__(self, has_masked_language_head: bool) -> None:
         super().__init__()
-        self.dim = 8
-        self.has_masked_language_head = True
+        self.dim, self.has_masked_language_head = 8, has_masked_language_head
         self.embedding = nn.Embedding(11, 8)
 
     @property
@@ -103,7 +102,8 @@ def build(name: str) -> ImageTextModel:
     torch.manual_seed(3)
     options = {key: value for key, value in OBJECTIVES[name].items() if key not in OF_BATCH}
     similarity = options.pop("similarity", partial(LSENonLocal, dim=8))()
-    return ImageTextModel(LinearRegions(), MeanOfTokens(), similarity, **options).double()
+    encoder = MeanOfTokens("masked_language_weight" in options)
+    return ImageTextModel(LinearRegions(), encoder, similarity, **options).double()
 
 
 def batch(name: str) -> dict[str, Any]:

@@ -1,0 +1,57 @@
+"""Prediction of masked word pieces from a BERT's hidden states: the vocabulary head and its loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, linear
+from transformers import BertForMaskedLM
+
+IGNORED = -100
+"""Label of a word piece that is not to be predicted."""
+
+
+class MaskedLanguageHead(nn.Module):
+    """BERT's masked-language-model head (Devlin et al., NAACL 2019), tied to the word embeddings by construction.
+
+    It is computed as transformers' own, but does not hold the word embeddings: they are an argument of `forward`. So
+    no state dict names them twice (safetensors refuses that), and no copying or loading can untie them.
+
+    Args:
+        model: whose head this is. A decoder of its own, not tied to the word embeddings, is kept as `weight`.
+    """
+
+    weight: nn.Parameter | None
+
+    def __init__(self, model: BertForMaskedLM) -> None:
+        super().__init__()
+        predictions = model.cls.predictions
+        is_tied = predictions.decoder.weight is model.bert.embeddings.word_embeddings.weight
+        self.transform = predictions.transform
+        self.bias = predictions.decoder.bias
+        self.register_parameter("weight", None if is_tied else predictions.decoder.weight)
+
+    def forward(
+        self, hidden: Float[Tensor, "*row width"], word_embeddings: Float[Tensor, "piece width"]
+    ) -> Float[Tensor, "*row piece"]:
+        """Logits of all word pieces from last hidden states."""
+        weight = word_embeddings if self.weight is None else self.weight
+        return linear(self.transform(hidden), weight, self.bias)
+
+
+def masked_language_losses(
+    hidden: Float[Tensor, "sentence token width"],
+    labels: Int[Tensor, "sentence token"],
+    head: Callable[[Tensor], Tensor],
+) -> Float[Tensor, " masked"]:
+    """-log P of each hidden word piece in float32, row by row; the vocabulary head runs at these alone.
+
+    Args:
+        hidden: last hidden states of the masked sentences.
+        labels: the word piece that is to be predicted; -100 where there is none.
+        head: hidden states (masked, width) to logits (masked, piece).
+    """
+    is_hidden = labels != IGNORED
+    return cross_entropy(head(hidden[is_hidden]).float(), labels[is_hidden], reduction="none")
