@@ -9,7 +9,7 @@ import torch
 from pytorch_lightning import Callback, Trainer
 
 from medclip_dcl.data.image_text import ImageTextDataModule
-from medclip_dcl.encoders.image import ResNetRegions
+from medclip_dcl.encoders.image import RegionEncoder, ResNetRegions
 from medclip_dcl.encoders.text import BertSentences
 from medclip_dcl.inference import load
 from medclip_dcl.models.image_text import ImageTextModel
@@ -174,3 +174,41 @@ def test_refuses_bad_options(small_bert):
         build(small_bert, masked_language_weight=-1.0)
     with pytest.raises(ValueError, match="masked_language_weight needs a text encoder with"):
         build(small_bert, masked_language_weight=1.0)
+
+
+class Patches(RegionEncoder):
+    """Patches of 16 x 16 pixels, mapped linearly: no BatchNorm, whose statistics would be those of a part."""
+
+    dim, stride = 16, 16
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = torch.nn.Conv2d(3, 16, kernel_size=16, stride=16)
+
+    def forward(self, images):
+        return self.map(images)
+
+    def config(self):
+        return {}
+
+
+@pytest.mark.parametrize("views", [1, 2])
+def test_a_contrastive_batch_encoded_in_parts_trains_like_a_whole_one(small_bert, small_set, tmp_path, views):
+    options = {"image_size": 48, "crop_size": 32, "num_workers": 0, "sentences": "all", "views": views}
+    encoded = []
+    states = []
+    for sizes in ({"batch_size": 12}, {"batch_size": 4, "contrastive_batch": 12}):
+        torch.manual_seed(2)
+        parts = (Patches(), BertSentences(str(small_bert), dim=16, dropout=0.0), LSENonLocal(dim=16))
+        model = ImageTextModel(*parts, LanguageModelClassProbability(), learning_rate=1e-3, warmup_steps=0)
+        seen: list[int] = []
+        model.network.image_encoder.register_forward_pre_hook(
+            lambda module, args, seen=seen: seen.append(len(args[0]))
+        )
+        fit = trainer(tmp_path, max_epochs=1, limit_val_batches=0, num_sanity_val_steps=0)
+        fit.fit(model, ImageTextDataModule(str(small_set), **options, **sizes))
+        encoded.append(max(seen))
+        states.append(model.state_dict())
+    assert encoded == [12 * views, 4]
+    for name, value in states[0].items():
+        torch.testing.assert_close(states[1][name], value, rtol=1e-4, atol=2e-5, msg=name)
