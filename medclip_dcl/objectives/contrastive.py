@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import softplus
 
 
@@ -18,19 +20,29 @@ class ContrastiveStatistics(NamedTuple):
     class_probability: Tensor
     """Mean eta."""
     false_negative_mass: Tensor
-    """Mean share of the negatives' mass that the correction takes for false negatives, at most 1."""
+    """Mean share of the negatives' mass that the correction takes for false negatives; at most 1, 0 without any."""
 
 
-class _Terms(NamedTuple):
-    """The pieces of the loss for each anchor, in log space."""
+class RowStatistics(NamedTuple):
+    """All that the loss needs to know of each anchor's row of logits s."""
 
-    logits: Tensor
-    is_positive: Tensor
-    log_count: Tensor
+    log_sum_negative: Float[Tensor, "anchor"]
+    """log sum_n w_n exp s(x,u_n) over the negatives u_n; -inf without any."""
+    log_count: Float[Tensor, "anchor"]
+    """log N, N the negatives' total weight; -inf without any."""
+    positive_logits: Float[Tensor, "anchor positive"]
+    """s(x,v_m); padded to as many columns as the anchor with the most positives has."""
+    is_positive: Bool[Tensor, "anchor positive"]
+    """False where padded."""
+    log_mean_positive: Float[Tensor, "anchor"]
+    """log mean_m exp s(x,v_m)."""
+
+
+class _Correction(NamedTuple):
+    """What debiasing makes of each row, (anchor,)."""
+
     log_g: Tensor
     is_at_floor: Tensor
-    has_negatives: Tensor
-    class_probability: Tensor
     false_negative_mass: Tensor
 
 
@@ -77,12 +89,33 @@ def contrastive_loss(
         >>> round(contrastive_loss(logits, torch.tensor([0, 1])).item(), 4)
         0.1269
     """
+    check_reduction(reduction)
+    rows = _row_statistics(logits, positives, weights)
+    return reduced(losses_of_rows(rows, class_probability, floor), reduction)
+
+
+def losses_of_rows(
+    rows: RowStatistics, class_probability: float | Tensor = 0.0, floor: float | Tensor = -math.inf
+) -> Float[Tensor, "anchor"]:
+    """`contrastive_loss` of each anchor from the statistics of its row, however they were computed.
+
+    Arguments and errors as there.
+    """
+    eta = _checked_class_probability(rows.log_count, class_probability)
+    exponent = rows.log_count + _correction(rows, eta, floor).log_g
+    losses = softplus(exponent[:, None] - rows.positive_logits)
+    losses = losses.where(rows.is_positive, 0).sum(1) / rows.is_positive.sum(1)
+    return losses.where(_has_negatives(rows), 0)
+
+
+def check_reduction(reduction: str) -> None:
+    """ValueError unless `reduction` is "mean", "sum" or "none"."""
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f'reduction must be "mean", "sum" or "none", got {reduction!r}')
-    terms = _terms(logits, positives, class_probability, floor, weights)
-    loss_by_pair = softplus((terms.log_count + terms.log_g)[:, None] - terms.logits)
-    losses = (loss_by_pair * terms.is_positive).sum(1) / terms.is_positive.sum(1)
-    losses = torch.where(terms.has_negatives, losses, torch.zeros_like(losses))
+
+
+def reduced(losses: Float[Tensor, "anchor"], reduction: str) -> Tensor:
+    """Mean or sum of the anchors' losses, or the losses themselves."""
     if reduction == "none":
         return losses
     return losses.mean() if reduction == "mean" else losses.sum()
@@ -102,60 +135,99 @@ def contrastive_statistics(
     Arguments and errors as there. The false-negative mass of an anchor is
     ``eta * mean_m exp s(x,v_m) / mean_n exp s(x,u_n)``, at most 1.
     """
-    terms = _terms(logits, positives, class_probability, floor, weights)
+    rows = _row_statistics(logits, positives, weights)
+    eta = _checked_class_probability(rows.log_count, class_probability)
+    correction = _correction(rows, eta, floor)
     return ContrastiveStatistics(
-        at_floor=terms.is_at_floor.float().mean(),
-        class_probability=terms.class_probability.mean(),
-        false_negative_mass=terms.false_negative_mass.mean(),
+        at_floor=correction.is_at_floor.float().mean(),
+        class_probability=eta.mean(),
+        false_negative_mass=correction.false_negative_mass.mean(),
     )
 
 
-def _terms(
-    logits: Tensor,
-    positives: Tensor,
-    class_probability: float | Tensor,
-    floor: float | Tensor,
-    weights: Tensor | None,
-) -> _Terms:
-    is_positive = _positive_mask(logits, positives)
+class _NegativesAndPositives(torch.autograd.Function):
+    """(anchor,) log-sum-exp of the columns that are no positives, and the logits of those that are.
+
+    One function, so that one matrix is written in each direction: autograd's own backward of logsumexp, masking
+    and gather would write half a dozen. It keeps the logits and (anchor,) results and rebuilds the softmax.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+        log_sum = log_sum_exp_(logits.scatter(1, columns, -math.inf))
+        ctx.save_for_backward(logits, columns, log_sum)
+        return log_sum, logits.gather(1, columns)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor, gradient_of_positives: Tensor) -> tuple[Tensor, None]:
+        logits, columns, log_sum = ctx.saved_tensors
+        # An empty row has no softmax: minus infinity makes its exponentials 0.
+        softmax = (logits - log_sum.where(log_sum > -math.inf, math.inf)[:, None]).exp_()
+        found = softmax.mul_(gradient[:, None])
+        # The padding repeats a positive with a gradient of 0, hence scatter, then add.
+        return found.scatter_(1, columns, 0).scatter_add_(1, columns, gradient_of_positives), None
+
+
+def log_sum_exp_(matrix: Float[Tensor, "row column"]) -> Float[Tensor, "row"]:
+    """Log-sum-exp of each row; -inf where all are. Overwrites the matrix, torch.logsumexp would take another."""
+    if not matrix.shape[1]:
+        return matrix.new_full((len(matrix),), -math.inf)
+    largest = matrix.amax(1, keepdim=True)
+    shift = largest.where(largest > -math.inf, 0)
+    return matrix.sub_(shift).exp_().sum(1).log_().add_(shift[:, 0])
+
+
+def _row_statistics(logits: Tensor, positives: Tensor, weights: Tensor | None) -> RowStatistics:
+    """The statistics of a matrix of logits; in float32 at least."""
+    columns, is_positive = _positive_columns(logits, positives)
     logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
-    eta = _checked_class_probability(logits, class_probability)
-    log_weights = _log_weights(logits, is_positive, weights)
+    if weights is None:
+        log_count = (logits.shape[1] - is_positive.sum(1)).to(logits.dtype).log()
+    else:
+        log_weights = _log_weights(logits, columns, weights)
+        log_count, _ = _NegativesAndPositives.apply(log_weights, columns)
+        logits = logits + log_weights
+    log_sum_negative, positive_logits = _NegativesAndPositives.apply(logits, columns)
+    return RowStatistics(
+        log_sum_negative=log_sum_negative,
+        log_count=log_count,
+        positive_logits=positive_logits,
+        is_positive=is_positive,
+        log_mean_positive=_log_mean_exp(positive_logits, is_positive),
+    )
 
-    has_negatives = ~torch.isneginf(log_weights).all(dim=1)
-    # Rows without negatives take weight 1 everywhere, so that nothing in them is NaN; their loss is set to 0.
-    log_weights = torch.where(has_negatives[:, None], log_weights, torch.zeros_like(log_weights))
-    log_count = torch.logsumexp(log_weights, 1)
-    log_negative = torch.logsumexp(log_weights + logits, 1) - log_count
-    log_positive = torch.logsumexp(logits.masked_fill(~is_positive, -math.inf), 1) - is_positive.sum(1).log()
 
-    # log[(exp l_neg - eta exp l_pos) / (1 - eta)]; the branch that is not taken must be finite: its gradient
-    # is multiplied by zero.
-    log_mass = torch.log(eta) + log_positive - log_negative
-    is_correctable = log_mass < 0
-    mass = torch.where(is_correctable, log_mass, torch.full_like(log_mass, -math.inf)).exp()
-    is_correctable = is_correctable & (mass < 1)
-    mass = torch.where(is_correctable, mass, torch.zeros_like(mass))
-    corrected = log_negative + torch.log1p(-mass) - torch.log1p(-eta)
-    least = torch.as_tensor(floor, dtype=logits.dtype, device=logits.device)
+def _log_mean_exp(positive_logits: Tensor, is_positive: Tensor) -> Tensor:
+    if positive_logits.shape[1] == 1:
+        return positive_logits[:, 0]
+    return positive_logits.where(is_positive, -math.inf).logsumexp(1) - is_positive.sum(1).log()
+
+
+def _has_negatives(rows: RowStatistics) -> Tensor:
+    return rows.log_count > -math.inf
+
+
+def _correction(rows: RowStatistics, eta: Tensor, floor: float | Tensor) -> _Correction:
+    """log g = max{ log[(mean_n exp s - eta mean_m exp s) / (1 - eta)], floor } of each anchor, and where it fell."""
+    least = torch.as_tensor(floor, dtype=eta.dtype, device=eta.device)
     if least.dim() or least.isnan():
         raise ValueError(f"floor must be one number, the least logit, got {floor}")
+    has_negatives = _has_negatives(rows)
+    # Anchors without negatives cost 0 in the end; until then nothing of theirs may be infinite.
+    log_negative = (rows.log_sum_negative - rows.log_count).where(has_negatives, 0)
+    # The branch that is not taken must be finite too: its gradient is multiplied by zero.
+    mass = (eta.log() + rows.log_mean_positive - log_negative).clamp(max=0).exp()
+    is_correctable = mass < 1
+    corrected = log_negative + torch.log1p(-mass.where(is_correctable, 0)) - torch.log1p(-eta)
     is_above = is_correctable & (corrected > least)
-    log_g = torch.where(is_above, corrected, least)
-    return _Terms(
-        logits=logits,
-        is_positive=is_positive,
-        log_count=log_count,
-        log_g=log_g,
-        is_at_floor=~is_above & has_negatives,
-        has_negatives=has_negatives,
-        class_probability=eta,
-        false_negative_mass=log_mass.clamp(max=0).exp(),
-    )
+    # NaN is below nothing: without this a NaN logit would pass for an anchor at the floor.
+    log_g = corrected.where(is_above | log_negative.isnan(), least)
+    return _Correction(log_g, ~is_above & has_negatives, mass.where(has_negatives, 0))
 
 
-def _positive_mask(logits: Tensor, positives: Tensor) -> Tensor:
-    """(anchor, candidate) bool from either form of `positives`."""
+def _positive_columns(logits: Tensor, positives: Tensor) -> tuple[Tensor, Tensor]:
+    """(anchor, positive) columns from either form of `positives`, and False where they are padding."""
     if logits.dim() != 2 or not logits.is_floating_point():
         raise ValueError(
             f"logits must be floating point of shape (anchor, candidate), got {logits.dtype} {tuple(logits.shape)}"
@@ -171,7 +243,7 @@ def _positive_mask(logits: Tensor, positives: Tensor) -> Tensor:
             raise ValueError(
                 f"{without.numel()} of {anchors} anchors have no positive (first: {int(without[0])})"
             )
-        return positives
+        return _padded_columns(positives)
     if positives.dtype != torch.int64 or positives.shape != (anchors,):
         raise ValueError(
             f"positives must be int64 of shape ({anchors},) or bool of shape {tuple(logits.shape)}, "
@@ -179,13 +251,26 @@ def _positive_mask(logits: Tensor, positives: Tensor) -> Tensor:
         )
     if ((positives < 0) | (positives >= candidates)).any():
         raise ValueError(f"positives must be columns in [0, {candidates}), got {positives.tolist()}")
-    return torch.arange(candidates, device=logits.device) == positives[:, None]
+    columns = positives.to(logits.device)[:, None]
+    return columns, torch.ones_like(columns, dtype=torch.bool)
 
 
-def _checked_class_probability(logits: Tensor, class_probability: float | Tensor) -> Tensor:
-    """(anchor,) eta, checked."""
-    anchors = logits.shape[0]
-    eta = torch.as_tensor(class_probability, dtype=logits.dtype, device=logits.device)
+def _padded_columns(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Columns of each row's True, padded with the row's first; False where padded."""
+    rows, columns = mask.nonzero(as_tuple=True)
+    counts = mask.sum(1)
+    starts = counts.cumsum(0) - counts
+    places = torch.arange(len(rows), device=mask.device) - starts[rows]
+    widest = int(counts.max()) if len(counts) else 1
+    padded = columns[starts][:, None].repeat(1, widest)
+    padded[rows, places] = columns
+    return padded, torch.arange(widest, device=mask.device) < counts[:, None]
+
+
+def _checked_class_probability(like: Tensor, class_probability: float | Tensor) -> Tensor:
+    """(anchor,) eta, checked; anchors, dtype and device are those of `like`."""
+    anchors = like.shape[0]
+    eta = torch.as_tensor(class_probability, dtype=like.dtype, device=like.device)
     if eta.shape not in ((), (anchors,)):
         raise ValueError(
             f"class_probability must be a number or of shape ({anchors},), got {tuple(eta.shape)}"
@@ -201,16 +286,14 @@ def _checked_class_probability(logits: Tensor, class_probability: float | Tensor
     return eta
 
 
-def _log_weights(logits: Tensor, is_positive: Tensor, weights: Tensor | None) -> Tensor:
-    """(anchor, candidate) log weights of the negatives; -inf on positives and where the weight is 0."""
-    if weights is None:
-        return torch.zeros_like(logits).masked_fill(is_positive, -math.inf)
+def _log_weights(logits: Tensor, columns: Tensor, weights: Tensor) -> Tensor:
+    """(anchor, candidate) log weights: 0 on positives, -inf where the weight is 0."""
     if weights.shape != logits.shape:
         raise ValueError(
             f"weights must have the logits' shape {tuple(logits.shape)}, got {tuple(weights.shape)}"
         )
-    weights = weights.to(logits.dtype)
-    if not ((weights >= 0) & weights.isfinite()).masked_fill(is_positive, True).all():
+    weights = weights.to(logits.dtype).scatter(1, columns, 1)
+    if not ((weights >= 0) & weights.isfinite()).all():
         raise ValueError("weights of negatives must be finite and at least 0")
-    counts = (weights > 0) & ~is_positive
-    return torch.where(counts, weights, torch.ones_like(weights)).log().masked_fill(~counts, -math.inf)
+    counts = weights > 0
+    return weights.where(counts, 1).log().masked_fill(~counts, -math.inf)

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from medclip_dcl.objectives import contrastive_loss, contrastive_statistics
 
@@ -119,6 +120,54 @@ def test_gradient_equals_finite_differences():
     assert torch.autograd.gradcheck(
         lambda x: contrastive_loss(x, torch.arange(4), class_probability=eta, floor=-14.0), (logits,)
     )
+
+
+@pytest.mark.parametrize("several_positives", [False, True])
+def test_gradients_into_weights_and_floor_equal_finite_differences(several_positives):
+    logits = torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
+    weights = torch.rand(4, 5, dtype=torch.float64, requires_grad=True)
+    floor = torch.tensor(-0.5, dtype=torch.float64, requires_grad=True)
+    positives = torch.arange(4)
+    if several_positives:
+        positives = torch.eye(4, 5).bool() | (torch.arange(5) == torch.tensor([[4], [3], [2], [2]]))
+    eta = torch.tensor([0.0, 0.3, 0.5, 0.1], dtype=torch.float64)
+    assert torch.autograd.gradcheck(
+        lambda x, w, f: contrastive_loss(x, positives, class_probability=eta, floor=f, weights=w),
+        (logits, weights, floor),
+    )
+
+
+def test_a_nan_logit_is_not_taken_for_the_floor():
+    logits = torch.tensor([[1.0, math.nan, 0.0], [0.0, 1.0, 2.0]])
+    for eta in (0.0, 0.1):
+        losses = contrastive_loss(
+            logits, torch.tensor([0, 1]), class_probability=eta, floor=-14.0, reduction="none"
+        )
+        assert losses.isnan().tolist() == [True, False]
+
+
+class _Matrices(TorchDispatchMode):
+    """Counts the operations that return something of the shape (anchor, candidate) in memory of its own."""
+
+    def __init__(self, shape):
+        super().__init__()
+        self.shape, self.count = shape, 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        result = function(*arguments, **(keywords or {}))
+        inplace = any(result is argument for argument in arguments)
+        if isinstance(result, torch.Tensor) and result.shape == self.shape and not inplace:
+            self.count += function is not torch.ops.aten.detach.default
+        return result
+
+
+def test_one_matrix_is_written_in_each_direction():
+    logits = torch.randn(13, 17, requires_grad=True)
+    with _Matrices(logits.shape) as forward:
+        loss = contrastive_loss(logits, torch.arange(13), class_probability=0.1, floor=-14.0)
+    with _Matrices(logits.shape) as backward:
+        loss.backward()
+    assert (forward.count, backward.count) == (1, 1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
