@@ -1,4 +1,5 @@
 """Contrastive objectives: one loss, the class probabilities that debias it, and the weights of its negatives."""
+"""Contrastive objectives: one loss, also of two views, and the class probabilities that debias it."""
 
 from medclip_dcl.objectives.bounds import ErrorBound, dcl_error_bound, ssd_error_bound
 from medclip_dcl.objectives.class_probability import (
@@ -22,6 +23,7 @@ from medclip_dcl.objectives.negative_weights import (
     ReweightByTextSimilarity,
     TrueNegatives,
 )
+from medclip_dcl.objectives.simclr import simclr_loss
 
 __all__ = [
     "ClassProbability",
@@ -44,4 +46,5 @@ __all__ = [
     "k_negative_loss",
     "margin_loss",
     "ssd_error_bound",
+    "simclr_loss",
 ]
