@@ -3,27 +3,43 @@
 LSE+NL is RECONSTRUCTED from its description in Wang et al., MLHC 2023; the paper that introduced it (Wang et
 al., IPMI 2023) was not at hand. Every logit s lies in [-gamma^2, gamma^2]. gamma^2 starts at 14, is learned in
 log space and capped (cap: choice, not from the paper).
+
+No (sentence, image, region) tensor is held: the maps are made for a few images at a time, in both directions. On a
+CPU all of it is bitwise the same from run to run.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import interpolate, normalize
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import embedding, interpolate
+from torch.utils.checkpoint import checkpoint
 
 Regions = Float[Tensor, "image region dim"]
 Sentences = Float[Tensor, "sentence dim"]
 CosineMaps = Float[Tensor, "sentence image region"]
 Logits = Float[Tensor, "sentence image"]
+Critical = Int[Tensor, "sentence image"]
+
+# More sentences x images x regions than this, and the images are taken in parts that are computed again in the
+# backward pass: 128 MiB for each tensor of float32 of that size (choice).
+MAP_BUDGET = 2**25
+
+# Elements of a map that are made at a time. On a CPU they should stay in the second-level cache: 1 MiB of float32
+# (choice, measured). Elsewhere they should fill the device (choice, not measured).
+_BLOCK_ELEMENTS = {"cpu": 2**18}
+_BLOCK_ELEMENTS_ELSEWHERE = 2**22
 
 
 def cosine_maps(regions: Regions, sentences: Sentences) -> CosineMaps:
     """Cosine of every sentence with every region of every image, in [-1, 1]."""
-    return torch.einsum("bnd,sd->sbn", normalize(regions, dim=-1), normalize(sentences, dim=-1))
+    return _map(unit_vectors(sentences), unit_vectors(regions))
 
 
 def cosine_heat_maps(
@@ -49,11 +65,16 @@ class Similarity(nn.Module):
         learn_gamma: False keeps gamma^2 as it is.
         max_gamma2: cap of gamma^2.
 
+    Attributes:
+        map_budget: the images are taken in parts of at most so many sentences x images x regions, but of one image
+            at least; null for all images at once.
+
     Raises:
         ValueError: not 0 < gamma2 <= max_gamma2.
     """
 
     log_gamma2: Tensor
+    map_budget: int | None = MAP_BUDGET
 
     def __init__(self, gamma2: float = 14.0, learn_gamma: bool = True, max_gamma2: float = 100.0) -> None:
         super().__init__()
@@ -84,7 +105,18 @@ class Similarity(nn.Module):
         with torch.autocast(device_type=regions.device.type, enabled=False):
             if regions.dtype in (torch.float16, torch.bfloat16):
                 regions = regions.float()
-            return self.gamma2 * self.scores(regions, sentences.to(regions.dtype))
+            return self.gamma2 * self._scores_in_parts(regions, sentences.to(regions.dtype))
+
+    def _scores_in_parts(self, regions: Regions, sentences: Sentences) -> Logits:
+        """`scores`, in parts of the images where `map_budget` asks for it."""
+        images, of_image = len(regions), len(sentences) * regions.shape[1]
+        if self.map_budget is None or images * of_image <= self.map_budget:
+            return self.scores(regions, sentences)
+        parts = regions.split(max(1, self.map_budget // of_image))
+        if not torch.is_grad_enabled():
+            return torch.cat([self.scores(part, sentences) for part in parts], dim=1)
+        options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}  # nothing is random
+        return torch.cat([checkpoint(self.scores, part, sentences, **options) for part in parts], dim=1)
 
     def scores(self, regions: Regions, sentences: Sentences) -> Logits:
         """Scores of all pairs in [-1, 1]."""
@@ -93,6 +125,8 @@ class Similarity(nn.Module):
 
 class GlobalCosine(Similarity):
     """Cosine of the sentence with the mean of the projected regions (BioViL, Boecking et al., ECCV 2022)."""
+
+    map_budget = None  # it makes no maps
 
     def scores(self, regions: Regions, sentences: Sentences) -> Logits:
         return pooled_score(regions, sentences)
@@ -123,7 +157,7 @@ class LSE(Similarity):
         return {**super().config(), "sharpness": self.sharpness}
 
     def scores(self, regions: Regions, sentences: Sentences) -> Logits:
-        return soft_maximum(cosine_maps(regions, sentences), self.sharpness)
+        return soft_maximum(regions, sentences, self.sharpness)[0]
 
 
 class NonLocal(Similarity):
@@ -157,7 +191,7 @@ class NonLocal(Similarity):
         smoothed = smoothed_regions(regions, self.q(regions))
         if self.attention == "mean":
             return pooled_score(smoothed, sentences)
-        return critical_score(smoothed, sentences, cosine_maps(regions, sentences).argmax(-1))
+        return critical_score(smoothed, sentences, critical_regions(regions, sentences))
 
 
 class LSENonLocal(Similarity):
@@ -189,18 +223,95 @@ class LSENonLocal(Similarity):
         return {**super().config(), **own}
 
     def scores(self, regions: Regions, sentences: Sentences) -> Logits:
-        cosines = cosine_maps(regions, sentences)
+        soft, critical = soft_maximum(regions, sentences, self.sharpness)
         smoothed = smoothed_regions(regions, self.q(regions))
         if self.attention == "mean":
             non_local = pooled_score(smoothed, sentences)
         else:
-            non_local = critical_score(smoothed, sentences, cosines.argmax(-1))
-        return (soft_maximum(cosines, self.sharpness) + non_local) / 2
+            non_local = critical_score(smoothed, sentences, critical)
+        return (soft + non_local) / 2
 
 
-def soft_maximum(cosines: CosineMaps, sharpness: float) -> Logits:
-    """(1/r) log mean_n exp(r c_n)."""
-    return (torch.logsumexp(sharpness * cosines, dim=-1) - math.log(cosines.shape[-1])) / sharpness
+class _UnitVectors(torch.autograd.Function):
+    """x / |x| along the last axis, as torch's normalize with a backward pass of fewer steps: (g - u <u,g>) / |x|."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min_(1e-12)
+        unit = x / length
+        ctx.save_for_backward(unit, length)
+        return unit
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        unit, length = ctx.saved_tensors
+        along = torch.linalg.vecdot(unit, gradient)[..., None]
+        return torch.addcmul(gradient, unit, along, value=-1).div_(length)
+
+
+def unit_vectors(x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
+    """Vectors of length 1; the zero vector stays."""
+    return _UnitVectors.apply(x)
+
+
+class _SoftMaximum(torch.autograd.Function):
+    """log sum_n exp(r c_n) of unit vectors, and argmax_n c_n; the maps are made again in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, sentences: Tensor, regions: Tensor, sharpness: float) -> tuple[Tensor, Tensor]:
+        found = []
+        for _, exponents in _maps_in_blocks(sharpness * sentences, regions):
+            largest, critical = exponents.max(-1)
+            found.append((exponents.sub_(largest[..., None]).exp_().sum(-1).log_().add_(largest), critical))
+        log_sum, critical = (torch.cat(parts, dim=1) for parts in zip(*found, strict=True))
+        ctx.save_for_backward(sentences, regions, log_sum)
+        ctx.sharpness = sharpness
+        ctx.mark_non_differentiable(critical)
+        return log_sum, critical
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None]:
+        sentences, regions, log_sum = ctx.saved_tensors
+        of_sentences, of_regions = torch.zeros_like(sentences), regions.new_empty(regions.shape)
+        with torch.autocast(device_type=regions.device.type, enabled=False):
+            gradient = ctx.sharpness * gradient
+            for images, exponents in _maps_in_blocks(ctx.sharpness * sentences, regions):
+                softmax = exponents.sub_(log_sum[:, images, None]).exp_()
+                of_map = softmax.mul_(gradient[:, images, None]).flatten(1)
+                of_sentences.addmm_(of_map, regions[images].flatten(0, 1))
+                torch.mm(of_map.T, sentences, out=of_regions[images].flatten(0, 1))
+        return of_sentences, of_regions, None
+
+
+def soft_maximum(regions: Regions, sentences: Sentences, sharpness: float) -> tuple[Logits, Critical]:
+    """(1/r) log mean_n exp(r c_n) over the cosines c, and the critical region, argmax_n c_n."""
+    log_sum, critical = _SoftMaximum.apply(
+        unit_vectors(sentences), unit_vectors(regions).contiguous(), sharpness
+    )
+    return (log_sum - math.log(regions.shape[1])) / sharpness, critical
+
+
+@torch.no_grad()
+def critical_regions(regions: Regions, sentences: Sentences) -> Critical:
+    """The region whose cosine with the sentence is highest."""
+    blocks = _maps_in_blocks(unit_vectors(sentences), unit_vectors(regions))
+    return torch.cat([cosines.argmax(-1) for _, cosines in blocks], dim=1)
+
+
+def _maps_in_blocks(sentences: Sentences, regions: Regions) -> Iterator[tuple[slice, CosineMaps]]:
+    """Maps of a few images at a time, from unit vectors, and which images they are."""
+    elements = _BLOCK_ELEMENTS.get(regions.device.type, _BLOCK_ELEMENTS_ELSEWHERE)
+    block = max(1, elements // max(1, len(sentences) * regions.shape[1]))
+    for start in range(0, max(1, len(regions)), block):
+        images = slice(start, start + block)
+        yield images, _map(sentences, regions[images])
+
+
+def _map(sentences: Sentences, regions: Regions) -> CosineMaps:
+    """Products of all sentences and regions, as one product of two matrices."""
+    return (sentences @ regions.flatten(0, 1).T).unflatten(1, regions.shape[:2])
 
 
 def smoothed_regions(regions: Regions, queries: Regions) -> Regions:
@@ -208,20 +319,24 @@ def smoothed_regions(regions: Regions, queries: Regions) -> Regions:
 
     Row m is z of NonLocal for the critical region m, so no (sentence, image, region, dim) tensor is needed.
     """
-    attention = queries @ queries.transpose(1, 2) / math.sqrt(queries.shape[-1])
+    attention = queries / math.sqrt(queries.shape[-1]) @ queries.transpose(1, 2)
     return attention.softmax(dim=-1) @ regions
 
 
-def critical_score(
-    smoothed: Regions, sentences: Sentences, critical: Int[Tensor, "sentence image"]
-) -> Logits:
+def critical_score(smoothed: Regions, sentences: Sentences, critical: Critical) -> Logits:
     """Cosine of each sentence with the smoothed region at its critical region."""
-    return cosine_maps(smoothed, sentences).gather(-1, critical[..., None]).squeeze(-1)
+    images, regions, dim = smoothed.shape
+    if dim > regions:  # the map is smaller than the regions picked from it
+        return cosine_maps(smoothed, sentences).gather(-1, critical[..., None]).squeeze(-1)
+    rows = critical + regions * torch.arange(images, device=critical.device)
+    # Not indexing: the backward pass of an embedding sums in a fixed order.
+    picked = embedding(rows, unit_vectors(smoothed).flatten(0, 1))
+    return (picked @ unit_vectors(sentences)[..., None]).squeeze(-1)
 
 
 def pooled_score(regions: Regions, sentences: Sentences) -> Logits:
     """Cosine of each sentence with the mean region."""
-    return normalize(sentences, dim=-1) @ normalize(regions.mean(dim=1), dim=-1).T
+    return unit_vectors(sentences) @ unit_vectors(regions.mean(dim=1)).T
 
 
 def _checked_sharpness(sharpness: float) -> float:

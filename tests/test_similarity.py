@@ -1,4 +1,7 @@
-"""Similarities against loops over the reconstructed formulas, pair by pair and region by region."""
+"""Similarities against loops over the reconstructed formulas, pair by pair and region by region.
+
+Then what makes them fast and small: parts of the images, blocks of maps, and backward passes of their own.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,12 @@ import math
 
 import pytest
 import torch
-from torch.nn.functional import cosine_similarity
+from torch.nn.functional import cosine_similarity, normalize
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from medclip_dcl.similarity import LSE, GlobalCosine, LSENonLocal, NonLocal
+from medclip_dcl import similarity as similarity_module
+from medclip_dcl.objectives import contrastive_loss
+from medclip_dcl.similarity import LSE, GlobalCosine, LSENonLocal, NonLocal, unit_vectors
 
 ALL = [GlobalCosine, LSE, NonLocal, LSENonLocal]
 
@@ -91,6 +97,153 @@ def test_computed_in_float32_under_autocast():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits = similarity(v, t)
     torch.testing.assert_close(logits, similarity(v, t), rtol=0, atol=0)
+
+
+WITH_MAPS = {
+    "LSE": lambda dim: LSE(sharpness=7.0),
+    "NL": lambda dim: NonLocal(dim=dim),
+    "LSE+NL": lambda dim: LSENonLocal(dim=dim),
+    "LSE+NL of the mean": lambda dim: LSENonLocal(dim=dim, attention="mean"),
+}
+
+
+def value_and_gradients(similarity, regions, sentences, forward=None):
+    """Logits, and gradients of a random combination of them, by name."""
+    v, t = regions.detach().clone().requires_grad_(), sentences.detach().clone().requires_grad_()
+    similarity.zero_grad()
+    logits = (forward or similarity)(v, t)
+    weight = torch.randn(logits.shape, generator=torch.Generator().manual_seed(1)).to(logits.dtype)
+    (logits * weight).sum().backward()
+    of_parameters = {name: p.grad.clone() for name, p in similarity.named_parameters()}
+    return {"logits": logits.detach(), "regions": v.grad, "sentences": t.grad, **of_parameters}
+
+
+def plain_scores(similarity, regions, sentences):
+    """METHOD.md section 3 in plain operations, one image after the other, for autograd."""
+    columns = []
+    for v in regions:
+        c = cosine_similarity(sentences[:, None], v, dim=-1)
+        r = getattr(similarity, "sharpness", 1.0)
+        lse = (torch.logsumexp(r * c, 1) - math.log(len(v))) / r
+        if isinstance(similarity, LSE):
+            columns.append(lse)
+            continue
+        q = similarity.q(v)
+        z = (q @ q.T / math.sqrt(v.shape[1])).softmax(1) @ v
+        z = z.mean(0)[None] if similarity.attention == "mean" else z[c.argmax(1)]
+        non_local = cosine_similarity(z, sentences, dim=-1)
+        columns.append(non_local if isinstance(similarity, NonLocal) else (lse + non_local) / 2)
+    return torch.stack(columns, 1)
+
+
+@pytest.mark.parametrize("name", WITH_MAPS)
+@pytest.mark.parametrize("images, regions, sentences, dim", [(3, 7, 5, 4), (2, 3, 6, 8), (1, 1, 1, 5)])
+def test_gradients_equal_those_of_plain_operations(name, images, regions, sentences, dim, monkeypatch):
+    monkeypatch.setitem(similarity_module._BLOCK_ELEMENTS, "cpu", 2 * sentences * regions)
+    similarity = WITH_MAPS[name](dim).double()
+    # As the network gives them: a transposed feature map.
+    v = torch.randn(images, dim, regions, dtype=torch.float64).transpose(1, 2)
+    t = torch.randn(sentences, dim, dtype=torch.float64)
+    found = value_and_gradients(similarity, v, t)
+
+    def plain(v, t):
+        return similarity.gamma2 * plain_scores(similarity, v, t)
+
+    for part, expected in value_and_gradients(similarity, v, t, plain).items():
+        torch.testing.assert_close(found[part], expected, rtol=1e-10, atol=1e-12, msg=part)
+
+
+def test_unit_vectors_are_torchs():
+    x = torch.randn(4, 3, 5, dtype=torch.float64)
+    torch.testing.assert_close(unit_vectors(x), normalize(x, dim=-1))
+    x.requires_grad_()
+    assert torch.autograd.gradcheck(unit_vectors, (x,))
+    assert (unit_vectors(torch.zeros(2, 3)) == 0).all()
+
+
+class _Largest(TorchDispatchMode):
+    """The most elements that any result of an operation has."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        result = function(*arguments, **(keywords or {}))
+        for part in result if isinstance(result, tuple) else (result,):
+            if isinstance(part, torch.Tensor):
+                self.elements = max(self.elements, part.numel())
+        return result
+
+
+@pytest.mark.parametrize("name", WITH_MAPS)
+@pytest.mark.parametrize("dim", [4, 16])
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-12), (torch.float32, 1e-4)])
+def test_parts_of_the_images_change_no_value_and_no_gradient(name, dim, dtype, tolerance):
+    similarity = WITH_MAPS[name](dim).to(dtype)
+    v, t = torch.randn(7, 9, dim, dtype=dtype), torch.randn(11, dim, dtype=dtype)
+    whole = value_and_gradients(similarity, v, t)
+    for images in (1, 3):
+        similarity.map_budget = images * 11 * 9
+        for part, found in value_and_gradients(similarity, v, t).items():
+            torch.testing.assert_close(found, whole[part], rtol=tolerance, atol=tolerance, msg=part)
+        with torch.no_grad():
+            torch.testing.assert_close(similarity(v, t), whole["logits"], rtol=tolerance, atol=tolerance)
+    similarity.map_budget = 1  # less than one image: one image at a time
+    torch.testing.assert_close(similarity(v, t), whole["logits"], rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", WITH_MAPS)
+@pytest.mark.parametrize("dim", [8, 64])
+def test_parts_of_the_images_bound_every_tensor(name, dim):
+    similarity = WITH_MAPS[name](dim)
+    v, t = torch.randn(24, 30, dim, requires_grad=True), torch.randn(100, dim, requires_grad=True)
+    similarity.map_budget = budget = max(
+        2 * 100 * 30, v.numel()
+    )  # the regions and their gradient are the input's
+    with _Largest() as largest:
+        similarity(v, t).sum().backward()
+    assert largest.elements <= budget < 24 * 100 * 30
+
+
+def test_without_parts_no_tensor_is_larger_than_sentences_x_images_x_regions():
+    v, t = torch.randn(6, 30, 64, requires_grad=True), torch.randn(100, 64, requires_grad=True)
+    with _Largest() as largest:
+        LSENonLocal(dim=64)(v, t).sum().backward()
+    assert largest.elements <= 6 * 30 * 100
+
+
+def test_runs_are_bitwise_alike():
+    similarity = LSENonLocal(dim=16)
+    v, t = torch.randn(9, 25, 16), torch.randn(40, 16)
+    first, second = (value_and_gradients(similarity, v, t) for _ in range(2))
+    assert all(torch.equal(first[part], second[part]) for part in first)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", WITH_MAPS)
+@pytest.mark.parametrize("budget", [2**25, 1])
+def test_half_precision_at_the_largest_gamma_equals_float32(dtype, name, budget):
+    similarity = WITH_MAPS[name](16)
+    similarity.map_budget = budget
+    with torch.no_grad():
+        similarity.log_gamma2.fill_(math.log(100.0))
+    v, t = torch.randn(6, 9, 16).to(dtype), torch.randn(6, 16).to(dtype)
+    v[2] = t[2]  # logits from -100 to 100
+
+    def run(v, t, autocast):
+        v, t = v.clone().requires_grad_(), t.clone().requires_grad_()
+        with torch.autocast("cpu", dtype=dtype, enabled=autocast):
+            loss = contrastive_loss(
+                similarity(v, t), torch.arange(6), class_probability=0.3, floor=-similarity.gamma2
+            )
+        leaves = [v, t, *similarity.parameters()]
+        return [loss.detach(), *torch.autograd.grad(loss, leaves)]
+
+    precision = torch.finfo(dtype).eps
+    for found, expected in zip(run(v, t, True), run(v.float(), t.float(), False), strict=True):
+        assert found.isfinite().all()
+        # What stays in float32 is the same; gradients of half-precision leaves are rounded to them.
+        tolerance = 1e-5 if found.dtype == torch.float32 else precision
+        torch.testing.assert_close(found.float(), expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("kind", ALL)
