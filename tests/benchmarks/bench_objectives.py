@@ -1,0 +1,312 @@
+"""Speed and memory of the objectives and of the LSE+NL similarity, against how they are usually written.
+
+    python tests/benchmarks/bench_objectives.py [--rounds 11] [--step_batch 8]
+
+Run by hand, never in CI. Random data and weights. The rounds of all methods are interleaved and medians are compared,
+so that a noisy machine is fair to each; two processes that fight for a core are not fair to methods that use threads:
+set OMP_NUM_THREADS to the cores that are free. Prints the tables and replaces the section of this file in RESULTS.md.
+
+- Cost of debiasing: the loss of dcl_lm (eta from log p, then the corrected loss) less that of infonce, and less torch's
+  cross_entropy, as a share of a training step.
+- SimCLR: against exp of the whole similarity matrix, masked_select of the negatives, and their sums.
+- LSE+NL: against a loop over images that does what the definition says, and against the floor: the matrix products
+  of two cosine maps and of their gradients, and nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity, cross_entropy, normalize
+
+from medclip_dcl.distributed import device_name
+from medclip_dcl.objectives import LanguageModelClassProbability, contrastive_loss, simclr_loss
+from medclip_dcl.similarity import LSENonLocal
+
+HERE = Path(__file__).resolve()
+RESULTS = HERE.with_name("RESULTS.md")
+TITLE = "Objectives and similarity"
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+GAMMA2 = 14.0
+VIEWS, DIM = 8192, 128
+SENTENCES, IMAGES, REGIONS = 512, 64, 225
+TOKENS = 24  # of a sentence; the mean of Open-i is about half: a short step makes the share larger, a long one smaller
+
+
+def medians(methods: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+    """Median seconds of each method over interleaved rounds, after one that is not counted."""
+    seconds: dict[str, list[float]] = {name: [] for name in methods}
+    for counted in [False] + [True] * rounds:
+        for name, run in methods.items():
+            start = time.perf_counter()
+            run()
+            if DEVICE.type == "cuda":
+                torch.cuda.synchronize()
+            if counted:
+                seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def losses_of(batch: int) -> dict[str, Callable[[], Any]]:
+    """Forward and backward of each loss on (batch, batch) logits."""
+    logits = (GAMMA2 * (2 * torch.rand(batch, batch, device=DEVICE) - 1)).requires_grad_()
+    columns = torch.arange(batch, device=DEVICE)
+    log_p = -40 * torch.rand(batch, device=DEVICE)
+    eta_of = LanguageModelClassProbability()
+
+    def debiased() -> None:
+        eta = eta_of(log_p=log_p)
+        contrastive_loss(logits, columns, class_probability=eta, floor=-GAMMA2).backward()
+
+    return {
+        "dcl_lm": debiased,
+        "infonce": lambda: contrastive_loss(logits, columns, class_probability=0.0, floor=-GAMMA2).backward(),
+        "cross_entropy": lambda: cross_entropy(logits, columns).backward(),
+    }
+
+
+def training_step(batch: int) -> Callable[[], None]:
+    """ResNet-18 at 480 px, BERT-base, LSE+NL, InfoNCE and AdamW."""
+    # Imported here: torchvision and transformers would weigh on every measurement of memory.
+    from transformers import BertConfig, BertModel
+
+    from medclip_dcl.encoders.image import ResNetRegions
+
+    encoder = ResNetRegions(18).to(DEVICE)
+    bert = BertModel(BertConfig(), add_pooling_layer=False).to(DEVICE)
+    projection, similarity = torch.nn.Linear(768, DIM).to(DEVICE), LSENonLocal(DIM).to(DEVICE)
+    modules = torch.nn.ModuleList([encoder, bert, projection, similarity]).train()
+    optimiser = torch.optim.AdamW(modules.parameters(), lr=1e-5)
+    images = torch.rand(batch, 3, 480, 480, device=DEVICE)
+    tokens = torch.randint(1000, 30000, (batch, TOKENS), device=DEVICE)
+
+    def run() -> None:
+        regions = encoder(images).flatten(2).transpose(1, 2)
+        sentences = projection(bert(input_ids=tokens).last_hidden_state[:, 0])
+        loss = contrastive_loss(similarity(regions, sentences), torch.arange(batch, device=DEVICE))
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+
+    return run
+
+
+def cost_of_debiasing(step_batch: int, loss_rounds: int, rounds: int) -> list[str]:
+    """Share of a training step that eta and the correction take."""
+    step = medians({"step": training_step(step_batch)}, rounds)["step"]
+    lines = [
+        f"Cost of debiasing. A training step (ResNet-18 at 480 px, BERT-base with {TOKENS} word pieces a sentence, "
+        f"LSE+NL, AdamW) at batch {step_batch}: {step:.2f} s, median of {rounds}. Losses: forward and backward, "
+        f"medians of {loss_rounds} interleaved rounds. A loss at batch 64 over a step at batch {step_batch} overstates the share, as a step at "
+        "64 takes longer.",
+        "",
+        "| loss at batch | dcl_lm, ms | infonce, ms | cross_entropy, ms | dcl_lm - infonce, share of the step | "
+        "dcl_lm - cross_entropy, share of the step |",
+        "|---|---|---|---|---|---|",
+    ]
+    for batch in sorted({step_batch, 64}):
+        median = medians(losses_of(batch), loss_rounds)
+        shares = [(median["dcl_lm"] - median[name]) / step for name in ("infonce", "cross_entropy")]
+        times = " | ".join(f"{1e3 * median[name]:.3f}" for name in ("dcl_lm", "infonce", "cross_entropy"))
+        lines.append(f"| {batch} | {times} | {shares[0]:.4%} | {shares[1]:.4%} |")
+    return lines
+
+
+def whole_matrix_loss(first: Tensor, second: Tensor, eta: float, gamma2: float = 2.0) -> Tensor:
+    """The straightforward form: everything of shape (2B, 2B), outside log space."""
+    first, second = normalize(first, dim=1), normalize(second, dim=1)
+    views = torch.cat([first, second])
+    count = len(views)
+    index = torch.arange(count, device=views.device)
+    is_negative = torch.ones(count, count, dtype=torch.bool, device=views.device)
+    is_negative[index, index] = is_negative[index, (index + count // 2) % count] = False
+    similarities = torch.exp(gamma2 * (views @ views.T))
+    negatives = similarities.masked_select(is_negative).view(count, count - 2).sum(1)
+    positives = torch.exp(gamma2 * (first * second).sum(1)).repeat(2)
+    corrected = (negatives - (count - 2) * eta * positives) / (1 - eta)
+    corrected = corrected.clamp(min=(count - 2) * math.exp(-gamma2))
+    return -(positives / (positives + corrected)).log().mean()
+
+
+def simclr_methods() -> dict[str, Callable[[], Any]]:
+    """Forward and backward of both forms at 2B = VIEWS."""
+    torch.manual_seed(0)
+    views = torch.randn(2, VIEWS // 2, DIM, device=DEVICE)
+
+    def run(loss: Callable[..., Tensor], **options: float) -> tuple[float, Tensor]:
+        leaf = views.clone().requires_grad_()
+        value = loss(leaf[0], leaf[1], **options)
+        value.backward()
+        return value.item(), leaf.grad  # type: ignore[return-value]
+
+    return {
+        "whole matrix": lambda: run(whole_matrix_loss, eta=0.1),
+        "simclr_loss": lambda: run(simclr_loss, class_probability=0.1),
+    }
+
+
+def simclr_lines(rounds: int) -> list[str]:
+    """Time and peak memory of SimCLR's loss."""
+    methods = simclr_methods()
+    (value, gradient), (expected, expected_gradient) = methods["simclr_loss"](), methods["whole matrix"]()
+    error = ((gradient - expected_gradient).norm() / expected_gradient.norm()).item()
+    median, peaks = medians(methods, rounds), {name: peak_of(name) for name in ("nothing", *methods)}
+    whole, ours = "whole matrix", "simclr_loss"
+    rows = [f"| {name} | {median[name]:.3f} | {peaks[name]:,.0f} |" for name in methods]
+    return [
+        f"SimCLR, 2B = {VIEWS:,}, {DIM} dimensions, eta .1; forward and backward.",
+        "",
+        "| form | seconds | peak memory, MiB |",
+        "|---|---|---|",
+        *rows,
+        "",
+        f"{median[whole] / median[ours]:.2f} x faster; {peaks[ours] / peaks[whole]:.2f} of the peak memory with what "
+        f"importing takes ({peaks['nothing']:,.0f} MiB), "
+        f"{(peaks[ours] - peaks['nothing']) / (peaks[whole] - peaks['nothing']):.2f} without. Relative difference of "
+        f"the values {abs(value / expected - 1):.1e}, of the gradients {error:.1e}.",
+    ]
+
+
+def loop_over_images(similarity: LSENonLocal, regions: Tensor, sentences: Tensor) -> Tensor:
+    """LSE+NL as its definition reads (METHOD.md section 3), one image after the other."""
+    columns = []
+    unit = normalize(sentences, dim=1)
+    for v in regions.unbind():
+        cosines = unit @ normalize(v, dim=1).T
+        r = similarity.sharpness
+        lse = (torch.logsumexp(r * cosines, 1) - math.log(len(v))) / r
+        queries = similarity.q(v)
+        alpha = (queries[cosines.argmax(1)] @ queries.T / math.sqrt(v.shape[1])).softmax(1)
+        columns.append((lse + cosine_similarity(alpha @ v, sentences, dim=1)) / 2)
+    return similarity.gamma2 * torch.stack(columns, 1)
+
+
+def similarity_methods(images: int = IMAGES) -> dict[str, Callable[[], Any]]:
+    """Forward and backward of LSE+NL, of the loop, and of the matrix products of two maps."""
+    torch.manual_seed(0)
+    similarity = LSENonLocal(DIM).to(DEVICE)
+    regions = torch.randn(images, REGIONS, DIM, device=DEVICE)
+    sentences = torch.randn(SENTENCES, DIM, device=DEVICE)
+    gradient = torch.randn(SENTENCES, images, device=DEVICE)
+
+    def run(forward: Callable[[Tensor, Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        v, t = regions.clone().requires_grad_(), sentences.clone().requires_grad_()
+        logits = forward(v, t)
+        logits.backward(gradient)
+        return logits.detach(), v.grad  # type: ignore[return-value]
+
+    def products() -> None:
+        rows = regions.view(-1, DIM)
+        for _ in range(2):
+            of_map = sentences @ rows.T
+            of_map.T @ sentences
+            of_map @ rows
+
+    return {
+        "LSE+NL": lambda: run(similarity),
+        "loop over images": lambda: run(lambda v, t: loop_over_images(similarity, v, t)),
+        "products of two maps": products,
+    }
+
+
+def similarity_lines(rounds: int) -> list[str]:
+    """Time of LSE+NL and how its peak memory grows."""
+    methods = similarity_methods()
+    (logits, gradient), (expected, expected_gradient) = methods["LSE+NL"](), methods["loop over images"]()
+    error = ((gradient - expected_gradient).norm() / expected_gradient.norm()).item()
+    median = medians(methods, rounds)
+    nothing = peak_of("nothing")
+    few, many = (peak_of(name) - nothing for name in ("LSE+NL", "LSE+NL of 8 x the images"))
+    one = SENTENCES * IMAGES * REGIONS * 4 / 2**20
+    return [
+        f"LSE+NL, {SENTENCES} sentences x {IMAGES} images x {REGIONS} regions x {DIM} dimensions; forward and "
+        "backward.",
+        "",
+        "| method | seconds |",
+        "|---|---|",
+        *(f"| {name} | {seconds:.3f} |" for name, seconds in median.items()),
+        "",
+        f"{median['loop over images'] / median['LSE+NL']:.2f} x faster than the loop; "
+        f"{median['LSE+NL'] / median['products of two maps']:.2f} x the time of the bare products. Largest difference "
+        f"of the logits from the loop's {(logits - expected).abs().max().item():.1e}, relative difference of the "
+        f"regions' gradient {error:.1e}. Peak memory without imports: {few:,.0f} MiB, at {8 * IMAGES} images "
+        f"{many:,.0f} MiB, inputs and (image x region) tensors included; one tensor of sentences x images x regions "
+        f"would be {one:.0f} and {8 * one:.0f} MiB.",
+    ]
+
+
+def peak_memory(name: str) -> float:
+    """Peak memory in MiB of a method; called in a process of its own."""
+    if name.startswith("LSE+NL"):
+        similarity_methods(IMAGES if name == "LSE+NL" else 8 * IMAGES)["LSE+NL"]()
+    elif name != "nothing":
+        simclr_methods()[name]()
+    if DEVICE.type == "cuda":
+        return torch.cuda.max_memory_allocated() / 2**20
+    # Not getrusage: its peak is inherited from the process that started this one.
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    (line,) = [line for line in status.splitlines() if line.startswith("VmHWM")]
+    return int(line.split()[1]) / 1024
+
+
+def peak_of(name: str) -> float:
+    """`peak_memory` in a fresh process."""
+    command = [sys.executable, str(HERE), "--peak_memory", name]
+    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1])
+
+
+def write_section(title: str, lines: list[str]) -> None:
+    """Replace this benchmark's section of RESULTS.md, or add it."""
+    text = RESULTS.read_text(encoding="utf-8") if RESULTS.is_file() else "# Benchmarks, as measured\n"
+    head = f"\n## {title}\n"
+    before, _, rest = text.partition(head)
+    _, separator, after = rest.partition("\n## ")
+    body = head + "\n" + "\n".join(lines) + "\n"
+    RESULTS.write_text(
+        before.rstrip("\n") + "\n" + body + (separator + after if separator else ""), encoding="utf-8"
+    )
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description="Benchmark of the objectives and of LSE+NL.")
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--step_rounds", type=int, default=3)
+    parser.add_argument("--loss_rounds", type=int, default=500)
+    parser.add_argument("--step_batch", type=int, default=8)
+    parser.add_argument("--peak_memory", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.peak_memory is not None:
+        print(peak_memory(options.peak_memory))
+        return
+    torch.manual_seed(0)
+    command = f"python {HERE.relative_to(HERE.parents[2])} {' '.join(sys.argv[1:])}".rstrip()
+    lines = [
+        f"{device_name(DEVICE)}, {platform.machine()}; torch {torch.__version__}; float32, random data and weights; "
+        f"medians of {options.rounds} interleaved rounds. `{command}`",
+        "",
+        *cost_of_debiasing(options.step_batch, options.loss_rounds, options.step_rounds),
+        "",
+        *simclr_lines(options.rounds),
+        "",
+        *similarity_lines(options.rounds),
+    ]
+    if DEVICE.type == "cpu":
+        lines += ["", "No GPU was at hand: nothing of this is measured on CUDA."]
+    print("\n".join(lines))
+    write_section(TITLE, lines)
+
+
+if __name__ == "__main__":
+    main()
