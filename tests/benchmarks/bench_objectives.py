@@ -108,8 +108,8 @@ def cost_of_debiasing(step_batch: int, loss_rounds: int, rounds: int) -> list[st
     lines = [
         f"Cost of debiasing. A training step (ResNet-18 at 480 px, BERT-base with {TOKENS} word pieces a sentence, "
         f"LSE+NL, AdamW) at batch {step_batch}: {step:.2f} s, median of {rounds}. Losses: forward and backward, "
-        f"medians of {loss_rounds} interleaved rounds. A loss at batch 64 over a step at batch {step_batch} overstates the share, as a step at "
-        "64 takes longer.",
+        f"medians of {loss_rounds} interleaved rounds. A loss at batch 64 over a step at batch {step_batch} overstates "
+        "the share, as a step at 64 takes longer.",
         "",
         "| loss at batch | dcl_lm, ms | infonce, ms | cross_entropy, ms | dcl_lm - infonce, share of the step | "
         "dcl_lm - cross_entropy, share of the step |",
