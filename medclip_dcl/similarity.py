@@ -301,12 +301,16 @@ def critical_regions(regions: Regions, sentences: Sentences) -> Critical:
 
 
 def _maps_in_blocks(sentences: Sentences, regions: Regions) -> Iterator[tuple[slice, CosineMaps]]:
-    """Maps of a few images at a time, from unit vectors, and which images they are."""
+    """Maps of a few images at a time, from unit vectors, and which images they are; each is written over the last."""
     elements = _BLOCK_ELEMENTS.get(regions.device.type, _BLOCK_ELEMENTS_ELSEWHERE)
-    block = max(1, elements // max(1, len(sentences) * regions.shape[1]))
+    of_image = len(sentences) * regions.shape[1]
+    block = max(1, elements // max(1, of_image))
+    space = regions.new_empty(min(block, len(regions)) * of_image)
     for start in range(0, max(1, len(regions)), block):
         images = slice(start, start + block)
-        yield images, _map(sentences, regions[images])
+        rows = regions[images].flatten(0, 1)
+        out = space[: len(sentences) * len(rows)].view(len(sentences), len(rows))
+        yield images, torch.mm(sentences, rows.T, out=out).unflatten(1, regions[images].shape[:2])
 
 
 def _map(sentences: Sentences, regions: Regions) -> CosineMaps:

@@ -146,22 +146,25 @@ class _NegativesInBlocks(torch.autograd.Function):
         views, log_sum = ctx.saved_tensors
         # An empty row has no softmax: minus infinity makes its exponentials 0.
         log_sum = log_sum.where(log_sum > -math.inf, math.inf)
-        found = torch.empty_like(views)
+        found, space = torch.empty_like(views), views.new_empty(min(ctx.block, len(views)), len(views))
         with torch.autocast(device_type=views.device.type, enabled=False):
             for rows, logits in _blocks(views, ctx.gamma2, ctx.block):
-                of_others = (logits - log_sum).exp_().mul_(gradient)
+                of_others = torch.sub(logits, log_sum, out=space[: len(logits)]).exp_().mul_(gradient)
                 own = logits.sub_(log_sum[rows, None]).exp_().mul_(gradient[rows, None])
                 torch.mm(own.add_(of_others), views, out=found[rows])
         return found.mul_(ctx.gamma2), None, None
 
 
 def _blocks(views: Tensor, gamma2: float, block: int) -> Iterator[tuple[slice, Tensor]]:
-    """Blocks of rows of the logits, -inf at the view itself and at its positive."""
+    """Blocks of rows of the logits, -inf at the view itself and at its positive.
+
+    Each is written over the last: new memory for each block would cost time, and break the heap into pieces.
+    """
     count = len(views)
-    scaled = gamma2 * views.T
+    scaled, space = gamma2 * views.T, views.new_empty(min(block, count), count)
     for start in range(0, count, block):
         stop = min(start + block, count)
         rows = torch.arange(start, stop, device=views.device)
-        logits = views[start:stop] @ scaled
+        logits = torch.mm(views[start:stop], scaled, out=space[: stop - start])
         excluded = torch.stack([rows, (rows + count // 2) % count], 1)
         yield slice(start, stop), logits.scatter_(1, excluded, -math.inf)
