@@ -1,5 +1,4 @@
 """Contrastive objectives: one loss, the class probabilities that debias it, and the weights of its negatives."""
-"""Contrastive objectives: one loss, also of two views, and the class probabilities that debias it."""
 
 from medclip_dcl.objectives.bounds import ErrorBound, dcl_error_bound, ssd_error_bound
 from medclip_dcl.objectives.class_probability import (
@@ -29,8 +28,8 @@ __all__ = [
     "ClassProbability",
     "ConstantClassProbability",
     "ContrastiveStatistics",
-    "HardNegatives",
     "ErrorBound",
+    "HardNegatives",
     "KnownClassProbability",
     "LanguageModelClassProbability",
     "NegativeWeights",
@@ -45,6 +44,6 @@ __all__ = [
     "dcl_error_bound",
     "k_negative_loss",
     "margin_loss",
-    "ssd_error_bound",
     "simclr_loss",
+    "ssd_error_bound",
 ]
