@@ -24,6 +24,8 @@ from matplotlib.patches import Rectangle
 from sklearn.metrics import roc_curve
 from torch.nn.functional import interpolate
 
+from medclip_dcl.findings import CHEX5
+
 DPI = 110
 COLOURS = ("#3b7dd8", "#d9822b", "#3a9d5d", "#c2474b", "#8a63c9", "#8c7a52", "#d06aa8", "#5b9aa0")
 """Told apart on white and on black, also with the common colour deficiencies by their lightness."""
@@ -112,6 +114,24 @@ def draw_roc(axes: Axes, predictions: pd.DataFrame, aucs: Mapping[str, float | N
     )
     if axes.get_legend_handles_labels()[0]:
         axes.legend(loc="lower right", fontsize=8, frameon=False, title="AUC", title_fontsize=8)
+
+
+def embedding_map_figure(predictions: pd.DataFrame) -> Figure:
+    """A point for each image at (x, y), coloured by its group; groups that are no single finding lie below, in grey."""
+    figure = Figure(figsize=(6.4, 4.6), layout="constrained")
+    axes = figure.subplots()
+    findings = [finding for finding in CHEX5 if (predictions["group"] == finding).any()]
+    others = [group for group in sorted(predictions["group"].unique()) if group not in CHEX5]
+    for group, colour in [
+        *zip(others, ("#c4c8ce", MUTED), strict=False),
+        *zip(findings, COLOURS, strict=False),
+    ]:
+        rows = predictions[predictions["group"] == group]
+        label = f"{group} ({len(rows)})"
+        axes.scatter(rows["x"], rows["y"], s=12, color=colour, label=label, linewidths=0, alpha=0.85)
+    axes.set(xticks=[], yticks=[], title="t-SNE of the test images' embeddings")
+    figure.legend(loc="outside right upper", fontsize=8, frameon=False)
+    return figure
 
 
 def rank_figure(predictions: pd.DataFrame) -> Figure:

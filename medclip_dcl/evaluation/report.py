@@ -240,7 +240,10 @@ def _heat_maps(run: Path) -> _Piece:
     missing = (
         [] if groups else ["figures/grounding_*.png: no heat maps; `test` draws them where there are boxes"]
     )
-    return _Piece({"heat_maps": groups}, missing)
+    drawn = run / "figures" / "embedding_map.png"
+    return _Piece(
+        {"heat_maps": groups, "embedding_map": _embedded_image(drawn) if drawn.is_file() else None}, missing
+    )
 
 
 def _facts(run: Path, results: dict[str, Any]) -> _Piece:

@@ -45,6 +45,8 @@ CURVES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("share of anchors at the floor", ("train/at_floor",)),
     ("share of η capped", ("train/capped",)),
     ("mean false-negative mass", ("train/false_negative_mass",)),
+    ("mean weight of a negative", ("train/weight",)),
+    ("masked-language-modelling loss", ("train/masked_language_loss",)),
     ("learning rate", ("train/learning_rate",)),
 )
 """Panels of the training curves: title and columns of metrics.csv; a panel without any of its columns is left out."""

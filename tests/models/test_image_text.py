@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -194,10 +195,10 @@ class Patches(RegionEncoder):
 
 @pytest.mark.parametrize("views", [1, 2])
 def test_a_contrastive_batch_encoded_in_parts_trains_like_a_whole_one(small_bert, small_set, tmp_path, views):
-    options = {"image_size": 48, "crop_size": 32, "num_workers": 0, "sentences": "all", "views": views}
+    options: dict[str, Any] = {"image_size": 48, "crop_size": 32, "num_workers": 0, "sentences": "all"}
     encoded = []
     states = []
-    for sizes in ({"batch_size": 12}, {"batch_size": 4, "contrastive_batch": 12}):
+    for batch_size, contrastive_batch in ((12, None), (4, 12)):
         torch.manual_seed(2)
         parts = (Patches(), BertSentences(str(small_bert), dim=16, dropout=0.0), LSENonLocal(dim=16))
         model = ImageTextModel(*parts, LanguageModelClassProbability(), learning_rate=1e-3, warmup_steps=0)
@@ -206,7 +207,16 @@ def test_a_contrastive_batch_encoded_in_parts_trains_like_a_whole_one(small_bert
             lambda module, args, seen=seen: seen.append(len(args[0]))
         )
         fit = trainer(tmp_path, max_epochs=1, limit_val_batches=0, num_sanity_val_steps=0)
-        fit.fit(model, ImageTextDataModule(str(small_set), **options, **sizes))
+        fit.fit(
+            model,
+            ImageTextDataModule(
+                str(small_set),
+                batch_size=batch_size,
+                contrastive_batch=contrastive_batch,
+                views=views,
+                **options,
+            ),
+        )
         encoded.append(max(seen))
         states.append(model.state_dict())
     assert encoded == [12 * views, 4]

@@ -1,0 +1,129 @@
+"""A map of the image embeddings: t-SNE, coloured by finding (the counterpart of SSD's figure 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float
+from matplotlib.figure import Figure
+from sklearn.manifold import TSNE
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from medclip_dcl.data.image_text import EvaluationTables
+from medclip_dcl.evaluation.base import EvaluationCallback, Findings, subject_ids
+from medclip_dcl.evaluation.figures import embedding_map_figure
+from medclip_dcl.findings import CHEX5
+from medclip_dcl.network import ImageTextNetwork
+
+COLUMNS = ["dicom_id", "subject_id", "group", "x", "y"]
+SEVERAL, NONE = "several", "none of them"
+
+
+class EmbeddingMap(EvaluationCallback):
+    """t-SNE of the mean region of each labelled test image, normalised (van der Maaten & Hinton, JMLR 2008).
+
+    An image is coloured by its CheX5 finding if it has exactly one; it is a picture to look at, not a measurement:
+    distances between groups mean little.
+
+    Args:
+        perplexity: how many neighbours an image has, roughly; lowered where there are few images.
+        most_images: of more, so many are drawn at random.
+        seed: of that draw and of t-SNE.
+
+    Raises:
+        ValueError: an option out of its range.
+    """
+
+    section = "embedding_map"
+    stages = ("test",)
+
+    def __init__(self, perplexity: float = 30.0, most_images: int = 3000, seed: int = 0) -> None:
+        super().__init__()
+        if not perplexity > 0 or most_images < 1 or seed < 0:
+            raise ValueError(
+                "EmbeddingMap: perplexity must be above 0, most_images at least 1 and seed at least 0; "
+                f"found {perplexity}, {most_images}, {seed}"
+            )
+        self.perplexity, self.most_images, self.seed = perplexity, most_images, seed
+        self._labelled: set[str] = set()
+
+    def prepare(self, tables: EvaluationTables, stage: str) -> set[str]:
+        labelled = np.array(sorted(tables.chex5["dicom_id"].unique()), dtype=object)
+        if len(labelled) > self.most_images:
+            labelled = np.random.default_rng(self.seed).choice(labelled, self.most_images, replace=False)
+        self._labelled = set(labelled)
+        return self._labelled
+
+    def measure(
+        self,
+        network: ImageTextNetwork,
+        feature_map: Float[Tensor, "image dim region_row region_column"],
+        dicom_ids: Sequence[str],
+    ) -> dict[str, np.ndarray]:
+        """The normalised mean region of each labelled image."""
+        vectors = normalize(feature_map.flatten(2).mean(2), dim=-1).cpu().numpy()
+        return {
+            dicom_id: vector
+            for dicom_id, vector in zip(dicom_ids, vectors, strict=True)
+            if dicom_id in self._labelled
+        }
+
+    def summarise(
+        self, network: ImageTextNetwork, values: Mapping[str, Any], tables: EvaluationTables
+    ) -> Findings:
+        dicom_ids = pd.Series(list(values), dtype=object)
+        places = embedding_map(np.array(list(values.values())), self.perplexity, self.seed)
+        groups = groups_of_images(tables.chex5).reindex(dicom_ids)
+        cases = pd.DataFrame(
+            {
+                "dicom_id": dicom_ids,
+                "subject_id": subject_ids(tables, dicom_ids),
+                "group": groups.to_numpy(dtype=object),
+                "x": places[:, 0],
+                "y": places[:, 1],
+            }
+        )
+        return Findings(
+            metrics={},
+            scalars={},
+            protocol={
+                "embedding": "mean region, normalised",
+                "perplexity": self.perplexity,
+                "most_images": self.most_images,
+                "seed": self.seed,
+            },
+            counts={
+                "images": len(cases),
+                "by_group": {str(k): int(v) for k, v in cases["group"].value_counts().sort_index().items()},
+            },
+            predictions=cases[COLUMNS],
+        )
+
+    def figures(self, load_image: Any) -> Iterator[tuple[str, Figure]]:
+        """One point for each image."""
+        assert self.found is not None
+        if len(self.found.predictions):
+            yield "embedding_map", embedding_map_figure(self.found.predictions)
+
+
+def embedding_map(
+    vectors: Float[np.ndarray, "image dim"] | np.ndarray, perplexity: float, seed: int
+) -> Float[np.ndarray, "image 2"]:
+    """t-SNE in two dimensions, started from the principal components; fewer than four images all lie at 0."""
+    if len(vectors) < 4:
+        return np.zeros((len(vectors), 2), dtype=np.float32)
+    # As scikit-learn: fewer neighbours than images.
+    fewer = min(perplexity, (len(vectors) - 1) / 3)
+    return TSNE(perplexity=fewer, init="pca", random_state=seed).fit_transform(vectors)
+
+
+def groups_of_images(chex5: pd.DataFrame) -> pd.Series:
+    """By dicom_id: the finding of an image that has exactly one of CheX5, else "several" or "none of them"."""
+    positive = chex5[(chex5["label"] == 1) & chex5["finding"].isin(CHEX5)]
+    count = positive.groupby("dicom_id")["finding"].nunique().reindex(chex5["dicom_id"].unique()).fillna(0)
+    only = positive.drop_duplicates("dicom_id").set_index("dicom_id")["finding"].reindex(count.index)
+    return only.where(count == 1, np.where(count > 1, SEVERAL, NONE))
