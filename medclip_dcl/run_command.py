@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from jsonargparse import Namespace
 from pytorch_lightning import LightningDataModule, LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
@@ -101,7 +102,7 @@ class MedclipCLI(LightningCLI):
         """Check on every process, before any waits for another; then the first writes."""
         self._dump_config()
         data = {"fingerprint": _data_fingerprint(config)}
-        self.run.check(self.config_dump, data)
+        self.run.check(self.config_dump, data, self._completed)
         if self.run.is_finished:
             raise FinishedRun(f"{self.run.folder} is finished: nothing to do")
         if getattr(rank_zero_only, "rank", 0) == 0:  # known from the environment before any process group
@@ -110,6 +111,12 @@ class MedclipCLI(LightningCLI):
         if config.ckpt_path is None and resume is not None:
             rank_zero_info(f"continuing {self.run.folder} from {resume}")
             config.ckpt_path = str(resume)
+
+    def _completed(self, config: dict[str, Any]) -> dict[str, Any]:
+        """A run's configuration with the defaults of options that came after it."""
+        parser = self._parser(self.subcommand)
+        parsed = parser.parse_object(config)
+        return yaml.safe_load(parser.dump(parsed, skip_link_targets=False, skip_none=False, format="yaml"))
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         config = self.config_init[self.subcommand].trainer

@@ -6,7 +6,7 @@ import csv
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,12 +63,18 @@ class RunFolder:
         """True once `fit` has come to its end."""
         return (self.folder / FIT_FILE).is_file()
 
-    def check(self, config: Mapping[str, Any], data: Mapping[str, Any]) -> None:
+    def check(
+        self,
+        config: Mapping[str, Any],
+        data: Mapping[str, Any],
+        complete: Callable[[dict[str, Any]], Mapping[str, Any]] = dict,
+    ) -> None:
         """Refuse a folder that holds anything but this run; every process calls it, before any waits for another.
 
         Args:
             config: resolved configuration of the run.
             data: what identifies the prepared data set (its fingerprint).
+            complete: adds to the folder's configuration the defaults of options that it does not know yet.
 
         Raises:
             RunFolderError: another configuration (names the keys that differ), other data, or files of unknown
@@ -83,6 +89,8 @@ class RunFolder:
                 )
             return
         found = yaml.safe_load(file.read_text(encoding="utf-8"))
+        if found != config:
+            found = complete(found)
         if differing := sorted(_differences(found, config)):
             raise RunFolderError(
                 f"{self.folder} already holds another run: its {CONFIG_FILE} differs in {', '.join(differing)}; "

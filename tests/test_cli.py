@@ -74,7 +74,7 @@ def test_results_of_the_untrained_and_the_trained_network_differ(finished):
     untrained = json.loads((finished / "results_untrained.json").read_text())
     assert trained["checkpoint"]["weights"] != untrained["checkpoint"]["weights"]
     assert trained["protocol"] == untrained["protocol"] and trained["counts"] == untrained["counts"]
-    assert set(trained["metrics"]) == {"classification", "grounding", "retrieval"}
+    assert set(trained["metrics"]) == {"classification", "grounding", "retrieval", "embedding_map"}
 
 
 def test_eta_of_the_training_sentences_is_kept(finished):
@@ -227,6 +227,26 @@ def test_predict_writes_embeddings_and_scores(finished):
     for finding in CHEX5:
         expected = (mine["score_positive"] - mine["score_negative"])[finding]
         assert difference[finding].iloc[0] == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_run_from_before_an_option_is_continued_not_refused(
+    finished, small_set, small_bert, tmp_path, capsys
+):
+    run = shutil.copytree(finished, tmp_path / "old")
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    for part, names in (
+        ("model", ["same_text", "negative_weights"]),
+        ("data", ["views", "contrastive_batch"]),
+    ):
+        for name in names:
+            del config[part]["init_args"][name]
+    del config["model"]["init_args"]["image_encoder"]["init_args"]["projection"]
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    arguments = small(run, small_set, small_bert)
+    main(["fit", *arguments])
+    with pytest.raises(SystemExit):
+        main(["fit", *arguments, "--data.init_args.views", "2"])
+    assert "differs in data.init_args.views" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("base", ["demo", "mimic_cxr"])

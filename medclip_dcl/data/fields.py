@@ -19,21 +19,20 @@ IMAGE_FIELDS = {"labels": "labels", "text_embedding": "text_embedding", "image_c
 """Fields of candidates (images) by name -> the table that they stand in."""
 
 
-def split_fields(names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The names of sentence fields and those of image fields.
+def check_fields(of_sentences: Sequence[str], of_images: Sequence[str]) -> None:
+    """Refuse a field that the objective asks for and no table has.
 
     Raises:
-        ValueError: a name that no table has.
+        ValueError: names it, and what there is.
     """
-    unknown = [name for name in names if name not in SENTENCE_FIELDS and name not in IMAGE_FIELDS]
-    if unknown:
-        raise ValueError(
-            f"no field named {unknown[0]!r}; of sentences there are {sorted(SENTENCE_FIELDS)}, of images "
-            f"{sorted(IMAGE_FIELDS)}"
-        )
-    return [name for name in names if name in SENTENCE_FIELDS], [
-        name for name in names if name in IMAGE_FIELDS
-    ]
+    for kind, names, there in (
+        ("sentences", of_sentences, SENTENCE_FIELDS),
+        ("images", of_images, IMAGE_FIELDS),
+    ):
+        if unknown := [name for name in names if name not in there]:
+            raise ValueError(
+                f"the objective asks for a field {unknown[0]!r} of {kind}, but {kind} have {sorted(there)}"
+            )
 
 
 def sentence_fields(prepared: PreparedSet, names: Sequence[str], log_p: str | None = None) -> pd.DataFrame:

@@ -13,9 +13,15 @@ from jaxtyping import UInt8
 from torch.utils.data import DataLoader, Dataset
 
 from medclip_dcl.data.examples import Images, Reported, ReportedExamples, Views, WholeImages
-from medclip_dcl.data.fields import image_fields, sentence_fields, split_fields
+from medclip_dcl.data.fields import check_fields, image_fields, sentence_fields
 from medclip_dcl.data.masking import Masking
-from medclip_dcl.data.samplers import EpochDataModule, EpochSampler, FixedBatches, ShardSampler
+from medclip_dcl.data.samplers import (
+    EpochDataModule,
+    EpochSampler,
+    FixedBatches,
+    ShardSampler,
+    require_whole_batches,
+)
 from medclip_dcl.data.transforms import load_grey
 from medclip_dcl.distributed import rank_and_size
 from medclip_dcl.prepared import PreparedDataError, PreparedSet
@@ -58,7 +64,8 @@ class ImageTextDataModule(EpochDataModule):
             they are encoded batch_size at a time, and again for their gradients (GradCache), so that they need not
             fit into memory. BatchNorm's statistics are those of batch_size images. null for batch_size.
         views: views of each image, all of them positives of its sentences (M of DCL): the image, other frontal images
-            of its study, the image again, each augmented by itself.
+            of its study, the image again, each augmented by itself. With several, other images of its study are no
+            negatives.
         sentences: "one" draws one sentence per image and step (choice, not from the paper), "all" takes every
             sentence of the report as an anchor.
         brightness: factor varies in 1 +- brightness (choice: 0.2).
@@ -149,8 +156,7 @@ class ImageTextDataModule(EpochDataModule):
         reported = self._reported("train")
         self._check_views(reported)
         self._train = self._examples(reported, augmented=True)
-        # The sampler's error (a batch larger than the set) belongs here, not into the first epoch.
-        EpochSampler(len(self._train), self.contrastive_batch, self.seed)
+        self._check_batches(len(self._train))
 
     def _model(self) -> Any:
         """The model that is trained: it has the tokenizer and knows which fields the objective needs."""
@@ -188,6 +194,22 @@ class ImageTextDataModule(EpochDataModule):
         """
         return sentence_fields(self.prepared, names, self.log_p_name)
 
+    def _check_batches(self, images: int) -> None:
+        """What the loaders would refuse belongs here, not into the first epoch."""
+        processes = rank_and_size()[1]
+        require_whole_batches(images, self.batch_size, processes, "images")
+        if self.contrastive_batch > images:
+            raise ValueError(
+                f"{images} training images do not fill one batch of {self.contrastive_batch}; lower "
+                "data.contrastive_batch"
+            )
+        validate = len(self._reported("validate").images)
+        if -(-validate // self.batch_size) < processes:
+            raise ValueError(
+                f"{validate} validate images are {-(-validate // self.batch_size)} batches of {self.batch_size}, fewer "
+                f"than the {processes} processes; lower data.batch_size or use fewer processes"
+            )
+
     def _check_views(self, reported: Reported) -> None:
         """Several views must be able to differ."""
         is_augmented = self.crop_size < self.image_size or self.brightness or self.contrast
@@ -203,15 +225,19 @@ class ImageTextDataModule(EpochDataModule):
     def _examples(self, reported: Reported, augmented: bool) -> ReportedExamples:
         """Examples with all that the objective asks for."""
         model = self._model()
-        of_sentences, of_images = split_fields(model.required_fields)
+        of_sentences, of_images = model.required_fields
+        check_fields(of_sentences, of_images)
         # Plain values, not the datamodule: loader processes need no trainer and no model.
         table = self.sentence_fields(of_sentences)
         anchor: dict[str, dict[Any, Any]] = {name: table[name].to_dict() for name in of_sentences}
+        candidate = image_fields(self.prepared, of_images, reported.images, self.text_embedding_name)
+        if augmented:
+            model.check_fields(candidate)
         masking, extra = None, {}
         if model.needs_masked_sentences:
             masking = Masking.of(model.network.text_encoder.tokenizer.get_vocab(), self.mask_probability)
         if augmented and self.contrastive_batch > self.batch_size:
-            extra = {"encode_at_once": max(1, self.batch_size // rank_and_size()[1])}
+            extra = {"encode_at_once": self.batch_size // rank_and_size()[1]}
         views = Views(self.views, self.crop_size, self.brightness, self.contrast)
         return ReportedExamples(
             reported,
@@ -221,7 +247,7 @@ class ImageTextDataModule(EpochDataModule):
             draws_one=self.sentences == "one",
             seed=self.seed,
             anchor=anchor,
-            candidate=image_fields(self.prepared, of_images, reported.images, self.text_embedding_name),
+            candidate=candidate,
             masking=masking,
             extra=extra,
         )

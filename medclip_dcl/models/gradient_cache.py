@@ -44,13 +44,14 @@ def in_chunks(encode: Callable[..., Tensor], parts: int, *rows: Tensor) -> Tenso
 def running_statistics_kept(module: nn.Module) -> Iterator[None]:
     """Within it BatchNorm normalises as it does, but does not move its running statistics."""
     norms = [part for part in module.modules() if isinstance(part, _BatchNorm)]
-    momenta = [norm.momentum for norm in norms]
+    before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
     for norm in norms:
         norm.momentum = 0.0
+        # A copy counts in its stead: the module may hold norms that do not run at all.
+        if norm.num_batches_tracked is not None:
+            norm.num_batches_tracked = norm.num_batches_tracked.clone()
     try:
         yield
     finally:
-        for norm, momentum in zip(norms, momenta, strict=True):
-            norm.momentum = momentum
-            if norm.training and norm.num_batches_tracked is not None:
-                norm.num_batches_tracked.sub_(1)
+        for norm, (momentum, count) in zip(norms, before, strict=True):
+            norm.momentum, norm.num_batches_tracked = momentum, count

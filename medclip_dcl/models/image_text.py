@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -100,9 +101,13 @@ class ImageTextModel(LightningModule):
         return self.objective.class_probability
 
     @property
-    def required_fields(self) -> tuple[str, ...]:
-        """Fields of sentences and images that the objective asks the datamodule for."""
-        return self.objective.requires
+    def required_fields(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Fields of sentences, and of images, that the objective asks the datamodule for."""
+        return self.objective.requires_of_sentences, self.objective.requires_of_images
+
+    def check_fields(self, of_images: Mapping[str, Tensor]) -> None:
+        """Let the objective look at the training images' fields before training."""
+        self.objective.check(of_images)
 
     @property
     def needs_masked_sentences(self) -> bool:
@@ -132,21 +137,27 @@ class ImageTextModel(LightningModule):
         values["train/gamma2"] = self.network.similarity.gamma2.detach()
         values["train/learning_rate"] = torch.tensor(self.trainer.optimizers[0].param_groups[-1]["lr"])
         self.log_dict(values, batch_size=len(batch["lengths"]))
-        self.log("train/loss", loss.detach(), prog_bar=True, batch_size=len(batch["lengths"]))
+        # Each process has its share of the sum: their mean is the batch's loss.
+        self.log("train/loss", loss.detach(), prog_bar=True, sync_dist=True, batch_size=len(batch["lengths"]))
         return loss
+
+    def on_validation_epoch_start(self) -> None:
+        precision = torch.float32 if self.device.type == "mps" else torch.float64
+        self._validation = torch.zeros(2, dtype=precision, device=self.device)
 
     def validation_step(self, batch: dict[str, Any], batch_index: int) -> dict[str, Any]:
         """Loss with the images of this batch and process as candidates, and the features for the callbacks."""
         loss, feature_map, _ = self._losses(batch, across_processes=False)
-        self.log(
-            "validate/loss",
-            loss,
-            on_epoch=True,
-            prog_bar=True,
-            sync_dist=True,
-            batch_size=len(batch["lengths"]),
+        self._validation += torch.stack(
+            [loss * len(batch["lengths"]), loss.new_tensor(len(batch["lengths"]))]
         )
         return {"loss": loss, "feature_map": feature_map.detach(), "dicom_id": batch["dicom_id"]}
+
+    def on_validation_epoch_end(self) -> None:
+        """Mean over the sentences of all batches and processes."""
+        # Not by Lightning's own mean: over processes it rounds the number of sentences.
+        total, count = self.trainer.strategy.reduce(self._validation, reduce_op="sum")
+        self.log("validate/loss", (total / count).float(), prog_bar=True)
 
     def test_step(self, batch: dict[str, Any], batch_index: int) -> dict[str, Any]:
         """Features for the evaluation callbacks."""

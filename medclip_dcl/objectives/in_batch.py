@@ -97,10 +97,23 @@ class InBatchObjective(nn.Module):
         self.image_to_text, self.same_text = image_to_text, same_text
 
     @property
-    def requires(self) -> tuple[str, ...]:
-        """Names of the fields of sentences and images that the objective asks the datamodule for."""
-        of_weights = () if self.negative_weights is None else self.negative_weights.requires
-        return tuple(dict.fromkeys((*self.class_probability.requires, *of_weights)))
+    def requires_of_sentences(self) -> tuple[str, ...]:
+        """Names of the fields of anchors that the objective asks the datamodule for."""
+        return tuple(dict.fromkeys((*self.class_probability.requires, *self._sentence_fields)))
+
+    @property
+    def requires_of_images(self) -> tuple[str, ...]:
+        """Names of the fields of candidates that it asks for."""
+        return self._image_fields
+
+    def check(self, of_images: Mapping[str, Tensor]) -> None:
+        """Look at the training images' fields, (image, ...), before training.
+
+        Raises:
+            ValueError: with them nothing would be trained.
+        """
+        if self.negative_weights is not None:
+            self.negative_weights.check(of_images)
 
     def forward(
         self,
@@ -118,27 +131,41 @@ class InBatchObjective(nn.Module):
             regions: of all views of this process's images.
             sentences: their embeddings.
             batch: image_index (sentence,); view_of (view,), which image each view is of: first views stand first;
-                study_id (image,); sentence_id (sentence,); anchor and candidate, the fields in `requires`.
+                study_id (image,); sentence_id (sentence,); anchor and candidate, the fields that it requires.
             across_processes: False takes the images of this process alone for candidates.
             step: of training, for weights that are drawn.
         """
         processes = _ALL_PROCESSES if across_processes else _THIS_PROCESS
-        whole = _through_processes(regions, sentences, batch, processes)
-        eta = self.class_probability(
-            **{name: whole.of_sentences[name] for name in self.class_probability.requires}
-        )
-        loss, figures = self._of_sentences(similarity, whole, eta, processes, step)
-        if self.image_to_text:
-            of_images = self._of_images(similarity, whole, eta, processes, step)
-            loss = (1 - self.image_to_text) * loss + self.image_to_text * of_images
+        # In float32 at least: gathered gradients, weights and loss lose what half precision rounds.
+        with torch.autocast(device_type=regions.device.type, enabled=False):
+            precise = torch.promote_types(regions.dtype, torch.float32)
+            whole = _through_processes(regions.to(precise), sentences.to(precise), batch, processes)
+            eta = self.class_probability(
+                **{name: whole.of_sentences[name] for name in self.class_probability.requires}
+            )
+            logits = similarity(whole.candidates, whole.sentences)
+            loss, figures = self._of_sentences(logits, similarity, whole, eta, processes, step)
+            if self.image_to_text:
+                of_images = self._of_images(logits, similarity, whole, eta, processes, step)
+                loss = (1 - self.image_to_text) * loss + self.image_to_text * of_images
         figures["capped"] = torch.tensor(float(self.class_probability.share_capped))
         return loss, figures
 
     def _of_sentences(
-        self, similarity: Similarity, whole: _Batch, eta: float | Tensor, processes: _Processes, step: int
+        self,
+        logits: Tensor,
+        similarity: Similarity,
+        whole: _Batch,
+        eta: float | Tensor,
+        processes: _Processes,
+        step: int,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        logits = similarity(whole.candidates, whole.sentences)
         pairing = pair_views(whole.image_of_sentence, whole.image_of_candidate, whole.is_first_view)
+        if not whole.is_plain:
+            # A further view may be the study's other image, which is then no negative where it is an image itself.
+            study = whole.study_of_image[whole.image_of_sentence]
+            is_same_study = study[:, None] == whole.study_of_image[whole.image_of_candidate]
+            pairing = Pairing(pairing.is_positive, pairing.is_negative & ~is_same_study)
         if self.same_text != "negative":
             known = self._known(whole, processes)[0][:, whole.image_of_candidate]
             pairing = with_known(pairing, known, self.same_text)
@@ -156,11 +183,20 @@ class InBatchObjective(nn.Module):
         return processes.mean(losses), _figures(logits, pairing, arguments)
 
     def _of_images(
-        self, similarity: Similarity, whole: _Batch, eta: float | Tensor, processes: _Processes, step: int
+        self,
+        logits: Tensor,
+        similarity: Similarity,
+        whole: _Batch,
+        eta: float | Tensor,
+        processes: _Processes,
+        step: int,
     ) -> Tensor:
         """Loss of this process's images (their first views) as anchors, with all sentences as candidates."""
-        mine = whole.regions[: whole.own_images]
-        logits = similarity(mine, processes.gather(whole.sentences)).T
+        if whole.candidates is whole.regions:
+            logits = logits[:, : whole.own_images].T
+        else:
+            mine = whole.regions[: whole.own_images]
+            logits = similarity(mine, processes.gather(whole.sentences)).T
         numbers = whole.first_image + torch.arange(whole.own_images, device=logits.device)
         image_of_all = processes.gather(whole.image_of_sentence)
         is_own = numbers[:, None] == image_of_all

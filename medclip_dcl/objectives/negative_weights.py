@@ -7,6 +7,7 @@ candidate) for `contrastive_loss`. It declares the fields that it needs and is c
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor, nn
-from torch.nn.functional import normalize
+from torch.nn.functional import cosine_similarity, normalize
 
 from medclip_dcl.findings import CHEX5, CHEXPERT
 
@@ -22,6 +23,8 @@ Fields = Mapping[str, Tensor]
 Weights = Float[Tensor, "anchor candidate"]
 
 _ROUNDING = 1e-6
+# Pairs of reports of which the share above a threshold is estimated.
+_PAIRS = 10_000
 
 
 class NegativeWeights(nn.Module):
@@ -49,6 +52,9 @@ class NegativeWeights(nn.Module):
         raise NotImplementedError(
             f"{type(self).__name__} must define config(), the arguments that build it again"
         )
+
+    def check(self, fields: Fields) -> None:
+        """Look at the training images' fields, (image, ...), before training: refuse what would train nothing."""
 
     def pair_weights(self, anchor: Fields, candidate: Fields, logits: Tensor | None) -> Weights:
         """Weight of each pair by itself, before anything is scaled or drawn.
@@ -136,6 +142,14 @@ class RemoveByLabel(NegativeWeights):
     def config(self) -> dict[str, Any]:
         return {"findings": self.findings, "normals": self.normals}
 
+    def check(self, fields: Fields) -> None:
+        """Warn if no study has any of the findings: nothing is removed."""
+        if not self._positive(fields["labels"]).any() and not self.normals:
+            warnings.warn(
+                f"RemoveByLabel: no training study is positive for any of {self.findings}: nothing is removed",
+                stacklevel=2,
+            )
+
     def pair_weights(self, anchor: Fields, candidate: Fields, logits: Tensor | None) -> Weights:
         """`labels` (image, 14) in the order of `CHEXPERT` (or `findings` alone): 1 positive, all else not."""
         mine, other = self._positive(anchor["labels"]), self._positive(candidate["labels"])
@@ -161,8 +175,7 @@ class _TextSimilarity(NegativeWeights):
     candidate_requires = ("text_embedding",)
 
     def pair_weights(self, anchor: Fields, candidate: Fields, logits: Tensor | None) -> Weights:
-        mine, other = anchor["text_embedding"], candidate["text_embedding"]
-        return self.weight_of(normalize(mine, dim=-1) @ normalize(other, dim=-1).T)
+        return self.weight_of(cosines(anchor["text_embedding"], candidate["text_embedding"]))
 
     def weight_of(self, cosine: Weights) -> Weights:
         """1 - max(cosine, 0): 1 for unlike reports, 0 for equal ones (choice: the paper gives no formula)."""
@@ -190,6 +203,33 @@ class RemoveByTextSimilarity(_TextSimilarity):
 
     def config(self) -> dict[str, Any]:
         return {"threshold": self.threshold}
+
+    def check(self, fields: Fields) -> None:
+        """Estimate on random pairs of images how many are removed: all is an error, more than half a warning.
+
+        Raises:
+            ValueError: all are.
+        """
+        embedding = fields["text_embedding"]
+        generator = np.random.default_rng(0)
+        mine, other = (generator.integers(len(embedding), size=_PAIRS) for _ in range(2))
+        is_pair = mine != other
+        pairs = zip(embedding[mine[is_pair]].split(1024), embedding[other[is_pair]].split(1024), strict=True)
+        found = torch.cat([cosine_similarity(a.float(), b.float()) for a, b in pairs])
+        share = (found > self.threshold).float().mean().item() if len(found) else 0.0
+        median = found.median().item() if len(found) else float("nan")
+        removed = (
+            f"RemoveByTextSimilarity: threshold {self.threshold} removes {share:.0%} of the pairs of reports "
+            f"(their median cosine is {median:.4f})"
+        )
+        if share == 1.0:
+            raise ValueError(
+                f"{removed}: nothing would be trained; data_prep.embed_sentences prints the quantiles to choose from"
+            )
+        if share > 0.5:
+            warnings.warn(
+                f"{removed}; data_prep.embed_sentences prints the quantiles to choose from", stacklevel=2
+            )
 
     def weight_of(self, cosine: Weights) -> Weights:
         return (cosine <= self.threshold).to(cosine.dtype)
@@ -251,8 +291,11 @@ class ResampleByTextSimilarity(_TextSimilarity):
         for row, (chance, number, key) in enumerate(zip(chances, numbers, keys.tolist(), strict=True)):
             total = chance.sum()
             if total > 0:
-                generator = np.random.default_rng([self.seed, step, *key])
-                counts[row] = generator.multinomial(number, chance / total)
+                # By the inverse of the distribution: numpy's multinomial may draw quite other counts for chances that
+                # differ in the last digit, as those of one process and of several do.
+                places = np.random.default_rng([self.seed, step, *key]).random(number) * total
+                drawn = np.searchsorted(np.cumsum(chance), places, side="right")
+                counts[row] = np.bincount(drawn.clip(max=chance.nonzero()[0][-1]), minlength=len(chance))
         return torch.from_numpy(counts).to(weights)
 
 
@@ -325,6 +368,16 @@ class TrueNegatives(NegativeWeights):
         step: int,
     ) -> Weights:
         return scaled_to_count(weights, is_negative)
+
+
+def cosines(
+    mine: Float[Tensor, "anchor dim"], other: Float[Tensor, "candidate dim"]
+) -> Float[Tensor, "anchor candidate"]:
+    """Cosines of all pairs in [-1, 1], in float32 at least whatever autocast says: those of reports crowd near 1."""
+    with torch.autocast(device_type=mine.device.type, enabled=False):
+        precise = torch.promote_types(mine.dtype, torch.float32)
+        mine, other = normalize(mine.to(precise), dim=-1), normalize(other.to(precise), dim=-1)
+        return (mine @ other.T).clamp(-1, 1)
 
 
 def scaled_to_count(weights: Weights, is_negative: Bool[Tensor, "anchor candidate"]) -> Weights:

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
+from medclip_dcl.data.fields import IMAGE_FIELDS
 from medclip_dcl.data.image_text import ImageTextDataModule
 from medclip_dcl.data.transforms import load_grey, to_input
 from medclip_dcl.encoders.text import BertSentences
@@ -19,7 +20,15 @@ def datamodule(folder, small_bert, fields=(), masked=False, **options) -> ImageT
     options = {"image_size": 40, "crop_size": 32, "batch_size": 8, "num_workers": 0, **options}
     data = ImageTextDataModule(str(folder), **options)
     network = SimpleNamespace(text_encoder=BertSentences(str(small_bert)))
-    model = SimpleNamespace(network=network, required_fields=fields, needs_masked_sentences=masked)
+    required = tuple(
+        tuple(name for name in fields if (name in IMAGE_FIELDS) == of_images) for of_images in (False, True)
+    )
+    model = SimpleNamespace(
+        network=network,
+        required_fields=required,
+        needs_masked_sentences=masked,
+        check_fields=lambda of_images: None,
+    )
     data.trainer = SimpleNamespace(lightning_module=model)  # type: ignore[assignment]
     return data
 
@@ -120,7 +129,9 @@ def test_refusals_at_construction(small_set):
 def test_refusals_at_setup(small_set, small_bert, tmp_path):
     with pytest.raises(ValueError, match="24 training images do not fill one batch of 25"):
         datamodule(small_set, small_bert, batch_size=25).setup("fit")
-    with pytest.raises(ValueError, match="no field named 'mood'; of sentences there are"):
+    with pytest.raises(
+        ValueError, match="the objective asks for a field 'mood' of sentences, but sentences have"
+    ):
         datamodule(small_set, small_bert, fields=("mood",)).setup("fit")
     broken = shutil.copytree(small_set, tmp_path / "broken")
     shutil.rmtree(broken / "log_p")
@@ -263,6 +274,29 @@ def test_contrastive_batches_are_larger_than_what_is_encoded(small_set, small_be
     assert [len(batch["images"]) for batch in found] == [12, 12]
     assert all(batch["encode_at_once"] == 4 for batch in found)
     assert "encode_at_once" not in next(iter(data.val_dataloader()))
+
+
+def test_batches_that_cannot_be_are_refused_by_their_options_name(small_set, small_bert, monkeypatch):
+    with pytest.raises(
+        ValueError, match="24 training images do not fill one batch of 48; lower data.contrastive_"
+    ):
+        datamodule(small_set, small_bert, contrastive_batch=48).setup("fit")
+    monkeypatch.setattr("medclip_dcl.data.image_text.rank_and_size", lambda: (0, 3))
+    with pytest.raises(ValueError, match="data.batch_size 8 .* must be a multiple of their number, 3"):
+        datamodule(small_set, small_bert, contrastive_batch=24).setup("fit")
+    with pytest.raises(ValueError, match="8 validate images are 1 batches of 12, fewer than the 3 processes"):
+        datamodule(small_set, small_bert, batch_size=12).setup("fit")
+
+
+def test_a_field_on_the_wrong_side_is_named(small_set, small_bert):
+    data = datamodule(small_set, small_bert)
+    for required, message in (
+        ((("labels",), ()), r"a field 'labels' of sentences, but sentences have \['class_id', 'log_p'"),
+        (((), ("log_p",)), r"a field 'log_p' of images, but images have \['image_classes', 'labels'"),
+    ):
+        data._model().required_fields = required
+        with pytest.raises(ValueError, match=message):
+            data.setup("fit")
 
 
 def test_new_options_are_refused_by_name(small_set):

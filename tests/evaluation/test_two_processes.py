@@ -36,7 +36,7 @@ def of_one_and_two(odd_set, small_bert, tmp_path_factory) -> list[Path]:
         "--trainer.enable_progress_bar": "false",
         "--trainer.precision": "32-true",
         "--trainer.accelerator": "cpu",
-        "--trainer.limit_val_batches": 0,
+        "--trainer.check_val_every_n_epoch": 1,
         "--model.init_args.text_encoder.init_args.pretrained": small_bert,
         "--model.init_args.warmup_steps": 1,
         "--data.init_args.folder": odd_set,

@@ -94,3 +94,22 @@ def test_without_gradient_nothing_is_encoded_twice():
     with torch.no_grad():
         in_chunks(encoder.forward, 4, torch.randn(8, 5), torch.ones(8))
     assert encoder.rows == [8]
+
+
+def test_norms_that_do_not_run_are_left_alone():
+    """The network's text encoder is recomputed: its image encoder's norms did not run."""
+
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.text, self.image = Encoder(), Encoder(norm=True)
+
+        def encode(self, rows: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+            return self.text(rows, scale)
+
+    network = Network()
+    x, scale = torch.randn(6, 5), torch.ones(6)
+    in_chunks(network.encode, 3, x, scale).sum().backward()
+    network.image(x, scale)
+    norm = network.image.norm
+    assert isinstance(norm, nn.BatchNorm1d) and norm.num_batches_tracked == 1 and norm.momentum == 0.1

@@ -222,3 +222,19 @@ def test_a_contrastive_batch_encoded_in_parts_trains_like_a_whole_one(small_bert
     assert encoded == [12 * views, 4]
     for name, value in states[0].items():
         torch.testing.assert_close(states[1][name], value, rtol=1e-4, atol=2e-5, msg=name)
+
+
+def test_validation_loss_is_the_mean_over_sentences(small_bert, small_set, tmp_path):
+    """Batches of 3, 3 and 2 images with unequal numbers of sentences."""
+    data = ImageTextDataModule(
+        str(small_set), image_size=48, crop_size=32, batch_size=3, num_workers=0, sentences="all"
+    )
+    model = build(small_bert)
+    run = trainer(tmp_path, max_steps=1, limit_val_batches=1.0, num_sanity_val_steps=0)
+    run.fit(model, data)
+    (found,) = run.validate(model, data, verbose=False)
+    model.eval()
+    pairs = [(model._losses(batch)[0].item(), len(batch["lengths"])) for batch in data.val_dataloader()]
+    assert len({count for _, count in pairs}) > 1
+    expected = sum(loss * count for loss, count in pairs) / sum(count for _, count in pairs)
+    assert found["validate/loss"] == pytest.approx(expected, rel=1e-5)

@@ -214,3 +214,47 @@ def test_the_loss_with_weights_is_the_formula(rule, field, draw, anchors, candid
 def test_refusals(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "rule", [RemoveByTextSimilarity(0.98), ReweightByTextSimilarity(), ResampleByTextSimilarity()]
+)
+def test_autocast_does_not_round_the_cosines(rule, dtype):
+    """Reports' cosines crowd near 1, where bfloat16 knows steps of .004."""
+    embedding = torch.randn(1, 64) + 0.15 * torch.randn(9, 64)
+    own = torch.arange(9)
+    expected = rule(own, text_embedding=embedding)
+    with torch.autocast("cpu", dtype=dtype):
+        found = rule(own, text_embedding=embedding)
+    assert torch.equal(found, expected) and 0 < expected.mean() < 1
+    assert ReweightByTextSimilarity()(own, text_embedding=embedding.to(dtype)).dtype == torch.float32
+
+
+def test_draws_do_not_hang_on_the_last_digit():
+    """Several processes round the cosines differently; among equal reports numpy's multinomial then draws anew."""
+    embedding = torch.randn(7, 5, dtype=torch.float64)
+    embedding[5:] = embedding[5]
+    own, keys = torch.zeros(300, dtype=torch.int64), torch.arange(300)[:, None]
+    rule = ResampleByTextSimilarity()
+    exact = rule(own, keys=keys, text_embedding=embedding)
+    rounded = rule(own, keys=keys, text_embedding=embedding.float())
+    assert (exact == rounded.double()).all(1).float().mean() > 0.99
+    assert len(exact.unique(dim=0)) > 50
+
+
+def test_a_threshold_of_one_keeps_equal_reports():
+    embedding = torch.randn(1, 700) * torch.linspace(0.1, 9, 40)[:, None]
+    assert RemoveByTextSimilarity(1.0)(torch.arange(40), text_embedding=embedding).sum() == 40 * 39
+
+
+def test_what_would_train_nothing_is_refused_before_training():
+    alike = torch.ones(50, 8) + 0.01 * torch.randn(50, 8)
+    with pytest.raises(ValueError, match="removes 100% of the pairs of reports .*nothing would be trained"):
+        RemoveByTextSimilarity(0.9).check({"text_embedding": alike})
+    unlike = torch.randn(50, 8)
+    with pytest.warns(UserWarning, match=r"threshold 0.0 removes \d\d% of the pairs"):
+        RemoveByTextSimilarity(0.0).check({"text_embedding": unlike + 0.2})
+    RemoveByTextSimilarity(0.9).check({"text_embedding": unlike})
+    with pytest.warns(UserWarning, match="no training study is positive for any of"):
+        RemoveByLabel().check({"labels": torch.zeros(5, 14)})
