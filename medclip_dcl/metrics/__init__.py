@@ -27,6 +27,7 @@ from medclip_dcl.metrics.mean_classifier import (
 )
 from medclip_dcl.metrics.retrieval import (
     RetrievalMetrics,
+    cosine_retrieval_ranks,
     retrieval_metrics,
     retrieval_ranks,
     summarise_ranks,
@@ -45,6 +46,7 @@ __all__ = [
     "box_mask",
     "class_means",
     "contrast_to_noise_ratio",
+    "cosine_retrieval_ranks",
     "default_thresholds",
     "mean_classifier_metrics",
     "mean_classifier_predictions",

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import normalize
 from torchmetrics import Metric
 from torchmetrics.utilities.data import dim_zero_cat
 
@@ -52,6 +53,57 @@ def retrieval_ranks(
         n_tied = (scores == best).sum(dim=1)
         ranks.append(n_better + (n_tied + 1).double() / 2)
     return torch.cat(ranks) if ranks else similarities.new_zeros(0, dtype=torch.float64)
+
+
+def cosine_retrieval_ranks(
+    queries: Float[Tensor, "query dim"],
+    candidates: Float[Tensor, "candidate dim"],
+    targets: Int[Tensor, "query"] | None = None,
+    *,
+    groups: tuple[Int[Tensor, "query"], Int[Tensor, "candidate"]] | None = None,
+) -> Float[Tensor, "query"]:
+    """:func:`retrieval_ranks` by the cosine of embeddings, without the matrix of all pairs.
+
+    A block of queries at a time is compared with all candidates, so that the extra memory is the same for any number
+    of either. Candidates with equal embeddings tie exactly.
+
+    Args:
+        queries: embeddings, of any length.
+        candidates: embeddings, of any length.
+        targets: index of each query's correct candidate; None: query i's is i.
+        groups: instead of targets, a group of each query and of each candidate: all candidates of a query's group
+            are correct, and the best-ranked counts.
+
+    Raises:
+        ValueError: a NaN embedding, both targets and groups; see :func:`retrieval_ranks`.
+    """
+    for name, embeddings in (("queries", queries), ("candidates", candidates)):
+        is_nan = embeddings.isnan().any(dim=1).nonzero().flatten()
+        if len(is_nan):
+            raise ValueError(f"{len(is_nan)} of {len(embeddings)} {name} hold NaN (first: {is_nan[0]})")
+    if groups is not None and targets is not None:
+        raise ValueError("retrieval: give targets or groups, not both")
+    if groups is None and targets is None and len(queries) != len(candidates):
+        raise ValueError(
+            "targets=None pairs query i with candidate i and needs as many of both:"
+            f" found {len(queries)} queries, {len(candidates)} candidates"
+        )
+    if targets is None:
+        targets = torch.arange(len(queries), device=queries.device)
+    # A matrix product may give equal columns other last bits: each distinct candidate is scored once.
+    distinct, column = torch.unique(normalize(candidates, dim=-1), dim=0, return_inverse=True)
+    unit = normalize(queries, dim=-1)
+    rows = max(1, _ELEMENTS_PER_CHUNK // max(1, len(candidates)))
+    ranks = []
+    for first in range(0, len(queries), rows):
+        block = slice(first, first + rows)
+        similarities = (unit[block] @ distinct.T)[:, column]
+        correct = targets[block] if groups is None else groups[0][block, None] == groups[1]
+        try:
+            ranks.append(retrieval_ranks(similarities, correct))
+        except ValueError as error:
+            raise ValueError(f"queries from {first} on: {error}") from error
+    return torch.cat(ranks) if ranks else queries.new_zeros(0, dtype=torch.float64)
 
 
 def summarise_ranks(ranks: Float[Tensor, "query"], ks: Sequence[int] = (10, 50, 100)) -> dict[str, float]:

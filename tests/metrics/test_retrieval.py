@@ -8,7 +8,13 @@ import pytest
 import torch
 
 import medclip_dcl.metrics.retrieval as retrieval_module
-from medclip_dcl.metrics import RetrievalMetrics, retrieval_metrics, retrieval_ranks, summarise_ranks
+from medclip_dcl.metrics import (
+    RetrievalMetrics,
+    cosine_retrieval_ranks,
+    retrieval_metrics,
+    retrieval_ranks,
+    summarise_ranks,
+)
 
 
 def ranks_by_sorting(similarities, correct):
@@ -122,3 +128,58 @@ def test_metric_class_equals_the_whole_matrix():
 def test_metric_class_without_queries_is_an_error():
     with pytest.raises(ValueError, match="there are no queries"):
         RetrievalMetrics().compute()
+
+
+def duplicated_embeddings(n_distinct, n, dim=5):
+    """Whole numbers, so that cosines of equal embeddings are equal in any order of summation; some tie."""
+    return torch.randint(-3, 4, (n_distinct, dim)).float()[torch.arange(n) % n_distinct] + 0.5
+
+
+@pytest.mark.parametrize(("n_queries", "n_candidates"), [(13, 13), (7, 29), (31, 5)])
+def test_ranks_of_embeddings_are_those_of_the_whole_matrix(n_queries, n_candidates, monkeypatch):
+    queries, candidates = duplicated_embeddings(9, n_queries), duplicated_embeddings(4, n_candidates)
+    monkeypatch.setattr(retrieval_module, "_ELEMENTS_PER_CHUNK", 3 * n_candidates)
+    index = torch.randint(n_candidates, (n_queries,))
+    unit = [rows / rows.norm(dim=1, keepdim=True) for rows in (queries, candidates)]
+    # Rounded: cosines that are equal on paper may differ in their last bits.
+    matrix = (unit[0].double() @ unit[1].double().T).round(decimals=6)
+    expected = ranks_by_sorting(matrix, [[i] for i in index.tolist()])
+    assert cosine_retrieval_ranks(queries, candidates, index).tolist() == expected
+    groups = torch.arange(n_queries) % 3, torch.arange(n_candidates) % 3
+    several = groups[0][:, None] == groups[1]
+    expected = ranks_by_sorting(matrix, [row.nonzero().flatten().tolist() for row in several])
+    assert cosine_retrieval_ranks(queries, candidates, groups=groups).tolist() == expected
+
+
+def test_equal_embeddings_tie_exactly():
+    candidates = torch.randn(3, 128)[torch.arange(301) % 3]
+    ranks = cosine_retrieval_ranks(torch.randn(301, 128), candidates)
+    # 101 candidates are like the first, 100 like each other: the mean ranks of the first, second and third of them.
+    assert set(ranks.tolist()) <= {51.0, 50.5, 151.5, 151.0, 150.5, 251.0, 251.5, 250.5}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((torch.ones(2, 3), torch.ones(3, 3)), "needs as many of both: found 2 queries, 3 candidates"),
+        (
+            (torch.ones(2, 3), torch.full((2, 3), torch.nan)),
+            r"2 of 2 candidates hold NaN \(first: 0\)",
+        ),
+        (
+            (torch.ones(2, 3), torch.ones(4, 3), torch.tensor([0, 4])),
+            "query 1 has target 4: expected an index",
+        ),
+    ],
+)
+def test_bad_embeddings_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        cosine_retrieval_ranks(*arguments)
+
+
+def test_a_query_of_a_group_without_candidates_is_named():
+    groups = torch.tensor([0, 1]), torch.tensor([0, 0, 0])
+    with pytest.raises(ValueError, match="1 of 2 queries have no correct candidate"):
+        cosine_retrieval_ranks(torch.ones(2, 3), torch.ones(3, 3), groups=groups)
+    with pytest.raises(ValueError, match="targets or groups, not both"):
+        cosine_retrieval_ranks(torch.ones(2, 3), torch.ones(3, 3), torch.tensor([0, 1]), groups=groups)
