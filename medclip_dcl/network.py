@@ -76,6 +76,11 @@ class ImageTextNetwork(nn.Module):
         """Pixels for each region."""
         return self.image_encoder.stride
 
+    @property
+    def region_centre(self) -> float:
+        """Where a region lies in its cell, see ``RegionEncoder.region_centre``."""
+        return self.image_encoder.region_centre
+
     def feature_map(
         self, images: Float[Tensor, "image 3 height width"]
     ) -> Float[Tensor, "image dim region_row region_column"]:
@@ -173,12 +178,27 @@ class ImageTextNetwork(nn.Module):
             ValueError: see `from_config`; or weights that do not fit.
         """
         folder = Path(folder)
-        for name in (CONFIG_FILE, WEIGHTS_FILE):
-            if not (folder / name).is_file():
-                raise FileNotFoundError(f"{folder} is no exported medclip_dcl model: {name} is missing")
-        network = cls.from_config(json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8")))
+        network = cls.from_config(read_exported_config(folder))
         load_exactly(network, load_file(folder / WEIGHTS_FILE), str(folder / WEIGHTS_FILE))
         return network.eval()
+
+
+def read_exported_config(folder: Path) -> dict[str, Any]:
+    """What `save_pretrained` wrote into config.json.
+
+    Raises:
+        FileNotFoundError: config.json or model.safetensors is missing.
+        ValueError: config.json describes no network.
+    """
+    for name in (CONFIG_FILE, WEIGHTS_FILE):
+        if not (folder / name).is_file():
+            raise FileNotFoundError(f"{folder} is no exported medclip_dcl model: {name} is missing")
+    config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+    if not isinstance(config, dict) or "image_encoder" not in config:
+        raise ValueError(
+            f"{folder / CONFIG_FILE} describes no image-text network; give a folder that save_pretrained wrote"
+        )
+    return config
 
 
 def pad_tokens(

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import embedding, interpolate
+from torch.nn.functional import embedding
 from torch.utils.checkpoint import checkpoint
 
 Regions = Float[Tensor, "image region dim"]
@@ -36,6 +36,8 @@ MAP_BUDGET = 2**25
 _BLOCK_ELEMENTS = {"cpu": 2**18}
 _BLOCK_ELEMENTS_ELSEWHERE = 2**22
 
+INTERPOLATIONS = ("bilinear", "nearest")
+
 
 def cosine_maps(regions: Regions, sentences: Sentences) -> CosineMaps:
     """Cosine of every sentence with every region of every image, in [-1, 1]."""
@@ -51,10 +53,49 @@ def cosine_heat_maps(
 
 
 def at_image_size(
-    heat_map: Float[Tensor, "region_row region_column"], height: int, width: int
+    heat_map: Float[Tensor, "region_row region_column"],
+    height: int,
+    width: int,
+    region_centre: float = 0.5,
+    interpolation: str = "bilinear",
 ) -> Float[Tensor, "height width"]:
-    """A heat map of regions at the size of the image that they cover, bilinear."""
-    return interpolate(heat_map[None, None], size=(height, width), mode="bilinear", align_corners=False)[0, 0]
+    """A heat map of regions at the size of the image that they cover; constant beyond the outermost centres.
+
+    With regions in the middle of their cells this is torch's ``interpolate`` with ``align_corners=False`` (or
+    ``nearest-exact``), which has no argument for another place.
+
+    Args:
+        heat_map: one value a region.
+        height: of the image, pixels; ``width`` likewise.
+        region_centre: where a region lies in its cell, see ``RegionEncoder.region_centre``.
+        interpolation: "bilinear" between the regions' centres, or "nearest" centre.
+
+    Raises:
+        ValueError: another interpolation.
+    """
+    if interpolation not in INTERPOLATIONS:
+        raise ValueError(f"interpolation must be one of {INTERPOLATIONS}, got {interpolation!r}")
+    # Columns first: there are few rows yet.
+    across = _along_rows(heat_map.T, width, region_centre, interpolation).T
+    return _along_rows(across, height, region_centre, interpolation)
+
+
+def _along_rows(
+    values: Float[Tensor, "region column"], size: int, region_centre: float, interpolation: str
+) -> Float[Tensor, "size column"]:
+    """Values at the centres of `size` pixels that cover the regions."""
+    n_regions = len(values)
+    # In regions, from the first one's centre.
+    places = (torch.arange(size, dtype=torch.float64) + 0.5) * (n_regions / size) - region_centre
+    if interpolation == "nearest":
+        return values[(places + 0.5).floor().long().clamp(0, n_regions - 1).to(values.device)]
+    places = places.clamp(0, n_regions - 1)
+    before = places.long()
+    share = (places - before).to(values)[:, None]
+    before = before.to(values.device)
+    after = (before + 1).clamp(max=n_regions - 1)
+    # lerp of equal values is exactly that value: a constant map stays constant.
+    return torch.lerp(values[before], values[after], share)
 
 
 class Similarity(nn.Module):

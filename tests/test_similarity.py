@@ -9,12 +9,12 @@ import math
 
 import pytest
 import torch
-from torch.nn.functional import cosine_similarity, normalize
+from torch.nn.functional import cosine_similarity, interpolate, normalize
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from medclip_dcl import similarity as similarity_module
 from medclip_dcl.objectives import contrastive_loss
-from medclip_dcl.similarity import LSE, GlobalCosine, LSENonLocal, NonLocal, unit_vectors
+from medclip_dcl.similarity import LSE, GlobalCosine, LSENonLocal, NonLocal, at_image_size, unit_vectors
 
 ALL = [GlobalCosine, LSE, NonLocal, LSENonLocal]
 
@@ -267,3 +267,26 @@ def test_config_builds_the_same_similarity(kind):
 def test_bad_settings(build, message):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+@pytest.mark.parametrize(
+    "rows, columns, height, width", [(3, 5, 31, 52), (7, 4, 7, 9), (1, 6, 11, 6), (16, 16, 9, 500)]
+)
+@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
+def test_regions_in_the_middle_of_their_cells_are_torchs_interpolation(rows, columns, height, width, mode):
+    heat_map = torch.rand(rows, columns) * 2 - 1
+    options = {"mode": mode, "align_corners": False} if mode == "bilinear" else {"mode": "nearest-exact"}
+    expected = interpolate(heat_map[None, None], size=(height, width), **options)[0, 0]
+    found = at_image_size(heat_map, height, width, interpolation=mode)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+def test_a_heat_map_is_right_at_the_regions_centres_and_a_constant_one_stays_constant():
+    heat_map = torch.rand(3, 4)
+    # 8 pixels a region: with its centre in the first pixel of its cell, region (i, j) is seen at (8 i, 8 j).
+    found = at_image_size(heat_map, 24, 32, region_centre=0.5 / 8)
+    assert torch.equal(found[::8, ::8], heat_map)
+    torch.testing.assert_close(found[4, 0], heat_map[:2, 0].mean())
+    assert torch.equal(at_image_size(torch.full((3, 4), 0.1), 17, 23, 0.1), torch.full((17, 23), 0.1))
+    with pytest.raises(ValueError, match="interpolation must be one of .* got 'cubic'"):
+        at_image_size(heat_map, 5, 5, interpolation="cubic")

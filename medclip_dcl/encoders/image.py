@@ -25,6 +25,14 @@ class RegionEncoder(nn.Module):
     dim: int
     stride: int
 
+    @property
+    def region_centre(self) -> float:
+        """Where the receptive field of a region is centred in the region's cell of stride x stride pixels.
+
+        A share of the cell's side, from its left (upper) edge; 0.5 is the middle.
+        """
+        return 0.5
+
     def config(self) -> dict[str, Any]:
         """Arguments that build the same encoder again, without its weights."""
         raise NotImplementedError
@@ -85,6 +93,19 @@ class ResNetRegions(RegionEncoder):
         config = {"depth": self.depth, "stride": self.stride, "dim": self.dim}
         # Unsaid where it is the default, so that a checkpoint from before this option describes the same encoder.
         return config if self.projection_kind == "linear" else {**config, "projection": self.projection_kind}
+
+    @property
+    def region_centre(self) -> float:
+        """The middle of the cell's first pixel.
+
+        A kernel of odd size k, padded by (k - 1) / 2, is centred on the pixels 0, stride, 2 stride, ... that it steps
+        to: every layer of a ResNet is such, so region n is centred on pixel n * stride, and not in the middle of the
+        stride pixels that follow. With random weights the centre of the gradient is there within a pixel (depth 18
+        and 50, stride 16 and 32). What a trained region shows is not: on the phantom (ResNet-18 from scratch, stride
+        16, three runs, 797 boxes) the mean signed CNR with regions here was 1.01, 0.74 and 1.45, in the middle of
+        their cells 1.03, 0.86 and 1.58, and no place was better than those from 0.35 to 0.5 of a cell.
+        """
+        return 0.5 / self.stride
 
     def forward(
         self, images: Float[Tensor, "image 3 height width"]

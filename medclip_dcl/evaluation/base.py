@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
@@ -204,18 +204,36 @@ def embed_texts(network: ImageTextNetwork, texts: Sequence[str]) -> Float[Tensor
 def scores(
     network: ImageTextNetwork,
     feature_map: Float[Tensor, "image dim region_row region_column"],
-    texts: Sequence[str],
+    sentences: Float[Tensor, "sentence dim"],
 ) -> Float[Tensor, "sentence image"]:
     """Image-sentence scores in [-1, 1]: the network's similarity logits divided by gamma^2, on the CPU."""
     regions = network.regions(feature_map)
     rows = max(1, _ELEMENTS_PER_CHUNK // max(1, regions.shape[0] * regions.shape[1]))
-    parts = [network.similarity(regions, part) for part in embed_texts(network, texts).split(rows)]
+    parts = [network.similarity(regions, part) for part in sentences.split(rows)]
     return (torch.cat(parts) / network.similarity.gamma2).float().cpu()
 
 
 def subject_ids(tables: EvaluationTables, dicom_ids: pd.Series) -> pd.Series:
     """The patient of each image."""
     return dicom_ids.map(tables.images.set_index("dicom_id")["subject_id"]).astype(np.int64)
+
+
+def punctuation(network: ImageTextNetwork) -> str:
+    """For the protocol: what the text encoder does to the end of a prompt or phrase, as it did in training."""
+    if getattr(network.text_encoder, "final_period", False):
+        return "a period is added where there is no closing mark"
+    return "as given"
+
+
+def check_choice(owner: str, name: str, value: str, choices: Iterable[str]) -> None:
+    """Refuse a word that is not among the choices.
+
+    Raises:
+        ValueError: names the option, the choices and the word.
+    """
+    listed = list(choices)
+    if value not in listed:
+        raise ValueError(f"{owner}: {name} must be one of {', '.join(listed)}: found {value!r}")
 
 
 def _network(pl_module: LightningModule) -> ImageTextNetwork:

@@ -10,15 +10,29 @@ import torch
 from jaxtyping import Float
 from matplotlib.figure import Figure
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from medclip_dcl.data.image_text import EvaluationTables
-from medclip_dcl.evaluation.base import EvaluationCallback, Findings, scores, subject_ids
+from medclip_dcl.evaluation.base import (
+    EvaluationCallback,
+    Findings,
+    check_choice,
+    embed_texts,
+    punctuation,
+    scores,
+    subject_ids,
+)
 from medclip_dcl.evaluation.figures import roc_figure
 from medclip_dcl.findings import CHEX5
 from medclip_dcl.metrics import mean_over_findings, zero_shot_metrics
 from medclip_dcl.network import ImageTextNetwork
 
 COLUMNS = ["dicom_id", "subject_id", "finding", "label", "score_positive", "score_negative"]
+ENSEMBLES = {
+    "scores": "mean of the prompts' scores",
+    "embeddings": "score of the mean of the prompts' embeddings of length 1",
+}
+"""How several prompts speak together -> what results.json says."""
 
 
 class ZeroShotClassification(EvaluationCallback):
@@ -32,29 +46,37 @@ class ZeroShotClassification(EvaluationCallback):
     ``<stage>/acc_<finding>`` (lower case, underscores).
 
     Args:
-        prompts: finding (a CheXpert column) -> (negative prompt, positive prompt); null for CheX5's five pairs.
+        prompts: finding (a CheXpert column) -> (negative, positive); each is a prompt, or a list of several that
+            speak together. null for CheX5's five pairs.
+        ensemble: how several prompts speak together. "scores": the mean of their scores, which is defined for every
+            similarity; "embeddings": the score of the mean of their embeddings of length 1, as CLIP has it (choice,
+            not from the paper). A single prompt is the same by both.
         min_cases: positive and negative cases, each, that a finding needs; with fewer it gets no number and a
             warning says so (choice, not from the paper).
 
     Raises:
-        ValueError: ``min_cases`` below 1; a finding without its two prompts.
+        ValueError: ``min_cases`` below 1; no finding at all; a finding without its two prompts, with an empty one, or
+            with one twice; another ensemble.
     """
 
     section = "classification"
     stages = ("validate", "test")
 
-    def __init__(self, prompts: dict[str, tuple[str, str]] | None = None, min_cases: int = 5) -> None:
+    def __init__(
+        self,
+        prompts: Mapping[str, tuple[str | list[str], str | list[str]]] | None = None,
+        min_cases: int = 5,
+        ensemble: str = "scores",
+    ) -> None:
         super().__init__()
         if min_cases < 1:
             raise ValueError(f"ZeroShotClassification: min_cases must be at least 1: found {min_cases}")
+        check_choice("ZeroShotClassification", "ensemble", ensemble, ENSEMBLES)
         chosen = CHEX5 if prompts is None else prompts
-        for finding, pair in chosen.items():
-            if len(pair) != 2 or not all(text.strip() for text in pair):
-                raise ValueError(
-                    f"ZeroShotClassification: {finding} needs a negative and a positive prompt: found {list(pair)}"
-                )
-        self.prompts = {finding: (pair[0], pair[1]) for finding, pair in chosen.items()}
-        self.min_cases = min_cases
+        if not chosen:
+            raise ValueError("ZeroShotClassification: prompts name no finding; null takes CheX5's")
+        self.prompts = {finding: _checked_pair(finding, pair) for finding, pair in chosen.items()}
+        self.min_cases, self.ensemble = min_cases, ensemble
         self._labelled: set[str] = set()
 
     def prepare(self, tables: EvaluationTables, stage: str) -> set[str]:
@@ -70,12 +92,30 @@ class ZeroShotClassification(EvaluationCallback):
     ) -> dict[str, list[float]]:
         """Scores of all negative prompts, then of all positive prompts, for each image that has a label."""
         negative, positive = zip(*self.prompts.values(), strict=True)
-        by_image = scores(network, feature_map, [*negative, *positive]).T.tolist()
+        by_image = self._scores(network, feature_map, [*negative, *positive]).T.tolist()
         return {
             dicom_id: row
             for dicom_id, row in zip(dicom_ids, by_image, strict=True)
             if dicom_id in self._labelled
         }
+
+    def _scores(
+        self,
+        network: ImageTextNetwork,
+        feature_map: Float[Tensor, "image dim region_row region_column"],
+        ensembles: Sequence[tuple[str, ...]],
+    ) -> Float[Tensor, "ensemble image"]:
+        """One score for each ensemble of prompts and image."""
+        embeddings = embed_texts(network, [text for texts in ensembles for text in texts])
+        sizes = [len(texts) for texts in ensembles]
+        if self.ensemble == "embeddings":
+            together = [
+                part if len(part) == 1 else normalize(part, dim=-1).mean(dim=0, keepdim=True)
+                for part in embeddings.split(sizes)
+            ]
+            return scores(network, feature_map, torch.cat(together))
+        found = scores(network, feature_map, embeddings)
+        return torch.stack([part.mean(dim=0) for part in found.split(sizes)])
 
     def summarise(
         self, network: ImageTextNetwork, values: Mapping[str, Any], tables: EvaluationTables
@@ -116,10 +156,17 @@ class ZeroShotClassification(EvaluationCallback):
             },
             scalars=scalars,
             protocol={
+                "view": "whole image",
                 "prompts": {
-                    finding: {"negative": pair[0], "positive": pair[1]}
+                    finding: {"negative": _in_words(pair[0]), "positive": _in_words(pair[1])}
                     for finding, pair in self.prompts.items()
                 },
+                "prompt_ensemble": (
+                    ENSEMBLES[self.ensemble]
+                    if any(len(texts) > 1 for pair in self.prompts.values() for texts in pair)
+                    else "none"
+                ),
+                "prompt_punctuation": punctuation(network),
                 "score": "similarity logit / gamma^2",
                 "auc": "of score(positive) - score(negative)",
                 "acc": "label of the prompt with the higher score, negative where they tie",
@@ -167,6 +214,23 @@ class ZeroShotClassification(EvaluationCallback):
             .astype({"score_positive": "float64", "score_negative": "float64"})
             .reset_index(drop=True)
         )
+
+
+def _checked_pair(finding: str, pair: Sequence[Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Negative and positive prompts, each as an ensemble of one or several."""
+    both = [(texts,) if isinstance(texts, str) else tuple(texts) for texts in pair]
+    if len(both) != 2 or not all(texts and all(text.strip() for text in texts) for texts in both):
+        raise ValueError(
+            f"ZeroShotClassification: {finding} needs a negative and a positive prompt: found {list(pair)}"
+        )
+    for texts in both:
+        if len(set(texts)) < len(texts):
+            raise ValueError(f"ZeroShotClassification: {finding} has a prompt twice: {list(texts)}")
+    return both[0], both[1]
+
+
+def _in_words(texts: tuple[str, ...]) -> str | list[str]:
+    return texts[0] if len(texts) == 1 else list(texts)
 
 
 def _key(finding: str) -> str:

@@ -6,7 +6,6 @@ Built on matplotlib's Figure without pyplot, so that no global state or display 
 from __future__ import annotations
 
 import io
-import math
 import os
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -15,14 +14,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 from jaxtyping import Float, UInt8
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from sklearn.metrics import roc_curve
-from torch.nn.functional import interpolate
 
 from medclip_dcl.findings import CHEX5
 
@@ -31,13 +28,12 @@ COLOURS = ("#3b7dd8", "#d9822b", "#3a9d5d", "#c2474b", "#8a63c9", "#8c7a52", "#d
 """Told apart on white and on black, also with the common colour deficiencies by their lightness."""
 MUTED = "#8a8f98"
 
-_OVERLAY_SIZE = 512
 _DIRECTION_TITLES = {"image_to_text": "box to phrase", "text_to_image": "phrase to box"}
 
 
 def heat_map_figure(
     image: UInt8[np.ndarray, "image_height image_width"],
-    heat_map: Float[np.ndarray, "region_row region_column"],
+    heat_map: Float[np.ndarray, "map_height map_width"],
     *,
     size: tuple[int, int],
     box: Sequence[float],
@@ -51,7 +47,7 @@ def heat_map_figure(
 
     Args:
         image: the prepared image, which covers the whole original.
-        heat_map: cosine of each region with the phrase.
+        heat_map: cosines with the phrase as they were evaluated; covers the whole image at any resolution.
         size: (height, width) of the original image, pixels; both pictures have its proportions.
         box: x, y, w, h in pixels of the original.
         other_boxes: further boxes of the same phrase, drawn dashed.
@@ -69,7 +65,7 @@ def heat_map_figure(
         )
         axes.set_axis_off()
     drawn = overlaid.imshow(
-        _enlarged(heat_map),
+        heat_map,
         cmap="turbo",
         alpha=0.45,
         extent=(0, width, height, 0),
@@ -181,13 +177,3 @@ def write_figure(figure: Figure, file: Path) -> None:
 def _draw_box(axes: Axes, box: Sequence[float], colour: str, width: float, style: str) -> None:
     x, y, w, h = box
     axes.add_patch(Rectangle((x, y), w, h, fill=False, edgecolor=colour, linewidth=width, linestyle=style))
-
-
-def _enlarged(heat_map: Float[np.ndarray, "region_row region_column"]) -> Float[np.ndarray, "row column"]:
-    """Bilinear with align_corners=False, as the metrics see it; matplotlib's own interpolation differs at the edge."""
-    factor = math.ceil(_OVERLAY_SIZE / max(heat_map.shape))
-    size = (heat_map.shape[0] * factor, heat_map.shape[1] * factor)
-    enlarged = interpolate(
-        torch.from_numpy(heat_map)[None, None], size=size, mode="bilinear", align_corners=False
-    )
-    return enlarged[0, 0].numpy()

@@ -11,14 +11,22 @@ import pandas as pd
 import torch
 from jaxtyping import Bool, Float
 from matplotlib.figure import Figure
+from scipy.ndimage import gaussian_filter
 from torch import Tensor
 
 from medclip_dcl.data.image_text import EvaluationTables
-from medclip_dcl.evaluation.base import EvaluationCallback, Findings, embed_texts, subject_ids
+from medclip_dcl.evaluation.base import (
+    EvaluationCallback,
+    Findings,
+    check_choice,
+    embed_texts,
+    punctuation,
+    subject_ids,
+)
 from medclip_dcl.evaluation.figures import heat_map_figure
 from medclip_dcl.metrics import box_bounds, box_mask, contrast_to_noise_ratio, default_thresholds, mean_iou
 from medclip_dcl.network import ImageTextNetwork
-from medclip_dcl.similarity import at_image_size, cosine_heat_maps
+from medclip_dcl.similarity import INTERPOLATIONS, at_image_size, cosine_heat_maps
 
 COLUMNS = [
     "dicom_id",
@@ -34,6 +42,15 @@ COLUMNS = [
     "cnr_signed",
     "miou",
 ]
+HEAT_MAP_SIZES = ("original", "model")
+REGION_CENTRES = {
+    "cell": "of each region's cell",
+    "receptive_field": "of each region's receptive field",
+}
+"""Where a region lies -> what results.json says."""
+
+_TRUNCATE = 4.0
+_SHOWN_PIXELS = 700
 NO_BOXES = "there are no boxes: prepare the set with --ms_cxr FILE to evaluate grounding and retrieval"
 
 
@@ -52,30 +69,58 @@ class Box(NamedTuple):
 class Grounding(EvaluationCallback):
     """Contrast-to-noise ratio and mean IoU of each box, averaged over boxes, and over image-phrase pairs.
 
-    The heat map holds the cosine of each region with the phrase, bilinear to the size of the original image,
-    which the prepared image covers wholly. No min-max: raw cosines (choices, not from the paper).
+    The heat map holds the cosine of each region with the phrase, enlarged to the size of the image, which the model
+    sees as a whole: no box falls outside the view. No min-max: raw cosines (choices, not from the paper).
 
     Logs ``test/cnr``, ``test/cnr_signed``, ``test/miou`` (over boxes) and ``test/pair_cnr``,
     ``test/pair_cnr_signed``, ``test/pair_miou`` (over image-phrase pairs, each with the union of its boxes).
 
     Args:
         examples: heat maps drawn of the best, of the median and of the worst boxes by signed CNR, each.
+        heat_map_size: "original" evaluates in pixels of the original image; "model" in pixels of the model's input,
+            to which the boxes are scaled (choice, not from the paper).
+        interpolation: "bilinear" between the regions' centres, or "nearest" centre.
+        smoothing: sigma of a Gaussian over the enlarged map, in its pixels; cut at 4 sigma, the map continued by its
+            edge values. 0 for none.
+        region_centres: where a region lies. "cell": in the middle of its cell, as ``interpolate(align_corners=False)``
+            and RoIAlign have it; "receptive_field": on the pixel that its receptive field is centred on, half a cell
+            further up and left in a ResNet, see ``RegionEncoder.region_centre`` (choice, not from the paper: what
+            trained regions show lies between the two).
 
     Raises:
-        ValueError: ``examples`` below 0.
+        ValueError: ``examples`` below 0; a negative or infinite ``smoothing``; another word than those above; on test
+            a box that covers no pixel of the evaluated size.
     """
 
     section = "grounding"
     stages = ("test",)
 
-    def __init__(self, examples: int = 3) -> None:
+    def __init__(
+        self,
+        examples: int = 3,
+        heat_map_size: str = "original",
+        interpolation: str = "bilinear",
+        smoothing: float = 0.0,
+        region_centres: str = "cell",
+    ) -> None:
         super().__init__()
         if examples < 0:
             raise ValueError(f"Grounding: examples must be at least 0: found {examples}")
+        check_choice("Grounding", "heat_map_size", heat_map_size, HEAT_MAP_SIZES)
+        check_choice("Grounding", "interpolation", interpolation, INTERPOLATIONS)
+        check_choice("Grounding", "region_centres", region_centres, REGION_CENTRES)
+        if not 0 <= smoothing < math.inf:
+            raise ValueError(
+                f"Grounding: smoothing is the sigma of a Gaussian in pixels, at least 0: found {smoothing}"
+            )
         self.examples = examples
+        self.heat_map_size, self.interpolation = heat_map_size, interpolation
+        self.smoothing, self.region_centres = float(smoothing), region_centres
+        self._centre = 0.5
         self._boxes: dict[str, list[Box]] = {}
         self._sizes: dict[str, tuple[int, int]] = {}
         self._maps: dict[str, dict[str, np.ndarray]] = {}
+        self._evaluated_sizes: dict[str, tuple[int, int]] = {}
 
     def prepare(self, tables: EvaluationTables, stage: str) -> set[str]:
         self._boxes = boxes_by_image(tables)
@@ -101,16 +146,17 @@ class Grounding(EvaluationCallback):
         feature_map: Float[Tensor, "dim region_row region_column"],
         dicom_id: str,
     ) -> dict[str, Any]:
-        height, width = self._sizes[dicom_id]
-        measured: dict[str, Any] = {"boxes": {}, "pairs": {}, "maps": {}}
+        height, width = self._evaluated_size(network, feature_map, dicom_id)
+        down, across = (
+            size / original for size, original in zip((height, width), self._sizes[dicom_id], strict=True)
+        )
+        measured: dict[str, Any] = {"boxes": {}, "pairs": {}, "maps": {}, "size": (height, width)}
         for phrase in dict.fromkeys(box.phrase for box in self._boxes[dicom_id]):
             regions = cosine_heat_maps(feature_map, embed_texts(network, [phrase]))[0]
             measured["maps"][phrase] = regions.cpu().numpy()
-            heat_map = at_image_size(regions, height, width)
+            heat_map = self._enlarged(regions, height, width, region_centre(network, self.region_centres))
             masks = {
-                box.row: box_mask(box.x, box.y, box.w, box.h, image_height=height, image_width=width).to(
-                    heat_map.device
-                )
+                box.row: _mask(box, dicom_id, height, width, down, across).to(heat_map.device)
                 for box in self._boxes[dicom_id]
                 if box.phrase == phrase
             }
@@ -122,10 +168,34 @@ class Grounding(EvaluationCallback):
             measured["pairs"][phrase] = first if union is None else _agreement(heat_map, union)
         return measured
 
+    def _evaluated_size(
+        self,
+        network: ImageTextNetwork,
+        feature_map: Float[Tensor, "dim region_row region_column"],
+        dicom_id: str,
+    ) -> tuple[int, int]:
+        """(height, width) at which the heat map of an image is evaluated."""
+        if self.heat_map_size == "original":
+            return self._sizes[dicom_id]
+        rows, columns = feature_map.shape[1:]
+        return rows * network.stride, columns * network.stride
+
+    def _enlarged(
+        self,
+        regions: Float[Tensor, "region_row region_column"],
+        height: int,
+        width: int,
+        centre: float,
+    ) -> Float[Tensor, "height width"]:
+        heat_map = at_image_size(regions, height, width, centre, self.interpolation)
+        return gaussian_smoothed(heat_map, self.smoothing) if self.smoothing else heat_map
+
     def summarise(
         self, network: ImageTextNetwork, values: Mapping[str, Any], tables: EvaluationTables
     ) -> Findings:
         self._maps = {dicom_id: value["maps"] for dicom_id, value in values.items()}
+        self._evaluated_sizes = {dicom_id: value["size"] for dicom_id, value in values.items()}
+        self._centre = region_centre(network, self.region_centres)
         by_box = {box: row for value in values.values() for box, row in value["boxes"].items()}
         boxes = tables.boxes[tables.boxes.index.isin(by_box)]
         cases = boxes.assign(
@@ -161,9 +231,18 @@ class Grounding(EvaluationCallback):
             },
             scalars={name: value for name, value in scalars.items() if value is not None},
             protocol={
+                "view": "whole image",
+                "phrase_punctuation": punctuation(network),
                 "heat_map": "cosine of each region with the phrase, raw",
-                "size": "original image",
-                "interpolation": "bilinear, align_corners=False",
+                "size": self._size_in_words(),
+                "interpolation": f"{self.interpolation}, constant beyond the outermost region centres",
+                "region_centres": REGION_CENTRES[self.region_centres],
+                "smoothing": (
+                    f"Gaussian, sigma {self.smoothing:g} pixels of the evaluated map, cut at {_TRUNCATE:g} sigma, edge"
+                    " values continued"
+                    if self.smoothing
+                    else "none"
+                ),
                 "cnr": "population variances",
                 "thresholds": [round(t, 2) for t in default_thresholds(torch.float64).tolist()],
                 "comparison": ">",
@@ -185,6 +264,13 @@ class Grounding(EvaluationCallback):
             predictions=cases,
         )
 
+    def _size_in_words(self) -> str:
+        if self.heat_map_size == "original":
+            return "original image"
+        sizes = sorted(set(self._evaluated_sizes.values()))
+        pixels = ", ".join(f"{height} x {width}" for height, width in sizes)
+        return f"model input, height x width {pixels} pixels; boxes scaled to it"
+
     def figures(self, load_image: Any) -> Iterator[tuple[str, Figure]]:
         """Best, median and worst boxes by signed CNR; the best alone would flatter."""
         assert self.found is not None
@@ -194,7 +280,7 @@ class Grounding(EvaluationCallback):
             same = cases[(cases["dicom_id"] == case["dicom_id"]) & (cases["phrase"] == case["phrase"])]
             figure = heat_map_figure(
                 load_image(case["dicom_id"]),
-                self._maps[case["dicom_id"]][case["phrase"]],
+                self._shown(case["dicom_id"], case["phrase"]),
                 size=self._sizes[case["dicom_id"]],
                 box=tuple(case[["x", "y", "w", "h"]].astype(float)),
                 other_boxes=[
@@ -209,6 +295,29 @@ class Grounding(EvaluationCallback):
                 scores={"signed CNR": case["cnr_signed"], "mIoU": case["miou"]},
             )
             yield f"grounding_{group}_{place + 1}", figure
+
+    def _shown(self, dicom_id: str, phrase: str) -> Float[np.ndarray, "map_height map_width"]:
+        """The map as it was evaluated, at no more pixels than a figure shows."""
+        height, width = self._evaluated_sizes[dicom_id]
+        regions = torch.from_numpy(self._maps[dicom_id][phrase])
+        step = max(1, max(height, width) // _SHOWN_PIXELS)
+        return self._enlarged(regions, height, width, self._centre)[::step, ::step].numpy()
+
+
+def region_centre(network: ImageTextNetwork, region_centres: str) -> float:
+    """Where regions lie in their cells, by a choice of `REGION_CENTRES`."""
+    return network.region_centre if region_centres == "receptive_field" else 0.5
+
+
+def gaussian_smoothed(heat_map: Float[Tensor, "height width"], sigma: float) -> Float[Tensor, "height width"]:
+    """scipy's Gaussian filter, cut at 4 sigma; the map is continued by its edge values.
+
+    Args:
+        heat_map: without NaN.
+        sigma: in pixels.
+    """
+    smoothed = gaussian_filter(heat_map.cpu().numpy(), sigma, mode="nearest", truncate=_TRUNCATE)
+    return torch.from_numpy(smoothed).to(heat_map.device)
 
 
 def boxes_by_image(tables: EvaluationTables) -> dict[str, list[Box]]:
@@ -254,6 +363,27 @@ def chosen_examples(signed_cnr: pd.Series, count: int) -> list[tuple[str, int, i
         groups["median"] = order[middle : middle + count]
         groups["worst"] = order[::-1][:count]
     return [(group, place, row) for group, rows in groups.items() for place, row in enumerate(rows)]
+
+
+def _mask(
+    box: Box, dicom_id: str, height: int, width: int, down: float, across: float
+) -> Bool[Tensor, "height width"]:
+    """Pixels of a box in a map that is ``down`` times as high and ``across`` times as wide as the original image."""
+    try:
+        return box_mask(
+            box.x * across,
+            box.y * down,
+            box.w * across,
+            box.h * down,
+            image_height=height,
+            image_width=width,
+        )
+    except ValueError as error:
+        # In pixels of the original image every box was looked at before the first image.
+        raise ValueError(
+            f"image {dicom_id}: box (x={box.x:g}, y={box.y:g}, w={box.w:g}, h={box.h:g}) covers no whole pixel of the"
+            f' model\'s {width} x {height} input; evaluate with heat_map_size: "original"'
+        ) from error
 
 
 def _agreement(

@@ -11,14 +11,27 @@ import torch
 from jaxtyping import Float
 from matplotlib.figure import Figure
 from torch import Tensor
-from torch.nn.functional import normalize
 from torchvision.ops import roi_align
 
 from medclip_dcl.data.image_text import EvaluationTables
-from medclip_dcl.evaluation.base import EvaluationCallback, Findings, embed_texts, scores, subject_ids
+from medclip_dcl.evaluation.base import (
+    EvaluationCallback,
+    Findings,
+    check_choice,
+    embed_texts,
+    punctuation,
+    scores,
+    subject_ids,
+)
 from medclip_dcl.evaluation.figures import rank_figure
-from medclip_dcl.evaluation.grounding import NO_BOXES, boxes_by_image, image_sizes
-from medclip_dcl.metrics import retrieval_ranks, summarise_ranks
+from medclip_dcl.evaluation.grounding import (
+    NO_BOXES,
+    REGION_CENTRES,
+    boxes_by_image,
+    image_sizes,
+    region_centre,
+)
+from medclip_dcl.metrics import cosine_retrieval_ranks, retrieval_ranks, summarise_ranks
 from medclip_dcl.network import ImageTextNetwork
 
 KS = (10, 50, 100)
@@ -36,17 +49,28 @@ class Retrieval(EvaluationCallback):
     ``test/<direction>_recall_at_<k>`` and ``test/<direction>_medr`` with the directions image_to_text and
     text_to_image, and ``test/recall_tolerant``, ``test/medr_tolerant``; on validate ``validate/retrieval_recall``,
     ``validate/medr`` and ``validate/<direction>_medr``.
+
+    Args:
+        region_centres: where a region lies, for the features of boxes; see :class:`Grounding`.
+
+    Raises:
+        ValueError: another word than those.
     """
 
     section = "retrieval"
     stages = ("validate", "test")
 
-    def __init__(self) -> None:
+    def __init__(self, region_centres: str = "cell") -> None:
         super().__init__()
+        check_choice("Retrieval", "region_centres", region_centres, REGION_CENTRES)
+        self.region_centres = region_centres
         self._items: BoxesAndPhrases | ImagesAndSentences | None = None
 
     def prepare(self, tables: EvaluationTables, stage: str) -> set[str]:
-        self._items = BoxesAndPhrases(tables) if stage == "test" else ImagesAndSentences(tables)
+        if stage == "test":
+            self._items = BoxesAndPhrases(tables, self.region_centres)
+        else:
+            self._items = ImagesAndSentences(tables)
         return self._items.images
 
     def measure(
@@ -82,7 +106,8 @@ class BoxesAndPhrases:
         ValueError: see :func:`medclip_dcl.evaluation.grounding.boxes_by_image`.
     """
 
-    def __init__(self, tables: EvaluationTables) -> None:
+    def __init__(self, tables: EvaluationTables, region_centres: str = "cell") -> None:
+        self.region_centres = region_centres
         self._boxes = boxes_by_image(tables)
         self._sizes = image_sizes(tables)
         self.images = set(self._boxes)
@@ -95,11 +120,14 @@ class BoxesAndPhrases:
     ) -> dict[str, dict[int, np.ndarray]]:
         """Features of the boxes of each image, by the boxes' row number."""
         found = {}
+        centre = region_centre(network, self.region_centres)
         for index, dicom_id in enumerate(dicom_ids):
             if dicom_id in self._boxes:
                 boxes = self._boxes[dicom_id]
                 corners = torch.tensor([[box.x, box.y, box.w, box.h] for box in boxes])
-                features = box_features(feature_map[index], corners.to(feature_map), self._sizes[dicom_id])
+                features = box_features(
+                    feature_map[index], corners.to(feature_map), self._sizes[dicom_id], centre
+                )
                 found[dicom_id] = {
                     box.row: feature for box, feature in zip(boxes, features.cpu().numpy(), strict=True)
                 }
@@ -111,7 +139,10 @@ class BoxesAndPhrases:
         by_box = {box: feature for value in values.values() for box, feature in value.items()}
         boxes = tables.boxes[tables.boxes.index.isin(by_box)]
         protocol = {
+            "view": "whole image",
+            "phrase_punctuation": punctuation(network),
             "box_feature": "RoIAlign 1 x 1, aligned, of the projected feature map",
+            "region_centres": REGION_CENTRES[self.region_centres],
             "score": "cosine",
             "correct": "the paired item; tolerant: every item with the same phrase",
             "ties": "mean rank of the tied",
@@ -127,15 +158,15 @@ class BoxesAndPhrases:
             metrics = {**_no_summary(), "tolerant": _no_summary()}
             return Findings(metrics, {}, protocol, counts, [NO_BOXES], pd.DataFrame(columns=COLUMNS))
         features = torch.tensor(np.stack([by_box[index] for index in boxes.index]))
-        # Distinct phrases are scored once and then repeated, so that equal phrases tie exactly.
         phrase_id, phrases = pd.factorize(boxes["phrase"])
-        embeddings = embed_texts(network, list(phrases)).cpu()
-        column = torch.tensor(phrase_id)
-        similarities = (normalize(features, dim=-1) @ normalize(embeddings, dim=-1).T)[:, column]
-        same_phrase = column[:, None] == column[None, :]
+        phrase = torch.tensor(phrase_id)
+        texts = embed_texts(network, list(phrases)).cpu()[phrase]
         ranks = {
-            "image_to_text": (retrieval_ranks(similarities), retrieval_ranks(similarities, same_phrase)),
-            "text_to_image": (retrieval_ranks(similarities.T), retrieval_ranks(similarities.T, same_phrase)),
+            direction: (
+                cosine_retrieval_ranks(*of_both),
+                cosine_retrieval_ranks(*of_both, groups=(phrase, phrase)),
+            )
+            for direction, of_both in zip(DIRECTIONS, ((features, texts), (texts, features)), strict=True)
         }
         paired = summarise_directions({direction: pair[0] for direction, pair in ranks.items()})
         tolerant = summarise_directions({direction: pair[1] for direction, pair in ranks.items()})
@@ -184,7 +215,7 @@ class ImagesAndSentences:
         """Scores of all sentences for each image."""
         if not self._texts:
             return {}
-        by_image = scores(network, feature_map, list(self._texts.values())).T.numpy()
+        by_image = scores(network, feature_map, embed_texts(network, list(self._texts.values()))).T.numpy()
         return dict(zip(dicom_ids, by_image, strict=True))
 
     def summarise(
@@ -224,6 +255,7 @@ def box_features(
     feature_map: Float[Tensor, "dim region_row region_column"],
     boxes: Float[Tensor, "box 4"],
     image_size: tuple[int, int],
+    region_centre: float = 0.5,
 ) -> Float[Tensor, "box dim"]:
     """RoIAlign of boxes on the feature map (He et al. 2017), one value for each box and channel.
 
@@ -231,12 +263,15 @@ def box_features(
         feature_map: covers the whole image, however it was scaled.
         boxes: x, y, w, h in pixels of the original image.
         image_size: (height, width) of the original image, pixels.
+        region_centre: where a region lies in its cell, see ``RegionEncoder.region_centre``.
     """
     height, width = image_size
     rows, columns = feature_map.shape[1:]
     x, y, w, h = boxes.unbind(dim=1)
     corners = torch.stack([x, y, x + w, y + h], dim=1)
     corners = corners * corners.new_tensor([columns / width, rows / height, columns / width, rows / height])
+    # roi_align takes the regions to lie in the middle of their cells.
+    corners = corners + (0.5 - region_centre)
     return roi_align(feature_map[None], [corners], output_size=1, aligned=True)[:, :, 0, 0]
 
 

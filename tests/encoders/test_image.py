@@ -72,6 +72,23 @@ def test_biovils_size():
     assert encoder(torch.rand(1, 3, 64, 96)).shape == (1, 128, 2, 3)
 
 
+@pytest.mark.parametrize("depth, stride, row", [(18, 16, 10), (18, 32, 5), (50, 16, 10)])
+def test_a_receptive_field_is_centred_where_the_encoder_says(depth, stride, row):
+    """Not in the middle of the cell, which is (stride - 1) / 2 pixels further: 7.5 or 15.5."""
+    centres = []
+    for seed in range(2):
+        torch.manual_seed(seed)
+        encoder = ResNetRegions(depth=depth, stride=stride, dim=8).eval()
+        images = torch.randn(1, 3, 320, 320, requires_grad=True)
+        encoder(images)[0, :, row, row].square().sum().backward()
+        assert images.grad is not None
+        weight = images.grad[0].square().sum(0)
+        pixel = torch.arange(320.0)
+        centres += [float(weight.sum(1 - axis) @ pixel / weight.sum()) for axis in (0, 1)]
+    found = sum(centres) / len(centres)
+    assert found + 0.5 == pytest.approx((row + encoder.region_centre) * stride, abs=0.15 * stride)
+
+
 def test_config_names_the_projection_only_where_it_is_not_the_default():
     assert ResNetRegions(dim=8).config() == {"depth": 18, "stride": 32, "dim": 8}
     assert set(ResNetRegions(dim=8).projection.state_dict()) == {"weight", "bias"}

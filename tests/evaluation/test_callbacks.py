@@ -16,6 +16,7 @@ import pandas as pd
 import pytest
 import torch
 from pytorch_lightning import LightningDataModule, LightningModule, Trainer
+from scipy.interpolate import RegularGridInterpolator
 from sklearn.metrics import roc_auc_score
 from torch.nn.functional import avg_pool2d
 from torch.utils.data import DataLoader
@@ -23,7 +24,7 @@ from torch.utils.data import DataLoader
 import medclip_dcl.evaluation.base as base
 from medclip_dcl.data.image_text import EvaluationTables
 from medclip_dcl.encoders.image import RegionEncoder
-from medclip_dcl.encoders.text import SentenceEncoder
+from medclip_dcl.encoders.text import BertSentences, SentenceEncoder
 from medclip_dcl.evaluation import Grounding, ResultsWriter, Retrieval, ZeroShotClassification
 from medclip_dcl.evaluation.grounding import boxes_by_image, chosen_examples
 from medclip_dcl.evaluation.report import render
@@ -200,6 +201,34 @@ def enlarge(heat_map: np.ndarray, height: int, width: int) -> np.ndarray:
     return weights(heat_map.shape[0], height) @ heat_map @ weights(heat_map.shape[1], width).T
 
 
+def enlarge_otherwise(
+    heat_map: np.ndarray, height: int, width: int, centre: float, interpolation: str, sigma: float
+) -> np.ndarray:
+    """Pixel by pixel: value at the place of the pixel among the region centres, then a Gaussian by its definition."""
+    rows, columns = heat_map.shape
+
+    def at(pixel: int, n_pixels: int, n_regions: int) -> float:
+        return min(max((pixel + 0.5) / n_pixels * n_regions - centre, 0), n_regions - 1)
+
+    places = [
+        np.array([at(i, n, r) for i in range(n)], dtype="float64")
+        for n, r in ((height, rows), (width, columns))
+    ]
+    if interpolation == "nearest":
+        places = [np.floor(place + 0.5) for place in places]
+    found = RegularGridInterpolator((range(rows), range(columns)), heat_map)(
+        np.stack(np.meshgrid(*places, indexing="ij"), axis=-1)
+    )
+    if sigma:
+        reach = int(4 * sigma + 0.5)
+        kernel = np.exp(-0.5 * (np.arange(-reach, reach + 1) / sigma) ** 2)
+        kernel /= kernel.sum()
+        for axis in (0, 1):
+            padded = np.pad(found, [(reach, reach) if a == axis else (0, 0) for a in (0, 1)], mode="edge")
+            found = np.apply_along_axis(lambda line: np.convolve(line, kernel, mode="valid"), axis, padded)
+    return found
+
+
 def agreement(heat_map: np.ndarray, mask: np.ndarray) -> tuple[float, float]:
     inside, outside = heat_map[mask], heat_map[~mask]
     cnr = (inside.mean() - outside.mean()) / math.sqrt(inside.var() + outside.var())
@@ -284,6 +313,156 @@ def test_grounding_is_numpys_at_the_original_size(tested):
     assert found["by_pair"]["cnr_signed"] == pytest.approx(np.mean([p[0] for p in of_pairs]), abs=1e-4)
     assert found["by_pair"]["miou"] == pytest.approx(np.mean([p[1] for p in of_pairs]), abs=1e-3)
     assert tested.results["counts"]["grounding"]["pairs"] == len(of_pairs)
+
+
+class OffCentre(MeanColour):
+    """As if each region looked at the upper left of its cell."""
+
+    region_centre = 0.125
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"interpolation": "nearest"},
+        {"heat_map_size": "model", "smoothing": 1.5},
+        {"smoothing": 2.5, "region_centres": "receptive_field"},
+        {"heat_map_size": "model", "interpolation": "nearest", "region_centres": "receptive_field"},
+    ],
+)
+def test_every_protocol_option_is_numpys_and_told_by_the_protocol(tested, tmp_path, options):
+    model, data = ColourModel(), tested.data
+    model.network.image_encoder = OffCentre()
+    trainer = trainer_for(tmp_path, Grounding(examples=1, **options), ResultsWriter())
+    trainer.test(model, datamodule=data, verbose=False)
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["protocol"]["grounding"] != tested.results["protocol"]["grounding"]
+    assert results["counts"]["grounding"] == tested.results["counts"]["grounding"]
+    assert len(list((tmp_path / "figures").iterdir())) == 3
+    predictions = pd.read_parquet(tmp_path / "predictions/grounding.parquet").set_index("box")
+    regions = regions_of(data)
+    differing = 0
+    for row, box in data.tables.boxes.iterrows():
+        index = int(box["dicom_id"][5:])
+        size = data.tables.images.loc[index, ["height", "width"]].astype(int)
+        height, width = (ROWS * STRIDE, COLUMNS * STRIDE) if "heat_map_size" in options else size
+        heat_map = enlarge_otherwise(
+            cosine(regions[index], np.array(WORDS[box["phrase"]])),
+            height,
+            width,
+            0.125 if "region_centres" in options else 0.5,
+            options.get("interpolation", "bilinear"),
+            options.get("smoothing", 0.0),
+        )
+        mask = np.zeros((height, width), dtype=bool)
+        left, right = (round(v * width / size["width"]) for v in (box["x"], box["x"] + box["w"]))
+        top, bottom = (round(v * height / size["height"]) for v in (box["y"], box["y"] + box["h"]))
+        mask[top:bottom, left:right] = True
+        cnr, iou = agreement(heat_map, mask)
+        assert predictions.loc[row, "cnr_signed"] == pytest.approx(cnr, abs=1e-4)
+        # A pixel may lie on a threshold within float32's precision.
+        assert predictions.loc[row, "miou"] == pytest.approx(iou, abs=5e-3)
+        standard = enlarge(cosine(regions[index], np.array(WORDS[box["phrase"]])), *size)
+        differing += standard.shape != heat_map.shape or not np.allclose(standard, heat_map)
+    assert differing == len(data.tables.boxes)
+
+
+def test_every_protocol_has_its_own_words(tested):
+    tables = tested.data.tables
+    options: list[dict[str, Any]] = [
+        {},
+        {"heat_map_size": "model"},
+        {"interpolation": "nearest"},
+        {"smoothing": 1.0},
+        {"smoothing": 2.0},
+        {"region_centres": "receptive_field"},
+    ]
+    said = []
+    for one in options:
+        callback = Grounding(**one)
+        callback.prepare(tables, "test")
+        said.append(json.dumps(callback.summarise(ColourModel().network, {}, tables).protocol))
+    assert len(set(said)) == len(options)
+
+
+def test_a_box_smaller_than_the_models_pixels_names_its_image(tmp_path):
+    data = ColourData()
+    data.tables.boxes.loc[0, ["x", "w"]] = [3.0, 0.6]
+    trainer = trainer_for(tmp_path, Grounding(heat_map_size="model"))
+    message = r'image image00: box .* of the model.s 20 x 12 input; evaluate with heat_map_size: "original"'
+    with pytest.raises(ValueError, match=message):
+        trainer.test(ColourModel(), datamodule=data, verbose=False)
+
+
+def test_box_feature_of_regions_that_look_elsewhere_is_moved_there():
+    feature_map = torch.randn(6, ROWS, COLUMNS)
+    # A region is 20 x 20 pixels and looks at its cell's corner: those four look at 20..40, 40..60 in both directions.
+    box = torch.tensor([[10.0, 10.0, 40.0, 40.0]])
+    expected = feature_map[:, 1:3, 1:3].mean((1, 2))
+    torch.testing.assert_close(box_features(feature_map, box, (60, 100), region_centre=0.0)[0], expected)
+
+
+def test_retrieval_by_receptive_fields_is_told_by_the_protocol(tested, tmp_path):
+    model = ColourModel()
+    model.network.image_encoder = OffCentre()
+    trainer = trainer_for(tmp_path, Retrieval(region_centres="receptive_field"), ResultsWriter(figures=False))
+    trainer.test(model, datamodule=tested.data, verbose=False)
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["protocol"]["retrieval"]["region_centres"] == "of each region's receptive field"
+    assert tested.results["protocol"]["retrieval"]["region_centres"] == "of each region's cell"
+    assert results["metrics"]["retrieval"] != tested.results["metrics"]["retrieval"]
+
+
+@pytest.mark.filterwarnings("ignore:test. Rarity")
+@pytest.mark.parametrize("ensemble", ["scores", "embeddings"])
+def test_an_ensemble_of_prompts_is_numpys_mean(tested, tmp_path, ensemble):
+    prompts: Any = {
+        "Redness": (["not red", "blue"], ["red", "yellow", "dark"]),
+        "Blueness": PROMPTS["Blueness"],
+    }
+    callback = ZeroShotClassification(prompts, ensemble=ensemble)
+    trainer = trainer_for(tmp_path, callback, ResultsWriter(figures=False))
+    trainer.test(ColourModel(), datamodule=tested.data, verbose=False)
+    results = json.loads((tmp_path / "results.json").read_text())
+    mean_regions = regions_of(tested.data).reshape(N_IMAGES, -1, 3).mean(1)
+    found = pd.read_parquet(tmp_path / "predictions/classification.parquet")
+    index = found["dicom_id"].str[5:].astype(int)
+    for finding, pair in prompts.items():
+        rows = found["finding"] == finding
+        for column, texts in zip(("score_negative", "score_positive"), pair, strict=True):
+            vectors = np.array([WORDS[text] for text in ([texts] if isinstance(texts, str) else texts)])
+            if ensemble == "scores":
+                expected = np.mean([cosine(mean_regions[index[rows]], vector) for vector in vectors], axis=0)
+            else:
+                unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+                expected = cosine(mean_regions[index[rows]], unit.mean(axis=0))
+            assert found.loc[rows, column].to_numpy() == pytest.approx(expected, abs=1e-6)
+    protocol = results["protocol"]["classification"]
+    assert protocol["prompts"]["Redness"]["positive"] == ["red", "yellow", "dark"]
+    assert protocol["prompts"]["Blueness"] == {"negative": "yellow", "positive": "blue"}
+    assert protocol["prompt_ensemble"].startswith("mean" if ensemble == "scores" else "score of the mean")
+    single = tested.results["metrics"]["classification"]["by_finding"]["Blueness"]
+    assert results["metrics"]["classification"]["by_finding"]["Blueness"] == single
+
+
+@pytest.mark.filterwarnings("ignore:test. Rarity")
+def test_lists_of_one_prompt_are_single_prompts_by_either_ensemble(tested, tmp_path):
+    prompts: Any = {finding: ([negative], positive) for finding, (negative, positive) in PROMPTS.items()}
+    callback = ZeroShotClassification(prompts, ensemble="embeddings")
+    trainer = trainer_for(tmp_path, callback, ResultsWriter(figures=False))
+    trainer.test(ColourModel(), datamodule=tested.data, verbose=False)
+    results = json.loads((tmp_path / "results.json").read_text())
+    for part in ("metrics", "protocol"):
+        assert results[part]["classification"] == tested.results[part]["classification"]
+
+
+def test_the_protocol_says_what_happens_to_the_end_of_a_prompt(small_bert):
+    with_period, without = (BertSentences(str(small_bert), dim=3, final_period=x) for x in (True, False))
+    network = ColourModel().network
+    found = []
+    for network.text_encoder in (with_period, without):
+        found.append(base.punctuation(network))
+    assert found == ["a period is added where there is no closing mark", "as given"]
 
 
 def test_box_feature_of_whole_regions_is_their_mean():
@@ -568,6 +747,31 @@ def test_a_model_without_network_is_refused(tmp_path):
             "Edema needs a negative and a positive prompt: found",
         ),
         (lambda: Grounding(examples=-1), "examples must be at least 0: found -1"),
+        (
+            lambda: Grounding(heat_map_size="input"),
+            "Grounding: heat_map_size must be one of original, model: found 'input'",
+        ),
+        (
+            lambda: Grounding(interpolation="cubic"),
+            "interpolation must be one of bilinear, nearest: found 'cubic'",
+        ),
+        (lambda: Grounding(region_centres="x"), "region_centres must be one of cell, receptive_field: found"),
+        (
+            lambda: Grounding(smoothing=-1.0),
+            "smoothing is the sigma of a Gaussian in pixels, at least 0: found -1.0",
+        ),
+        (lambda: Grounding(smoothing=math.nan), "at least 0: found nan"),
+        (
+            lambda: Retrieval("box"),
+            "Retrieval: region_centres must be one of cell, receptive_field: found 'box'",
+        ),
+        (lambda: ZeroShotClassification(ensemble="max"), "ensemble must be one of scores, embeddings: found"),
+        (lambda: ZeroShotClassification({}), "prompts name no finding"),
+        (
+            lambda: ZeroShotClassification({"Edema": (["No edema", "No edema"], "Edema")}),
+            "Edema has a prompt twice",
+        ),
+        (lambda: ZeroShotClassification({"Edema": ([], "Edema")}), "needs a negative and a positive prompt"),
         (lambda: ResultsWriter("../results.json"), 'file_name must be "results<suffix>.json"'),
     ],
 )
