@@ -14,11 +14,12 @@ from jsonargparse import Namespace
 from pytorch_lightning import LightningDataModule, LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
-from pytorch_lightning.utilities import rank_zero_info, rank_zero_only
+from pytorch_lightning.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
 
 from medclip_dcl.evaluation.class_probability import ClassProbabilityTable
 from medclip_dcl.evaluation.predictions import PredictionWriter
 from medclip_dcl.evaluation.results import RESULTS_FILE, UNTRAINED_FILE, ResultsWriter
+from medclip_dcl.network import ImageTextNetwork, read_exported_config
 from medclip_dcl.prepared import PreparedSet
 from medclip_dcl.run_folder import (
     UNTRAINED_CHECKPOINT,
@@ -54,6 +55,7 @@ class MedclipCLI(LightningCLI):
     """LightningCLI in which a run folder holds one run and is never mixed with another."""
 
     def __init__(self, args: list[str] | None = None) -> None:
+        self.exported: Path | None = None
         super().__init__(
             LightningModule,
             LightningDataModule,
@@ -96,7 +98,11 @@ class MedclipCLI(LightningCLI):
             return
         if config.ckpt_path is None:
             config.ckpt_path = str(self.run.checkpoint_to_test())
-        _take_network_from(Path(config.ckpt_path), config.model)
+        source = Path(config.ckpt_path)
+        _take_network_from(source, config.model)
+        if source.is_dir():
+            # Lightning reads checkpoints only: the weights are put into the model when it is there.
+            self.exported, config.ckpt_path = source, None
 
     def _claim_folder(self, config: Namespace) -> None:
         """Check on every process, before any waits for another; then the first writes."""
@@ -117,6 +123,19 @@ class MedclipCLI(LightningCLI):
         parser = self._parser(self.subcommand)
         parsed = parser.parse_object(config)
         return yaml.safe_load(parser.dump(parsed, skip_link_targets=False, skip_none=False, format="yaml"))
+
+    def instantiate_classes(self) -> None:
+        super().instantiate_classes()
+        if self.exported is None:
+            return
+        network = ImageTextNetwork.from_pretrained(self.exported)
+        shown = getattr(self.datamodule, "image_size", network.image_size)
+        if shown != network.image_size:
+            rank_zero_warn(
+                f"{self.exported} was made for images of {network.image_size} pixels; data.image_size shows it {shown}"
+            )
+        self.model.network = network
+        self.results.exported = self.exported
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         config = self.config_init[self.subcommand].trainer
@@ -166,7 +185,8 @@ class MedclipCLI(LightningCLI):
         untrained = self.run.checkpoints / UNTRAINED_CHECKPOINT
         results, before = self.run.folder / RESULTS_FILE, self.run.folder / UNTRAINED_FILE
         # One process decides for all: another may look while the file is being replaced.
-        is_wanted = untrained.is_file() and not _is_comparable(results, before)
+        is_own = self.exported is None  # an exported model has no beginning in this run
+        is_wanted = is_own and untrained.is_file() and not _is_comparable(results, before)
         if self.trainer.strategy.broadcast(is_wanted):
             rank_zero_info("evaluating the network before its first step")
             self.results.file_name = UNTRAINED_FILE
@@ -193,9 +213,13 @@ def _take_network_from(checkpoint: Path, model: Namespace) -> None:
 
     The language model's folder may be gone or hold another model by now; the checkpoint has all of it.
     """
-    if not checkpoint.is_file():
-        raise FileNotFoundError(f"no checkpoint at {checkpoint} (--ckpt_path)")
-    described = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True).get("network")
+    described: dict[str, Any] | None
+    if checkpoint.is_dir():
+        described = read_exported_config(checkpoint)
+    elif checkpoint.is_file():
+        described = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True).get("network")
+    else:
+        raise FileNotFoundError(f"no checkpoint and no exported folder at {checkpoint} (--ckpt_path)")
     if described is None:
         return
     for part in ("image_encoder", "text_encoder", "similarity"):

@@ -244,6 +244,19 @@ def load_masked_language_model(folder: str | Path) -> BertForMaskedLM:
     return model.train()
 
 
+def load_part(folder: str | Path, prefix: str) -> dict[str, Tensor]:
+    """The folder's weights whose names begin with `prefix`, without it.
+
+    Raises:
+        ModelFolderError: no weights, or none of that name.
+    """
+    state, file = _read_weights(Path(folder))
+    part = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+    if not part:
+        raise ModelFolderError(f"{file}: no weights named {prefix}*; give a folder of a model that has them")
+    return part
+
+
 def weights_fingerprint(model: nn.Module) -> str:
     """16 hexadecimal digits over the names, shapes and float32 values of the parameters and saved buffers.
 

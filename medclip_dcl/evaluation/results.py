@@ -35,6 +35,9 @@ class ResultsWriter(Callback):
         file_name: of the results in the run folder (``trainer.default_root_dir``).
         figures: False writes no figures. Those of images are patient data unless they show a phantom.
 
+    Attributes:
+        exported: folder of the evaluated network where it came from no checkpoint; results.json names it.
+
     Raises:
         ValueError: a file name that is not ``results<suffix>.json``.
     """
@@ -42,6 +45,7 @@ class ResultsWriter(Callback):
     def __init__(self, file_name: str = RESULTS_FILE, figures: bool = True) -> None:
         self.file_name = file_name
         self.figures = figures
+        self.exported: Path | None = None
         self._started = 0.0
         _suffix(file_name)
 
@@ -66,7 +70,7 @@ class ResultsWriter(Callback):
                 for name, figure in callback.figures(load_image):
                     write_figure(figure, folder / f"figures{suffix}" / f"{name}.png")
         # Last: where results.json is, everything else is.
-        write_json(_results(trainer, pl_module, evaluations, seconds), folder / self.file_name)
+        write_json(_results(trainer, pl_module, evaluations, seconds, self.exported), folder / self.file_name)
 
 
 def strict(value: Any) -> Any:
@@ -83,6 +87,7 @@ def _results(
     pl_module: LightningModule,
     evaluations: Mapping[str, EvaluationCallback],
     seconds: float,
+    exported: Path | None,
 ) -> dict[str, Any]:
     found = {
         section: callback.found for section, callback in evaluations.items() if callback.found is not None
@@ -96,7 +101,7 @@ def _results(
             "counts": {section: one.counts for section, one in found.items()},
             "notes": {section: one.notes for section, one in found.items()},
             "checkpoint": {
-                "file": _relative(trainer.ckpt_path, Path(trainer.default_root_dir)),
+                "file": _relative(trainer.ckpt_path or exported, Path(trainer.default_root_dir)),
                 "weights": weights_fingerprint(getattr(pl_module, "network")),  # noqa: B009
             },
             "dataset": {

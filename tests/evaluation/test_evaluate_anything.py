@@ -1,0 +1,160 @@
+"""`test` and `load` on an exported folder, and BioViL's published weights from end to end."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import yaml
+
+from data_prep.biovil import main as export_biovil
+from medclip_dcl import load
+from medclip_dcl.cli import main
+from medclip_dcl.encoders.image import ResNetRegions
+from medclip_dcl.encoders.pretrained import ModelFolderError
+from medclip_dcl.encoders.text import BertSentences
+from medclip_dcl.findings import CHEX5
+from medclip_dcl.network import ImageTextNetwork
+from medclip_dcl.similarity import LSENonLocal
+from tests.encoders.test_biovil import image_state, write_text_folder
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def arguments(run: Path, folder: Path, small_set: Path, *more: str) -> list[str]:
+    return [
+        "test",
+        "--config", str(ROOT / "configs/demo.yaml"),
+        "--run_folder", str(run),
+        "--ckpt_path", str(folder),
+        "--trainer.enable_progress_bar", "false",
+        "--trainer.accelerator", "cpu",
+        "--trainer.precision", "32-true",
+        "--data.init_args.folder", str(small_set),
+        "--data.init_args.image_size", "64",
+        "--data.init_args.crop_size", "64",
+        *more,
+    ]  # fmt: skip
+
+
+def assert_results_are_the_loaded_models(run: Path, folder: Path, small_set: Path) -> None:
+    """The scores in predictions/ are what `load` gives for the same prepared images."""
+    images = pd.read_parquet(small_set / "images.parquet").set_index("dicom_id")
+    found = pd.read_parquet(run / "predictions/classification.parquet")
+    dicom_id = found["dicom_id"].iloc[0]
+    model = load(folder)
+    difference = model.classify(small_set / "images" / images.loc[dicom_id, "path"])
+    mine = found[found["dicom_id"] == dicom_id].set_index("finding")
+    for finding in CHEX5:
+        expected = (mine["score_positive"] - mine["score_negative"])[finding]
+        assert difference[finding].iloc[0] == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.fixture(scope="module")
+def exported(small_bert, tmp_path_factory) -> Path:
+    """An export whose normalisation is not the usual one."""
+    torch.manual_seed(0)
+    image, text = ResNetRegions(dim=16, stride=16), BertSentences(str(small_bert), dim=16)
+    network = ImageTextNetwork(image, text, LSENonLocal(dim=16), image_size=64, mean=[0.3] * 3, std=[0.7] * 3)
+    folder = tmp_path_factory.mktemp("export") / "model"
+    network.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.filterwarnings("ignore:test. ")
+def test_an_exported_folder_is_tested(exported, small_set, tmp_path):
+    run = tmp_path / "run"
+    options = {
+        "ZeroShotClassification": {"prompts": {"Edema": ["No edema", ["Edema", "Mild edema."]]}},
+        "Grounding": {"heat_map_size": "model", "smoothing": 2},
+    }
+    callbacks = [
+        {"class_path": f"medclip_dcl.evaluation.{name}", "init_args": options.get(name, {})}
+        for name in ("ZeroShotClassification", "Grounding", "Retrieval")
+    ]
+    (tmp_path / "protocol.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": callbacks}}))
+    main(arguments(run, exported, small_set, "--config", str(tmp_path / "protocol.yaml")))
+    results = json.loads((run / "results.json").read_text())
+    protocol = results["protocol"]
+    assert protocol["classification"]["prompts"] == {
+        "Edema": {"negative": "No edema", "positive": ["Edema", "Mild edema."]}
+    }
+    assert protocol["grounding"]["size"].startswith("model input, height x width 64 x 64 pixels")
+    assert protocol["grounding"]["smoothing"].startswith("Gaussian, sigma 2 pixels")
+    assert results["checkpoint"]["file"] == "model"
+    assert not (run / "results_untrained.json").exists()
+    assert results["counts"]["grounding"]["boxes"] == 4
+
+
+@pytest.mark.filterwarnings("ignore:test. ")
+def test_another_image_size_than_the_exports_is_said(exported, small_set, tmp_path):
+    with pytest.warns(UserWarning, match="was made for images of 64 pixels; data.image_size shows it 96"):
+        main(arguments(tmp_path / "run", exported, small_set, "--data.init_args.image_size", "96"))
+    config = json.loads((exported / "config.json").read_text())
+    again = shutil.copytree(exported, tmp_path / "again")
+    (again / "config.json").write_text(json.dumps({**config, "image_size": 96}))
+    assert_results_are_the_loaded_models(tmp_path / "run", again, small_set)
+
+
+def test_folders_that_are_no_export_are_refused(exported, small_bert, small_set, tmp_path, capsys):
+    for folder, message in (
+        (tmp_path, "is no exported medclip_dcl model: config.json is missing"),
+        (small_bert, "config.json describes no image-text network"),
+        (tmp_path / "nowhere", "no checkpoint and no exported folder at"),
+    ):
+        with pytest.raises(SystemExit) as error:
+            main(arguments(tmp_path / "run", folder, small_set))
+        assert error.value.code == 2
+        assert message in capsys.readouterr().err
+    broken = shutil.copytree(exported, tmp_path / "broken")
+    config = json.loads((broken / "config.json").read_text())
+    config["image_encoder"]["init_args"]["stride"] = 32
+    (broken / "config.json").write_text(json.dumps(config))
+    with pytest.raises(SystemExit):
+        main(arguments(tmp_path / "run", broken, small_set))
+    assert "weights do not fit the network; missing ['image_encoder.backbone.7." in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore:test. ")
+def test_biovils_weights_from_the_published_names_to_results(small_bert, small_set, tmp_path, capsys):
+    text, run, folder = (
+        write_text_folder(small_bert, tmp_path / "text"),
+        tmp_path / "run",
+        tmp_path / "biovil",
+    )
+    torch.save(image_state(), tmp_path / "image.pt")
+    files = ["--image_weights", str(tmp_path / "image.pt"), "--text_model", str(text)]
+    export_biovil([*files, "--output", str(folder)])
+    assert "BioViL; evaluate it with" in capsys.readouterr().out
+    shutil.rmtree(text)  # the export needs no file of theirs
+    with pytest.warns(UserWarning, match="was made for images of 512 pixels; data.image_size shows it 64"):
+        main(arguments(run, folder, small_set))
+    results = json.loads((run / "results.json").read_text())
+    assert results["protocol"]["classification"]["prompt_punctuation"].startswith("a period is added")
+    config = json.loads((folder / "config.json").read_text())
+    assert config["similarity"]["class_path"] == "medclip_dcl.similarity.GlobalCosine"
+    # `load` shows images at the export's own size.
+    config["image_size"] = 64
+    (folder / "config.json").write_text(json.dumps(config))
+    assert_results_are_the_loaded_models(run, folder, small_set)
+    assert np.abs(load(folder).heat_map(np.zeros((70, 90), np.uint8), "edema")).max() <= 1
+
+
+def test_the_converter_overwrites_nothing_else(exported, small_bert, tmp_path):
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes/a.txt").write_text("mine")
+    weights = tmp_path / "image.pt"
+    for options, message in (
+        ((weights, small_bert, tmp_path / "new"), r"nothing at .*image.pt \(--image_weights\)"),
+        ((weights, small_bert, tmp_path / "notes"), "exists and is no exported model"),
+        ((weights, small_bert, small_bert), "is the text model's folder"),
+    ):
+        flags = ("--image_weights", "--text_model", "--output")
+        words = [word for pair in zip(flags, map(str, options), strict=True) for word in pair]
+        with pytest.raises(ModelFolderError, match=message):
+            export_biovil(words)
