@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import embedding
+from torch.nn.functional import embedding, interpolate
 from torch.utils.checkpoint import checkpoint
 
 Regions = Float[Tensor, "image region dim"]
@@ -75,6 +75,13 @@ def at_image_size(
     """
     if interpolation not in INTERPOLATIONS:
         raise ValueError(f"interpolation must be one of {INTERPOLATIONS}, got {interpolation!r}")
+    if region_centre == 0.5:
+        options = (
+            {"mode": "nearest-exact"}
+            if interpolation == "nearest"
+            else {"mode": "bilinear", "align_corners": False}
+        )
+        return interpolate(heat_map[None, None], size=(height, width), **options)[0, 0]
     # Columns first: there are few rows yet.
     across = _along_rows(heat_map.T, width, region_centre, interpolation).T
     return _along_rows(across, height, region_centre, interpolation)

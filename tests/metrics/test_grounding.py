@@ -10,6 +10,7 @@ import torch
 from jaxtyping import config as jaxtyping_config
 from torch import Tensor
 
+import medclip_dcl.metrics.grounding as grounding_module
 from medclip_dcl.metrics import (
     ContrastToNoiseRatio,
     MeanIoU,
@@ -120,6 +121,33 @@ def test_a_pixel_that_equals_a_threshold_does_not_exceed_it(dtype):
     )
     shifted_down = iou_by_loop(values, mask, [t - 1e-3 for t in default_thresholds(dtype).tolist()])
     assert abs(expected - shifted_down) > 1e-3
+
+
+@pytest.mark.parametrize("spacing", ["even", "uneven", "one"])
+def test_values_on_and_beside_thresholds_and_many_blocks(spacing, monkeypatch):
+    monkeypatch.setattr(grounding_module, "_PIXELS_PER_BLOCK", 100)
+    thresholds = {
+        "even": default_thresholds(),
+        "uneven": torch.tensor([-0.7, -0.1, 0.0, 0.33]),
+        "one": torch.tensor([0.2]),
+    }[spacing]
+    beside = [thresholds, thresholds.nextafter(torch.tensor(9.0)), thresholds.nextafter(torch.tensor(-9.0))]
+    some = torch.cat(
+        [*beside, torch.tensor([-math.inf, math.inf, 5.0, -5.0, NAN]), torch.rand(577) * 3 - 1.5]
+    )
+    heat_map = some[torch.randperm(len(some))][None]
+    mask = torch.zeros_like(heat_map, dtype=torch.bool)
+    mask[0, 130:290] = True
+    expected = iou_by_loop(heat_map, mask, thresholds.tolist())
+    assert mean_iou(heat_map, mask, thresholds).item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_cnr_of_many_blocks_is_numpys(monkeypatch):
+    monkeypatch.setattr(grounding_module, "_PIXELS_PER_BLOCK", 64)
+    heat_map, mask = random_case(43, 51, 0.2)
+    assert contrast_to_noise_ratio(heat_map, mask).item() == pytest.approx(
+        abs(cnr_by_numpy(heat_map, mask)), abs=1e-5
+    )
 
 
 def test_default_thresholds_are_the_papers():
