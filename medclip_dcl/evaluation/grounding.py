@@ -41,7 +41,11 @@ COLUMNS = [
     "cnr",
     "cnr_signed",
     "miou",
+    "pair_cnr_signed",
+    "pair_miou",
 ]
+"""Columns of the predictions; pair_*: of the union of the boxes that the phrase has on the image, on each of them."""
+
 HEAT_MAP_SIZES = ("original", "model")
 REGION_CENTRES = {
     "cell": "of each region's cell",
@@ -206,7 +210,14 @@ class Grounding(EvaluationCallback):
                 for name in ("cnr_signed", "miou")
             },
         )
-        cases = cases.assign(cnr=cases["cnr_signed"].abs())[COLUMNS].reset_index(drop=True)
+        of_pairs = [values[d]["pairs"][p] for d, p in zip(cases["dicom_id"], cases["phrase"], strict=True)]
+        cases = cases.assign(
+            cnr=cases["cnr_signed"].abs(),
+            **{
+                f"pair_{name}": np.array([pair[name] for pair in of_pairs], dtype="float64")
+                for name in ("cnr_signed", "miou")
+            },
+        )[COLUMNS].reset_index(drop=True)
         pairs = pd.DataFrame(
             [row for value in values.values() for row in value["pairs"].values()],
             columns=["cnr_signed", "miou"],

@@ -27,6 +27,7 @@ from medclip_dcl.encoders.image import RegionEncoder
 from medclip_dcl.encoders.text import BertSentences, SentenceEncoder
 from medclip_dcl.evaluation import Grounding, ResultsWriter, Retrieval, ZeroShotClassification
 from medclip_dcl.evaluation.grounding import boxes_by_image, chosen_examples
+from medclip_dcl.evaluation.intervals import bootstrap_intervals
 from medclip_dcl.evaluation.report import render
 from medclip_dcl.evaluation.retrieval import box_features
 from medclip_dcl.network import ImageTextNetwork
@@ -313,6 +314,30 @@ def test_grounding_is_numpys_at_the_original_size(tested):
     assert found["by_pair"]["cnr_signed"] == pytest.approx(np.mean([p[0] for p in of_pairs]), abs=1e-4)
     assert found["by_pair"]["miou"] == pytest.approx(np.mean([p[1] for p in of_pairs]), abs=1e-3)
     assert tested.results["counts"]["grounding"]["pairs"] == len(of_pairs)
+    for _, box in predictions.iterrows():
+        cnr, iou = agreement(*pairs[box["dicom_id"], box["phrase"]])
+        assert (box["pair_cnr_signed"], box["pair_miou"]) == (
+            pytest.approx(cnr, abs=1e-4),
+            pytest.approx(iou, abs=2e-3),
+        )
+
+
+def test_intervals_are_those_of_every_number_that_was_found(tested):
+    found = bootstrap_intervals(tested.folder, n_draws=100)
+    for section, metrics in tested.results["metrics"].items():
+        for path, value in _numbers(metrics, section):
+            if not path.endswith("n_findings"):
+                assert found[path].value == (None if value is None else pytest.approx(value, abs=1e-6)), path
+    assert found["grounding/by_pair/cnr"].low is not None
+    assert found["classification/by_finding/Rarity/auc"] == (None, None, None, 0)
+
+
+def _numbers(metrics, path):
+    for key, value in metrics.items():
+        if isinstance(value, dict):
+            yield from _numbers(value, f"{path}/{key}")
+        else:
+            yield f"{path}/{key}", value
 
 
 class OffCentre(MeanColour):

@@ -1,0 +1,66 @@
+"""Reading what a test left in a run folder; without Lightning."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+RESULTS_FORMAT_VERSION = 1
+_PARTS = ("metrics", "protocol", "counts", "notes", "checkpoint", "dataset", "precision", "versions")
+
+
+class SavedResultsError(ValueError):
+    """What a run folder holds cannot be read or compared; the message says why and what to do."""
+
+
+def read_results(run: Path, suffix: str = "") -> dict[str, Any] | None:
+    """results<suffix>.json of a run folder; None where there is none.
+
+    Raises:
+        SavedResultsError: not readable, of another format version, or incomplete.
+    """
+    file = run / f"results{suffix}.json"
+    if not file.is_file():
+        return None
+    found = read_json(file)
+    if found.get("format_version") != RESULTS_FORMAT_VERSION:
+        raise SavedResultsError(
+            f"{file}: format version {found.get('format_version')}, this program reads version"
+            f" {RESULTS_FORMAT_VERSION}; test the run again"
+        )
+    missing = [part for part in _PARTS if part not in found]
+    if missing:
+        raise SavedResultsError(f"{file} has no {missing[0]!r}; test the run again")
+    return found
+
+
+def value_at(metrics: Any, path: str) -> Any:
+    """A number of results.json's metrics by its path, keys joined by "/"; None where it is not there."""
+    if not isinstance(metrics, Mapping):
+        return None
+    if path in metrics:
+        return metrics[path]
+    # A category may itself hold a "/".
+    inner = (value_at(metrics[key], path[len(key) + 1 :]) for key in metrics if path.startswith(f"{key}/"))
+    return next((value for value in inner if value is not None), None)
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON file of a run folder.
+
+    Raises:
+        SavedResultsError: it is not readable.
+    """
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise SavedResultsError(
+            f"{file} is not readable JSON ({error}); delete it and run the command that wrote it"
+        ) from error
+
+
+def command_of_test(run: Path) -> str:
+    """The command that writes the results of a run."""
+    return f"python -m medclip_dcl test --config {run / 'config.yaml'} --run_folder {run}"
