@@ -16,16 +16,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import pandas as pd
 from markupsafe import Markup
 from PIL import Image
 
 from medclip_dcl.evaluation import report_charts, report_tables
-from medclip_dcl.evaluation.report_tables import Table
+from medclip_dcl.evaluation.intervals import Interval, bootstrap_intervals, method
+from medclip_dcl.evaluation.report_page import page_environment
+from medclip_dcl.evaluation.saved_results import (
+    SavedResultsError,
+    command_of_test,
+    read_json,
+    read_results,
+)
 from medclip_dcl.prepared import write_text
 
-RESULTS_FORMAT_VERSION = 1
 REPORT_FILE = "report.html"
 
 _TRAINED, _UNTRAINED = "this run", report_tables.UNTRAINED
@@ -34,7 +39,7 @@ _N_SENTENCES = 8
 _JPEG_QUALITY = 86
 
 
-class ReportError(ValueError):
+class ReportError(SavedResultsError):
     """The report cannot be made; the message says why and what to do."""
 
 
@@ -51,6 +56,7 @@ def write_report(run: Path) -> Path:
 
     Raises:
         ReportError: not a run folder; a file of it cannot be read.
+        SavedResultsError: its results cannot be read.
     """
     file = run / REPORT_FILE
     write_text(render(run), file)
@@ -62,6 +68,7 @@ def render(run: Path) -> str:
 
     Raises:
         ReportError: as :func:`write_report`.
+        SavedResultsError: as there.
     """
     if not run.is_dir():
         raise ReportError(f"{run} does not exist; give the folder of a run, such as runs/demo")
@@ -74,7 +81,7 @@ def render(run: Path) -> str:
         )
     results = {
         name: found
-        for name, found in ((_TRAINED, _results(run, "")), (_UNTRAINED, _results(run, "_untrained")))
+        for name, found in ((_TRAINED, read_results(run)), (_UNTRAINED, read_results(run, "_untrained")))
         if found is not None
     }
     pieces = [
@@ -86,13 +93,6 @@ def render(run: Path) -> str:
         _facts(run, results),
     ]
     is_phantom = bool(results) and all(found["dataset"]["phantom"] for found in results.values())
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     content: dict[str, Any] = {
         "name": run.resolve().name,
         "is_phantom": is_phantom,
@@ -101,34 +101,12 @@ def render(run: Path) -> str:
     for piece in pieces:
         content |= piece.content
     content["missing"] = [text for piece in pieces for text in piece.missing]
-    return environment.get_template("report_template.html").render(content)
-
-
-def _results(run: Path, suffix: str) -> dict[str, Any] | None:
-    file = run / f"results{suffix}.json"
-    if not file.is_file():
-        return None
-    found = _json(file)
-    if found.get("format_version") != RESULTS_FORMAT_VERSION:
-        raise ReportError(
-            f"{file}: format version {found.get('format_version')}, this program reads version"
-            f" {RESULTS_FORMAT_VERSION}; test the run again"
-        )
-    return found
-
-
-def _json(file: Path) -> dict[str, Any]:
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ReportError(
-            f"{file} is not readable JSON ({error}); delete it and run the command that wrote it"
-        ) from error
+    return page_environment().get_template("report_template.html").render(content)
 
 
 def _tables(run: Path, results: dict[str, Any]) -> _Piece:
-    piece = _Piece({"tables": [], "notes": [], "headline": []})
-    test = f"python -m medclip_dcl test --config {run / 'config.yaml'} --run_folder {run}"
+    piece = _Piece({"tables": [], "notes": [], "headline": [], "method": None})
+    test = command_of_test(run)
     if _TRAINED not in results:
         piece.missing.append(f"results.json: the run has not been tested; made by: {test}")
     if _UNTRAINED not in results:
@@ -138,18 +116,30 @@ def _tables(run: Path, results: dict[str, Any]) -> _Piece:
         )
     if not results:
         return piece
-    tables: list[Table | None] = [
-        report_tables.table_1(results),
-        report_tables.table_3(results),
-        report_tables.table_4(results),
-        report_tables.table_4_by_category(results),
-        report_tables.table_5(results),
-    ]
-    piece.content["tables"] = [table for table in tables if table is not None]
-    notes = (note for found in results.values() for section in found["notes"].values() for note in section)
+    layouts = report_tables.layouts(next(iter(results.values())))
+    intervals, problems = _intervals(run, results)
+    *tables, table_5 = [report_tables.filled(layout, results, intervals) for layout in layouts]
+    categories = report_tables.by_category(results, intervals)
+    piece.content["tables"] = [*tables, *([categories] if categories else []), table_5]
+    piece.content["method"] = method() if intervals else None
+    found_notes = (
+        note for found in results.values() for section in found["notes"].values() for note in section
+    )
+    notes = [*found_notes, *problems]
     piece.content["notes"] = list(dict.fromkeys(notes))
     piece.content["headline"] = _headline(results)
     return piece
+
+
+def _intervals(run: Path, results: dict[str, Any]) -> tuple[dict[str, dict[str, Interval]], list[str]]:
+    """Intervals of each row, and why a row has none."""
+    found, problems = {}, []
+    for name in results:
+        try:
+            found[name] = bootstrap_intervals(run, suffix="_untrained" if name == _UNTRAINED else "")
+        except SavedResultsError as error:
+            problems.append(f"{name} is shown without intervals: {error}")
+    return found, problems
 
 
 def _headline(results: dict[str, Any]) -> list[dict[str, str]]:
@@ -266,7 +256,7 @@ def _facts(run: Path, results: dict[str, Any]) -> _Piece:
             "precision": shown.get("precision"),
             "versions": shown.get("versions", {}),
             "protocol": json.dumps(shown["protocol"], indent=2, ensure_ascii=False) if shown else None,
-            "timings": ({"fit": _json(fit)} if fit.is_file() else {}) | timings,
+            "timings": ({"fit": read_json(fit)} if fit.is_file() else {}) | timings,
         },
         missing,
     )
@@ -301,7 +291,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run, e.g. runs/demo")
     try:
         print(write_report(parser.parse_args(arguments).run))
-    except ReportError as error:
+    except SavedResultsError as error:
         print(f"medclip_dcl.evaluation.report: error: {error}", file=sys.stderr)
         raise SystemExit(2) from error
 

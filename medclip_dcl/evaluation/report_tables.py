@@ -1,15 +1,23 @@
-"""Tables of the run report, in the shape of SSD's tables 1, 3, 4 and 5, with the paper's own rows for reference."""
+"""Tables in the shape of SSD's tables 1, 3, 4 and 5, with the paper's own rows for reference.
+
+A :class:`Layout` says which numbers of results.json stand in which column; :func:`filled` puts runs into it. The run
+report and the comparison of runs share them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+from medclip_dcl.evaluation.intervals import Interval
+from medclip_dcl.evaluation.saved_results import value_at
 
 Results = Mapping[str, Any]
 
 RUN, UNTRAINED, PUBLISHED, PLAIN = "run", "untrained", "published", "plain"
 NOTHING = "–"
+PUBLISHED_NOTE = "published, not rerun; MIMIC-CXR/MS-CXR"
 
 _BIOVIL, _LSE_NL, _DCL_LM = "BioViL", "LSE+NL", "DCL, η_LM"
 
@@ -47,145 +55,79 @@ PUBLISHED_5: dict[str, tuple[float | int, ...]] = {
 }
 """SSD, table 5: R@10, R@50, R@100, MedR from image to text, then from text to image."""
 
+_CHEX5_ORDER = ["Cardiomegaly", "Edema", "Pleural Effusion", "Pneumonia", "Pneumothorax"]
+
+
+class Cell(NamedTuple):
+    """A number as it is shown, and its interval, if any."""
+
+    text: str
+    interval: str = ""
+
 
 class Row(NamedTuple):
-    """A row of a table; ``kind`` is run, untrained, published, counts or plain."""
+    """A row of a table; ``kind`` is run, untrained, published, difference, counts or plain."""
 
     label: str
     kind: str
-    cells: list[str]
+    cells: list[Cell]
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table as it is shown; ``groups`` are headings above spans of columns, the column of labels excluded."""
+    """A table as it is shown.
+
+    Attributes:
+        title: above it.
+        columns: headings, the column of labels excluded.
+        rows: in their order.
+        note: below it.
+        groups: headings above spans of columns, the column of labels excluded.
+        dividers: kind of row -> line above the first row of that kind.
+    """
 
     title: str
     columns: list[str]
     rows: list[Row]
     note: str = ""
     groups: list[tuple[str, int]] = field(default_factory=list)
+    dividers: Mapping[str, str] = field(default_factory=lambda: {PUBLISHED: PUBLISHED_NOTE})
 
 
-def table_1(runs: Mapping[str, Results]) -> Table:
-    """All three evaluations at a glance."""
+class Column(NamedTuple):
+    """A number of results.json: its path in the metrics, keys joined by "/", and how many decimals are shown."""
 
-    def values(results: Results) -> list[Any]:
-        found = results["metrics"]
-        return [
-            *_path(found, "classification", ("auc", "acc")),
-            *_path(found, "grounding", ("cnr", "cnr_signed", "miou")),
-            *_path(found, "retrieval", ("recall", "medr")),
-        ]
-
-    published = {name: (*row[:3], None, *row[3:]) for name, row in PUBLISHED_1.items()}
-    return Table(
-        title="Table 1. Zero-shot classification, grounding and retrieval",
-        columns=["AUC ↑", "ACC ↑", "CNR ↑", "signed CNR ↑", "mIoU ↑", "Recall ↑", "MedR ↓"],
-        rows=_rows(runs, values, published, (2, 2, 2, 2, 2, 2, 0)),
-        groups=[("Classification", 2), ("Grounding", 3), ("Retrieval", 2)],
-        note="The signed CNR (not in the paper) tells a heat map that avoids the box from one that finds it.",
-    )
+    heading: str
+    path: str
+    digits: int
 
 
-def table_3(runs: Mapping[str, Results]) -> Table:
-    """AUC of each finding, with the number of cases."""
-    findings = list(next(iter(runs.values()))["metrics"].get("classification", {}).get("by_finding", {}))
+@dataclass(frozen=True)
+class Layout:
+    """A table before runs are put into it.
 
-    def values(results: Results) -> list[Any]:
-        found = results["metrics"].get("classification", {})
-        by_finding = found.get("by_finding", {})
-        return [*(by_finding.get(finding, {}).get("auc") for finding in findings), found.get("auc")]
+    Attributes:
+        title: above it.
+        columns: which numbers it shows.
+        published: row -> numbers of the paper, None where it has none.
+        variants: name -> paths of the numbers that stand in the columns in rows of their own.
+        counts: label and texts of a row that counts cases, if any.
+        groups: headings above spans of columns.
+        note: below it.
+    """
 
-    order = ["Cardiomegaly", "Edema", "Pleural Effusion", "Pneumonia", "Pneumothorax"]
-    table = Table(
-        title="Table 3. Zero-shot classification, AUC",
-        columns=[*findings, "average"],
-        rows=_rows(runs, values, PUBLISHED_3 if findings == order else {}, (3,) * (len(findings) + 1)),
-        note=f"{NOTHING}: too few positive or negative cases; the average is over the findings with a number.",
-    )
-    counts = next(iter(runs.values()))["counts"].get("classification", {}).get("by_finding", {})
-    cases = [
-        f"{counts[f]['positives']} / {counts[f]['negatives']}" if f in counts else NOTHING for f in findings
-    ]
-    table.rows.insert(len(runs), Row("positive / negative cases", "counts", [*cases, ""]))
-    return table
-
-
-def table_4(runs: Mapping[str, Results]) -> Table:
-    """Grounding over boxes."""
-
-    def values(results: Results) -> list[Any]:
-        return _path(results["metrics"], "grounding", ("cnr", "cnr_signed", "miou"))
-
-    published = {name: (row[0], None, row[1]) for name, row in PUBLISHED_4.items()}
-    boxes = next(iter(runs.values()))["counts"].get("grounding", {})
-    table = Table(
-        title="Table 4. Visual grounding",
-        columns=["CNR ↑", "signed CNR ↑", "mIoU ↑"],
-        rows=_rows(runs, values, published, (3, 3, 3)),
-        note=f"Averaged over {boxes.get('boxes', 0):,} boxes on {boxes.get('images', 0):,} images.",
-    )
-    by_pair = [
-        Row(
-            f"{name}, per image-phrase pair",
-            _kind(name),
-            [
-                number(value, 3)
-                for value in _path(
-                    results["metrics"].get("grounding", {}), "by_pair", ("cnr", "cnr_signed", "miou")
-                )
-            ],
-        )
-        for name, results in runs.items()
-    ]
-    table.rows[len(runs) : len(runs)] = by_pair
-    return table
+    title: str
+    columns: list[Column]
+    published: Mapping[str, Sequence[float | int | None]]
+    variants: Mapping[str, list[str]] = field(default_factory=dict)
+    counts: tuple[str, list[str]] | None = None
+    groups: list[tuple[str, int]] = field(default_factory=list)
+    note: str = ""
 
 
-def table_4_by_category(runs: Mapping[str, Results]) -> Table | None:
-    """Grounding by category of box: this run's numbers beside the untrained network's; None without boxes."""
-    counts = next(iter(runs.values()))["counts"].get("grounding", {}).get("boxes_by_category", {})
-    if not counts:
-        return None
-    rows = []
-    for category, n_boxes in counts.items():
-        cells = [f"{n_boxes:,}"]
-        for other in runs.values():
-            found = other["metrics"].get("grounding", {}).get("by_category", {})
-            cells += [number(value, 2) for value in _path(found, category, ("cnr", "cnr_signed", "miou"))]
-        rows.append(Row(category, PLAIN, cells))
-    groups = [("", 1), *((run, 3) for run in runs)]
-    return Table(
-        "Grounding by category", ["boxes", *["CNR", "signed CNR", "mIoU"] * len(runs)], rows, groups=groups
-    )
-
-
-def table_5(runs: Mapping[str, Results]) -> Table:
-    """Retrieval in both directions, and with duplicates accepted."""
-    parts = ("R@10", "R@50", "R@100", "MedR")
-
-    def values(results: Results, tolerant: bool = False) -> list[Any]:
-        found = results["metrics"].get("retrieval", {})
-        found = found.get("tolerant", {}) if tolerant else found
-        return [*_path(found, "image_to_text", parts), *_path(found, "text_to_image", parts)]
-
-    digits = (2, 2, 2, 0, 2, 2, 2, 0)
-    counts = next(iter(runs.values()))["counts"].get("retrieval", {})
-    table = Table(
-        title="Table 5. Cross-modal retrieval",
-        columns=["R@10 ↑", "R@50 ↑", "R@100 ↑", "MedR ↓"] * 2,
-        rows=_rows(runs, values, PUBLISHED_5, digits),
-        groups=[("Image to text (box to phrase)", 4), ("Text to image (phrase to box)", 4)],
-        note=f"{counts.get('boxes', 0):,} boxes, {counts.get('phrases', 0):,} distinct phrases; correct is the paired"
-        " item only, or, duplicate-tolerant, every item with the same phrase.",
-    )
-    tolerant = [
-        Row(f"{name}, duplicate-tolerant", _kind(name), _cells(values(results, tolerant=True), digits))
-        for name, results in runs.items()
-    ]
-    table.rows[len(runs) : len(runs)] = tolerant
-    return table
+def layouts(results: Results) -> list[Layout]:
+    """Tables 1, 3, 4 and 5 for runs that were tested as these results were."""
+    return [_layout_1(), _layout_3(results), _layout_4(results), _layout_5(results)]
 
 
 def number(value: Any, digits: int) -> str:
@@ -197,25 +139,155 @@ def number(value: Any, digits: int) -> str:
     return f"{value:.{digits}f}"
 
 
-def _rows(
+def filled(
+    layout: Layout,
     runs: Mapping[str, Results],
-    values: Any,
-    published: Mapping[str, Sequence[float | int | None]],
-    digits: Sequence[int],
-) -> list[Row]:
-    """This run, the untrained network, then the published rows."""
-    rows = [Row(name, _kind(name), _cells(values(results), digits)) for name, results in runs.items()]
-    return rows + [Row(name, PUBLISHED, _cells(row, digits)) for name, row in published.items()]
+    intervals: Mapping[str, Mapping[str, Interval]] | None = None,
+    show: Callable[[Any, int], str] = number,
+) -> Table:
+    """The table of some runs, in their order, then of their variants, then the published rows.
+
+    Args:
+        layout: which numbers.
+        runs: name of the row -> results.json.
+        intervals: name of the row -> path -> interval, shown beside the number.
+        show: value, decimals -> text.
+    """
+    intervals = intervals or {}
+    paths = {"": [column.path for column in layout.columns], **layout.variants}
+    rows = []
+    for variant, of_columns in paths.items():
+        for name, results in runs.items():
+            cells = [
+                _cell(results, intervals.get(name, {}), path, column.digits, show)
+                for path, column in zip(of_columns, layout.columns, strict=True)
+            ]
+            rows.append(Row(f"{name}, {variant}" if variant else name, kind_of(name), cells))
+    if layout.counts:
+        rows.append(Row(layout.counts[0], "counts", [Cell(text) for text in layout.counts[1]]))
+    for name, values in layout.published.items():
+        digits = (column.digits for column in layout.columns)
+        cells = [Cell(show(value, places)) for value, places in zip(values, digits, strict=True)]
+        rows.append(Row(name, PUBLISHED, cells))
+    return Table(
+        layout.title, [column.heading for column in layout.columns], rows, layout.note, layout.groups
+    )
 
 
-def _kind(name: str) -> str:
-    return UNTRAINED if name == UNTRAINED else RUN
+def by_category(
+    runs: Mapping[str, Results], intervals: Mapping[str, Mapping[str, Interval]] | None = None
+) -> Table | None:
+    """Grounding by category of box, the runs beside each other; None without boxes."""
+    counts = next(iter(runs.values()))["counts"].get("grounding", {}).get("boxes_by_category", {})
+    if not counts:
+        return None
+    rows = []
+    for category, n_boxes in counts.items():
+        cells = [Cell(f"{n_boxes:,}")]
+        for name, results in runs.items():
+            cells += [
+                _cell(results, (intervals or {}).get(name, {}), path, 2, number)
+                for path in _paths(f"grounding/by_category/{category}", _GROUNDING)
+            ]
+        rows.append(Row(category, PLAIN, cells))
+    groups = [("", 1), *((run, 3) for run in runs)]
+    return Table(
+        "Grounding by category", ["boxes", *["CNR", "signed CNR", "mIoU"] * len(runs)], rows, groups=groups
+    )
 
 
-def _cells(values: Sequence[Any], digits: Sequence[int]) -> list[str]:
-    return [number(value, places) for value, places in zip(values, digits, strict=True)]
+def kind_of(name: str) -> str:
+    """Whether a row is a run's or an untrained network's, by its name."""
+    return UNTRAINED if name == UNTRAINED or name.endswith(f", {UNTRAINED}") else RUN
 
 
-def _path(found: Mapping[str, Any], section: str, names: Sequence[str]) -> list[Any]:
-    part = found.get(section) or {}
-    return [part.get(name) for name in names]
+_GROUNDING = ("cnr", "cnr_signed", "miou")
+_RETRIEVAL = [
+    f"{direction}/{name}"
+    for direction in ("image_to_text", "text_to_image")
+    for name in ("R@10", "R@50", "R@100", "MedR")
+]
+
+
+def _layout_1() -> Layout:
+    return Layout(
+        title="Table 1. Zero-shot classification, grounding and retrieval",
+        columns=[
+            Column("AUC ↑", "classification/auc", 2),
+            Column("ACC ↑", "classification/acc", 2),
+            Column("CNR ↑", "grounding/cnr", 2),
+            Column("signed CNR ↑", "grounding/cnr_signed", 2),
+            Column("mIoU ↑", "grounding/miou", 2),
+            Column("Recall ↑", "retrieval/recall", 2),
+            Column("MedR ↓", "retrieval/medr", 0),
+        ],
+        published={name: (*row[:3], None, *row[3:]) for name, row in PUBLISHED_1.items()},
+        groups=[("Classification", 2), ("Grounding", 3), ("Retrieval", 2)],
+        note="The signed CNR (not in the paper) tells a heat map that avoids the box from one that finds it.",
+    )
+
+
+def _layout_3(results: Results) -> Layout:
+    findings = list(results["metrics"].get("classification", {}).get("by_finding", {}))
+    counts = results["counts"].get("classification", {}).get("by_finding", {})
+    cases = [
+        f"{counts[f]['positives']} / {counts[f]['negatives']}" if f in counts else NOTHING for f in findings
+    ]
+    of_findings = [Column(f, f"classification/by_finding/{f}/auc", 3) for f in findings]
+    return Layout(
+        title="Table 3. Zero-shot classification, AUC",
+        columns=[*of_findings, Column("average", "classification/auc", 3)],
+        published=PUBLISHED_3 if findings == _CHEX5_ORDER else {},
+        counts=("positive / negative cases", [*cases, ""]),
+        note=f"{NOTHING}: too few positive or negative cases; the average is over the findings with a number.",
+    )
+
+
+def _layout_4(results: Results) -> Layout:
+    boxes = results["counts"].get("grounding", {})
+    headings = ("CNR ↑", "signed CNR ↑", "mIoU ↑")
+    return Layout(
+        title="Table 4. Visual grounding",
+        columns=[
+            Column(heading, path, 3)
+            for heading, path in zip(headings, _paths("grounding", _GROUNDING), strict=True)
+        ],
+        published={name: (row[0], None, row[1]) for name, row in PUBLISHED_4.items()},
+        variants={"per image-phrase pair": _paths("grounding/by_pair", _GROUNDING)},
+        note=f"Averaged over {boxes.get('boxes', 0):,} boxes on {boxes.get('images', 0):,} images.",
+    )
+
+
+def _layout_5(results: Results) -> Layout:
+    counts = results["counts"].get("retrieval", {})
+    headings = ["R@10 ↑", "R@50 ↑", "R@100 ↑", "MedR ↓"] * 2
+    return Layout(
+        title="Table 5. Cross-modal retrieval",
+        columns=[
+            Column(heading, path, 0 if "MedR" in heading else 2)
+            for heading, path in zip(headings, _paths("retrieval", _RETRIEVAL), strict=True)
+        ],
+        published=PUBLISHED_5,
+        variants={"duplicate-tolerant": _paths("retrieval/tolerant", _RETRIEVAL)},
+        groups=[("Image to text (box to phrase)", 4), ("Text to image (phrase to box)", 4)],
+        note=f"{counts.get('boxes', 0):,} boxes, {counts.get('phrases', 0):,} distinct phrases; correct is the paired"
+        " item only, or, duplicate-tolerant, every item with the same phrase.",
+    )
+
+
+def _paths(prefix: str, names: Sequence[str]) -> list[str]:
+    return [f"{prefix}/{name}" for name in names]
+
+
+def _cell(
+    results: Results,
+    intervals: Mapping[str, Interval],
+    path: str,
+    digits: int,
+    show: Callable[[Any, int], str],
+) -> Cell:
+    found = intervals.get(path)
+    interval = ""
+    if found is not None and found.low is not None:
+        interval = f"[{show(found.low, digits)}, {show(found.high, digits)}]"
+    return Cell(show(value_at(results["metrics"], path), digits), interval)

@@ -559,9 +559,9 @@ def test_results_say_what_they_are_of(tested):
 def test_the_report_reads_what_was_written(tested):
     html = render(tested.folder)
     metrics = tested.results["metrics"]
-    assert f">{metrics['grounding']['cnr_signed']:.3f}</td>" in html
-    assert f">{metrics['classification']['by_finding']['Blueness']['auc']:.3f}</td>" in html
-    assert f">{metrics['retrieval']['text_to_image']['R@50']:.2f}</td>" in html
+    assert f">{metrics['grounding']['cnr_signed']:.3f} <small>[" in html
+    assert f">{metrics['classification']['by_finding']['Blueness']['auc']:.3f} <small>[" in html
+    assert f">{metrics['retrieval']['text_to_image']['R@50']:.2f} <small>[" in html
     assert html.count("data:image/jpeg") == 3
     assert "Rarity: no AUC and accuracy from 2 positive and 7 negative cases" in html
 

@@ -16,8 +16,9 @@ import pandas as pd
 import pytest
 
 from medclip_dcl.evaluation.figures import heat_map_figure, write_figure
-from medclip_dcl.evaluation.report import ReportError, main, render, write_report
+from medclip_dcl.evaluation.report import main, render, write_report
 from medclip_dcl.evaluation.report_tables import PUBLISHED_1, PUBLISHED_3, PUBLISHED_4, PUBLISHED_5
+from medclip_dcl.evaluation.saved_results import SavedResultsError
 from medclip_dcl.findings import CHEX5
 
 SCRIPT = "<script>alert('no')</script> & \"effusion\""
@@ -208,7 +209,7 @@ def test_numbers_of_this_run_and_of_the_untrained_stand_in_the_papers_tables(pag
 def test_published_rows_are_marked_and_follow_the_own_ones(page):
     for table, published in ((0, PUBLISHED_1), (1, PUBLISHED_3), (2, PUBLISHED_4), (4, PUBLISHED_5)):
         labels = [row[0] for row in page.tables[table] if row]
-        divider = labels.index("published, MIMIC-CXR, not rerun")
+        divider = labels.index("published, not rerun; MIMIC-CXR/MS-CXR")
         assert labels[divider + 1 :] == list(published)
         assert labels.index("untrained") < divider
     assert page.row(0, "DCL, η_LM") == ["0.86", "0.72", "1.49", "–", "0.20", "0.30", "104"]
@@ -330,7 +331,7 @@ def test_what_is_no_run_ends_with_a_message_and_status_2(tmp_path, capsys, prepa
     run = tmp_path / "run"
     run.mkdir()
     prepare(run)
-    with pytest.raises(ReportError, match=re.escape(message)):
+    with pytest.raises(SavedResultsError, match=re.escape(message)):
         write_report(run)
     with pytest.raises(SystemExit) as stop:
         main([str(run)])
