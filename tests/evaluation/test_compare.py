@@ -334,6 +334,22 @@ def test_runs_that_were_not_tested_alike_are_refused_with_the_difference(
     assert not (tmp_path / "out").exists()
 
 
+def test_an_evaluation_without_numbers_and_the_time_it_took_may_differ(pair):
+    for part, value in (("metrics", {}), ("protocol", {"perplexity": 30}), ("counts", {"images": 9})):
+        _change(part, "embedding_map", value=value)(pair[1])
+    _change("timings", "test_seconds", value=99.0)(pair[1])
+    assert len(compare(pair, n_draws=DRAWS).rows) == 2
+
+
+def test_a_run_without_one_of_the_evaluations_is_refused(pair, capsys):
+    file = pair[1] / "results.json"
+    results = json.loads(file.read_text())
+    for part in ("metrics", "protocol", "counts"):
+        del results[part]["retrieval"]
+    file.write_text(json.dumps(results))
+    assert "protocol.retrieval is not given there and {" in refused(capsys, *pair)
+
+
 def test_an_untrained_network_that_was_tested_otherwise_is_refused(pair, capsys):
     file = pair[1] / "results_untrained.json"
     file.write_text(file.read_text().replace('"bilinear"', '"nearest"'))
