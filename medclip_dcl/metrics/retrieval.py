@@ -94,16 +94,17 @@ def cosine_retrieval_ranks(
     distinct, column = torch.unique(normalize(candidates, dim=-1), dim=0, return_inverse=True)
     unit = normalize(queries, dim=-1)
     rows = max(1, _ELEMENTS_PER_CHUNK // max(1, len(candidates)))
-    ranks = []
+    # Small results kept between large temporaries would hold the allocator's memory in pieces.
+    ranks = torch.empty(len(queries), dtype=torch.float64, device=queries.device)
     for first in range(0, len(queries), rows):
         block = slice(first, first + rows)
         similarities = (unit[block] @ distinct.T)[:, column]
         correct = targets[block] if groups is None else groups[0][block, None] == groups[1]
         try:
-            ranks.append(retrieval_ranks(similarities, correct))
+            ranks[block] = retrieval_ranks(similarities, correct)
         except ValueError as error:
             raise ValueError(f"queries from {first} on: {error}") from error
-    return torch.cat(ranks) if ranks else queries.new_zeros(0, dtype=torch.float64)
+    return ranks
 
 
 def summarise_ranks(ranks: Float[Tensor, "query"], ks: Sequence[int] = (10, 50, 100)) -> dict[str, float]:
