@@ -15,7 +15,6 @@ import torch
 from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 from transformers.models.bert.modeling_bert import BertOutput
 
-from medclip_dcl.encoders import masked_bert
 from medclip_dcl.encoders.pretrained import load_tokenizer
 from medclip_dcl.scoring import NotFiniteError, ScoringPlan, pseudo_log_likelihood, score_batches
 
@@ -328,26 +327,6 @@ def test_shared_work_changes_nothing(tokenizer: BertTokenizer, layers: int, opti
         whole = pseudo_log_likelihood(network, tokenizer, SENTENCES, token_budget=40, **options)
     hook.remove()
     pd.testing.assert_frame_equal(shared, whole, rtol=1e-12)
-
-
-@pytest.mark.parametrize("options", [{}, {"within_word_l2r": True}, {"mask_every": 3}])
-@pytest.mark.parametrize("is_packed", [True, False])
-def test_blocks_of_copies_and_of_the_vocabulary_change_nothing(
-    model: BertForMaskedLM,
-    tokenizer: BertTokenizer,
-    monkeypatch: pytest.MonkeyPatch,
-    options: dict[str, Any],
-    is_packed: bool,
-) -> None:
-    """Copies go through the layers two to five at a time; no block of the vocabulary is full at its end."""
-    expected = pseudo_log_likelihood(model, tokenizer, SENTENCES, **options)["log_p"]
-    monkeypatch.setattr(masked_bert, "_BLOCK_BYTES", 63 * 4 * 40)
-    monkeypatch.setattr(masked_bert, "_HEAD_COLUMNS", 7)
-    monkeypatch.setattr(masked_bert, "_HEAD_ROWS", (5, 5))
-    if not is_packed:
-        monkeypatch.setattr(masked_bert, "_packed", lambda weight: None)
-    found = pseudo_log_likelihood(model, tokenizer, SENTENCES, **options)["log_p"]
-    assert found.tolist() == pytest.approx(expected.tolist(), rel=1e-5, nan_ok=True)
 
 
 def test_batches_are_fixed_by_the_list_and_their_order_does_not_matter(

@@ -126,8 +126,8 @@ def minicons_scorer(model: BertForMaskedLM, tokenizer: BertTokenizer) -> Callabl
 
 
 def floor(model: BertForMaskedLM, plan: ScoringPlan, dtype: torch.dtype) -> Callable[[], None]:
-    """The matrix products of the algorithm: all layers but the last in full, one row of the last and of the head for
-    each copy. The first layer's projections, shared between copies, and the attention are left out."""
+    """The matrix products of the algorithm: all layers but the last in full, keys and values of the last, one row
+    of its rest and of the head for each copy. The first layer's projections, shared between copies, are left out."""
     config = model.config
     width, wide, vocabulary = config.hidden_size, config.intermediate_size, config.vocab_size
     options = {"dtype": dtype, "device": model.device}
@@ -155,7 +155,8 @@ def floor(model: BertForMaskedLM, plan: ScoringPlan, dtype: torch.dtype) -> Call
                     all_rows @ output
                     all_rows @ up
                     widest[copies * length] @ down
-                for product in (output, output, output, output, up):
+                all_rows @ projection[:, width:]
+                for product in (output, output, up):
                     some @ product
                 widest[copies] @ down
                 some @ output
@@ -232,7 +233,7 @@ def operations(config: BertConfig, plan: ScoringPlan) -> int:
             * length
             * ((config.num_hidden_layers - 1) * token + (config.num_hidden_layers - 2) * 3 * width**2)
         )
-        last = copies * (3 * width**2 + 2 * config.num_attention_heads * length * width + rest)
+        last = copies * (2 * length * width**2 + width**2 + 2 * length * width + rest)
         total += 2 * (all_layers + last + copies * (width**2 + width * vocabulary))
     return total
 
