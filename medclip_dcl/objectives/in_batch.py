@@ -290,6 +290,7 @@ def _figures(logits: Tensor, pairing: Pairing, arguments: Mapping[str, Any]) -> 
         "at_floor": statistics.at_floor,
         "class_probability": statistics.class_probability,
         "false_negative_mass": statistics.false_negative_mass,
+        "weight": logits.new_ones(()),
     }
     if arguments["weights"] is not None:
         count = pairing.is_negative.sum().clamp(min=1)

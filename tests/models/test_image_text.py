@@ -238,3 +238,16 @@ def test_validation_loss_is_the_mean_over_sentences(small_bert, small_set, tmp_p
     assert len({count for _, count in pairs}) > 1
     expected = sum(loss * count for loss, count in pairs) / sum(count for _, count in pairs)
     assert found["validate/loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_validation_loss_of_two_processes_is_that_of_one(small_bert, small_set, tmp_path):
+    """Three blocks of images on two processes, of 3, 3 and 2 images and unequal numbers of sentences."""
+    found = []
+    for options in ({}, {"devices": 2, "strategy": "ddp_spawn"}):
+        data = ImageTextDataModule(
+            str(small_set), image_size=48, crop_size=32, batch_size=3, num_workers=0, sentences="all"
+        )
+        run = trainer(tmp_path, num_sanity_val_steps=0, **options)
+        (metrics,) = run.validate(build(small_bert), data, verbose=False)
+        found.append(metrics["validate/loss"])
+    assert found[1] == pytest.approx(found[0], rel=1e-6)
