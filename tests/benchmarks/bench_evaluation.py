@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from results_file import write_section
 from torch.nn.functional import normalize
 
 from medclip_dcl.data.image_text import EvaluationTables
@@ -46,7 +47,6 @@ from medclip_dcl.network import ImageTextNetwork
 from medclip_dcl.similarity import at_image_size
 
 HERE = Path(__file__).resolve()
-RESULTS = HERE.with_name("RESULTS.md")
 HEIGHT, WIDTH = 3056, 2544
 N_BOXES, N_IMAGES, N_PHRASES = 1448, 1047, 700
 DIM = 128
@@ -226,18 +226,6 @@ def whole(n_images: int, rounds: int) -> str:
         f"| {N_BOXES:,} boxes on {N_IMAGES:,} images of {WIDTH} x {HEIGHT} ({n_boxes} boxes on {n_images} images "
         f"measured, scaled; ranks of all) | metrics **{total:.0f} s** (ranks {ranks:.1f} s), ResNet-18 at 512 "
         f"**{encoder:.0f} s**: {total / encoder:.2f} of the encoder's time | metrics take less |"
-    )
-
-
-def write_section(title: str, lines: list[str]) -> None:
-    """Replace this benchmark's section of RESULTS.md, or add it."""
-    text = RESULTS.read_text(encoding="utf-8") if RESULTS.is_file() else "# Benchmarks, as measured\n"
-    head = f"\n## {title}\n"
-    before, _, rest = text.partition(head)
-    _, separator, after = rest.partition("\n## ")
-    body = head + "\n" + "\n".join(lines) + "\n"
-    RESULTS.write_text(
-        before.rstrip("\n") + "\n" + body + (separator + after if separator else ""), encoding="utf-8"
     )
 
 

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from results_file import write_section
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, cross_entropy, normalize
 
@@ -35,7 +36,6 @@ from medclip_dcl.objectives import LanguageModelClassProbability, contrastive_lo
 from medclip_dcl.similarity import LSENonLocal
 
 HERE = Path(__file__).resolve()
-RESULTS = HERE.with_name("RESULTS.md")
 TITLE = "Objectives and similarity"
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 GAMMA2 = 14.0
@@ -264,18 +264,6 @@ def peak_of(name: str) -> float:
     """`peak_memory` in a fresh process."""
     command = [sys.executable, str(HERE), "--peak_memory", name]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1])
-
-
-def write_section(title: str, lines: list[str]) -> None:
-    """Replace this benchmark's section of RESULTS.md, or add it."""
-    text = RESULTS.read_text(encoding="utf-8") if RESULTS.is_file() else "# Benchmarks, as measured\n"
-    head = f"\n## {title}\n"
-    before, _, rest = text.partition(head)
-    _, separator, after = rest.partition("\n## ")
-    body = head + "\n" + "\n".join(lines) + "\n"
-    RESULTS.write_text(
-        before.rstrip("\n") + "\n" + body + (separator + after if separator else ""), encoding="utf-8"
-    )
 
 
 def main() -> None:

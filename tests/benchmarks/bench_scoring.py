@@ -40,6 +40,7 @@ import numpy as np
 import pandas as pd
 import torch
 import transformers
+from results_file import write_section
 from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 
 from data_prep.sentences import passages, split_sentences
@@ -48,7 +49,6 @@ from medclip_dcl.encoders.pretrained import load_tokenizer, word_pieces
 from medclip_dcl.scoring import ScoringPlan, default_token_budget, pseudo_log_likelihood
 
 HERE = Path(__file__).resolve()
-RESULTS = HERE.with_name("RESULTS.md")
 REAL = Path(os.environ.get("MEDCLIP_DCL_REAL_DATA", HERE.parents[2].parent / "shared" / "data"))
 SIZES: dict[str, dict[str, int]] = {
     "base": {},
@@ -341,18 +341,6 @@ def memory() -> str:
 
 def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def write_section(title: str, lines: list[str]) -> None:
-    """Replace this benchmark's section of RESULTS.md, or add it."""
-    text = RESULTS.read_text(encoding="utf-8") if RESULTS.is_file() else "# Benchmarks, as measured\n"
-    head = f"\n## {title}\n"
-    before, _, rest = text.partition(head)
-    _, separator, after = rest.partition("\n## ")
-    body = head + "\n" + "\n".join(lines) + "\n"
-    RESULTS.write_text(
-        before.rstrip("\n") + "\n" + body + (separator + after if separator else ""), encoding="utf-8"
-    )
 
 
 def main() -> None:
