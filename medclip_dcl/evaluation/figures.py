@@ -118,10 +118,9 @@ def embedding_map_figure(predictions: pd.DataFrame) -> Figure:
     axes = figure.subplots()
     findings = [finding for finding in CHEX5 if (predictions["group"] == finding).any()]
     others = [group for group in sorted(predictions["group"].unique()) if group not in CHEX5]
-    for group, colour in [
-        *zip(others, ("#c4c8ce", MUTED), strict=False),
-        *zip(findings, COLOURS, strict=False),
-    ]:
+    colours = dict(zip(others, ("#c4c8ce", MUTED)[: len(others)], strict=True))
+    colours |= dict(zip(findings, COLOURS[: len(findings)], strict=True))
+    for group, colour in colours.items():
         rows = predictions[predictions["group"] == group]
         label = f"{group} ({len(rows)})"
         axes.scatter(rows["x"], rows["y"], s=12, color=colour, label=label, linewidths=0, alpha=0.85)

@@ -36,11 +36,13 @@ class NegativeWeights(nn.Module):
         anchor_requires: names of the anchors' (sentences') fields that the rule takes by keyword.
         candidate_requires: names of the candidates' (images') fields that it takes by keyword.
         needs_logits: True if it takes the logits, too.
+        keeps_count: True scales the weights of an anchor's negatives to sum to how many they are.
     """
 
     anchor_requires: tuple[str, ...] = ()
     candidate_requires: tuple[str, ...] = ()
     needs_logits = False
+    keeps_count = False
 
     @property
     def requires(self) -> tuple[str, ...]:
@@ -73,8 +75,12 @@ class NegativeWeights(nn.Module):
         keys: Int[Tensor, "anchor key"],
         step: int,
     ) -> Weights:
-        """The weights of the negatives; here as they are, 0 elsewhere."""
-        return weights.masked_fill(~is_negative, 0.0)
+        """The weights of the negatives, as they are or scaled (`keeps_count`), 0 elsewhere."""
+        return (
+            scaled_to_count(weights, is_negative)
+            if self.keeps_count
+            else weights.masked_fill(~is_negative, 0.0)
+        )
 
     def forward(
         self,
@@ -241,17 +247,10 @@ class ReweightByTextSimilarity(_TextSimilarity):
     They are scaled, which keeps N: the weights of an anchor's negatives sum to how many there are (choice).
     """
 
+    keeps_count = True
+
     def config(self) -> dict[str, Any]:
         return {}
-
-    def finished(
-        self,
-        weights: Weights,
-        is_negative: Bool[Tensor, "anchor candidate"],
-        keys: Int[Tensor, "anchor key"],
-        step: int,
-    ) -> Weights:
-        return scaled_to_count(weights, is_negative)
 
 
 class ResampleByTextSimilarity(_TextSimilarity):
@@ -351,6 +350,7 @@ class TrueNegatives(NegativeWeights):
 
     anchor_requires = ("class_id",)
     candidate_requires = ("image_classes",)
+    keeps_count = True
 
     def config(self) -> dict[str, Any]:
         return {}
@@ -359,15 +359,6 @@ class TrueNegatives(NegativeWeights):
         """`class_id` (anchor,); `image_classes` (image, class): 1 where the class is true of the image."""
         is_true = candidate["image_classes"][:, anchor["class_id"]].T == 1
         return (~is_true).to(torch.get_default_dtype())
-
-    def finished(
-        self,
-        weights: Weights,
-        is_negative: Bool[Tensor, "anchor candidate"],
-        keys: Int[Tensor, "anchor key"],
-        step: int,
-    ) -> Weights:
-        return scaled_to_count(weights, is_negative)
 
 
 def cosines(
