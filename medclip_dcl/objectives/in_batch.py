@@ -171,10 +171,15 @@ class InBatchObjective(nn.Module):
             pairing = with_known(pairing, known, self.same_text)
         weights = None
         if self.negative_weights is not None:
-            anchor = {name: whole.of_images[name][whole.image_of_sentence] for name in self._image_fields}
-            anchor |= {name: whole.of_sentences[name] for name in self._sentence_fields}
-            candidate = {name: whole.of_images[name][whole.image_of_candidate] for name in self._image_fields}
-            weights = self.negative_weights.pair_weights(anchor, candidate, logits)
+            fields = {name: whole.of_sentences[name] for name in self._sentence_fields}
+            weights = self._pair_weights(
+                self.negative_weights,
+                whole,
+                whole.image_of_sentence,
+                fields,
+                whole.image_of_candidate,
+                logits,
+            )
             keys = torch.stack([whole.sentence_id, whole.image_of_sentence], dim=1)
             weights = self.negative_weights.finished(weights, pairing.is_negative, keys, step)
         arguments = self._arguments(similarity, whole, pairing, weights)
@@ -205,10 +210,10 @@ class InBatchObjective(nn.Module):
             pairing = with_known(pairing, self._known(whole, processes)[1][:, numbers].T, self.same_text)
         weights = None
         if self.negative_weights is not None:
-            anchor = {name: whole.of_images[name][image_of_all] for name in self._image_fields}
-            anchor |= {name: processes.gather(whole.of_sentences[name]) for name in self._sentence_fields}
-            candidate = {name: whole.of_images[name][numbers] for name in self._image_fields}
-            weights = self.negative_weights.pair_weights(anchor, candidate, logits.T).T
+            fields = {name: processes.gather(whole.of_sentences[name]) for name in self._sentence_fields}
+            rule = self.negative_weights
+            # A pair's weight is the same from either side.
+            weights = self._pair_weights(rule, whole, image_of_all, fields, numbers, logits.T).T
             keys = torch.stack([numbers, torch.full_like(numbers, _IMAGE_KEY)], dim=1)
             weights = self.negative_weights.finished(weights, pairing.is_negative, keys, step)
         elif self.same_text == "ignore":
@@ -226,6 +231,20 @@ class InBatchObjective(nn.Module):
                 reduction="none",
             )
         )
+
+    def _pair_weights(
+        self,
+        rule: NegativeWeights,
+        whole: _Batch,
+        image_of_sentence: Tensor,
+        of_sentences: dict[str, Tensor],
+        image_of_candidate: Tensor,
+        logits: Tensor,
+    ) -> Tensor:
+        """Weights (sentence, candidate) of pairs of sentences and images, given by the images' numbers."""
+        own = {name: whole.of_images[name][image_of_sentence] for name in self._image_fields}
+        candidate = {name: whole.of_images[name][image_of_candidate] for name in self._image_fields}
+        return rule.pair_weights({**own, **of_sentences}, candidate, logits)
 
     def _arguments(
         self, similarity: Similarity, whole: _Batch, pairing: Pairing, weights: Tensor | None
