@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from matplotlib.figure import Figure
 from scipy.ndimage import gaussian_filter
 from torch import Tensor
@@ -24,7 +24,7 @@ from medclip_dcl.evaluation.base import (
     subject_ids,
 )
 from medclip_dcl.evaluation.figures import heat_map_figure
-from medclip_dcl.metrics import box_bounds, box_mask, contrast_to_noise_ratio, default_thresholds, mean_iou
+from medclip_dcl.metrics import BoxedHeatMap, Rectangle, box_bounds, default_thresholds
 from medclip_dcl.network import ImageTextNetwork
 from medclip_dcl.similarity import INTERPOLATIONS, at_image_size, cosine_heat_maps
 
@@ -159,17 +159,21 @@ class Grounding(EvaluationCallback):
             regions = cosine_heat_maps(feature_map, embed_texts(network, [phrase]))[0]
             measured["maps"][phrase] = regions.cpu().numpy()
             heat_map = self._enlarged(regions, height, width, region_centre(network, self.region_centres))
-            masks = {
-                box.row: _mask(box, dicom_id, height, width, down, across).to(heat_map.device)
+            rectangles = {
+                box.row: _rectangle(box, dicom_id, height, width, down, across)
                 for box in self._boxes[dicom_id]
                 if box.phrase == phrase
             }
-            of_boxes = {row: _agreement(heat_map, mask) for row, mask in masks.items()}
+            boxed = BoxedHeatMap(heat_map)
+            of_boxes = {row: boxed.agreement([box])._asdict() for row, box in rectangles.items()}
             measured["boxes"].update(of_boxes)
             # The pair of a single box is that box.
-            union = torch.stack(list(masks.values())).any(dim=0) if len(masks) > 1 else None
-            first = next(iter(of_boxes.values()))
-            measured["pairs"][phrase] = first if union is None else _agreement(heat_map, union)
+            is_single = len(rectangles) == 1
+            measured["pairs"][phrase] = (
+                next(iter(of_boxes.values()))
+                if is_single
+                else boxed.agreement(list(rectangles.values()))._asdict()
+            )
         return measured
 
     def _evaluated_size(
@@ -376,12 +380,10 @@ def chosen_examples(signed_cnr: pd.Series, count: int) -> list[tuple[str, int, i
     return [(group, place, row) for group, rows in groups.items() for place, row in enumerate(rows)]
 
 
-def _mask(
-    box: Box, dicom_id: str, height: int, width: int, down: float, across: float
-) -> Bool[Tensor, "height width"]:
+def _rectangle(box: Box, dicom_id: str, height: int, width: int, down: float, across: float) -> Rectangle:
     """Pixels of a box in a map that is ``down`` times as high and ``across`` times as wide as the original image."""
     try:
-        return box_mask(
+        return box_bounds(
             box.x * across,
             box.y * down,
             box.w * across,
@@ -395,15 +397,6 @@ def _mask(
             f"image {dicom_id}: box (x={box.x:g}, y={box.y:g}, w={box.w:g}, h={box.h:g}) covers no whole pixel of the"
             f' model\'s {width} x {height} input; evaluate with heat_map_size: "original"'
         ) from error
-
-
-def _agreement(
-    heat_map: Float[Tensor, "height width"], mask: Bool[Tensor, "height width"]
-) -> dict[str, float]:
-    return {
-        "cnr_signed": float(contrast_to_noise_ratio(heat_map, mask, signed=True)),
-        "miou": float(mean_iou(heat_map, mask)),
-    }
 
 
 def _averages(cases: pd.DataFrame) -> dict[str, float | None]:

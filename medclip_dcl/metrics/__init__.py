@@ -8,8 +8,11 @@ from medclip_dcl.metrics.classification import (
     zero_shot_metrics,
 )
 from medclip_dcl.metrics.grounding import (
+    Agreement,
+    BoxedHeatMap,
     ContrastToNoiseRatio,
     MeanIoU,
+    Rectangle,
     box_bounds,
     box_mask,
     contrast_to_noise_ratio,
@@ -34,10 +37,13 @@ from medclip_dcl.metrics.retrieval import (
 )
 
 __all__ = [
+    "Agreement",
     "BinaryAUC",
+    "BoxedHeatMap",
     "ContrastToNoiseRatio",
     "MeanClassifierMetrics",
     "MeanIoU",
+    "Rectangle",
     "RetrievalMetrics",
     "ZeroShotMetrics",
     "average_k_metrics",

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped, UInt8
 from torch import Tensor
 from torchmetrics import Metric
 
 _PIXELS_PER_BLOCK = 2**17
 _NEAR = 1e-3
+_SMALL_VARIANCE = 1e-9
 
 
 def default_thresholds(dtype: torch.dtype = torch.float32) -> Float[Tensor, "threshold"]:
     """The 41 thresholds -1, -0.95, ..., 1 of the mean IoU (SSD, section 3.2), each the nearest number in ``dtype``."""
     return (torch.arange(-20, 21, dtype=torch.float64) / 20).to(dtype)
+
+
+class Rectangle(NamedTuple):
+    """Rows and columns of an image: from top to bottom and from left to right, the second of each excluded."""
+
+    top: int
+    bottom: int
+    left: int
+    right: int
 
 
 def box_bounds(
@@ -26,8 +38,8 @@ def box_bounds(
     *,
     image_height: int,
     image_width: int,
-) -> tuple[int, int, int, int]:
-    """Rows and columns of an image inside a box: (top, bottom, left, right), the second of each excluded.
+) -> Rectangle:
+    """Rows and columns of an image inside a box.
 
     Edges are rounded to whole pixels and clipped to the image.
 
@@ -46,7 +58,7 @@ def box_bounds(
             f"box (x={x:g}, y={y:g}, w={width:g}, h={height:g}) covers no pixel of the"
             f" {image_width} x {image_height} image; boxes are in pixels of the original image"
         )
-    return top, bottom, left, right
+    return Rectangle(top, bottom, left, right)
 
 
 def box_mask(
@@ -184,6 +196,109 @@ class MeanIoU(Metric):
         return (self.total / self.n_boxes).float()
 
 
+class Agreement(NamedTuple):
+    """Signed contrast-to-noise ratio and mean IoU of one region of a heat map."""
+
+    cnr_signed: float
+    miou: float
+
+
+class BoxedHeatMap:
+    """One heat map against several boxes: the whole map is looked at once, and then each box alone.
+
+    Gives :func:`contrast_to_noise_ratio` and :func:`mean_iou` at the default thresholds: what lies outside a box is
+    what lies everywhere without what lies inside. Of a large image that takes half the time.
+
+    Args:
+        heat_map: region-sentence cosines; NaN where the model saw nothing (ignored).
+    """
+
+    def __init__(self, heat_map: Float[Tensor, "height width"]) -> None:
+        self.heat_map = heat_map
+        self._thresholds = default_thresholds(heat_map.dtype).to(heat_map.device)
+        values = heat_map.reshape(-1)
+        self._origin = values[0].double()
+        self._total = self._no_sums()
+        self._has_nan = bool(values.sum().isnan())
+        if self._has_nan:
+            return
+        self._levels = torch.empty(heat_map.shape, dtype=torch.uint8, device=heat_map.device)
+        size = _block_size(values)
+        for block, levels in zip(values.split(size), self._levels.view(-1).split(size), strict=True):
+            levels.copy_(_n_exceeded(block, self._thresholds))
+            self._total += self._sums(block, levels)
+
+    def agreement(self, boxes: Sequence[Rectangle]) -> Agreement:
+        """Of the union of boxes; CNR is NaN or infinite where :func:`contrast_to_noise_ratio` is.
+
+        Raises:
+            ValueError: no box, or a box that reaches beyond the heat map.
+        """
+        height, width = self.heat_map.shape
+        for box in boxes:
+            if not (0 <= box.top < box.bottom <= height and 0 <= box.left < box.right <= width):
+                raise ValueError(
+                    f"{box} is empty or reaches beyond the heat map of {height} x {width} pixels"
+                )
+        if not boxes:
+            raise ValueError("the agreement of a heat map with no box is not defined")
+        if self._has_nan:
+            return self._by_mask(boxes)
+        inside = self._no_sums()
+        for part in disjoint_parts(boxes):
+            place = slice(part.top, part.bottom), slice(part.left, part.right)
+            inside += self._sums(self.heat_map[place].reshape(-1), self._levels[place].reshape(-1))
+        (n_in, sum_in, square_in), (n_out, sum_out, square_out) = (
+            sums[:3].tolist() for sums in (inside, self._total - inside)
+        )
+        if not n_out:
+            return self._by_mask(boxes)
+        mean_in, mean_out = sum_in / n_in, sum_out / n_out
+        variance = square_in / n_in - mean_in**2 + square_out / n_out - mean_out**2
+        if not variance > _SMALL_VARIANCE * float(self._total[2] / self._total[0]):
+            return self._by_mask(
+                boxes
+            )  # nearly constant on both sides: the difference of sums is all rounding
+        n_inside, above = inside[0], _at_least(self._total[3:])[1:]
+        intersection = _at_least(inside[3:])[1:]
+        iou = intersection / (above + n_inside - intersection)
+        return Agreement((mean_in - mean_out) / variance**0.5, float(iou.mean()))
+
+    def _no_sums(self) -> Float[Tensor, "sum"]:
+        return torch.zeros(3 + len(self._thresholds) + 1, dtype=torch.float64, device=self.heat_map.device)
+
+    def _sums(self, values: Float[Tensor, "pixel"], levels: UInt8[Tensor, "pixel"]) -> Float[Tensor, "sum"]:
+        """Number, sum and squares about the origin, and the number of pixels that exceed 0, 1, ... thresholds."""
+        shifted = values.to(torch.float64, copy=True).sub_(self._origin)
+        counts = torch.bincount(levels, minlength=len(self._thresholds) + 1).double()
+        return torch.cat([torch.stack([counts.sum(), shifted.sum(), shifted @ shifted]), counts])
+
+    def _by_mask(self, boxes: Sequence[Rectangle]) -> Agreement:
+        mask = torch.zeros(self.heat_map.shape, dtype=torch.bool, device=self.heat_map.device)
+        for box in boxes:
+            mask[box.top : box.bottom, box.left : box.right] = True
+        ratio = contrast_to_noise_ratio(self.heat_map, mask, signed=True)
+        return Agreement(float(ratio), float(mean_iou(self.heat_map, mask)))
+
+
+def disjoint_parts(boxes: Sequence[Rectangle]) -> list[Rectangle]:
+    """Rectangles that cover what the boxes cover, none of it twice."""
+    rows = sorted({edge for box in boxes for edge in (box.top, box.bottom)})
+    columns = sorted({edge for box in boxes for edge in (box.left, box.right)})
+    cells = (Rectangle(*row, *column) for row in pairwise(rows) for column in pairwise(columns))
+    return [
+        cell
+        for cell in cells
+        if any(
+            box.top <= cell.top
+            and cell.bottom <= box.bottom
+            and box.left <= cell.left
+            and cell.right <= box.right
+            for box in boxes
+        )
+    ]
+
+
 Moments = tuple[Float[Tensor, ""], Float[Tensor, ""]]
 
 
@@ -199,8 +314,12 @@ def _blocks(
     if values.sum().isnan():
         is_defined = ~values.isnan()
         values, inside = values[is_defined], inside[is_defined]
-    size = _PIXELS_PER_BLOCK if values.device.type == "cpu" else max(1, len(values))
+    size = _block_size(values)
     yield from zip(values.split(size), inside.split(size), strict=True)
+
+
+def _block_size(values: Float[Tensor, "pixel"]) -> int:
+    return _PIXELS_PER_BLOCK if values.device.type == "cpu" else max(1, len(values))
 
 
 def _moments(
@@ -253,16 +372,20 @@ def _exceedance_counts(
     for values, inside in _blocks(heat_map, mask):
         exceeded = _n_exceeded(values, thresholds)
         # Pixels inside are counted apart, in the upper half.
-        counts += torch.bincount(exceeded.add_(inside, alpha=levels), minlength=2 * levels)
+        counts += torch.bincount(exceeded.add_(inside, alpha=levels).int(), minlength=2 * levels)
     outside, within = counts.view(2, levels)
-    everywhere = outside + within
-    return within.flip(0).cumsum(0).flip(0), everywhere.flip(0).cumsum(0).flip(0)
+    return _at_least(within), _at_least(outside + within)
+
+
+def _at_least(counts: Tensor) -> Tensor:
+    """Pixels of each level or a higher one."""
+    return counts.flip(0).cumsum(0).flip(0)
 
 
 def _n_exceeded(
     values: Float[Tensor, "pixel"], thresholds: Float[Tensor, "threshold"]
-) -> Int[Tensor, "pixel"]:
-    """How many of the ascending thresholds lie below each value.
+) -> Shaped[Tensor, "pixel"]:
+    """How many of the ascending thresholds lie below each value; whole numbers, of whatever type.
 
     Where the thresholds are evenly spaced, the place between them is arithmetic, up to four times as fast as a search;
     only values so near to a threshold that rounding might decide are searched for.
@@ -272,11 +395,13 @@ def _n_exceeded(
     if not is_even or values.dtype not in (torch.float32, torch.float64):
         # bucketize puts a value equal to a threshold below it: the comparison is `>`.
         return torch.bucketize(values, thresholds, out_int32=True)
-    places = (values - thresholds[0]).div_(float(steps.mean()))
-    found = places.ceil().clamp_(0, len(thresholds)).int()
-    near = (places.sub_(places.round()).abs_() < _NEAR).nonzero().flatten()
+    places = (values - thresholds[0]).mul_(1 / float(steps.mean()))
+    above = places.ceil()
+    # The distance from the middle between two thresholds.
+    near = places.sub_(above).add_(0.5).abs_().ge(0.5 - _NEAR).nonzero().flatten()
+    found = above.clamp_(0, len(thresholds))
     if len(near):
-        found[near] = torch.bucketize(values[near], thresholds, out_int32=True)
+        found[near] = torch.bucketize(values[near], thresholds).to(found)
     return found
 
 

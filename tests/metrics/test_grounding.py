@@ -12,8 +12,10 @@ from torch import Tensor
 
 import medclip_dcl.metrics.grounding as grounding_module
 from medclip_dcl.metrics import (
+    BoxedHeatMap,
     ContrastToNoiseRatio,
     MeanIoU,
+    Rectangle,
     box_mask,
     contrast_to_noise_ratio,
     default_thresholds,
@@ -233,3 +235,54 @@ def test_metric_classes_are_means_over_boxes():
     assert (cnr.n_boxes, cnr.n_undefined) == (3, 1)
     overlaps = [mean_iou(*case).item() for case in cases] + [mean_iou(constant, cases[-1][1]).item()]
     assert iou.compute().item() == pytest.approx(sum(overlaps) / 4, abs=1e-6)
+
+
+def by_mask(heat_map: Tensor, boxes: list[Rectangle]) -> tuple[float, float]:
+    mask = torch.zeros(heat_map.shape, dtype=torch.bool)
+    for top, bottom, left, right in boxes:
+        mask[top:bottom, left:right] = True
+    return float(contrast_to_noise_ratio(heat_map, mask, signed=True)), float(mean_iou(heat_map, mask))
+
+
+@pytest.mark.parametrize("nan_share", [0.0, 0.2])
+@pytest.mark.parametrize(
+    "boxes",
+    [
+        [Rectangle(3, 9, 2, 17)],
+        [Rectangle(0, 1, 0, 1)],
+        [Rectangle(3, 9, 2, 17), Rectangle(6, 20, 10, 12), Rectangle(6, 20, 10, 12)],
+        [Rectangle(3, 9, 2, 7), Rectangle(9, 20, 7, 23)],
+        [Rectangle(0, 29, 0, 23)],
+    ],
+    ids=["one", "pixel", "overlapping", "touching", "all"],
+)
+def test_boxes_of_one_map_agree_with_it_as_their_mask_does(boxes, nan_share, monkeypatch):
+    monkeypatch.setattr(grounding_module, "_PIXELS_PER_BLOCK", 100)
+    heat_map = random_case(29, 23, nan_share)[0]
+    heat_map[0, 0] = 0.3
+    boxed = BoxedHeatMap(heat_map)
+    for _ in range(2):
+        assert boxed.agreement(boxes) == pytest.approx(by_mask(heat_map, boxes), abs=1e-6, nan_ok=True)
+
+
+@pytest.mark.parametrize("inside", [0.1, 0.3])
+@pytest.mark.parametrize("first", [0.1, 0.3])
+def test_a_box_that_the_map_marks_exactly_has_an_infinite_ratio(inside, first):
+    heat_map = torch.full((31, 47), 0.4 - inside)
+    box = Rectangle(2, 30, 5, 44) if first != inside else Rectangle(0, 30, 0, 44)
+    heat_map[box.top : box.bottom, box.left : box.right] = inside
+    found = BoxedHeatMap(heat_map).agreement([box])
+    assert found.cnr_signed == (math.inf if inside > 0.2 else -math.inf)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, -1 / 3, 1e-20])
+def test_boxes_on_a_constant_map_have_no_ratio(value):
+    assert math.isnan(BoxedHeatMap(torch.full((31, 47), value)).agreement([Rectangle(2, 5, 3, 4)]).cnr_signed)
+
+
+@pytest.mark.parametrize("box", [Rectangle(0, 4, 0, 8), Rectangle(-1, 2, 0, 2), Rectangle(2, 2, 0, 1)])
+def test_a_box_beyond_the_map_or_empty_is_named(box):
+    with pytest.raises(ValueError, match=r"bottom=.* reaches beyond the heat map of 3 x 7 pixels"):
+        BoxedHeatMap(torch.rand(3, 7)).agreement([box])
+    with pytest.raises(ValueError, match="no box"):
+        BoxedHeatMap(torch.rand(3, 7)).agreement([])
