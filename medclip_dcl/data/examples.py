@@ -1,4 +1,4 @@
-"""Examples of the image-text datamodule: images with sentences of their reports, and whole images alone."""
+"""Examples of the image-text datamodule: images with sentences of their reports, and images alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from medclip_dcl.data.masking import Masking
-from medclip_dcl.data.transforms import augment, load_grey, to_input
+from medclip_dcl.data.transforms import augment, centre_crop, load_grey, to_input
 from medclip_dcl.encoders.masked_language import IGNORED
 from medclip_dcl.network import pad_tokens
 from medclip_dcl.prepared import PreparedDataError
@@ -86,6 +86,7 @@ class ReportedExamples(Dataset):
         candidate: fields of images, by name; (image, ...).
         masking: hides word pieces; None for no masked sentences.
         extra: entries of every batch.
+        seen: without augmentation, the side of the middle part that is shown, in pixels; None shows all.
     """
 
     def __init__(
@@ -101,7 +102,9 @@ class ReportedExamples(Dataset):
         candidate: Mapping[str, Tensor],
         masking: Masking | None = None,
         extra: Mapping[str, Any] | None = None,
+        seen: int | None = None,
     ) -> None:
+        self.seen = seen or images.size
         self.dicom_ids = reported.images["dicom_id"].tolist()
         self.study_ids = reported.images["study_id"].tolist()
         self.sentence_ids = reported.sentence_ids
@@ -136,7 +139,7 @@ class ReportedExamples(Dataset):
 
     def _shown(self, index: int, generator: np.random.Generator) -> list[Tensor]:
         if self.views is None:
-            return [to_input(self.images[index])]
+            return [to_input(centre_crop(self.images[index], self.seen))]
         shown = [self._augmented(index, generator)]
         others = [other for other in self.of_study[self.study_ids[index]] if other != index]
         if self.views.count > 1:
@@ -180,17 +183,20 @@ class ReportedExamples(Dataset):
         return batch
 
 
-class WholeImages(Dataset):
-    """Images alone, whole."""
+class ImagesAlone(Dataset):
+    """Images without sentences, of which the middle `seen` x `seen` pixels are shown."""
 
-    def __init__(self, images: Images, dicom_ids: list[str]) -> None:
-        self.images, self.dicom_ids = images, dicom_ids
+    def __init__(self, images: Images, dicom_ids: list[str], seen: int) -> None:
+        self.images, self.dicom_ids, self.seen = images, dicom_ids, seen
 
     def __len__(self) -> int:
         return len(self.dicom_ids)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"image": to_input(self.images[index]), "dicom_id": self.dicom_ids[index]}
+        return {
+            "image": to_input(centre_crop(self.images[index], self.seen)),
+            "dicom_id": self.dicom_ids[index],
+        }
 
     def collate(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
         return {

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import UInt8
 from torch.utils.data import DataLoader, Dataset
 
-from medclip_dcl.data.examples import Images, Reported, ReportedExamples, Views, WholeImages
+from medclip_dcl.data.examples import Images, ImagesAlone, Reported, ReportedExamples, Views
 from medclip_dcl.data.fields import check_fields, image_fields, sentence_fields
 from medclip_dcl.data.masking import Masking
 from medclip_dcl.data.samplers import (
@@ -28,6 +28,29 @@ from medclip_dcl.prepared import PreparedDataError, PreparedSet
 
 
 @dataclass(frozen=True)
+class View:
+    """The part of each image that the evaluations see: the middle of it, or all.
+
+    Attributes:
+        seen: side of that part, in pixels of the prepared image at `size` x `size`.
+        size: side of the whole image.
+    """
+
+    seen: int = 1
+    size: int = 1
+
+    def of(self, length: int) -> tuple[int, int]:
+        """First and last (excluded) of the rows, or columns, of an image of so many that are seen."""
+        first = (self.size - self.seen) // 2
+        return round(length * first / self.size), round(length * (first + self.seen) / self.size)
+
+    def __str__(self) -> str:
+        if self.seen == self.size:
+            return "whole image"
+        return f"middle {self.seen} x {self.seen} of {self.size} x {self.size} pixels"
+
+
+@dataclass(frozen=True)
 class EvaluationTables:
     """What the evaluations of one stage need to know besides the images.
 
@@ -37,6 +60,7 @@ class EvaluationTables:
         boxes: dicom_id, category, phrase, x, y, w, h in original pixels; empty on validate.
         sentences: dicom_id, sentence_id, text: the sentences of each image's report, each once.
         phantom: True if the images are no patients.
+        view: what the model sees of each image.
     """
 
     images: pd.DataFrame
@@ -44,6 +68,7 @@ class EvaluationTables:
     boxes: pd.DataFrame
     sentences: pd.DataFrame
     phantom: bool
+    view: View = View()
 
 
 class ImageTextDataModule(EpochDataModule):
@@ -57,7 +82,7 @@ class ImageTextDataModule(EpochDataModule):
 
     Args:
         folder: the prepared data set.
-        image_size: side in pixels to which the whole image is scaled; what evaluation sees.
+        image_size: side in pixels to which the whole image is scaled.
         crop_size: side of the random training crop, in pixels; at most image_size.
         batch_size: images per batch, of all processes together.
         contrastive_batch: images that are contrasted in a step, of all processes together, a multiple of batch_size:
@@ -77,6 +102,8 @@ class ImageTextDataModule(EpochDataModule):
         cache_images: True keeps all images at image_size in memory (bytes = images * image_size^2).
         predict_use: which images `predict` takes: "test", all that `test` evaluates; or train, validate, grounding.
         seed: of the order, the crops and the sentence choice.
+        evaluation_crop: validation, test and prediction see the middle of the image, a square of so many pixels; null
+            for the whole image, from which no box can fall (choice: SSD does not say).
 
     Raises:
         ValueError: an option out of its range.
@@ -101,8 +128,15 @@ class ImageTextDataModule(EpochDataModule):
         views: int = 1,
         text_embedding: str | None = None,
         mask_probability: float = 0.15,
+        evaluation_crop: int | None = None,
     ) -> None:
         super().__init__()
+        if evaluation_crop is not None and not 1 <= evaluation_crop <= image_size:
+            raise ValueError(
+                f"data.evaluation_crop {evaluation_crop} must lie in [1, image_size = {image_size}]; null for the "
+                "whole image"
+            )
+        self.view = View(evaluation_crop or image_size, image_size)
         if not 1 <= crop_size <= image_size:
             raise ValueError(f"crop_size {crop_size} must lie in [1, image_size = {image_size}]")
         if sentences not in ("one", "all"):
@@ -250,6 +284,7 @@ class ImageTextDataModule(EpochDataModule):
             candidate=candidate,
             masking=masking,
             extra=extra,
+            seen=self.view.seen,
         )
 
     def load_image(self, dicom_id: str) -> UInt8[np.ndarray, "height width"]:
@@ -288,7 +323,7 @@ class ImageTextDataModule(EpochDataModule):
         return self._image_loader(sorted(images["dicom_id"]))
 
     def _image_loader(self, dicom_ids: list[str]) -> DataLoader:
-        examples = WholeImages(self._cached(dicom_ids), dicom_ids)
+        examples = ImagesAlone(self._cached(dicom_ids), dicom_ids, self.view.seen)
         return self._loader(examples, ShardSampler(len(examples)), self.batch_size, examples.collate)
 
     def _cached(self, dicom_ids: list[str]) -> Images:
@@ -355,6 +390,7 @@ class ImageTextDataModule(EpochDataModule):
             boxes=boxes.reset_index(drop=True),
             sentences=sentences[["dicom_id", "sentence_id", "text"]],
             phantom=self.prepared.is_phantom,
+            view=self.view,
         )
 
     @staticmethod

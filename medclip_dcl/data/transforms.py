@@ -34,6 +34,12 @@ def to_input(grey: UInt8[np.ndarray, "height width"]) -> Float[Tensor, "3 height
     return (torch.from_numpy(grey.astype(np.float32)) / 255).expand(3, -1, -1)
 
 
+def centre_crop(grey: UInt8[np.ndarray, "height width"], size: int) -> UInt8[np.ndarray, "size size"]:
+    """The middle `size` x `size` pixels; where it does not lie in the middle exactly, half a pixel up and left."""
+    top, left = (grey.shape[0] - size) // 2, (grey.shape[1] - size) // 2
+    return grey[top : top + size, left : left + size]
+
+
 def augment(
     grey: UInt8[np.ndarray, "height width"],
     crop_size: int,

@@ -156,7 +156,7 @@ class ZeroShotClassification(EvaluationCallback):
             },
             scalars=scalars,
             protocol={
-                "view": "whole image",
+                "view": str(tables.view),
                 "prompts": {
                     finding: {"negative": _in_words(pair[0]), "positive": _in_words(pair[1])}
                     for finding, pair in self.prompts.items()

@@ -91,6 +91,7 @@ class EmbeddingMap(EvaluationCallback):
             metrics={},
             scalars={},
             protocol={
+                "view": str(tables.view),
                 "embedding": "mean region, normalised",
                 "perplexity": self.perplexity,
                 "most_images": self.most_images,

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from scipy.ndimage import gaussian_filter
 from torch import Tensor
 
-from medclip_dcl.data.image_text import EvaluationTables
+from medclip_dcl.data.image_text import EvaluationTables, View
 from medclip_dcl.evaluation.base import (
     EvaluationCallback,
     Findings,
@@ -24,7 +24,7 @@ from medclip_dcl.evaluation.base import (
     subject_ids,
 )
 from medclip_dcl.evaluation.figures import heat_map_figure
-from medclip_dcl.metrics import BoxedHeatMap, Rectangle, box_bounds, default_thresholds
+from medclip_dcl.metrics import Agreement, BoxedHeatMap, Rectangle, box_bounds, default_thresholds
 from medclip_dcl.network import ImageTextNetwork
 from medclip_dcl.similarity import INTERPOLATIONS, at_image_size, cosine_heat_maps
 
@@ -74,7 +74,8 @@ class Grounding(EvaluationCallback):
     """Contrast-to-noise ratio and mean IoU of each box, averaged over boxes, and over image-phrase pairs.
 
     The heat map holds the cosine of each region with the phrase, enlarged to the size of the image, which the model
-    sees as a whole: no box falls outside the view. No min-max: raw cosines (choices, not from the paper).
+    sees as a whole: no box falls outside the view. No min-max: raw cosines (choices, not from the paper). Where the
+    model sees a part of the image only, the pixels of that part count; a box outside it has a mIoU of 0 and no CNR.
 
     Logs ``test/cnr``, ``test/cnr_signed``, ``test/miou`` (over boxes) and ``test/pair_cnr``,
     ``test/pair_cnr_signed``, ``test/pair_miou`` (over image-phrase pairs, each with the union of its boxes).
@@ -121,6 +122,7 @@ class Grounding(EvaluationCallback):
         self.heat_map_size, self.interpolation = heat_map_size, interpolation
         self.smoothing, self.region_centres = float(smoothing), region_centres
         self._centre = 0.5
+        self._view = View()
         self._boxes: dict[str, list[Box]] = {}
         self._sizes: dict[str, tuple[int, int]] = {}
         self._maps: dict[str, dict[str, np.ndarray]] = {}
@@ -129,6 +131,7 @@ class Grounding(EvaluationCallback):
     def prepare(self, tables: EvaluationTables, stage: str) -> set[str]:
         self._boxes = boxes_by_image(tables)
         self._sizes = image_sizes(tables)
+        self._view = tables.view
         return set(self._boxes)
 
     def measure(
@@ -154,26 +157,33 @@ class Grounding(EvaluationCallback):
         down, across = (
             size / original for size, original in zip((height, width), self._sizes[dicom_id], strict=True)
         )
-        measured: dict[str, Any] = {"boxes": {}, "pairs": {}, "maps": {}, "size": (height, width)}
+        (top, bottom), (left, right) = self._view.of(height), self._view.of(width)
+        centre = region_centre(network, self.region_centres)
+        measured: dict[str, Any] = {
+            "boxes": {},
+            "pairs": {},
+            "maps": {},
+            "size": (height, width),
+            "unseen": 0,
+        }
         for phrase in dict.fromkeys(box.phrase for box in self._boxes[dicom_id]):
             regions = cosine_heat_maps(feature_map, embed_texts(network, [phrase]))[0]
             measured["maps"][phrase] = regions.cpu().numpy()
-            heat_map = self._enlarged(regions, height, width, region_centre(network, self.region_centres))
-            rectangles = {
-                box.row: _rectangle(box, dicom_id, height, width, down, across)
+            boxed = BoxedHeatMap(self._enlarged(regions, bottom - top, right - left, centre))
+            seen = {
+                box.row: _rectangle(box, dicom_id, height, width, down, across).within(
+                    top, bottom, left, right
+                )
                 for box in self._boxes[dicom_id]
                 if box.phrase == phrase
             }
-            boxed = BoxedHeatMap(heat_map)
-            of_boxes = {row: boxed.agreement([box])._asdict() for row, box in rectangles.items()}
+            of_boxes = {row: _agreement(boxed, [box]) for row, box in seen.items()}
             measured["boxes"].update(of_boxes)
             # The pair of a single box is that box.
-            is_single = len(rectangles) == 1
             measured["pairs"][phrase] = (
-                next(iter(of_boxes.values()))
-                if is_single
-                else boxed.agreement(list(rectangles.values()))._asdict()
+                next(iter(of_boxes.values())) if len(seen) == 1 else _agreement(boxed, list(seen.values()))
             )
+            measured["unseen"] += sum(box is None for box in seen.values())
         return measured
 
     def _evaluated_size(
@@ -186,7 +196,11 @@ class Grounding(EvaluationCallback):
         if self.heat_map_size == "original":
             return self._sizes[dicom_id]
         rows, columns = feature_map.shape[1:]
-        return rows * network.stride, columns * network.stride
+        # Of the whole image, however much of it the regions cover.
+        down, across = (
+            round(count * network.stride * self._view.size / self._view.seen) for count in (rows, columns)
+        )
+        return down, across
 
     def _enlarged(
         self,
@@ -232,9 +246,15 @@ class Grounding(EvaluationCallback):
         scalars = {**overall, **{f"pair_{name}": value for name, value in by_pair.items()}}
         n_undefined = int((~np.isfinite(cases["cnr_signed"])).sum())
         notes = [NO_BOXES] if cases.empty else []
+        n_unseen = sum(value["unseen"] for value in values.values())
+        if n_unseen:
+            notes.append(
+                f"{n_unseen} of {len(cases)} boxes lie outside the {self._view} that the model sees: mIoU 0, no CNR"
+            )
         if n_undefined:
             notes.append(
-                f"{n_undefined} of {len(cases)} boxes have no CNR (constant heat map, or box as large as the image)"
+                f"{n_undefined} of {len(cases)} boxes have no CNR (constant heat map, or a box that covers all or "
+                "nothing of what the model sees)"
             )
         return Findings(
             metrics={
@@ -246,7 +266,7 @@ class Grounding(EvaluationCallback):
             },
             scalars={name: value for name, value in scalars.items() if value is not None},
             protocol={
-                "view": "whole image",
+                "view": str(tables.view),
                 "phrase_punctuation": punctuation(network),
                 "heat_map": "cosine of each region with the phrase, raw",
                 "size": self._size_in_words(),
@@ -315,8 +335,11 @@ class Grounding(EvaluationCallback):
         """The map as it was evaluated, at no more pixels than a figure shows."""
         height, width = self._evaluated_sizes[dicom_id]
         regions = torch.from_numpy(self._maps[dicom_id][phrase])
+        (top, bottom), (left, right) = self._view.of(height), self._view.of(width)
+        whole = torch.full((height, width), math.nan)
+        whole[top:bottom, left:right] = self._enlarged(regions, bottom - top, right - left, self._centre)
         step = max(1, max(height, width) // _SHOWN_PIXELS)
-        return self._enlarged(regions, height, width, self._centre)[::step, ::step].numpy()
+        return whole[::step, ::step].numpy()
 
 
 def region_centre(network: ImageTextNetwork, region_centres: str) -> float:
@@ -397,6 +420,12 @@ def _rectangle(box: Box, dicom_id: str, height: int, width: int, down: float, ac
             f"image {dicom_id}: box (x={box.x:g}, y={box.y:g}, w={box.w:g}, h={box.h:g}) covers no whole pixel of the"
             f' model\'s {width} x {height} input; evaluate with heat_map_size: "original"'
         ) from error
+
+
+def _agreement(boxed: BoxedHeatMap, boxes: Sequence[Rectangle | None]) -> dict[str, float]:
+    """Of the union of boxes; None stands for one of which nothing is seen."""
+    seen = [box for box in boxes if box is not None]
+    return (boxed.agreement(seen) if seen else Agreement(math.nan, 0.0))._asdict()
 
 
 def _averages(cases: pd.DataFrame) -> dict[str, float | None]:

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torchvision.ops import roi_align
 
-from medclip_dcl.data.image_text import EvaluationTables
+from medclip_dcl.data.image_text import EvaluationTables, View
 from medclip_dcl.evaluation.base import (
     EvaluationCallback,
     Findings,
@@ -35,6 +35,7 @@ from medclip_dcl.metrics import cosine_retrieval_ranks, retrieval_ranks, summari
 from medclip_dcl.network import ImageTextNetwork
 
 KS = (10, 50, 100)
+WHOLE = View()
 DIRECTIONS = ("image_to_text", "text_to_image")
 COLUMNS = ["direction", "dicom_id", "subject_id", "phrase", "box", "rank", "rank_tolerant", "n_candidates"]
 
@@ -110,6 +111,7 @@ class BoxesAndPhrases:
         self.region_centres = region_centres
         self._boxes = boxes_by_image(tables)
         self._sizes = image_sizes(tables)
+        self._view = tables.view
         self.images = set(self._boxes)
 
     def measure(
@@ -126,7 +128,7 @@ class BoxesAndPhrases:
                 boxes = self._boxes[dicom_id]
                 corners = torch.tensor([[box.x, box.y, box.w, box.h] for box in boxes])
                 features = box_features(
-                    feature_map[index], corners.to(feature_map), self._sizes[dicom_id], centre
+                    feature_map[index], corners.to(feature_map), self._sizes[dicom_id], centre, self._view
                 )
                 found[dicom_id] = {
                     box.row: feature for box, feature in zip(boxes, features.cpu().numpy(), strict=True)
@@ -139,7 +141,7 @@ class BoxesAndPhrases:
         by_box = {box: feature for value in values.values() for box, feature in value.items()}
         boxes = tables.boxes[tables.boxes.index.isin(by_box)]
         protocol = {
-            "view": "whole image",
+            "view": str(tables.view),
             "phrase_punctuation": punctuation(network),
             "box_feature": "RoIAlign 1 x 1, aligned, of the projected feature map",
             "region_centres": REGION_CENTRES[self.region_centres],
@@ -256,11 +258,15 @@ def box_features(
     boxes: Float[Tensor, "box 4"],
     image_size: tuple[int, int],
     region_centre: float = 0.5,
+    view: View = WHOLE,
 ) -> Float[Tensor, "box dim"]:
     """RoIAlign of boxes on the feature map (He et al. 2017), one value for each box and channel.
 
+    Of a box that reaches out of the view, the part that is seen counts; a box outside has the zero vector, which
+    is as near to every phrase.
+
     Args:
-        feature_map: covers the whole image, however it was scaled.
+        feature_map: covers the view, however it was scaled.
         boxes: x, y, w, h in pixels of the original image.
         image_size: (height, width) of the original image, pixels.
         region_centre: where a region lies in its cell, see ``RegionEncoder.region_centre``.
@@ -268,11 +274,17 @@ def box_features(
     height, width = image_size
     rows, columns = feature_map.shape[1:]
     x, y, w, h = boxes.unbind(dim=1)
-    corners = torch.stack([x, y, x + w, y + h], dim=1)
-    corners = corners * corners.new_tensor([columns / width, rows / height, columns / width, rows / height])
+    (top, bottom), (left, right) = view.of(height), view.of(width)
+    corners = torch.stack([x, y, x + w, y + h], dim=1) - boxes.new_tensor([left, top, left, top])
+    if view != WHOLE:
+        corners = corners.clamp(min=0).minimum(boxes.new_tensor([right - left, bottom - top] * 2))
+    is_seen = (corners[:, 2:] > corners[:, :2]).all(dim=1)
+    across, down = columns / (right - left), rows / (bottom - top)
+    corners = corners * corners.new_tensor([across, down, across, down])
     # roi_align takes the regions to lie in the middle of their cells.
     corners = corners + (0.5 - region_centre)
-    return roi_align(feature_map[None], [corners], output_size=1, aligned=True)[:, :, 0, 0]
+    features = roi_align(feature_map[None], [corners], output_size=1, aligned=True)[:, :, 0, 0]
+    return features * is_seen[:, None]
 
 
 def summarise_directions(ranks: Mapping[str, Float[Tensor, "query"]]) -> dict[str, Any]:

@@ -29,6 +29,16 @@ class Rectangle(NamedTuple):
     left: int
     right: int
 
+    def within(self, top: int, bottom: int, left: int, right: int) -> Rectangle | None:
+        """What lies in a part of the image, counted from the part's upper left corner; None for nothing."""
+        found = Rectangle(
+            max(self.top, top) - top,
+            min(self.bottom, bottom) - top,
+            max(self.left, left) - left,
+            min(self.right, right) - left,
+        )
+        return found if found.top < found.bottom and found.left < found.right else None
+
 
 def box_bounds(
     x: float | int,

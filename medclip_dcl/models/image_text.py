@@ -120,9 +120,11 @@ class ImageTextModel(LightningModule):
         if datamodule is None:
             return
         size, stride = datamodule.image_size, self.network.stride
-        if size % stride:
+        view = getattr(datamodule, "view", None)
+        sides = {"image_size": size, "evaluation_crop": size if view is None else view.seen}
+        for name in (name for name, side in sides.items() if side % stride):
             raise ValueError(
-                f"data.image_size {size} must be a multiple of the image encoder's stride, {stride} pixels: regions "
+                f"data.{name} {sides[name]} must be a multiple of the image encoder's stride, {stride} pixels: regions "
                 "at the border would reach beyond the image and heat maps would be shifted"
             )
         self.network.image_size = size

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from medclip_dcl.data.fields import IMAGE_FIELDS
-from medclip_dcl.data.image_text import ImageTextDataModule
+from medclip_dcl.data.image_text import ImageTextDataModule, View
 from medclip_dcl.data.transforms import load_grey, to_input
 from medclip_dcl.encoders.text import BertSentences
 from medclip_dcl.prepared import PreparedDataError, write_table
@@ -103,6 +103,29 @@ def test_validation_and_test_loaders_hold_every_image_whole_and_once(small_set, 
     path = data.prepared.table("images").set_index("dicom_id")["path"][ids[0]]
     assert torch.equal(test[0]["images"][0], to_input(load_grey(data.prepared.image_file(path), 40)))
     assert (data.load_image(ids[0]) == load_grey(data.prepared.image_file(path), 40)).all()
+
+
+def test_evaluation_of_the_middle_shows_it_everywhere(small_set, small_bert):
+    data = datamodule(small_set, small_bert, evaluation_crop=24)
+    whole = datamodule(small_set, small_bert)
+    for one in (data, whole):
+        one.setup("fit")
+    for name in ("val_dataloader", "test_dataloader", "predict_dataloader"):
+        middle, all_of_it = next(iter(getattr(data, name)())), next(iter(getattr(whole, name)()))
+        assert torch.equal(middle["images"], all_of_it["images"][:, :, 8:32, 8:32])
+    assert next(iter(data.train_dataloader()))["images"].shape[-1] == 32
+    assert (
+        data.evaluation("test").view == View(24, 40) and str(whole.evaluation("test").view) == "whole image"
+    )
+    for crop in (0, 41):
+        with pytest.raises(ValueError, match=f"evaluation_crop {crop} must lie in .1, image_size = 40"):
+            datamodule(small_set, small_bert, evaluation_crop=crop)
+
+
+def test_rows_of_a_view():
+    assert View(24, 40).of(100) == (20, 80)
+    assert View(5, 8).of(80) == (10, 60)  # 1 pixel of 8 above, 2 below
+    assert View().of(77) == (0, 77) and View(40, 40).of(77) == (0, 77)
 
 
 def test_evaluation_tables(small_set, small_bert):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from medclip_dcl.data.transforms import augment, load_grey, to_input
+from medclip_dcl.data.transforms import augment, centre_crop, load_grey, to_input
 
 
 def test_load_grey_scales_and_turns_grey(tmp_path):
@@ -50,3 +50,9 @@ def test_contrast_keeps_the_mean():
     crop = augment(grey, 2, 0.0, 0.2, np.random.default_rng(1))
     assert crop.mean().item() * 255 == pytest.approx(125, abs=0.01)
     assert crop.std().item() != pytest.approx(to_input(grey).std().item(), rel=1e-3)
+
+
+def test_the_middle_of_an_image():
+    grey = np.arange(6 * 7, dtype=np.uint8).reshape(6, 7)
+    assert (centre_crop(grey, 4) == grey[1:5, 1:5]).all()  # one pixel above, one below; one left, two right
+    assert (centre_crop(grey, 6) == grey[:, :6]).all()

@@ -5,6 +5,7 @@ Everything they should find can be computed by hand or by a few lines of numpy.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -22,7 +23,7 @@ from torch.nn.functional import avg_pool2d
 from torch.utils.data import DataLoader
 
 import medclip_dcl.evaluation.base as base
-from medclip_dcl.data.image_text import EvaluationTables
+from medclip_dcl.data.image_text import EvaluationTables, View
 from medclip_dcl.encoders.image import RegionEncoder
 from medclip_dcl.encoders.text import BertSentences, SentenceEncoder
 from medclip_dcl.evaluation import Grounding, ResultsWriter, Retrieval, ZeroShotClassification
@@ -388,6 +389,71 @@ def test_every_protocol_option_is_numpys_and_told_by_the_protocol(tested, tmp_pa
         standard = enlarge(cosine(regions[index], np.array(WORDS[box["phrase"]])), *size)
         differing += standard.shape != heat_map.shape or not np.allclose(standard, heat_map)
     assert differing == len(data.tables.boxes)
+
+
+def agreement_of_seen(heat_map, mask):
+    """What numpy finds on the pixels that the map defines."""
+    seen = ~np.isnan(heat_map)
+    if not mask[seen].any():
+        return math.nan, 0.0
+    return agreement(heat_map[seen], mask[seen])
+
+
+@pytest.mark.parametrize("size", ["original", "model"])
+def test_of_a_middle_view_the_seen_pixels_count(tested, tmp_path, size):
+    data = ColourData()
+    boxes = data.tables.boxes.copy()
+    boxes.loc[0, ["x", "y", "w", "h"]] = [
+        0.0,
+        0.0,
+        7.0,
+        4.0,
+    ]  # image 0 is 31 x 52: seen are 19 x 32 from (6, 10) on
+    boxes.loc[1, ["x", "y", "w", "h"]] = [0.0, 1.0, 25.0, 30.0]
+    data.tables = dataclasses.replace(data.tables, boxes=boxes, view=View(3, 5))
+    callbacks = [Grounding(examples=2, heat_map_size=size), Retrieval(), ResultsWriter()]
+    trainer_for(tmp_path, *callbacks).test(ColourModel(), datamodule=data, verbose=False)
+    predictions = pd.read_parquet(tmp_path / "predictions/grounding.parquet").set_index("box")
+    unseen = 0
+    for row, box in enumerate(boxes.to_dict("records")):
+        index = int(box["dicom_id"][5:])
+        original: Any = data.tables.images.loc[index, ["height", "width"]].astype(int)
+        height, width = (
+            original if size == "original" else (ROWS * STRIDE * 5 // 3, round(COLUMNS * STRIDE * 5 / 3))
+        )
+        (top, bottom), (left, right) = ((round(n / 5), round(n * 4 / 5)) for n in (height, width))
+        regions = cosine(regions_of(data)[index], np.array(WORDS[box["phrase"]]))
+        heat_map = np.full((height, width), np.nan)
+        heat_map[top:bottom, left:right] = enlarge(regions, bottom - top, right - left)
+        down, across = height / original["height"], width / original["width"]
+        mask = np.zeros((height, width), dtype=bool)
+        mask[
+            round(box["y"] * down) : round((box["y"] + box["h"]) * down),
+            round(box["x"] * across) : round((box["x"] + box["w"]) * across),
+        ] = True
+        cnr, iou = agreement_of_seen(heat_map, mask)
+        unseen += math.isnan(cnr)
+        assert predictions.loc[row, "cnr_signed"] == pytest.approx(cnr, abs=1e-4, nan_ok=True)
+        assert predictions.loc[row, "miou"] == pytest.approx(iou, abs=5e-3)
+    assert 0 < unseen < len(boxes) / 2
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["protocol"]["grounding"]["view"] == "middle 3 x 3 of 5 x 5 pixels"
+    assert results["protocol"]["retrieval"]["view"] == "middle 3 x 3 of 5 x 5 pixels"
+    told = f"{unseen} of {len(boxes)} boxes lie outside the middle 3 x 3 of 5 x 5 pixels that the model sees"
+    assert any(note.startswith(told) for note in results["notes"]["grounding"])
+    assert results["counts"]["grounding"]["boxes_without_cnr"] == unseen
+    assert len(list((tmp_path / "figures").glob("grounding_*.png"))) == 6
+
+
+def test_box_features_of_a_view_are_those_of_the_whole():
+    whole = torch.randn(6, 10, 15)
+    part, view = whole[:, 2:8, 3:12], View(30, 50)
+    boxes = torch.tensor([[40.0, 30.0, 33.0, 21.0], [0.0, 0.0, 20.0, 90.0], [0.0, 25.0, 70.0, 40.0]])
+    found = box_features(part, boxes, (100, 150), view=view)
+    torch.testing.assert_close(found[:1], box_features(whole, boxes[:1], (100, 150)))
+    assert not found[1].any(), "the model has not seen the box"
+    seen = torch.tensor([[30.0, 25.0, 40.0, 40.0]])
+    torch.testing.assert_close(found[2:], box_features(part, seen, (100, 150), view=view))
 
 
 def test_every_protocol_has_its_own_words(tested):
