@@ -1,24 +1,22 @@
-"""Examples of the image-text datamodule: images with sentences of their reports, and images alone."""
+"""Examples of the image-text datamodule: images with sentences of their reports."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import UInt8
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from medclip_dcl.data.images import Images
 from medclip_dcl.data.masking import Masking
-from medclip_dcl.data.transforms import augment, centre_crop, load_grey, to_input
+from medclip_dcl.data.transforms import augment, centre_crop, to_input
 from medclip_dcl.encoders.masked_language import IGNORED
 from medclip_dcl.network import pad_tokens
-from medclip_dcl.prepared import PreparedDataError
 
 # The last number of a generator's seed, so that hiding word pieces changes neither crops nor sentence choice.
 _MASKING_STREAM = 1
@@ -30,29 +28,6 @@ class Reported:
 
     images: pd.DataFrame
     sentence_ids: list[list[int]]
-
-
-class Images:
-    """Grey images by position, read when needed or held in memory."""
-
-    def __init__(self, files: list[Path], size: int, in_memory: bool) -> None:
-        self.files, self.size = files, size
-        self.cache: np.ndarray | None = None
-        if in_memory:
-            self.cache = np.empty((len(files), size, size), dtype=np.uint8)
-            for index, file in enumerate(files):
-                self.cache[index] = self._read(file)
-
-    def _read(self, file: Path) -> UInt8[np.ndarray, "size size"]:
-        try:
-            return load_grey(file, self.size)
-        except OSError as error:
-            raise PreparedDataError(
-                f"prepared image {file} cannot be read ({error}); delete it and run data_prep.mimic_cxr again"
-            ) from error
-
-    def __getitem__(self, index: int) -> UInt8[np.ndarray, "size size"]:
-        return self._read(self.files[index]) if self.cache is None else self.cache[index]
 
 
 @dataclass(frozen=True)
@@ -181,28 +156,6 @@ class ReportedExamples(Dataset):
             for row, (_, labels) in enumerate(masked):
                 batch["masked_labels"][row, : len(labels)] = torch.from_numpy(labels)
         return batch
-
-
-class ImagesAlone(Dataset):
-    """Images without sentences, of which the middle `seen` x `seen` pixels are shown."""
-
-    def __init__(self, images: Images, dicom_ids: list[str], seen: int) -> None:
-        self.images, self.dicom_ids, self.seen = images, dicom_ids, seen
-
-    def __len__(self) -> int:
-        return len(self.dicom_ids)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {
-            "image": to_input(centre_crop(self.images[index], self.seen)),
-            "dicom_id": self.dicom_ids[index],
-        }
-
-    def collate(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            "images": torch.stack([example["image"] for example in examples]),
-            "dicom_id": [example["dicom_id"] for example in examples],
-        }
 
 
 def _column(values: Mapping[Any, Any], sentence_ids: Sequence[int]) -> Tensor:

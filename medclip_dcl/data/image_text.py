@@ -6,56 +6,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pandas as pd
-import torch
-from jaxtyping import UInt8
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
-from medclip_dcl.data.examples import Images, ImagesAlone, Reported, ReportedExamples, Views
+from medclip_dcl.data.examples import Reported, ReportedExamples, Views
 from medclip_dcl.data.fields import check_fields, image_fields, sentence_fields
+from medclip_dcl.data.images import EvaluatedImages, ImagesDataModule, View, check_augmentation
 from medclip_dcl.data.masking import Masking
-from medclip_dcl.data.samplers import (
-    EpochDataModule,
-    EpochSampler,
-    FixedBatches,
-    ShardSampler,
-    require_whole_batches,
-)
-from medclip_dcl.data.transforms import load_grey
+from medclip_dcl.data.samplers import EpochSampler, FixedBatches, ShardSampler
 from medclip_dcl.distributed import rank_and_size
-from medclip_dcl.prepared import PreparedDataError, PreparedSet
+from medclip_dcl.prepared import PreparedDataError
 
 
 @dataclass(frozen=True)
-class View:
-    """The part of each image that the evaluations see: the middle of it, or all.
+class EvaluationTables(EvaluatedImages):
+    """What the evaluations of image and text need to know besides the images.
 
     Attributes:
-        seen: side of that part, in pixels of the prepared image at `size` x `size`.
-        size: side of the whole image.
-    """
-
-    seen: int = 1
-    size: int = 1
-
-    def of(self, length: int) -> tuple[int, int]:
-        """First and last (excluded) of the rows, or columns, of an image of so many that are seen."""
-        first = (self.size - self.seen) // 2
-        return round(length * first / self.size), round(length * (first + self.seen) / self.size)
-
-    def __str__(self) -> str:
-        if self.seen == self.size:
-            return "whole image"
-        return f"middle {self.seen} x {self.seen} of {self.size} x {self.size} pixels"
-
-
-@dataclass(frozen=True)
-class EvaluationTables:
-    """What the evaluations of one stage need to know besides the images.
-
-    Attributes:
-        images: dicom_id, subject_id, study_id, height, width (original pixels): each evaluated image once.
         chex5: dicom_id, finding, label (1 / 0).
         boxes: dicom_id, category, phrase, x, y, w, h in original pixels; empty on validate.
         sentences: dicom_id, sentence_id, text: the sentences of each image's report, each once.
@@ -63,7 +30,6 @@ class EvaluationTables:
         view: what the model sees of each image.
     """
 
-    images: pd.DataFrame
     chex5: pd.DataFrame
     boxes: pd.DataFrame
     sentences: pd.DataFrame
@@ -71,7 +37,7 @@ class EvaluationTables:
     view: View = View()
 
 
-class ImageTextDataModule(EpochDataModule):
+class ImageTextDataModule(ImagesDataModule):
     """Images with sentences of their reports, for training, validation, test and prediction.
 
     A batch is a dict: images (view, 3, H, W) in [0, 1], first views of all images first; view_of (view,): of which
@@ -130,20 +96,18 @@ class ImageTextDataModule(EpochDataModule):
         mask_probability: float = 0.15,
         evaluation_crop: int | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(folder, image_size, batch_size, num_workers, cache_images, predict_use, seed)
+        if not 1 <= crop_size <= image_size:
+            raise ValueError(f"crop_size {crop_size} must lie in [1, image_size = {image_size}]")
         if evaluation_crop is not None and not 1 <= evaluation_crop <= image_size:
             raise ValueError(
                 f"data.evaluation_crop {evaluation_crop} must lie in [1, image_size = {image_size}]; null for the "
                 "whole image"
             )
         self.view = View(evaluation_crop or image_size, image_size)
-        if not 1 <= crop_size <= image_size:
-            raise ValueError(f"crop_size {crop_size} must lie in [1, image_size = {image_size}]")
         if sentences not in ("one", "all"):
             raise ValueError(f'data.sentences must be "one" or "all", got {sentences!r}')
-        for name, value in (("brightness", brightness), ("contrast", contrast)):
-            if not 0 <= value < 1:
-                raise ValueError(f"data.{name} must lie in [0, 1), got {value}")
+        check_augmentation(brightness, contrast)
         if contrastive_batch is not None and (contrastive_batch < 1 or contrastive_batch % batch_size):
             raise ValueError(
                 f"data.contrastive_batch {contrastive_batch} must be a multiple of data.batch_size {batch_size}"
@@ -152,40 +116,20 @@ class ImageTextDataModule(EpochDataModule):
             raise ValueError(f"data.views must be at least 1, got {views}")
         if not 0 < mask_probability < 1:
             raise ValueError(f"data.mask_probability must lie in (0, 1), got {mask_probability}")
-        self.folder = folder
-        self.image_size, self.crop_size, self.batch_size = image_size, crop_size, batch_size
-        self.sentences, self.brightness, self.contrast = sentences, brightness, contrast
-        self.log_p_name, self.num_workers, self.cache_images = log_p, num_workers, cache_images
-        self.predict_use, self.seed = predict_use, seed
+        self.crop_size, self.brightness, self.contrast = crop_size, brightness, contrast
+        self.sentences, self.log_p_name = sentences, log_p
         self.contrastive_batch, self.views = contrastive_batch or batch_size, views
         self.text_embedding_name, self.mask_probability = text_embedding, mask_probability
-        self._prepared: PreparedSet | None = None
         self._train: ReportedExamples | None = None
         self._tokens: dict[int, list[int]] | None = None
-        self._images: dict[str, Images] = {}
         self._evaluation: dict[str, EvaluationTables] = {}
-
-    @property
-    def prepared(self) -> PreparedSet:
-        """The prepared data set, opened at first use."""
-        if self._prepared is None:
-            self._prepared = PreparedSet(self.folder)
-        return self._prepared
 
     def setup(self, stage: str) -> None:
         """Check the set against what the run needs; nothing is found out in the middle of an epoch."""
-        images = self.prepared.table("images")
+        self.prepared.table("images")
         if stage != "fit":
             return
-        both = self.prepared.patients_in_training_and_evaluation
-        if both:
-            raise PreparedDataError(
-                f"{self.folder}: {len(both)} patients stand both in training and in evaluation (first: {both[0]}); "
-                "prepare the set again with data_prep.mimic_cxr"
-            )
-        for use in ("train", "validate"):
-            if not (images["use"] == use).any():
-                raise PreparedDataError(f"{self.folder} has no {use} images; fit needs train and validate")
+        self._require_images_to_fit()
         self._token_table()
         reported = self._reported("train")
         self._check_views(reported)
@@ -230,18 +174,11 @@ class ImageTextDataModule(EpochDataModule):
 
     def _check_batches(self, images: int) -> None:
         """What the loaders would refuse belongs here, not into the first epoch."""
-        processes = rank_and_size()[1]
-        require_whole_batches(images, self.batch_size, processes, "images")
+        self._require_batches(images, len(self._reported("validate").images))
         if self.contrastive_batch > images:
             raise ValueError(
                 f"{images} training images do not fill one batch of {self.contrastive_batch}; lower "
                 "data.contrastive_batch"
-            )
-        validate = len(self._reported("validate").images)
-        if -(-validate // self.batch_size) < processes:
-            raise ValueError(
-                f"{validate} validate images are {-(-validate // self.batch_size)} batches of {self.batch_size}, fewer "
-                f"than the {processes} processes; lower data.batch_size or use fewer processes"
             )
 
     def _check_views(self, reported: Reported) -> None:
@@ -287,12 +224,6 @@ class ImageTextDataModule(EpochDataModule):
             seen=self.view.seen,
         )
 
-    def load_image(self, dicom_id: str) -> UInt8[np.ndarray, "height width"]:
-        """The prepared image, grey levels at image_size."""
-        images = self.prepared.table("images")
-        path = images.loc[images["dicom_id"] == dicom_id, "path"].item()
-        return load_grey(self.prepared.image_file(path), self.image_size)
-
     # Loaders
 
     def train_dataloader(self) -> DataLoader:
@@ -308,45 +239,6 @@ class ImageTextDataModule(EpochDataModule):
         examples = self._examples(self._reported("validate"), augmented=False)
         blocks = FixedBatches(examples, self.batch_size, examples.collate)
         return self._loader(blocks, ShardSampler(len(blocks)), None, None)
-
-    def test_dataloader(self) -> DataLoader:
-        return self._image_loader(self.evaluation("test").images["dicom_id"].tolist())
-
-    def predict_dataloader(self) -> DataLoader:
-        if self.predict_use == "test":
-            return self.test_dataloader()
-        images = self.prepared.table("images").query("use == @self.predict_use")
-        if images.empty:
-            raise PreparedDataError(
-                f"{self.folder} has no images of use {self.predict_use!r} (data.predict_use)"
-            )
-        return self._image_loader(sorted(images["dicom_id"]))
-
-    def _image_loader(self, dicom_ids: list[str]) -> DataLoader:
-        examples = ImagesAlone(self._cached(dicom_ids), dicom_ids, self.view.seen)
-        return self._loader(examples, ShardSampler(len(examples)), self.batch_size, examples.collate)
-
-    def _cached(self, dicom_ids: list[str]) -> Images:
-        key = "\n".join(dicom_ids)
-        if key not in self._images:
-            paths = self.prepared.table("images").set_index("dicom_id")["path"].reindex(dicom_ids)
-            files = [self.prepared.image_file(path) for path in paths]
-            self._images[key] = Images(files, self.image_size, self.cache_images)
-        return self._images[key]
-
-    def _loader(
-        self, dataset: Dataset, sampler: Any, batch_size: int | None, collate: Any, drop_last: bool = False
-    ) -> DataLoader:
-        return DataLoader(
-            dataset,
-            batch_size=batch_size,
-            sampler=sampler,
-            num_workers=self.num_workers,
-            collate_fn=collate,
-            drop_last=drop_last,
-            persistent_workers=self.num_workers > 0,
-            pin_memory=torch.cuda.is_available(),
-        )
 
     # Evaluation
 

@@ -14,7 +14,8 @@ from matplotlib.figure import Figure
 from scipy.ndimage import gaussian_filter
 from torch import Tensor
 
-from medclip_dcl.data.image_text import EvaluationTables, View
+from medclip_dcl.data.image_text import EvaluationTables
+from medclip_dcl.data.images import View
 from medclip_dcl.evaluation.base import (
     EvaluationCallback,
     Findings,

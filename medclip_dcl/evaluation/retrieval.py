@@ -13,7 +13,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torchvision.ops import roi_align
 
-from medclip_dcl.data.image_text import EvaluationTables, View
+from medclip_dcl.data.image_text import EvaluationTables
+from medclip_dcl.data.images import View
 from medclip_dcl.evaluation.base import (
     EvaluationCallback,
     Findings,

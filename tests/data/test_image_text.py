@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from medclip_dcl.data.fields import IMAGE_FIELDS
-from medclip_dcl.data.image_text import ImageTextDataModule, View
+from medclip_dcl.data.image_text import ImageTextDataModule
+from medclip_dcl.data.images import View
 from medclip_dcl.data.transforms import load_grey, to_input
 from medclip_dcl.encoders.text import BertSentences
 from medclip_dcl.prepared import PreparedDataError, write_table
@@ -304,7 +305,7 @@ def test_batches_that_cannot_be_are_refused_by_their_options_name(small_set, sma
         ValueError, match="24 training images do not fill one batch of 48; lower data.contrastive_"
     ):
         datamodule(small_set, small_bert, contrastive_batch=48).setup("fit")
-    monkeypatch.setattr("medclip_dcl.data.image_text.rank_and_size", lambda: (0, 3))
+    monkeypatch.setattr("medclip_dcl.data.images.rank_and_size", lambda: (0, 3))
     with pytest.raises(ValueError, match="data.batch_size 8 .* must be a multiple of their number, 3"):
         datamodule(small_set, small_bert, contrastive_batch=24).setup("fit")
     with pytest.raises(ValueError, match="8 validate images are 1 batches of 12, fewer than the 3 processes"):

@@ -23,7 +23,8 @@ from torch.nn.functional import avg_pool2d
 from torch.utils.data import DataLoader
 
 import medclip_dcl.evaluation.base as base
-from medclip_dcl.data.image_text import EvaluationTables, View
+from medclip_dcl.data.image_text import EvaluationTables
+from medclip_dcl.data.images import View
 from medclip_dcl.encoders.image import RegionEncoder
 from medclip_dcl.encoders.text import BertSentences, SentenceEncoder
 from medclip_dcl.evaluation import Grounding, ResultsWriter, Retrieval, ZeroShotClassification

@@ -1,0 +1,223 @@
+"""Images of a prepared set: their grey levels by position, images alone, and the datamodule around them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import UInt8
+from torch.utils.data import DataLoader, Dataset
+
+from medclip_dcl.data.samplers import EpochDataModule, ShardSampler, require_whole_batches
+from medclip_dcl.data.transforms import centre_crop, load_grey, to_input
+from medclip_dcl.distributed import rank_and_size
+from medclip_dcl.prepared import PreparedDataError, PreparedSet
+
+
+class Images:
+    """Grey images by position, read when needed or held in memory."""
+
+    def __init__(self, files: list[Path], size: int, in_memory: bool) -> None:
+        self.files, self.size = files, size
+        self.cache: np.ndarray | None = None
+        if in_memory:
+            self.cache = np.empty((len(files), size, size), dtype=np.uint8)
+            for index, file in enumerate(files):
+                self.cache[index] = self._read(file)
+
+    def _read(self, file: Path) -> UInt8[np.ndarray, "size size"]:
+        try:
+            return load_grey(file, self.size)
+        except OSError as error:
+            raise PreparedDataError(
+                f"prepared image {file} cannot be read ({error}); delete it and run data_prep.mimic_cxr again"
+            ) from error
+
+    def __getitem__(self, index: int) -> UInt8[np.ndarray, "size size"]:
+        return self._read(self.files[index]) if self.cache is None else self.cache[index]
+
+
+@dataclass(frozen=True)
+class View:
+    """The part of each image that the evaluations see: the middle of it, or all.
+
+    Attributes:
+        seen: side of that part, in pixels of the prepared image at `size` x `size`.
+        size: side of the whole image.
+    """
+
+    seen: int = 1
+    size: int = 1
+
+    def of(self, length: int) -> tuple[int, int]:
+        """First and last (excluded) of the rows, or columns, of an image of so many that are seen."""
+        first = (self.size - self.seen) // 2
+        return round(length * first / self.size), round(length * (first + self.seen) / self.size)
+
+    def __str__(self) -> str:
+        if self.seen == self.size:
+            return "whole image"
+        return f"middle {self.seen} x {self.seen} of {self.size} x {self.size} pixels"
+
+
+class ImagesAlone(Dataset):
+    """Images with nothing beside them, of which the middle `seen` x `seen` pixels are shown."""
+
+    def __init__(self, images: Images, dicom_ids: list[str], seen: int) -> None:
+        self.images, self.dicom_ids, self.seen = images, dicom_ids, seen
+
+    def __len__(self) -> int:
+        return len(self.dicom_ids)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {
+            "image": to_input(centre_crop(self.images[index], self.seen)),
+            "dicom_id": self.dicom_ids[index],
+        }
+
+    def collate(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "images": torch.stack([example["image"] for example in examples]),
+            "dicom_id": [example["dicom_id"] for example in examples],
+        }
+
+
+@dataclass(frozen=True)
+class EvaluatedImages:
+    """What every evaluation of one stage needs to know besides the images.
+
+    Attributes:
+        images: dicom_id, subject_id, study_id, height, width (original pixels): each evaluated image once.
+    """
+
+    images: pd.DataFrame
+
+
+class ImagesDataModule(EpochDataModule):
+    """What datamodules share that show images of a prepared set; a subclass says which images, and what beside them.
+
+    Args:
+        folder: the prepared data set.
+        image_size: side in pixels to which the whole image is scaled.
+        batch_size: images per batch, of all processes together.
+        num_workers: loader processes; 0 loads in the training process.
+        cache_images: True keeps all images at image_size in memory (bytes = images * image_size^2).
+        predict_use: which images `predict` takes: "test", all that `test` evaluates; or train, validate, grounding.
+        seed: of all that is drawn.
+
+    Attributes:
+        view: what evaluation sees of an image; all of it, unless a subclass says otherwise.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        image_size: int,
+        batch_size: int,
+        num_workers: int,
+        cache_images: bool,
+        predict_use: str,
+        seed: int,
+    ) -> None:
+        super().__init__()
+        self.folder, self.image_size, self.batch_size = folder, image_size, batch_size
+        self.num_workers, self.cache_images = num_workers, cache_images
+        self.predict_use, self.seed = predict_use, seed
+        self.view = View(image_size, image_size)
+        self._prepared: PreparedSet | None = None
+        self._images: dict[str, Images] = {}
+
+    @property
+    def prepared(self) -> PreparedSet:
+        """The prepared data set, opened at first use."""
+        if self._prepared is None:
+            self._prepared = PreparedSet(self.folder)
+        return self._prepared
+
+    def evaluation(self, stage: str) -> EvaluatedImages:
+        """Tables of the evaluations on "validate" or "test"."""
+        raise NotImplementedError
+
+    def load_image(self, dicom_id: str) -> UInt8[np.ndarray, "height width"]:
+        """The prepared image, grey levels at image_size."""
+        images = self.prepared.table("images")
+        path = images.loc[images["dicom_id"] == dicom_id, "path"].item()
+        return load_grey(self.prepared.image_file(path), self.image_size)
+
+    def test_dataloader(self) -> DataLoader:
+        return self._image_loader(self.evaluation("test").images["dicom_id"].tolist())
+
+    def predict_dataloader(self) -> DataLoader:
+        if self.predict_use == "test":
+            return self.test_dataloader()
+        images = self.prepared.table("images").query("use == @self.predict_use")
+        if images.empty:
+            raise PreparedDataError(
+                f"{self.folder} has no images of use {self.predict_use!r} (data.predict_use)"
+            )
+        return self._image_loader(sorted(images["dicom_id"]))
+
+    def _require_images_to_fit(self) -> None:
+        """There are images to train on and to validate on, and no patient is in training and in evaluation."""
+        images = self.prepared.table("images")
+        both = self.prepared.patients_in_training_and_evaluation
+        if both:
+            raise PreparedDataError(
+                f"{self.folder}: {len(both)} patients stand both in training and in evaluation (first: {both[0]}); "
+                "prepare the set again with data_prep.mimic_cxr"
+            )
+        for use in ("train", "validate"):
+            if not (images["use"] == use).any():
+                raise PreparedDataError(f"{self.folder} has no {use} images; fit needs train and validate")
+
+    def _require_batches(self, train: int, validate: int) -> None:
+        """What the loaders would refuse belongs here, not into the first epoch."""
+        processes = rank_and_size()[1]
+        require_whole_batches(train, self.batch_size, processes, "images")
+        if -(-validate // self.batch_size) < processes:
+            raise ValueError(
+                f"{validate} validate images are {-(-validate // self.batch_size)} batches of {self.batch_size}, fewer "
+                f"than the {processes} processes; lower data.batch_size or use fewer processes"
+            )
+
+    def _image_loader(self, dicom_ids: list[str]) -> DataLoader:
+        examples = ImagesAlone(self._cached(dicom_ids), dicom_ids, self.view.seen)
+        return self._loader(examples, ShardSampler(len(examples)), self.batch_size, examples.collate)
+
+    def _cached(self, dicom_ids: Sequence[str]) -> Images:
+        key = "\n".join(dicom_ids)
+        if key not in self._images:
+            paths = self.prepared.table("images").set_index("dicom_id")["path"].reindex(list(dicom_ids))
+            files = [self.prepared.image_file(path) for path in paths]
+            self._images[key] = Images(files, self.image_size, self.cache_images)
+        return self._images[key]
+
+    def _loader(
+        self, dataset: Dataset, sampler: Any, batch_size: int | None, collate: Any, drop_last: bool = False
+    ) -> DataLoader:
+        return DataLoader(
+            dataset,
+            batch_size=batch_size,
+            sampler=sampler,
+            num_workers=self.num_workers,
+            collate_fn=collate,
+            drop_last=drop_last,
+            persistent_workers=self.num_workers > 0,
+            pin_memory=torch.cuda.is_available(),
+        )
+
+
+def check_augmentation(brightness: float, contrast: float) -> None:
+    """Refuse factors that could leave no image.
+
+    Raises:
+        ValueError: names the option.
+    """
+    for name, value in (("brightness", brightness), ("contrast", contrast)):
+        if not 0 <= value < 1:
+            raise ValueError(f"data.{name} must lie in [0, 1), got {value}")
