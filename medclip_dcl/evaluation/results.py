@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import platform
 import time
@@ -63,6 +64,7 @@ class ResultsWriter(Callback):
             return
         folder, suffix = Path(trainer.default_root_dir), _suffix(self.file_name)
         load_image = getattr(trainer, "datamodule").load_image  # noqa: B009
+        _forget_earlier(folder, self.file_name)
         for section, callback in evaluations.items():
             assert callback.found is not None
             write_parquet(callback.found.predictions, folder / f"predictions{suffix}" / f"{section}.parquet")
@@ -71,6 +73,18 @@ class ResultsWriter(Callback):
                     write_figure(figure, folder / f"figures{suffix}" / f"{name}.png")
         # Last: where results.json is, everything else is.
         write_json(_results(trainer, pl_module, evaluations, seconds, self.exported), folder / self.file_name)
+
+
+def _forget_earlier(folder: Path, file_name: str) -> None:
+    """Delete what an earlier test found: nothing of it may stand beside these results as if it were of them."""
+    results = folder / file_name
+    sections = list(json.loads(results.read_text(encoding="utf-8"))["metrics"]) if results.is_file() else []
+    # First: without results.json nothing of the folder counts.
+    results.unlink(missing_ok=True)
+    for section in sections:
+        (folder / f"predictions{_suffix(file_name)}" / f"{section}.parquet").unlink(missing_ok=True)
+    for figure in (folder / f"figures{_suffix(file_name)}").glob("*.png"):
+        figure.unlink()
 
 
 def strict(value: Any) -> Any:

@@ -686,6 +686,21 @@ def test_the_checkpoint_is_named_by_its_place_in_the_run_folder(tested, tmp_path
 
 
 @pytest.mark.filterwarnings("ignore:test. Rarity")
+def test_nothing_of_an_earlier_test_stays(tmp_path):
+    data = ColourData()
+    run_test(tmp_path, data)
+    run_test(tmp_path, data, file_name="results_untrained.json")
+    (tmp_path / "predictions/chex5_scores.parquet").write_bytes(b"of predict")
+    trainer_for(tmp_path, Grounding(examples=0), ResultsWriter()).test(ColourModel(), data, verbose=False)
+    assert sorted(f.name for f in (tmp_path / "predictions").iterdir()) == [
+        "chex5_scores.parquet",
+        "grounding.parquet",
+    ]
+    assert list((tmp_path / "figures").iterdir()) == []
+    assert len(list((tmp_path / "predictions_untrained").iterdir())) == 3
+    assert len(list((tmp_path / "figures_untrained").iterdir())) == 5
+
+
 def test_untrained_results_stand_beside_the_trained(tmp_path):
     run_test(tmp_path, ColourData(), file_name="results_untrained.json")
     assert sorted(file.name for file in tmp_path.iterdir()) == [
