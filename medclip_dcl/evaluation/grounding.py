@@ -363,7 +363,7 @@ def boxes_by_image(tables: EvaluationTables) -> dict[str, list[Box]]:
     """The boxes of each image.
 
     Raises:
-        ValueError: a box of an image that is not evaluated, or that covers no pixel of its image.
+        ValueError: a box of an image that is not evaluated, that covers no pixel of its image, or without a phrase.
     """
     sizes = image_sizes(tables)
     found: dict[str, list[Box]] = {}
@@ -371,6 +371,10 @@ def boxes_by_image(tables: EvaluationTables) -> dict[str, list[Box]]:
     for row, dicom_id, *values in zip(tables.boxes.index, *columns, strict=True):
         if dicom_id not in sizes:
             raise ValueError(f"boxes: image {dicom_id} is not evaluated; prepare the set again")
+        if not (isinstance(values[1], str) and values[1].strip()):
+            raise ValueError(
+                f"image {dicom_id}: a box has no phrase; correct the MS-CXR file and prepare the set again"
+            )
         box = Box(int(row), *values[:2], *(float(value) for value in values[2:]))
         height, width = sizes[dicom_id]
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -59,8 +60,10 @@ def box_bounds(
         image_height: rows of the image; ``image_width`` its columns.
 
     Raises:
-        ValueError: no pixel of the image lies inside the box.
+        ValueError: an edge that is no number, or no pixel of the image lies inside the box.
     """
+    if not all(map(math.isfinite, (x, y, width, height))):
+        raise ValueError(f"box (x={x:g}, y={y:g}, w={width:g}, h={height:g}) has an edge that is no number")
     left, right = max(round(x), 0), min(round(x + width), image_width)
     top, bottom = max(round(y), 0), min(round(y + height), image_height)
     if left >= right or top >= bottom:

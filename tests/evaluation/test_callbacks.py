@@ -822,6 +822,13 @@ def test_nan_features_name_the_image(tmp_path):
     [
         ({"x": 9999.0}, r"image image00: box \(x=9999, .*\) covers no pixel of the 52 x 31 image"),
         ({"w": 0.0}, "image image00: box .* covers no pixel of the 52 x 31 image"),
+        (
+            {"h": math.nan},
+            "image image00: box .*h=nan.* has an edge that is no number; correct the MS-CXR file",
+        ),
+        ({"x": math.inf}, "image image00: box .*x=inf.* has an edge that is no number"),
+        ({"phrase": None}, "image image00: a box has no phrase"),
+        ({"phrase": " "}, "image image00: a box has no phrase"),
         ({"dicom_id": "elsewhere"}, "boxes: image elsewhere is not evaluated"),
     ],
 )
