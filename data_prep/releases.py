@@ -181,7 +181,8 @@ def read_ms_cxr(file: Path) -> pd.DataFrame:
     for column in ("x", "y", "w", "h", "image_width", "image_height"):
         frame[column] = pd.to_numeric(frame[column], errors="coerce").astype("float64")
     for column in ("dicom_id", "category", "phrase"):
-        frame[column] = frame[column].astype(str).map(lambda text: " ".join(text.split()))
+        # JSON's null is no phrase "None".
+        frame[column] = frame[column].map(lambda text: " ".join(text.split()) if isinstance(text, str) else "")
     frame["subject_id"] = pd.to_numeric(frame["subject_id"]).fillna(0).astype("int64")
     return frame
 

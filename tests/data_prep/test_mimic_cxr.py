@@ -450,6 +450,7 @@ def test_boxes_that_cannot_be_used_are_left_out_with_their_reason(raw: Path) -> 
             {**box, "id": 104, "image_id": 90},
             {**box, "id": 105, "image_id": 91},
             {**box, "id": 106, "label_text": " "},
+            {**box, "id": 107, "label_text": None},
         ]
 
     edit_boxes(raw, edit)
@@ -465,6 +466,7 @@ def test_boxes_that_cannot_be_used_are_left_out_with_their_reason(raw: Path) -> 
         ["box", f"annotation 104 {dicom(90)}", "its image is not in the release"],
         ["box", f"annotation 105 {dicom(7)}", drawn],
         ["box", f"annotation 106 {dicom(7)}", "it has no category or no phrase"],
+        ["box", f"annotation 107 {dicom(7)}", "it has no category or no phrase"],
     ]
     # A patient of the MS-CXR file stays out of training, even if no box of theirs can be used.
     use = prepared.table("images").set_index("dicom_id")["use"]
