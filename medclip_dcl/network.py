@@ -10,18 +10,18 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from medclip_dcl.encoders.image import RegionEncoder
 from medclip_dcl.encoders.text import SentenceEncoder
 from medclip_dcl.prepared import write_text
 from medclip_dcl.similarity import LSENonLocal, Similarity
+from medclip_dcl.weight_files import read_state_dict, read_torch_file
 
 FORMAT_VERSION = 1
 CONFIG_FILE = "config.json"
@@ -179,7 +179,7 @@ class ImageTextNetwork(nn.Module):
         """
         folder = Path(folder)
         network = cls.from_config(read_exported_config(folder))
-        load_exactly(network, load_file(folder / WEIGHTS_FILE), str(folder / WEIGHTS_FILE))
+        load_exactly(network, read_state_dict(folder / WEIGHTS_FILE), str(folder / WEIGHTS_FILE))
         return network.eval()
 
 
@@ -239,13 +239,7 @@ def read_checkpoint(file: Path, map_location: Any = "cpu") -> dict[str, Any]:
     Raises:
         ValueError: truncated, not loadable safely, or not of an image-text model.
     """
-    try:
-        checkpoint = torch.load(file, map_location=map_location, weights_only=True)
-    except (UnpicklingError, RuntimeError, EOFError) as error:
-        reason = str(error).strip().splitlines()
-        raise ValueError(
-            f"{file} is no checkpoint that can be loaded safely, or it is truncated: {reason[0] if reason else error}"
-        ) from error
+    checkpoint = read_torch_file(file, map_location)
     if not isinstance(checkpoint, dict) or "network" not in checkpoint:
         raise ValueError(
             f"{file} is no checkpoint of an image-text model: it has no description of its network"

@@ -11,9 +11,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 FLOORS = [
-    ("findings", "prepared", "distributed"),
+    ("findings", "prepared", "distributed", "weight_files"),
     ("objectives", "similarity", "metrics"),
-    ("encoders", "network", "scoring"),
+    ("encoders", "network", "initial_weights", "scoring"),
     ("models", "data"),
     ("evaluation", "inference", "run_folder"),
     ("cli", "run_command", "__main__"),

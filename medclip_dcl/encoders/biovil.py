@@ -12,7 +12,7 @@ from pickle import UnpicklingError
 import torch
 from torch import Tensor
 
-from medclip_dcl.encoders.image import ResNetRegions
+from medclip_dcl.encoders.image import BACKBONE, CLASSIFIER, ResNetRegions, backbone_name, resnet_depth
 from medclip_dcl.encoders.pretrained import ModelFolderError, load_bert_config, load_part
 from medclip_dcl.encoders.text import BertSentences
 from medclip_dcl.network import ImageTextNetwork, load_exactly
@@ -21,11 +21,6 @@ from medclip_dcl.similarity import GlobalCosine
 _RESNET = "encoder.encoder."
 _PROJECTOR = "projector.model."
 _TEXT_PROJECTION = "cls_projection_head."
-_UNUSED = ("fc.weight", "fc.bias")
-_BACKBONE = {"conv1": 0, "bn1": 1, "layer1": 4, "layer2": 5, "layer3": 6, "layer4": 7}
-"""Parts of torchvision's ResNet -> their places in `ResNetRegions.backbone`."""
-_DEPTHS = {(False, 2): 18, (False, 6): 34, (True, 6): 50}
-"""(has bottlenecks, blocks of the third stage) -> depth."""
 
 
 def load_biovil(
@@ -94,7 +89,7 @@ def _image_state(file: Path) -> dict[str, Tensor]:
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise ModelFolderError(f"{file}: expected a state dict (names to tensors)")
     renamed = {_renamed(name): value for name, value in state.items()}
-    return {name: value for name, value in renamed.items() if name not in _UNUSED}
+    return {name: value for name, value in renamed.items() if name not in CLASSIFIER}
 
 
 def _renamed(name: str) -> str:
@@ -102,19 +97,19 @@ def _renamed(name: str) -> str:
         return f"projection.{name.removeprefix(_PROJECTOR)}"
     if not name.startswith(_RESNET):
         return name
-    own = name.removeprefix(_RESNET)
-    part, _, rest = own.partition(".")
-    return f"backbone.{_BACKBONE[part]}.{rest}" if part in _BACKBONE else own
+    return backbone_name(name.removeprefix(_RESNET))
 
 
 def _depth(state: dict[str, Tensor], file: Path) -> int:
     """Which ResNet it is, by its blocks."""
-    third = f"backbone.{_BACKBONE['layer3']}."
-    blocks = {name.removeprefix(third).split(".")[0] for name in state if name.startswith(third)}
-    found = (f"{third}0.conv3.weight" in state, len(blocks))
-    if found not in _DEPTHS:
+    third = f"backbone.{BACKBONE['layer3']}"
+    depth = resnet_depth(state, third)
+    if depth is None:
+        blocks = {
+            name.removeprefix(f"{third}.").split(".")[0] for name in state if name.startswith(f"{third}.")
+        }
         raise ModelFolderError(
             f"{file}: not BioViL's image weights: {len(blocks)} blocks named {_RESNET}layer3.*, which is no ResNet-18, "
             "-34 or -50"
         )
-    return _DEPTHS[found]
+    return depth

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,16 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torchvision.models import ResNet
 
+from medclip_dcl.weight_files import read_state_dict
+
 IMAGENET = "imagenet"
+BACKBONE = {"conv1": 0, "bn1": 1, "layer1": 4, "layer2": 5, "layer3": 6, "layer4": 7}
+"""Parts of torchvision's ResNet -> their places in `ResNetRegions.backbone`."""
+CLASSIFIER = ("fc.weight", "fc.bias")
+"""What torchvision's ResNet has behind its last stage; no encoder of regions does."""
+
+_DEPTHS = {(False, 2): 18, (False, 6): 34, (True, 6): 50}
+"""(has bottlenecks, blocks of the third stage) -> depth."""
 
 
 class RegionEncoder(nn.Module):
@@ -55,7 +65,8 @@ class ResNetRegions(RegionEncoder):
         stride: 32 or 16 pixels per region.
         dim: size of the projected regions.
         weights: initial weights: null for random ones, "imagenet" for torchvision's (downloaded once by
-            torchvision), or the path of a torchvision state dict (.pth). ImageNet is a choice, not from the paper.
+            torchvision), or the path of a torchvision state dict (.pth or .safetensors). ImageNet is a choice, not
+            from the paper.
         projection: "linear" maps each region linearly, as SSD does; "mlp" is BioViL's projection (Boecking et al.,
             ECCV 2022): 1 x 1 convolution to `dim`, BatchNorm, ReLU, 1 x 1 convolution. Its layers have the names and
             biases of BioViL's published weights (``projector.model.{0,1,3}``: no bias before BatchNorm).
@@ -132,19 +143,67 @@ def _resnet(depth: int, weights: str | None) -> ResNet:
         return build(weights=None)
     if weights == IMAGENET:
         return build(weights="IMAGENET1K_V1")
-    file = Path(weights)
-    if not file.is_file():
+    if not Path(weights).is_file():
         raise FileNotFoundError(
-            f'image encoder weights: no file {file} (a .pth state dict, "imagenet" or null)'
+            f'image encoder weights: no file {weights} (a state dict of torchvision, "imagenet" or null)'
         )
-    state = torch.load(file, map_location="cpu", weights_only=True)
     resnet = build(weights=None)
-    expected = set(resnet.state_dict())
-    missing, unexpected = sorted(expected - set(state)), sorted(set(state) - expected)
-    if missing or unexpected:
-        raise ValueError(
-            f"image encoder weights {file}: not a torchvision ResNet-{depth} state dict; "
-            f"missing {missing or 'none'}, unexpected {unexpected or 'none'}"
-        )
-    resnet.load_state_dict(state)
+    state = read_torchvision_resnet(weights, depth)
+    # The classifier at its end is no part of the encoder, whatever its classes.
+    resnet.load_state_dict({**state, **{name: resnet.state_dict()[name] for name in CLASSIFIER}})
     return resnet
+
+
+def read_torchvision_resnet(file: str | Path, depth: int | None = None) -> dict[str, Tensor]:
+    """State dict of torchvision's ResNet (.pth or .safetensors), under torchvision's names.
+
+    Args:
+        file: where it stands.
+        depth: 18, 34 or 50; None for whichever it is.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: truncated, or not of that network; names every tensor that is missing, unexpected or of another
+            shape.
+    """
+    return as_torchvision_resnet(read_state_dict(file), file, depth)
+
+
+def as_torchvision_resnet(
+    state: dict[str, Tensor], file: str | Path, depth: int | None = None
+) -> dict[str, Tensor]:
+    """`state` if it is torchvision's, see `read_torchvision_resnet`."""
+    if depth is None:
+        depth = resnet_depth(state, "layer3")
+    with torch.device("meta"):
+        expected = getattr(torchvision.models, f"resnet{depth or 18}")(weights=None).state_dict()
+    missing, unexpected = sorted(set(expected) - set(state)), sorted(set(state) - set(expected))
+    shapes = [
+        f"{name} {tuple(state[name].shape)} instead of {tuple(value.shape)}"
+        for name, value in expected.items()
+        if name in state and name not in CLASSIFIER and state[name].shape != value.shape
+    ]
+    if missing or unexpected or shapes:
+        raise ValueError(
+            f"image encoder weights {file}: not a torchvision ResNet-{depth or '18, -34 or -50'} state dict; missing "
+            f"{missing or 'none'}, unexpected {unexpected or 'none'}, of another shape {shapes or 'none'}"
+        )
+    return state
+
+
+def from_torchvision_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A torchvision state dict under the names of `ResNetRegions`, without its classifier."""
+    return {backbone_name(name): value for name, value in state.items() if name not in CLASSIFIER}
+
+
+def backbone_name(name: str) -> str:
+    """What `ResNetRegions` calls a tensor of torchvision's ResNet; other names as they are."""
+    part, _, rest = name.partition(".")
+    return f"backbone.{BACKBONE[part]}.{rest}" if part in BACKBONE else name
+
+
+def resnet_depth(names: Iterable[str], third_stage: str) -> int | None:
+    """18, 34 or 50 by the blocks of the third stage, whose names begin with `third_stage`; None: none of these."""
+    third = [name for name in names if name.startswith(f"{third_stage}.")]
+    blocks = {name.removeprefix(f"{third_stage}.").split(".")[0] for name in third}
+    return _DEPTHS.get((f"{third_stage}.0.conv3.weight" in third, len(blocks)))
