@@ -19,11 +19,11 @@ from torch import Tensor, nn
 
 from medclip_dcl.encoders.image import RegionEncoder
 from medclip_dcl.encoders.text import SentenceEncoder
+from medclip_dcl.formats import CHECKPOINT, NETWORK, VERSION_KEY
 from medclip_dcl.prepared import write_text
 from medclip_dcl.similarity import LSENonLocal, Similarity
 from medclip_dcl.weight_files import read_state_dict, read_torch_file
 
-FORMAT_VERSION = 1
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -127,7 +127,7 @@ class ImageTextNetwork(nn.Module):
     def config(self) -> dict[str, Any]:
         """Plain values (JSON) from which `from_config` builds the same network with random weights."""
         return {
-            "format_version": FORMAT_VERSION,
+            VERSION_KEY: NETWORK.version,
             "image_encoder": part_config(self.image_encoder),
             "text_encoder": part_config(self.text_encoder),
             "similarity": part_config(self.similarity),
@@ -141,15 +141,11 @@ class ImageTextNetwork(nn.Module):
         """Build a network from what `config` returned.
 
         Raises:
-            ValueError: another format version, or a part that is no encoder or similarity of a module that is
-                known: only modules of medclip_dcl, or those already imported, are looked into.
+            ValueError: a format version that this program does not read, or a part that is no encoder or similarity
+                of a module that is known: only modules of medclip_dcl, or those already imported, are looked into.
         """
-        found = config.get("format_version")
-        if found != FORMAT_VERSION:
-            raise ValueError(
-                f"network configuration: format version {found}, this program reads version {FORMAT_VERSION}; "
-                "use the version of medclip_dcl that wrote it"
-            )
+        config = dict(config)
+        NETWORK.upgrade(config, "this model")
         return cls(
             build_part(config["image_encoder"], RegionEncoder),
             build_part(config["text_encoder"], SentenceEncoder),
@@ -188,16 +184,19 @@ def read_exported_config(folder: Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: config.json or model.safetensors is missing.
-        ValueError: config.json describes no network.
+        ValueError: config.json is truncated, describes no network, or is of a format that this program does not read.
     """
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         if not (folder / name).is_file():
             raise FileNotFoundError(f"{folder} is no exported medclip_dcl model: {name} is missing")
-    config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+    file = folder / CONFIG_FILE
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is no JSON, or it is truncated: {error}; copy it again") from error
     if not isinstance(config, dict) or "image_encoder" not in config:
-        raise ValueError(
-            f"{folder / CONFIG_FILE} describes no image-text network; give a folder that save_pretrained wrote"
-        )
+        raise ValueError(f"{file} describes no image-text network; give a folder that save_pretrained wrote")
+    NETWORK.upgrade(config, str(file))
     return config
 
 
@@ -234,16 +233,18 @@ def load_exactly(module: nn.Module, state: dict[str, Tensor], source: str) -> No
 
 
 def read_checkpoint(file: Path, map_location: Any = "cpu") -> dict[str, Any]:
-    """A training checkpoint of an image-text model, read without running any code of it.
+    """A training checkpoint that describes its network, in this program's format, read without running code of it.
 
     Raises:
-        ValueError: truncated, not loadable safely, or not of an image-text model.
+        FileNotFoundError: no such file.
+        ValueError: truncated, not loadable safely, of a newer format, or not of an image-text model.
     """
     checkpoint = read_torch_file(file, map_location)
     if not isinstance(checkpoint, dict) or "network" not in checkpoint:
         raise ValueError(
             f"{file} is no checkpoint of an image-text model: it has no description of its network"
         )
+    CHECKPOINT.upgrade(checkpoint, str(file))
     return checkpoint
 
 

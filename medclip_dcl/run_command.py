@@ -19,6 +19,7 @@ from pytorch_lightning.utilities import rank_zero_info, rank_zero_only, rank_zer
 from medclip_dcl.evaluation.class_probability import ClassProbabilityTable
 from medclip_dcl.evaluation.predictions import PredictionWriter
 from medclip_dcl.evaluation.results import RESULTS_FILE, UNTRAINED_FILE, ResultsWriter
+from medclip_dcl.formats import CHECKPOINT
 from medclip_dcl.network import ImageTextNetwork, read_exported_config
 from medclip_dcl.prepared import PreparedSet
 from medclip_dcl.run_folder import (
@@ -28,6 +29,7 @@ from medclip_dcl.run_folder import (
     RunFolder,
     RunRecord,
 )
+from medclip_dcl.weight_files import read_torch_file
 
 _TERMINATED = 128 + 15
 
@@ -217,7 +219,9 @@ def _take_network_from(checkpoint: Path, model: Namespace) -> None:
     if checkpoint.is_dir():
         described = read_exported_config(checkpoint)
     elif checkpoint.is_file():
-        described = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True).get("network")
+        content = read_torch_file(checkpoint)
+        CHECKPOINT.upgrade(content, str(checkpoint))
+        described = content.get("network")
     else:
         raise FileNotFoundError(f"no checkpoint and no exported folder at {checkpoint} (--ckpt_path)")
     if described is None:

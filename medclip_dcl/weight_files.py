@@ -28,9 +28,11 @@ def read_torch_file(file: str | Path, map_location: Any = "cpu") -> Any:
         # Mapped: of a checkpoint with its optimiser's state only what is used is read.
         mapped = is_zipfile(file) and map_location == "cpu"
         return torch.load(file, map_location=map_location, weights_only=True, mmap=mapped)
-    except (OSError, MemoryError, torch.OutOfMemoryError):
+    except (PermissionError, MemoryError, torch.OutOfMemoryError):
         raise
-    except Exception as error:  # bytes that are no pickle end the unpickler in many ways
+    except (
+        Exception
+    ) as error:  # bytes that are no pickle end the unpickler in many ways, OSError (EINVAL) is one
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ValueError(
             f"{file} is no checkpoint that can be loaded safely, or it is truncated: {reason}; copy the file again, "

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 FLOORS = [
-    ("findings", "prepared", "distributed", "weight_files"),
+    ("findings", "prepared", "distributed", "formats", "weight_files"),
     ("objectives", "similarity", "metrics"),
     ("encoders", "network", "initial_weights", "scoring"),
     ("models", "data"),

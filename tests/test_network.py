@@ -106,5 +106,5 @@ def test_a_configuration_can_name_only_known_encoders(network, path):
 
 
 def test_another_format_version(network):
-    with pytest.raises(ValueError, match="format version 7, this program reads version 1"):
+    with pytest.raises(ValueError, match="format version 7, this program reads up to version 1"):
         ImageTextNetwork.from_config({**network.config(), "format_version": 7})

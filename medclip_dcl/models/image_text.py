@@ -13,6 +13,7 @@ from torch import Tensor
 from medclip_dcl.distributed import global_mean
 from medclip_dcl.encoders.image import RegionEncoder
 from medclip_dcl.encoders.text import SentenceEncoder
+from medclip_dcl.formats import CHECKPOINT, drop_hyper_parameters
 from medclip_dcl.models.gradient_cache import in_chunks
 from medclip_dcl.models.optimisation import adamw_warmup_cosine, parameter_groups
 from medclip_dcl.network import ImageTextNetwork, build_part, load_exactly, part_config, read_checkpoint
@@ -206,6 +207,8 @@ class ImageTextModel(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """The checkpoint describes its network (tokenizer included) and objective in plain values."""
+        CHECKPOINT.stamp(checkpoint)
+        drop_hyper_parameters(checkpoint)
         checkpoint["network"] = self.network.config()
         checkpoint["objective"] = self._objective_config()
 
@@ -229,13 +232,14 @@ class ImageTextModel(LightningModule):
         """Weights go only into the network that they were trained in.
 
         Raises:
-            ValueError: another encoder, tokenizer or similarity; names which.
+            ValueError: another encoder, tokenizer or similarity; names which. Or a format of a newer program.
         """
-        there, here = checkpoint.get("network"), self.network.config()
-        if there is None:
+        if "network" not in checkpoint:
             raise ValueError(
                 "the checkpoint is not of an image-text model: it has no description of its network"
             )
+        CHECKPOINT.upgrade(checkpoint, "the checkpoint")
+        there, here = checkpoint["network"], self.network.config()
         parts = ("image_encoder", "text_encoder", "similarity", "mean", "std")
         if others := [part for part in parts if there[part] != here[part]]:
             raise ValueError(
@@ -256,7 +260,7 @@ class ImageTextModel(LightningModule):
         network = ImageTextNetwork.from_config(checkpoint["network"])
         objective = dict(checkpoint["objective"])
         class_probability = build_part(objective.pop("class_probability"), ClassProbability)
-        rule = objective.pop("negative_weights", None)
+        rule = objective.pop("negative_weights")
         model = cls(
             network.image_encoder,
             network.text_encoder,

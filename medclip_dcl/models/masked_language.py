@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,20 @@ from medclip_dcl.encoders.pretrained import (
     resolve_folder,
     save_language_model,
 )
+from medclip_dcl.formats import CHECKPOINT, drop_hyper_parameters
 from medclip_dcl.models.optimisation import adamw_warmup_cosine, parameter_groups
+from medclip_dcl.network import load_exactly
+from medclip_dcl.weight_files import read_torch_file
 
 _WEIGHTS_PREFIX = "language_model."
+
+
+def _described(checkpoint: Any, source: str) -> dict[str, Any]:
+    """The language model's part of a checkpoint, in this program's format."""
+    if not isinstance(checkpoint, dict) or "language_model" not in checkpoint:
+        raise ValueError(f"{source} is not of a language model: it has no description of one")
+    CHECKPOINT.upgrade(checkpoint, source)
+    return checkpoint["language_model"]
 
 
 @dataclass(frozen=True)
@@ -99,8 +110,6 @@ class MaskedLanguageModel(LightningModule):
                 "model: learning_rate must be above 0, weight_decay and warmup_steps at least 0; "
                 f"got {learning_rate}, {weight_decay}, {warmup_steps}"
             )
-        # Under the CLI this keeps class paths, so that load_from_checkpoint works; see on_save_checkpoint.
-        self.save_hyperparameters()
         self.pretrained, self.architecture, self.export_name = pretrained, architecture, export_name
         self.learning_rate, self.weight_decay, self.warmup_steps = learning_rate, weight_decay, warmup_steps
         self.language_model: BertForMaskedLM | None = None
@@ -154,23 +163,34 @@ class MaskedLanguageModel(LightningModule):
         return adamw_warmup_cosine(groups, self.learning_rate, self.warmup_steps, total)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """The checkpoint describes model and tokenizer in plain values, so that it loads anywhere."""
+        """The checkpoint describes model, tokenizer and options in plain values, so that it loads anywhere."""
+        CHECKPOINT.stamp(checkpoint)
+        drop_hyper_parameters(checkpoint)
         checkpoint["language_model"] = {
             "config": json.dumps(self._model.config.to_diff_dict()),
             "tokenizer": self._tokenizer_json(),
+            "options": self._options(),
         }
-        if "_instantiator" not in checkpoint.get("hyper_parameters", {}):
-            # Built in Python: the arguments may be objects, which a safe loader refuses.
-            for key in ("hyper_parameters", "hparams_name", "hparams_type"):
-                checkpoint.pop(key, None)
+
+    def _options(self) -> dict[str, Any]:
+        """Arguments of the model in plain values."""
+        return {
+            "pretrained": self.pretrained,
+            "architecture": None if self.architecture is None else asdict(self.architecture),
+            "learning_rate": self.learning_rate,
+            "weight_decay": self.weight_decay,
+            "warmup_steps": self.warmup_steps,
+            "export_name": self.export_name,
+        }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Build the model from the checkpoint alone, or compare the run's tokenizer with the checkpoint's.
 
         Raises:
-            ValueError: the run's tokenizer is another one: its ids mean other words than the weights know.
+            ValueError: the run's tokenizer is another one: its ids mean other words than the weights know. Or a
+                checkpoint of something else, or of a newer program's format.
         """
-        stored = checkpoint["language_model"]
+        stored = _described(checkpoint, "the checkpoint")
         if self.language_model is None:
             config = bert_config(json.loads(stored["config"]), "checkpoint")
             self.language_model = BertForMaskedLM(config).train()
@@ -179,6 +199,23 @@ class MaskedLanguageModel(LightningModule):
                 "the checkpoint was trained with another tokenizer than this run's: the training sentences or "
                 "data.vocabulary_size have changed; start a new run folder"
             )
+
+    @classmethod
+    def load_from_checkpoint(  # type: ignore[override]
+        cls, checkpoint_path: str | Path, map_location: Any = "cpu"
+    ) -> MaskedLanguageModel:
+        """The model of a checkpoint, wherever it first came from, in evaluation mode.
+
+        Raises:
+            ValueError: truncated, not a checkpoint of a language model, or weights that do not fit.
+        """
+        checkpoint = read_torch_file(checkpoint_path, map_location)
+        options = dict(_described(checkpoint, str(checkpoint_path))["options"])
+        size = options.pop("architecture", None)
+        model = cls(architecture=None if size is None else BertArchitecture(**size), **options)
+        model.on_load_checkpoint(checkpoint)
+        load_exactly(model, checkpoint["state_dict"], str(checkpoint_path))
+        return model.eval()
 
     def on_train_end(self) -> None:
         """Write the weights that were best on validate as a Hugging Face folder."""
@@ -206,7 +243,7 @@ class MaskedLanguageModel(LightningModule):
                 "no checkpoint is monitored: the last weights are exported, not the best", stacklevel=2
             )
             return self._model
-        state = torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"]
+        state = read_torch_file(checkpoint)["state_dict"]
         best = BertForMaskedLM(self._model.config)
         best.load_state_dict({name.removeprefix(_WEIGHTS_PREFIX): value for name, value in state.items()})
         return best
