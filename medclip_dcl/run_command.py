@@ -97,6 +97,8 @@ class MedclipCLI(LightningCLI):
         if self.subcommand == "fit":
             if not config.trainer.fast_dev_run:
                 self._claim_folder(config)
+            if config.ckpt_path is not None:
+                _forget_initial_weights(config.model)
             return
         if config.ckpt_path is None:
             config.ckpt_path = str(self.run.checkpoint_to_test())
@@ -230,6 +232,14 @@ def _take_network_from(checkpoint: Path, model: Namespace) -> None:
         model.init_args[part] = Namespace(
             class_path=described[part]["class_path"], init_args=Namespace(**described[part]["init_args"])
         )
+    _forget_initial_weights(model)
+
+
+def _forget_initial_weights(model: Namespace) -> None:
+    """The weights come from a checkpoint of the run: what its training once started from may be gone by now."""
+    for name in ("init_from", "init_parts"):
+        if name in model.init_args:
+            model.init_args[name] = None
 
 
 def _data_fingerprint(config: Namespace) -> str | None:

@@ -21,6 +21,7 @@ from medclip_dcl.prepared import write_json, write_text
 
 CONFIG_FILE = "config.yaml"
 FIT_FILE = "fit.json"
+INITIAL_WEIGHTS_FILE = "initial_weights.json"
 METRICS_FILE = "metrics.csv"
 UNTRAINED_CHECKPOINT = "untrained.ckpt"
 
@@ -243,9 +244,16 @@ class RunRecord(Callback):
         untrained = self.run.checkpoints / UNTRAINED_CHECKPOINT
         if trainer.global_step == 0:
             trainer.save_checkpoint(untrained, weights_only=True)
+            self._write_initial_weights(trainer, pl_module)
         for logger in trainer.loggers:
             if isinstance(logger, MetricsFile):
                 logger.forget_after(trainer.global_step)
+
+    def _write_initial_weights(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Every tensor that was taken over from another training, and every one that was not."""
+        taken_over = getattr(pl_module, "initial_weights", None)
+        if trainer.is_global_zero and taken_over is not None:
+            write_json(taken_over.record(), self.run.folder / INITIAL_WEIGHTS_FILE)
 
     def record(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         """Content of fit.json."""

@@ -235,7 +235,7 @@ def test_a_run_from_before_an_option_is_continued_not_refused(
     run = shutil.copytree(finished, tmp_path / "old")
     config = yaml.safe_load((run / "config.yaml").read_text())
     for part, names in (
-        ("model", ["same_text", "negative_weights"]),
+        ("model", ["same_text", "negative_weights", "init_from", "init_parts"]),
         ("data", ["views", "contrastive_batch"]),
     ):
         for name in names:
@@ -247,6 +247,70 @@ def test_a_run_from_before_an_option_is_continued_not_refused(
     with pytest.raises(SystemExit):
         main(["fit", *arguments, "--data.init_args.views", "2"])
     assert "differs in data.init_args.views" in capsys.readouterr().err
+
+
+def test_a_run_starts_from_another_runs_weights_and_outlives_them(finished, small_set, small_bert, tmp_path):
+    source = shutil.copy(finished / "checkpoints/best.ckpt", tmp_path / "source.ckpt")
+    run = tmp_path / "run"
+    arguments = small(run, small_set, small_bert, objective="infonce")
+    arguments += [
+        "--model.init_args.init_from", str(source), "--data.init_args.image_size", "64",
+        "--model.init_args.similarity", "medclip_dcl.similarity.GlobalCosine", "--trainer.limit_val_batches", "2",
+    ]  # fmt: skip
+    main(["fit", *arguments])
+    before, after = (
+        torch.load(file, weights_only=True) for file in (source, run / "checkpoints/untrained.ckpt")
+    )
+    record = json.loads((run / "initial_weights.json").read_text())
+    for name in record["taken"]:
+        assert torch.equal(after["state_dict"][f"network.{name}"], before["state_dict"][f"network.{name}"]), (
+            name
+        )
+    assert record["kept"] == ["similarity.log_gamma2"] and after["initial_weights"] == record
+    assert record["left_out"] == ["similarity.log_gamma2", "similarity.q.weight", "similarity.q.bias"]
+    assert set(record["taken"]) | set(record["kept"]) == {
+        name.removeprefix("network.") for name in after["state_dict"]
+    }
+
+    # As if it had been killed after an epoch, and the other run deleted.
+    source.unlink()
+    (run / "fit.json").unlink()
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    assert config["model"]["init_args"]["init_from"] == str(source)
+    config["trainer"]["max_epochs"] = 3
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    main(["fit", "--config", str(run / "config.yaml")])
+    assert json.loads((run / "fit.json").read_text())["epochs"] == 3
+    assert torch.load(run / "checkpoints/last.ckpt", weights_only=True)["initial_weights"] == record
+    main(["test", "--config", str(run / "config.yaml")])
+    results = [json.loads((run / f"{name}.json").read_text()) for name in ("results", "results_untrained")]
+    assert results[0]["checkpoint"]["weights"] != results[1]["checkpoint"]["weights"]
+    # An exported folder is tested as it is, whatever the run started from.
+    load(finished / "checkpoints/best.ckpt").save_pretrained(tmp_path / "exported")
+    options = ["--ckpt_path", str(tmp_path / "exported"), "--run_folder", str(tmp_path / "other")]
+    main(["test", "--config", str(run / "config.yaml"), *options])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["--model.init_args.image_encoder.init_args.projection", "mlp"],
+            "set what differs: image_encoder.init_args.projection: linear (configured: mlp)",
+        ),
+        (["--model.init_args.init_parts", "[eyes]"], "init_parts must name some of"),
+        (["--model.init_args.init_from", "nowhere.ckpt"], "init_from: no file and no folder nowhere.ckpt"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused_before_training(
+    options, message, finished, small_set, small_bert, tmp_path, capsys
+):
+    source = ["--model.init_args.init_from", str(finished / "checkpoints/best.ckpt")]
+    with pytest.raises(SystemExit) as error:
+        main(["fit", *small(tmp_path / "run", small_set, small_bert, *source, *options)])
+    assert error.value.code == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run/checkpoints").exists()
 
 
 @pytest.mark.parametrize("base", ["demo", "mimic_cxr"])

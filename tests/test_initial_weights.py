@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
+
 import pytest
 import torch
 import torchvision
@@ -9,9 +13,9 @@ from safetensors.torch import save_file
 
 from medclip_dcl.encoders.image import ResNetRegions
 from medclip_dcl.encoders.text import BertSentences
-from medclip_dcl.initial_weights import image_encoder_weights, take_over_image_encoder
+from medclip_dcl.initial_weights import TakenOver, image_encoder_weights, take_over, take_over_image_encoder
 from medclip_dcl.network import ImageTextNetwork, part_config
-from medclip_dcl.similarity import LSENonLocal
+from medclip_dcl.similarity import GlobalCosine, LSENonLocal
 
 
 def same(a, b) -> bool:
@@ -79,12 +83,12 @@ def test_an_encoder_that_differs_is_refused_by_names(network, tmp_path):
     weights = image_encoder_weights(tmp_path / "a.ckpt")
     before = ResNetRegions(stride=16, dim=6, projection="mlp")
     state = {name: value.clone() for name, value in before.state_dict().items()}
-    with pytest.raises(ValueError, match="a.ckpt: its image encoder does not fit") as error:
+    with pytest.raises(ValueError, match="a.ckpt: image_encoder: ") as error:
         take_over_image_encoder(before, weights)
     message = str(error.value)
     assert "missing ['projection.0.weight', 'projection.1.bias'" in message
     assert "unexpected ['projection.bias', 'projection.weight']" in message
-    assert "set image_encoder to {'class_path': 'medclip_dcl.encoders.image.ResNetRegions'" in message
+    assert message.endswith("set what differs: image_encoder.init_args.projection: linear (configured: mlp)")
     assert same(before.state_dict(), state)
     with pytest.raises(
         ValueError, match=r"of another shape \['projection.weight \(6, 256, 1, 1\) instead of \(8,"
@@ -92,6 +96,205 @@ def test_an_encoder_that_differs_is_refused_by_names(network, tmp_path):
         take_over_image_encoder(ResNetRegions(stride=16, dim=8), weights)
     with pytest.raises(ValueError, match=r"missing \['backbone.7.0.bn1.bias'"):
         take_over_image_encoder(ResNetRegions(dim=6), weights)
+
+
+def build(small_bert, similarity=None, image=None, **text) -> ImageTextNetwork:
+    torch.manual_seed(8)
+    encoder = ResNetRegions(dim=6, stride=16) if image is None else image
+    similarity = LSENonLocal(dim=6, sharpness=8.0) if similarity is None else similarity
+    return ImageTextNetwork(encoder, BertSentences(str(small_bert), **{"dim": 6, **text}), similarity)
+
+
+def copied(module) -> dict:
+    return {name: value.clone() for name, value in module.state_dict().items()}
+
+
+@pytest.fixture(scope="module")
+def source(network, tmp_path_factory):
+    file = tmp_path_factory.mktemp("source") / "a.ckpt"
+    torch.save(checkpoint(network), file)
+    return file
+
+
+def test_all_of_a_network_is_taken_over_and_settings_that_differ_are_said(network, small_bert, source):
+    mine = build(small_bert, max_tokens=40, dropout=0.3)
+    taken_over = take_over(mine, source)
+    assert same(mine.state_dict(), network.state_dict())
+    assert torch.equal(mine.mean, network.mean) and torch.equal(mine.std, network.std)
+    assert taken_over.taken == list(network.state_dict())
+    assert taken_over.kept == taken_over.left_out == []
+    assert taken_over.settings == [
+        "text_encoder.init_args.bert.attention_probs_dropout_prob: 0.1 (configured: 0.3)",
+        "text_encoder.init_args.bert.hidden_dropout_prob: 0.1 (configured: 0.3)",
+        "text_encoder.init_args.max_tokens: 128 (configured: 40)",
+        "similarity.init_args.sharpness: 5.0 (configured: 8.0)",
+    ]
+    assert mine.similarity.sharpness == 8.0
+    assert TakenOver(**json.loads(json.dumps(taken_over.record()))) == taken_over
+
+
+def test_another_similarity_starts_as_configured_and_is_listed(network, small_bert, source):
+    mine = build(small_bert, GlobalCosine(gamma2=3.0))
+    taken_over = take_over(mine, source)
+    assert same(mine.image_encoder.state_dict(), network.image_encoder.state_dict())
+    assert same(mine.text_encoder.state_dict(), network.text_encoder.state_dict())
+    assert taken_over.kept == ["similarity.log_gamma2"] and mine.similarity.gamma2.item() == pytest.approx(
+        3.0
+    )
+    left_out = ["similarity.log_gamma2", "similarity.q.weight", "similarity.q.bias"]
+    assert taken_over.left_out == left_out
+    said = str(taken_over).splitlines()
+    assert said[0].endswith(f"tensors taken over from {source}")
+    assert said[1] == f"  image_encoder: all {len(network.image_encoder.state_dict())}"
+    assert said[3] == "  similarity: none, it starts as configured: similarity.log_gamma2"
+    assert said[4] == f"  of the source, not used: {', '.join(left_out)}"
+    assert said[5].startswith(
+        "  settings that differ: similarity.class_path: medclip_dcl.similarity.LSENonLocal (con"
+    )
+
+
+def test_of_a_classifier_the_image_encoder_is_taken(network, small_bert, tmp_path):
+    torch.save(classifier(network, ""), tmp_path / "c.ckpt")
+    mine = build(small_bert)
+    before = copied(mine)
+    taken_over = take_over(mine, tmp_path / "c.ckpt")
+    assert same(mine.image_encoder.state_dict(), network.image_encoder.state_dict())
+    assert taken_over.left_out == ["head.weight"]
+    others = [name for name in before if not name.startswith("image_encoder.")]
+    assert taken_over.kept == others
+    assert all(torch.equal(mine.state_dict()[name], before[name]) for name in others)
+    said = str(taken_over)
+    assert "text_encoder: none, it starts as configured: text_encoder.bert.* (" in said
+
+
+def test_of_torchvision_the_backbone_is_taken(small_bert, tmp_path):
+    state = torchvision.models.resnet18().state_dict()
+    torch.save(state, tmp_path / "r.pth")
+    mine = build(small_bert)
+    taken_over = take_over(mine, tmp_path / "r.pth")
+    assert torch.equal(mine.state_dict()["image_encoder.backbone.0.weight"], state["conv1.weight"])
+    assert taken_over.kept[:2] == ["image_encoder.projection.weight", "image_encoder.projection.bias"]
+    assert taken_over.left_out[-2:] == ["fc.weight", "fc.bias"]
+    assert all(name.startswith("image_encoder.backbone.7.") for name in taken_over.left_out[:-2])
+    with pytest.raises(ValueError, match="image_encoder: missing .* set image_encoder.init_args.depth"):
+        take_over(build(small_bert, image=ResNetRegions(depth=50, stride=16, dim=6)), tmp_path / "r.pth")
+
+
+def test_a_head_of_the_source_needs_a_place(small_bert, tmp_path):
+    with_head = build(small_bert, masked_language_head=True)
+    with_head.save_pretrained(tmp_path / "export")
+    mine = build(small_bert)
+    before = copied(mine)
+    message = (
+        r"unexpected \['masked_language_head.bias'.*set text_encoder.init_args.masked_language_head: true"
+    )
+    with pytest.raises(ValueError, match=message):
+        take_over(mine, tmp_path / "export")
+    assert same(mine.state_dict(), before)
+    assert take_over(build(small_bert, masked_language_head=True), tmp_path / "export").kept == []
+    without = take_over(mine, tmp_path / "export", ["image_encoder", "similarity"])
+    assert all(name.startswith("text_encoder.") for name in [*without.kept, *without.left_out])
+
+
+def test_a_head_that_the_source_lacks_is_listed(network, small_bert, source):
+    mine = build(small_bert, masked_language_head=True)
+    kept = take_over(mine, source).kept
+    heads = [name for name in mine.state_dict() if "masked_language_head" in name]
+    assert kept == heads and len(heads) == 5
+
+
+def changed_bert(small_bert, folder, change) -> Path:
+    folder = shutil.copytree(small_bert, folder)
+    change(folder)
+    return folder
+
+
+def swap_words(folder) -> None:
+    vocabulary = (folder / "tokenizer.json").read_text()
+    swapped = vocabulary.replace('"edema": ', '"X": ').replace('"cardiomegaly": ', '"edema": ')
+    (folder / "tokenizer.json").write_text(swapped.replace('"X": ', '"cardiomegaly": '))
+
+
+def more_heads(folder) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_attention_heads": 4}))
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (
+            swap_words,
+            "vocabulary has (\\d+) word pieces, the configured one \\1, and 2 of the source's are not there",
+        ),
+        (more_heads, r"another BERT, with num_attention_heads 2 \(configured: 4\)"),
+    ],
+)
+def test_another_text_encoder_is_refused_with_the_reason(change, message, small_bert, source, tmp_path):
+    mine = build(changed_bert(small_bert, tmp_path / "bert", change))
+    before = copied(mine)
+    with pytest.raises(ValueError, match=message) as error:
+        take_over(mine, source)
+    assert "set text_encoder.init_args.pretrained to the BERT" in str(error.value)
+    assert str(error.value).endswith("with model.init_args.init_parts: [image_encoder, similarity]")
+    assert "edema" not in str(error.value)  # word pieces come from reports
+    assert same(mine.state_dict(), before)
+    take_over(mine, source, ["image_encoder", "similarity"])
+
+
+def test_another_way_of_splitting_text_is_refused(network, small_bert, tmp_path):
+    content = checkpoint(network)
+    arguments = content["network"]["text_encoder"]["init_args"]
+    assert '"lowercase":true' in arguments["tokenizer"]
+    arguments["tokenizer"] = arguments["tokenizer"].replace('"lowercase":true', '"lowercase":false')
+    torch.save(content, tmp_path / "a.ckpt")
+    with pytest.raises(ValueError, match=r"splits text in another way \(normalizer\)"):
+        take_over(build(small_bert), tmp_path / "a.ckpt")
+
+
+def test_all_that_does_not_fit_is_said_at_once(small_bert, source):
+    mine = build(small_bert, LSENonLocal(dim=4), ResNetRegions(dim=4, stride=16), dim=4)
+    with pytest.raises(ValueError) as error:
+        take_over(mine, source)
+    for said in ("image_encoder: of another shape", "text_encoder: of another", "similarity: of another"):
+        assert said in str(error.value)
+    for part in ("image_encoder", "text_encoder", "similarity"):
+        assert f"{part}.init_args.dim: 6 (configured: 4)" in str(error.value)
+
+
+class Own(ResNetRegions):
+    pass
+
+
+def test_an_encoder_of_another_class_is_refused(small_bert, source):
+    with pytest.raises(
+        ValueError, match="image_encoder is of another class; set image_encoder.class_path: medclip"
+    ):
+        take_over(build(small_bert, image=Own(dim=6, stride=16)), source)
+
+
+def test_tensors_beside_the_network_are_refused(network, small_bert, tmp_path):
+    content = checkpoint(network)
+    content["state_dict"]["teacher.weight"] = torch.zeros(2)
+    torch.save(content, tmp_path / "a.ckpt")
+    with pytest.raises(ValueError, match=r"no image-text network has: \['teacher.weight'\]; give a folder"):
+        take_over(build(small_bert), tmp_path / "a.ckpt")
+
+
+def test_parts_are_named_as_they_are(network, small_bert, tmp_path, source):
+    mine = build(small_bert)
+    with pytest.raises(ValueError, match=r"init_parts must name some of .*got \['eyes'\]"):
+        take_over(mine, source, ["image_encoder", "eyes"])
+    with pytest.raises(ValueError, match="init_parts must name some of .*got none"):
+        take_over(mine, source, [])
+    torch.save(classifier(network, ""), tmp_path / "c.ckpt")
+    with pytest.raises(ValueError, match="has no similarity and no text_encoder: take it out of init_parts"):
+        take_over(mine, tmp_path / "c.ckpt", ["similarity", "text_encoder"])
+    before = copied(mine)
+    text = take_over(mine, source, ["text_encoder"])
+    assert same(mine.text_encoder.state_dict(), network.text_encoder.state_dict())
+    assert all(torch.equal(mine.state_dict()[name], before[name]) for name in text.kept)
+    assert not torch.equal(mine.mean, network.mean)  # they belong to the image encoder
 
 
 class Code:

@@ -8,12 +8,14 @@ from typing import Any
 
 import torch
 from pytorch_lightning import LightningModule
+from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
 
 from medclip_dcl.distributed import global_mean
 from medclip_dcl.encoders.image import RegionEncoder
 from medclip_dcl.encoders.text import SentenceEncoder
 from medclip_dcl.formats import CHECKPOINT, drop_hyper_parameters
+from medclip_dcl.initial_weights import PARTS, TakenOver, take_over
 from medclip_dcl.models.gradient_cache import in_chunks
 from medclip_dcl.models.optimisation import adamw_warmup_cosine, parameter_groups
 from medclip_dcl.network import ImageTextNetwork, build_part, load_exactly, part_config, read_checkpoint
@@ -46,9 +48,14 @@ class ImageTextModel(LightningModule):
             in the batch: "negative" (SSD), "positive", or "ignore" (neither).
         masked_language_weight: weight of the masked-language-modelling loss of the batch's sentences, which is added
             (BioViL); above 0 the text encoder needs `masked_language_head: true`.
+        init_from: weights to start from: a checkpoint of this program, a folder of `save_pretrained`, or a state dict
+            of torchvision's ResNet, whichever objective, resolution and data they were trained with; null for what
+            the encoders' own options say. What is not taken over is listed (see `initial_weights.take_over`). A run
+            that continues from its own checkpoint does not need it any more.
+        init_parts: of image_encoder, text_encoder and similarity, those that `init_from` gives; null for all it has.
 
     Raises:
-        ValueError: an option out of its range.
+        ValueError: an option out of its range, or weights that do not fit.
     """
 
     def __init__(
@@ -66,6 +73,8 @@ class ImageTextModel(LightningModule):
         negative_weights: NegativeWeights | None = None,
         same_text: str = "negative",
         masked_language_weight: float = 0.0,
+        init_from: str | None = None,
+        init_parts: list[str] | None = None,
     ) -> None:
         super().__init__()
         rates = [learning_rate] if text_learning_rate is None else [learning_rate, text_learning_rate]
@@ -95,6 +104,16 @@ class ImageTextModel(LightningModule):
             text_encoder.freeze_masked_language_head()
         # A rule that cannot describe itself should not fail at the first checkpoint, hours later.
         self._objective_config()
+        if init_parts is not None and init_from is None:
+            raise ValueError("model: init_parts says what to take from init_from, which is null")
+        self.initial_weights: TakenOver | None = None
+        self._missing_source: str | None = None
+        if init_from is not None and Path(init_from).expanduser().exists():
+            self.initial_weights = take_over(self.network, init_from, init_parts)
+            rank_zero_info(str(self.initial_weights))
+        elif init_from is not None:
+            # Missed only if no checkpoint is loaded, which is known when a Trainer begins.
+            self._missing_source = init_from
 
     @property
     def class_probability(self) -> ClassProbability:
@@ -129,6 +148,24 @@ class ImageTextModel(LightningModule):
                 "at the border would reach beyond the image and heat maps would be shifted"
             )
         self.network.image_size = size
+
+    def on_fit_start(self) -> None:
+        self._check_initial_weights()
+
+    def on_validation_start(self) -> None:
+        self._check_initial_weights()
+
+    def on_test_start(self) -> None:
+        self._check_initial_weights()
+
+    def on_predict_start(self) -> None:
+        self._check_initial_weights()
+
+    def _check_initial_weights(self) -> None:
+        if self._missing_source is not None:
+            raise FileNotFoundError(
+                f"model.init_args.init_from: no file and no folder {self._missing_source}"
+            )
 
     def forward(self, images: Tensor, tokens: Tensor, lengths: Tensor) -> Tensor:
         """Logits (sentence, image)."""
@@ -211,6 +248,8 @@ class ImageTextModel(LightningModule):
         drop_hyper_parameters(checkpoint)
         checkpoint["network"] = self.network.config()
         checkpoint["objective"] = self._objective_config()
+        if self.initial_weights is not None:
+            checkpoint["initial_weights"] = self.initial_weights.record()
 
     def _objective_config(self) -> dict[str, Any]:
         """Arguments of the model besides the network's parts, in plain values."""
@@ -240,12 +279,15 @@ class ImageTextModel(LightningModule):
             )
         CHECKPOINT.upgrade(checkpoint, "the checkpoint")
         there, here = checkpoint["network"], self.network.config()
-        parts = ("image_encoder", "text_encoder", "similarity", "mean", "std")
-        if others := [part for part in parts if there[part] != here[part]]:
+        if others := [part for part in PARTS if there[part] != here[part]]:
             raise ValueError(
                 f"the checkpoint was trained with another {' and '.join(others)} (settings or tokenizer differ); "
                 "restore what it was trained with, or choose another --run_folder to train anew"
             )
+        # No options: they came with the weights that the training had started from.
+        for name in ("mean", "std"):
+            getattr(self.network, name).copy_(torch.tensor(there[name]).view(3, 1, 1))
+        self.initial_weights, self._missing_source = _initial_weights(checkpoint), None
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]
@@ -270,5 +312,12 @@ class ImageTextModel(LightningModule):
             **objective,
         )
         model.network = network
+        model.initial_weights = _initial_weights(checkpoint)
         load_exactly(model, checkpoint["state_dict"], str(checkpoint_path))
         return model.eval()
+
+
+def _initial_weights(checkpoint: dict[str, Any]) -> TakenOver | None:
+    """What the training of a checkpoint had started from; None: from what the encoders' options said."""
+    record = checkpoint.get("initial_weights")
+    return None if record is None else TakenOver(**record)
