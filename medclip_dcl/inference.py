@@ -21,8 +21,9 @@ from torch.nn.functional import normalize
 
 from medclip_dcl.data.transforms import resize_grey, to_input
 from medclip_dcl.findings import CHEX5, Prompts
-from medclip_dcl.network import CONFIG_FILE, WEIGHTS_FILE, ImageTextNetwork, load_exactly, read_checkpoint
+from medclip_dcl.network import ImageTextNetwork, load_exactly
 from medclip_dcl.similarity import at_image_size, cosine_heat_maps
+from medclip_dcl.weight_files import CONFIG_FILE, WEIGHTS_FILE, read_checkpoint
 
 ImageLike: TypeAlias = "str | Path | Image.Image | np.ndarray"
 

@@ -19,18 +19,22 @@ from medclip_dcl.encoders.image import (
     as_torchvision_resnet,
     from_torchvision_names,
 )
-from medclip_dcl.encoders.text import SentenceEncoder
+from medclip_dcl.encoders.text import BERT_BASE, SentenceEncoder
 from medclip_dcl.network import (
     IMAGENET_MEAN,
     IMAGENET_STD,
-    WEIGHTS_FILE,
     ImageTextNetwork,
     part_config,
-    read_checkpoint,
-    read_exported_config,
 )
 from medclip_dcl.similarity import Similarity
-from medclip_dcl.weight_files import as_state_dict, read_state_dict, read_torch_file
+from medclip_dcl.weight_files import (
+    WEIGHTS_FILE,
+    as_state_dict,
+    read_checkpoint,
+    read_exported_config,
+    read_state_dict,
+    read_torch_file,
+)
 
 PARTS = ("image_encoder", "text_encoder", "similarity")
 
@@ -315,7 +319,7 @@ def _plan_text_encoder(encoder: SentenceEncoder, there: dict[str, Any], state: d
     if not any(name.startswith(_HEAD) for name in state):
         # Trained without: the one of the configured BERT, if any.
         expected = {name: x for name, x in expected.items() if not name.startswith(_HEAD)}
-    berts = [config["init_args"].get("bert") or {} for config in (there, here)]
+    berts = [{**BERT_BASE, **(config["init_args"].get("bert") or {})} for config in (there, here)]
     if others := [name for name in _FUNCTION_OF_BERT if berts[0].get(name) != berts[1].get(name)]:
         differing = [f"{name} {berts[0].get(name)} (configured: {berts[1].get(name)})" for name in others]
         return _Plan(

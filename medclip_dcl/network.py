@@ -19,13 +19,11 @@ from torch import Tensor, nn
 
 from medclip_dcl.encoders.image import RegionEncoder
 from medclip_dcl.encoders.text import SentenceEncoder
-from medclip_dcl.formats import CHECKPOINT, NETWORK, VERSION_KEY
+from medclip_dcl.formats import NETWORK, VERSION_KEY
 from medclip_dcl.prepared import write_text
 from medclip_dcl.similarity import LSENonLocal, Similarity
-from medclip_dcl.weight_files import read_state_dict, read_torch_file
+from medclip_dcl.weight_files import CONFIG_FILE, WEIGHTS_FILE, read_exported_config, read_state_dict
 
-CONFIG_FILE = "config.json"
-WEIGHTS_FILE = "model.safetensors"
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
@@ -179,27 +177,6 @@ class ImageTextNetwork(nn.Module):
         return network.eval()
 
 
-def read_exported_config(folder: Path) -> dict[str, Any]:
-    """What `save_pretrained` wrote into config.json.
-
-    Raises:
-        FileNotFoundError: config.json or model.safetensors is missing.
-        ValueError: config.json is truncated, describes no network, or is of a format that this program does not read.
-    """
-    for name in (CONFIG_FILE, WEIGHTS_FILE):
-        if not (folder / name).is_file():
-            raise FileNotFoundError(f"{folder} is no exported medclip_dcl model: {name} is missing")
-    file = folder / CONFIG_FILE
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{file} is no JSON, or it is truncated: {error}; copy it again") from error
-    if not isinstance(config, dict) or "image_encoder" not in config:
-        raise ValueError(f"{file} describes no image-text network; give a folder that save_pretrained wrote")
-    NETWORK.upgrade(config, str(file))
-    return config
-
-
 def pad_tokens(
     ids: Sequence[Sequence[int]],
 ) -> tuple[Int[Tensor, "sentence token"], Int[Tensor, " sentence"]]:
@@ -230,22 +207,6 @@ def load_exactly(module: nn.Module, state: dict[str, Tensor], source: str) -> No
             f"unexpected {unexpected or 'none'}, of another shape {shapes or 'none'}"
         )
     module.load_state_dict(state)
-
-
-def read_checkpoint(file: Path, map_location: Any = "cpu") -> dict[str, Any]:
-    """A training checkpoint that describes its network, in this program's format, read without running code of it.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: truncated, not loadable safely, of a newer format, or not of an image-text model.
-    """
-    checkpoint = read_torch_file(file, map_location)
-    if not isinstance(checkpoint, dict) or "network" not in checkpoint:
-        raise ValueError(
-            f"{file} is no checkpoint of an image-text model: it has no description of its network"
-        )
-    CHECKPOINT.upgrade(checkpoint, str(file))
-    return checkpoint
 
 
 @runtime_checkable

@@ -20,7 +20,7 @@ from medclip_dcl.evaluation.class_probability import ClassProbabilityTable
 from medclip_dcl.evaluation.predictions import PredictionWriter
 from medclip_dcl.evaluation.results import RESULTS_FILE, UNTRAINED_FILE, ResultsWriter
 from medclip_dcl.formats import CHECKPOINT
-from medclip_dcl.network import ImageTextNetwork, read_exported_config
+from medclip_dcl.network import ImageTextNetwork
 from medclip_dcl.prepared import PreparedSet
 from medclip_dcl.run_folder import (
     UNTRAINED_CHECKPOINT,
@@ -29,7 +29,7 @@ from medclip_dcl.run_folder import (
     RunFolder,
     RunRecord,
 )
-from medclip_dcl.weight_files import read_torch_file
+from medclip_dcl.weight_files import read_exported_config, read_torch_file
 
 _TERMINATED = 128 + 15
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 from zipfile import is_zipfile
@@ -10,6 +11,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
+
+from medclip_dcl.formats import CHECKPOINT, NETWORK
+
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
 
 _SAFETENSORS = ".safetensors"
 
@@ -74,3 +80,46 @@ def as_state_dict(content: Any, file: str | Path) -> dict[str, Tensor]:
         return dict(content)
     found = sorted(map(str, content))[:8] if isinstance(content, dict) else type(content).__name__
     raise ValueError(f"{file} is no state dict (names and tensors): it holds {found}")
+
+
+def read_checkpoint(file: Path, map_location: Any = "cpu") -> dict[str, Any]:
+    """A training checkpoint that describes its network, in this program's format, read without running code of it.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: truncated, not loadable safely, of a newer format, or not of an image-text model.
+    """
+    checkpoint = read_torch_file(file, map_location)
+    if not isinstance(checkpoint, dict) or "network" not in checkpoint:
+        raise ValueError(
+            f"{file} is no checkpoint of an image-text model: it has no description of its network"
+        )
+    CHECKPOINT.upgrade(checkpoint, str(file))
+    return checkpoint
+
+
+def read_exported_config(folder: Path) -> dict[str, Any]:
+    """What `ImageTextNetwork.save_pretrained` wrote into config.json.
+
+    Raises:
+        FileNotFoundError: config.json or model.safetensors is missing.
+        ValueError: config.json is truncated, describes no network, or is of a format that this program does not read.
+    """
+    for name in (CONFIG_FILE, WEIGHTS_FILE):
+        if not (folder / name).is_file():
+            raise FileNotFoundError(f"{folder} is no exported medclip_dcl model: {name} is missing")
+    file = folder / CONFIG_FILE
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is no JSON, or it is truncated: {error}; copy it again") from error
+    if not isinstance(config, dict) or "image_encoder" not in config:
+        raise ValueError(f"{file} describes no image-text network; give a folder that save_pretrained wrote")
+    NETWORK.upgrade(config, str(file))
+    return config
+
+
+def is_exported(folder: Path) -> bool:
+    """True for a folder that `ImageTextNetwork.save_pretrained` wrote, whole or not."""
+    file = folder / CONFIG_FILE
+    return file.is_file() and b'"image_encoder"' in file.read_bytes()

@@ -313,6 +313,27 @@ def test_weights_that_do_not_fit_are_refused_before_training(
     assert not (tmp_path / "run/checkpoints").exists()
 
 
+class Code:
+    def __reduce__(self):
+        return (print, ("code of the file ran",))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"callbacks": Code()}, "Python objects are not opened"),
+        ({"format_version": 99}, "format version 99, this prog"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_trusted_or_read_is_refused(change, message, finished, tmp_path, capsys):
+    content = torch.load(finished / "checkpoints/best.ckpt", weights_only=True)
+    torch.save({**content, **change}, tmp_path / "bad.ckpt")
+    with pytest.raises(SystemExit) as error:
+        main(["test", "--config", str(finished / "config.yaml"), "--ckpt_path", str(tmp_path / "bad.ckpt")])
+    said = capsys.readouterr()
+    assert error.value.code == 2 and message in said.err and "code of the file ran" not in said.out
+
+
 @pytest.mark.parametrize("base", ["demo", "mimic_cxr"])
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda path: path.stem)
 def test_every_objective_composes_with_every_configuration(base, objective, capsys):

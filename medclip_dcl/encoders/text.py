@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,11 +16,22 @@ from transformers import BertConfig, BertForMaskedLM, BertModel
 
 from medclip_dcl.encoders.masked_language import MaskedLanguageHead, masked_language_losses
 from medclip_dcl.encoders.pretrained import (
+    ModelFolderError,
     load_bert,
     load_masked_language_model,
     load_tokenizer,
     resolve_folder,
 )
+from medclip_dcl.weight_files import (
+    WEIGHTS_FILE,
+    is_exported,
+    read_checkpoint,
+    read_exported_config,
+    read_state_dict,
+)
+
+BERT_BASE = BertConfig().to_dict()
+"""What a configuration means where it does not say something."""
 
 
 class SentenceEncoder(nn.Module):
@@ -75,7 +88,8 @@ class BertSentences(SentenceEncoder):
 
     Args:
         pretrained: a Hugging Face folder or repository id of a BERT, e.g.
-            microsoft/BiomedVLP-CXR-BERT-general, or what configs/language_model.yaml wrote.
+            microsoft/BiomedVLP-CXR-BERT-general, or what configs/language_model.yaml wrote; or a checkpoint or an
+            exported folder of an image-text model, whose BERT and tokenizer are taken.
         dim: size of the projected sentences.
         max_tokens: longer sentences are cut to this many word pieces, [CLS] and [SEP] included.
         dropout: dropout of the transformer, in [0, 1); null keeps the model's own.
@@ -121,7 +135,10 @@ class BertSentences(SentenceEncoder):
             raise ValueError(f'text encoder: pooling must be "cls" or "mean", got {pooling!r}')
         if projection not in ("linear", "mlp"):
             raise ValueError(f'text encoder: projection must be "linear" or "mlp", got {projection!r}')
-        if pretrained is not None:
+        trained = None if pretrained is None else read_text_encoder(pretrained)
+        if trained is not None:
+            bert, tokenizer = trained.bert, trained.tokenizer
+        if pretrained is not None and trained is None:
             folder = resolve_folder(pretrained)
             model = load_masked_language_model(folder) if masked_language_head else load_bert(folder)
             self.tokenizer = Tokenizer.from_str(load_tokenizer(folder).backend_tokenizer.to_str())
@@ -149,6 +166,8 @@ class BertSentences(SentenceEncoder):
         # A literal "[SEP]" in a report is text, not the end of the sentence.
         self.tokenizer.encode_special_tokens = True
         self.projection = _projection(projection, self.bert.config.hidden_size, dim)
+        if trained is not None:
+            trained.give_transformer(self)
 
     @property
     def transformer(self) -> nn.Module:
@@ -224,6 +243,57 @@ class BertSentences(SentenceEncoder):
         """Last hidden states; what stands at padding means nothing."""
         mask = _is_token(tokens, lengths)
         return self.bert(input_ids=tokens, attention_mask=mask.long()).last_hidden_state
+
+
+@dataclass(frozen=True)
+class TrainedTextEncoder:
+    """A `BertSentences` in a model of this program, as its checkpoint or exported folder describes it.
+
+    Attributes:
+        bert: configuration of the transformer.
+        tokenizer: content of tokenizer.json.
+        state: the encoder's tensors.
+        source: where they were read.
+    """
+
+    bert: dict[str, Any]
+    tokenizer: str
+    state: dict[str, Tensor]
+    source: str
+
+    def give_transformer(self, encoder: BertSentences) -> None:
+        """Put the transformer, with the head where the encoder has one, into an encoder of the same configuration."""
+        wanted = [name for name in encoder.state_dict() if not name.startswith("projection.")]
+        if missing := [name for name in wanted if name not in self.state]:
+            raise ModelFolderError(
+                f"{self.source}: its text encoder has no {', '.join(missing)}; choose masked_language_head: false, or "
+                "a model that was trained with a head"
+            )
+        encoder.load_state_dict({**encoder.state_dict(), **{name: self.state[name] for name in wanted}})
+
+
+def read_text_encoder(source: str) -> TrainedTextEncoder | None:
+    """The text encoder of a checkpoint or of an exported folder of this program; None for anything else.
+
+    Raises:
+        ValueError: a file that is no checkpoint of an image-text model, or has another kind of text encoder.
+    """
+    path = Path(source).expanduser()
+    if path.is_file():
+        checkpoint = read_checkpoint(path)
+        network, state = checkpoint["network"], checkpoint["state_dict"]
+    elif is_exported(path):
+        network, state = read_exported_config(path), read_state_dict(path / WEIGHTS_FILE)
+    else:
+        return None
+    arguments = network.get("text_encoder", {}).get("init_args", {})
+    if not {"bert", "tokenizer"} <= arguments.keys():
+        raise ModelFolderError(f"{source} has no BERT as its text encoder; give a BERT folder (pretrained)")
+    own = {name.removeprefix("network."): value for name, value in state.items()}
+    own = {
+        name.removeprefix("text_encoder."): x for name, x in own.items() if name.startswith("text_encoder.")
+    }
+    return TrainedTextEncoder(arguments["bert"], arguments["tokenizer"], own, source)
 
 
 def _is_token(

@@ -18,10 +18,11 @@ from medclip_dcl.formats import CHECKPOINT, drop_hyper_parameters
 from medclip_dcl.initial_weights import PARTS, TakenOver, take_over
 from medclip_dcl.models.gradient_cache import in_chunks
 from medclip_dcl.models.optimisation import adamw_warmup_cosine, parameter_groups
-from medclip_dcl.network import ImageTextNetwork, build_part, load_exactly, part_config, read_checkpoint
+from medclip_dcl.network import ImageTextNetwork, build_part, load_exactly, part_config
 from medclip_dcl.objectives import ClassProbability, NegativeWeights
 from medclip_dcl.objectives.in_batch import InBatchObjective
 from medclip_dcl.similarity import Similarity
+from medclip_dcl.weight_files import read_checkpoint
 
 
 class ImageTextModel(LightningModule):
@@ -279,7 +280,7 @@ class ImageTextModel(LightningModule):
             )
         CHECKPOINT.upgrade(checkpoint, "the checkpoint")
         there, here = checkpoint["network"], self.network.config()
-        if others := [part for part in PARTS if there[part] != here[part]]:
+        if others := [part for part in PARTS if not _is_same(there[part], here[part])]:
             raise ValueError(
                 f"the checkpoint was trained with another {' and '.join(others)} (settings or tokenizer differ); "
                 "restore what it was trained with, or choose another --run_folder to train anew"
@@ -321,3 +322,14 @@ def _initial_weights(checkpoint: dict[str, Any]) -> TakenOver | None:
     """What the training of a checkpoint had started from; None: from what the encoders' options said."""
     record = checkpoint.get("initial_weights")
     return None if record is None else TakenOver(**record)
+
+
+def _is_same(there: dict[str, Any], here: dict[str, Any]) -> bool:
+    """True if both describe the same part; other versions of libraries may say more or fewer of the defaults."""
+    if there == here:
+        return True
+    if there["class_path"] != here["class_path"]:
+        return False
+    with torch.device("meta"):
+        built: Any = build_part(there, torch.nn.Module)
+    return part_config(built) == here

@@ -104,6 +104,22 @@ def test_the_language_model_continues_from_a_kept_checkpoint(small_set, tmp_path
     assert trainer.global_step == 12
 
 
+def test_a_default_that_another_library_does_not_say_is_no_difference(of_python, tmp_path):
+    file, model = of_python
+    content = torch.load(file, weights_only=True)
+    bert = content["network"]["text_encoder"]["init_args"]["bert"]
+    bert.pop("use_cache", None)
+    bert.pop("layer_norm_eps", None)
+    model.on_load_checkpoint(content)
+    bert["layer_norm_eps"] = 1e-5
+    with pytest.raises(ValueError, match="trained with another text_encoder"):
+        model.on_load_checkpoint(content)
+    content = torch.load(file, weights_only=True)
+    content["network"]["similarity"]["init_args"]["sharpness"] = 4.0
+    with pytest.raises(ValueError, match="trained with another similarity"):
+        model.on_load_checkpoint(content)
+
+
 class Keeping(ImageTextModel):
     """A user's model that keeps its arguments, as Lightning advises: encoders and all."""
 
