@@ -17,7 +17,7 @@ from medclip_dcl.encoders.text import SentenceEncoder
 from medclip_dcl.formats import CHECKPOINT, drop_hyper_parameters
 from medclip_dcl.initial_weights import PARTS, TakenOver, take_over
 from medclip_dcl.models.gradient_cache import in_chunks
-from medclip_dcl.models.optimisation import adamw_warmup_cosine, parameter_groups
+from medclip_dcl.models.optimisation import adamw_warmup_cosine, learning_rates, parameter_groups
 from medclip_dcl.network import ImageTextNetwork, build_part, load_exactly, part_config
 from medclip_dcl.objectives import ClassProbability, NegativeWeights
 from medclip_dcl.objectives.in_batch import InBatchObjective
@@ -176,7 +176,8 @@ class ImageTextModel(LightningModule):
         loss, _, figures = self._losses(batch, step=self.global_step)
         values = {f"train/{name}": value for name, value in figures.items()}
         values["train/gamma2"] = self.network.similarity.gamma2.detach()
-        values["train/learning_rate"] = torch.tensor(self.trainer.optimizers[0].param_groups[-1]["lr"])
+        for name, rate in learning_rates(self.trainer.optimizers[0]).items():
+            values[f"train/{name}"] = torch.tensor(rate)
         self.log_dict(values, batch_size=len(batch["lengths"]))
         # Each process has its share of the sum: their mean is the batch's loss.
         self.log("train/loss", loss.detach(), prog_bar=True, sync_dist=True, batch_size=len(batch["lengths"]))
@@ -227,7 +228,9 @@ class ImageTextModel(LightningModule):
             loss = loss + self.masked_language_weight * of_language
         return loss, feature_map, figures
 
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        """A step, and gamma pulled back to its cap before any callback averages or saves the weights."""
+        super().optimizer_step(*args, **kwargs)
         self.network.similarity.clamp_gamma_()
 
     def configure_optimizers(self) -> Any:
@@ -238,7 +241,12 @@ class ImageTextModel(LightningModule):
         own = {id(p) for p in transformer}
         others = [p for p in self.network.parameters() if id(p) not in own]
         groups = [
-            *parameter_groups(transformer, self.weight_decay, self.text_learning_rate),
+            *parameter_groups(
+                transformer,
+                self.weight_decay,
+                self.text_learning_rate,
+                name=None if self.text_learning_rate is None else "text",
+            ),
             *parameter_groups(others, self.weight_decay),
         ]
         return adamw_warmup_cosine(groups, self.learning_rate, self.warmup_steps, total, self.beta2)

@@ -24,7 +24,7 @@ from medclip_dcl.encoders.pretrained import (
     save_language_model,
 )
 from medclip_dcl.formats import CHECKPOINT, drop_hyper_parameters
-from medclip_dcl.models.optimisation import adamw_warmup_cosine, parameter_groups
+from medclip_dcl.models.optimisation import adamw_warmup_cosine, learning_rates, parameter_groups
 from medclip_dcl.network import load_exactly
 from medclip_dcl.weight_files import read_torch_file
 
@@ -136,9 +136,8 @@ class MaskedLanguageModel(LightningModule):
         losses = self._losses(batch)
         loss = global_mean(losses)
         self.log("train/loss", loss.detach(), prog_bar=True, batch_size=len(losses))
-        self.log(
-            "train/learning_rate", self.trainer.optimizers[0].param_groups[0]["lr"], batch_size=len(losses)
-        )
+        rates = learning_rates(self.trainer.optimizers[0])
+        self.log_dict({f"train/{name}": rate for name, rate in rates.items()}, batch_size=len(losses))
         return loss
 
     def on_validation_epoch_start(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
-from torch.optim import AdamW
+from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 
@@ -47,8 +47,19 @@ def warmup_cosine(step: int, warmup: int, total: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
 
+def learning_rates(optimizer: Optimizer) -> dict[str, float]:
+    """Figures to log: learning_rate, that of the last group, and learning_rate_NAME of each name among the groups."""
+    named = {
+        f"learning_rate_{group['name']}": group["lr"] for group in optimizer.param_groups if "name" in group
+    }
+    return {"learning_rate": optimizer.param_groups[-1]["lr"], **named}
+
+
 def parameter_groups(
-    parameters: Iterable[nn.Parameter], weight_decay: float, learning_rate: float | None = None
+    parameters: Iterable[nn.Parameter],
+    weight_decay: float,
+    learning_rate: float | None = None,
+    name: str | None = None,
 ) -> list[dict[str, Any]]:
     """Matrices and kernels with weight decay; biases, norms and gamma without.
 
@@ -56,9 +67,12 @@ def parameter_groups(
         parameters: of which those that need a gradient are taken.
         weight_decay: of the first group.
         learning_rate: of both groups; None leaves it to the optimiser.
+        name: of both groups, under which their learning rate is logged; None where it is that of all.
     """
     trained = [p for p in parameters if p.requires_grad]
-    own = {} if learning_rate is None else {"lr": learning_rate}
+    own: dict[str, Any] = {} if learning_rate is None else {"lr": learning_rate}
+    if name is not None:
+        own["name"] = name
     groups = [
         {"params": [p for p in trained if p.dim() >= 2], "weight_decay": weight_decay, **own},
         {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0, **own},
