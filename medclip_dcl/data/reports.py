@@ -24,6 +24,7 @@ from medclip_dcl.prepared import PreparedDataError, PreparedSet
 
 # Batches are cut from this many batches' worth of sentences, sorted by length: little padding, yet random.
 _POOL = 32
+_NO_SENTENCE = -1
 
 
 class ReportsDataModule(EpochDataModule):
@@ -32,8 +33,9 @@ class ReportsDataModule(EpochDataModule):
     Only reports of images whose use is train or validate are read: never those of test or grounding patients.
 
     A batch is a dict: tokens (sentence, token), masked and padded; lengths (sentence,), [CLS] and [SEP] included;
-    labels (sentence, token), the hidden word piece, -100 elsewhere. What is masked in training is a function of
-    (seed, epoch, sentence), on validate of (seed, sentence), whatever the number of processes or workers.
+    labels (sentence, token), the hidden word piece, -100 elsewhere; sentence_id (sentence,), -1 of `extra_text`.
+    What is masked in training is a function of (seed, epoch, sentence), on validate of (seed, sentence), whatever
+    the number of processes or workers.
 
     The tokenizer is the model's own where the model starts from a pretrained folder; else it is trained here, on the
     training sentences alone, in lower case.
@@ -104,11 +106,11 @@ class ReportsDataModule(EpochDataModule):
                 f"{self.folder}: {len(both)} patients stand both in training and in evaluation (first: {both[0]}); "
                 "prepare the set again with data_prep.mimic_cxr"
             )
-        texts = {use: self._sentences(prepared, use) for use in ("train", "validate")}
+        sentences = {use: self._sentences(prepared, use) for use in ("train", "validate")}
         if self.extra_text is not None:
-            texts["train"] += _lines(Path(self.extra_text))
-        self._tokenizer = self._load_or_train(texts["train"])
-        examples = {use: self._masked(found, use) for use, found in texts.items()}
+            sentences["train"] += [(_NO_SENTENCE, line) for line in _lines(Path(self.extra_text))]
+        self._tokenizer = self._load_or_train([text for _, text in sentences["train"]])
+        examples = {use: self._masked(found, use) for use, found in sentences.items()}
         # The sampler's error (a batch larger than the set) belongs here, not into the first epoch.
         LengthSampler(examples["train"].lengths, self.batch_size, self.seed)
         self._examples = examples
@@ -125,8 +127,8 @@ class ReportsDataModule(EpochDataModule):
         batches = [by_length[i : i + self.batch_size] for i in range(0, len(by_length), self.batch_size)]
         return self._loader(_InBatches(examples, batches), ShardSampler(len(batches)))
 
-    def _sentences(self, prepared: PreparedSet, use: str) -> list[str]:
-        """Sentences of the use's reports: each mention, or each once in the order of sentence_id."""
+    def _sentences(self, prepared: PreparedSet, use: str) -> list[tuple[int, str]]:
+        """(sentence_id, text) of the use's reports: each mention, or each once in the order of sentence_id."""
         images = prepared.table("images")
         studies = images.loc[images["use"] == use, "study_id"].unique()
         reports = prepared.table("reports")
@@ -134,7 +136,8 @@ class ReportsDataModule(EpochDataModule):
         if self.sampling == "distinct":
             mentions = mentions.drop_duplicates()
         text_of = prepared.table("sentences").set_index("sentence_id")["text"]
-        found = [text for text in text_of.loc[mentions].tolist() if text.strip()]
+        pairs = zip(mentions.tolist(), text_of.loc[mentions].tolist(), strict=True)
+        found = [(sentence, text) for sentence, text in pairs if text.strip()]
         if not found:
             raise PreparedDataError(
                 f"{self.folder} has no {use} sentences ({len(studies)} studies of use {use}); the language model "
@@ -159,18 +162,21 @@ class ReportsDataModule(EpochDataModule):
         vocabulary = gather_objects(train_word_pieces(texts, self.vocabulary_size))[0]
         return BertTokenizer(vocab=vocabulary)
 
-    def _masked(self, texts: Sequence[str], use: str) -> _MaskedSentences:
+    def _masked(self, sentences: Sequence[tuple[int, str]], use: str) -> _MaskedSentences:
         tokenizer = self.tokenizer
-        number = {text: index for index, text in enumerate(dict.fromkeys(texts))}
+        number = {text: index for index, text in enumerate(dict.fromkeys(text for _, text in sentences))}
         pieces = word_pieces(tokenizer, list(number))
         tokens = [
             np.array([tokenizer.cls_token_id, *ids[: self.max_tokens - 2], tokenizer.sep_token_id])
             for ids in pieces
         ]
-        mentions = [number[text] for text in texts if len(tokens[number[text]]) > 2]
+        shown = [(number[text], sentence) for sentence, text in sentences if len(tokens[number[text]]) > 2]
+        mentions, sentence_ids = np.array(shown).reshape(-1, 2).T
         masking = Masking.of(tokenizer.get_vocab(), self.mask_probability)
         stream = [self.seed] if use == "train" else [self.seed, 1]
-        return _MaskedSentences(tokens, np.array(mentions), masking, stream, int(tokenizer.pad_token_id))
+        return _MaskedSentences(
+            tokens, mentions, masking, stream, int(tokenizer.pad_token_id), sentence_ids=sentence_ids
+        )
 
     def _set_up(self, use: str) -> _MaskedSentences:
         if use not in self._examples:
@@ -234,8 +240,10 @@ class _MaskedSentences(Dataset):
         masking: Masking,
         stream: list[int],
         pad_id: int,
+        sentence_ids: np.ndarray,
     ) -> None:
         self.tokens, self.mentions, self.masking = tokens, mentions, masking
+        self.sentence_ids = sentence_ids
         self.stream, self.pad_id = stream, pad_id
         self.lengths = np.array([len(row) for row in tokens])[mentions]
 
@@ -252,6 +260,7 @@ class _MaskedSentences(Dataset):
             "tokens": torch.from_numpy(tokens),
             "lengths": torch.from_numpy(lengths),
             "labels": torch.from_numpy(labels),
+            "sentence_id": torch.from_numpy(self.sentence_ids[indices]),
         }
 
 
