@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import yaml
 from jsonargparse import Namespace
+from jsonargparse.typing import OpenUnitInterval
 from pytorch_lightning import LightningDataModule, LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
@@ -29,6 +30,7 @@ from medclip_dcl.run_folder import (
     RunFolder,
     RunRecord,
 )
+from medclip_dcl.training import AveragedWeights, FiniteCheck, Throughput, in_order
 from medclip_dcl.weight_files import read_exported_config, read_torch_file
 
 _TERMINATED = 128 + 15
@@ -73,6 +75,12 @@ class MedclipCLI(LightningCLI):
         parser.add_argument(
             "--run_folder", type=str, required=True, help="Folder of this run, e.g. runs/NAME."
         )
+        parser.add_argument(
+            "--ema_decay",
+            type=OpenUnitInterval | None,
+            default=None,
+            help="Evaluate and keep an average of the weights that decays by this factor a step; null: none.",
+        )
         parser.link_arguments("run_folder", "trainer.default_root_dir")
         parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
         parser.set_defaults(
@@ -94,9 +102,9 @@ class MedclipCLI(LightningCLI):
         self.run = RunFolder(config.run_folder)
         # Lightning's default would unpickle whatever a checkpoint holds.
         config.weights_only = True
+        if self.subcommand == "fit" and not config.trainer.fast_dev_run:
+            self._claim_folder(config)
         if self.subcommand == "fit":
-            if not config.trainer.fast_dev_run:
-                self._claim_folder(config)
             if config.ckpt_path is not None:
                 _forget_initial_weights(config.model)
             return
@@ -151,25 +159,29 @@ class MedclipCLI(LightningCLI):
         kwargs["plugins"] = [AtomicCheckpointIO(), *(x for x in plugins if x is not None)]
         if config.precision is None:
             kwargs["precision"] = best_precision(config.accelerator)
-        self.results, self.record = ResultsWriter(), RunRecord(self.run)
+        options = self.config_init[self.subcommand]
+        self.results = ResultsWriter()
+        self.record = RunRecord(self.run)
         config.callbacks = [
             *(config.callbacks or []),
             ClassProbabilityTable(),
             PredictionWriter(),
             self.record,
             self.results,
+            FiniteCheck(),
+            Throughput(),
+            *([] if options.ema_decay is None else [AveragedWeights(options.ema_decay)]),
         ]
         trainer = super().instantiate_trainer(**kwargs)
         # After the checkpoint of the best: its state goes into this one. ModelCheckpoint's own `save_last` leaves
         # out every epoch that is not the best so far.
-        trainer.callbacks.append(  # type: ignore[attr-defined]
-            ModelCheckpoint(
-                dirpath=self.run.checkpoints,
-                filename="last",
-                save_on_train_epoch_end=True,
-                enable_version_counter=False,
-            )
+        last = ModelCheckpoint(
+            dirpath=self.run.checkpoints,
+            filename="last",
+            save_on_train_epoch_end=True,
+            enable_version_counter=False,
         )
+        trainer.callbacks = in_order([*trainer.callbacks, last])  # type: ignore[attr-defined]
         return trainer
 
     def after_fit(self) -> None:

@@ -1,0 +1,87 @@
+"""Exponential moving average of the weights, by Lightning's callback, with what it leaves to its user."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import torch
+from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning.callbacks import WeightAveraging
+from pytorch_lightning.utilities import rank_zero_warn
+from torch import Tensor
+from torch.optim.swa_utils import AveragedModel
+
+_LARGEST_SHARE = 0.05
+
+_Tensors: TypeAlias = tuple[Tensor, ...] | list[Tensor]
+
+
+class AveragedWeights(WeightAveraging):
+    """Validation, checkpoints and `test` use an average of the weights over steps; training goes on with the last.
+
+    average = decay * average + (1 - decay) * weights after each optimiser step, begun with the weights after the first.
+    In a checkpoint `state_dict` is the average, which whatever loads the checkpoint gets, and `current_model_state`
+    the weights that a resumed run goes on with. BatchNorm's running statistics are averaged like weights; integers
+    (positions of BERT, counters) are copied.
+
+    It must stand behind the callbacks that evaluate: `in_order` puts it there.
+
+    What differs from Lightning's EMAWeightAveraging: integers are not averaged (that cuts them: with a decay of 0.9999,
+    99 of the 512 positions of a BERT end one too low); the average is made when the model is there, and on its device
+    (Lightning makes it before `LightningModule.setup`, on the CPU); an exception during validation puts the weights
+    back before anything is saved.
+
+    Args:
+        decay: in (0, 1); the average looks back over about 1 / (1 - decay) steps.
+
+    Raises:
+        ValueError: a decay out of its range.
+    """
+
+    def __init__(self, decay: float) -> None:
+        if not 0 < decay < 1:
+            raise ValueError(f"ema_decay must lie in (0, 1), e.g. 0.999, or be null; got {decay}")
+        super().__init__()
+        self.decay = decay
+        self._is_swapped = False
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Nothing: some models are built by their own `setup`, which comes later."""
+
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        if trainer.state.fn == "fit":
+            self._build(pl_module)
+            super().on_load_checkpoint(trainer, pl_module, checkpoint)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        average = self._build(pl_module)
+        # Not the counter: on a GPU each look at it would wait for the device.
+        average.module.to(pl_module.device)
+        steps = trainer.estimated_stepping_batches
+        if (share := self.decay**steps) > _LARGEST_SHARE:
+            rank_zero_warn(
+                f"ema_decay {self.decay} is slow for a run of {steps} optimiser steps: {share:.0%} of the average "
+                f"at its end are the weights after the first step; lower it, or set null for none"
+            )
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        if self._is_swapped:
+            self._swap_models(pl_module)
+
+    def _build(self, pl_module: LightningModule) -> AveragedModel:
+        if self._average_model is None:
+            self._average_model = AveragedModel(pl_module, use_buffers=True, multi_avg_fn=self._move)
+        return self._average_model
+
+    def _swap_models(self, pl_module: LightningModule) -> None:
+        super()._swap_models(pl_module)
+        self._is_swapped = not self._is_swapped
+
+    def _move(self, averages: _Tensors, current: _Tensors, count: Tensor | int) -> None:
+        """One step of the average; the tensors have one device and type."""
+        if averages[0].is_floating_point():
+            torch._foreach_lerp_(averages, current, 1 - self.decay)
+        else:
+            torch._foreach_copy_(averages, current)

@@ -1,0 +1,119 @@
+"""Training stops at the first loss or gradient that is not a finite number, and says which batch had it.
+
+Loss and gradient norm of each step are looked at before the optimiser moves the weights. The gradient is looked at
+too because one NaN in it spoils weights while the loss is finite, and with mixed bfloat16 nothing else would notice;
+with mixed float16 the scaler meets infinite gradients as a matter of course and skips their step, so there only the
+loss counts. Processes agree on each step by one number: all of them stop.
+
+On a GPU the host waits here for the backward pass, once a step. Looking later, when the next batch is there, would
+spare the device the moment until the optimiser's kernels are queued, but the weights would be spoiled by then. Other
+places wait in every step as well: Lightning's loop where there are several processes, its progress bar, the checks of
+the loss's arguments.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from pytorch_lightning import Callback, LightningModule, Trainer
+from torch import Tensor
+from torch.nn.utils import get_total_norm
+from torch.optim import Optimizer
+
+from medclip_dcl.distributed import gather_objects, is_distributed, rank_and_size
+
+IDENTITIES = ("dicom_id", "study_id", "sentence_id")
+
+
+class NonFiniteError(ValueError):
+    """A loss or gradient is NaN or infinite; the message names the step and the batch."""
+
+
+class FiniteCheck(Callback):
+    """Logs train/gradient_norm (before clipping) and stops every process where it, or the loss, is not finite.
+
+    After that no checkpoint is written: BatchNorm's running statistics have seen the batch.
+
+    Raises:
+        NonFiniteError: names epoch, step and what the batch consisted of, by identity.
+    """
+
+    def __init__(self) -> None:
+        # Of the optimiser's step to come: with accumulated gradients it has several batches.
+        self._identities: list[dict[str, Any]] = []
+        self._losses: list[Tensor] = []
+        self._error: NonFiniteError | None = None
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        self._identities.append({name: batch[name] for name in IDENTITIES if name in batch})
+
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        self._losses.append(loss.detach())
+
+    def on_before_optimizer_step(
+        self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
+    ) -> None:
+        losses, self._losses = torch.stack(self._losses).float(), []
+        identities, self._identities = self._identities, []
+        gradients = [
+            p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None
+        ]
+        norm = get_total_norm(gradients).float().to(losses.device)
+        pl_module.log("train/gradient_norm", norm, batch_size=1)
+        has_scaler = getattr(trainer.precision_plugin, "scaler", None) is not None
+        is_broken = ~(losses.isfinite().all() & (norm.isfinite() | has_scaler))
+        if _anywhere(is_broken):
+            # Lightning divides accumulated losses by their number: their sum is the step's loss.
+            parts = gather_objects(_described(identities, float(losses.sum())))
+            where = f"epoch {trainer.current_epoch}, step {trainer.global_step}"
+            self._error = NonFiniteError(_message(where, float(norm), parts))
+            raise self._error
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Nothing spoiled on disk, whoever saves at an exception: raised before the file is opened."""
+        if self._error is not None:
+            raise self._error
+
+
+def _anywhere(is_true: Tensor) -> bool:
+    """True on all processes if it is on one: else that would stop alone, and the others would wait for it."""
+    number = is_true.float()
+    if is_distributed():
+        dist.all_reduce(number, op=dist.ReduceOp.MAX)
+    return bool(number)
+
+
+def _described(identities: Sequence[Mapping[str, Any]], loss: float) -> dict[str, Any]:
+    """This process's part of the batch, in plain values: identities, never texts."""
+    return {"process": rank_and_size()[0], "loss": loss} | {
+        name: [value for one in identities for value in _plain(one[name])] for name in identities[0]
+    }
+
+
+def _plain(values: Any) -> list[Any]:
+    return values.tolist() if isinstance(values, Tensor) else list(values)
+
+
+def _message(where: str, norm: float, parts: Sequence[Mapping[str, Any]]) -> str:
+    """Where, what, whose, and what to do."""
+    with_loss = [part for part in parts if not math.isfinite(part["loss"])]
+    what = "the loss is not finite" if with_loss else f"the gradient is not finite (its norm is {norm})"
+    lines = [f"training stopped at {where}: {what}."]
+    for part in with_loss or parts:
+        lines.append(f"Batch of process {part['process']}, loss {part['loss']:g}:")
+        lines += [f"  {name}: {', '.join(map(str, part[name]))}" for name in IDENTITIES if name in part]
+    lines.append(
+        "No checkpoint holds weights from after this step. The same command continues from the last checkpoint; if it "
+        "stops at the same batch, look at these images and their prepared files. Otherwise training diverged: train "
+        "in a new run folder with a lower model.init_args.learning_rate, more warmup_steps, "
+        "trainer.gradient_clip_val: 1.0, or trainer.precision: 32-true."
+    )
+    return "\n".join(lines)

@@ -1,0 +1,41 @@
+"""Which callback must come after which."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pytorch_lightning import Callback
+from pytorch_lightning.callbacks import Checkpoint, EMAWeightAveraging, WeightAveraging
+
+from medclip_dcl.training.throughput import Throughput
+
+
+def in_order(callbacks: Iterable[Callback]) -> list[Callback]:
+    """The callbacks in an order in which each sees what it should; otherwise as given.
+
+    - Averaged weights behind all that evaluate: they are put in before the first batch is evaluated, and taken out
+      only after every evaluation has summarised.
+    - Then whatever writes checkpoints (as Lightning orders them).
+    - Last the clock: the time that others take at a step's end is not time spent waiting for the next batch.
+
+    Raises:
+        ValueError: Lightning's EMAWeightAveraging, which spoils integer buffers; or several averages.
+    """
+    listed = list(callbacks)
+    averages = [one for one in listed if isinstance(one, WeightAveraging)]
+    if any(isinstance(one, EMAWeightAveraging) for one in averages):
+        raise ValueError(
+            "trainer.callbacks: Lightning's EMAWeightAveraging also averages integer buffers, which moves the "
+            "positions of a BERT; remove it and set ema_decay instead"
+        )
+    if len(averages) > 1:
+        names = ", ".join(type(one).__name__ for one in averages)
+        raise ValueError(
+            f"one average of the weights at most: found {names}; set ema_decay: null, or remove one"
+        )
+    return sorted(listed, key=_place)
+
+
+def _place(callback: Callback) -> int:
+    kinds = (WeightAveraging, Checkpoint, Throughput)
+    return next((1 + place for place, kind in enumerate(kinds) if isinstance(callback, kind)), 0)

@@ -1,0 +1,258 @@
+"""Training stops at numbers that are not finite, says whose they are, and leaves every checkpoint whole."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.plugins import MixedPrecision
+from torch import Tensor
+
+from medclip_dcl.cli import main
+from medclip_dcl.models.image_text import ImageTextModel
+from medclip_dcl.models.masked_language import MaskedLanguageModel
+from medclip_dcl.training import FiniteCheck, NonFiniteError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Seen(Callback):
+    """Identities of the batches, and the weights before each."""
+
+    def __init__(self) -> None:
+        self.batches: list[dict[str, Any]] = []
+        self.weights: list[dict[str, Tensor]] = []
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, *_: Any) -> None:
+        names = ("dicom_id", "study_id", "sentence_id")
+        self.batches.append({k: [str(x) for x in list(map(_value, batch[k]))] for k in names if k in batch})
+        self.weights.append({name: p.detach().clone() for name, p in pl_module.named_parameters()})
+
+
+def _value(x: Any) -> Any:
+    return x.item() if isinstance(x, Tensor) else x
+
+
+def break_loss(monkeypatch: pytest.MonkeyPatch, at_step: int, value: float = float("nan")) -> None:
+    """The loss of one step of training is `value`."""
+    whole = ImageTextModel.training_step
+
+    def broken(self: ImageTextModel, batch: Any, batch_index: int) -> Tensor:
+        loss = whole(self, batch, batch_index)
+        return loss * value if self.global_step == at_step else loss
+
+    monkeypatch.setattr(ImageTextModel, "training_step", broken)
+
+
+def break_gradient(model: LightningModule, at_step: int, value: float = float("nan")) -> None:
+    """One element of one gradient is `value` in one step; the loss is what it is."""
+
+    def broken(gradient: Tensor) -> Tensor:
+        gradient = gradient.clone()
+        if model.global_step == at_step:
+            gradient[(0,) * gradient.dim()] = value
+        return gradient
+
+    next(p for p in model.parameters() if p.requires_grad).register_hook(broken)
+
+
+def assert_names(message: str, batch: dict[str, list[str]]) -> None:
+    for name, values in batch.items():
+        assert f"{name}: {', '.join(values)}\n" in message
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_loss_that_is_not_finite_stops_before_the_weights_move(build, data, trainer, monkeypatch, value):
+    break_loss(monkeypatch, at_step=4, value=value)
+    seen, model = Seen(), build()
+    fit = trainer([seen, FiniteCheck()])
+    with pytest.raises(NonFiniteError, match="stopped at epoch 1, step 4: the loss is not finite") as error:
+        fit.fit(model, data)
+    assert len(seen.batches) == 5
+    assert_names(str(error.value), seen.batches[4])
+    assert set(seen.batches[4]["dicom_id"]).isdisjoint(seen.batches[3]["dicom_id"])
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, seen.weights[4][name]), name
+    with pytest.raises(NonFiniteError):  # as a checkpoint of the exception would be
+        fit.save_checkpoint("never.ckpt")
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_a_gradient_that_is_not_finite_stops_although_the_loss_is(build, data, trainer, precision):
+    seen, model = Seen(), build()
+    break_gradient(model, at_step=2)
+    fit = trainer([seen, FiniteCheck()], precision=precision, gradient_clip_val=1.0)
+    with pytest.raises(
+        NonFiniteError, match=r"step 2: the gradient is not finite \(its norm is nan\)"
+    ) as error:
+        fit.fit(model, data)
+    assert_names(str(error.value), seen.batches[2])
+    assert all(p.isfinite().all() for p in model.parameters())
+
+
+def test_without_the_check_one_such_gradient_spoils_the_weights(build, data, trainer):
+    model = build()
+    break_gradient(model, at_step=2)
+    options = {"precision": "bf16-mixed", "gradient_clip_val": 1.0, "limit_val_batches": 0}
+    trainer([], max_epochs=1, **options).fit(model, data)
+    assert not all(p.isfinite().all() for p in model.parameters())
+
+
+def test_all_batches_of_an_accumulated_step_are_named(build, data, trainer, monkeypatch):
+    monkeypatch.setattr(ImageTextModel, "training_step", _second_batch_is_nan(ImageTextModel.training_step))
+    seen = Seen()
+    with pytest.raises(NonFiniteError, match="epoch 0, step 0: the loss is not finite") as error:
+        trainer([seen, FiniteCheck()], accumulate_grad_batches=3).fit(build(), data)
+    three = {name: [x for batch in seen.batches for x in batch[name]] for name in seen.batches[0]}
+    assert len(seen.batches) == 3
+    assert_names(str(error.value), three)
+
+
+def _second_batch_is_nan(whole: Any) -> Any:
+    def broken(self: ImageTextModel, batch: Any, batch_index: int) -> Tensor:
+        return whole(self, batch, batch_index) * (float("nan") if batch_index == 1 else 1.0)
+
+    return broken
+
+
+class Scales(Callback):
+    def __init__(self) -> None:
+        self.values: list[float] = []
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        self.values.append(trainer.precision_plugin.scaler.get_scale())  # type: ignore[attr-defined]
+
+
+def test_infinite_gradients_that_a_scaler_skips_do_not_stop(build, data, trainer):
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**126)
+    scales, model = Scales(), build()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    plugin = MixedPrecision("16-mixed", "cpu", scaler=scaler)
+    trainer([scales, FiniteCheck()], max_epochs=1, plugins=[plugin], limit_val_batches=0).fit(model, data)
+    assert scales.values == [2.0**125, 2.0**124, 2.0**123]  # halved at each step, each of which was skipped
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+
+def test_the_command_ends_with_a_message_and_whole_checkpoints(arguments, tmp_path, monkeypatch, capsys):
+    run = tmp_path / "run"
+    break_loss(monkeypatch, at_step=4)
+    with pytest.raises(SystemExit) as error:
+        main(["fit", *arguments(run, "--ema_decay", "0.5")])
+    assert error.value.code == 2
+    message = capsys.readouterr().err
+    assert "medclip_dcl: error: training stopped at epoch 1, step 4: the loss is not finite." in message
+    for text in ("pneumothorax", "edema", "lungs"):
+        assert text not in message.lower()
+    assert not (run / "fit.json").exists()
+    for name in ("best", "last"):
+        checkpoint = torch.load(run / f"checkpoints/{name}.ckpt", weights_only=True)
+        assert checkpoint["global_step"] == 3
+        for key in ("state_dict", "current_model_state"):
+            assert all(value.isfinite().all() for value in checkpoint[key].values())
+    # The same command goes on from there.
+    monkeypatch.undo()
+    main(["fit", *arguments(run, "--ema_decay", "0.5")])
+    metrics = pd.read_csv(run / "metrics.csv")
+    assert metrics.loc[metrics["train/loss"].notna(), "step"].tolist() == list(range(6))
+    assert metrics["train/gradient_norm"].dropna().gt(0).sum() == 6
+
+
+def test_a_language_model_names_its_sentences(small_set, tmp_path, monkeypatch, capsys):
+    whole = MaskedLanguageModel.training_step
+
+    def broken(self: MaskedLanguageModel, batch: Any, batch_index: int) -> Tensor:
+        ids.append(batch["sentence_id"].tolist())
+        return whole(self, batch, batch_index) * (float("nan") if self.global_step == 3 else 1.0)
+
+    ids: list[list[int]] = []
+    monkeypatch.setattr(MaskedLanguageModel, "training_step", broken)
+    data = "--data.init_args."
+    options = [f"{data}folder", str(small_set), f"{data}batch_size", "4", f"{data}vocabulary_size", "90"]
+    with pytest.raises(SystemExit) as error:
+        config = str(ROOT / "configs/language_model_small.yaml")
+        run = ["--run_folder", str(tmp_path / "run"), "--trainer.accelerator", "cpu"]
+        main(["fit", "--config", config, *run, "--trainer.enable_progress_bar", "false", *options])
+    assert error.value.code == 2
+    message = capsys.readouterr().err
+    assert f"sentence_id: {', '.join(map(str, ids[3]))}\n" in message and "dicom_id" not in message
+    assert {sentence for batch in ids for sentence in batch} <= set(range(9))
+
+
+SCRIPT = """
+import os, sys
+import torch
+from medclip_dcl.cli import main
+from medclip_dcl.models.image_text import ImageTextModel
+
+whole = ImageTextModel.training_step
+
+def broken(self, batch, batch_index):
+    loss = whole(self, batch, batch_index)
+    if os.environ["RANK"] == "1" and self.global_step == 7:
+        print("BROKEN", batch["dicom_id"], flush=True)
+        return {broken}
+    return loss
+
+ImageTextModel.training_step = broken
+torch.set_num_threads(1)
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize(
+    "broken",
+    # One that reaches the gradients of all processes, and one that its process has for itself.
+    ["loss * float('nan')", "loss + loss.detach() * float('nan')"],
+)
+def test_two_processes_both_stop(arguments, tmp_path, broken):
+    (tmp_path / "fit.py").write_text(SCRIPT.format(broken=broken))
+    run = tmp_path / "run"
+    more = ("--trainer.devices", "2", "--trainer.strategy", "ddp", "--data.init_args.batch_size", "4")
+    command = [sys.executable, str(tmp_path / "fit.py"), "fit", *arguments(run, *more)]
+    # Not by torchrun: it would end the other process as soon as one has failed.
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    processes = [start(command, rank, port) for rank in (0, 1)]
+    try:
+        outputs = [process.communicate(timeout=180)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [2, 2], outputs
+    (told,) = [line for line in outputs[1].splitlines() if line.startswith("BROKEN")]
+    ids = told.removeprefix("BROKEN ").strip("[]").replace("'", "")
+    for output in outputs:
+        assert "medclip_dcl: error: training stopped at epoch 1, step 7: the loss is not finite" in output
+        assert f"Batch of process 1, loss nan:\n  dicom_id: {ids}\n" in output
+        assert "Batch of process 0" not in output
+    last = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
+    assert last["global_step"] == 6 and all(value.isfinite().all() for value in last["state_dict"].values())
+
+
+def start(command: list[str], rank: int, port: str) -> subprocess.Popen[str]:
+    """One of two processes that find each other by the environment."""
+    own = {"LOCAL_RANK": str(rank), "RANK": str(rank), "NODE_RANK": "0", "WORLD_SIZE": "2"}
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(ROOT),
+            "MASTER_ADDR": "localhost",
+            "MASTER_PORT": port,
+            **own,
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
