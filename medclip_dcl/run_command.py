@@ -31,6 +31,7 @@ from medclip_dcl.run_folder import (
     RunRecord,
 )
 from medclip_dcl.training import AveragedWeights, FiniteCheck, Throughput, in_order
+from medclip_dcl.training.sharing import check_loggers, place_loggers
 from medclip_dcl.weight_files import read_exported_config, read_torch_file
 
 _TERMINATED = 128 + 15
@@ -81,6 +82,12 @@ class MedclipCLI(LightningCLI):
             default=None,
             help="Evaluate and keep an average of the weights that decays by this factor a step; null: none.",
         )
+        parser.add_argument(
+            "--share_patient_data",
+            type=bool,
+            default=False,
+            help="Let loggers that use a network have images and texts of patients.",
+        )
         parser.link_arguments("run_folder", "trainer.default_root_dir")
         parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
         parser.set_defaults(
@@ -102,8 +109,11 @@ class MedclipCLI(LightningCLI):
         self.run = RunFolder(config.run_folder)
         # Lightning's default would unpickle whatever a checkpoint holds.
         config.weights_only = True
+        check_loggers(config.trainer.logger, config.share_patient_data or _is_phantom(config))
         if self.subcommand == "fit" and not config.trainer.fast_dev_run:
             self._claim_folder(config)
+        # When the configuration is on disk as the user wrote it: a run folder may move.
+        place_loggers(config.trainer.logger, self.run.folder)
         if self.subcommand == "fit":
             if config.ckpt_path is not None:
                 _forget_initial_weights(config.model)
@@ -160,7 +170,7 @@ class MedclipCLI(LightningCLI):
         if config.precision is None:
             kwargs["precision"] = best_precision(config.accelerator)
         options = self.config_init[self.subcommand]
-        self.results = ResultsWriter()
+        self.results = ResultsWriter(share_patient_data=options.share_patient_data)
         self.record = RunRecord(self.run)
         config.callbacks = [
             *(config.callbacks or []),
@@ -206,6 +216,7 @@ class MedclipCLI(LightningCLI):
         if self.trainer.strategy.broadcast(is_wanted):
             rank_zero_info("evaluating the network before its first step")
             self.results.file_name = UNTRAINED_FILE
+            self.trainer.loggers = []  # they have the trained network's figures under the same names
             self.trainer.test(
                 model, verbose=False, **{**_without(kwargs, "verbose"), "ckpt_path": str(untrained)}
             )
@@ -258,6 +269,12 @@ def _data_fingerprint(config: Namespace) -> str | None:
     """Fingerprint of the prepared data set that the configuration names; None where it names none."""
     folder = config.get("data", Namespace()).get("init_args", Namespace()).get("folder")
     return None if folder is None else PreparedSet(folder).info.get("fingerprint")
+
+
+def _is_phantom(config: Namespace) -> bool:
+    """True if the configuration names a prepared data set that shows no patients."""
+    folder = config.get("data", Namespace()).get("init_args", Namespace()).get("folder")
+    return folder is not None and PreparedSet(folder).is_phantom
 
 
 def _is_comparable(results: Path, untrained: Path) -> bool:

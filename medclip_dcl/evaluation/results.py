@@ -19,6 +19,7 @@ from medclip_dcl.encoders.pretrained import weights_fingerprint
 from medclip_dcl.evaluation.base import EvaluationCallback
 from medclip_dcl.evaluation.figures import write_figure
 from medclip_dcl.prepared import write_json, write_parquet
+from medclip_dcl.training.sharing import show_figures
 
 FORMAT_VERSION = 1
 RESULTS_FILE = "results.json"
@@ -35,6 +36,8 @@ class ResultsWriter(Callback):
     Args:
         file_name: of the results in the run folder (``trainer.default_root_dir``).
         figures: False writes no figures. Those of images are patient data unless they show a phantom.
+        share_patient_data: True hands figures to networked loggers too; False to local ones, unless they show a
+            phantom.
 
     Attributes:
         exported: folder of the evaluated network where it came from no checkpoint; results.json names it.
@@ -43,9 +46,12 @@ class ResultsWriter(Callback):
         ValueError: a file name that is not ``results<suffix>.json``.
     """
 
-    def __init__(self, file_name: str = RESULTS_FILE, figures: bool = True) -> None:
+    def __init__(
+        self, file_name: str = RESULTS_FILE, figures: bool = True, share_patient_data: bool = False
+    ) -> None:
         self.file_name = file_name
         self.figures = figures
+        self.share_patient_data = share_patient_data
         self.exported: Path | None = None
         self._started = 0.0
         _suffix(file_name)
@@ -63,16 +69,19 @@ class ResultsWriter(Callback):
         if not trainer.is_global_zero or not evaluations:
             return
         folder, suffix = Path(trainer.default_root_dir), _suffix(self.file_name)
-        load_image = getattr(trainer, "datamodule").load_image  # noqa: B009
+        datamodule = getattr(trainer, "datamodule")  # noqa: B009
+        drawn: dict[str, Path] = {}
         _forget_earlier(folder, self.file_name)
         for section, callback in evaluations.items():
             assert callback.found is not None
             write_parquet(callback.found.predictions, folder / f"predictions{suffix}" / f"{section}.parquet")
             if self.figures:
-                for name, figure in callback.figures(load_image):
-                    write_figure(figure, folder / f"figures{suffix}" / f"{name}.png")
+                for name, figure in callback.figures(datamodule.load_image):
+                    drawn[f"test/{name}"] = folder / f"figures{suffix}" / f"{name}.png"
+                    write_figure(figure, drawn[f"test/{name}"])
         # Last: where results.json is, everything else is.
         write_json(_results(trainer, pl_module, evaluations, seconds, self.exported), folder / self.file_name)
+        show_figures(trainer.loggers, drawn, self.share_patient_data or datamodule.prepared.is_phantom)
 
 
 def _forget_earlier(folder: Path, file_name: str) -> None:

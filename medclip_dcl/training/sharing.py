@@ -1,0 +1,104 @@
+"""Loggers besides metrics.csv: where they write, and what of patients' data they may get.
+
+Figures of the evaluations show images and sentences of reports, and a checkpoint's vocabulary and weights come from
+them. They reach a logger that may send them over a network only where the user said `share_patient_data: true`, or the
+data are no patients'. Any logger counts as networked that is not known to write to this machine's disk alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
+from pytorch_lightning.utilities import rank_zero_warn
+
+from medclip_dcl.run_folder import MetricsFile
+
+_LOCAL = (MetricsFile, CSVLogger, TensorBoardLogger)
+_PACKAGES = {"TensorBoardLogger": ("tensorboard", "tensorboardX"), "WandbLogger": ("wandb",)}
+_UPLOADS = ("log_model", "log_model_checkpoints")
+
+
+def check_loggers(loggers: Any, may_share: bool) -> None:
+    """Look at the configuration of trainer.logger before anything is built or written.
+
+    Args:
+        loggers: a value of trainer.logger: one, a list of them, null, true or false.
+        may_share: patients' data may go to networked loggers.
+
+    Raises:
+        ValueError: a logger whose package is not installed (names the extra), or that would upload checkpoints.
+    """
+    for one in _configured(loggers):
+        name = one.class_path.rpartition(".")[2]
+        packages = _PACKAGES.get(name, ())
+        if packages and not any(find_spec(package) for package in packages):
+            raise ValueError(
+                f"trainer.logger: {name} needs the package {packages[0]}, which is not installed; "
+                f"run: pip install -e '.[{packages[0]}]'"
+            )
+        options = one.get("init_args") or {}
+        for upload in _UPLOADS:
+            if options.get(upload) and not may_share:
+                raise ValueError(
+                    f"trainer.logger: {name} with {upload}: {options[upload]} uploads checkpoints, whose vocabulary "
+                    f"and weights come from patients' reports; set {upload}: false, or share_patient_data: true"
+                )
+
+
+def place_loggers(loggers: Any, run_folder: str | Path) -> None:
+    """Let a relative `save_dir` in the configuration of trainer.logger lie in the run folder."""
+    for one in _configured(loggers):
+        options = one.get("init_args") or {}
+        folder = options.get("save_dir")
+        if folder is not None and "://" not in str(folder):
+            options["save_dir"] = str(Path(run_folder) / folder)
+
+
+def _configured(loggers: Any) -> list[Any]:
+    listed = loggers if isinstance(loggers, list) else [loggers]
+    return [one for one in listed if one not in (None, True, False)]
+
+
+def is_networked(logger: Logger) -> bool:
+    """False only for a logger that is known to write to this machine's disk alone."""
+    return not isinstance(logger, _LOCAL) or "://" in str(logger.save_dir)
+
+
+def show_figures(
+    loggers: Iterable[Logger], figures: Mapping[str, Path], may_share: bool, step: int = 0
+) -> None:
+    """Hand PNG files to each logger that takes images; to networked ones only where that is allowed.
+
+    Args:
+        loggers: TensorBoard's, and any with `log_image(key=..., images=[file])` (W&B's).
+        figures: name -> file.
+        may_share: patients' images and texts may go to networked loggers; where not, the user is told.
+        step: under which TensorBoard files them.
+    """
+    withheld = []
+    for logger in loggers:
+        is_board = isinstance(logger, TensorBoardLogger)
+        if not figures or not (is_board or callable(getattr(logger, "log_image", None))):
+            continue
+        if is_networked(logger) and not may_share:
+            withheld.append(type(logger).__name__)
+            continue
+        for name, file in figures.items():
+            if is_board:
+                with Image.open(file) as image:
+                    pixels = np.asarray(image.convert("RGB"))
+                logger.experiment.add_image(name, pixels, step, dataformats="HWC")  # type: ignore[attr-defined]
+            else:
+                logger.log_image(key=name, images=[str(file)])  # type: ignore[attr-defined]
+    if withheld:
+        rank_zero_warn(
+            f"{len(figures)} figures, which show patients' images and sentences, were not given to "
+            f"{', '.join(withheld)}: they are in {next(iter(figures.values())).parent}; share_patient_data: true sends "
+            "them, where the terms of the data allow it"
+        )
