@@ -118,6 +118,20 @@ def test_vocabulary_is_of_the_training_sentences_alone(prepared: Path) -> None:
     assert not {"cardiomegaly", "secret", "grounding", "today"} & set(vocabulary)
 
 
+def test_batches_say_which_sentences_they_hold(prepared: Path, tmp_path: Path) -> None:
+    (tmp_path / "more.txt").write_text("Lungs are clear.\n", encoding="utf-8")
+    data = set_up(prepared, batch_size=3, extra_text=str(tmp_path / "more.txt"))
+    pairs = {
+        (sentence, text)
+        for batch in epoch(data, 0)
+        for sentence, text in zip(batch["sentence_id"].tolist(), originals(data, batch), strict=True)
+    }
+    known = {(sentence, TEXTS[sentence].lower()) for sentence in (0, 1, 2)} | {(-1, "lungs are clear.")}
+    assert pairs <= known and len(pairs) >= 3
+    (validated,) = [batch["sentence_id"].tolist() for batch in data.val_dataloader()][:1]
+    assert all(sentence >= 0 for sentence in validated)
+
+
 def test_extra_text_joins_training(prepared: Path, tmp_path: Path) -> None:
     (tmp_path / "more.txt").write_text("Lungs are clear.\n\n  No pneumothorax.\n", encoding="utf-8")
     data = set_up(prepared, batch_size=1, extra_text=str(tmp_path / "more.txt"))

@@ -14,7 +14,12 @@ from medclip_dcl.encoders.image import RegionEncoder, ResNetRegions
 from medclip_dcl.encoders.text import BertSentences
 from medclip_dcl.inference import load
 from medclip_dcl.models.image_text import ImageTextModel
-from medclip_dcl.models.optimisation import parameter_groups, warmup_cosine
+from medclip_dcl.models.optimisation import (
+    adamw_warmup_cosine,
+    learning_rates,
+    parameter_groups,
+    warmup_cosine,
+)
 from medclip_dcl.objectives import LanguageModelClassProbability, contrastive_loss
 from medclip_dcl.similarity import LSENonLocal
 
@@ -251,3 +256,16 @@ def test_validation_loss_of_two_processes_is_that_of_one(small_bert, small_set, 
         (metrics,) = run.validate(build(small_bert), data, verbose=False)
         found.append(metrics["validate/loss"])
     assert found[1] == pytest.approx(found[0], rel=1e-6)
+
+
+def test_each_named_groups_learning_rate_is_logged():
+    one, two = (torch.nn.Linear(2, 3) for _ in range(2))
+    groups = [
+        *parameter_groups(one.parameters(), 0.1, 1e-4, name="text"),
+        *parameter_groups(two.parameters(), 0.1),
+    ]
+    made = adamw_warmup_cosine(groups, learning_rate=1e-3, warmup_steps=1, total_steps=9)
+    # Half of the warm-up to both.
+    assert learning_rates(made["optimizer"]) == {"learning_rate": 5e-4, "learning_rate_text": 5e-5}
+    alone = adamw_warmup_cosine(parameter_groups(two.parameters(), 0.1), 1e-3, 0, 9)
+    assert learning_rates(alone["optimizer"]) == {"learning_rate": 1e-3}

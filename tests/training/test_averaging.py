@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,13 +11,17 @@ import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import EMAWeightAveraging, ModelCheckpoint
 from torch import Tensor, nn
+from transformers import BertForMaskedLM
 
 from medclip_dcl import load
+from medclip_dcl.cli import main
+from medclip_dcl.encoders.pretrained import weights_fingerprint
 from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.similarity import LSENonLocal
 from medclip_dcl.training import AveragedWeights, FiniteCheck, Throughput, in_order
 
 DECAY = 0.9
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def state(model: nn.Module) -> dict[str, Tensor]:
@@ -181,3 +187,54 @@ def test_averages_stand_behind_evaluations_then_checkpoints_then_the_clock():
         ValueError, match="one average of the weights at most: found AveragedWeights, AveragedW"
     ):
         in_order([c, AveragedWeights(0.5)])
+
+
+def test_a_language_model_exports_its_average(small_set, tmp_path):
+    data = "--data.init_args."
+    options = [f"{data}folder", str(small_set), f"{data}batch_size", "8", f"{data}vocabulary_size", "90"]
+    trainer = [
+        "--trainer.accelerator",
+        "cpu",
+        "--trainer.enable_progress_bar",
+        "false",
+        "--trainer.max_epochs",
+        "2",
+    ]
+    config = [
+        "--config",
+        str(ROOT / "configs/language_model_small.yaml"),
+        "--run_folder",
+        str(tmp_path / "run"),
+    ]
+    main(["fit", *config, *trainer, "--trainer.precision", "32-true", *options, "--ema_decay", "0.5"])
+    best = torch.load(tmp_path / "run/checkpoints/best.ckpt", weights_only=True)
+    exported = BertForMaskedLM.from_pretrained(tmp_path / "run/language_model").state_dict()
+    name = "bert.encoder.layer.0.attention.self.query.weight"
+    average, weights = (best[key][f"language_model.{name}"] for key in ("state_dict", "current_model_state"))
+    assert torch.equal(exported[name], average) and not torch.equal(average, weights)
+
+
+def test_the_command_tests_the_average_and_resumes_with_the_weights(arguments, tmp_path, monkeypatch):
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    main(["fit", *arguments(whole, "--ema_decay", "0.8")])
+
+    def stop(self: Any, trainer: Trainer, *_: Any) -> None:
+        if trainer.current_epoch == 1:
+            raise RuntimeError("stopped")
+
+    with monkeypatch.context() as stopped:
+        stopped.setattr(FiniteCheck, "on_train_batch_start", stop)
+        with pytest.raises(RuntimeError, match="stopped"):
+            main(["fit", *arguments(run, "--ema_decay", "0.8")])
+    main(["fit", *arguments(run, "--ema_decay", "0.8")])
+    for name in ("last", "best"):
+        a, b = (torch.load(folder / f"checkpoints/{name}.ckpt", weights_only=True) for folder in (run, whole))
+        assert (
+            a["global_step"] == b["global_step"]
+            and int(b["averaging_state"]["n_averaged"]) == b["global_step"]
+        )
+        for key in ("state_dict", "current_model_state"):
+            assert_equal_states(a[key], b[key])
+    main(["test", "--config", str(run / "config.yaml")])
+    tested = json.loads((run / "results.json").read_text())["checkpoint"]["weights"]
+    assert tested == weights_fingerprint(load(run / "checkpoints/best.ckpt").network)
