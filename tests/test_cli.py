@@ -272,8 +272,8 @@ def test_a_run_starts_from_another_runs_weights_and_outlives_them(finished, smal
         name.removeprefix("network.") for name in after["state_dict"]
     }
 
-    # As if it had been killed after an epoch, and the other run deleted.
-    source.unlink()
+    # As if it had been killed after two epochs, and the other run were something else by now.
+    source.write_bytes(b"no checkpoint")
     (run / "fit.json").unlink()
     config = yaml.safe_load((run / "config.yaml").read_text())
     assert config["model"]["init_args"]["init_from"] == str(source)
@@ -282,6 +282,7 @@ def test_a_run_starts_from_another_runs_weights_and_outlives_them(finished, smal
     main(["fit", "--config", str(run / "config.yaml")])
     assert json.loads((run / "fit.json").read_text())["epochs"] == 3
     assert torch.load(run / "checkpoints/last.ckpt", weights_only=True)["initial_weights"] == record
+    source.unlink()
     main(["test", "--config", str(run / "config.yaml")])
     results = [json.loads((run / f"{name}.json").read_text()) for name in ("results", "results_untrained")]
     assert results[0]["checkpoint"]["weights"] != results[1]["checkpoint"]["weights"]
