@@ -182,7 +182,9 @@ def read_ms_cxr(file: Path) -> pd.DataFrame:
         frame[column] = pd.to_numeric(frame[column], errors="coerce").astype("float64")
     for column in ("dicom_id", "category", "phrase"):
         # JSON's null is no phrase "None".
-        frame[column] = frame[column].map(lambda text: " ".join(text.split()) if isinstance(text, str) else "")
+        frame[column] = frame[column].map(
+            lambda text: " ".join(text.split()) if isinstance(text, str) else ""
+        )
     frame["subject_id"] = pd.to_numeric(frame["subject_id"]).fillna(0).astype("int64")
     return frame
 
