@@ -1,0 +1,273 @@
+"""Seconds and memory of a training step as configs/mimic_cxr.yaml asks for it, and what the whole run would take.
+
+    python tests/benchmarks/bench_training.py [--device cuda] [--batches 8 16] [--steps 4] [--precision bf16-mixed]
+
+Run by hand, never in CI. ResNet-18 at 480 px, a BERT of CXR-BERT's size (folder in Hugging Face's format, random
+weights), LSE+NL, dcl_lm, AdamW, with the callbacks of `fit`; batches are random and at hand, so that the loader costs
+nothing; what it costs to read and augment an image is measured by itself. Each batch size runs in a process of its own.
+What was not measured (the batch of 64 on a CPU, the hours of the run) is extrapolated by the line through the two
+largest batches, and said to be. Prints the tables and replaces the section of this file in RESULTS.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections import defaultdict
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from pytorch_lightning import Callback, LightningModule, Trainer
+from results_file import write_section
+from torch.utils.data import DataLoader
+from transformers import BertConfig, BertForMaskedLM, BertTokenizer
+
+from medclip_dcl.data.transforms import augment, load_grey
+from medclip_dcl.distributed import device_name
+from medclip_dcl.encoders.image import ResNetRegions
+from medclip_dcl.encoders.pretrained import save_language_model
+from medclip_dcl.encoders.text import BertSentences
+from medclip_dcl.models.image_text import ImageTextModel
+from medclip_dcl.objectives import LanguageModelClassProbability
+from medclip_dcl.run_command import best_precision
+from medclip_dcl.similarity import LSENonLocal
+from medclip_dcl.training import AveragedWeights, FiniteCheck, Throughput, in_order
+
+HERE = Path(__file__).resolve()
+TITLE = "Training at the size of mimic_cxr.yaml"
+IMAGES, EPOCHS, BATCH = (
+    234_073,
+    15,
+    64,
+)  # frontal training images of MIMIC-CXR (SSD), and mimic_cxr.yaml's numbers
+SIZE, CROP, WORD_PIECES = 512, 480, 24
+PIECES = 30_522
+
+
+def text_encoder() -> BertSentences:
+    """A BERT of CXR-BERT's size and dropout with random weights, by way of a folder."""
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    vocabulary = {
+        piece: i for i, piece in enumerate([*special, *(f"word{i}" for i in range(PIECES - len(special)))])
+    }
+    config = BertConfig(vocab_size=PIECES, hidden_dropout_prob=0.25, attention_probs_dropout_prob=0.25)
+    with tempfile.TemporaryDirectory() as folder:
+        save_language_model(BertForMaskedLM(config), BertTokenizer(vocab=vocabulary), Path(folder) / "bert")
+        return BertSentences(str(Path(folder) / "bert"), dim=128, max_tokens=128)
+
+
+def batch_of(images: int) -> dict[str, Any]:
+    """What ImageTextDataModule serves, of random numbers: one sentence an image."""
+    rows = torch.arange(images)
+    return {
+        "images": torch.rand(images, 3, CROP, CROP),
+        "view_of": rows,
+        "tokens": torch.randint(1000, PIECES, (images, WORD_PIECES)),
+        "lengths": torch.full((images,), WORD_PIECES),
+        "image_index": rows,
+        "dicom_id": [str(i) for i in range(images)],
+        "study_id": rows,
+        "sentence_id": rows,
+        "anchor": {"log_p": -40 * torch.rand(images)},
+        "candidate": {},
+    }
+
+
+class StepTimes(Callback):
+    """Seconds from the end of one step to the end of the next."""
+
+    def __init__(self) -> None:
+        self.ends: list[float] = []
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        if pl_module.device.type == "cuda":
+            torch.cuda.synchronize()
+        self.ends.append(time.perf_counter())
+
+    def median(self) -> float:
+        return statistics.median(np.diff(self.ends)[1:].tolist())  # the first of them is a warm-up
+
+
+def timed(callbacks: list[Callback], seconds: dict[str, list[float]]) -> None:
+    """Let each hook of the callbacks that is called in a step add its time, by the callback's name."""
+    for callback in callbacks:
+        for hook in (
+            "on_train_batch_start",
+            "on_before_backward",
+            "on_before_optimizer_step",
+            "on_train_batch_end",
+        ):
+            setattr(callback, hook, _timed(getattr(callback, hook), seconds[type(callback).__name__]))
+
+
+def _timed(hook: Any, seconds: list[float]) -> Any:
+    @wraps(hook)
+    def run(*arguments: Any, **options: Any) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        hook(*arguments, **options)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+
+    return run
+
+
+def measure(batch: int, steps: int, precision: str, device: str) -> dict[str, Any]:
+    """Seconds a step, peak memory in GiB and seconds a step of each callback; in a process of its own."""
+    model = ImageTextModel(
+        ResNetRegions(depth=18, stride=32, dim=128, weights=None),
+        text_encoder(),
+        LSENonLocal(dim=128),
+        LanguageModelClassProbability(),
+        warmup_steps=1,
+    )
+    if device == "cpu":
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak from here on
+    watching: list[Callback] = [FiniteCheck(), Throughput(), AveragedWeights(0.999)]
+    seconds: dict[str, list[float]] = defaultdict(list)
+    timed(watching, seconds)
+    clock = StepTimes()
+    trainer = Trainer(
+        max_steps=steps + 2,
+        precision=precision,  # type: ignore[arg-type]
+        accelerator="gpu" if device == "cuda" else "cpu",
+        devices=1,
+        gradient_clip_val=1.0,
+        callbacks=[*in_order(watching), clock],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    one = batch_of(batch)
+    served: Any = [one] * (steps + 2)
+    trainer.fit(model, DataLoader(served, batch_size=None, pin_memory=device == "cuda"))
+    per_step = {name: sum(values) / len(clock.ends) for name, values in seconds.items()}
+    return {"batch": batch, "seconds": clock.median(), "memory": peak_memory(device), "callbacks": per_step}
+
+
+def peak_memory(device: str) -> float:
+    """Peak in GiB: of the device's allocations, or of the process's resident memory."""
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated() / 2**30
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    (line,) = [line for line in status.splitlines() if line.startswith("VmHWM")]
+    return int(line.split()[1]) / 2**20
+
+
+def loader_milliseconds(count: int = 40) -> float:
+    """To read a prepared JPEG of 512 px and augment it; one process."""
+    generator = np.random.default_rng(0)
+    smooth = Image.fromarray(generator.integers(0, 255, (32, 32)).astype(np.uint8)).resize((SIZE, SIZE))
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "image.jpg"
+        smooth.save(file, quality=95)
+        start = time.perf_counter()
+        for _ in range(count):
+            augment(load_grey(file, SIZE), CROP, 0.2, 0.2, generator).contiguous()
+        return 1e3 * (time.perf_counter() - start) / count
+
+
+def at(rows: list[dict[str, Any]], name: str, batch: int) -> float:
+    """Value at a batch size: measured, or on the line through the two largest batches."""
+    for row in rows:
+        if row["batch"] == batch:
+            return row[name]
+    if len(rows) == 1:
+        return rows[0][name] * batch / rows[0]["batch"]
+    first, second = sorted(rows, key=lambda row: row["batch"])[-2:]
+    slope = (second[name] - first[name]) / (second["batch"] - first["batch"])
+    return second[name] + slope * (batch - second["batch"])
+
+
+def report(rows: list[dict[str, Any]], options: argparse.Namespace, loader: float) -> list[str]:
+    """The section of RESULTS.md."""
+    steps = IMAGES // BATCH * EPOCHS
+    seconds, memory = at(rows, "seconds", BATCH), at(rows, "memory", BATCH)
+    is_measured = any(row["batch"] == BATCH for row in rows)
+    how = "its run EXTRAPOLATED from its step" if is_measured else "EXTRAPOLATED from the two largest batches"
+    command = f"python {HERE.relative_to(HERE.parents[2])} {' '.join(sys.argv[1:])}".rstrip()
+    largest = max(rows, key=lambda row: row["batch"])
+    costs = "; ".join(
+        f"{name} {1e3 * value:.1f} ms ({value / largest['seconds']:.2%} of the step)"
+        for name, value in largest["callbacks"].items()
+    )
+    kind = (
+        "memory allocated on the device" if options.device == "cuda" else "resident memory, imports included"
+    )
+    return [
+        f"{device_name(torch.device(options.device))}, {platform.machine()}; torch {torch.__version__}; "
+        f"{options.precision}; ResNet-18 at {CROP} px, BERT-base with {WORD_PIECES} word pieces a sentence, LSE+NL, "
+        f"dcl_lm, AdamW, clipping, ema_decay; random data and weights; medians of {options.steps} steps. `{command}`",
+        "",
+        f"| batch | seconds a step | images a second | peak, GiB ({kind}) |",
+        "|---|---|---|---|",
+        *(
+            f"| {row['batch']} | {row['seconds']:.3f} | {row['batch'] / row['seconds']:.2f} | {row['memory']:.2f} |"
+            for row in rows
+        ),
+        "",
+        f"configs/mimic_cxr.yaml (batch {BATCH}, {IMAGES:,} images, {EPOCHS} epochs: {steps:,} steps), {how}: "
+        f"{seconds:.2f} s a step, {memory:.1f} GiB, **{steps * seconds / 3600:,.0f} hours** "
+        f"({steps * seconds / 86400:,.1f} days) without validation and evaluation.",
+        "",
+        f"Callbacks, a step of batch {largest['batch']}: {costs}.",
+        "",
+        f"Reading and augmenting an image: {loader:.1f} ms of one process; {loader * BATCH / 1e3 / seconds:.1f} loader "
+        "processes keep up with the step above (at least one).",
+    ]
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(
+        description="Benchmark of a training step at the size of mimic_cxr.yaml."
+    )
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--batches", type=int, nargs="+", default=[8, 16])
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--precision", default=None, help="null: as `fit` chooses")
+    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.device == "cuda" and not torch.cuda.is_available():
+        sys.exit("--device cuda: torch finds no CUDA device")
+    options.precision = options.precision or best_precision("gpu" if options.device == "cuda" else "cpu")
+    warnings.simplefilter("ignore")
+    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+    if options.one is not None:
+        print(json.dumps(measure(options.one, options.steps, options.precision, options.device)))
+        return
+    rows = []
+    for batch in sorted(options.batches):
+        own = ["--one", str(batch), "--steps", str(options.steps), "--precision", options.precision]
+        done = subprocess.run(
+            [sys.executable, str(HERE), "--device", options.device, *own],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        rows.append(json.loads(done.stdout.splitlines()[-1]))
+        print(rows[-1], flush=True)
+    lines = report(rows, options, loader_milliseconds())
+    if options.device == "cpu":
+        lines += ["", "No GPU was at hand: nothing of this is measured on CUDA."]
+    print("\n".join(lines))
+    write_section(TITLE, lines)
+
+
+if __name__ == "__main__":
+    main()
