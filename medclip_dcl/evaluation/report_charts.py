@@ -47,7 +47,10 @@ CURVES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("mean false-negative mass", ("train/false_negative_mass",)),
     ("mean weight of a negative", ("train/weight",)),
     ("masked-language-modelling loss", ("train/masked_language_loss",)),
-    ("learning rate", ("train/learning_rate",)),
+    ("learning rate", ("train/learning_rate", "train/learning_rate_text")),
+    ("norm of the gradient, before clipping", ("train/gradient_norm",)),
+    ("images per second", ("train/images_per_second",)),
+    ("share of time waiting for batches", ("train/data_wait",)),
 )
 """Panels of the training curves: title and columns of metrics.csv; a panel without any of its columns is left out."""
 
