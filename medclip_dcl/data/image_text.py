@@ -230,9 +230,9 @@ class ImageTextDataModule(ImagesDataModule):
         if self._train is None:
             raise RuntimeError("call setup('fit') first")
         sampler = EpochSampler(len(self._train), self.contrastive_batch, self.seed)
-        sampler.set_epoch(self.first_epoch)
         own = self.contrastive_batch // sampler.num_replicas
-        return self._loader(self._train, sampler, own, self._train.collate, drop_last=True)
+        options = self._loader_options(own, self._train.collate)
+        return self.training_loader(self._train, sampler, drop_last=True, **options)
 
     def val_dataloader(self) -> DataLoader:
         # Whole blocks of images, so that the loss has the same candidates on any number of processes.

@@ -197,19 +197,17 @@ class ImagesDataModule(EpochDataModule):
             self._images[key] = Images(files, self.image_size, self.cache_images)
         return self._images[key]
 
-    def _loader(
-        self, dataset: Dataset, sampler: Any, batch_size: int | None, collate: Any, drop_last: bool = False
-    ) -> DataLoader:
-        return DataLoader(
-            dataset,
-            batch_size=batch_size,
-            sampler=sampler,
-            num_workers=self.num_workers,
-            collate_fn=collate,
-            drop_last=drop_last,
-            persistent_workers=self.num_workers > 0,
-            pin_memory=torch.cuda.is_available(),
-        )
+    def _loader(self, dataset: Dataset, sampler: Any, batch_size: int | None, collate: Any) -> DataLoader:
+        return DataLoader(dataset, sampler=sampler, **self._loader_options(batch_size, collate))
+
+    def _loader_options(self, batch_size: int | None, collate: Any) -> dict[str, Any]:
+        return {
+            "batch_size": batch_size,
+            "num_workers": self.num_workers,
+            "collate_fn": collate,
+            "persistent_workers": self.num_workers > 0,
+            "pin_memory": torch.cuda.is_available(),
+        }
 
 
 def check_augmentation(brightness: float, contrast: float) -> None:

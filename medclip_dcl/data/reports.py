@@ -12,11 +12,11 @@ from jaxtyping import Int
 from tokenizers import Tokenizer, normalizers, pre_tokenizers, trainers
 from tokenizers.models import WordPiece
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, Dataset
 from transformers import BertTokenizer
 
 from medclip_dcl.data.masking import SPECIAL_TOKENS, Masking
-from medclip_dcl.data.samplers import EpochDataModule, ShardSampler, require_whole_batches
+from medclip_dcl.data.samplers import EpochDataModule, ShardSampler, TrainingOrder, require_whole_batches
 from medclip_dcl.distributed import gather_objects, rank_and_size
 from medclip_dcl.encoders.masked_language import IGNORED
 from medclip_dcl.encoders.pretrained import load_tokenizer, resolve_folder, word_pieces
@@ -118,14 +118,14 @@ class ReportsDataModule(EpochDataModule):
     def train_dataloader(self) -> DataLoader:
         examples = self._set_up("train")
         sampler = LengthSampler(examples.lengths, self.batch_size, self.seed)
-        sampler.set_epoch(self.first_epoch)
-        return self._loader(examples, sampler)
+        return self.training_loader(examples, sampler, **self._loader_options())
 
     def val_dataloader(self) -> DataLoader:
         examples = self._set_up("validate")
         by_length = np.argsort(examples.lengths, kind="stable").tolist()
         batches = [by_length[i : i + self.batch_size] for i in range(0, len(by_length), self.batch_size)]
-        return self._loader(_InBatches(examples, batches), ShardSampler(len(batches)))
+        in_batches = _InBatches(examples, batches)
+        return DataLoader(in_batches, sampler=ShardSampler(len(batches)), **self._loader_options())
 
     def _sentences(self, prepared: PreparedSet, use: str) -> list[tuple[int, str]]:
         """(sentence_id, text) of the use's reports: each mention, or each once in the order of sentence_id."""
@@ -183,19 +183,17 @@ class ReportsDataModule(EpochDataModule):
             raise RuntimeError("call setup() first")
         return self._examples[use]
 
-    def _loader(self, dataset: Dataset, sampler: DistributedSampler) -> DataLoader:
+    def _loader_options(self) -> dict[str, Any]:
         # The sampler's elements are whole batches: Lightning would break up a batch sampler on several devices.
-        return DataLoader(
-            dataset,
-            batch_size=None,
-            sampler=sampler,
-            num_workers=self.num_workers,
-            persistent_workers=self.num_workers > 0,
-            pin_memory=torch.cuda.is_available(),
-        )
+        return {
+            "batch_size": None,
+            "num_workers": self.num_workers,
+            "persistent_workers": self.num_workers > 0,
+            "pin_memory": torch.cuda.is_available(),
+        }
 
 
-class LengthSampler(DistributedSampler):
+class LengthSampler(TrainingOrder):
     """Training order: (epoch, indices of a batch), the same on any number of processes, sentences of like length.
 
     Sentences are shuffled by (seed, epoch), sorted by length within pools of 32 batches, cut into global batches,
@@ -225,7 +223,7 @@ class LengthSampler(DistributedSampler):
         pool = self.batch_size * _POOL
         pools = [order[start : start + pool] for start in range(0, len(order), pool)]
         by_length = np.concatenate([some[np.argsort(self.lengths[some], kind="stable")] for some in pools])
-        batches = generator.permutation(by_length.reshape(len(self), self.batch_size))
+        batches = generator.permutation(by_length.reshape(len(self), self.batch_size))[self.trained_on :]
         # Every n-th sentence: the ranks get like lengths.
         return iter([(self.epoch, batch[self.rank :: self.num_replicas].tolist()) for batch in batches])
 

@@ -1,6 +1,6 @@
 """Orders and batches of examples that depend on (seed, epoch) alone, never on the number of processes.
 
-Both samplers subclass DistributedSampler, because Lightning wraps every other sampler in one when it runs on several
+All samplers subclass DistributedSampler, because Lightning wraps every other sampler in one when it runs on several
 devices.
 """
 
@@ -11,32 +11,92 @@ from typing import Any
 
 import numpy as np
 from pytorch_lightning import LightningDataModule
-from torch.utils.data import Dataset, DistributedSampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from medclip_dcl.distributed import rank_and_size
 
 
-class EpochDataModule(LightningDataModule):
-    """A datamodule that knows which epoch a resumed run begins with.
+class TrainingOrder(DistributedSampler):
+    """A training order that is a function of (seed, epoch), and may begin in the middle of an epoch.
 
-    Lightning makes a resumed run's first iterator before it tells the sampler the epoch; give `first_epoch` to the
-    training sampler, or the run repeats the order of epoch 0.
+    A subclass leaves out of its order the global batches that `trained_on` counts, and sets `epoch`.
+    """
+
+    _start = (0, 0)
+
+    def start_at(self, epoch: int, batch: int) -> None:
+        """Begin with this epoch, after so many of its batches; later epochs, and earlier ones, are whole."""
+        self.set_epoch(epoch)
+        self._start = (epoch, batch)
+
+    @property
+    def trained_on(self) -> int:
+        """Batches of the epoch at hand that were trained on before the run was resumed."""
+        epoch, batch = self._start
+        return batch if self.epoch == epoch else 0
+
+
+class ResumableLoader(DataLoader):
+    """A training loader that a resumed run goes on with in the middle of an epoch.
+
+    Its `state_dict` says no more than that to Lightning: the position is the datamodule's. Lightning restores the
+    state of loaders too late, where the model asks for the number of steps before (`estimated_stepping_batches`).
+    """
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Nothing to do: `EpochDataModule.training_loader` made it begin where the run begins."""
+
+
+class EpochDataModule(LightningDataModule):
+    """A datamodule that knows which epoch, and which of its batches, a resumed run begins with.
+
+    A subclass makes its training loader by `training_loader`, with a `TrainingOrder` as its sampler, and draws what
+    is random in an example from (seed, epoch, index) alone: then a run that was stopped anywhere goes on as if it had
+    not been.
 
     Attributes:
-        first_epoch: 0, or the epoch after the checkpoint's.
+        first_epoch: 0, or the epoch that the checkpoint's run was in.
+        first_batch: how many of its batches were trained on, however many were loaded.
     """
 
     first_epoch: int = 0
+    first_batch: int = 0
+
+    def training_loader(self, dataset: Dataset, sampler: TrainingOrder, **options: Any) -> DataLoader:
+        """The loader of `train_dataloader`; Lightning makes its iterator before it tells the sampler the epoch.
+
+        Args:
+            dataset: of the examples.
+            sampler: their order; one batch of the loader is one global batch of it.
+            **options: of torch's DataLoader.
+        """
+        sampler.start_at(self.first_epoch, self.first_batch)
+        return ResumableLoader(dataset, sampler=sampler, **options)
 
     def state_dict(self) -> dict[str, int]:
-        """The epoch that a resumed run begins with."""
+        """Where a resumed run begins."""
         if self.trainer is None:
             return {}
-        progress = self.trainer.fit_loop.state_dict()["epoch_progress"]
-        return {"epoch": int(progress["current"]["processed"])}
+        loop: Any = self.trainer.fit_loop
+        epochs, batches = loop.epoch_progress.current, loop.epoch_loop.batch_progress.current
+        is_between_epochs = epochs.processed == epochs.ready
+        return {"epoch": epochs.processed, "batch": 0 if is_between_epochs else batches.processed}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
         self.first_epoch = state_dict["epoch"]
+        # Checkpoints from before this was kept are of an epoch's end.
+        self.first_batch = state_dict.get("batch", 0)
+
+    def teardown(self, stage: str) -> None:
+        """Another fit with this datamodule begins anew."""
+        if stage == "fit":
+            self.first_epoch = self.first_batch = 0
+
+    def on_exception(self, exception: BaseException) -> None:
+        self.teardown("fit")
 
 
 def require_whole_batches(count: int, batch_size: int, processes: int, unit: str) -> None:
@@ -55,7 +115,7 @@ def require_whole_batches(count: int, batch_size: int, processes: int, unit: str
         )
 
 
-class EpochSampler(DistributedSampler):
+class EpochSampler(TrainingOrder):
     """Training order: (epoch, index) pairs, shuffled by (seed, epoch), in whole global batches.
 
     Global batch b holds the examples perm[b * batch_size : (b + 1) * batch_size] whatever the number of processes;
@@ -87,7 +147,7 @@ class EpochSampler(DistributedSampler):
     def __iter__(self) -> Iterator[Any]:
         order = np.random.default_rng([self.seed, self.epoch]).permutation(self.count)
         batches = order[: self.batches * self.batch_size].reshape(self.batches, self.num_replicas, -1)
-        return iter([(self.epoch, int(index)) for index in batches[:, self.rank].flatten()])
+        return iter([(self.epoch, int(index)) for index in batches[self.trained_on :, self.rank].flatten()])
 
 
 class ShardSampler(DistributedSampler):
