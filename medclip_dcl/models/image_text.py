@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pytorch_lightning import LightningModule
+from pytorch_lightning import Callback, LightningModule
 from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
 
@@ -18,6 +18,7 @@ from medclip_dcl.formats import CHECKPOINT, drop_hyper_parameters
 from medclip_dcl.initial_weights import PARTS, TakenOver, take_over
 from medclip_dcl.models.gradient_cache import in_chunks
 from medclip_dcl.models.optimisation import adamw_warmup_cosine, learning_rates, parameter_groups
+from medclip_dcl.models.seeded_batches import seeded_batches
 from medclip_dcl.network import ImageTextNetwork, build_part, load_exactly, part_config
 from medclip_dcl.objectives import ClassProbability, NegativeWeights
 from medclip_dcl.objectives.in_batch import InBatchObjective
@@ -134,6 +135,10 @@ class ImageTextModel(LightningModule):
     def needs_masked_sentences(self) -> bool:
         """True if training asks the datamodule for sentences with masked word pieces."""
         return self.masked_language_weight > 0
+
+    def configure_callbacks(self) -> list[Callback]:
+        """Dropout is a function of (seed, epoch, batch, process)."""
+        return seeded_batches(self)
 
     def setup(self, stage: str) -> None:
         """The network takes over the size at which the datamodule shows whole images."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from pytorch_lightning import LightningModule
+from pytorch_lightning import Callback, LightningModule
 from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import Tensor
 from transformers import BertConfig, BertForMaskedLM
@@ -25,6 +25,7 @@ from medclip_dcl.encoders.pretrained import (
 )
 from medclip_dcl.formats import CHECKPOINT, drop_hyper_parameters
 from medclip_dcl.models.optimisation import adamw_warmup_cosine, learning_rates, parameter_groups
+from medclip_dcl.models.seeded_batches import seeded_batches
 from medclip_dcl.network import load_exactly
 from medclip_dcl.weight_files import read_torch_file
 
@@ -114,6 +115,10 @@ class MaskedLanguageModel(LightningModule):
         self.learning_rate, self.weight_decay, self.warmup_steps = learning_rate, weight_decay, warmup_steps
         self.language_model: BertForMaskedLM | None = None
         self._is_exported = False
+
+    def configure_callbacks(self) -> list[Callback]:
+        """Dropout is a function of (seed, epoch, batch, process)."""
+        return seeded_batches(self)
 
     def setup(self, stage: str) -> None:
         """Build the model: its vocabulary is known once the datamodule is set up (and before a run resumes)."""

@@ -1,0 +1,79 @@
+"""Dropout of a resumed run is that of an uninterrupted one: torch is seeded anew for each training batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from pytorch_lightning import Callback, LightningModule, Trainer
+from torch import Tensor
+
+
+class SeededBatches(Callback):
+    """What torch draws for a training batch is a function of (seed, epoch, batch, process).
+
+    Lightning's checkpoints hold no random-number state. Here none is needed: where a run stopped, how long a
+    validation was, and which processes there were before change nothing. The seed is torch's own when training
+    starts (`seed_everything`); a checkpoint keeps it.
+
+    It seeds torch's generators (CPU and accelerators), not those of Python and NumPy, and puts CPU's and the model's
+    GPU's back when training ends: what the program draws after `fit` does not depend on it.
+
+    The models of this project bring it along (`configure_callbacks` returns `seeded_batches(self)`).
+    """
+
+    def __init__(self) -> None:
+        self._seed: int | None = None
+        self._before: dict[str, Tensor] = {}
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._seed = None  # of an earlier fit; a checkpoint's comes after this
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seed": self._seed}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._seed = state_dict["seed"]
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._before = {"cpu": torch.get_rng_state()}
+        if pl_module.device.type == "cuda":
+            self._before["cuda"] = torch.cuda.get_rng_state(pl_module.device)
+        if self._seed is None:
+            self._seed = int(trainer.strategy.broadcast(torch.initial_seed()))
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        if self._seed is None:
+            raise RuntimeError("the seed is chosen when training starts")
+        progress: Any = trainer.fit_loop.epoch_progress
+        # The epoch by which Lightning sets the sampler's order.
+        epoch = progress.current.processed
+        torch.manual_seed(seed_of_batch(self._seed, epoch, batch_idx, trainer.global_rank))
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._put_back(pl_module)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._put_back(pl_module)
+
+    def _put_back(self, pl_module: LightningModule) -> None:
+        if "cpu" in self._before:
+            torch.set_rng_state(self._before["cpu"])
+        if "cuda" in self._before:
+            torch.cuda.set_rng_state(self._before["cuda"], pl_module.device)
+        self._before = {}
+
+
+def seed_of_batch(seed: int, epoch: int, batch: int, rank: int) -> int:
+    """A seed of 63 bits for one batch of one process; another for every other."""
+    words = np.random.SeedSequence([abs(seed), epoch, batch, rank]).generate_state(1, np.uint64)
+    return int(words[0] >> np.uint64(1))
+
+
+def seeded_batches(module: LightningModule) -> list[Callback]:
+    """What a module's `configure_callbacks` returns: the callback, unless the Trainer has it already."""
+    has_it = any(isinstance(callback, SeededBatches) for callback in module.trainer.callbacks)  # type: ignore[attr-defined]
+    return [] if has_it else [SeededBatches()]
