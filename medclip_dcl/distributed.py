@@ -1,4 +1,4 @@
-"""Processes and devices: a differentiable gather of ragged rows, a gather of plain objects, a device's name."""
+"""Processes and devices: a differentiable gather of ragged rows, gathers of plain values, a device's name."""
 
 from __future__ import annotations
 
@@ -87,6 +87,15 @@ def gather_objects(value: T) -> list[T]:
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
+
+
+def greatest_of_all(value: int, device: torch.device) -> int:
+    """The greatest of all processes' values, on each of them."""
+    if not is_distributed():
+        return value
+    greatest = torch.tensor(value, device=device)
+    dist.all_reduce(greatest, op=dist.ReduceOp.MAX)
+    return int(greatest)
 
 
 def device_name(device: torch.device) -> str:

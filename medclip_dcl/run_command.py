@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,11 +12,12 @@ from typing import Any
 import torch
 import yaml
 from jsonargparse import Namespace
-from jsonargparse.typing import OpenUnitInterval
+from jsonargparse.typing import NonNegativeFloat, OpenUnitInterval
 from pytorch_lightning import LightningDataModule, LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
+from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from medclip_dcl.evaluation.class_probability import ClassProbabilityTable
 from medclip_dcl.evaluation.predictions import PredictionWriter
@@ -23,9 +25,9 @@ from medclip_dcl.evaluation.results import RESULTS_FILE, UNTRAINED_FILE, Results
 from medclip_dcl.formats import CHECKPOINT
 from medclip_dcl.network import ImageTextNetwork
 from medclip_dcl.prepared import PreparedSet
+from medclip_dcl.resuming import AtomicCheckpointIO, LastCheckpoint, Stopped
 from medclip_dcl.run_folder import (
     UNTRAINED_CHECKPOINT,
-    AtomicCheckpointIO,
     MetricsFile,
     RunFolder,
     RunRecord,
@@ -34,15 +36,15 @@ from medclip_dcl.training import AveragedWeights, FiniteCheck, Throughput, in_or
 from medclip_dcl.training.sharing import check_loggers, place_loggers
 from medclip_dcl.weight_files import read_exported_config, read_torch_file
 
-_TERMINATED = 128 + 15
+_TERMINATED = 128 + signal.SIGTERM
 
 
 def run(args: Sequence[str] | None = None) -> None:
     """Run one command from command-line arguments (None: those of the process).
 
     Raises:
-        SystemExit: with status 143 if `fit` was stopped by a signal before its end, so that a batch system does not
-            take the run for completed.
+        SystemExit: with status 128 + the signal's number if `fit` was stopped by one before its end, so that a batch
+            system does not take the run for completed: 143 for SIGTERM, 138 for SIGUSR1, 130 for Ctrl-C.
     """
     # Lightning's own use of a deprecated test, at every step of the user's program.
     warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
@@ -87,6 +89,12 @@ class MedclipCLI(LightningCLI):
             type=bool,
             default=False,
             help="Let loggers that use a network have images and texts of patients.",
+        )
+        parser.add_argument(
+            "--checkpoint_minutes",
+            type=NonNegativeFloat,
+            default=15.0,
+            help="Minutes of training that a kill may cost; last.ckpt is also written at each epoch's end.",
         )
         parser.link_arguments("run_folder", "trainer.default_root_dir")
         parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
@@ -184,23 +192,23 @@ class MedclipCLI(LightningCLI):
         ]
         trainer = super().instantiate_trainer(**kwargs)
         # After the checkpoint of the best: its state goes into this one. ModelCheckpoint's own `save_last` leaves
-        # out every epoch that is not the best so far.
-        last = ModelCheckpoint(
-            dirpath=self.run.checkpoints,
-            filename="last",
-            save_on_train_epoch_end=True,
-            enable_version_counter=False,
-        )
+        # out every epoch that is not the best so far, and what it saves in an epoch lacks the row of metrics.
+        last = LastCheckpoint(self.run.checkpoints, self.config_init[self.subcommand].checkpoint_minutes)
         trainer.callbacks = in_order([*trainer.callbacks, last])  # type: ignore[attr-defined]
         return trainer
+
+    def fit(self, model: LightningModule, **kwargs: Any) -> None:
+        """Train; a signal that asks to stop ends the program with its own status, and the run goes on later."""
+        try:
+            self.trainer.fit(model, **kwargs)
+        except (Stopped, SIGTERMException) as stopped:
+            rank_zero_info(f"{self.run.folder} is unfinished: the same command continues it")
+            raise SystemExit(stopped.code or _TERMINATED) from stopped
 
     def after_fit(self) -> None:
         """The run is finished only where training, and all that follows it, came to an end."""
         if self.config[self.subcommand].trainer.fast_dev_run:
             return
-        if self.trainer.interrupted or self.trainer.received_sigterm:
-            rank_zero_info(f"{self.run.folder} is unfinished: the same command continues it")
-            raise SystemExit(_TERMINATED)
         if self.trainer.is_global_zero:
             self.run.finish(self.record.record(self.trainer, self.model))
 

@@ -1,4 +1,4 @@
-"""One folder for each run: its rules, its metrics.csv, and checkpoints that are never half written."""
+"""One folder for each run: its rules, its metrics.csv, and what it remembers of training."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from lightning_fabric.plugins import TorchCheckpointIO
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities import rank_zero_only
 
 from medclip_dcl.distributed import device_name
 from medclip_dcl.prepared import write_json, write_text
+from medclip_dcl.resuming import find_readable
 
 CONFIG_FILE = "config.yaml"
 FIT_FILE = "fit.json"
@@ -27,8 +27,11 @@ UNTRAINED_CHECKPOINT = "untrained.ckpt"
 
 DATA_FILE = "data.json"
 
+_ROWS = "metrics_rows"
+
 _NOT_COMPARED = (
     "checkpoint.dirpath",
+    "checkpoint_minutes",
     "ckpt_path",
     "config",
     "run_folder",
@@ -117,9 +120,12 @@ class RunFolder:
         write_json(record, self.folder / FIT_FILE)
 
     def checkpoint_to_resume(self) -> Path | None:
-        """The last checkpoint of an unfinished run; None if there is none yet."""
-        last = self.checkpoints / "last.ckpt"
-        return last if last.is_file() else None
+        """The last checkpoint of an unfinished run that can be read; None if there is none yet.
+
+        Raises:
+            ResumeError: there are checkpoints, but none can be read.
+        """
+        return find_readable(self.checkpoints)
 
     def checkpoint_to_test(self) -> Path:
         """The best checkpoint by validation, else the last.
@@ -194,10 +200,24 @@ class MetricsFile(Logger):
             csv.DictWriter(stream, self._columns).writerow(row)
 
     @rank_zero_only
-    def forget_after(self, step: int) -> None:
-        """Drop the rows of steps that a resumed run will do again."""
+    def forget_after(self, step: int, rows: int | None = None) -> None:
+        """Drop the rows of steps that a resumed run will do again.
+
+        Args:
+            step: the first of them.
+            rows: how many rows there were, where the run goes on with a validation of the step before: its own rows
+                would stand there twice.
+        """
         if self.file.is_file():
-            self._rewrite([row for row in self._rows() if int(row["step"] or 0) < step])
+            self._rewrite([row for row in self._rows()[:rows] if int(row["step"] or 0) < step])
+
+    def count(self) -> int:
+        """Number of rows, all of them on the disk by now."""
+        if not self.file.is_file():
+            return 0
+        with self.file.open("rb") as stream:
+            os.fsync(stream.fileno())
+        return len(self._rows())
 
     def _rows(self) -> list[dict[str, str]]:
         if not self.file.is_file():
@@ -215,18 +235,6 @@ class MetricsFile(Logger):
         os.replace(temporary, self.file)
 
 
-class AtomicCheckpointIO(TorchCheckpointIO):
-    """Checkpoints are written under a temporary name and renamed: a kill leaves the old one whole."""
-
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
-    ) -> None:
-        path = Path(path)
-        temporary = path.with_name(f".{path.name}.tmp")
-        super().save_checkpoint(checkpoint, temporary, storage_options)
-        os.replace(temporary, path)
-
-
 class RunRecord(Callback):
     """Keeps what the evaluation needs from `fit`: the untrained weights, and how long it took."""
 
@@ -234,12 +242,25 @@ class RunRecord(Callback):
         self.run = run
         self._started = 0.0
         self._earlier_seconds = 0.0
+        self._rows: int | None = None
 
     def state_dict(self) -> dict[str, Any]:
         return {"seconds": self._seconds()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._earlier_seconds = float(state_dict["seconds"])
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        counts = [logger.count() for logger in trainer.loggers if isinstance(logger, MetricsFile)]
+        if counts and trainer.validating:
+            checkpoint[_ROWS] = counts[0]
+
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        self._rows = checkpoint.get(_ROWS)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._started = time.time()
@@ -249,7 +270,7 @@ class RunRecord(Callback):
             self._write_initial_weights(trainer, pl_module)
         for logger in trainer.loggers:
             if isinstance(logger, MetricsFile):
-                logger.forget_after(trainer.global_step)
+                logger.forget_after(trainer.global_step, self._rows)
 
     def _write_initial_weights(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Every tensor that was taken over from another training, and every one that was not."""

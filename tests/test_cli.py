@@ -60,6 +60,7 @@ def test_a_run_folder_holds_everything(finished):
     assert {x.name for x in (finished / "checkpoints").iterdir()} == {
         "best.ckpt",
         "last.ckpt",
+        "previous.ckpt",
         "untrained.ckpt",
     }
     metrics = pd.read_csv(finished / "metrics.csv")

@@ -15,7 +15,7 @@ FLOORS = [
     ("objectives", "similarity", "metrics"),
     ("encoders", "network", "initial_weights", "scoring"),
     ("models", "data"),
-    ("evaluation", "inference", "run_folder", "training"),
+    ("evaluation", "inference", "run_folder", "resuming", "training"),
     ("cli", "run_command", "__main__"),
 ]
 FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names}

@@ -1,61 +1,388 @@
-"""A run that is stopped after an epoch and resumed ends with the same weights, bit for bit."""
+"""A run that is stopped anywhere and resumed ends as if it had not been stopped, bit for bit."""
 
 from __future__ import annotations
 
+import itertools
+import os
+import shutil
+import signal
+import socket
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
 import torch
-from pytorch_lightning import Callback, Trainer
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.callbacks import ModelCheckpoint
+from torch import Tensor, nn
 
 from medclip_dcl.data.image_text import ImageTextDataModule
-from medclip_dcl.encoders.image import ResNetRegions
+from medclip_dcl.data.reports import ReportsDataModule
+from medclip_dcl.data.samplers import EpochDataModule
+from medclip_dcl.encoders.image import RegionEncoder
 from medclip_dcl.encoders.text import BertSentences
 from medclip_dcl.models.image_text import ImageTextModel
+from medclip_dcl.models.masked_language import BertArchitecture, MaskedLanguageModel
+from medclip_dcl.models.seeded_batches import seed_of_batch
+from medclip_dcl.objectives import ResampleByTextSimilarity
+from medclip_dcl.resuming import AtomicCheckpointIO, LastCheckpoint, Stopped, find_readable
+from medclip_dcl.run_folder import MetricsFile, RunFolder, RunRecord
 from medclip_dcl.similarity import LSENonLocal
 
+EPOCHS = 3
 
-class Seen(Callback):
-    """Keeps which sentences and images were trained on, in order."""
 
-    def __init__(self) -> None:
-        self.batches: list[tuple] = []
+class Killed(BaseException):
+    """Stands for kill -9: nothing is done about it."""
+
+
+class Kill(Callback):
+    """Ends training at a moment, without a word.
+
+    Args:
+        hook: the callback hook at which it ends.
+        epoch: from 0.
+        batch: from 0, of training or of validation; None for a hook of an epoch.
+        saved_until: the last batch of the epoch after which last.ckpt may be written; None for all.
+    """
+
+    def __init__(
+        self, hook: str, epoch: int, batch: int | None = None, saved_until: int | None = None
+    ) -> None:
+        self.epoch, self.batch, self.saved_until = epoch, batch, saved_until
+        setattr(self, hook, self._end)
+
+    def _end(self, trainer: Trainer, pl_module: Any, *rest: Any) -> None:
+        batch = next((x for x in rest if isinstance(x, int)), None)
+        if trainer.current_epoch == self.epoch and batch == self.batch:
+            raise Killed
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
-        self.batches.append((batch["dicom_id"], batch["sentence_id"].tolist(), batch["images"].sum().item()))
+        if (
+            trainer.current_epoch == self.epoch
+            and self.saved_until is not None
+            and batch_idx > self.saved_until
+        ):
+            last = next(x for x in trainer.callbacks if isinstance(x, LastCheckpoint))
+            last.seconds = float("inf")
 
 
-def fit(small_set, small_bert, folder, epochs, checkpoint=None):
-    torch.manual_seed(0)
-    # Without dropout: Lightning's checkpoints hold no random-number state.
-    text = BertSentences(str(small_bert), dim=16, dropout=0.0)
-    model = ImageTextModel(
-        ResNetRegions(dim=16, stride=16), text, LSENonLocal(dim=16), learning_rate=1e-3, warmup_steps=2
+class SmallRegions(RegionEncoder):
+    """Patches of 16 x 16 pixels, normalised over the batch: has running statistics, as a ResNet has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dim, self.stride = 16, 16
+        self.map = nn.Sequential(nn.Conv2d(3, 16, 16, stride=16), nn.BatchNorm2d(16), nn.Dropout(0.1))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.map(images)
+
+    def config(self) -> dict[str, Any]:
+        return {}
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is trained; the rest are the arguments of `fit`."""
+
+    model: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
+    trainer: dict[str, Any] = field(default_factory=dict)
+    text: dict[str, Any] = field(default_factory=dict)
+    of_language: bool = False
+
+
+CASES = {
+    "plain": Case(),
+    "two_workers": Case(data={"num_workers": 2}),
+    "accumulating": Case(trainer={"accumulate_grad_batches": 2}),
+    "accumulating_unevenly": Case(trainer={"accumulate_grad_batches": 4}),
+    "gradient_cache": Case(data={"contrastive_batch": 8}),
+    "views": Case(data={"views": 2, "sentences": "all"}),
+    "masked_language": Case({"masked_language_weight": 0.5}, text={"masked_language_head": True}),
+    "resampling": Case({"negative_weights": ResampleByTextSimilarity(), "image_to_text": 0.3}),
+    "validating_often": Case(trainer={"val_check_interval": 0.5}),
+    "validating_seldom": Case(trainer={"check_val_every_n_epoch": 2}),
+    "by_steps": Case(trainer={"max_steps": 15, "max_epochs": -1}),
+    "bfloat16": Case(trainer={"precision": "bf16-mixed"}),
+    "logging_seldom": Case(trainer={"log_every_n_steps": 4}),
+    "language_model": Case(of_language=True),
+    "language_model_workers": Case(
+        data={"num_workers": 2}, trainer={"accumulate_grad_batches": 2}, of_language=True
+    ),
+    "limited": Case(data={"batch_size": 2}, trainer={"limit_train_batches": 6}),
+}
+
+
+def build(case: Case, small_set: Path, small_bert: Path) -> tuple[LightningModule, EpochDataModule]:
+    torch.manual_seed(3)
+    if case.of_language:
+        size = BertArchitecture(1, 32, 2, 40, max_positions=40, dropout=0.2)
+        reports = {"batch_size": 8, "max_tokens": 20, "vocabulary_size": 120, **case.data}
+        language_model = MaskedLanguageModel(architecture=size, learning_rate=3e-3, warmup_steps=2)
+        return language_model, ReportsDataModule(str(small_set), **reports)
+    text = BertSentences(str(small_bert), dim=16, **{"dropout": 0.2, **case.text})
+    # The cap of gamma is reached at once: that a step is followed by it must not depend on when it is saved.
+    similarity = LSENonLocal(dim=16, gamma2=9.995, max_gamma2=10.0)
+    options = {"learning_rate": 3e-3, "warmup_steps": 2, **case.model}
+    data = {"image_size": 48, "crop_size": 32, "batch_size": 4, "num_workers": 0, **case.data}
+    return ImageTextModel(SmallRegions(), text, similarity, **options), ImageTextDataModule(
+        str(small_set), **data
     )
-    data = ImageTextDataModule(str(small_set), image_size=48, crop_size=32, batch_size=8, num_workers=1)
-    seen = Seen()
+
+
+def train(
+    folder: Path, model: Any, data: Any, *callbacks: Callback, minutes: float = 0.0, **options: Any
+) -> None:
+    """Fit into a run folder as the command line does, from its last checkpoint if there is one."""
+    checkpoints = folder / "checkpoints"
+    found = find_readable(checkpoints)
+    best = ModelCheckpoint(checkpoints, "best", monitor="validate/loss", enable_version_counter=False)
     trainer = Trainer(
-        max_epochs=4,
-        limit_train_batches=3,
-        callbacks=[seen],
-        default_root_dir=folder,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        accelerator="cpu",
+        **{
+            "max_epochs": EPOCHS,
+            "default_root_dir": folder,
+            "logger": [MetricsFile(folder)],
+            "plugins": [AtomicCheckpointIO()],
+            "callbacks": [*callbacks, RunRecord(RunFolder(folder)), best],
+            "log_every_n_steps": 1,
+            "limit_val_batches": 2,
+            "num_sanity_val_steps": 0,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "accelerator": "cpu",
+            **options,
+        }
     )
-    trainer.fit_loop.max_epochs = epochs
-    trainer.fit(model, data, ckpt_path=checkpoint, weights_only=True)
-    return trainer, model, seen.batches
+    trainer.callbacks.append(LastCheckpoint(checkpoints, minutes))  # type: ignore[attr-defined]
+    trainer.fit(model, data, ckpt_path=None if found is None else str(found), weights_only=True)
 
 
-def test_resumed_equals_uninterrupted(small_set, small_bert, tmp_path, monkeypatch):
-    # The schedule of a run of four epochs, however many of them are run before the stop.
-    monkeypatch.setattr(Trainer, "estimated_stepping_batches", 12)
-    _, whole, all_batches = fit(small_set, small_bert, tmp_path, 4)
-    trainer, _, first = fit(small_set, small_bert, tmp_path, 2)
-    trainer.save_checkpoint(tmp_path / "half.ckpt")
-    _, resumed, second = fit(small_set, small_bert, tmp_path, 4, str(tmp_path / "half.ckpt"))
-    assert first + second == all_batches
-    assert all_batches[:3] != all_batches[6:9]
-    for (name, a), b in zip(whole.state_dict().items(), resumed.state_dict().values(), strict=True):
-        assert torch.equal(a, b), name
+def run(
+    case: Case, folder: Path, small_set: Path, small_bert: Path, *stops: Callback, **options: Any
+) -> None:
+    """Train, be stopped each time, and train on."""
+    for stop in stops:
+        with pytest.raises((Killed, Stopped)):
+            train(folder, *build(case, small_set, small_bert), stop, **{**case.trainer, **options})
+    torch.rand(5)  # another process has other random numbers
+    train(folder, *build(case, small_set, small_bert), **{**case.trainer, **options})
+
+
+def assert_same(a: Any, b: Any, where: str = "") -> None:
+    if isinstance(a, dict):
+        assert a.keys() == b.keys(), where
+        for key in a:
+            assert_same(a[key], b[key], f"{where}.{key}")
+    elif isinstance(a, list | tuple):
+        assert len(a) == len(b), where
+        for i, (x, y) in enumerate(zip(a, b, strict=True)):
+            assert_same(x, y, f"{where}.{i}")
+    elif isinstance(a, Tensor):
+        assert torch.equal(a, b), where
+    else:
+        assert a == b, f"{where}: {a} {b}"
+
+
+def assert_same_run(whole: Path, resumed: Path) -> None:
+    """Weights, optimiser, schedule, counters, best score and metrics are those of the run that was not stopped."""
+    for name in ("last.ckpt", "best.ckpt"):
+        a, b = (torch.load(x / "checkpoints" / name, weights_only=True) for x in (whole, resumed))
+        for part in ("state_dict", "optimizer_states", "lr_schedulers", "epoch", "global_step"):
+            assert_same(a[part], b[part], f"{name} {part}")
+        scores = [
+            next(v for k, v in x["callbacks"].items() if "validate/loss" in k)["best_model_score"]
+            for x in (a, b)
+        ]
+        assert torch.equal(*scores), name
+    rows = [pd.read_csv(x / "metrics.csv").drop(columns="time") for x in (whole, resumed)]
+    pd.testing.assert_frame_equal(rows[0], rows[1][rows[0].columns])
+    assert rows[0]["train/loss"].notna().any() and rows[0]["validate/loss"].notna().any()
+
+
+@pytest.fixture(scope="module")
+def whole(embedded_set, small_bert, tmp_path_factory):
+    """Folder of a case's run that is not stopped, trained once."""
+    folders: dict[str, Path] = {}
+
+    def of(name: str) -> Path:
+        if name not in folders:
+            folders[name] = tmp_path_factory.mktemp("whole") / name
+            run(CASES[name], folders[name], embedded_set, small_bert, minutes=1000.0)
+        return folders[name]
+
+    return of
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_killed_in_an_epoch(name, whole, embedded_set, small_bert, tmp_path):
+    last = 2 if name == "gradient_cache" else 5
+    kills = (Kill("on_train_batch_end", 0, last - 1, saved_until=1), Kill("on_train_batch_end", 1, last))
+    run(CASES[name], tmp_path, embedded_set, small_bert, *kills)
+    assert_same_run(whole(name), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "kill",
+    [
+        Kill("on_before_optimizer_step", 0, None),
+        Kill("on_train_batch_start", 1, 3, saved_until=1),
+        Kill("on_train_batch_end", 2, 0),
+        Kill("on_validation_start", 1),
+        Kill("on_validation_batch_end", 1, 1),
+        Kill("on_validation_epoch_end", 0),
+        Kill("on_validation_end", 2),
+        Kill("on_train_epoch_end", 1),
+        Kill("on_train_epoch_start", 2),
+        Kill("on_train_end", 3),
+    ],
+    ids=lambda kill: next(name for name in vars(kill) if name.startswith("on_")),
+)
+def test_killed_at_any_moment(kill, whole, embedded_set, small_bert, tmp_path):
+    run(CASES["plain"], tmp_path, embedded_set, small_bert, kill)
+    assert_same_run(whole("plain"), tmp_path)
+
+
+def test_killed_after_a_validation_in_the_middle_of_an_epoch(whole, embedded_set, small_bert, tmp_path):
+    kills = (
+        Kill("on_train_batch_end", 0, 3),
+        Kill("on_validation_batch_end", 1, 0),
+        Kill("on_train_batch_end", 1, 4),
+    )
+    run(CASES["validating_often"], tmp_path, embedded_set, small_bert, *kills)
+    assert_same_run(whole("validating_often"), tmp_path)
+
+
+class Signal(Callback):
+    """Asks the own process to stop, from a moment within an epoch."""
+
+    def __init__(self, number: int, hook: str, epoch: int, batch: int) -> None:
+        self.number, self.epoch, self.batch = number, epoch, batch
+        setattr(self, hook, self._ask)
+
+    def _ask(
+        self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, index: int, *rest: Any
+    ) -> None:
+        if (trainer.current_epoch, index) == (self.epoch, self.batch):
+            os.kill(os.getpid(), self.number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+@pytest.mark.parametrize("name", ["plain", "accumulating_unevenly"])
+def test_a_signal_loses_nothing(number, name, whole, embedded_set, small_bert, tmp_path):
+    before = signal.getsignal(number)
+    case = CASES[name]
+    with pytest.raises(Stopped) as stopped:
+        train(
+            tmp_path,
+            *build(case, embedded_set, small_bert),
+            Signal(number, "on_train_batch_end", 1, 2),
+            minutes=1000.0,
+            **case.trainer,
+        )
+    assert stopped.value.code == 128 + number and signal.getsignal(number) == before
+    last = torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)
+    # Where gradients are accumulated over four batches, the step is finished first.
+    assert last["global_step"] == {"plain": 9, "accumulating_unevenly": 3}[name]
+    run(case, tmp_path, embedded_set, small_bert)
+    assert_same_run(whole(name), tmp_path)
+
+
+def test_a_signal_in_a_validation_stops_it_at_once(whole, embedded_set, small_bert, tmp_path):
+    run(CASES["plain"], tmp_path, embedded_set, small_bert, Signal(15, "on_validation_batch_end", 1, 0))
+    assert_same_run(whole("plain"), tmp_path)
+
+
+def test_a_signal_at_an_epochs_end_is_answered_there(whole, embedded_set, small_bert, tmp_path):
+    stop = Signal(15, "on_train_batch_end", 0, 5)
+    run(CASES["validating_seldom"], tmp_path, embedded_set, small_bert, stop, minutes=1000.0)
+    assert_same_run(whole("validating_seldom"), tmp_path)
+
+
+def test_the_state_of_the_generator_is_put_back(embedded_set, small_bert, tmp_path):
+    torch.manual_seed(11)
+    model, data = build(CASES["plain"], embedded_set, small_bert)
+    before = torch.get_rng_state()
+    train(tmp_path, model, data, limit_val_batches=0, max_epochs=1)
+    # The loader draws the seed of its workers, which is none of ours.
+    assert torch.initial_seed() == 3
+    assert before.shape == torch.get_rng_state().shape
+
+
+def test_every_batch_of_every_process_has_its_own_seed():
+    seeds = {seed_of_batch(*key) for key in itertools.product((0, 7), range(3), range(40), range(4))}
+    assert len(seeds) == 2 * 3 * 40 * 4 and all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_resuming_from_lightnings_own_checkpoints(whole, embedded_set, small_bert, tmp_path):
+    """Without this project's run folders: a Trainer and a ModelCheckpoint that saves by steps."""
+    keep: dict[str, Any] = {"save_top_k": -1, "every_n_train_steps": 4, "save_on_train_epoch_end": False}
+    options: dict[str, Any] = {
+        "max_epochs": EPOCHS,
+        "limit_val_batches": 2,
+        "logger": False,
+        "num_sanity_val_steps": 0,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    for resume in (None, tmp_path / "step=8.ckpt", tmp_path / "step=16.ckpt"):
+        torch.rand(3)
+        trainer = Trainer(callbacks=[ModelCheckpoint(tmp_path, "{step}", **keep)], **options)
+        trainer.fit(*build(CASES["plain"], embedded_set, small_bert), ckpt_path=resume, weights_only=True)
+        expected = torch.load(whole("plain") / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
+        assert_same(dict(trainer.lightning_module.state_dict()), dict(expected))
+
+
+def test_resuming_from_the_best(whole, embedded_set, small_bert, tmp_path):
+    """best.ckpt is of a validation's end; what the run does after it is done again."""
+    shutil.copytree(whole("validating_seldom") / "checkpoints", tmp_path / "checkpoints")
+    best = tmp_path / "checkpoints/best.ckpt"
+    os.replace(best, tmp_path / "checkpoints/last.ckpt")
+    run(CASES["validating_seldom"], tmp_path, embedded_set, small_bert)
+    a, b = (
+        torch.load(x / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
+        for x in (whole("validating_seldom"), tmp_path)
+    )
+    assert_same(a, b)
+
+
+def test_a_run_folder_that_was_moved_keeps_its_best_score(whole, embedded_set, small_bert, tmp_path):
+    run_case = partial(run, CASES["plain"], small_set=embedded_set, small_bert=small_bert)
+    with pytest.raises(Killed):
+        train(
+            tmp_path / "a", *build(CASES["plain"], embedded_set, small_bert), Kill("on_train_batch_end", 2, 3)
+        )
+    (tmp_path / "a").rename(tmp_path / "b")
+    run_case(folder=tmp_path / "b")
+    assert_same_run(whole("plain"), tmp_path / "b")
+    last = torch.load(tmp_path / "b/checkpoints/last.ckpt", weights_only=True)
+    state = next(v for k, v in last["callbacks"].items() if "validate/loss" in k)
+    assert Path(state["best_model_path"]) == tmp_path / "b/checkpoints/best.ckpt"
+    assert list(state["best_k_models"]) == [state["best_model_path"]]
+
+
+def in_two_processes(rank: int, folder: str, small_set: str, small_bert: str) -> None:
+    """One of two processes: trains once, and once with two kills."""
+    torch.set_num_threads(1)
+    port = int(Path(folder, "port").read_text())
+    os.environ |= {"LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    case = Case(trainer={"devices": 2, "strategy": "ddp"})
+    inputs = (Path(small_set), Path(small_bert))
+    run(case, Path(folder, "whole"), *inputs, minutes=1000.0)
+    kills = (Kill("on_train_batch_end", 0, 3, saved_until=2), Kill("on_validation_batch_end", 1, 0))
+    run(case, Path(folder, "killed"), *inputs, *kills)
+    dist.destroy_process_group()
+
+
+def test_two_processes_killed_in_an_epoch_and_in_a_validation(embedded_set, small_bert, tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        (tmp_path / "port").write_text(str(probe.getsockname()[1]))
+    mp.spawn(in_two_processes, (str(tmp_path), str(embedded_set), str(small_bert)), nprocs=2)
+    assert_same_run(tmp_path / "whole", tmp_path / "killed")
