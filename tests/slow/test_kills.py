@@ -50,46 +50,168 @@ def kill_when(process: subprocess.Popen[bytes], is_time: Callable[[], bool]) -> 
     raise TimeoutError("the command neither ended nor came so far in two minutes")
 
 
-def fit_arguments(run: Path, small_set: Path, small_bert: Path) -> list[str]:
+def fit_arguments(run: Path, small_set: Path, small_bert: Path, *more: str) -> list[str]:
+    """Six epochs of six steps with dropout; last.ckpt after every step."""
     model, data = "--model.init_args.", "--data.init_args."
     return [
         "medclip_dcl", "fit",
         "--config", "configs/demo.yaml", "--config", "configs/objective/dcl_lm.yaml",
-        "--run_folder", str(run),
+        "--run_folder", str(run), "--checkpoint_minutes", "0",
         "--trainer.max_epochs", "6", "--trainer.check_val_every_n_epoch", "1",
         "--trainer.log_every_n_steps", "1", "--trainer.precision", "32-true",
-        "--trainer.enable_progress_bar", "false",
+        "--trainer.enable_progress_bar", "false", "--trainer.accelerator", "cpu",
         f"{model}text_encoder.init_args.pretrained", str(small_bert),
-        f"{model}text_encoder.init_args.dropout", "0.0",
+        f"{model}text_encoder.init_args.dropout", "0.2",
         f"{model}warmup_steps", "2",
-        f"{data}folder", str(small_set), f"{data}image_size", "48", f"{data}crop_size", "32", f"{data}batch_size", "8",
+        f"{data}folder", str(small_set), f"{data}image_size", "48", f"{data}crop_size", "32", f"{data}batch_size", "4",
+        *more,
     ]  # fmt: skip
 
 
-def has_rows(run: Path, count: int) -> bool:
+def rows(run: Path) -> int:
+    """Rows of metrics.csv so far."""
     file = run / "metrics.csv"
-    return file.is_file() and len(file.read_text().splitlines()) > count
+    return len(file.read_text().splitlines()) - 1 if file.is_file() else 0
 
 
-def test_training_killed_twice_ends_as_if_never_killed(small_set, small_bert, tmp_path):
-    whole = tmp_path / "whole"
-    assert start(fit_arguments(whole, small_set, small_bert)).wait() == 0
-    run = tmp_path / "killed"
-    for count in (3, 13):
-        process = start(fit_arguments(run, small_set, small_bert))
-        assert kill_when(process, partial(has_rows, run, count)), "it ended before it could be killed"
-        assert not (run / "fit.json").exists()
+def has_rows(run: Path, count: int) -> bool:
+    return rows(run) >= count
+
+
+def signal_when(process: subprocess.Popen[bytes], number: int, is_time: Callable[[], bool]) -> int:
+    """Send the signal to the command's first process as soon as the condition holds; its exit status."""
+    for _ in range(60000):
+        assert process.poll() is None, "it ended before it could be stopped"
+        if is_time():
+            process.send_signal(number)
+            return process.wait(timeout=300)
+        time.sleep(0.01)
+    raise TimeoutError("the command neither ended nor came so far in ten minutes")
+
+
+def differing(whole: Path, run: Path) -> list[str]:
+    """Tensors of the last checkpoint, of weights and of the optimiser, that are not the same bit for bit."""
+    a, b = (torch.load(x / "checkpoints/last.ckpt", weights_only=True) for x in (whole, run))
+    names = [
+        name for name in a["state_dict"] if not torch.equal(a["state_dict"][name], b["state_dict"][name])
+    ]
+    states = [x["optimizer_states"][0]["state"] for x in (a, b)]
+    for index, state in states[0].items():
+        names += [f"{key} of {index}" for key in state if not torch.equal(state[key], states[1][index][key])]
+    return names
+
+
+def assert_same_run(whole: Path, run: Path) -> None:
+    assert json.loads((run / "fit.json").read_text())["steps"] == 36
+    assert differing(whole, run) == []
+    metrics = [pd.read_csv(folder / "metrics.csv").drop(columns="time") for folder in (whole, run)]
+    pd.testing.assert_frame_equal(metrics[0], metrics[1][metrics[0].columns])
+    assert metrics[0]["train/loss"].count() == 36 and metrics[0]["validate/loss"].count() == 6
+    names = {path.name for path in (run / "checkpoints").iterdir()}
+    assert names == {"best.ckpt", "last.ckpt", "previous.ckpt", "untrained.ckpt"}, (
+        "nothing half written is left"
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(small_set, small_bert, tmp_path_factory) -> Path:
+    """A run that is never stopped."""
+    run = tmp_path_factory.mktemp("whole") / "run"
     assert start(fit_arguments(run, small_set, small_bert)).wait() == 0
-    assert json.loads((run / "fit.json").read_text())["steps"] == 18
-    a = torch.load(whole / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
-    b = torch.load(run / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
-    for name in a:
-        assert torch.equal(a[name], b[name]), name
-    metrics = [pd.read_csv(folder / "metrics.csv") for folder in (whole, run)]
-    columns = ["step", "train/loss", "validate/loss"]
-    pd.testing.assert_frame_equal(metrics[0][columns], metrics[1][columns])
-    leftovers = [path.name for path in run.rglob("*") if path.name.endswith(".tmp")]
-    assert leftovers == [], "what a killed run was writing is gone"
+    return run
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_training_killed_five_times_ends_as_if_never_killed(workers, whole, small_set, small_bert, tmp_path):
+    run = tmp_path / "killed"
+    arguments = fit_arguments(run, small_set, small_bert, "--data.init_args.num_workers", workers)
+    random = np.random.default_rng(int(workers))
+    for count in (3, 9, 16, 24, 33):
+        delay = random.uniform(0, 0.3)
+        process = start(arguments)
+        while rows(run) < count:
+            assert process.poll() is None, "it ended before it could be killed"
+            time.sleep(0.01)
+        time.sleep(delay)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        assert not (run / "fit.json").exists()
+    assert start(arguments).wait() == 0
+    assert_same_run(whole, run)
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 138), (signal.SIGINT, 130)]
+)
+def test_training_that_was_asked_to_stop_loses_nothing(
+    number, status, whole, small_set, small_bert, tmp_path
+):
+    run = tmp_path / "stopped"
+    arguments = fit_arguments(run, small_set, small_bert, "--checkpoint_minutes", "1000")
+    for count in (3, 15):
+        assert signal_when(start(arguments), number, partial(has_rows, run, count)) == status
+        last = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
+        steps = pd.read_csv(run / "metrics.csv")["step"]
+        # Only a validation that it would not wait for costs what came before it in the epoch.
+        assert last["global_step"] == steps.max() + 1 or last["global_step"] % 6 == 0
+    assert start(arguments).wait() == 0
+    assert_same_run(whole, run)
+
+
+def test_under_slurm_a_signal_saves_into_the_run_folder_and_nowhere_else(
+    whole, small_set, small_bert, tmp_path, monkeypatch
+):
+    """Lightning's own answer to SIGUSR1 there would save in the middle of a step, queue the job again and go on."""
+    names = {
+        "SLURM_NTASKS": "1",
+        "SLURM_JOB_ID": "5",
+        "SLURM_PROCID": "0",
+        "SLURM_LOCALID": "0",
+        "SLURM_NODEID": "0",
+    }
+    for name, value in {**names, "SLURM_JOB_NAME": "train", "SLURM_NODELIST": "localhost"}.items():
+        monkeypatch.setenv(name, value)
+    run = tmp_path / "slurm"
+    arguments = fit_arguments(run, small_set, small_bert)
+    assert signal_when(start(arguments), signal.SIGUSR1, lambda: rows(run) >= 9) == 138
+    assert not list(run.rglob("hpc_ckpt*"))
+    assert start(arguments).wait() == 0
+    assert_same_run(whole, run)
+
+
+def test_two_processes_killed_and_stopped(small_set, small_bert, tmp_path):
+    """Each has dropout of its own, and all of them stop where one is asked to."""
+    two = ("--trainer.devices", "2", "--trainer.strategy", "ddp", "--data.init_args.num_workers", "1")
+    run_of = {name: tmp_path / name for name in ("whole", "killed")}
+    assert start(fit_arguments(run_of["whole"], small_set, small_bert, *two)).wait() == 0
+    run = run_of["killed"]
+    arguments = fit_arguments(run, small_set, small_bert, *two)
+    assert kill_when(start(arguments), lambda: rows(run) >= 9)
+    status = signal_when(start(arguments), signal.SIGTERM, lambda: rows(run) >= 17)
+    # Lightning's watch over its processes may end the first one before it has tidied up.
+    assert status in (143, -signal.SIGKILL)
+    assert start(arguments).wait() == 0
+    assert_same_run(run_of["whole"], run)
+
+
+def test_a_truncated_last_checkpoint_costs_one_step(whole, small_set, small_bert, tmp_path):
+    run = tmp_path / "truncated"
+    arguments = fit_arguments(run, small_set, small_bert)
+    assert kill_when(start(arguments), lambda: rows(run) >= 10)
+    os.truncate(run / "checkpoints/last.ckpt", 1000)
+    process = subprocess.run(
+        [sys.executable, "-m", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (
+        "last.ckpt cannot be read" in process.stderr and "continues from the one before it" in process.stderr
+    )
+    (run / "checkpoints/unreadable.ckpt").unlink()
+    assert_same_run(whole, run)
 
 
 def test_preparation_killed_in_the_images_ends_with_the_same_set(tmp_path):
