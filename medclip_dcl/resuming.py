@@ -191,6 +191,8 @@ class LastCheckpoint(Checkpoint):
     ) -> None:
         """A run folder that was moved keeps its best score: ModelCheckpoint would forget it in another place."""
         here = os.path.realpath(self.folder)
+        if os.path.realpath(Path(trainer.ckpt_path or "").parent) != here:
+            return  # another run's
         for key, state in checkpoint.get("callbacks", {}).items():
             if key.startswith("ModelCheckpoint") and state.get("dirpath") not in (None, here):
                 checkpoint["callbacks"][key] = _moved(state, state["dirpath"], here)

@@ -23,7 +23,8 @@ from medclip_dcl.evaluation.class_probability import ClassProbabilityTable
 from medclip_dcl.evaluation.predictions import PredictionWriter
 from medclip_dcl.evaluation.results import RESULTS_FILE, UNTRAINED_FILE, ResultsWriter
 from medclip_dcl.formats import CHECKPOINT
-from medclip_dcl.network import ImageTextNetwork
+from medclip_dcl.models.seeded_batches import SeededBatches
+from medclip_dcl.network import ImageTextNetwork, read_exported_config
 from medclip_dcl.prepared import PreparedSet
 from medclip_dcl.resuming import AtomicCheckpointIO, LastCheckpoint, Stopped
 from medclip_dcl.run_folder import (
@@ -182,6 +183,7 @@ class MedclipCLI(LightningCLI):
         self.record = RunRecord(self.run)
         config.callbacks = [
             *(config.callbacks or []),
+            SeededBatches(),
             ClassProbabilityTable(),
             PredictionWriter(),
             self.record,

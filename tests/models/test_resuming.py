@@ -305,14 +305,10 @@ def test_a_signal_at_an_epochs_end_is_answered_there(whole, embedded_set, small_
     assert_same_run(whole("validating_seldom"), tmp_path)
 
 
-def test_the_state_of_the_generator_is_put_back(embedded_set, small_bert, tmp_path):
-    torch.manual_seed(11)
-    model, data = build(CASES["plain"], embedded_set, small_bert)
-    before = torch.get_rng_state()
-    train(tmp_path, model, data, limit_val_batches=0, max_epochs=1)
-    # The loader draws the seed of its workers, which is none of ours.
+def test_what_is_drawn_after_training_does_not_depend_on_it(embedded_set, small_bert, tmp_path):
+    """The seed of torch's generator is the program's own again, not that of the last batch."""
+    train(tmp_path, *build(CASES["plain"], embedded_set, small_bert), limit_val_batches=0, max_epochs=1)
     assert torch.initial_seed() == 3
-    assert before.shape == torch.get_rng_state().shape
 
 
 def test_every_batch_of_every_process_has_its_own_seed():
@@ -386,3 +382,29 @@ def test_two_processes_killed_in_an_epoch_and_in_a_validation(embedded_set, smal
         (tmp_path / "port").write_text(str(probe.getsockname()[1]))
     mp.spawn(in_two_processes, (str(tmp_path), str(embedded_set), str(small_bert)), nprocs=2)
     assert_same_run(tmp_path / "whole", tmp_path / "killed")
+
+
+def test_another_runs_checkpoint_brings_no_best_score(whole, embedded_set, small_bert, tmp_path):
+    """Training on from another folder's checkpoint: its best file is not here, and is not taken for one."""
+    model, data = build(CASES["plain"], embedded_set, small_bert)
+    best = ModelCheckpoint(tmp_path, "best", monitor="validate/loss")
+    trainer = Trainer(
+        callbacks=[best],
+        max_epochs=EPOCHS + 1,
+        logger=False,
+        enable_progress_bar=False,
+        num_sanity_val_steps=0,
+    )
+    trainer.callbacks.append(LastCheckpoint(tmp_path))  # type: ignore[attr-defined]
+    trainer.fit(model, data, ckpt_path=str(whole("plain") / "checkpoints/last.ckpt"), weights_only=True)
+    assert (tmp_path / "best.ckpt").is_file() and Path(best.best_model_path) == tmp_path / "best.ckpt"
+
+
+def test_a_datamodule_of_a_checkpoint_without_a_batch_begins_an_epoch(small_set):
+    data = ImageTextDataModule(str(small_set))
+    data.load_state_dict({"epoch": 4})
+    assert (data.first_epoch, data.first_batch) == (4, 0)
+    data.load_state_dict({"epoch": 2, "batch": 5})
+    assert (data.first_epoch, data.first_batch) == (2, 5)
+    data.teardown("fit")
+    assert (data.first_epoch, data.first_batch) == (0, 0)
