@@ -24,7 +24,7 @@ from medclip_dcl.evaluation.predictions import PredictionWriter
 from medclip_dcl.evaluation.results import RESULTS_FILE, UNTRAINED_FILE, ResultsWriter
 from medclip_dcl.formats import CHECKPOINT
 from medclip_dcl.models.seeded_batches import SeededBatches
-from medclip_dcl.network import ImageTextNetwork, read_exported_config
+from medclip_dcl.network import ImageTextNetwork
 from medclip_dcl.prepared import PreparedSet
 from medclip_dcl.resuming import AtomicCheckpointIO, LastCheckpoint, Stopped
 from medclip_dcl.run_folder import (
