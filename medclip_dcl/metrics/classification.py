@@ -1,4 +1,4 @@
-"""Zero-shot classification: AUC and accuracy, with a named policy for findings that have too few cases."""
+"""Classification: AUC, average precision and accuracy, with a named policy for findings that have too few cases."""
 
 from __future__ import annotations
 
@@ -83,6 +83,63 @@ def zero_shot_metrics(
         return ZeroShotMetrics(None, None, n_positive, n_negative)
     acc = float(((difference > 0) == positive).double().mean())
     return ZeroShotMetrics(float(binary_auc(difference, labels)), acc, n_positive, n_negative)
+
+
+class FindingMetrics(NamedTuple):
+    """One finding by its logits. None: too few cases to say."""
+
+    auc: float | None
+    average_precision: float | None
+    acc: float | None
+    positives: int
+    negatives: int
+
+
+def average_precision(
+    scores: Float[Tensor, "case"], labels: Bool[Tensor, "case"] | Int[Tensor, "case"]
+) -> Float[Tensor, ""]:
+    """Mean precision at the scores of the positive cases: sum of (recall - recall before) * precision.
+
+    Over all thresholds, without interpolation; tied cases are one threshold. Without skill it is the share of positive
+    cases, so that it says nothing beside an AUC of other cases.
+
+    Args:
+        scores: higher means more likely positive.
+        labels: 1 or True for a positive case, 0 or False for a negative one.
+
+    Raises:
+        ValueError: a NaN score, a label that is neither 0 nor 1, no positive case.
+    """
+    _check_cases(scores, labels)
+    n_positive = int(labels.bool().sum())
+    if n_positive == 0:
+        raise ValueError(f"average_precision needs a positive case: found {len(labels)} negative ones")
+    thresholds, group = scores.unique(return_inverse=True)
+    positives, cases = (torch.zeros(2, len(thresholds), dtype=torch.float64, device=scores.device)).unbind()
+    positives.index_add_(0, group, labels.double())
+    cases.index_add_(0, group, torch.ones_like(labels, dtype=torch.float64))
+    precision = positives.flip(0).cumsum(0) / cases.flip(0).cumsum(0)
+    return ((positives.flip(0) * precision).sum() / n_positive).float()
+
+
+def finding_metrics(
+    logits: Float[Tensor, "case"],
+    labels: Bool[Tensor, "case"] | Int[Tensor, "case"],
+    min_cases: int = 5,
+) -> FindingMetrics:
+    """AUC, average precision and accuracy of one finding by its logits.
+
+    Args:
+        logits: above 0 where the finding is more likely than not; that is the predicted label.
+        labels: 1 where the finding is present, 0 where it is absent.
+        min_cases: as in :func:`zero_shot_metrics`.
+
+    Raises:
+        ValueError: as there.
+    """
+    found = zero_shot_metrics(logits, torch.zeros_like(logits), labels, min_cases)
+    precision = None if found.auc is None else float(average_precision(logits, labels))
+    return FindingMetrics(found.auc, precision, found.acc, found.positives, found.negatives)
 
 
 def mean_over_findings(metrics: Iterable[ZeroShotMetrics]) -> ZeroShotMetrics:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
-from sklearn.metrics import accuracy_score, roc_auc_score
+from sklearn.metrics import accuracy_score, average_precision_score, roc_auc_score
 
-from medclip_dcl.metrics import BinaryAUC, ZeroShotMetrics, binary_auc, mean_over_findings, zero_shot_metrics
+from medclip_dcl.metrics import (
+    BinaryAUC,
+    ZeroShotMetrics,
+    average_precision,
+    binary_auc,
+    finding_metrics,
+    mean_over_findings,
+    zero_shot_metrics,
+)
 
 
 def random_labels(n):
@@ -102,3 +111,33 @@ def test_metric_class_does_not_depend_on_the_batches():
     few = BinaryAUC(min_cases=40)
     few.update(scores, labels)
     assert few.compute().isnan()
+
+
+@pytest.mark.parametrize("n_cases", [2, 7, 60, 501])
+@pytest.mark.parametrize("decimals", [0, 1, 6])
+def test_average_precision_is_scikit_learns_with_ties(n_cases, decimals):
+    generator = np.random.default_rng(n_cases)
+    labels = generator.random(n_cases) < 0.3
+    labels[0] = True
+    scores = np.round(generator.normal(size=n_cases) * 20 + labels, decimals)
+    expected = average_precision_score(labels, scores)
+    found = average_precision(torch.tensor(scores), torch.tensor(labels))
+    assert found.item() == pytest.approx(expected, abs=1e-6)
+    assert average_precision(torch.tensor(scores), torch.tensor(labels).long()).item() == found.item()
+
+
+def test_average_precision_by_hand():
+    # Above 3: one of one; above 1: two of four (two tied); the third positive is the last of five.
+    scores = torch.tensor([3.0, 1.0, 1.0, 1.0, -2.0])
+    labels = torch.tensor([1, 0, 1, 0, 1])
+    assert average_precision(scores, labels).item() == pytest.approx((1 + 2 / 4 + 3 / 5) / 3)
+    with pytest.raises(ValueError, match="needs a positive case: found 3 negative ones"):
+        average_precision(torch.zeros(3), torch.zeros(3, dtype=torch.int64))
+
+
+def test_metrics_of_a_finding_by_its_logits():
+    logits, labels = torch.tensor([2.0, -1.0, 0.0, 0.5, -3.0]), torch.tensor([1, 1, 1, 0, 0])
+    found = finding_metrics(logits, labels, min_cases=2)
+    assert found.auc == pytest.approx(4 / 6) and found.acc == pytest.approx(2 / 5)
+    assert found.average_precision == pytest.approx(average_precision_score(labels, logits))
+    assert finding_metrics(logits, labels, min_cases=3) == (None, None, None, 3, 2)
