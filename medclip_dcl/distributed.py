@@ -65,9 +65,16 @@ def global_mean(values: Shaped[Tensor, "local"]) -> Shaped[Tensor, ""]:
     """
     if not is_distributed():
         return values.mean()
-    count = torch.tensor(values.shape[0], device=values.device)
-    dist.all_reduce(count)
-    return values.sum() * (dist.get_world_size() / int(count))
+    return values.sum() * (dist.get_world_size() / global_count(values.shape[0], values.device))
+
+
+def global_count(count: int, device: torch.device | None = None) -> int:
+    """Sum of the counts of all processes."""
+    if not is_distributed():
+        return count
+    total = torch.tensor(count, device=device)
+    dist.all_reduce(total)
+    return int(total)
 
 
 def local_offset(count: int, device: torch.device | None = None) -> int:

@@ -20,6 +20,7 @@ from medclip_dcl.encoders.image import (
     from_torchvision_names,
 )
 from medclip_dcl.encoders.text import BERT_BASE, SentenceEncoder
+from medclip_dcl.finding_network import FindingNetwork
 from medclip_dcl.network import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -121,10 +122,18 @@ class TakenOver:
         """Plain values, from which it is made again."""
         return asdict(self)
 
+    @classmethod
+    def of_checkpoint(cls, checkpoint: Mapping[str, Any]) -> TakenOver | None:
+        """What the training of a checkpoint had started from; None: from what the encoders' options said."""
+        record = checkpoint.get("initial_weights")
+        return None if record is None else cls(**record)
+
     def __str__(self) -> str:
         lines = [f"initial weights: {len(self.taken)} tensors taken over from {self.source}"]
         for part in PARTS:
             kept, n_taken = _of_part(part, self.kept), len(_of_part(part, self.taken))
+            if not kept and not n_taken:
+                continue  # a classifier has no text encoder
             if not kept:
                 lines.append(f"  {part}: all {n_taken}")
             elif not n_taken:
@@ -138,7 +147,9 @@ class TakenOver:
         return "\n".join(lines)
 
 
-def take_over(network: ImageTextNetwork, source: str | Path, parts: Sequence[str] | None = None) -> TakenOver:
+def take_over(
+    network: ImageTextNetwork | FindingNetwork, source: str | Path, parts: Sequence[str] | None = None
+) -> TakenOver:
     """Start a network from the weights of another training.
 
     What the source cannot have starts as it was configured: text encoder and similarity where it is of images alone,
@@ -149,7 +160,8 @@ def take_over(network: ImageTextNetwork, source: str | Path, parts: Sequence[str
     Args:
         network: gets the weights.
         source: see `image_encoder_weights`.
-        parts: those of "image_encoder", "text_encoder" and "similarity" to take; None for all that the source has.
+        parts: those of "image_encoder", "text_encoder" and "similarity" to take; None for all that the source has. Of a
+            classifier, "image_encoder" alone.
 
     Raises:
         FileNotFoundError: nothing at `source`, or an exported folder with a file missing.

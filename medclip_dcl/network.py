@@ -139,11 +139,17 @@ class ImageTextNetwork(nn.Module):
         """Build a network from what `config` returned.
 
         Raises:
-            ValueError: a format version that this program does not read, or a part that is no encoder or similarity
-                of a module that is known: only modules of medclip_dcl, or those already imported, are looked into.
+            ValueError: a format version that this program does not read, a classifier, or a part that is no encoder or
+                similarity of a module that is known: only modules of medclip_dcl, or those already imported, are
+                looked into.
         """
         config = dict(config)
         NETWORK.upgrade(config, "this model")
+        if "findings" in config:
+            raise ValueError(
+                "this model is a classifier of findings and knows no text; load it with "
+                "medclip_dcl.models.classifier.Classifier.load_from_checkpoint"
+            )
         return cls(
             build_part(config["image_encoder"], RegionEncoder),
             build_part(config["text_encoder"], SentenceEncoder),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import signal
 import warnings
@@ -20,9 +21,10 @@ from pytorch_lightning.utilities import rank_zero_info, rank_zero_only, rank_zer
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from medclip_dcl.evaluation.class_probability import ClassProbabilityTable
-from medclip_dcl.evaluation.predictions import PredictionWriter
+from medclip_dcl.evaluation.predictions import FindingPredictionWriter, PredictionWriter
 from medclip_dcl.evaluation.results import RESULTS_FILE, UNTRAINED_FILE, ResultsWriter
 from medclip_dcl.formats import CHECKPOINT
+from medclip_dcl.models.classifier import Classifier
 from medclip_dcl.models.seeded_batches import SeededBatches
 from medclip_dcl.network import ImageTextNetwork
 from medclip_dcl.prepared import PreparedSet
@@ -125,6 +127,9 @@ class MedclipCLI(LightningCLI):
         place_loggers(config.trainer.logger, self.run.folder)
         if self.subcommand == "fit":
             if config.ckpt_path is not None:
+                if _is_classifier(config.model):
+                    # Its encoder may be described by nothing but what it started from.
+                    _take_network_from(Path(config.ckpt_path), config.model)
                 _forget_initial_weights(config.model)
             return
         if config.ckpt_path is None:
@@ -186,6 +191,7 @@ class MedclipCLI(LightningCLI):
             SeededBatches(),
             ClassProbabilityTable(),
             PredictionWriter(),
+            FindingPredictionWriter(),
             self.record,
             self.results,
             FiniteCheck(),
@@ -261,10 +267,22 @@ def _take_network_from(checkpoint: Path, model: Namespace) -> None:
         raise FileNotFoundError(f"no checkpoint and no exported folder at {checkpoint} (--ckpt_path)")
     if described is None:
         return
-    for part in ("image_encoder", "text_encoder", "similarity"):
-        model.init_args[part] = Namespace(
-            class_path=described[part]["class_path"], init_args=Namespace(**described[part]["init_args"])
+    if ("findings" in described) != _is_classifier(model):
+        there, here = (
+            "a classifier" if is_classifier else "an image-text model"
+            for is_classifier in ("findings" in described, _is_classifier(model))
         )
+        raise ValueError(
+            f"{checkpoint} is of {there}, this configuration of {here} (model: {model.class_path}); to train a "
+            "classifier that starts from an image-text model, give it as model.init_args.init_from to fit"
+        )
+    for part in ("image_encoder", "text_encoder", "similarity"):
+        if part in described:
+            model.init_args[part] = Namespace(
+                class_path=described[part]["class_path"], init_args=Namespace(**described[part]["init_args"])
+            )
+    if _is_classifier(model):
+        model.init_args.findings = described["findings"]
     _forget_initial_weights(model)
 
 
@@ -273,6 +291,11 @@ def _forget_initial_weights(model: Namespace) -> None:
     for name in ("init_from", "init_parts"):
         if name in model.init_args:
             model.init_args[name] = None
+
+
+def _is_classifier(model: Namespace) -> bool:
+    module, _, name = model.class_path.rpartition(".")
+    return issubclass(getattr(importlib.import_module(module), name), Classifier)
 
 
 def _data_fingerprint(config: Namespace) -> str | None:

@@ -16,6 +16,7 @@ from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities import rank_zero_only
 
 from medclip_dcl.distributed import device_name
+from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.prepared import write_json, write_text
 from medclip_dcl.resuming import find_readable
 
@@ -266,7 +267,9 @@ class RunRecord(Callback):
         self._started = time.time()
         untrained = self.run.checkpoints / UNTRAINED_CHECKPOINT
         if trainer.global_step == 0:
-            trainer.save_checkpoint(untrained, weights_only=True)
+            # Other models have no beginning with which their end is compared.
+            if isinstance(pl_module, ImageTextModel):
+                trainer.save_checkpoint(untrained, weights_only=True)
             self._write_initial_weights(trainer, pl_module)
         for logger in trainer.loggers:
             if isinstance(logger, MetricsFile):

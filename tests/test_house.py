@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FLOORS = [
     ("findings", "prepared", "distributed", "formats", "weight_files"),
     ("objectives", "similarity", "metrics"),
-    ("encoders", "network", "initial_weights", "scoring"),
+    ("encoders", "network", "finding_network", "initial_weights", "scoring"),
     ("models", "data"),
     ("evaluation", "inference", "run_folder", "resuming", "training"),
     ("cli", "run_command", "__main__"),

@@ -43,9 +43,24 @@ class RegionEncoder(nn.Module):
         """
         return 0.5
 
+    @property
+    def feature_dim(self) -> int:
+        """Channels of `features`."""
+        return self.dim
+
     def config(self) -> dict[str, Any]:
         """Arguments that build the same encoder again, without its weights."""
         raise NotImplementedError
+
+    def features(
+        self, images: Float[Tensor, "image 3 height width"]
+    ) -> Float[Tensor, "image channel region_row region_column"]:
+        """What the projection into the common space is applied to; the regions themselves where there is none."""
+        return self(images)
+
+    def feature_layers(self) -> list[list[nn.Parameter]]:
+        """The parameters behind `features`, by layer from the images on; one layer unless a subclass tells more."""
+        return [list(self.parameters())]
 
     def forward(
         self, images: Float[Tensor, "image 3 height width"]
@@ -97,8 +112,12 @@ class ResNetRegions(RegionEncoder):
         if stride == 32:
             stages.append(resnet.layer4)
         self.backbone = nn.Sequential(resnet.conv1, resnet.bn1, resnet.relu, resnet.maxpool, *stages)
-        channels = (512 if stride == 32 else 256) * (4 if depth == 50 else 1)
-        self.projection = _projection(projection, channels, dim)
+        self.projection = _projection(projection, self.feature_dim, dim)
+
+    @property
+    def feature_dim(self) -> int:
+        """Channels of the last stage that is kept."""
+        return (512 if self.stride == 32 else 256) * (4 if self.depth == 50 else 1)
 
     def config(self) -> dict[str, Any]:
         config = {"depth": self.depth, "stride": self.stride, "dim": self.dim}
@@ -118,10 +137,21 @@ class ResNetRegions(RegionEncoder):
         """
         return 0.5 / self.stride
 
+    def features(
+        self, images: Float[Tensor, "image 3 height width"]
+    ) -> Float[Tensor, "image channel region_row region_column"]:
+        """Output of the last stage that is kept, after its ReLU."""
+        return self.backbone(images.contiguous(memory_format=torch.channels_last))
+
+    def feature_layers(self) -> list[list[nn.Parameter]]:
+        """The stem (first convolution and its BatchNorm), then each stage; the projection is none of them."""
+        places = [(0, 1), *((place,) for place in range(BACKBONE["layer1"], len(self.backbone)))]
+        return [[p for place in layer for p in self.backbone[place].parameters()] for layer in places]
+
     def forward(
         self, images: Float[Tensor, "image 3 height width"]
     ) -> Float[Tensor, "image dim region_row region_column"]:
-        return self.projection(self.backbone(images.contiguous(memory_format=torch.channels_last)))
+        return self.projection(self.features(images))
 
 
 def _projection(kind: str, channels: int, dim: int) -> nn.Module:

@@ -8,19 +8,28 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from medclip_dcl.evaluation.classification import ZeroShotClassification as ZeroShotClassification
     from medclip_dcl.evaluation.embedding_map import EmbeddingMap as EmbeddingMap
+    from medclip_dcl.evaluation.finding_classification import FindingClassification as FindingClassification
     from medclip_dcl.evaluation.grounding import Grounding as Grounding
     from medclip_dcl.evaluation.results import ResultsWriter as ResultsWriter
     from medclip_dcl.evaluation.retrieval import Retrieval as Retrieval
 
 _HOME = {
     "EmbeddingMap": "embedding_map",
+    "FindingClassification": "finding_classification",
     "Grounding": "grounding",
     "Retrieval": "retrieval",
     "ResultsWriter": "results",
     "ZeroShotClassification": "classification",
 }
 
-__all__ = ["EmbeddingMap", "Grounding", "Retrieval", "ResultsWriter", "ZeroShotClassification"]
+__all__ = [
+    "EmbeddingMap",
+    "FindingClassification",
+    "Grounding",
+    "Retrieval",
+    "ResultsWriter",
+    "ZeroShotClassification",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -22,9 +22,9 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.utilities.rank_zero import rank_zero_warn
-from torch import Tensor
+from torch import Tensor, nn
 
-from medclip_dcl.data.image_text import EvaluationTables
+from medclip_dcl.data.images import EvaluatedImages
 from medclip_dcl.distributed import gather_objects
 from medclip_dcl.network import ImageTextNetwork
 
@@ -61,23 +61,31 @@ class EvaluationCallback(Callback, ABC):
     Attributes:
         section: name of the evaluation in results.json and of its file in predictions/.
         stages: "validate", "test", or both.
+        network_class: class of the network that it evaluates.
+        measured: what it measures of the model's output, by name.
         found: of the last test; None before it.
         seconds: wall time of the last evaluation, without the encoders.
     """
 
     section: ClassVar[str]
     stages: ClassVar[tuple[str, ...]]
+    network_class: ClassVar[type[nn.Module]] = ImageTextNetwork
+    measured: ClassVar[str] = "feature_map"
 
     def __init__(self) -> None:
         self.found: Findings | None = None
         self.seconds = 0.0
-        self._tables: EvaluationTables | None = None
+        self._tables: EvaluatedImages | None = None
         self._expected: set[str] = set()
         self._values: dict[str, Any] = {}
 
     @abstractmethod
-    def prepare(self, tables: EvaluationTables, stage: str) -> set[str]:
+    def prepare(self, tables: Any, stage: str) -> set[str]:
         """Look at the cases before the first image: what is wrong with them is raised here.
+
+        Args:
+            tables: what the datamodule's `evaluation(stage)` gives.
+            stage: "validate" or "test".
 
         Returns:
             dicom_ids of the images without which the evaluation is incomplete.
@@ -85,17 +93,18 @@ class EvaluationCallback(Callback, ABC):
 
     @abstractmethod
     def measure(
-        self,
-        network: ImageTextNetwork,
-        feature_map: Float[Tensor, "image dim region_row region_column"],
-        dicom_ids: Sequence[str],
+        self, network: Any, output: Float[Tensor, "image ..."], dicom_ids: Sequence[str]
     ) -> Mapping[str, Any]:
-        """What is kept of each image that this evaluation needs, by dicom_id; on the CPU."""
+        """What is kept of each image that this evaluation needs, by dicom_id; on the CPU.
+
+        Args:
+            network: of `network_class`.
+            output: the model's `measured`, in float32.
+            dicom_ids: of the images.
+        """
 
     @abstractmethod
-    def summarise(
-        self, network: ImageTextNetwork, values: Mapping[str, Any], tables: EvaluationTables
-    ) -> Findings:
+    def summarise(self, network: Any, values: Mapping[str, Any], tables: Any) -> Findings:
         """Metrics of all images, from what was measured of each."""
 
     def figures(self, load_image: Any) -> Iterator[tuple[str, Figure]]:
@@ -140,7 +149,9 @@ class EvaluationCallback(Callback, ABC):
         self._tables = None
         if trainer.sanity_checking or stage not in self.stages:
             return
-        _embedded.pop(_network(pl_module), None)
+        network = self._network(pl_module)
+        if isinstance(network, ImageTextNetwork):
+            _embedded.pop(network, None)
         started = time.perf_counter()
         self._values = {}
         tables = _evaluation_tables(trainer, stage)
@@ -152,9 +163,9 @@ class EvaluationCallback(Callback, ABC):
         if self._tables is None:
             return
         started = time.perf_counter()
-        dicom_ids, feature_map = outputs["dicom_id"], outputs["feature_map"].float()
-        _require_numbers(feature_map, dicom_ids)
-        self._values.update(self.measure(_network(pl_module), feature_map, dicom_ids))
+        dicom_ids, output = outputs["dicom_id"], outputs[self.measured].float()
+        _require_numbers(output, dicom_ids)
+        self._values.update(self.measure(self._network(pl_module), output, dicom_ids))
         self.seconds += time.perf_counter() - started
 
     def _finish(self, pl_module: LightningModule, stage: str) -> Findings | None:
@@ -164,7 +175,7 @@ class EvaluationCallback(Callback, ABC):
         tables, self._tables = self._tables, None
         values = {key: value for part in gather_objects(self._values) for key, value in part.items()}
         self._values = {}
-        found = self.summarise(_network(pl_module), dict(sorted(values.items())), tables)
+        found = self.summarise(self._network(pl_module), dict(sorted(values.items())), tables)
         n_missing = len(self._expected - values.keys())
         if n_missing:
             found.notes.append(
@@ -180,6 +191,15 @@ class EvaluationCallback(Callback, ABC):
             pl_module.log(f"{stage}/{name}", value, batch_size=1, sync_dist=True, prog_bar=name == "auc")
         self.seconds += time.perf_counter() - started
         return found
+
+    def _network(self, pl_module: LightningModule) -> nn.Module:
+        network = getattr(pl_module, "network", None)
+        if not isinstance(network, self.network_class):
+            raise ValueError(
+                f"{type(self).__name__} evaluates a model with an {self.network_class.__name__} as `network`;"
+                f" {type(pl_module).__name__} has {type(network).__name__}"
+            )
+        return network
 
 
 def embed_texts(network: ImageTextNetwork, texts: Sequence[str]) -> Float[Tensor, "sentence dim"]:
@@ -213,7 +233,7 @@ def scores(
     return (torch.cat(parts) / network.similarity.gamma2).float().cpu()
 
 
-def subject_ids(tables: EvaluationTables, dicom_ids: pd.Series) -> pd.Series:
+def subject_ids(tables: EvaluatedImages, dicom_ids: pd.Series) -> pd.Series:
     """The patient of each image."""
     return dicom_ids.map(tables.images.set_index("dicom_id")["subject_id"]).astype(np.int64)
 
@@ -223,6 +243,11 @@ def punctuation(network: ImageTextNetwork) -> str:
     if getattr(network.text_encoder, "final_period", False):
         return "a period is added where there is no closing mark"
     return "as given"
+
+
+def finding_key(finding: str) -> str:
+    """A finding in the name of a logged figure."""
+    return finding.lower().replace(" ", "_")
 
 
 def check_choice(owner: str, name: str, value: str, choices: Iterable[str]) -> None:
@@ -236,17 +261,7 @@ def check_choice(owner: str, name: str, value: str, choices: Iterable[str]) -> N
         raise ValueError(f"{owner}: {name} must be one of {', '.join(listed)}: found {value!r}")
 
 
-def _network(pl_module: LightningModule) -> ImageTextNetwork:
-    network = getattr(pl_module, "network", None)
-    if not isinstance(network, ImageTextNetwork):
-        raise ValueError(
-            f"the evaluation callbacks need a model with an ImageTextNetwork as `network`;"
-            f" {type(pl_module).__name__} has {type(network).__name__}"
-        )
-    return network
-
-
-def _evaluation_tables(trainer: Trainer, stage: str) -> EvaluationTables:
+def _evaluation_tables(trainer: Trainer, stage: str) -> EvaluatedImages:
     datamodule: Any = getattr(trainer, "datamodule", None)
     if not hasattr(datamodule, "evaluation"):
         raise ValueError(
@@ -256,8 +271,8 @@ def _evaluation_tables(trainer: Trainer, stage: str) -> EvaluationTables:
     return datamodule.evaluation(stage)
 
 
-def _require_numbers(feature_map: Tensor, dicom_ids: Sequence[str]) -> None:
-    is_nan = feature_map.flatten(1).isnan().any(dim=1)
+def _require_numbers(output: Tensor, dicom_ids: Sequence[str]) -> None:
+    is_nan = output.flatten(1).isnan().any(dim=1)
     if bool(is_nan.any()):
         first = dicom_ids[int(is_nan.nonzero()[0])]
         raise ValueError(

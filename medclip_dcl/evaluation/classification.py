@@ -18,6 +18,7 @@ from medclip_dcl.evaluation.base import (
     Findings,
     check_choice,
     embed_texts,
+    finding_key,
     punctuation,
     scores,
     subject_ids,
@@ -144,7 +145,8 @@ class ZeroShotClassification(EvaluationCallback):
                     f" cases; at least {self.min_cases} of each are needed (min_cases)"
                 )
                 continue
-            scalars[f"auc_{_key(finding)}"], scalars[f"acc_{_key(finding)}"] = found.auc, found.acc
+            key = finding_key(finding)
+            scalars[f"auc_{key}"], scalars[f"acc_{key}"] = found.auc, found.acc
         return Findings(
             metrics={
                 "auc": average.auc,
@@ -231,7 +233,3 @@ def _checked_pair(finding: str, pair: Sequence[Any]) -> tuple[tuple[str, ...], t
 
 def _in_words(texts: tuple[str, ...]) -> str | list[str]:
     return texts[0] if len(texts) == 1 else list(texts)
-
-
-def _key(finding: str) -> str:
-    return finding.lower().replace(" ", "_")

@@ -144,7 +144,7 @@ def compare(
 
 
 def tables(comparison: Comparison, published: bool = True) -> list[Table]:
-    """Tables 1, 3, 4 and 5.
+    """Tables 1, 3, 4 and 5, or those of classifiers.
 
     Args:
         comparison: of :func:`compare`.

@@ -95,15 +95,18 @@ def roc_figure(predictions: pd.DataFrame, aucs: Mapping[str, float | None]) -> F
 
 
 def draw_roc(axes: Axes, predictions: pd.DataFrame, aucs: Mapping[str, float | None]) -> None:
-    """One curve for each finding with an AUC, of score(positive) - score(negative)."""
+    """One curve for each finding with an AUC, of score(positive) - score(negative), or of a classifier's logit."""
+    scores = (
+        predictions["logit"]
+        if "logit" in predictions
+        else predictions["score_positive"] - predictions["score_negative"]
+    )
     axes.plot([0, 1], [0, 1], color=MUTED, linewidth=0.8, linestyle=":")
     for colour, (finding, auc) in zip(COLOURS * (1 + len(aucs) // len(COLOURS)), aucs.items(), strict=False):
-        rows = predictions[predictions["finding"] == finding]
-        if auc is None or rows.empty:
+        is_its = predictions["finding"] == finding
+        if auc is None or not is_its.any():
             continue
-        false_positive, true_positive, _ = roc_curve(
-            rows["label"], rows["score_positive"] - rows["score_negative"]
-        )
+        false_positive, true_positive, _ = roc_curve(predictions.loc[is_its, "label"], scores[is_its])
         axes.plot(false_positive, true_positive, color=colour, linewidth=1.5, label=f"{finding} {auc:.3f}")
     axes.set(
         xlabel="1 - specificity", ylabel="sensitivity", xlim=(-0.01, 1.01), ylim=(-0.01, 1.01), aspect="equal"

@@ -38,15 +38,18 @@ _DIRECTIONS = ("image_to_text", "text_to_image")
 _GROUNDING = ("cnr", "cnr_signed", "miou")
 _COLUMNS = {
     "classification": ("dicom_id", "subject_id", "finding", "label", "score_positive", "score_negative"),
+    "finding_classification": ("dicom_id", "subject_id", "finding", "label", "logit"),
     "grounding": ("dicom_id", "subject_id", "category", "phrase", "box", *_GROUNDING),
     "retrieval": ("direction", "dicom_id", "subject_id", "box", "rank", "rank_tolerant"),
 }
 _CASES = {
     "classification": ["finding", "dicom_id", "subject_id", "label"],
+    "finding_classification": ["finding", "dicom_id", "subject_id", "label"],
     "grounding": ["box", "dicom_id", "subject_id", "category", "phrase"],
     "retrieval": ["direction", "box", "dicom_id", "subject_id"],
 }
 """What tells the cases of two runs apart."""
+_CLASSIFICATIONS = ("classification", "finding_classification")
 _TOLERANCE = 1e-6
 """results.json rounds an AUC to float32."""
 _ELEMENTS_PER_CHUNK = 2**22
@@ -100,8 +103,9 @@ class Predictions:
     """What intervals are computed from.
 
     Attributes:
-        tables: "classification", "grounding", "retrieval" -> rows as the evaluations write them; any may lack.
-        min_cases: cases of either class that a finding needs (protocol of the classification).
+        tables: "classification", "finding_classification", "grounding", "retrieval" -> rows as the evaluations write
+            them; any may lack.
+        min_cases: cases of either class that a finding needs (protocol of the classification, of which a run has one).
         name: for messages.
     """
 
@@ -176,7 +180,8 @@ def read_predictions(run: Path, suffix: str = "") -> Predictions:
         )
     folder = run / f"predictions{suffix}"
     sections = [section for section in _COLUMNS if section in results["metrics"]]
-    min_cases = results["protocol"].get("classification", {}).get("min_cases", 5)
+    protocols = (results["protocol"].get(section, {}) for section in _CLASSIFICATIONS)
+    min_cases = next((found["min_cases"] for found in protocols if "min_cases" in found), 5)
     predictions = Predictions(
         {section: _read_table(folder / f"{section}.parquet", section, run) for section in sections},
         min_cases,
@@ -302,6 +307,29 @@ def weighted_auc(
     return found
 
 
+def weighted_average_precision(
+    counts: Float[np.ndarray, "draw patient"],
+    patient: Int[np.ndarray, "case"],
+    scores: Float[np.ndarray, "case"],
+    positive: Bool[np.ndarray, "case"],
+) -> Float[np.ndarray, "draw"]:
+    """Average precision with cases as often as their patient was drawn; tied cases are one threshold.
+
+    Sum over thresholds of (recall - recall before) * precision. A draw without a positive case gives NaN.
+    """
+    order = np.argsort(-scores, kind="stable")
+    starts = np.flatnonzero(np.diff(-scores[order], prepend=-np.inf) > 0)
+    found = np.empty(len(counts))
+    for rows, weights in _case_weights(counts, patient[order]):
+        positives = np.add.reduceat(weights * positive[order], starts, axis=1)
+        cases = np.add.reduceat(weights, starts, axis=1).cumsum(axis=1)
+        # Thresholds above the first case that was drawn have neither recall nor precision.
+        precision = positives.cumsum(axis=1) / np.maximum(cases, 1)
+        with np.errstate(invalid="ignore"):
+            found[rows] = (positives * precision).sum(axis=1) / positives.sum(axis=1)
+    return found
+
+
 def weighted_median(
     counts: Float[np.ndarray, "draw patient"],
     patient: Int[np.ndarray, "case"],
@@ -331,7 +359,7 @@ def _numbers(predictions: Predictions, n_draws: int, seed: int) -> Numbers:
         patients, patient = np.unique(table["subject_id"].to_numpy(), return_inverse=True)
         counts = patient_draws(len(patients), n_draws, seed)
         rows = table.assign(patient=patient)
-        if section == "classification":
+        if section in _CLASSIFICATIONS:
             numbers = _classification(rows, counts, predictions.min_cases)
         else:
             numbers = {"grounding": _grounding, "retrieval": _retrieval}[section](rows, counts)
@@ -340,26 +368,38 @@ def _numbers(predictions: Predictions, n_draws: int, seed: int) -> Numbers:
 
 
 def _classification(cases: pd.DataFrame, counts: np.ndarray, min_cases: int) -> Numbers:
+    """By two prompts, or by a classifier's logit, which has an average precision besides."""
+    has_logits = "logit" in cases
+    names = ("auc", "average_precision", "acc") if has_logits else ("auc", "acc")
     found: Numbers = {}
     for finding in pd.unique(cases["finding"]):
         rows = cases[cases["finding"] == finding]
-        positive = rows["label"].to_numpy() == 1
-        patient = rows["patient"].to_numpy()
-        difference = (rows["score_positive"] - rows["score_negative"]).to_numpy(dtype="float64")
-        auc, acc = np.full((2, len(counts)), np.nan)
-        if min(positive.sum(), (~positive).sum()) >= min_cases:
-            auc = weighted_auc(counts, patient, difference, positive)
-            correct = (difference > 0) == positive
-            acc = weighted_means(counts, patient, correct[:, None].astype(float))[:, 0]
-            acc = np.where(np.isnan(auc), np.nan, acc)
-            n_patients = min(len(np.unique(patient[positive])), len(np.unique(patient[~positive])))
-            auc, acc = _of_patients(n_patients, auc), _of_patients(n_patients, acc)
-        found |= {f"by_finding/{finding}/auc": auc, f"by_finding/{finding}/acc": acc}
-    for name in ("auc", "acc"):
+        scores = rows["logit"] if has_logits else rows["score_positive"] - rows["score_negative"]
+        of_finding = _of_finding(names, rows, scores.to_numpy(dtype="float64"), counts, min_cases)
+        found |= {f"by_finding/{finding}/{name}": values for name, values in of_finding.items()}
+    for name in names:
         of_findings = [values for path, values in found.items() if path.endswith(f"/{name}")]
         counted = [values for values in of_findings if not np.isnan(values[0])]
         found[name] = np.mean(counted, axis=0) if counted else np.full(len(counts), np.nan)
     return found
+
+
+def _of_finding(
+    names: Iterable[str], rows: pd.DataFrame, scores: np.ndarray, counts: np.ndarray, min_cases: int
+) -> Numbers:
+    """The named numbers of one finding; its predicted label is positive where the score is above 0."""
+    positive, patient = rows["label"].to_numpy() == 1, rows["patient"].to_numpy()
+    if min(positive.sum(), (~positive).sum()) < min_cases:
+        return {name: np.full(len(counts), np.nan) for name in names}
+    auc = weighted_auc(counts, patient, scores, positive)
+    numbers = {"auc": auc}
+    if "average_precision" in names:
+        numbers["average_precision"] = weighted_average_precision(counts, patient, scores, positive)
+    correct = (scores > 0) == positive
+    numbers["acc"] = weighted_means(counts, patient, correct[:, None].astype(float))[:, 0]
+    n_patients = min(len(np.unique(patient[positive])), len(np.unique(patient[~positive])))
+    # A draw without either class says nothing of the others either.
+    return {name: _of_patients(n_patients, np.where(np.isnan(auc), np.nan, x)) for name, x in numbers.items()}
 
 
 def _grounding(boxes: pd.DataFrame, counts: np.ndarray) -> Numbers:

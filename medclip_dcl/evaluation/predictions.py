@@ -1,4 +1,4 @@
-"""What `predict` writes: embeddings and zero-shot scores as Parquet."""
+"""What `predict` writes: embeddings and zero-shot scores, or a classifier's probabilities, as Parquet."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from medclip_dcl.data.image_text import ImageTextDataModule
 from medclip_dcl.distributed import gather_objects
 from medclip_dcl.findings import CHEX5
+from medclip_dcl.models.classifier import Classifier
 from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.prepared import write_parquet
 
@@ -77,6 +78,51 @@ class PredictionWriter(Callback):
         )
         write_parquet(
             _sentence_embeddings(pl_module, datamodule, ids), folder / "sentence_embeddings.parquet"
+        )
+
+
+class FindingPredictionWriter(Callback):
+    """Writes predictions/finding_probabilities.parquet of a classifier's run: dicom_id, finding, logit, probability.
+
+    Probabilities are the logits' sigmoids, not calibrated on other images than those of the training.
+    """
+
+    def __init__(self) -> None:
+        self._logits: dict[str, list[float]] = {}
+
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._logits = {}
+
+    def on_predict_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        if isinstance(pl_module, Classifier):
+            logits = outputs["logits"].float().cpu().tolist()
+            self._logits.update(zip(outputs["dicom_id"], logits, strict=True))
+
+    def on_predict_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not isinstance(pl_module, Classifier):
+            return
+        logits = {dicom_id: row for part in gather_objects(self._logits) for dicom_id, row in part.items()}
+        if not trainer.is_global_zero:
+            return
+        wide = pd.DataFrame.from_dict(logits, orient="index", columns=list(pl_module.findings)).sort_index()
+        long = (
+            wide.rename_axis("dicom_id")
+            .reset_index()
+            .melt("dicom_id", var_name="finding", value_name="logit")
+        )
+        long["probability"] = torch.tensor(long["logit"].to_numpy()).sigmoid().numpy()
+        folder = Path(trainer.default_root_dir) / "predictions"
+        write_parquet(
+            long.sort_values(["dicom_id", "finding"], ignore_index=True),
+            folder / "finding_probabilities.parquet",
         )
 
 

@@ -84,12 +84,13 @@ def render(run: Path) -> str:
         for name, found in ((_TRAINED, read_results(run)), (_UNTRAINED, read_results(run, "_untrained")))
         if found is not None
     }
+    is_classifier = bool(results) and report_tables.is_of_classifier(next(iter(results.values())))
     pieces = [
         _tables(run, results),
         _curves(run),
         _predictions(run, results),
-        _class_probability(run),
-        _heat_maps(run),
+        # A classifier has neither.
+        *([] if is_classifier else [_class_probability(run), _heat_maps(run)]),
         _facts(run, results),
     ]
     is_phantom = bool(results) and all(found["dataset"]["phantom"] for found in results.values())
@@ -97,6 +98,7 @@ def render(run: Path) -> str:
         "name": run.resolve().name,
         "is_phantom": is_phantom,
         "is_known": bool(results),
+        "is_classifier": is_classifier,
     }
     for piece in pieces:
         content |= piece.content
@@ -109,7 +111,8 @@ def _tables(run: Path, results: dict[str, Any]) -> _Piece:
     test = command_of_test(run)
     if _TRAINED not in results:
         piece.missing.append(f"results.json: the run has not been tested; made by: {test}")
-    if _UNTRAINED not in results:
+    is_classifier = bool(results) and report_tables.is_of_classifier(next(iter(results.values())))
+    if _UNTRAINED not in results and not is_classifier:
         piece.missing.append(
             "results_untrained.json: no row of the untrained network, against which to read the others; made by the"
             f" same `test` where checkpoints/untrained.ckpt is there: {test}"
@@ -118,9 +121,9 @@ def _tables(run: Path, results: dict[str, Any]) -> _Piece:
         return piece
     layouts = report_tables.layouts(next(iter(results.values())))
     intervals, problems = _intervals(run, results)
-    *tables, table_5 = [report_tables.filled(layout, results, intervals) for layout in layouts]
+    *tables, last = [report_tables.filled(layout, results, intervals) for layout in layouts]
     categories = report_tables.by_category(results, intervals)
-    piece.content["tables"] = [*tables, *([categories] if categories else []), table_5]
+    piece.content["tables"] = [*tables, *([categories] if categories else []), last]
     piece.content["method"] = method() if intervals else None
     found_notes = (
         note for found in results.values() for section in found["notes"].values() for note in section
@@ -142,15 +145,19 @@ def _intervals(run: Path, results: dict[str, Any]) -> tuple[dict[str, dict[str, 
     return found, problems
 
 
-def _headline(results: dict[str, Any]) -> list[dict[str, str]]:
+def _headline(results: dict[str, Any]) -> list[dict[str, str | None]]:
     """The numbers to read first, each with the untrained network's."""
-    chosen = (
+    chosen: tuple[tuple[str, str, str, int], ...] = (
         ("AUC", "classification", "auc", 3),
         ("signed CNR", "grounding", "cnr_signed", 2),
         ("mIoU", "grounding", "miou", 3),
         ("Recall", "retrieval", "recall", 3),
         ("MedR", "retrieval", "medr", 0),
     )
+    is_classifier = report_tables.is_of_classifier(next(iter(results.values())))
+    if is_classifier:
+        names = (("AUC", "auc"), ("average precision", "average_precision"), ("accuracy", "acc"))
+        chosen = tuple((label, report_tables.CLASSIFIER, key, 3) for label, key in names)
     tiles = []
     for label, section, key, digits in chosen:
         values = {
@@ -161,7 +168,7 @@ def _headline(results: dict[str, Any]) -> list[dict[str, str]]:
             {
                 "label": label,
                 "value": values.get(_TRAINED, report_tables.NOTHING),
-                "untrained": values.get(_UNTRAINED, report_tables.NOTHING),
+                "untrained": None if is_classifier else values.get(_UNTRAINED, report_tables.NOTHING),
             }
         )
     return tiles
@@ -185,11 +192,15 @@ def _predictions(run: Path, results: dict[str, Any]) -> _Piece:
     piece = _Piece({"roc": None, "ranks": []})
     if _TRAINED not in results:
         return piece
-    cases = _table(run / "predictions" / "classification.parquet", piece)
-    by_finding = (results[_TRAINED]["metrics"].get("classification") or {}).get("by_finding", {})
+    is_classifier = report_tables.is_of_classifier(results[_TRAINED])
+    section = report_tables.CLASSIFIER if is_classifier else "classification"
+    cases = _table(run / "predictions" / f"{section}.parquet", piece)
+    by_finding = (results[_TRAINED]["metrics"].get(section) or {}).get("by_finding", {})
     aucs = {finding: found["auc"] for finding, found in by_finding.items()}
     if cases is not None and any(auc is not None for auc in aucs.values()):
         piece.content["roc"] = report_charts.roc(cases, aucs)
+    if is_classifier:
+        return piece
     by_run = {}
     for name, suffix in ((_TRAINED, ""), (_UNTRAINED, "_untrained")):
         if name in results:

@@ -37,7 +37,7 @@ _STYLE: dict[str, Any] = {
 
 CURVES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("loss", ("train/loss", "validate/loss")),
-    ("validate AUC and accuracy", ("validate/auc", "validate/acc")),
+    ("validate AUC and accuracy", ("validate/auc", "validate/acc", "validate/average_precision")),
     ("validate recall, images and sentences", ("validate/retrieval_recall",)),
     ("validate median rank", ("validate/medr",)),
     ("γ²", ("train/gamma2",)),
@@ -47,7 +47,7 @@ CURVES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("mean false-negative mass", ("train/false_negative_mass",)),
     ("mean weight of a negative", ("train/weight",)),
     ("masked-language-modelling loss", ("train/masked_language_loss",)),
-    ("learning rate", ("train/learning_rate", "train/learning_rate_text")),
+    ("learning rate", ("train/learning_rate", "train/learning_rate_text", "train/encoder_learning_rate")),
     ("norm of the gradient, before clipping", ("train/gradient_norm",)),
     ("images per second", ("train/images_per_second",)),
     ("share of time waiting for batches", ("train/data_wait",)),

@@ -1,4 +1,4 @@
-"""Tables in the shape of SSD's tables 1, 3, 4 and 5, with the paper's own rows for reference.
+"""Tables in the shape of SSD's tables 1, 3, 4 and 5, with the paper's own rows for reference, and a classifier's.
 
 A :class:`Layout` says which numbers of results.json stand in which column; :func:`filled` puts runs into it. The run
 report and the comparison of runs share them.
@@ -17,6 +17,8 @@ Results = Mapping[str, Any]
 
 RUN, UNTRAINED, PUBLISHED, PLAIN = "run", "untrained", "published", "plain"
 NOTHING = "–"
+CLASSIFIER = "finding_classification"
+"""Section of results.json that a classifier's run has, and no other."""
 PUBLISHED_NOTE = "published, not rerun; MIMIC-CXR/MS-CXR"
 
 _BIOVIL, _LSE_NL, _DCL_LM = "BioViL", "LSE+NL", "DCL, η_LM"
@@ -55,6 +57,7 @@ PUBLISHED_5: dict[str, tuple[float | int, ...]] = {
 }
 """SSD, table 5: R@10, R@50, R@100, MedR from image to text, then from text to image."""
 
+_TOO_FEW = f"{NOTHING}: too few positive or negative cases; the average is over the findings with a number."
 _CHEX5_ORDER = ["Cardiomegaly", "Edema", "Pleural Effusion", "Pneumonia", "Pneumothorax"]
 
 
@@ -125,8 +128,15 @@ class Layout:
     note: str = ""
 
 
+def is_of_classifier(results: Results) -> bool:
+    """The results are those of a classifier of findings, not of an image-text model."""
+    return CLASSIFIER in results["metrics"]
+
+
 def layouts(results: Results) -> list[Layout]:
-    """Tables 1, 3, 4 and 5 for runs that were tested as these results were."""
+    """Tables 1, 3, 4 and 5 for runs that were tested as these results were; of a classifier, its own by finding."""
+    if is_of_classifier(results):
+        return _layouts_by_finding(results)
     return [_layout_1(), _layout_3(results), _layout_4(results), _layout_5(results)]
 
 
@@ -209,6 +219,38 @@ _RETRIEVAL = [
 ]
 
 
+def _layouts_by_finding(results: Results) -> list[Layout]:
+    """A classifier's AUC, average precision and accuracy."""
+    titles = {"auc": "AUC", "average_precision": "average precision", "acc": "accuracy"}
+    notes = {"average_precision": "Without skill the average precision is the share of positive cases."}
+    return [
+        Layout(
+            title=f"Classification of findings, {title}",
+            columns=_by_finding(results, CLASSIFIER, name),
+            published={},
+            counts=_cases_by_finding(results, CLASSIFIER),
+            note=" ".join([_TOO_FEW, *([notes[name]] if name in notes else [])]),
+        )
+        for name, title in titles.items()
+    ]
+
+
+def _by_finding(results: Results, section: str, name: str) -> list[Column]:
+    """A column for each finding, and one for the average."""
+    findings = results["metrics"].get(section, {}).get("by_finding", {})
+    columns = [Column(finding, f"{section}/by_finding/{finding}/{name}", 3) for finding in findings]
+    return [*columns, Column("average", f"{section}/{name}", 3)]
+
+
+def _cases_by_finding(results: Results, section: str) -> tuple[str, list[str]]:
+    findings = results["metrics"].get(section, {}).get("by_finding", {})
+    counts = results["counts"].get(section, {}).get("by_finding", {})
+    cases = [
+        f"{counts[f]['positives']} / {counts[f]['negatives']}" if f in counts else NOTHING for f in findings
+    ]
+    return "positive / negative cases", [*cases, ""]
+
+
 def _layout_1() -> Layout:
     return Layout(
         title="Table 1. Zero-shot classification, grounding and retrieval",
@@ -229,17 +271,12 @@ def _layout_1() -> Layout:
 
 def _layout_3(results: Results) -> Layout:
     findings = list(results["metrics"].get("classification", {}).get("by_finding", {}))
-    counts = results["counts"].get("classification", {}).get("by_finding", {})
-    cases = [
-        f"{counts[f]['positives']} / {counts[f]['negatives']}" if f in counts else NOTHING for f in findings
-    ]
-    of_findings = [Column(f, f"classification/by_finding/{f}/auc", 3) for f in findings]
     return Layout(
         title="Table 3. Zero-shot classification, AUC",
-        columns=[*of_findings, Column("average", "classification/auc", 3)],
+        columns=_by_finding(results, "classification", "auc"),
         published=PUBLISHED_3 if findings == _CHEX5_ORDER else {},
-        counts=("positive / negative cases", [*cases, ""]),
-        note=f"{NOTHING}: too few positive or negative cases; the average is over the findings with a number.",
+        counts=_cases_by_finding(results, "classification"),
+        note=_TOO_FEW,
     )
 
 

@@ -301,7 +301,7 @@ class ImageTextModel(LightningModule):
         # No options: they came with the weights that the training had started from.
         for name in ("mean", "std"):
             getattr(self.network, name).copy_(torch.tensor(there[name]).view(3, 1, 1))
-        self.initial_weights, self._missing_source = _initial_weights(checkpoint), None
+        self.initial_weights, self._missing_source = TakenOver.of_checkpoint(checkpoint), None
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]
@@ -326,15 +326,9 @@ class ImageTextModel(LightningModule):
             **objective,
         )
         model.network = network
-        model.initial_weights = _initial_weights(checkpoint)
+        model.initial_weights = TakenOver.of_checkpoint(checkpoint)
         load_exactly(model, checkpoint["state_dict"], str(checkpoint_path))
         return model.eval()
-
-
-def _initial_weights(checkpoint: dict[str, Any]) -> TakenOver | None:
-    """What the training of a checkpoint had started from; None: from what the encoders' options said."""
-    record = checkpoint.get("initial_weights")
-    return None if record is None else TakenOver(**record)
 
 
 def _is_same(there: dict[str, Any], here: dict[str, Any]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import nn
@@ -22,7 +22,8 @@ def adamw_warmup_cosine(
     """What `configure_optimizers` returns: AdamW whose rates follow `warmup_cosine` by optimiser step.
 
     Args:
-        groups: of `parameter_groups`; a group with an "lr" of its own keeps it instead of `learning_rate`.
+        groups: of `parameter_groups`; a group with an "lr" of its own keeps it instead of `learning_rate`. One with a
+            "first_step" has rate 0 before it, and its own warm-up and decay to the same end from there.
         learning_rate: after the warm-up.
         warmup_steps: optimiser steps; a warning if the run has no more than these.
         total_steps: optimiser steps of the whole run.
@@ -35,8 +36,20 @@ def adamw_warmup_cosine(
             "the learning rate never reaches model.learning_rate",
             stacklevel=2,
         )
-    schedule = LambdaLR(optimizer, lambda step: warmup_cosine(step, warmup_steps, total_steps))
+    if late := [group["first_step"] for group in groups if group.get("first_step", 0) >= total_steps]:
+        warnings.warn(
+            f"model.frozen_steps {late[0]} is not less than the run's {total_steps} optimiser steps: what is frozen so "
+            "long is never trained",
+            stacklevel=2,
+        )
+    firsts = [group.get("first_step", 0) for group in groups]
+    schedule = LambdaLR(optimizer, [_factor_from(first, warmup_steps, total_steps) for first in firsts])
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def _factor_from(first: int, warmup: int, total: int) -> Callable[[int], float]:
+    """`warmup_cosine` that begins at the step `first`, 0 before it."""
+    return lambda step: 0.0 if step < first else warmup_cosine(step - first, warmup, total - first)
 
 
 def warmup_cosine(step: int, warmup: int, total: int) -> float:

@@ -1,0 +1,358 @@
+"""Labelled images of a prepared set: batches for a classifier, and the labels that it is evaluated on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float
+from pytorch_lightning.utilities import rank_zero_warn
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from medclip_dcl.data.images import EvaluatedImages, Images, ImagesDataModule, check_augmentation
+from medclip_dcl.data.samplers import EpochSampler, ShardSampler, require_whole_batches
+from medclip_dcl.data.transforms import augment, to_input
+from medclip_dcl.distributed import rank_and_size
+from medclip_dcl.findings import CHEXPERT
+from medclip_dcl.prepared import PreparedDataError
+
+UNCERTAIN, BLANK = -1.0, float("nan")
+MEANINGS = {"ones": 1.0, "zeros": 0.0, "ignore": float("nan")}
+"""What an uncertain or a blank label is taken for -> its value as a target; NaN is left out of the loss."""
+
+
+@dataclass(frozen=True)
+class LabelledImages(EvaluatedImages):
+    """What the evaluation of a classifier needs to know.
+
+    Attributes:
+        labels: dicom_id, finding, label: 1, 0, -1 (uncertain) or NaN (blank), as the labeller left them; a row for each
+            image and finding of the model.
+    """
+
+    labels: pd.DataFrame
+
+
+class LabelledDataModule(ImagesDataModule):
+    """Images with the CheXpert labels of their studies, for training, validation, test and prediction.
+
+    A batch is a dict: images (image, 3, H, W) in [0, 1], or features (image, channel) where the model is a linear
+    probe; labels (image, finding), 1, 0, or NaN for an entry that is left out; dicom_id. Test and prediction batches
+    hold whole images only. Which findings there are, the model says.
+
+    A study in which all 14 columns are blank is not labelled: its images are used nowhere. Test images are those of the
+    official test split (as for the zero-shot evaluation), validation images those of `validate` patients.
+
+    Args:
+        folder: the prepared data set.
+        image_size: side in pixels to which the whole image is scaled; what evaluation and a linear probe see.
+        crop_size: side of the random training crop, in pixels, at most image_size; null for the whole image.
+        batch_size: images per step, of all processes together; where the labelled training images are fewer, all of
+            them.
+        uncertain: what a label of -1 counts as in training: "ones", "zeros", or "ignore" (left out of the loss).
+        blank: what no mention counts as in training: "zeros", as is common for MIMIC-CXR, or "ignore".
+        label_fraction: share of the labelled training patients whose labels are used, in (0, 1]; at least one patient.
+        label_seed: which patients these are. With the same seed the fewer are among the more.
+        brightness: factor varies in 1 +- brightness.
+        contrast: factor varies in 1 +- contrast.
+        num_workers: loader processes; 0 loads in the training process.
+        cache_images: True keeps all images at image_size in memory (bytes = images * image_size^2).
+        predict_use: which images `predict` takes: "test", all that `test` evaluates; or train, validate, grounding.
+        seed: of the order and the crops.
+
+    Raises:
+        ValueError: an option out of its range; with a linear probe, one that would vary the images.
+        PreparedDataError: when it is set up: a set that is missing, or lacks what the run needs; a finding of which
+            no training label is positive, or none negative.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        image_size: int = 512,
+        crop_size: int | None = 480,
+        batch_size: int = 64,
+        uncertain: str = "ignore",
+        blank: str = "zeros",
+        label_fraction: float = 1.0,
+        label_seed: int = 0,
+        brightness: float = 0.2,
+        contrast: float = 0.2,
+        num_workers: int = 4,
+        cache_images: bool = False,
+        predict_use: str = "test",
+        seed: int = 0,
+    ) -> None:
+        super().__init__(folder, image_size, batch_size, num_workers, cache_images, predict_use, seed)
+        if crop_size is not None and not 1 <= crop_size <= image_size:
+            raise ValueError(
+                f"data.crop_size {crop_size} must lie in [1, image_size = {image_size}], or be null"
+            )
+        _require_choice("uncertain", uncertain, ("ones", "zeros", "ignore"))
+        _require_choice("blank", blank, ("zeros", "ignore"))
+        if not 0 < label_fraction <= 1:
+            raise ValueError(f"data.label_fraction must lie in (0, 1], got {label_fraction}")
+        check_augmentation(brightness, contrast)
+        self.crop_size, self.brightness, self.contrast = crop_size or image_size, brightness, contrast
+        self.meaning = {"uncertain": MEANINGS[uncertain], "blank": MEANINGS[blank]}
+        self.label_fraction, self.label_seed = label_fraction, label_seed
+        self._train: Targets | None = None
+        self._features: dict[str, Tensor] = {}
+
+    def setup(self, stage: str) -> None:
+        """Check the set against what the run needs; nothing is found out in the middle of an epoch."""
+        self.prepared.table("labels")
+        if stage != "fit":
+            return
+        self._require_images_to_fit()
+        if self._model().frozen:
+            self._require_no_augmentation()
+        self._train = self._training_targets()
+        validate = self._targets("validate")
+        if bool(validate.labels.isnan().all()):
+            raise PreparedDataError(
+                f"{self.folder}: none of the validate images has a label of {', '.join(self._model().findings)}"
+            )
+        self._batch_size = self._training_batch(len(self._train.dicom_ids))
+        processes = rank_and_size()[1]
+        require_whole_batches(len(self._train.dicom_ids), self._batch_size, processes, "images")
+        if len(validate.dicom_ids) < processes:
+            raise ValueError(
+                f"{len(validate.dicom_ids)} validate images cannot be shared by {processes} processes"
+            )
+
+    def positive_weight(self) -> Float[Tensor, " finding"]:
+        """Negatives over positives of each finding among the training labels."""
+        labels = self._targets("train").labels
+        return (labels == 0).sum(0).float() / (labels == 1).sum(0)
+
+    def features(self, use: str) -> Float[Tensor, "image channel"]:
+        """The model's features of the whole images of "train" or "validate", computed at the first call."""
+        if use not in self._features:
+            dicom_ids = self._targets(use).dicom_ids
+            found = self._model().features_of(self._image_loader(dicom_ids))
+            self._features[use] = torch.stack([found[dicom_id] for dicom_id in dicom_ids])
+        return self._features[use]
+
+    def _model(self) -> Any:
+        """The model that is trained: it knows the findings, and whether its encoder is."""
+        if self.trainer is None:
+            raise RuntimeError("LabelledDataModule needs a Trainer: its model says which findings there are")
+        return self.trainer.lightning_module
+
+    def _require_no_augmentation(self) -> None:
+        if self.crop_size != self.image_size or self.brightness or self.contrast:
+            raise ValueError(
+                "data: a linear probe (model.frozen: true) computes the features of each image once, so nothing can "
+                "vary it; set data.crop_size: null, data.brightness: 0 and data.contrast: 0 (configs/linear_probe.yaml "
+                "does)"
+            )
+
+    # Labels
+
+    def _labelled(self, images: pd.DataFrame) -> pd.DataFrame:
+        """Those of the images whose study has a label, with the 14 columns beside them, by dicom_id."""
+        labels = self.prepared.table("labels").dropna(subset=list(CHEXPERT), how="all")
+        return images.merge(labels, on="study_id").sort_values("dicom_id").reset_index(drop=True)
+
+    def _targets(self, use: str) -> Targets:
+        """What the loaders serve of "train" or "validate"."""
+        if use == "train" and self._train is not None:
+            return self._train
+        return self._all_targets(use)
+
+    def _all_targets(self, use: str) -> Targets:
+        """Images of a use with their labels as the model is trained to give them."""
+        images = self._labelled(self.prepared.table("images").query("use == @use"))
+        columns = images[list(self._model().findings)]
+        meant = columns.mask(columns == UNCERTAIN, self.meaning["uncertain"])
+        meant = meant.mask(columns.isna(), self.meaning["blank"])
+        labels = torch.tensor(meant.to_numpy(dtype="float32"))
+        return Targets(images["dicom_id"].tolist(), images["subject_id"].to_numpy(), labels)
+
+    def _training_targets(self) -> Targets:
+        """Those of the patients who were drawn; images of which nothing is known are left out."""
+        of_all = self._all_targets("train")
+        if not of_all.dicom_ids:
+            raise PreparedDataError(
+                f"{self.folder}: labels.parquet has no CheXpert label of any training image; prepare the set from a "
+                "release with mimic-cxr-2.0.0-chexpert.csv"
+            )
+        drawn = draw_patients(of_all.subject_ids, self.label_fraction, self.label_seed)
+        is_used = np.isin(of_all.subject_ids, drawn) & ~of_all.labels.isnan().all(1).numpy()
+        chosen = of_all.rows(is_used)
+        self._require_both_classes(chosen)
+        return chosen
+
+    def _require_both_classes(self, targets: Targets) -> None:
+        problems = []
+        for finding, column in zip(self._model().findings, targets.labels.T, strict=True):
+            missing = [
+                kind for kind, value in (("positive", 1), ("negative", 0)) if not (column == value).any()
+            ]
+            problems += [f"{finding} (no {kind} one)" for kind in missing]
+        if problems:
+            raise PreparedDataError(
+                f"{self.folder}: the labels of {len(targets.dicom_ids)} training images (data.label_fraction "
+                f"{self.label_fraction}, label_seed {self.label_seed}) do not tell what to learn of "
+                f"{', '.join(problems)}; raise label_fraction, choose another label_seed, leave the finding out of "
+                "model.findings, or take blanks or uncertain labels for something (data.blank, data.uncertain)"
+            )
+
+    def _training_batch(self, images: int) -> int:
+        """data.batch_size, or all images where they are fewer, of all processes together."""
+        processes = rank_and_size()[1]
+        if images >= self.batch_size:
+            return self.batch_size
+        if images < processes:
+            raise ValueError(f"{images} labelled training images cannot be shared by {processes} processes")
+        fewer = images // processes * processes
+        rank_zero_warn(
+            f"data.batch_size {self.batch_size} is more than the {images} labelled training images: batches of {fewer}"
+        )
+        return fewer
+
+    # Loaders
+
+    def train_dataloader(self) -> DataLoader:
+        if self._train is None:
+            raise RuntimeError("call setup('fit') first")
+        sampler = EpochSampler(len(self._train.dicom_ids), self._batch_size, self.seed)
+        sampler.set_epoch(self.first_epoch)
+        own = self._batch_size // sampler.num_replicas
+        return self._target_loader("train", sampler, own, augmented=True)
+
+    def val_dataloader(self) -> DataLoader:
+        sampler = ShardSampler(len(self._targets("validate").dicom_ids))
+        return self._target_loader("validate", sampler, self.batch_size, augmented=False)
+
+    def _target_loader(self, use: str, sampler: Any, batch_size: int, augmented: bool) -> DataLoader:
+        targets, drops = self._targets(use), use == "train"
+        if self._model().frozen:
+            of_features = FeatureExamples(self.features(use), targets)
+            return DataLoader(of_features, batch_size, sampler=sampler, collate_fn=_as_it_is, drop_last=drops)
+        varied = (self.crop_size, self.brightness, self.contrast) if augmented else None
+        examples = ImageExamples(self._cached(targets.dicom_ids), targets, varied, self.seed)
+        return self._loader(examples, sampler, batch_size, examples.collate, drop_last=drops)
+
+    # Evaluation
+
+    def evaluation(self, stage: str) -> LabelledImages:
+        """Images and labels of "validate" or "test".
+
+        Raises:
+            PreparedDataError: the set has no labelled image for it.
+        """
+        images = self.prepared.table("images")
+        if stage == "validate":
+            images = images.query("use == 'validate'")
+        elif stage == "test":
+            images = images.query("official_split == 'test' and use in ('test', 'grounding')")
+        else:
+            raise ValueError(f'stage must be "validate" or "test", got {stage!r}')
+        labelled = self._labelled(images)
+        if labelled.empty:
+            raise PreparedDataError(
+                f"{self.folder} has no labelled {stage} images to evaluate a classifier on"
+            )
+        long = labelled.melt(
+            id_vars="dicom_id",
+            value_vars=list(self._model().findings),
+            var_name="finding",
+            value_name="label",
+        )
+        return LabelledImages(labelled[["dicom_id", "subject_id", "study_id", "height", "width"]], long)
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Images and what a classifier should say of them.
+
+    Attributes:
+        dicom_ids: of the images.
+        subject_ids: (image,) patients.
+        labels: (image, finding): 1, 0, or NaN for an entry that is left out.
+    """
+
+    dicom_ids: list[str]
+    subject_ids: np.ndarray
+    labels: Tensor
+
+    def rows(self, chosen: np.ndarray) -> Targets:
+        """Those where `chosen` (image,) is True."""
+        ids = [dicom_id for dicom_id, is_chosen in zip(self.dicom_ids, chosen, strict=True) if is_chosen]
+        return Targets(ids, self.subject_ids[chosen], self.labels[torch.from_numpy(chosen)])
+
+
+class ImageExamples(Dataset):
+    """Labelled images; the crop is a function of (seed, epoch, index).
+
+    Args:
+        images: their grey levels.
+        targets: in the same order.
+        varied: crop size, brightness and contrast of the augmentation; None shows each image whole.
+        seed: of all that is drawn.
+    """
+
+    def __init__(
+        self, images: Images, targets: Targets, varied: tuple[int, float, float] | None, seed: int
+    ) -> None:
+        self.images, self.targets, self.varied, self.seed = images, targets, varied, seed
+
+    def __len__(self) -> int:
+        return len(self.targets.dicom_ids)
+
+    def __getitem__(self, key: tuple[int, int] | int) -> dict[str, Any]:
+        epoch, index = key if isinstance(key, tuple) else (0, key)
+        grey = self.images[index]
+        if self.varied is None:
+            return {"image": to_input(grey), "index": index}
+        generator = np.random.default_rng([self.seed, epoch, index])
+        return {"image": augment(grey, *self.varied, generator), "index": index}
+
+    def collate(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
+        indices = [example["index"] for example in examples]
+        return {
+            "images": torch.stack([example["image"] for example in examples]),
+            "labels": self.targets.labels[indices],
+            "dicom_id": [self.targets.dicom_ids[index] for index in indices],
+        }
+
+
+class FeatureExamples(Dataset):
+    """Labelled features in memory; serves whole batches, which are slices of one tensor."""
+
+    def __init__(self, features: Tensor, targets: Targets) -> None:
+        self.features, self.targets = features, targets
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    def __getitems__(self, keys: Sequence[tuple[int, int] | int]) -> Mapping[str, Any]:
+        indices = [key[1] if isinstance(key, tuple) else key for key in keys]
+        return {
+            "features": self.features[indices],
+            "labels": self.targets.labels[indices],
+            "dicom_id": [self.targets.dicom_ids[index] for index in indices],
+        }
+
+
+def draw_patients(subject_ids: np.ndarray, fraction: float, seed: int) -> np.ndarray:
+    """A share of the patients, at least one; with the same seed a smaller share lies within a larger one."""
+    patients = np.unique(subject_ids)
+    order = np.random.default_rng(seed).permutation(patients)
+    return np.sort(order[: max(1, round(fraction * len(patients)))])
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def _require_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise ValueError(f"data.{name} must be one of {', '.join(choices)}, got {value!r}")

@@ -1,0 +1,342 @@
+"""Classifier: findings from images, by a linear probe of a frozen encoder or by fine-tuning all of it."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from pytorch_lightning import LightningModule
+from pytorch_lightning.utilities import rank_zero_info
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.utils.data import DataLoader
+
+from medclip_dcl.distributed import (
+    gather_objects,
+    gather_with_grad,
+    global_count,
+    is_distributed,
+    rank_and_size,
+)
+from medclip_dcl.encoders.image import RegionEncoder
+from medclip_dcl.finding_network import FindingNetwork
+from medclip_dcl.findings import CHEX5
+from medclip_dcl.formats import CHECKPOINT, drop_hyper_parameters
+from medclip_dcl.initial_weights import TakenOver, image_encoder_weights, take_over
+from medclip_dcl.models.optimisation import adamw_warmup_cosine, parameter_groups
+from medclip_dcl.network import build_part, load_exactly
+from medclip_dcl.weight_files import read_checkpoint
+
+
+class Classifier(LightningModule):
+    """Multi-label classification of findings (CheXpert's columns) on an image encoder.
+
+    Two kinds of training. Linear probe (`frozen: true`): the encoder stays as it is, in evaluation mode; its features
+    are computed once, of whole images, and the linear layer is trained upon them from memory, standardised by the
+    training images' mean and deviation. Fine-tuning (`frozen: false`): the encoder is trained as well, at a rate of its
+    own. See `FindingNetwork` for which features these are.
+
+    The loss is the binary cross entropy, averaged over all labelled (image, finding) entries of the batch and of all
+    processes; entries that the data leaves out (see `LabelledDataModule`) count for nothing.
+
+    Args:
+        findings: CheXpert columns; null for CheX5's five.
+        image_encoder: images to regions; null to build the one that `init_from` describes.
+        init_from: where the encoder's weights come from: a checkpoint of an image-text model or of a classifier, an
+            exported folder, or a state dict of torchvision's ResNet (.pth or .safetensors; give `image_encoder` with
+            it). Null for those that `image_encoder` has by itself ("imagenet" or random ones).
+        frozen: true for a linear probe.
+        learning_rate: of the linear layer, with AdamW, after the warm-up.
+        encoder_learning_rate: of the encoder's last stage; null for `learning_rate`. Null in a linear probe.
+        layer_decay: each stage below learns at this factor times the rate of the one above it, in (0, 1]; 1: all alike.
+        frozen_steps: optimiser steps at the beginning in which the linear layer is trained alone. The encoder then
+            starts with a linear warm-up of its own. Its BatchNorm uses and keeps its statistics as long.
+        warmup_steps: optimiser steps of linear warm-up; cosine decay to 0 follows.
+        weight_decay: on weight matrices and kernels only.
+        balanced: true weighs a finding's positive cases by negatives / positives among the training labels, so that
+            both classes have the same weight in the loss; probabilities are then too high for rare findings.
+
+    Raises:
+        ValueError: an option out of its range, or one that the others exclude; weights that do not fit.
+        FileNotFoundError: nothing at `init_from`.
+    """
+
+    positive_weight: Tensor
+
+    def __init__(
+        self,
+        findings: list[str] | None = None,
+        image_encoder: RegionEncoder | None = None,
+        init_from: str | None = None,
+        frozen: bool = False,
+        learning_rate: float = 1e-3,
+        encoder_learning_rate: float | None = None,
+        layer_decay: float = 1.0,
+        frozen_steps: int = 0,
+        warmup_steps: int = 0,
+        weight_decay: float = 0.01,
+        balanced: bool = False,
+    ) -> None:
+        super().__init__()
+        rates = [learning_rate] if encoder_learning_rate is None else [learning_rate, encoder_learning_rate]
+        if min(rates) <= 0 or min(weight_decay, warmup_steps, frozen_steps) < 0:
+            raise ValueError(
+                "model: learning_rate and encoder_learning_rate must be above 0, weight_decay, warmup_steps and "
+                f"frozen_steps at least 0; got {learning_rate}, {encoder_learning_rate}, {weight_decay}, "
+                f"{warmup_steps}, {frozen_steps}"
+            )
+        if not 0 < layer_decay <= 1:
+            raise ValueError(f"model: layer_decay must lie in (0, 1], got {layer_decay}")
+        if frozen and (encoder_learning_rate is not None or layer_decay != 1 or frozen_steps):
+            raise ValueError(
+                "model: frozen: true trains no encoder; set encoder_learning_rate: null, layer_decay: 1.0 and "
+                f"frozen_steps: 0 with it (got {encoder_learning_rate}, {layer_decay}, {frozen_steps})"
+            )
+        network = FindingNetwork(
+            image_encoder or _described_encoder(init_from), list(CHEX5) if findings is None else findings
+        )
+        self.initial_weights: TakenOver | None = None
+        if init_from is not None:
+            self.initial_weights = take_over(network, init_from, ["image_encoder"])
+            rank_zero_info(str(self.initial_weights))
+        self.frozen, self.frozen_steps = frozen, frozen_steps
+        self.learning_rate, self.encoder_learning_rate = learning_rate, encoder_learning_rate
+        self.layer_decay, self.warmup_steps, self.weight_decay = layer_decay, warmup_steps, weight_decay
+        self.balanced = balanced
+        self.use(network)
+        self.register_buffer("positive_weight", torch.ones(len(self.findings)))
+
+    @property
+    def findings(self) -> tuple[str, ...]:
+        """One for each logit."""
+        return self.network.findings
+
+    def use(self, network: FindingNetwork) -> None:
+        """Train this network; what has no part in the logits, or is frozen, gets no gradient."""
+        self.network = network
+        encoder = network.image_encoder
+        trained = [] if self.frozen else [p for layer in encoder.feature_layers() for p in layer]
+        encoder.requires_grad_(False)
+        for parameter in trained:
+            parameter.requires_grad_(True)
+        self.train(self.training)
+
+    @property
+    def encoder_is_frozen(self) -> bool:
+        """At this step of the training."""
+        return self.frozen or self.global_step < self.frozen_steps
+
+    def train(self, mode: bool = True) -> Classifier:
+        """As of any module; a frozen encoder stays in evaluation mode: its BatchNorm uses and keeps its statistics."""
+        super().train(mode)
+        if self.encoder_is_frozen:
+            self.network.image_encoder.eval()
+        return self
+
+    def setup(self, stage: str) -> None:
+        """The network takes over the size at which the datamodule shows whole images."""
+        datamodule = getattr(self.trainer, "datamodule", None)
+        if datamodule is not None:
+            self.network.image_size = datamodule.image_size
+
+    def on_fit_start(self) -> None:
+        """What follows from the training images: weights of the classes, scale of a probe's features."""
+        if self.encoder_is_frozen:
+            # Lightning's doubt whether that is meant.
+            warnings.filterwarnings(
+                "ignore", message="Found .* module.* in eval mode at the start of training"
+            )
+        data = self.trainer.datamodule  # type: ignore[attr-defined]
+        if self.balanced:
+            self.positive_weight.copy_(data.positive_weight())
+        if self.frozen:
+            self.network.standardise(data.features("train").to(self.device))
+
+    @torch.no_grad()
+    def features_of(self, images: DataLoader) -> dict[str, Tensor]:
+        """Features of a loader's images by dicom_id, on the CPU: of all processes, each of which does a share."""
+        parts, dicom_ids = [], []
+        was_training = self.network.image_encoder.training
+        self.network.image_encoder.eval()
+        with self.trainer.precision_plugin.forward_context():
+            for batch in images:
+                parts.append(self.network.features(batch["images"].to(self.device)).float())
+                dicom_ids += batch["dicom_id"]
+        self.network.image_encoder.train(was_training)
+        of_all = gather_with_grad(torch.cat(parts)).cpu()
+        return dict(zip([x for ids in gather_objects(dicom_ids) for x in ids], of_all, strict=True))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits (image, finding)."""
+        return self.network(images)
+
+    def on_train_batch_start(self, batch: dict[str, Any], batch_index: int) -> None:
+        """The encoder's mode at this step."""
+        if self.network.image_encoder.training == self.encoder_is_frozen:
+            self.network.image_encoder.train(not self.encoder_is_frozen)
+
+    def training_step(self, batch: dict[str, Any], batch_index: int) -> Tensor:
+        loss = self._loss(batch)
+        images, groups = len(batch["labels"]), self.trainer.optimizers[0].param_groups
+        # Each process has its share of the sum: their mean is the batch's loss.
+        self.log("train/loss", loss.detach(), prog_bar=True, sync_dist=True, batch_size=images)
+        self.log("train/learning_rate", groups[0]["lr"], batch_size=images)
+        if not self.frozen:
+            self.log("train/encoder_learning_rate", max(g["lr"] for g in groups[2:]), batch_size=images)
+        return loss
+
+    def _loss(self, batch: dict[str, Any]) -> Tensor:
+        """Mean over the labelled entries of all processes, as averaging gradients over them needs it."""
+        losses = finding_losses(self._logits(batch), batch["labels"], self.positive_weight)
+        loss = losses.sum() * (rank_and_size()[1] / max(1, global_count(len(losses), losses.device)))
+        if is_distributed() and self.encoder_is_frozen:
+            # Processes wait for the gradient of every parameter that may ever have one.
+            trained = (p for p in self.network.image_encoder.parameters() if p.requires_grad)
+            loss = loss + 0 * sum(p.sum() for p in trained)
+        return loss
+
+    def _logits(self, batch: dict[str, Any]) -> Tensor:
+        if "features" in batch:
+            return self.network.classify(batch["features"])
+        with torch.no_grad() if self.encoder_is_frozen else nullcontext():
+            features = self.network.features(batch["images"])
+        return self.network.classify(features)
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        """A frozen encoder has no gradients, not even zeros, which AdamW would answer with weight decay."""
+        if self.encoder_is_frozen:
+            self.network.image_encoder.zero_grad(set_to_none=True)
+
+    def on_validation_epoch_start(self) -> None:
+        precision = torch.float32 if self.device.type == "mps" else torch.float64
+        self._validation = torch.zeros(2, dtype=precision, device=self.device)
+
+    def validation_step(self, batch: dict[str, Any], batch_index: int) -> dict[str, Any]:
+        """The logits for the callbacks; the loss is summed up."""
+        logits = self._logits(batch)
+        losses = finding_losses(logits, batch["labels"], self.positive_weight)
+        self._validation += torch.stack([losses.sum(), losses.new_tensor(len(losses))])
+        return {"logits": logits, "dicom_id": batch["dicom_id"]}
+
+    def on_validation_epoch_end(self) -> None:
+        """Mean over the labelled entries of all batches and processes."""
+        total, count = self.trainer.strategy.reduce(self._validation, reduce_op="sum")
+        self.log("validate/loss", (total / count).float(), prog_bar=True)
+
+    def test_step(self, batch: dict[str, Any], batch_index: int) -> dict[str, Any]:
+        """Logits for the evaluation callback."""
+        return {"logits": self.network(batch["images"]), "dicom_id": batch["dicom_id"]}
+
+    def predict_step(self, batch: dict[str, Any], batch_index: int) -> dict[str, Any]:
+        """Logits for whatever writes predictions."""
+        return self.test_step(batch, batch_index)
+
+    def configure_optimizers(self) -> Any:
+        """AdamW; linear warm-up, then cosine decay to 0, by optimiser step; the encoder's from `frozen_steps` on."""
+        total = int(self.trainer.estimated_stepping_batches)
+        groups = parameter_groups(self.network.head.parameters(), self.weight_decay)
+        layers = [] if self.frozen else self.network.image_encoder.feature_layers()
+        rate = self.learning_rate if self.encoder_learning_rate is None else self.encoder_learning_rate
+        for below_the_last, layer in enumerate(reversed(layers)):
+            of_layer = parameter_groups(layer, self.weight_decay, rate * self.layer_decay**below_the_last)
+            groups += [{**group, "first_step": self.frozen_steps} for group in of_layer]
+        return adamw_warmup_cosine(groups, self.learning_rate, self.warmup_steps, total)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """The checkpoint describes its network and how it was trained in plain values."""
+        CHECKPOINT.stamp(checkpoint)
+        drop_hyper_parameters(checkpoint)
+        checkpoint["network"] = self.network.config()
+        checkpoint["classifier"] = self._options()
+        if self.initial_weights is not None:
+            checkpoint["initial_weights"] = self.initial_weights.record()
+
+    def _options(self) -> dict[str, Any]:
+        """Arguments of the model besides the network's parts."""
+        return {
+            "frozen": self.frozen,
+            "learning_rate": self.learning_rate,
+            "encoder_learning_rate": self.encoder_learning_rate,
+            "layer_decay": self.layer_decay,
+            "frozen_steps": self.frozen_steps,
+            "warmup_steps": self.warmup_steps,
+            "weight_decay": self.weight_decay,
+            "balanced": self.balanced,
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Weights go only into the network that they were trained in.
+
+        Raises:
+            ValueError: not of a classifier, or another encoder or findings; names which; or a newer format.
+        """
+        there, here = checkpoint.get("network", {}), self.network.config()
+        if "findings" not in there:
+            raise ValueError(
+                "the checkpoint is not of a classifier; to start from its image encoder, give it as "
+                "model.init_args.init_from"
+            )
+        CHECKPOINT.upgrade(checkpoint, "the checkpoint")
+        if others := [part for part in ("image_encoder", "findings") if there[part] != here[part]]:
+            raise ValueError(
+                f"the checkpoint was trained with another {' and '.join(others)}; restore what it was trained with, or "
+                "choose another --run_folder to train anew"
+            )
+        # No options: they came with the weights that the training had started from.
+        for name in ("mean", "std"):
+            getattr(self.network, name).copy_(torch.tensor(there[name]).view(3, 1, 1))
+        self.initial_weights = TakenOver.of_checkpoint(checkpoint)
+
+    @classmethod
+    def load_from_checkpoint(  # type: ignore[override]
+        cls, checkpoint_path: str | Path, map_location: Any = "cpu"
+    ) -> Classifier:
+        """The model of a checkpoint, wherever its encoder first came from, in evaluation mode.
+
+        Raises:
+            ValueError: not a checkpoint of a classifier, or weights that do not fit.
+        """
+        checkpoint = read_checkpoint(Path(checkpoint_path), map_location)
+        network = FindingNetwork.from_config(checkpoint["network"])
+        model = cls(list(network.findings), network.image_encoder, **checkpoint["classifier"])
+        model.use(network)
+        model.initial_weights = TakenOver.of_checkpoint(checkpoint)
+        load_exactly(model, checkpoint["state_dict"], str(checkpoint_path))
+        return model.eval()
+
+
+def finding_losses(
+    logits: Float[Tensor, "image finding"],
+    labels: Float[Tensor, "image finding"],
+    positive_weight: Float[Tensor, " finding"],
+) -> Float[Tensor, " labelled"]:
+    """Binary cross entropy of each labelled entry, row by row.
+
+    Args:
+        logits: of the finding being there.
+        labels: 1, 0, or NaN for an entry that is left out.
+        positive_weight: factor of the positive entries of each finding.
+    """
+    is_labelled = ~labels.isnan()
+    return binary_cross_entropy_with_logits(
+        logits.to(labels.dtype)[is_labelled],
+        labels[is_labelled],
+        pos_weight=positive_weight.to(labels.dtype).expand_as(labels)[is_labelled],
+        reduction="none",
+    )
+
+
+def _described_encoder(init_from: str | None) -> RegionEncoder:
+    """An encoder such as the source describes, with weights of its own."""
+    described = None if init_from is None else image_encoder_weights(init_from).config
+    if described is None:
+        source = "" if init_from is None else f" ({init_from} does not describe its encoder)"
+        raise ValueError(
+            "model: give image_encoder (class_path and init_args; weights: null to start from nothing), or init_from "
+            f"with a checkpoint or an exported folder, which describe theirs{source}"
+        )
+    return build_part(described, RegionEncoder)

@@ -1,0 +1,235 @@
+"""Labelled images: what labels become, whose labels are used, and what is refused before training."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from medclip_dcl.data.labelled import LabelledDataModule, draw_patients
+from medclip_dcl.data.transforms import load_grey, to_input
+from medclip_dcl.findings import CHEXPERT
+from medclip_dcl.prepared import PreparedDataError, write_table
+
+FINDINGS = ("Pneumonia", "Edema", "Fracture")
+
+
+@pytest.fixture(scope="module")
+def labelled_set(small_set, tmp_path_factory) -> Path:
+    """`small_set` with labels of every kind, in no order; the last validate study is wholly blank."""
+    folder = shutil.copytree(small_set, tmp_path_factory.mktemp("labelled") / "set")
+    labels = pd.read_parquet(folder / "labels.parquet")
+    generator = np.random.default_rng(5)
+    values = generator.choice([1.0, 0.0, -1.0, np.nan], size=(len(labels), len(CHEXPERT)))
+    labels[list(CHEXPERT)] = values
+    labels.loc[labels["study_id"] == 5031, list(CHEXPERT)] = np.nan
+    write_table(labels.sample(frac=1, random_state=0), folder / "labels.parquet", "labels")
+    return folder
+
+
+def datamodule(folder: Path, findings=FINDINGS, frozen=False, **options: Any) -> LabelledDataModule:
+    defaults: dict[str, Any] = {"image_size": 40, "crop_size": 32, "batch_size": 8, "num_workers": 0}
+    data = LabelledDataModule(str(folder), **(defaults | options))
+    model: Any = SimpleNamespace(findings=findings, frozen=frozen)
+    data.trainer = SimpleNamespace(lightning_module=model)  # type: ignore[assignment]
+    return data
+
+
+def served(data: LabelledDataModule) -> dict[str, list[float]]:
+    """Labels of every image of an epoch, by dicom_id; a left-out entry is 9."""
+    data.setup("fit")
+    return {
+        dicom_id: row
+        for batch in data.train_dataloader()
+        for dicom_id, row in zip(batch["dicom_id"], batch["labels"].nan_to_num(9.0).tolist(), strict=True)
+    }
+
+
+@pytest.mark.parametrize("uncertain", ["ones", "zeros", "ignore"])
+@pytest.mark.parametrize("blank", ["zeros", "ignore"])
+def test_labels_become_targets_by_the_policy(labelled_set, uncertain, blank):
+    data = datamodule(labelled_set, uncertain=uncertain, blank=blank, batch_size=1)
+    images = data.prepared.table("images").set_index("dicom_id")
+    labels = data.prepared.table("labels").set_index("study_id")
+    meant = {"ones": 1.0, "zeros": 0.0, "ignore": 9.0}
+    found = served(data)
+    expected = {}
+    for dicom_id in images.index[images["use"] == "train"]:
+        row = []
+        for finding in FINDINGS:
+            value = labels.loc[images.loc[dicom_id, "study_id"], finding]
+            row.append(meant[blank] if np.isnan(value) else meant[uncertain] if value == -1 else value)
+        if row != [9.0] * 3:
+            expected[dicom_id] = row
+    assert found == expected
+    assert len(expected) == 24 or "ignore" in (uncertain, blank)
+
+
+def test_a_study_that_nobody_labelled_is_not_taken_for_healthy(labelled_set):
+    data = datamodule(labelled_set, blank="zeros")
+    data.setup("fit")
+    ids = [dicom_id for batch in data.val_dataloader() for dicom_id in batch["dicom_id"]]
+    blank = data.prepared.table("images").query("study_id == 5031")["dicom_id"].item()
+    assert len(ids) == 7 and blank not in ids
+    assert blank not in set(data.evaluation("validate").images["dicom_id"])
+
+
+def test_fewer_patients_are_among_more_and_seeds_differ():
+    subjects = np.repeat(np.arange(200) * 7, 3)
+    drawn = {share: set(draw_patients(subjects, share, 4)) for share in (0.01, 0.1, 0.5, 1.0)}
+    assert [len(found) for found in drawn.values()] == [2, 20, 100, 200]
+    assert drawn[0.01] < drawn[0.1] < drawn[0.5] < drawn[1.0]
+    assert set(draw_patients(subjects[::-1], 0.1, 4)) == drawn[0.1]
+    assert set(draw_patients(subjects, 0.1, 5)) != drawn[0.1]
+    assert len(draw_patients(subjects[:6], 0.01, 0)) == 1
+
+
+def test_a_fraction_takes_all_images_of_some_patients_whatever_the_policy(labelled_set):
+    ids = {}
+    choices: dict[str, dict[str, Any]] = {
+        "half": {"label_fraction": 0.5},
+        "most": {"label_fraction": 0.8, "seed": 3},
+        "other policy": {"label_fraction": 0.5, "uncertain": "ones"},
+        "other seed": {"label_fraction": 0.5, "label_seed": 1},
+    }
+    for name, options in choices.items():
+        ids[name] = set(served(datamodule(labelled_set, ("Edema",), batch_size=1, **options)))
+    data = datamodule(labelled_set)
+    train = data.prepared.table("images").query("use == 'train'").set_index("dicom_id")
+    patients = set(train.loc[list(ids["other policy"]), "subject_id"])
+    assert len(patients) == 6 and set(train.index[train["subject_id"].isin(patients)]) == ids["other policy"]
+    assert ids["half"] < ids["other policy"] and ids["half"] < ids["most"]
+    assert ids["other seed"] != ids["half"]
+
+
+def test_fewer_images_than_a_batch_are_one_batch(labelled_set):
+    data = datamodule(labelled_set, ("Edema",), label_fraction=0.5, uncertain="zeros", batch_size=64)
+    with pytest.warns(UserWarning, match="batch_size 64 is more than the 12 labelled training images"):
+        data.setup("fit")
+    assert [len(batch["labels"]) for batch in data.train_dataloader()] == [12]
+
+
+def test_crops_are_drawn_by_epoch_and_validation_sees_whole_images(labelled_set):
+    data = datamodule(labelled_set, cache_images=True)
+    data.setup("fit")
+    loader = data.train_dataloader()
+    sampler: Any = loader.sampler
+
+    def by_image(epoch: int) -> dict[str, torch.Tensor]:
+        sampler.set_epoch(epoch)
+        return {
+            i: image for batch in loader for i, image in zip(batch["dicom_id"], batch["images"], strict=True)
+        }
+
+    first, again, later = by_image(0), by_image(0), by_image(1)
+    assert first.keys() == again.keys() and all(torch.equal(first[i], again[i]) for i in first)
+    assert not any(torch.equal(first[i], later[i]) for i in first.keys() & later.keys())
+    assert next(iter(first.values())).shape == (3, 32, 32)
+    batch = next(iter(data.val_dataloader()))
+    path = data.prepared.table("images").set_index("dicom_id")["path"][batch["dicom_id"][0]]
+    assert torch.equal(batch["images"][0], to_input(load_grey(data.prepared.image_file(path), 40)))
+
+
+def test_evaluation_is_of_the_labels_as_they_are_on_the_official_test_split(labelled_set):
+    data = datamodule(labelled_set, uncertain="ones", blank="ignore")
+    tables = data.evaluation("test")
+    images = data.prepared.table("images")
+    expected = images.query("official_split == 'test'")
+    assert set(tables.images["dicom_id"]) == set(expected["dicom_id"]) and len(tables.images) == 6
+    labels = data.prepared.table("labels").set_index("study_id")
+    study = images.set_index("dicom_id")["study_id"]
+    assert len(tables.labels) == 6 * 3
+    for dicom_id, finding, label in tables.labels[["dicom_id", "finding", "label"]].to_numpy().tolist():
+        value = labels.loc[study[dicom_id], finding]
+        assert label == value or (np.isnan(label) and np.isnan(value))
+    with pytest.raises(ValueError, match='stage must be "validate" or "test", got \'train\''):
+        data.evaluation("train")
+
+
+def test_a_grounding_image_of_the_official_test_split_is_tested(labelled_set, tmp_path):
+    folder = shutil.copytree(labelled_set, tmp_path / "set")
+    images = pd.read_parquet(folder / "images.parquet")
+    moved = images["use"] == "test"
+    write_table(
+        images.assign(use=images["use"].mask(moved, "grounding")), folder / "images.parquet", "images"
+    )
+    assert len(datamodule(folder).evaluation("test").images) == 6
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"uncertain": "mean"}, "data.uncertain must be one of ones, zeros, ignore, got 'mean'"),
+        ({"blank": "ones"}, "data.blank must be one of zeros, ignore, got 'ones'"),
+        ({"label_fraction": 0.0}, r"data.label_fraction must lie in \(0, 1\], got 0.0"),
+        ({"label_fraction": 1.5}, r"data.label_fraction must lie in \(0, 1\], got 1.5"),
+        ({"crop_size": 600}, r"data.crop_size 600 must lie in \[1, image_size = 512\], or be null"),
+        ({"contrast": 1.0}, r"data.contrast must lie in \[0, 1\), got 1.0"),
+    ],
+)
+def test_refusals_at_construction(small_set, options, message):
+    with pytest.raises(ValueError, match=message):
+        LabelledDataModule(str(small_set), **options)
+
+
+def test_findings_without_a_class_are_named(labelled_set):
+    data = datamodule(labelled_set, FINDINGS, label_fraction=0.01, label_seed=2, blank="ignore", batch_size=1)
+    with pytest.raises(PreparedDataError) as error:
+        data.setup("fit")
+    message = str(error.value)
+    assert "data.label_fraction 0.01, label_seed 2" in message and "raise label_fraction" in message
+    labels = data._all_targets("train")
+    patient = draw_patients(labels.subject_ids, 0.01, 2)
+    rows = labels.labels[torch.from_numpy(labels.subject_ids == patient)]
+    for finding, column in zip(FINDINGS, rows.T, strict=True):
+        for kind, value in (("positive", 1.0), ("negative", 0.0)):
+            assert (f"{finding} (no {kind} one)" in message) == (value not in column.tolist())
+
+
+def test_weights_of_positive_cases_are_negatives_over_positives(labelled_set):
+    data = datamodule(labelled_set, label_fraction=0.8, uncertain="zeros")
+    data.setup("fit")
+    labels = data._targets("train").labels
+    for weight, column in zip(data.positive_weight().tolist(), labels.T.tolist(), strict=True):
+        assert weight == pytest.approx(column.count(0.0) / column.count(1.0))
+    assert data.positive_weight().unique().numel() > 1
+
+
+def test_a_linear_probe_refuses_what_would_vary_its_images(labelled_set):
+    whole = {"crop_size": None, "brightness": 0.0, "contrast": 0.0}
+    datamodule(labelled_set, frozen=True, **whole).setup("fit")
+    for option in ({"crop_size": 32}, {"brightness": 0.1}, {"contrast": 0.1}):
+        with pytest.raises(
+            ValueError, match="set data.crop_size: null, data.brightness: 0 and data.contrast: 0"
+        ):
+            datamodule(labelled_set, frozen=True, **(whole | option)).setup("fit")
+
+
+def test_refusals_at_setup(labelled_set, tmp_path):
+    folder = shutil.copytree(labelled_set, tmp_path / "set")
+    (folder / "labels.parquet").unlink()
+    with pytest.raises(
+        PreparedDataError, match="no table labels.parquet; made by: python -m data_prep.mimic_cxr"
+    ):
+        datamodule(folder).setup("fit")
+    labels = pd.read_parquet(labelled_set / "labels.parquet")
+    empty = labels.assign(**dict.fromkeys(CHEXPERT, np.nan))
+    write_table(empty, folder / "labels.parquet", "labels")
+    with pytest.raises(PreparedDataError, match="labels.parquet has no CheXpert label of any training image"):
+        datamodule(folder).setup("fit")
+    with pytest.raises(PreparedDataError, match="has no labelled test images to evaluate a classifier on"):
+        datamodule(folder).evaluation("test")
+    write_table(labels, folder / "labels.parquet", "labels")
+    images = pd.read_parquet(folder / "images.parquet")
+    moved = images.assign(subject_id=images["subject_id"].where(images["use"] != "test", 100))
+    write_table(moved, folder / "images.parquet", "images")
+    with pytest.raises(
+        PreparedDataError, match="1 patients stand both in training and in evaluation .first: 100."
+    ):
+        datamodule(folder).setup("fit")

@@ -1,0 +1,432 @@
+"""A classifier by the command line: its run folder, its numbers, their intervals, the report, comparisons, resuming."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import yaml
+from sklearn.metrics import average_precision_score, roc_auc_score
+
+from data_prep import mimic_cxr
+from medclip_dcl.cli import main
+from medclip_dcl.encoders.image import ResNetRegions
+from medclip_dcl.evaluation.compare import compare, write_comparison
+from medclip_dcl.evaluation.finding_classification import FindingClassification
+from medclip_dcl.evaluation.intervals import (
+    Predictions,
+    bootstrap_intervals,
+    bootstrap_numbers,
+    patient_draws,
+    weighted_average_precision,
+)
+from medclip_dcl.evaluation.report import render
+from medclip_dcl.findings import CHEXPERT
+from medclip_dcl.models.classifier import Classifier
+from medclip_dcl.prepared import write_table
+
+ROOT = Path(__file__).resolve().parents[2]
+FINDINGS = ("Edema", "Fracture", "Support Devices")
+
+
+@pytest.fixture(scope="module")
+def labelled_set(small_set, tmp_path_factory) -> Path:
+    """`small_set` with ten test images, of which nine are labelled; Fracture has one positive test case."""
+    folder = shutil.copytree(small_set, tmp_path_factory.mktemp("labelled") / "set")
+    images = pd.read_parquet(folder / "images.parquet")
+    images.loc[images["use"] == "grounding", "official_split"] = "test"
+    write_table(images, folder / "images.parquet", "images")
+    labels = pd.read_parquet(folder / "labels.parquet")
+    generator = np.random.default_rng(8)
+    labels[list(CHEXPERT)] = generator.choice(
+        [1.0, 0.0, -1.0, np.nan], (len(labels), len(CHEXPERT)), p=[0.4, 0.4, 0.1, 0.1]
+    )
+    is_test = labels["study_id"].isin(images.loc[images["official_split"] == "test", "study_id"])
+    labels.loc[is_test, "Edema"] = [1, 0, 0, 1, 1, -1, np.nan, 0, 1, np.nan]
+    labels.loc[is_test, "Fracture"] = [0, 0, 1, 0, 0, 0, 0, 0, -1, np.nan]
+    labels.loc[is_test, "Support Devices"] = [1, np.nan, 1, 1, -1, np.nan, 1, np.nan, np.nan, np.nan]
+    labels.loc[labels["study_id"] == 5041, list(CHEXPERT)] = np.nan
+    write_table(labels, folder / "labels.parquet", "labels")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory) -> Path:
+    """A classifier's checkpoint of a small ResNet, as a source."""
+    torch.manual_seed(11)
+    file = tmp_path_factory.mktemp("source") / "source.ckpt"
+    model = Classifier(["Edema"], ResNetRegions(dim=5, stride=16))
+    model.network.mean.fill_(0.3)
+    content: dict[str, Any] = {"state_dict": model.state_dict()}
+    model.on_save_checkpoint(content)
+    torch.save(content, file)
+    return file
+
+
+def words(
+    run: Path, folder: Path, source: Path | None, *more: str, probe: bool = False, blank: str = "ignore"
+) -> list[str]:
+    """Arguments of a run of seconds."""
+    callback = {
+        "class_path": "medclip_dcl.evaluation.FindingClassification",
+        "init_args": {"min_cases": 2, "blank": blank},
+    }
+    own = run.parent / f"{run.name}.yaml"
+    own.parent.mkdir(parents=True, exist_ok=True)
+    own.write_text(yaml.safe_dump({"trainer": {"callbacks": [callback]}}))
+    files = ["finetune", *(["linear_probe"] if probe else [])]
+    return [
+        *(word for name in files for word in ("--config", str(ROOT / f"configs/{name}.yaml"))),
+        "--config", str(own),
+        "--run_folder", str(run),
+        "--trainer.max_epochs", "3",
+        "--trainer.enable_progress_bar", "false",
+        "--trainer.log_every_n_steps", "1",
+        "--trainer.precision", "32-true",
+        "--trainer.accelerator", "cpu",
+        "--model.init_args.findings", json.dumps(FINDINGS),
+        *([] if source is None else ["--model.init_args.init_from", str(source)]),
+        "--data.init_args.folder", str(folder),
+        "--data.init_args.image_size", "32",
+        "--data.init_args.batch_size", "8",
+        "--data.init_args.num_workers", "0",
+        *([] if probe else ["--data.init_args.crop_size", "24"]),
+        *more,
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tuned(labelled_set, encoder, tmp_path_factory) -> Path:
+    """A fine-tuned run, tested where its source is gone, and predicted."""
+    run, source = tmp_path_factory.mktemp("runs") / "tuned", tmp_path_factory.mktemp("gone") / "source.ckpt"
+    shutil.copy(encoder, source)
+    main(["fit", *words(run, labelled_set, source, "--model.init_args.balanced", "true")])
+    source.unlink()
+    for command in ("test", "predict"):
+        main([command, "--config", str(run / "config.yaml")])
+    return run
+
+
+@pytest.fixture(scope="module")
+def probed(labelled_set, encoder, tmp_path_factory) -> Path:
+    run = tmp_path_factory.mktemp("runs") / "probe"
+    main(["fit", *words(run, labelled_set, encoder, probe=True)])
+    main(["test", "--config", str(run / "config.yaml")])
+    return run
+
+
+def results(run: Path) -> dict[str, Any]:
+    return json.loads((run / "results.json").read_text(encoding="utf-8"))
+
+
+def test_a_run_folder_of_a_classifier(tuned):
+    names = {path.name for path in tuned.iterdir()}
+    assert names == {
+        "config.yaml", "data.json", "checkpoints", "metrics.csv", "fit.json", "results.json", "predictions", "figures",
+        "initial_weights.json",
+    }  # fmt: skip
+    assert {path.name for path in (tuned / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
+    metrics = pd.read_csv(tuned / "metrics.csv")
+    assert metrics["train/loss"].count() == 9 and metrics["validate/auc"].count() == 3
+    assert {
+        "validate/average_precision",
+        "validate/acc",
+        "validate/loss",
+        "validate/auc_support_devices",
+    } <= set(metrics)
+    assert (metrics["train/encoder_learning_rate"].dropna() < metrics["train/learning_rate"].dropna()).all()
+
+
+def test_the_best_checkpoint_is_that_of_the_best_auc(tuned):
+    aucs = pd.read_csv(tuned / "metrics.csv")["validate/auc"].dropna().tolist()
+    best = torch.load(tuned / "checkpoints/best.ckpt", weights_only=True)
+    assert best["global_step"] == 3 * (1 + aucs.index(max(aucs)))
+    assert results(tuned)["checkpoint"]["file"] == "checkpoints/best.ckpt"
+
+
+def test_numbers_are_scikit_learns_of_the_predictions(tuned, labelled_set):
+    found, cases = results(tuned), pd.read_parquet(tuned / "predictions/finding_classification.parquet")
+    metrics = found["metrics"]["finding_classification"]
+    edema = cases[cases["finding"] == "Edema"]
+    assert edema["label"].tolist() == [1, 0, 0, 1, 1, 0, 1] and cases["dicom_id"].nunique() == 9
+    expected = {
+        "auc": roc_auc_score(edema["label"], edema["logit"]),
+        "average_precision": average_precision_score(edema["label"], edema["logit"]),
+        "acc": ((edema["logit"] > 0) == (edema["label"] == 1)).mean(),
+    }
+    nothing = {"auc": None, "average_precision": None, "acc": None}
+    assert metrics["by_finding"]["Edema"] == pytest.approx(expected)
+    assert metrics["by_finding"]["Fracture"] == metrics["by_finding"]["Support Devices"] == nothing
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected) and metrics[
+        "n_findings"
+    ] == 1
+    assert found["counts"]["finding_classification"]["by_finding"]["Fracture"] == {
+        "positives": 1,
+        "negatives": 7,
+    }
+    notes = found["notes"]["finding_classification"]
+    assert (
+        "Fracture: no number from 1 positive and 7 negative cases; at least 2 of each are needed" in notes[0]
+    )
+    model = Classifier.load_from_checkpoint(tuned / "checkpoints/best.ckpt")
+    assert model.network.image_size == 32 and (model.positive_weight != 1).any()
+    patients = pd.read_parquet(labelled_set / "images.parquet").set_index("dicom_id")["subject_id"]
+    assert (patients[cases["dicom_id"]].to_numpy() == cases["subject_id"]).all()
+
+
+def test_a_blank_may_be_a_negative_case(labelled_set, tuned, tmp_path):
+    run = shutil.copytree(tuned, tmp_path / "run")
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["trainer"]["callbacks"][0]["init_args"]["blank"] = "zeros"
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    main(["test", "--config", str(run / "config.yaml"), "--run_folder", str(run)])
+    found = results(run)
+    counts = found["counts"]["finding_classification"]["by_finding"]
+    # The wholly blank study is no case of anything.
+    assert counts["Support Devices"] == {"positives": 4, "negatives": 4}
+    assert counts["Edema"] == {"positives": 4, "negatives": 4}
+    assert found["metrics"]["finding_classification"]["by_finding"]["Support Devices"]["auc"] is not None
+
+
+def test_predictions_are_probabilities_of_the_tested_images(tuned):
+    found = pd.read_parquet(tuned / "predictions/finding_probabilities.parquet")
+    cases = pd.read_parquet(tuned / "predictions/finding_classification.parquet")
+    assert len(found) == 9 * 3
+    merged = cases.merge(found, on=["dicom_id", "finding"], suffixes=("", "_predicted"))
+    assert len(merged) == len(cases)
+    assert merged["logit_predicted"].to_numpy() == pytest.approx(merged["logit"].to_numpy(), abs=1e-5)
+    assert found["probability"].to_numpy() == pytest.approx(1 / (1 + np.exp(-found["logit"])), abs=1e-6)
+
+
+def test_a_probe_keeps_the_encoder_and_starts_from_the_checkpoint(probed, encoder):
+    source = torch.load(encoder, weights_only=True)["state_dict"]
+    for name in ("best", "last"):
+        state = torch.load(probed / f"checkpoints/{name}.ckpt", weights_only=True)["state_dict"]
+        own = {key for key in state if key.startswith("network.image_encoder.")}
+        assert len(own) > 60
+        for key in own:
+            assert torch.equal(state[key], source[key]), key
+        assert not (state["network.feature_std"] == 1).any()
+    assert "train/encoder_learning_rate" not in pd.read_csv(probed / "metrics.csv")
+
+
+def test_intervals_have_every_number(tuned):
+    found = bootstrap_intervals(tuned, n_draws=60)
+    metrics = results(tuned)["metrics"]["finding_classification"]
+    for name in ("auc", "average_precision", "acc"):
+        one = found[f"finding_classification/by_finding/Edema/{name}"]
+        assert one.value == pytest.approx(metrics["by_finding"]["Edema"][name], abs=1e-6)
+        assert one.value is not None and one.low is not None and one.high is not None
+        assert one.low <= one.value <= one.high
+        assert found[f"finding_classification/by_finding/Fracture/{name}"].value is None
+        assert found[f"finding_classification/{name}"].value == one.value
+
+
+def test_weighted_average_precision_is_that_of_repeated_cases():
+    generator = np.random.default_rng(0)
+    patient = np.sort(generator.integers(0, 12, 40))
+    scores = np.round(generator.normal(size=40), 1)
+    positive = generator.random(40) < 0.3
+    counts = patient_draws(12, 50, seed=3)
+    counts[7] = patient_draws(12, 1, 0)[1] * ~np.isin(np.arange(12), patient[positive])
+    found = weighted_average_precision(counts, patient, scores, positive)
+    assert np.isnan(found[7])
+    for draw, times in enumerate(counts):
+        rows = np.repeat(np.arange(40), times[patient].astype(int))
+        if positive[rows].any():
+            assert found[draw] == pytest.approx(average_precision_score(positive[rows], scores[rows])), draw
+
+
+def test_draws_agree_with_a_loop_over_repeated_rows():
+    generator = np.random.default_rng(1)
+    rows = [
+        (f"i{i}", i // 2, finding, int(generator.random() < 0.4), round(generator.normal(), 1))
+        for finding in FINDINGS
+        for i in range(30)
+    ]
+    cases = pd.DataFrame(rows, columns=["dicom_id", "subject_id", "finding", "label", "logit"])
+    numbers = bootstrap_numbers(Predictions({"finding_classification": cases}, min_cases=3), 40, seed=2)
+    counts = patient_draws(15, 40, 2)
+    for draw in (0, 1, 17, 40):
+        averages = []
+        for finding in FINDINGS:
+            of_finding = cases[cases["finding"] == finding]
+            drawn = of_finding.loc[
+                of_finding.index.repeat(counts[draw][of_finding["subject_id"]].astype(int))
+            ]
+            expected = {
+                "auc": roc_auc_score(drawn["label"], drawn["logit"]),
+                "average_precision": average_precision_score(drawn["label"], drawn["logit"]),
+                "acc": ((drawn["logit"] > 0) == (drawn["label"] == 1)).mean(),
+            }
+            averages.append(expected)
+            for name, value in expected.items():
+                path = f"finding_classification/by_finding/{finding}/{name}"
+                assert numbers[path][draw] == pytest.approx(value), (path, draw)
+        for name in averages[0]:
+            mean = np.mean([found[name] for found in averages])
+            assert numbers[f"finding_classification/{name}"][draw] == pytest.approx(mean)
+
+
+def test_the_report_shows_the_findings_and_nothing_that_a_classifier_lacks(tuned):
+    html = render(tuned)
+    for title in ("AUC", "average precision", "accuracy"):
+        assert f"Classification of findings, {title}" in html
+    assert "4 / 3" in html and "Fracture: no number" in html and "validate AUC" in html
+    for other in ("Zero-shot", "Table 1", "untrained", "class_probability", "Heat maps", "MedR"):
+        assert other not in html, other
+
+
+def test_two_classifiers_are_compared_by_finding(tuned, probed, tmp_path):
+    comparison = compare([tuned, probed], baseline="probe", n_draws=60)
+    markdown = write_comparison(comparison, tmp_path)
+    assert "Classification of findings, average precision" in markdown and "tuned − probe" in markdown
+    expected, baseline = (results(run)["metrics"]["finding_classification"]["auc"] for run in (tuned, probed))
+    found = comparison.differences["tuned"]["finding_classification/auc"].value
+    assert found == pytest.approx(expected - baseline, abs=1e-6)
+
+
+@pytest.mark.parametrize("probe", [False, True])
+def test_an_interrupted_run_continues_without_its_source(labelled_set, encoder, tmp_path, probe):
+    source, run, whole = tmp_path / "source.ckpt", tmp_path / "run", tmp_path / "whole"
+    shutil.copy(encoder, source)
+    options = [] if probe else ["--model.init_args.frozen_steps", "4"]
+    main(["fit", *words(whole, labelled_set, source, *options, probe=probe)])
+
+    class Killed(Exception):
+        pass
+
+    def kill(self, *_: Any) -> None:
+        if self.current_epoch == 2:
+            raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Classifier, "on_train_epoch_start", kill)
+        with pytest.raises(Killed):
+            main(["fit", *words(run, labelled_set, source, *options, probe=probe)])
+    source.unlink()
+    main(["fit", *words(run, labelled_set, source, *options, probe=probe)])
+    a, b = (torch.load(x / "checkpoints/last.ckpt", weights_only=True)["state_dict"] for x in (whole, run))
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
+    first, second = (pd.read_csv(x / "metrics.csv")["train/loss"].dropna().tolist() for x in (whole, run))
+    assert first == second and len(first) == 9
+    network = Classifier.load_from_checkpoint(run / "checkpoints/last.ckpt").network
+    assert network.mean.flatten().tolist() == pytest.approx([0.3] * 3)
+
+
+def test_a_run_from_nothing_on_one_finding(labelled_set, tmp_path):
+    more = ["--model.init_args.image_encoder", "medclip_dcl.encoders.image.ResNetRegions"]
+    more += ["--model.init_args.image_encoder.init_args.stride", "16", "--trainer.max_epochs", "1"]
+    main(
+        [
+            "fit",
+            *words(tmp_path / "run", labelled_set, None, *more, "--model.init_args.findings", '["Edema"]'),
+        ]
+    )
+    assert Classifier.load_from_checkpoint(tmp_path / "run/checkpoints/best.ckpt").findings == ("Edema",)
+
+
+def error_of(arguments: list[str], capsys) -> str:
+    with pytest.raises(SystemExit) as error:
+        main(arguments)
+    assert error.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_errors_come_without_a_traceback_and_say_what_to_do(labelled_set, encoder, tmp_path, capsys):
+    run = tmp_path / "run"
+    for more, message in (
+        (["--model.init_args.findings", '["Oedema"]'], "'Oedema' is no column of CheXpert's labels"),
+        (
+            ["--model.init_args.frozen", "true"],
+            "set encoder_learning_rate: null, layer_decay: 1.0 and frozen_steps: 0",
+        ),
+        (["--model.init_args.init_from", "gone.ckpt"], "gone.ckpt"),
+        (
+            ["--data.init_args.label_fraction", "0.01", "--data.init_args.blank", "ignore"],
+            "do not tell what to learn of",
+        ),
+    ):
+        assert message in error_of(["fit", *words(run, labelled_set, encoder, *more)], capsys)
+        shutil.rmtree(run, ignore_errors=True)
+    folder = shutil.copytree(labelled_set, tmp_path / "set")
+    (folder / "labels.parquet").unlink()
+    assert "has no table labels.parquet" in error_of(["fit", *words(run, folder, encoder)], capsys)
+
+
+def test_a_checkpoint_of_another_kind_is_refused_with_the_remedy(tuned, small_bert, tmp_path, capsys):
+    from medclip_dcl.encoders.text import BertSentences
+    from medclip_dcl.network import ImageTextNetwork
+
+    network = ImageTextNetwork(ResNetRegions(dim=5, stride=16), BertSentences(str(small_bert), dim=5), None)
+    network.save_pretrained(tmp_path / "exported")
+    message = error_of(
+        ["test", "--config", str(tuned / "config.yaml"), "--ckpt_path", str(tmp_path / "exported")], capsys
+    )
+    assert "exported is of an image-text model, this configuration of a classifier" in message
+    assert "give it as model.init_args.init_from" in message
+
+
+def test_options_of_the_evaluation():
+    with pytest.raises(ValueError, match="min_cases must be at least 1: found 0"):
+        FindingClassification(min_cases=0)
+    with pytest.raises(ValueError, match="blank must be one of ignore, zeros: found 'ones'"):
+        FindingClassification(blank="ones")
+
+
+def test_two_processes_find_what_one_finds(labelled_set, encoder, tuned, probed, tmp_path):
+    """Training, validation and test in two processes; odd numbers of images."""
+    for name, one in (("tuned", tuned), ("probe", probed)):
+        two = tmp_path / name
+        more = ["--trainer.devices", "2", "--trainer.strategy", "ddp_spawn"]
+        options = ["--model.init_args.balanced", "true"] if name == "tuned" else []
+        # BatchNorm sees half a batch in each process: only the frozen encoder trains as in one.
+        if name == "probe":
+            main(["fit", *words(two, labelled_set, encoder, *options, *more, probe=True)])
+            a, b = (
+                torch.load(run / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
+                for run in (one, two)
+            )
+            for key in a:
+                torch.testing.assert_close(a[key], b[key], rtol=1e-4, atol=1e-5, msg=key)
+            curves = [pd.read_csv(run / "metrics.csv") for run in (one, two)]
+            for column in ("train/loss", "validate/loss", "validate/auc", "validate/average_precision"):
+                a, b = (curve[column].dropna().tolist() for curve in curves)
+                assert a == pytest.approx(b, abs=1e-5), column
+        else:
+            shutil.copytree(one, two)
+        main(["test", "--config", str(one / "config.yaml"), "--run_folder", str(two), *more])
+        a, b = (pd.read_parquet(run / "predictions/finding_classification.parquet") for run in (one, two))
+        pd.testing.assert_frame_equal(a, b, rtol=1e-3, atol=1e-4)
+        assert results(two)["timings"]["processes"] == 2
+        assert results(one)["counts"] == results(two)["counts"]
+
+
+def test_real_x_rays_with_real_labels(real_data, encoder, tmp_path):
+    """Probe and fine-tuning on real images in MIMIC-CXR's layout; the test is what the release's labels allow."""
+    source = real_data / "real_cxr"
+    boxes = source / "MS_CXR_Local_Alignment_v1.0.0.json"
+    mimic_cxr.main(
+        ["--source", str(source), "--output", str(tmp_path / "set"), "--ms_cxr", str(boxes), "--size", "64"]
+    )
+    labels = pd.read_parquet(tmp_path / "set/labels.parquet")
+    images = pd.read_parquet(tmp_path / "set/images.parquet")
+    train = images.query("use == 'train'").merge(labels, on="study_id")
+    findings = [f for f in CHEXPERT if (train[f] == 1).any() and ((train[f] == 0) | train[f].isna()).any()]
+    assert findings
+    for probe in (False, True):
+        run = tmp_path / f"run{probe}"
+        more = ["--model.init_args.findings", json.dumps(findings[:3])]
+        main(["fit", *words(run, tmp_path / "set", encoder, *more, probe=probe, blank="zeros")])
+        main(["test", "--config", str(run / "config.yaml")])
+        found = results(run)
+        assert found["dataset"]["phantom"] is False
+        assert found["counts"]["finding_classification"]["images"] > 0
+        assert "patient data" in render(run)
