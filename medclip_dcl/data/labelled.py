@@ -223,22 +223,25 @@ class LabelledDataModule(ImagesDataModule):
         if self._train is None:
             raise RuntimeError("call setup('fit') first")
         sampler = EpochSampler(len(self._train.dicom_ids), self._batch_size, self.seed)
-        sampler.set_epoch(self.first_epoch)
-        own = self._batch_size // sampler.num_replicas
-        return self._target_loader("train", sampler, own, augmented=True)
+        dataset, options = self._served("train", self._batch_size // sampler.num_replicas)
+        return self.training_loader(dataset, sampler, drop_last=True, **options)
 
     def val_dataloader(self) -> DataLoader:
+        dataset, options = self._served("validate", self.batch_size)
         sampler = ShardSampler(len(self._targets("validate").dicom_ids))
-        return self._target_loader("validate", sampler, self.batch_size, augmented=False)
+        return DataLoader(dataset, sampler=sampler, **options)
 
-    def _target_loader(self, use: str, sampler: Any, batch_size: int, augmented: bool) -> DataLoader:
-        targets, drops = self._targets(use), use == "train"
+    def _served(self, use: str, batch_size: int) -> tuple[Dataset, dict[str, Any]]:
+        """Examples of "train", which are varied, or of "validate", and the options of their loader."""
+        targets = self._targets(use)
         if self._model().frozen:
-            of_features = FeatureExamples(self.features(use), targets)
-            return DataLoader(of_features, batch_size, sampler=sampler, collate_fn=_as_it_is, drop_last=drops)
-        varied = (self.crop_size, self.brightness, self.contrast) if augmented else None
+            return FeatureExamples(self.features(use), targets), {
+                "batch_size": batch_size,
+                "collate_fn": _as_it_is,
+            }
+        varied = (self.crop_size, self.brightness, self.contrast) if use == "train" else None
         examples = ImageExamples(self._cached(targets.dicom_ids), targets, varied, self.seed)
-        return self._loader(examples, sampler, batch_size, examples.collate, drop_last=drops)
+        return examples, self._loader_options(batch_size, examples.collate)
 
     # Evaluation
 

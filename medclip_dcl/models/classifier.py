@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from pytorch_lightning import LightningModule
+from pytorch_lightning import Callback, LightningModule
 from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
@@ -28,6 +28,7 @@ from medclip_dcl.findings import CHEX5
 from medclip_dcl.formats import CHECKPOINT, drop_hyper_parameters
 from medclip_dcl.initial_weights import TakenOver, image_encoder_weights, take_over
 from medclip_dcl.models.optimisation import adamw_warmup_cosine, parameter_groups
+from medclip_dcl.models.seeded_batches import seeded_batches
 from medclip_dcl.network import build_part, load_exactly
 from medclip_dcl.weight_files import read_checkpoint
 
@@ -136,6 +137,10 @@ class Classifier(LightningModule):
         if self.encoder_is_frozen:
             self.network.image_encoder.eval()
         return self
+
+    def configure_callbacks(self) -> list[Callback]:
+        """What an encoder draws in training is a function of (seed, epoch, batch, process)."""
+        return seeded_batches(self)
 
     def setup(self, stage: str) -> None:
         """The network takes over the size at which the datamodule shows whole images."""
