@@ -13,7 +13,7 @@ import torch
 from jaxtyping import UInt8
 from torch.utils.data import DataLoader, Dataset
 
-from medclip_dcl.data.samplers import EpochDataModule, ShardSampler, require_whole_batches
+from medclip_dcl.data.samplers import EpochDataModule, ShardSampler, require_whole_batches, worker_options
 from medclip_dcl.data.transforms import centre_crop, load_grey, to_input
 from medclip_dcl.distributed import rank_and_size
 from medclip_dcl.prepared import PreparedDataError, PreparedSet
@@ -201,13 +201,7 @@ class ImagesDataModule(EpochDataModule):
         return DataLoader(dataset, sampler=sampler, **self._loader_options(batch_size, collate))
 
     def _loader_options(self, batch_size: int | None, collate: Any) -> dict[str, Any]:
-        return {
-            "batch_size": batch_size,
-            "num_workers": self.num_workers,
-            "collate_fn": collate,
-            "persistent_workers": self.num_workers > 0,
-            "pin_memory": torch.cuda.is_available(),
-        }
+        return {"batch_size": batch_size, "collate_fn": collate, **worker_options(self.num_workers)}
 
 
 def check_augmentation(brightness: float, contrast: float) -> None:

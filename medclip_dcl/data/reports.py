@@ -16,7 +16,13 @@ from torch.utils.data import DataLoader, Dataset
 from transformers import BertTokenizer
 
 from medclip_dcl.data.masking import SPECIAL_TOKENS, Masking
-from medclip_dcl.data.samplers import EpochDataModule, ShardSampler, TrainingOrder, require_whole_batches
+from medclip_dcl.data.samplers import (
+    EpochDataModule,
+    ShardSampler,
+    TrainingOrder,
+    require_whole_batches,
+    worker_options,
+)
 from medclip_dcl.distributed import gather_objects, rank_and_size
 from medclip_dcl.encoders.masked_language import IGNORED
 from medclip_dcl.encoders.pretrained import load_tokenizer, resolve_folder, word_pieces
@@ -185,12 +191,7 @@ class ReportsDataModule(EpochDataModule):
 
     def _loader_options(self) -> dict[str, Any]:
         # The sampler's elements are whole batches: Lightning would break up a batch sampler on several devices.
-        return {
-            "batch_size": None,
-            "num_workers": self.num_workers,
-            "persistent_workers": self.num_workers > 0,
-            "pin_memory": torch.cuda.is_available(),
-        }
+        return {"batch_size": None, **worker_options(self.num_workers)}
 
 
 class LengthSampler(TrainingOrder):

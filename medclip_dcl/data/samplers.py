@@ -6,14 +6,18 @@ devices.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import torch
 from pytorch_lightning import LightningDataModule
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from medclip_dcl.distributed import rank_and_size
+
+_SECONDS_AFTER_SIGTERM = 30
 
 
 class TrainingOrder(DistributedSampler):
@@ -50,6 +54,31 @@ class ResumableLoader(DataLoader):
         """Nothing to do: `EpochDataModule.training_loader` made it begin where the run begins."""
 
 
+def worker_options(num_workers: int) -> dict[str, Any]:
+    """Options of a DataLoader with so many processes, which outlast a signal that asks training to stop."""
+    return {
+        "num_workers": num_workers,
+        "persistent_workers": num_workers > 0,
+        "pin_memory": torch.cuda.is_available(),
+        "worker_init_fn": outlast_stop_signals,
+    }
+
+
+def outlast_stop_signals(worker: int) -> None:
+    """Let a loader's process live on for a while when a terminal or a batch system signals all processes at once.
+
+    Else its death would end training before the step is done and the checkpoint written. Of a SIGTERM it dies a little
+    later, because that is also how a parent ends its children.
+    """
+    for number in (signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _die_later)
+
+
+def _die_later(number: int, frame: Any) -> None:
+    signal.alarm(_SECONDS_AFTER_SIGTERM)
+
+
 class EpochDataModule(LightningDataModule):
     """A datamodule that knows which epoch, and which of its batches, a resumed run begins with.
 
@@ -74,6 +103,7 @@ class EpochDataModule(LightningDataModule):
             **options: of torch's DataLoader.
         """
         sampler.start_at(self.first_epoch, self.first_batch)
+        options.setdefault("worker_init_fn", outlast_stop_signals)
         return ResumableLoader(dataset, sampler=sampler, **options)
 
     def state_dict(self) -> dict[str, int]:

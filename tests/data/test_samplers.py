@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
+import os
+import signal
+import time
 
-from medclip_dcl.data.samplers import EpochSampler, ShardSampler
+import numpy as np
+import pytest
+from torch.utils.data import DataLoader
+
+from medclip_dcl.data.reports import LengthSampler
+from medclip_dcl.data.samplers import EpochSampler, ShardSampler, worker_options
 
 
 def ranks(monkeypatch, kind, size, *args):
@@ -49,3 +56,38 @@ def test_errors(monkeypatch):
     monkeypatch.setattr("medclip_dcl.data.samplers.rank_and_size", lambda: (0, 3))
     with pytest.raises(ValueError, match="batch_size 4 .* must be a multiple of their number, 3"):
         EpochSampler(10, 4, 0)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("done", [0, 2, 5])
+def test_an_epoch_that_begins_in_its_middle_is_the_rest_of_it(monkeypatch, rank, done):
+    """The other epochs, and the number of batches that Lightning counts, stay as they are."""
+    monkeypatch.setattr("medclip_dcl.data.samplers.rank_and_size", lambda: (rank, 2))
+    lengths = np.arange(31) % 7 + 3
+    for order, elements in ((EpochSampler(31, 6, 3), 3), (LengthSampler(lengths, 6, 3), 1)):
+        order.set_epoch(4)
+        whole = list(order)
+        order.start_at(4, done)
+        assert list(order) == list(order) == whole[done * elements :], "each time anew"
+        assert len(order) == len(whole)
+        order.set_epoch(5)
+        assert len(list(order)) == len(whole)
+
+
+class Slow:
+    """Examples that take a while."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> int:
+        time.sleep(0.2)
+        return os.getpid() if index == 0 else index
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1, signal.SIGTERM])
+def test_loader_processes_outlast_a_signal_to_all(number):
+    """A terminal's Ctrl-C and a batch system's signals reach them too, while training finishes its step."""
+    loader = iter(DataLoader(Slow(), batch_size=None, **worker_options(1)))  # type: ignore[arg-type]
+    os.kill(next(loader), number)
+    assert list(loader) == [1, 2, 3, 4, 5]
