@@ -66,16 +66,22 @@ class MedclipCLI(LightningCLI):
 
     def __init__(self, args: list[str] | None = None) -> None:
         self.exported: Path | None = None
-        super().__init__(
-            LightningModule,
-            LightningDataModule,
-            subclass_mode_model=True,
-            subclass_mode_data=True,
-            save_config_callback=None,
-            auto_configure_optimizers=False,
-            seed_everything_default=0,
-            args=args,
-        )
+        self.has_claimed = False
+        try:
+            super().__init__(
+                LightningModule,
+                LightningDataModule,
+                subclass_mode_model=True,
+                subclass_mode_data=True,
+                save_config_callback=None,
+                auto_configure_optimizers=False,
+                seed_everything_default=0,
+                args=args,
+            )
+        except BaseException:
+            if self.has_claimed:
+                self.run.give_up_claim()
+            raise
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_argument(
@@ -148,7 +154,7 @@ class MedclipCLI(LightningCLI):
         if self.run.is_finished:
             raise FinishedRun(f"{self.run.folder} is finished: nothing to do")
         if getattr(rank_zero_only, "rank", 0) == 0:  # known from the environment before any process group
-            self.run.claim(self.config_dump, data)
+            self.has_claimed = self.run.claim(self.config_dump, data)
         resume = self.run.checkpoint_to_resume()
         if config.ckpt_path is None and resume is not None:
             rank_zero_info(f"continuing {self.run.folder} from {resume}")

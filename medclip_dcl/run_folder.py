@@ -23,6 +23,7 @@ from medclip_dcl.resuming import find_readable
 CONFIG_FILE = "config.yaml"
 FIT_FILE = "fit.json"
 INITIAL_WEIGHTS_FILE = "initial_weights.json"
+CLASS_PROBABILITY_FILE = "class_probability.parquet"
 METRICS_FILE = "metrics.csv"
 UNTRAINED_CHECKPOINT = "untrained.ckpt"
 
@@ -110,11 +111,27 @@ class RunFolder:
                 "choose another --run_folder, or delete this one to train again"
             )
 
-    def claim(self, config: Mapping[str, Any], data: Mapping[str, Any]) -> None:
-        """Write config.yaml and data.json unless they are there; one process calls it, after `check`."""
-        if not (self.folder / CONFIG_FILE).is_file():
-            write_json(data, self.folder / DATA_FILE)
-            write_text(yaml.safe_dump(dict(config), sort_keys=False), self.folder / CONFIG_FILE)
+    def claim(self, config: Mapping[str, Any], data: Mapping[str, Any]) -> bool:
+        """Write config.yaml and data.json unless they are there; one process calls it, after `check`.
+
+        Returns:
+            True if they were not.
+        """
+        if (self.folder / CONFIG_FILE).is_file():
+            return False
+        write_json(data, self.folder / DATA_FILE)
+        write_text(yaml.safe_dump(dict(config), sort_keys=False), self.folder / CONFIG_FILE)
+        return True
+
+    def give_up_claim(self) -> None:
+        """Take back what `claim` wrote, unless training has begun: the corrected command finds the folder free."""
+        if (self.folder / METRICS_FILE).exists() or any(self.checkpoints.glob("*.ckpt")):
+            return
+        for name in (CONFIG_FILE, DATA_FILE, INITIAL_WEIGHTS_FILE, CLASS_PROBABILITY_FILE):
+            (self.folder / name).unlink(missing_ok=True)
+        for folder in (self.checkpoints, self.folder):
+            if folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
 
     def finish(self, record: Mapping[str, Any]) -> None:
         """Write fit.json: the run has come to its end."""

@@ -91,6 +91,19 @@ def test_a_finished_run_is_left_alone(finished, small_set, small_bert):
     assert (finished / "checkpoints/last.ckpt").stat().st_mtime_ns == before
 
 
+def test_a_command_that_fails_before_training_leaves_the_folder_to_the_corrected_one(
+    tmp_path, small_set, small_bert, capsys
+):
+    wrong = ("--model.init_args.init_from", str(tmp_path / "nowhere.ckpt"))
+    for _ in range(2):
+        with pytest.raises(SystemExit):
+            main(["fit", *small(tmp_path / "run", small_set, small_bert, *wrong)])
+        assert "nowhere.ckpt" in capsys.readouterr().err
+        assert not (tmp_path / "run").exists()
+    main(["fit", *small(tmp_path / "run", small_set, small_bert, "--trainer.max_epochs", "1")])
+    assert (tmp_path / "run/fit.json").is_file()
+
+
 def test_another_run_in_the_same_folder_is_refused(finished, small_set, small_bert, capsys):
     more = ("--model.init_args.learning_rate", "0.5")
     with pytest.raises(SystemExit) as error:

@@ -13,8 +13,8 @@ from pytorch_lightning.utilities import rank_zero_info
 from medclip_dcl.data.image_text import ImageTextDataModule
 from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.prepared import write_parquet
+from medclip_dcl.run_folder import CLASS_PROBABILITY_FILE
 
-FILE = "class_probability.parquet"
 LEAST_MEDIAN, GREATEST_MEDIAN = 1e-4, 0.5
 
 
@@ -32,7 +32,7 @@ class ClassProbabilityTable(Callback):
             return
         if pl_module.class_probability.requires and trainer.is_global_zero:
             table = class_probability_table(pl_module, datamodule)
-            write_parquet(table, Path(trainer.default_root_dir) / FILE)
+            write_parquet(table, Path(trainer.default_root_dir) / CLASS_PROBABILITY_FILE)
             _report_quantiles(table["eta"])
 
 
