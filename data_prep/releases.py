@@ -185,16 +185,19 @@ def read_ms_cxr(file: Path) -> pd.DataFrame:
         frame[column] = frame[column].map(
             lambda text: " ".join(text.split()) if isinstance(text, str) else ""
         )
-    frame["subject_id"] = pd.to_numeric(frame["subject_id"]).fillna(0).astype("int64")
-    return frame
+    # Version 1.1.0 names the patient; 1.0.0 only has them in the image's path.
+    named = pd.to_numeric(frame["subject_id"], errors="coerce").where(
+        lambda number: number.between(1, 99_999_999)
+    )
+    frame["subject_id"] = named.fillna(pd.to_numeric(_patient_of(frame["path"]))).fillna(0).astype("int64")
+    return frame.drop(columns="path")
 
 
 def _ms_cxr_csv(file: Path) -> pd.DataFrame:
-    frame = _read_table(file, _MS_CXR_COLUMNS, other_columns=("path",))
+    frame = _read_table(file, _MS_CXR_COLUMNS, other_columns=("path", "subject_id"))
     frame = frame.rename(columns={"category_name": "category", "label_text": "phrase"})
     frame["box_id"] = [f"row {row} {dicom_id}" for row, dicom_id in enumerate(frame["dicom_id"], start=1)]
-    frame["subject_id"] = _patient_of(frame.get("path", pd.Series("", frame.index)))
-    return frame
+    return frame.assign(**{name: "" for name in ("path", "subject_id") if name not in frame})
 
 
 def _ms_cxr_json(file: Path) -> pd.DataFrame:
@@ -207,6 +210,7 @@ def _ms_cxr_json(file: Path) -> pd.DataFrame:
                 f"annotation {box['id']} {Path(images[box['image_id']]['file_name']).stem}",
                 Path(images[box["image_id"]]["file_name"]).stem,
                 images[box["image_id"]].get("path", ""),
+                images[box["image_id"]].get("subject_id", ""),
                 categories[box["category_id"]],
                 box["label_text"],
                 *_four(box["bbox"]),
@@ -230,6 +234,7 @@ def _ms_cxr_json(file: Path) -> pd.DataFrame:
         "box_id",
         "dicom_id",
         "path",
+        "subject_id",
         "category",
         "phrase",
         "x",
@@ -239,9 +244,7 @@ def _ms_cxr_json(file: Path) -> pd.DataFrame:
         "image_width",
         "image_height",
     ]
-    frame = pd.DataFrame(rows, columns=columns)
-    frame["subject_id"] = _patient_of(frame["path"])
-    return frame
+    return pd.DataFrame(rows, columns=columns)
 
 
 def _four(box: Any) -> tuple[Any, Any, Any, Any]:

@@ -181,6 +181,26 @@ def test_boxes_are_the_same_from_json_and_csv(tmp_path: Path) -> None:
         assert read_ms_cxr(tmp_path / file)[columns].to_numpy().tolist() == [expected]
 
 
+def test_version_1_1_0_of_the_boxes_names_their_patients(tmp_path: Path) -> None:
+    header, row = CSV.splitlines()
+    newer = f"{header},split,subject_id,study_id\n{row},val,10000007,50000001\n"
+    (tmp_path / "boxes.csv").write_text(newer)
+    assert read_ms_cxr(tmp_path / "boxes.csv")["subject_id"].tolist() == [10000007]
+    coco = {**COCO, "images": [{**COCO["images"][0], "subject_id": 10000007}]}
+    (tmp_path / "boxes.json").write_text(json.dumps(coco))
+    assert read_ms_cxr(tmp_path / "boxes.json")["subject_id"].tolist() == [10000007]
+    # What is no patient's number is looked up in the path.
+    (tmp_path / "boxes.json").write_text(json.dumps(coco).replace("10000007", '"p10000007"'))
+    assert read_ms_cxr(tmp_path / "boxes.json")["subject_id"].tolist() == [10000001]
+
+
+def test_version_2_1_0_of_the_images_keeps_the_names_of_its_tables(tmp_path: Path) -> None:
+    folder = write(tmp_path)
+    # Its only new table: other labels of test studies, of no use here.
+    (folder / "mimic-cxr-2.1.0-test-set-labeled.csv").write_text("study_id,Edema\n50000001,1.0\n")
+    assert find_release(folder).name == "mimic-cxr-2.0.0"
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
