@@ -19,6 +19,11 @@ from medclip_dcl.prepared import TABLES, USES
 Reject = tuple[str, str, str]
 """Kind (image, report, box), id, reason: a row of rejects.csv."""
 
+CHEX5_CASES = ("all", "balanced")
+"""Which of the exact labels become cases: all of them, or as many with a finding as without it."""
+
+DAMAGED_SPLIT = "the official split keeps patients apart, so the split table is damaged: download it again"
+
 
 def select_boxes(
     boxes: pd.DataFrame, release_images: pd.DataFrame, images: pd.DataFrame
@@ -107,8 +112,12 @@ def decide_use(
     return use.rename("use")
 
 
-def require_disjoint_patients(images: pd.DataFrame) -> None:
+def require_disjoint_patients(images: pd.DataFrame, advice: str = DAMAGED_SPLIT) -> None:
     """Check that no patient has two uses, except test beside grounding.
+
+    Args:
+        images: subject_id, use.
+        advice: what to do, for the message.
 
     Raises:
         ReleaseError: some have; the official split cannot do this, so the split file is damaged.
@@ -121,12 +130,11 @@ def require_disjoint_patients(images: pd.DataFrame) -> None:
     if len(mixed):
         raise ReleaseError(
             f"{len(mixed):,} of {len(purposes):,} patients stand both in training and in evaluation, or in two "
-            f"parts of the evaluation (first: patient {mixed.index[0]}, in {mixed.iloc[0]}); the "
-            "official split keeps patients apart, so the split table is damaged: download it again"
+            f"parts of the evaluation (first: patient {mixed.index[0]}, in {mixed.iloc[0]}); {advice}"
         )
 
 
-def chex5_table(images: pd.DataFrame, labels: pd.DataFrame) -> pd.DataFrame:
+def chex5_table(images: pd.DataFrame, labels: pd.DataFrame, cases: str = "all") -> pd.DataFrame:
     """Labels of the five findings where they are exactly 1 or 0, for test and validate images (SSD, section 3.2).
 
     Images of the official test split have use "test" even where they also serve grounding.
@@ -134,6 +142,8 @@ def chex5_table(images: pd.DataFrame, labels: pd.DataFrame) -> pd.DataFrame:
     Args:
         images: with official_split and use.
         labels: from `study_labels`.
+        cases: from `CHEX5_CASES`; "balanced" leaves out, of each use and finding, the surplus of the commoner label
+            (choice: those whose hashed dicom_id comes last, so that the draw depends on nothing else).
     """
     is_test = (images["official_split"] == "test") & images["use"].isin(["test", "grounding"])
     evaluated = images[is_test | (images["use"] == "validate")].copy()
@@ -142,11 +152,23 @@ def chex5_table(images: pd.DataFrame, labels: pd.DataFrame) -> pd.DataFrame:
         id_vars=["dicom_id", "use"], value_vars=list(CHEX5), var_name="finding", value_name="label"
     )
     long = long[long["label"].isin([0.0, 1.0])]
+    if cases == "balanced":
+        long = _balanced(long)
     order = {finding: place for place, finding in enumerate(CHEX5)}
     long = long.sort_values(
         ["finding", "dicom_id"], key=lambda column: column.map(order) if column.name == "finding" else column
     )
     return typed(long, "chex5")
+
+
+def _balanced(cases: pd.DataFrame) -> pd.DataFrame:
+    """As many cases of label 1 as of label 0 for each use and finding."""
+    draw = cases["dicom_id"].map(lambda name: hashlib.sha256(str(name).encode()).hexdigest())
+    groups = [cases["use"], cases["finding"]]
+    place = draw.groupby([*groups, cases["label"]]).rank(method="first")
+    positive = (cases["label"] == 1).groupby(groups).transform("sum")
+    negative = (cases["label"] == 0).groupby(groups).transform("sum")
+    return cases[place <= np.minimum(positive, negative)]
 
 
 def study_labels(images: pd.DataFrame, labels: pd.DataFrame) -> tuple[pd.DataFrame, int]:
@@ -221,13 +243,18 @@ def class_tables(
 def count(written: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
     """Numbers that describe a set, for dataset.json and for the user."""
     images, reports, chex5 = written["images"], written["reports"], written["chex5"]
+    people = written.get("studies", images)
     cases = chex5.groupby(["use", "finding", "label"]).size()
+    text_only = {}
+    if "studies" in written:
+        text_only["studies_by_use"] = {use: int((people["use"] == use).sum()) for use in USES}
     return {
+        **text_only,
         "images": len(images),
         "images_by_use": {use: int((images["use"] == use).sum()) for use in USES},
-        "patients": int(images["subject_id"].nunique()),
+        "patients": int(people["subject_id"].nunique()),
         "patients_grounding": int(images.loc[images["use"] == "grounding", "subject_id"].nunique()),
-        "studies": int(images["study_id"].nunique()),
+        "studies": int(people["study_id"].nunique()),
         "reports": int(reports["study_id"].nunique()),
         "reports_by_section": {
             str(section): int(studies.nunique())

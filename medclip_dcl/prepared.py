@@ -35,6 +35,7 @@ TABLES: dict[str, dict[str, str]] = {
         "height": "int64",
         "width": "int64",
     },
+    "studies": {"study_id": "int64", "subject_id": "int64", "official_split": "str", "use": "str"},
     "sentences": {"sentence_id": "int64", "text": "str", "n_reports": "int64"},
     "reports": {"study_id": "int64", "section": "str", "position": "int64", "sentence_id": "int64"},
     "labels": {"study_id": "int64", **dict.fromkeys(CHEXPERT, "float64")},

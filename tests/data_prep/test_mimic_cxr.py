@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from data_prep import mimic_cxr
+from data_prep import mimic_cxr, preparation
 from data_prep.mimic_cxr import Settings, prepare
 from data_prep.releases import ReleaseError
 from medclip_dcl.findings import CHEXPERT
@@ -238,14 +240,14 @@ def test_a_finished_set_is_left_as_it_is(raw: Path, capsys: pytest.CaptureFixtur
 def test_a_broken_run_is_finished(raw: Path, monkeypatch: pytest.MonkeyPatch, images_done: int) -> None:
     output = raw.parent / "set"
     prepare(settings(raw, output=raw.parent / "whole"))
-    made = mimic_cxr.image_files.prepare_image
+    made = preparation.image_files.prepare_image
 
-    def stops(job: mimic_cxr.image_files.Job) -> mimic_cxr.image_files.Outcome:
+    def stops(job: preparation.image_files.Job) -> preparation.image_files.Outcome:
         if len(list(output.rglob("*.jpg"))) == images_done:
             raise KeyboardInterrupt
         return made(job)
 
-    monkeypatch.setattr(mimic_cxr.image_files, "prepare_image", stops)
+    monkeypatch.setattr(preparation.image_files, "prepare_image", stops)
     with pytest.raises(KeyboardInterrupt):
         prepare(settings(raw))
     assert not (output / "dataset.json").exists()
@@ -278,7 +280,7 @@ def test_a_set_that_was_made_differently_is_not_overwritten(
     edit_boxes(raw, lambda content: content["annotations"].pop())
     with pytest.raises(PreparedDataError, match=r"\(boxes\.json has changed\)"):
         prepare(settings(raw))
-    monkeypatch.setattr(mimic_cxr, "FORMAT_VERSION", 99)
+    monkeypatch.setattr(preparation, "FORMAT_VERSION", 99)
     with pytest.raises(
         PreparedDataError, match=r"\(format version 1 there, this program writes version 99\)"
     ):
@@ -296,7 +298,7 @@ def test_an_unfinished_set_continues_only_with_its_own_options(
     assert [row[0] for row in rejects(raw.parent / "set")] == ["report", "report"]
     # No image was made yet: the options may still change.
     (raw / "away").rename(report_path(raw, 50000003))
-    monkeypatch.setattr(mimic_cxr, "write_table", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(preparation, "write_table", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         prepare(settings(raw, size=24))
     monkeypatch.undo()
@@ -419,6 +421,155 @@ def test_the_release_of_images_has_no_reports(raw: Path) -> None:
     (moved / "mimic-cxr-reports").rename(raw / "mimic-cxr-reports")
     prepare(settings(raw))
     assert all(content == contents(raw.parent / "set") for content in found)
+
+
+def zip_reports(raw: Path, archive: Path, prefix: str) -> None:
+    """Move the reports of the release into an archive."""
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
+        packed.mkdir(prefix or "files")
+        for file in sorted((raw / "files").rglob("*.txt")):
+            packed.write(file, prefix + str(file.relative_to(raw)))
+            file.unlink()
+
+
+@pytest.mark.parametrize("prefix", ["", "mimic-cxr-reports/"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_reports_are_read_from_their_archive(raw: Path, prefix: str, workers: int) -> None:
+    prepare(settings(raw))
+    archive = raw / "mimic-cxr-reports.zip"
+    zip_reports(raw, archive, prefix)
+    prepare(settings(raw, output=raw.parent / "packed", workers=workers))
+    assert contents(raw.parent / "packed") == contents(raw.parent / "set")
+    assert list(raw.rglob("*.txt")) == []
+    # Elsewhere, under another name; a report that lies unpacked beside it wins.
+    report_path(raw, 50000002).write_text(" IMPRESSION:  Unpacked.\n")
+    moved = archive.rename(raw.parent / "reports.zip")
+    prepare(settings(raw, output=raw.parent / "moved", reports=moved))
+    assert contents(raw.parent / "moved") == contents(raw.parent / "set")
+    moved.rename(archive)
+    prepare(settings(raw, output=raw.parent / "both"))
+    assert "Unpacked." in set(PreparedSet(raw.parent / "both").table("sentences")["text"])
+
+
+def test_a_damaged_report_archive_is_named(raw: Path) -> None:
+    archive = raw / "mimic-cxr-reports.zip"
+    zip_reports(raw, archive, "")
+    whole = archive.read_bytes()
+    archive.write_bytes(whole[:-40])
+    with pytest.raises(ReleaseError, match="is not a zip archive, or was not downloaded whole"):
+        prepare(settings(raw))
+    # A byte within the packed text of one report: its checksum no longer fits.
+    place = whole.index(b"s50000002.txt") + 30
+    archive.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+    prepare(settings(raw))
+    [[kind, name, reason]] = rejects(raw.parent / "set")
+    assert (kind, name) == ("report", "50000002")
+    assert reason.startswith("report cannot be read from mimic-cxr-reports.zip: ")
+
+
+def test_a_report_of_absurd_size_is_left_out(raw: Path) -> None:
+    archive = raw / "mimic-cxr-reports.zip"
+    report_path(raw, 50000002).write_text(" IMPRESSION:  " + "Clear. " * 1_000_000)
+    prepare(settings(raw))
+    zip_reports(raw, archive, "")
+    assert archive.stat().st_size < 100_000
+    prepare(settings(raw, output=raw.parent / "packed"))
+    for name in ("set", "packed"):
+        assert rejects(raw.parent / name) == [["report", "50000002", "report has more than 4,194,304 bytes"]]
+
+
+def test_a_source_of_links_is_read_and_never_written_to(raw: Path) -> None:
+    prepare(settings(raw))
+    # As on a cluster: the release elsewhere, read-only, each folder and each table a link.
+    linked = raw.parent / "linked"
+    linked.mkdir()
+    for entry in raw.iterdir():
+        (linked / entry.name).symlink_to(entry)
+    before = {file: file.stat().st_mtime_ns for file in [raw, *raw.rglob("*")]}
+    for path in before:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    try:
+        prepare(settings(linked, output=raw.parent / "from links"))
+    finally:
+        for path in before:
+            path.chmod(0o755)
+    assert contents(raw.parent / "from links") == contents(raw.parent / "set")
+    assert {file: file.stat().st_mtime_ns for file in [raw, *raw.rglob("*")]} == before
+
+
+def test_a_subset_holds_the_patients_of_its_folders(raw: Path) -> None:
+    # As after downloading nothing but files/p10.
+    shutil.rmtree(raw / "files" / "p20")
+    edit_boxes(raw, lambda content: content["images"][0].update(file_name=f"{dicom(12)}.jpg"))
+    prepare(settings(raw, subset=("p10",)))
+    prepared = PreparedSet(raw.parent / "set")
+    images = prepared.table("images")
+    assert set(images["subject_id"]) == {10000000 + n for n in (1, 2, 3, 4, 5, 6)}
+    # A box outside the subset is no reject, and counted.
+    assert rejects(prepared.folder) == []
+    counts = prepared.info["counts"]
+    assert (counts["boxes"], counts["boxes_outside_subset"]) == (2, 1)
+    # "In the release" is what was asked for; the release itself stands under its own name.
+    assert (counts["images_in_release"], counts["release"]["images"]) == (11, 12)
+    with pytest.raises(ReleaseError, match=r"--subset: .* has no patient in p11; its folders are p10, p20"):
+        prepare(settings(raw, output=raw.parent / "other", subset=("p10", "p11")))
+    with pytest.raises(PreparedDataError, match=r"\(subset: p10 there, none now\)"):
+        prepare(settings(raw))
+
+
+def test_a_limit_takes_whole_patients_of_each_use(raw: Path) -> None:
+    prepare(settings(raw, limit=1))
+    prepared = PreparedSet(raw.parent / "set")
+    use = prepared.table("images").set_index("dicom_id")["use"]
+    # The first patient of each use with all images; 10000005 has both a box and a test image, and is no test patient.
+    assert use.to_dict() == {
+        **{dicom(n): "train" for n in (1, 3, 4)},
+        dicom(5): "validate",
+        dicom(6): "test",
+        **{dicom(n): "grounding" for n in (7, 8)},
+    }
+    assert prepared.table("boxes")["phrase"].tolist() == ["effusion 7"]
+    assert rejects(prepared.folder) == []
+    assert prepared.info["counts"]["boxes_outside_subset"] == 2
+
+
+def test_a_set_from_before_an_option_counts_as_made_without_it(
+    raw: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepare(settings(raw))
+    file = raw.parent / "set" / "dataset.json"
+    info = json.loads(file.read_text())
+    for name in ("subset", "limit", "chex5"):
+        del info["options"][name]
+    file.write_text(json.dumps(info))
+    prepare(settings(raw))
+    assert "nothing to do" in capsys.readouterr().out
+    with pytest.raises(PreparedDataError, match=r"\(limit: none there, 2 now\)"):
+        prepare(settings(raw, limit=2))
+
+
+def test_balanced_cases_have_as_many_positives_as_negatives(raw: Path) -> None:
+    file = raw / "mimic-cxr-2.0.0-chexpert.csv.gz"
+    labels = pd.read_csv(file)
+    labels.loc[labels["study_id"] == 50000004, "Edema"] = 1  # two positive test images, one negative
+    labels.loc[labels["study_id"] == 50000007, "Edema"] = 0
+    table(file, labels)
+    found = {}
+    for cases in ("all", "balanced"):
+        output = raw.parent / cases
+        prepare(settings(raw, output=output, chex5=cases))
+        prepared = PreparedSet(output)
+        chex5 = prepared.table("chex5").query("finding == 'Edema' and use == 'test'")
+        found[cases] = chex5.set_index("dicom_id")["label"].to_dict()
+        assert prepared.info["counts"]["chex5"]["test"]["Edema"] == {
+            "yes": sum(found[cases].values()),
+            "no": 1,
+        }
+    assert found["all"] == {dicom(6): 1, dicom(9): 0, dicom(10): 1}
+    assert sorted(found["balanced"].values()) == [0, 1]
+    assert found["balanced"].items() < found["all"].items()
+    # A finding of one sign only has no balanced case: validate has one image.
+    assert "validate" not in set(PreparedSet(raw.parent / "balanced").table("chex5")["use"])
 
 
 @pytest.mark.parametrize(("number", "split"), [(4, "test"), (4, "validate"), (10, "train"), (10, "validate")])
@@ -567,7 +718,15 @@ def test_errors_of_the_command_are_one_line_and_status_2(raw: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--sections", "findings,history"), ("--size", "0"), ("--workers", "many")]
+    "arguments",
+    [
+        ("--sections", "findings,history"),
+        ("--size", "0"),
+        ("--workers", "many"),
+        ("--subset", "p10,10"),
+        ("--limit", "0"),
+        ("--rejected_share", "nan"),
+    ],
 )
 def test_wrong_options_are_named(
     raw: Path, arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
