@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import gzip
 import hashlib
+import io
 import json
 import re
 import zlib
@@ -105,18 +106,18 @@ def read_images(release: Release) -> pd.DataFrame:
         ReleaseError: a column is missing or holds what it should not, an image stands twice or in one table only, or
             the two tables disagree about its patient.
     """
-    metadata = _read_table(
+    metadata = read_table(
         release.metadata, ("dicom_id", "subject_id", "study_id", "ViewPosition", "Rows", "Columns")
     )
-    split = _read_table(release.split, ("dicom_id", "study_id", "subject_id", "split"))
+    split = read_table(release.split, ("dicom_id", "study_id", "subject_id", "split"))
     for file, frame in ((release.metadata, metadata), (release.split, split)):
-        _require(frame, "dicom_id", _matches(_DICOM_ID), "five groups of eight hex digits", file)
-        _require(frame, "subject_id", _matches(r"\d{8}"), "eight digits", file)
-        _require(frame, "study_id", _matches(r"\d{8}"), "eight digits", file)
-        _require(frame, "dicom_id", lambda column: ~column.duplicated(), "each image once", file)
+        require(frame, "dicom_id", matches(_DICOM_ID), "five groups of eight hex digits", file)
+        require(frame, "subject_id", matches(r"\d{8}"), "eight digits", file)
+        require(frame, "study_id", matches(r"\d{8}"), "eight digits", file)
+        require(frame, "dicom_id", lambda column: ~column.duplicated(), "each image once", file)
     for column in ("Rows", "Columns"):
-        _require(metadata, column, _matches(r"[1-9]\d{0,5}"), "a number of pixels", release.metadata)
-    _require(split, "split", lambda column: column.isin(SPLITS), " | ".join(SPLITS), release.split)
+        require(metadata, column, matches(r"[1-9]\d{0,5}"), "a number of pixels", release.metadata)
+    require(split, "split", lambda column: column.isin(SPLITS), " | ".join(SPLITS), release.split)
     _require_same_images(metadata, split, release)
     images = metadata.merge(split[["dicom_id", "split"]], on="dicom_id", validate="one_to_one")
     patient, study = images["subject_id"], images["study_id"]
@@ -142,11 +143,11 @@ def read_labels(release: Release) -> pd.DataFrame:
     Raises:
         ReleaseError: a column is missing, a value is none of these, or a study stands twice.
     """
-    frame = _read_table(release.labels, ("study_id", *CHEXPERT))
-    _require(frame, "study_id", _matches(r"\d{8}"), "eight digits", release.labels)
-    _require(frame, "study_id", lambda column: ~column.duplicated(), "each study once", release.labels)
+    frame = read_table(release.labels, ("study_id", *CHEXPERT))
+    require(frame, "study_id", matches(r"\d{8}"), "eight digits", release.labels)
+    require(frame, "study_id", lambda column: ~column.duplicated(), "each study once", release.labels)
     for finding in CHEXPERT:
-        _require(frame, finding, _matches(r"(?:-?1(?:\.0)?|0(?:\.0)?)?"), "1, 0, -1 or empty", release.labels)
+        require(frame, finding, matches(r"(?:-?1(?:\.0)?|0(?:\.0)?)?"), "1, 0, -1 or empty", release.labels)
         frame[finding] = pd.to_numeric(frame[finding].replace("", None)).astype("float64")
     return frame.astype({"study_id": "int64"})[["study_id", *CHEXPERT]]
 
@@ -194,7 +195,7 @@ def read_ms_cxr(file: Path) -> pd.DataFrame:
 
 
 def _ms_cxr_csv(file: Path) -> pd.DataFrame:
-    frame = _read_table(file, _MS_CXR_COLUMNS, other_columns=("path", "subject_id"))
+    frame = read_table(file, _MS_CXR_COLUMNS, other_columns=("path", "subject_id"))
     frame = frame.rename(columns={"category_name": "category", "label_text": "phrase"})
     frame["box_id"] = [f"row {row} {dicom_id}" for row, dicom_id in enumerate(frame["dicom_id"], start=1)]
     return frame.assign(**{name: "" for name in ("path", "subject_id") if name not in frame})
@@ -295,11 +296,11 @@ def read_truth(folder: Path) -> dict[str, pd.DataFrame] | None:
     }
     truth = {}
     for file, (name, types) in zip(files[1:], columns.items(), strict=True):
-        frame = _read_table(file, types)
+        frame = read_table(file, types)
         for column, kind in types.items():
             if kind != "object":
                 number = r"-?\d+" if kind == "int64" else r"[\d.]+(?:e-?\d+)?"
-                _require(frame, column, _matches(number), "a number", file)
+                require(frame, column, matches(number), "a number", file)
         truth[name] = frame.astype(types)
     return truth
 
@@ -310,44 +311,104 @@ def file_hash(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()[:16]
 
 
-def _read_table(file: Path, columns: Iterable[str], other_columns: Iterable[str] = ()) -> pd.DataFrame:
-    """Read the columns of a CSV file as text ("" where empty); `other_columns` may be missing."""
+def read_table(
+    file: Path,
+    columns: Iterable[str],
+    other_columns: Iterable[str] = (),
+    *,
+    advice: str = "download it again",
+    delimiter: str = ",",
+    encoding: str = "utf-8-sig",
+) -> pd.DataFrame:
+    """Read the columns of a CSV file as text ("" where empty), packed by gzip or not.
+
+    Args:
+        file: the table.
+        columns: those that must be there.
+        other_columns: those that may be missing.
+        advice: what to do about a damaged file, for the message.
+        delimiter: between two values.
+        encoding: of the text.
+
+    Raises:
+        ReleaseError: the file cannot be read, lacks a column, has one twice, or holds no row.
+    """
     wanted = [*columns]
     try:
-        with (
-            gzip.open(file, "rt", encoding="utf-8-sig", newline="")
-            if file.suffix == ".gz"
-            else file.open(encoding="utf-8-sig", newline="") as stream
-        ):
-            header = next(csv.reader(stream), [])
-        missing = [column for column in wanted if column not in header]
-        if missing:
-            raise ReleaseError(
-                f"{file} lacks the column{'s' if len(missing) > 1 else ''} {', '.join(missing)}; "
-                f"found {', '.join(header) or 'an empty file'}"
-            )
-        wanted += [column for column in other_columns if column in header]
-        frame = pd.read_csv(file, usecols=wanted, dtype=str, keep_default_na=False, encoding="utf-8-sig")
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error, pd.errors.ParserError) as error:
-        raise ReleaseError(f"{file} cannot be read ({error}); download it again") from error
-    if frame.empty:
-        raise ReleaseError(f"{file} holds no row; download it again")
-    return frame[wanted].apply(lambda column: column.str.strip())
+        with _open_text(file, encoding) as stream:
+            lines = csv.reader(stream, delimiter=delimiter, strict=True)
+            header = next(lines, [])
+            if missing := [column for column in wanted if column not in header]:
+                raise ReleaseError(
+                    f"{file} lacks the column{'s' if len(missing) > 1 else ''} {', '.join(missing)}; "
+                    f"found {', '.join(header) or 'an empty file'}"
+                )
+            wanted += [column for column in other_columns if column in header and column not in wanted]
+            if twice := [column for column in wanted if header.count(column) > 1]:
+                raise ReleaseError(f"{file} has the column {twice[0]} twice; {advice}")
+            places = [header.index(column) for column in wanted]
+            rows = []
+            for row in lines:
+                if len(row) == len(header):
+                    rows.append([row[place].strip() for place in places])
+                # A blank line is no row. A longer one would be shifted, or lose its end.
+                elif row:
+                    raise ReleaseError(
+                        f"{file}, line {lines.line_num}: {len(row)} values for {len(header)} columns (a value that "
+                        f"holds {delimiter!r} or a line break must stand in quotes); {advice}"
+                    )
+    except (OSError, EOFError, zlib.error, UnicodeError, csv.Error) as error:
+        raise ReleaseError(f"{file} cannot be read ({error}); {advice}") from error
+    if not rows:
+        raise ReleaseError(f"{file} holds no row; {advice}")
+    return pd.DataFrame(rows, columns=wanted, dtype=str)
 
 
-def _matches(pattern: str) -> Callable[[pd.Series], pd.Series]:
+def header_of(
+    file: Path, *, advice: str = "download it again", delimiter: str = ",", encoding: str = "utf-8-sig"
+) -> list[str]:
+    """The column names of a CSV file, packed by gzip or not.
+
+    Raises:
+        ReleaseError: the file cannot be read.
+    """
+    try:
+        with _open_text(file, encoding) as stream:
+            return next(csv.reader(stream, delimiter=delimiter, strict=True), [])
+    except (OSError, EOFError, zlib.error, UnicodeError, csv.Error) as error:
+        raise ReleaseError(f"{file} cannot be read ({error}); {advice}") from error
+
+
+def _open_text(file: Path, encoding: str) -> io.TextIOWrapper:
+    if file.suffix == ".gz":
+        return io.TextIOWrapper(gzip.open(file), encoding=encoding, newline="")
+    return file.open(encoding=encoding, newline="")
+
+
+def matches(pattern: str) -> Callable[[pd.Series], pd.Series]:
+    """Whether each whole value matches a regular expression, for `require`."""
     return lambda column: column.str.fullmatch(pattern)
 
 
-def _require(
-    frame: pd.DataFrame, column: str, holds: Callable[[pd.Series], pd.Series], expected: str, file: Path
+def require(
+    frame: pd.DataFrame,
+    column: str,
+    holds: Callable[[pd.Series], pd.Series],
+    expected: str,
+    file: Path,
+    advice: str = "download the file again",
 ) -> None:
+    """Check every value of a column.
+
+    Raises:
+        ReleaseError: names the first wrong value and how many there are.
+    """
     right = holds(frame[column]).astype(bool)
     if not right.all():
         first = frame.loc[~right, column].iloc[0]
         raise ReleaseError(
             f"{file}, column {column}: expected {expected}, found {str(first)[:60]!r} "
-            f"({int((~right).sum()):,} of {len(right):,} rows); download the file again"
+            f"({int((~right).sum()):,} of {len(right):,} rows); {advice}"
         )
 
 
