@@ -235,9 +235,8 @@ def _has_embeddings_of(file: Path, sentence_ids: Int[np.ndarray, " sentence"], m
 
 def _training_reports(prepared: PreparedSet) -> pd.DataFrame:
     """Rows of the table "reports" of the studies that are trained on."""
-    images, reports = prepared.table("images"), prepared.table("reports")
-    studies = images.loc[images["use"] == "train", "study_id"]
-    return reports[reports["study_id"].isin(studies)]
+    reports = prepared.table("reports")
+    return reports[reports["study_id"].isin(prepared.studies("train"))]
 
 
 def report_cosines(

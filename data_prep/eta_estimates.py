@@ -214,12 +214,11 @@ def count_sentences(prepared: PreparedSet) -> tuple[pd.DataFrame, dict[str, int]
     Raises:
         PreparedDataError: no validate report, or no training report.
     """
-    images, reports = prepared.table("images"), prepared.table("reports")
+    reports = prepared.table("reports")
     reports = reports[["study_id", "sentence_id"]].drop_duplicates()
     holding = {}
     for use in ("train", "validate"):
-        studies = images.loc[images["use"] == use, "study_id"]
-        holding[use] = reports[reports["study_id"].isin(studies)]
+        holding[use] = reports[reports["study_id"].isin(prepared.studies(use))]
         if holding[use].empty:
             raise PreparedDataError(
                 f"{prepared.folder} has no {use} reports; both train and validate are needed"

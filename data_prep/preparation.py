@@ -109,10 +109,9 @@ def prepare_set(settings: Settings, made_from: Mapping[str, Any], read: Callable
         return
     source = read()
     # The final uses are checked again; hours of image work should not pass before a damaged split is noticed.
-    for patients in (source.images, source.studies):
-        if patients is not None:
-            boxed = patients.assign(use=tables.decide_use(patients, source.grounding_patients, (), ()))
-            tables.require_disjoint_patients(boxed, source.advice)
+    patients = source.images if source.studies is None else source.studies.assign(dicom_id="")
+    use = tables.decide_use(patients, source.grounding_patients, (), ())
+    tables.require_disjoint_patients(patients.assign(use=use), source.advice)
     _remove_leftovers(settings.output)
     write_json(made_from, settings.output / _UNFINISHED)
     with worker_processes(settings.workers) as pool:
@@ -149,7 +148,8 @@ def _assemble(
     tables.require_disjoint_patients(images, source.advice)
     studies = images
     if source.studies is not None:
-        studies = source.studies.assign(use=tables.decide_use(source.studies, (), (), found.reasons))
+        studies = source.studies.assign(dicom_id="")
+        studies = studies.assign(use=tables.decide_use(studies, (), (), found.reasons))
         written["studies"] = tables.typed(studies, "studies")
     present = set(studies["study_id"])
     texts = {study: text for study, text in found.of_study.items() if study in present}

@@ -61,6 +61,7 @@ _MADE_BY = {
     "boxes": "python -m data_prep.mimic_cxr with --ms_cxr FILE",
     "classes": "python -m data_prep.mimic_cxr on a phantom release (only there the truth is known)",
     "image_classes": "python -m data_prep.mimic_cxr on a phantom release (only there the truth is known)",
+    "studies": "python -m data_prep.folder on a table without images",
     "log_p": "python -m data_prep.score_sentences --data SET --model FOLDER",
     "text_embedding": "python -m data_prep.embed_sentences --data SET --model FOLDER",
 }
@@ -111,6 +112,13 @@ def write_parquet(frame: pd.DataFrame, file: Path) -> None:
     temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
     frame.to_parquet(temporary, index=False)
     os.replace(temporary, file)
+
+
+def _read_parquet(file: Path) -> pd.DataFrame:
+    try:
+        return pd.read_parquet(file)
+    except (pa.ArrowException, OSError) as error:
+        raise PreparedDataError(f"{file}: not readable as Parquet ({error}); make the set again") from error
 
 
 class TextEmbedding(NamedTuple):
@@ -246,7 +254,7 @@ class PreparedSet:
     """A prepared data set, opened for reading.
 
     Args:
-        folder: what `data_prep.mimic_cxr` wrote.
+        folder: what `data_prep.mimic_cxr`, `folder` or `openi` wrote.
 
     Raises:
         PreparedDataError: the folder does not exist, holds no finished set, or one of another format version.
@@ -261,9 +269,12 @@ class PreparedSet:
                 state = "does not exist"
             raise PreparedDataError(
                 f"prepared data set {self.folder} {state}; make it with: "
-                f"python -m data_prep.mimic_cxr --source RAW --output {self.folder}"
+                f"python -m data_prep.mimic_cxr --source RAW --output {self.folder} (or data_prep.folder, openi)"
             )
-        self.info: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        try:
+            self.info: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise PreparedDataError(f"{file} is not JSON ({error}); prepare the set again") from error
         found = self.info.get("format_version")
         if found != FORMAT_VERSION:
             raise PreparedDataError(
@@ -292,10 +303,18 @@ class PreparedSet:
             if not file.is_file():
                 command = _MADE_BY.get(table, "python -m data_prep.mimic_cxr")
                 raise PreparedDataError(f"{self.folder} has no table {table}.parquet; made by: {command}")
-            frame = pd.read_parquet(file)
+            frame = _read_parquet(file)
             check_table(frame, table)
             self._tables[table] = frame
         return self._tables[table]
+
+    def studies(self, use: str) -> pd.Series:
+        """Numbers (study_id) of the studies of one use: of its images, or of its reports in a set of text alone."""
+        if self.has("studies"):
+            studies = self.table("studies")
+            return studies.loc[studies["use"] == use, "study_id"]
+        images = self.table("images")
+        return images.loc[images["use"] == use, "study_id"].drop_duplicates()
 
     def log_p(self, name: str | None = None) -> pd.DataFrame:
         """Sentence scores of one language model: columns sentence_id, n_tokens, log_p (natural logarithm).
@@ -307,7 +326,7 @@ class PreparedSet:
             PreparedDataError: no such file, none at all, several without a name, or sentences without a row.
         """
         file = self.log_p_file(name)
-        frame = pd.read_parquet(file)
+        frame = _read_parquet(file)
         check_table(frame, "log_p")
         self._require_all_sentences(frame["sentence_id"], file, "log_p", "score")
         return frame
@@ -369,7 +388,10 @@ class PreparedSet:
     @cached_property
     def patients_in_training_and_evaluation(self) -> list[int]:
         """Patients who stand both in training and in evaluation; training refuses a set with any."""
-        images = self.table("images")
-        train = set(images.loc[images["use"] == "train", "subject_id"])
-        held_out = set(images.loc[images["use"].isin(("validate", "test", "grounding")), "subject_id"])
-        return sorted(train & held_out)
+        shared: set[int] = set()
+        for table in ("images", "studies"):
+            if table == "images" or self.has(table):
+                of = self.table(table)
+                held_out = of.loc[of["use"].isin(("validate", "test", "grounding")), "subject_id"]
+                shared |= set(of.loc[of["use"] == "train", "subject_id"]) & set(held_out)
+        return sorted(shared)

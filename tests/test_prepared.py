@@ -184,6 +184,26 @@ def test_a_patient_in_training_and_evaluation_is_found(copy):
     assert PreparedSet(copy).patients_in_training_and_evaluation == [100]
 
 
+def test_the_studies_of_a_use_are_those_of_its_images(copy):
+    images = pd.read_parquet(copy / "images.parquet")
+    expected = images.loc[images["use"] == "train", "study_id"].tolist()
+    assert len(expected) == 24 and PreparedSet(copy).studies("train").tolist() == expected
+    # Two images of one study are one study.
+    write_table(pd.concat([images, images.iloc[:3]]), copy / "images.parquet", "images")
+    assert PreparedSet(copy).studies("train").tolist() == expected
+
+
+def test_files_that_are_damaged_are_named(copy):
+    (copy / "labels.parquet").write_bytes((copy / "labels.parquet").read_bytes()[:-9])
+    with pytest.raises(
+        PreparedDataError, match=r"labels\.parquet: not readable as Parquet .* make the set again"
+    ):
+        PreparedSet(copy).table("labels")
+    (copy / "dataset.json").write_text("{")
+    with pytest.raises(PreparedDataError, match=r"dataset\.json is not JSON .*; prepare the set again"):
+        PreparedSet(copy)
+
+
 def test_json_is_strict(tmp_path):
     with pytest.raises(ValueError):
         write_json({"auc": float("nan")}, tmp_path / "results.json")

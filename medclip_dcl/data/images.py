@@ -165,6 +165,11 @@ class ImagesDataModule(EpochDataModule):
     def _require_images_to_fit(self) -> None:
         """There are images to train on and to validate on, and no patient is in training and in evaluation."""
         images = self.prepared.table("images")
+        if images.empty:
+            raise PreparedDataError(
+                f"{self.folder} has no images: it holds reports alone, which serve language models, scores and "
+                "embeddings of sentences, but no model of images"
+            )
         both = self.prepared.patients_in_training_and_evaluation
         if both:
             raise PreparedDataError(

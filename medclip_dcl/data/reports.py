@@ -135,8 +135,7 @@ class ReportsDataModule(EpochDataModule):
 
     def _sentences(self, prepared: PreparedSet, use: str) -> list[tuple[int, str]]:
         """(sentence_id, text) of the use's reports: each mention, or each once in the order of sentence_id."""
-        images = prepared.table("images")
-        studies = images.loc[images["use"] == use, "study_id"].unique()
+        studies = prepared.studies(use)
         reports = prepared.table("reports")
         mentions = reports.loc[reports["study_id"].isin(studies), "sentence_id"].sort_values()
         if self.sampling == "distinct":
