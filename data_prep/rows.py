@@ -1,0 +1,290 @@
+"""From rows of image, text, patient and study to a `Source`: what `folder` and `openi` share after reading."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pandas as pd
+
+from data_prep import preparation, tables
+from data_prep.preparation import Source
+from data_prep.releases import SPLITS, ReleaseError
+from data_prep.reports import Report
+from data_prep.sections import Section
+from medclip_dcl.findings import CHEXPERT
+
+TEXTS = ("text", "findings", "impression")
+"""Columns of `rows_source` that hold text: a whole report, or its sections."""
+
+SHARES = (0.8, 0.1, 0.1)
+"""Of the patients, for train, validate and test, where a source has no split."""
+
+IDENTIFIERS = "identifiers.csv"
+"""In a prepared set: the source's names of patients and studies that are no whole numbers, and their numbers."""
+
+_SPLIT_NAMES = {
+    "train": ("train", "training"),
+    "validate": ("validate", "validation", "valid", "val", "dev"),
+    "test": ("test", "testing"),
+}
+_PATIENT_ADVICE = "put all rows of a patient into one split"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(preparation.Settings):
+    """Options that sources of rows share.
+
+    Attributes:
+        text_only: the set holds reports alone.
+        split_shares: of the patients, for train, validate and test; None where the source has a split, or for `SHARES`.
+        split_seed: of the draw; None where the source has a split, or for 0.
+    """
+
+    text_only: bool = False
+    split_shares: tuple[float, float, float] | None = None
+    split_seed: int | None = None
+
+    def split_options(self, has_split: bool) -> Any:
+        """What dataset.json says about the split.
+
+        Raises:
+            ReleaseError: the source has a split, and options say how to draw one.
+        """
+        if not has_split:
+            return {"shares": list(self.split_shares or SHARES), "seed": self.split_seed or 0}
+        if self.split_shares is not None or self.split_seed is not None:
+            raise ReleaseError(
+                "--split_shares and --split_seed draw a split, but the table has a column for it; leave them out, or "
+                "the column"
+            )
+        return "column"
+
+
+def rows_source(
+    rows: pd.DataFrame, settings: Settings, file: Path, source_counts: Mapping[str, Any]
+) -> Source:
+    """A source of rows.
+
+    Args:
+        rows: one for each image, or for each report without one; all text: image (path below ``images/`` of the set
+            without its ending; "" for none), file (of the original), patient, study, view, split ("" in all rows: it
+            is drawn), columns of `TEXTS`, and of `CHEXPERT` labels as floats.
+        settings: the options.
+        file: the table, for messages.
+        source_counts: "images_in_release", "images_not_frontal".
+
+    Raises:
+        ReleaseError: rows contradict one another, or a split has no patient.
+    """
+    _require_consistent(rows, file)
+    rows = rows.assign(split=_splits(rows, settings, file))
+    subject, names_of_patients = _numbers(rows["patient"], "patient")
+    study, names_of_studies = _numbers(rows["study"], "study")
+    rows = rows.assign(subject_id=subject, study_id=study).rename(columns={"split": "official_split"})
+    rows = rows.sort_values(["subject_id", "study_id", "image"], ignore_index=True)
+    rows = preparation.take_patients(rows, settings.limit, rows["official_split"])
+    images = rows[rows["image"] != ""].reset_index(drop=True)
+    rejects: list[tables.Reject] = []
+    studies = None
+    if settings.text_only:
+        studies = rows.drop_duplicates("study_id")[["study_id", "subject_id", "official_split"]]
+        images, wanted = images.iloc[:0], rows
+    else:
+        has_image = rows["study_id"].isin(images["study_id"])
+        alone = rows.loc[~has_image].drop_duplicates("study_id")
+        rejects = [("report", str(study), "its study has no image") for study in alone["study_id"]]
+        wanted = rows[has_image]
+        if images.empty:
+            raise ReleaseError(
+                f"{file}: no row has a frontal image; for a set of reports alone say --text_only"
+            )
+    reports = _reports(wanted)
+    identifiers = pd.concat([names_of_patients, names_of_studies])
+    return Source(
+        images=_image_table(images),
+        reports=reports,
+        n_reports=len(reports),
+        no_reports=f"{file}: no row has any text",
+        labels=_labels(rows),
+        studies=studies,
+        counts=source_counts,
+        rejects=rejects,
+        files={IDENTIFIERS: identifiers.to_csv(index=False, lineterminator="\n")} if len(identifiers) else {},
+        advice=_PATIENT_ADVICE,
+    )
+
+
+def _require_consistent(rows: pd.DataFrame, file: Path) -> None:
+    """What belongs to a study is the same in all its rows, where it is given; an image stands once."""
+    for column in ("patient", "study"):
+        if (rows[column] == "").any():
+            raise ReleaseError(
+                f"{file}: {int((rows[column] == '').sum()):,} rows name no {column}; every row needs one"
+            )
+    named = rows.loc[rows["image"] != "", "image"]
+    # A file cannot be where a folder must be: "a.png" beside "a.png/b.png".
+    folders = {str(parent) for image in named for parent in PurePosixPath(image).parents}
+    if named.duplicated().any() or folders & set(named):
+        first = next(iter([*named[named.duplicated()], *(folders & set(named))]))
+        raise ReleaseError(f"{file}: expected each image once, found {first!r} again")
+    for column in ("patient", "split", *TEXTS, *CHEXPERT):
+        if column in rows:
+            said = rows[(rows[column] != "") & rows[column].notna()]
+            differing = said.groupby("study")[column].nunique()
+            if (differing > 1).any():
+                raise ReleaseError(
+                    f"{file}: {int((differing > 1).sum()):,} studies have rows that disagree about {column} (first: "
+                    f"study {differing.index[differing > 1][0]}); rows of one study must agree"
+                )
+
+
+def split_names(column: pd.Series, file: Path) -> pd.Series:
+    """train, validate or test, by the names that are usual for them.
+
+    Raises:
+        ReleaseError: another name, or none.
+    """
+    known = {name: split for split, names in _SPLIT_NAMES.items() for name in names}
+    splits = column.str.lower().map(known)
+    if splits.isna().any():
+        raise ReleaseError(
+            f"{file}, split: expected {', '.join(SPLITS)} in every row, found {column[splits.isna()].iloc[0][:40]!r} "
+            f"({int(splits.isna().sum()):,} of {len(column):,} rows)"
+        )
+    return splits
+
+
+def _splits(rows: pd.DataFrame, settings: Settings, file: Path) -> pd.Series:
+    if (rows["split"] != "").any():
+        return rows["split"]
+    shares = settings.split_shares or SHARES
+    drawn = draw_split(rows["patient"], shares, settings.split_seed or 0)
+    for split, share in zip(SPLITS, shares, strict=True):
+        if share > 0 and not (drawn == split).any():
+            raise ReleaseError(
+                f"{file}: of {rows['patient'].nunique():,} patients none was drawn for {split}; give the table a "
+                "column split, or choose other --split_shares or another --split_seed"
+            )
+    return drawn
+
+
+def draw_split(patients: pd.Series, shares: Sequence[float], seed: int) -> pd.Series:
+    """Draw train, validate or test for each patient, by a hash of seed and name.
+
+    A patient's split depends on nothing else: it stays when the table grows.
+
+    Args:
+        patients: names.
+        shares: of train, validate, test; their sum is 1.
+        seed: another one gives another draw.
+    """
+    bounds = (shares[0], shares[0] + shares[1])
+
+    def draw(name: str) -> str:
+        place = int(hashlib.sha256(f"{seed} {name}".encode()).hexdigest()[:13], 16) / 16**13
+        return SPLITS[sum(place >= bound for bound in bounds)]
+
+    return patients.map({name: draw(name) for name in patients.unique()})
+
+
+def _numbers(names: pd.Series, kind: str) -> tuple[pd.Series, pd.DataFrame]:
+    """Names as whole numbers: themselves if all are such, else counted from 1 in the order of the names.
+
+    Returns:
+        the numbers; and the table of `IDENTIFIERS`, empty where the names are numbers.
+    """
+    distinct = sorted(set(names))
+    if all(re.fullmatch(r"0|[1-9][0-9]{0,17}", name) for name in distinct):
+        return names.astype("int64"), pd.DataFrame(columns=["kind", "name", "number"])
+    number = {name: place for place, name in enumerate(distinct, start=1)}
+    named = pd.DataFrame({"kind": kind, "name": distinct, "number": range(1, len(distinct) + 1)})
+    return names.map(number).astype("int64"), named
+
+
+def _image_table(images: pd.DataFrame) -> pd.DataFrame:
+    is_jpeg = images["image"].str.lower().str.endswith((".jpg", ".jpeg")).astype(bool)
+    path = images["image"].where(is_jpeg, images["image"] + ".jpg")
+    columns = ["dicom_id", "subject_id", "study_id", "view", "official_split", "path", "file"]
+    return images.assign(dicom_id=images["image"], path=path)[columns]
+
+
+def _reports(rows: pd.DataFrame) -> list[Report]:
+    """One report for each study, in the order of their numbers."""
+    names = [name for name in TEXTS if name in rows]
+    # Rows of a study agree, but for those that say nothing.
+    joined = rows.groupby("study_id", as_index=False)[names].max()
+    reports = []
+    for study, *texts in joined.itertuples(index=False):
+        if names == ["text"] and texts[0]:
+            reports.append(Report(int(study), content=texts[0].encode()))
+        else:
+            sections = [Section(*section) for section in zip(names, texts, strict=True) if section[1]]
+            reports.append(Report(int(study), sections=tuple(sections)))
+    return reports
+
+
+def _labels(rows: pd.DataFrame) -> pd.DataFrame:
+    """CheXpert columns of the studies that have any label column; what no row says is missing."""
+    given = [finding for finding in CHEXPERT if finding in rows]
+    if not given:
+        return pd.DataFrame({"study_id": pd.Series(dtype="int64"), **dict.fromkeys(CHEXPERT, math.nan)})
+    labels = rows.groupby("study_id", as_index=False)[given].max()
+    return labels.reindex(columns=["study_id", *CHEXPERT]).astype(dict.fromkeys(CHEXPERT, "float64"))
+
+
+def image_path(name: str, root: Path, file: Path) -> str:
+    """Path of an image below the images' folder, as named in a table.
+
+    Args:
+        name: relative to `root`, or absolute below it; "/" or "\\" between folders.
+        root: the images' folder.
+        file: the table, for messages.
+
+    Raises:
+        ReleaseError: the path leaves the folder, or is none.
+    """
+    path = PurePosixPath(name.replace("\\", "/"))
+    if path.is_absolute() and path.is_relative_to(root.absolute().as_posix()):
+        path = path.relative_to(root.absolute().as_posix())
+    # The prepared file has the same name, perhaps with .jpg at its end, and a temporary one before.
+    is_long = any(len(part.encode("utf-8", "replace")) > 200 for part in path.parts)
+    if path.is_absolute() or ".." in path.parts or not path.parts or is_long or not name.isprintable():
+        raise ReleaseError(
+            f"{file}: image {name[:80]!r} is not a path below {root}; expected paths relative to --images, without "
+            "'..' and with names of at most 200 bytes"
+        )
+    return str(path)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `Settings`."""
+    parser.add_argument(
+        "--text_only",
+        action="store_true",
+        help="a set of reports alone: for language models, scores and embeddings of sentences",
+    )
+    parser.add_argument(
+        "--split_shares",
+        type=_shares,
+        metavar="SHARES",
+        help="of the patients, for train,validate,test, where there is no split (0.8,0.1,0.1)",
+    )
+    parser.add_argument("--split_seed", type=int, metavar="SEED", help="of that draw (0)")
+    preparation.add_arguments(parser)
+
+
+def _shares(text: str) -> tuple[float, ...]:
+    try:
+        shares = tuple(float(share) for share in text.split(","))
+    except ValueError:
+        shares = ()
+    if len(shares) != 3 or not all(0 <= share <= 1 for share in shares) or not math.isclose(sum(shares), 1):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected three shares whose sum is 1, as in 0.8,0.1,0.1")
+    return shares

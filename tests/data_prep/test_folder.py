@@ -1,0 +1,374 @@
+"""A folder of images with a table: what its rows become, and what a table of reports alone serves."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from data_prep import folder as command
+from data_prep import score_sentences
+from data_prep.folder import Settings, prepare
+from data_prep.releases import ReleaseError
+from data_prep.rows import draw_split
+from medclip_dcl.data.image_text import ImageTextDataModule
+from medclip_dcl.data.reports import ReportsDataModule
+from medclip_dcl.findings import CHEXPERT
+from medclip_dcl.prepared import PreparedDataError, PreparedSet
+
+ROOT = Path(__file__).parents[2]
+
+# image, patient, study, view, split, Cardiomegaly, text
+ROWS = [
+    ("a/1.png", "Q-7", "first", "PA", "train", "", "FINDINGS: Lungs clear.\n\nIMPRESSION: Normal."),
+    ("a/1 side.png", "Q-7", "first", "LL", "train", "", ""),
+    ("a\\2.jpg", "Q-7", "second", "frontal", "Training", "1.0", "Heart is big, as before."),
+    ("b.tif", "R-1", "x", "ap", "val", "0", "Clear.No effusion."),
+    ("c", "R-2", "y", "AP", "TEST", "-1", "No effusion."),
+]
+COLUMNS = ["image", "patient", "study", "view", "split", "Cardiomegaly", "text"]
+
+
+def shade(root: Path, name: str, height: int = 23, width: int = 31) -> None:
+    file = root / name.replace("\\", "/")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    shades = np.linspace(0, 250, height * width).reshape(height, width).astype(np.uint8)
+    Image.fromarray(shades).save(file, format=None if file.suffix else "PNG")
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    for name, *_ in ROWS:
+        shade(tmp_path / "hospital", name)
+    return write(tmp_path / "hospital" / "table.csv", pd.DataFrame(ROWS, columns=COLUMNS))
+
+
+def write(file: Path, rows: pd.DataFrame) -> Path:
+    rows.to_csv(file, index=False)
+    return file
+
+
+def read(file: Path) -> pd.DataFrame:
+    return pd.read_csv(file, dtype=str, keep_default_na=False)
+
+
+def settings(table: Path, **changed: Any) -> Settings:
+    return Settings(**{"table": table, "output": table.parent.parent / "set", "size": 16, **changed})
+
+
+def rejects(prepared: PreparedSet) -> list[list[str]]:
+    return pd.read_csv(prepared.folder / "rejects.csv", dtype=str).to_numpy().tolist()
+
+
+def test_the_prepared_set_of_a_table(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prepare(settings(table))
+    prepared = PreparedSet(table.parent.parent / "set")
+    images = prepared.table("images").set_index("dicom_id")
+    # The lateral view is left out; the study keeps its number by name, 1: first, 2: second, 3: x, 4: y.
+    columns = ["subject_id", "study_id", "view", "official_split", "use", "path", "height", "width"]
+    assert images[columns].T.to_dict("list") == {
+        "a/1.png": [1, 1, "PA", "train", "train", "a/1.png.jpg", 23, 31],
+        "a/2.jpg": [1, 2, "frontal", "train", "train", "a/2.jpg", 23, 31],
+        "b.tif": [2, 3, "ap", "validate", "validate", "b.tif.jpg", 23, 31],
+        "c": [3, 4, "AP", "test", "test", "c.jpg", 23, 31],
+    }
+    for path in images["path"]:
+        with Image.open(prepared.image_file(path)) as image:
+            assert (image.format, image.size, image.mode) == ("JPEG", (16, 16), "L")
+    reports = prepared.table("reports").merge(prepared.table("sentences"), on="sentence_id")
+    said = reports.sort_values(["study_id", "position"])[["study_id", "section", "text"]]
+    assert said.to_numpy().tolist() == [
+        [1, "findings", "Lungs clear."],
+        [1, "impression", "Normal."],
+        [2, "last_paragraph", "Heart is big, as before."],
+        [3, "last_paragraph", "Clear."],
+        [3, "last_paragraph", "No effusion."],
+        [4, "last_paragraph", "No effusion."],
+    ]
+    labels = prepared.table("labels").set_index("study_id")
+    assert labels["Cardiomegaly"].to_dict() == {1: pytest.approx(np.nan, nan_ok=True), 2: 1, 3: 0, 4: -1}
+    assert labels[[name for name in CHEXPERT if name != "Cardiomegaly"]].isna().all(axis=None)
+    assert prepared.table("chex5").to_numpy().tolist() == [["b.tif", "Cardiomegaly", 0, "validate"]]
+    assert rejects(prepared) == []
+    assert read(prepared.folder / "identifiers.csv").to_numpy().tolist() == [
+        ["patient", "Q-7", "1"],
+        ["patient", "R-1", "2"],
+        ["patient", "R-2", "3"],
+        *(["study", name, str(place)] for place, name in enumerate(("first", "second", "x", "y"), start=1)),
+    ]
+    counts = prepared.info["counts"]
+    assert (counts["images_in_release"], counts["images_not_frontal"]) == (5, 1)
+    assert not prepared.is_phantom
+    said_to_user = capsys.readouterr()
+    assert "train 2, validate 1, test 1" in said_to_user.out
+    assert "Lungs clear" not in said_to_user.out + said_to_user.err
+    prepare(settings(table))
+    assert "nothing to do" in capsys.readouterr().out
+    with pytest.raises(PreparedDataError, match="views: PA,AP,FRONTAL there, LL now"):
+        prepare(settings(table, views=("LL",)))
+
+
+def test_columns_of_other_names_delimiter_and_encoding(table: Path) -> None:
+    prepare(settings(table))
+    rows = read(table).rename(columns={name: f"my {name}" for name in COLUMNS[:5]})
+    rows["my findings"], rows["Befund"] = "Größe unauffällig.", ""
+    other = table.with_name("other.csv")
+    other.write_text(rows.drop(columns="text").to_csv(index=False, sep=";"), encoding="latin-1")
+    names = {f"{name}_column": f"my {name}" for name in COLUMNS[:5]}
+    output = table.parent.parent / "other"
+    text = {"findings_column": "my findings", "impression_column": "Befund"}
+    prepare(settings(other, output=output, delimiter=";", encoding="latin-1", **names, **text))
+    prepared = PreparedSet(output)
+    assert prepared.table("sentences")["text"].tolist() == ["Größe unauffällig."]
+    assert set(prepared.table("reports")["section"]) == {"findings"}
+    for name in ("images", "labels"):
+        first = PreparedSet(table.parent.parent / "set").table(name)
+        pd.testing.assert_frame_equal(prepared.table(name), first)
+    with pytest.raises(
+        ReleaseError, match=r"other\.csv cannot be read .*codec can't decode.*; mend the table"
+    ):
+        prepare(settings(other, output=output / "x", delimiter=";", **names))
+
+
+def test_sections_are_chosen_where_they_have_columns(table: Path) -> None:
+    rows = read(table).rename(columns={"text": "findings"})
+    rows["impression"] = ["Normal.", "Normal.", "", "", "Normal."]
+    write(table, rows)
+    prepare(settings(table, sections=("impression",)))
+    prepared = PreparedSet(table.parent.parent / "set")
+    assert prepared.table("sentences")["text"].tolist() == ["Normal."]
+    assert set(prepared.table("reports")["study_id"]) == {1, 4}
+    assert [row[2] for row in rejects(prepared)] == [
+        "report has none of the chosen sections (impression)"
+    ] * 2
+
+
+def test_rows_without_study_or_split(table: Path) -> None:
+    rows = pd.DataFrame(
+        {"image": [f"{n}.png" for n in range(40)], "patient": [f"{n % 25}" for n in range(40)]}
+    )
+    rows["text"] = "Lungs clear."
+    for name in rows["image"]:
+        shade(table.parent, name)
+    write(table, rows)
+    prepare(settings(table))
+    images = PreparedSet(table.parent.parent / "set").table("images")
+    # Numbers stay what they are; each row is a study, by its place in the table.
+    assert images.set_index("dicom_id")["subject_id"].to_dict() == {f"{n}.png": n % 25 for n in range(40)}
+    assert images.set_index("dicom_id")["study_id"].to_dict() == {f"{n}.png": n + 1 for n in range(40)}
+    assert images.groupby("subject_id")["use"].nunique().max() == 1
+    assert set(images["use"]) == {"train", "validate", "test"}
+    assert not (table.parent.parent / "set" / "identifiers.csv").exists()
+    prepare(settings(table, output=table.parent.parent / "other", split_seed=1))
+    other = PreparedSet(table.parent.parent / "other").table("images")
+    assert (images["use"] != other["use"]).any()
+    with pytest.raises(PreparedDataError, match="made differently .split: "):
+        prepare(settings(table, split_seed=1))
+    write(table, rows.assign(split="train"))
+    with pytest.raises(
+        ReleaseError, match="--split_shares and --split_seed draw a split, but the table has a"
+    ):
+        prepare(settings(table, split_seed=1))
+    write(table, rows.assign(patient="1"))
+    with pytest.raises(ReleaseError, match="of 1 patients none was drawn for .*choose other --split_shares"):
+        prepare(settings(table, output=table.parent.parent / "third"))
+
+
+def test_a_drawn_split_has_its_shares_and_stays_when_the_table_grows() -> None:
+    patients = pd.Series([f"p{n}" for n in range(20_000)])
+    drawn = draw_split(patients, (0.7, 0.1, 0.2), 3)
+    shares = drawn.value_counts(normalize=True)
+    assert shares["train"] == pytest.approx(0.7, abs=0.01)
+    assert shares["test"] == pytest.approx(0.2, abs=0.01)
+    fewer = draw_split(patients[5000:7000].iloc[::-1], (0.7, 0.1, 0.2), 3)
+    assert (fewer == drawn[fewer.index]).all()
+    assert set(draw_split(patients[:50], (0.0, 1.0, 0.0), 3)) == {"validate"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda rows: rows.rename(columns={"patient": "name"}),
+            "lacks the column patient; found image, name, study.*name it by --patient_column",
+        ),
+        (
+            lambda rows: rows.rename(columns={"image": "file"}),
+            "lacks the column image.*name it by --image_column, or say --text_only",
+        ),
+        (
+            lambda rows: rows.drop(columns="text"),
+            "lacks the column text.*--text_column, or by --findings_column",
+        ),
+        (lambda rows: rows.assign(findings="x"), "a column text beside findings or impression; say which"),
+        (lambda rows: rows.assign(image="../" + rows["image"]), r"image '\.\./a/1\.png' is not a path below"),
+        (lambda rows: rows.assign(image="/etc/passwd"), r"image '/etc/passwd' is not a path below"),
+        (lambda rows: rows.assign(image="x" * 201), "with names of at most 200 bytes"),
+        (lambda rows: rows.assign(image="a\x00b"), "is not a path below"),
+        (lambda rows: rows.assign(image="./a//1.png"), "expected each image once, found 'a/1.png' again"),
+        (lambda rows: rows.replace("a/1 side.png", "b.tif/1.png").assign(view="PA"), "found 'b.tif' again"),
+        (lambda rows: rows.replace("R-1", ""), "1 rows name no patient"),
+        (lambda rows: rows.replace("x", ""), "1 rows name no study"),
+        (
+            lambda rows: rows.replace("val", "holdout"),
+            r"split: expected train, validate, test in every row, found 'holdout' \(1 of 5 rows\)",
+        ),
+        (
+            lambda rows: rows.replace("-1", "maybe"),
+            "column Cardiomegaly: expected 1, 0, -1 or empty, found 'maybe'",
+        ),
+        (
+            lambda rows: rows.assign(view="PA", text=["A.", "B.", "C.", "D.", "E."]),
+            r"1 studies have rows that disagree about text \(first: study first\)",
+        ),
+        (
+            lambda rows: rows.replace("R-1", "Q-7"),
+            "1 of 2 patients stand both in training and in evaluation.*; put all",
+        ),
+        (lambda rows: rows.assign(study="s"), "1 studies have rows that disagree about patient"),
+        (
+            lambda rows: rows.assign(view="LATERAL"),
+            "no row has one of the views PA, AP, FRONTAL; found LATERAL",
+        ),
+        (
+            lambda rows: rows.assign(image=""),
+            "no row has a frontal image; for a set of reports alone say --text_only",
+        ),
+        (lambda rows: rows.iloc[:0], "holds no row; mend the table"),
+    ],
+)
+def test_a_table_that_cannot_be_right_is_named(table: Path, change: Any, message: str) -> None:
+    write(table, change(read(table)))
+    with pytest.raises(ReleaseError, match=message):
+        prepare(settings(table))
+    assert not (table.parent.parent / "set").exists()
+
+
+def test_absolute_paths_below_the_images_and_an_unquoted_comma(table: Path) -> None:
+    rows = read(table)
+    rows["image"] = [str(table.parent.absolute() / name.replace("\\", "/")) for name in rows["image"]]
+    write(table, rows)
+    prepare(settings(table))
+    images = PreparedSet(table.parent.parent / "set").table("images")
+    assert images["dicom_id"].tolist() == ["a/1.png", "a/2.jpg", "b.tif", "c"]
+    table.write_text(table.read_text().replace('"Heart is big, as before."', "Heart is big, as before."))
+    with pytest.raises(ReleaseError, match="8 values for 7 columns .*must stand in quotes.; mend the table"):
+        prepare(settings(table, output=table.parent / "x"))
+
+
+def test_rows_without_image_or_text_are_left_out_with_their_reason(table: Path) -> None:
+    rows = read(table).replace({"image": {"c": ""}, "text": {"Heart is big, as before.": ""}})
+    write(table, rows)
+    (table.parent / "b.tif").unlink()
+    with pytest.raises(ReleaseError, match=r"2 of 4 images cannot be used, more than 0% \(first: "):
+        shade(table.parent, "d.png")
+        (table.parent / "d.png").write_bytes(b"")
+        write(table, pd.concat([rows, rows.iloc[:1].assign(image="d.png")]))
+        prepare(settings(table, rejected_share=0.0, output=table.parent.parent / "strict"))
+    write(table, rows)
+    prepare(settings(table))
+    prepared = PreparedSet(table.parent.parent / "set")
+    assert rejects(prepared) == [
+        ["report", "4", "its study has no image"],
+        ["image", "b.tif", "image file is missing"],
+        ["report", "2", "report has no findings or impression"],
+    ]
+    use = prepared.table("images").set_index("dicom_id")["use"]
+    assert use.to_dict() == {"a/1.png": "train", "a/2.jpg": "excluded"}
+
+
+@pytest.fixture
+def text_set(table: Path) -> Path:
+    rows = read(table).drop(columns=["image", "view"]).iloc[[0, 2, 3, 4]]
+    output = table.parent.parent / "text"
+    prepare(settings(write(table.with_name("text.csv"), rows), output=output, text_only=True))
+    return output
+
+
+def test_a_set_of_reports_alone(text_set: Path) -> None:
+    prepared = PreparedSet(text_set)
+    assert prepared.table("studies").to_numpy().tolist() == [
+        [1, 1, "train", "train"],
+        [2, 1, "train", "train"],
+        [3, 2, "validate", "validate"],
+        [4, 3, "test", "test"],
+    ]
+    assert [len(prepared.table(name)) for name in ("images", "chex5")] == [0, 0]
+    assert prepared.studies("train").tolist() == [1, 2]
+    assert prepared.table("labels")["study_id"].tolist() == [1, 2, 3, 4]
+    assert prepared.info["counts"]["studies_by_use"]["train"] == 2
+    assert not (text_set / "images").exists()
+
+
+def test_reports_alone_serve_scores_and_the_language_model_but_no_image_model(
+    text_set: Path, small_bert: Path
+) -> None:
+    score_sentences.main(["--data", str(text_set), "--model", str(small_bert), "--device", "cpu"])
+    assert len(PreparedSet(text_set).log_p()) == 5
+    reports = ReportsDataModule(str(text_set), batch_size=1, num_workers=0)
+    reports.trainer = SimpleNamespace(lightning_module=SimpleNamespace(pretrained=str(small_bert)))  # type: ignore[assignment]
+    reports.setup("fit")
+    # "No effusion." of validate and of test is no training sentence.
+    assert sum(len(batch["tokens"]) for batch in reports.train_dataloader()) == 3
+    images = ImageTextDataModule(str(text_set), image_size=16, crop_size=16, batch_size=1, num_workers=0)
+    with pytest.raises(
+        PreparedDataError, match="has no images: it holds reports alone, which serve language models"
+    ):
+        images.setup("fit")
+
+
+def test_text_only_contradicts_options_of_images(table: Path) -> None:
+    for changed in ({"image_column": "image"}, {"images": table.parent}):
+        with pytest.raises(ReleaseError, match="--text_only has no images: leave out --image"):
+            prepare(settings(table, text_only=True, **changed))
+    prepare(settings(table, text_only=True))
+    assert PreparedSet(table.parent.parent / "set").table("images").empty
+
+
+def test_a_patient_of_reports_alone_stands_on_one_side(text_set: Path) -> None:
+    studies = pd.read_parquet(text_set / "studies.parquet")
+    studies.assign(subject_id=1).to_parquet(text_set / "studies.parquet", index=False)
+    assert PreparedSet(text_set).patients_in_training_and_evaluation == [1]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--split_shares", "0.5,0.4"),
+        ("--split_shares", "1,1,-1"),
+        ("--delimiter", "ab"),
+        ("--encoding", "klingon"),
+        ("--encoding", "hex"),
+    ],
+)
+def test_wrong_options_are_named(
+    table: Path, arguments: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        command.main(["--table", str(table), "--output", str(table.parent / "set"), *arguments])
+    assert f"argument {arguments[0]}: '{arguments[1]}'" in capsys.readouterr().err
+
+
+def test_the_open_i_table_is_read_as_reports_alone(real_data: Path, tmp_path: Path) -> None:
+    table = real_data / "openi" / "openi_reports.csv"
+    columns = ["--patient_column", "uid", "--study_column", "uid", "--text_only"]
+    arguments = ["--table", table, "--output", tmp_path / "set", *columns, "--workers", 2]
+    result = subprocess.run(
+        [sys.executable, "-m", "data_prep.folder", *map(str, arguments)],
+        capture_output=True, text=True, check=False, timeout=300, cwd=ROOT,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    prepared = PreparedSet(tmp_path / "set")
+    assert len(prepared.table("studies")) == 3955
+    # Reports without findings and impression: 28 in the file.
+    assert [row[2] for row in rejects(prepared)] == ["report has no findings or impression"] * 28
+    assert prepared.table("reports")["study_id"].nunique() == 3955 - 28
+    for text in prepared.table("sentences")["text"].head(300):
+        assert len(text) < 30 or text not in result.stdout + result.stderr
