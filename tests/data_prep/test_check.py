@@ -1,0 +1,229 @@
+"""Verification of a prepared set: a sound one has no problem, and each kind of damage is named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from data_prep import check as command
+from data_prep.check import check_set
+from data_prep.mimic_cxr import Settings, prepare
+from medclip_dcl.prepared import PreparedDataError, PreparedSet, TextEmbedding, write_text_embedding
+from tests.data_prep.small_release import dicom, image_path, report_path, write_release
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The set of the small release, with scores and embeddings, one report left out."""
+    folder = tmp_path_factory.mktemp("check")
+    raw = write_release(folder / "raw")
+    report_path(raw, 50000010).write_text(" INDICATION:  Cough.\n")
+    prepare(Settings(source=raw, output=folder / "set", ms_cxr=raw / "boxes.json", size=16))
+    sentences = len(PreparedSet(folder / "set").table("sentences"))
+    scores = pd.DataFrame({"sentence_id": range(sentences), "n_tokens": 3, "log_p": -1.5})
+    (folder / "set" / "log_p").mkdir()
+    scores.to_parquet(folder / "set" / "log_p" / "a.parquet", index=False)
+    vectors = TextEmbedding(np.arange(sentences), np.ones((sentences, 4), np.float32))
+    write_text_embedding(vectors, folder / "set" / "text_embedding" / "a.parquet", {})
+    return folder / "set"
+
+
+@pytest.fixture
+def damaged(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "set"))
+
+
+def edit(folder: Path, table: str, change: Callable[[pd.DataFrame], pd.DataFrame], seal: bool = True) -> None:
+    """Change a table; `seal` makes the fingerprint fit, so that the other checks are what notices."""
+    file = folder / f"{table}.parquet"
+    change(pd.read_parquet(file)).to_parquet(file, index=False)
+    if seal:
+        names = [name for name in command.TABLES if (folder / f"{name}.parquet").exists()]
+        found = {name: pd.read_parquet(folder / f"{name}.parquet") for name in names}
+        info = json.loads((folder / "dataset.json").read_text())
+        info["fingerprint"] = command.tables.fingerprint(found)
+        (folder / "dataset.json").write_text(json.dumps(info))
+
+
+def put(frame: pd.DataFrame, row: int, **values: Any) -> pd.DataFrame:
+    for column, value in values.items():
+        frame.loc[frame.index[row], column] = value
+    return frame
+
+
+def test_a_sound_set_has_no_problem_and_its_page_says_what_it_holds(
+    whole: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command.main(["--data", str(whole), "--full", "--workers", "1"])
+    page = capsys.readouterr().out
+    assert page.rstrip().endswith("no problem found")
+    for line in (
+        "  images     11 (train 3, validate 1, test 2, grounding 4, excluded 1)",
+        "  patients   7 (train 1, validate 1, test 2, grounding 3, excluded 1)",
+        "  boxes      3 on 3 images; 3 image-sentence pairs",
+        "  images of the release                     12     377,110   differs",
+        "  official split: validate images            2       2,991   differs",
+        "  frontal images with a report              10     234,073   differs",
+        "  MS-CXR: image-sentence pairs               3       1,162   differs",
+        "         1 report  report has no findings or impression",
+        "  log_p      a",
+    ):
+        assert line in page
+    # Nothing of the reports.
+    for text in PreparedSet(whole).table("sentences")["text"]:
+        assert text not in page
+
+
+def test_published_counts_that_are_met_do_not_differ(damaged: Path) -> None:
+    file = damaged / "dataset.json"
+    info = json.loads(file.read_text())
+    info["counts"]["release"] |= {"images": 377_110, "train": 368_960}
+    del info["counts"]["ms_cxr"]
+    file.write_text(json.dumps(info))
+    page, problems = check_set(damaged)
+    assert problems == []
+    assert "  images of the release                377,110     377,110\n" in page
+    assert "  MS-CXR: boxes                     not counted       1,448\n" in page
+
+
+DAMAGES = [
+    (
+        "images",
+        lambda frame: frame.drop(columns="view"),
+        r"table images: expected the columns .*'view'.*, found ",
+    ),
+    ("images", lambda frame: frame.astype({"height": "float64"}), "table images, column height: expected int64"),
+    (
+        "images",
+        lambda frame: pd.concat([frame, frame.iloc[[2]]]),
+        f"rows whose dicom_id stand before: 1 .first: {dicom(4)}.",
+    ),
+    ("images", lambda frame: put(frame, 3, use="holdout"), "use that is none of train, .*: 1 .first: holdout."),
+    (
+        "images",
+        lambda frame: put(frame, 4, subject_id=10000001),
+        "images.parquet: patients of two purposes: 1 .first: 10000001.",
+    ),
+    (
+        "images",
+        lambda frame: put(frame, 0, subject_id=999),
+        "images.parquet: studies of two patients: 1 .first: 50000001.",
+    ),
+    ("images", lambda frame: put(frame, 0, path="../../x.jpg"), r"paths that leave the folder images/: 1 .first: \.\."),
+    ("images", lambda frame: put(frame, 10, use="train"), "neither a sentence nor a box, and yet not excluded: 1 "),
+    ("images", lambda frame: put(frame, 5, use="train"), f"with a box whose use is not grounding: 1 .*{dicom(7)}"),
+    ("reports", lambda frame: put(frame, 0, study_id=1), "reports.parquet: study_id that is not in images.parquet: 1 "),
+    (
+        "reports",
+        lambda frame: put(frame, 0, sentence_id=99),
+        "reports.parquet: sentence_id that is not in sentences.parquet: 1 .first: 99.",
+    ),
+    ("reports", lambda frame: put(frame, 1, position=0), "rows whose study_id and position stand before: 1 "),
+    ("reports", lambda frame: frame.iloc[1:], "n_reports is not what reports.parquet counts: 1 "),
+    (
+        "sentences",
+        lambda frame: put(frame, 1, text=frame["text"].iloc[0]),
+        "sentences.parquet: rows whose text stands before: 1 .first: 1.",
+    ),
+    ("sentences", lambda frame: frame.iloc[:-1], "log_p/a.parquet: rows of unknown sentences: 1 "),
+    ("labels", lambda frame: frame.iloc[1:], "labels.parquet: studies that have no row: 1 .first: 50000001."),
+    ("labels", lambda frame: put(frame, 0, Edema=0.5), "labels that are none of 1, 0, -1: 1 .first: 50000001."),
+    ("chex5", lambda frame: put(frame, 0, label=0), f"that labels.parquet and .* do not give: 1 of 6 .*{dicom(5)}"),
+    ("chex5", lambda frame: put(frame, 0, use="test"), "cases that labels.parquet and .* do not give: 1 of 6 "),
+    ("chex5", lambda frame: put(frame, 0, finding="Fracture"), "chex5.parquet: unknown findings: 1 .first: Fracture."),
+    ("chex5", lambda frame: frame.iloc[:-2], "cases that labels.parquet gives are missing: 2 of 6 "),
+    ("boxes", lambda frame: put(frame, 0, w=40.0), f"boxes that are not inside their image: 1 of 3 .first: {dicom(7)}"),
+    ("boxes", lambda frame: put(frame, 2, x=float("nan")), "boxes that are not inside their image: 1 of 3 "),
+    ("boxes", lambda frame: put(frame, 1, phrase=" "), "boxes without phrase or category: 1 of 3 "),
+    ("boxes", lambda frame: put(frame, 1, dicom_id="x"), "boxes.parquet: dicom_id that is not in images.parquet: 1 "),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("table", "change", "message"), DAMAGES)
+def test_each_damage_to_a_table_is_named(
+    damaged: Path, table: str, change: Callable[[pd.DataFrame], pd.DataFrame], message: str
+) -> None:
+    edit(damaged, table, change)
+    _, problems = check_set(damaged)
+    assert any(pd.Series([problem]).str.contains(message).item() for problem in problems), problems
+
+
+def test_a_changed_table_has_another_fingerprint(damaged: Path) -> None:
+    edit(damaged, "images", lambda frame: put(frame, 0, view="AP"), seal=False)
+    _, problems = check_set(damaged)
+    assert len(problems) == 1
+    assert problems[0].startswith(
+        "fingerprint: the tables are not those that were written when the set was made"
+    )
+
+
+def test_files_that_are_missing_unreadable_or_too_many_are_named(
+    damaged: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def file(number: int) -> Path:
+        return damaged / "images" / image_path(Path(), number)
+
+    file(1).unlink()
+    file(3).write_bytes(b"no image")
+    Image.new("L", (16, 17)).save(file(4))
+    Image.new("RGB", (16, 16)).save(file(5))
+    file(6).write_bytes(file(6).read_bytes()[:-20])
+    (damaged / "images" / "other.jpg").write_bytes(b"")
+    (damaged / "labels.parquet").write_bytes(b"PAR1")
+    (damaged / "log_p" / "b.parquet").write_bytes(b"")
+    scores = pd.read_parquet(damaged / "log_p" / "a.parquet")
+    put(scores, 2, log_p=0.5).iloc[1:].to_parquet(damaged / "log_p" / "c.parquet", index=False)
+    put(scores, 2, log_p=0.5).to_parquet(damaged / "log_p" / "d.parquet", index=False)
+    with pytest.raises(SystemExit) as stop:
+        command.main(["--data", str(damaged), "--full", "--workers", "1"])
+    assert stop.value.code == 1
+    shown = capsys.readouterr().out
+    for part in (
+        f"images/: a file is missing: 1 of 11 (first: {image_path(Path(), 1)})",
+        f"images/: a file cannot be decoded: 2 of 11 (first: {image_path(Path(), 3)}, {image_path(Path(), 6)})",
+        f"images/: a file has not 16 pixels a side: 1 of 11 (first: {image_path(Path(), 4)})",
+        "images/: a file is no grey JPEG but JPEG of mode RGB: 1 of 11",
+        "images/: files that are not in images.parquet: 1 (first: other.jpg)",
+        "labels.parquet: not readable as Parquet",
+        "b.parquet: not readable as Parquet",
+        "1 of 9 sentences have no score",
+        "log_p/d.parquet: log_p that is no logarithm of a probability: 1 (first: 2)",
+    ):
+        assert part in shown, shown
+    # Headers alone do not show that pixels are missing at the end.
+    _, problems = check_set(damaged)
+    assert any(
+        f"cannot be decoded: 1 of 11 (first: {image_path(Path(), 3)})" in problem for problem in problems
+    )
+
+
+def test_balanced_cases_need_not_be_all(damaged: Path) -> None:
+    edit(damaged, "chex5", lambda frame: frame.iloc[:-1])
+    info = json.loads((damaged / "dataset.json").read_text())
+    info["options"]["chex5"] = "balanced"
+    (damaged / "dataset.json").write_text(json.dumps(info))
+    assert check_set(damaged)[1] == []
+
+
+def test_an_unfinished_set_is_an_error(damaged: Path) -> None:
+    (damaged / "dataset.json").unlink()
+    with pytest.raises(PreparedDataError, match="holds no dataset.json"):
+        check_set(damaged)
+
+
+def test_real_chest_radiographs(real_data: Path, tmp_path: Path) -> None:
+    source = real_data / "real_cxr"
+    boxes = source / "MS_CXR_Local_Alignment_v1.0.0.json"
+    prepare(Settings(source=source, output=tmp_path / "set", ms_cxr=boxes, size=64))
+    page, problems = check_set(tmp_path / "set", full=True)
+    assert problems == []
+    assert "  frontal images with a report             214     234,073   differs" in page
+    assert "  MS-CXR: boxes                            138       1,448   differs" in page
