@@ -12,7 +12,7 @@ import argparse
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -90,6 +90,10 @@ class Source:
     rejects: Sequence[tables.Reject] = ()
     files: Mapping[str, str] = field(default_factory=dict)
     advice: str = tables.DAMAGED_SPLIT
+
+    def with_rejects(self, rejects: Sequence[tables.Reject]) -> Source:
+        """The same source, with more that was left out."""
+        return replace(self, rejects=(*rejects, *self.rejects))
 
 
 def prepare_set(settings: Settings, made_from: Mapping[str, Any], read: Callable[[], Source]) -> None:

@@ -1,0 +1,411 @@
+"""Prepare Open-i, the chest X-rays of Indiana University: 3,955 reports, 7,470 images.
+
+    python -m data_prep.openi --source RAW --output SET [--images DIR] [--projections FILE] [--labels FILE]
+
+RAW is one of the collection's two public forms, or a folder that holds it:
+
+    NLMCXR_reports.tgz      the official reports, one XML file each, read without unpacking; or ``ecgen-radiology/``,
+                            what it unpacks to. Their images: ``NLMCXR_png/CXR1_1_IM-0001-3001.png``
+    indiana_reports.csv     Kaggle's copy, with ``indiana_projections.csv`` beside it. Their images:
+                            ``images/images_normalized/1_IM-0001-3001.dcm.png``
+
+The XML files do not say which image is frontal: --projections takes Kaggle's file for that, --all_views takes every
+image. Images that are not there are left out, with their names in ``rejects.csv``; with --text_only all of them are,
+and the set serves language models and scores (see `data_prep.folder`). A report is a patient, since the collection
+names none; patients are drawn for train, validate and test. There are no CheXpert labels; --labels takes
+``negbio_gold_14_labels.csv``: the seven findings and No Finding that mean the same as CheXpert's, where 0 stands for
+"not positive", mentioned or not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import re
+import tarfile
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+from xml.etree import ElementTree
+
+import pandas as pd
+
+from data_prep import preparation
+from data_prep import rows as row_tables
+from data_prep.command import run_command
+from data_prep.preparation import Source
+from data_prep.releases import ReleaseError, matches, read_table, require
+from data_prep.reports import MOST_BYTES
+from data_prep.rows import image_path, rows_source
+from data_prep.tables import Reject
+
+ARCHIVE = "NLMCXR_reports.tgz"
+XML_FOLDERS = ("ecgen-radiology", "NLMCXR_reports/ecgen-radiology", ".")
+REPORTS, PROJECTIONS = "indiana_reports.csv", "indiana_projections.csv"
+IMAGE_FOLDERS = ("NLMCXR_png", "images/images_normalized", "images", ".")
+
+NEGBIO = {
+    "Atelectasis": "Atelectasis",
+    "Cardiomegaly": "Cardiomegaly",
+    "Consolidation": "Consolidation",
+    "Edema": "Edema",
+    "Effusion": "Pleural Effusion",
+    "Pneumonia": "Pneumonia",
+    "Pneumothorax": "Pneumothorax",
+    "normal": "No Finding",
+}
+"""Columns of negbio_gold_14_labels.csv that mean the same as a column of CheXpert (choice: no others)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(row_tables.Settings):
+    """What the command line says.
+
+    Attributes:
+        source: the archive, the table or the folder.
+        images: folder of the images; None looks for it beside the reports.
+        projections: Kaggle's table of views; None takes the one beside Kaggle's reports.
+        all_views: lateral images are wanted as well.
+        labels: negbio_gold_14_labels.csv.
+    """
+
+    source: Path
+    images: Path | None = None
+    projections: Path | None = None
+    all_views: bool = False
+    labels: Path | None = None
+
+
+class OpeniReport(NamedTuple):
+    """One report; images by the names that the collection gives them."""
+
+    uid: str
+    findings: str
+    impression: str
+    images: tuple[str, ...]
+
+
+def prepare(settings: Settings) -> None:
+    """Prepare a set, finish a broken one, or say that it is finished.
+
+    Raises:
+        ReleaseError: the source lacks something, or what it holds cannot be right.
+        PreparedDataError: the output folder holds another set, or something else.
+    """
+    place = find_source(settings.source)
+    projections = settings.projections
+    if projections is None and place.suffix == ".csv" and (place.parent / PROJECTIONS).is_file():
+        projections = place.parent / PROJECTIONS
+    if settings.text_only and (settings.images or settings.projections or settings.all_views):
+        raise ReleaseError("--text_only has no images: leave out --images, --projections and --all_views")
+    if settings.all_views and settings.projections is not None and place.suffix != ".csv":
+        raise ReleaseError("--all_views needs no --projections: leave one of them out")
+    if projections is None and not settings.text_only and (not settings.all_views or place.suffix == ".csv"):
+        raise ReleaseError(
+            f"{place} does not say which images are frontal; give --projections {PROJECTIONS} (of Kaggle's copy), or "
+            "say --all_views or --text_only"
+        )
+    tables = [file for file in (projections, settings.labels) if file is not None]
+    if missing := [file for file in tables if not file.is_file()]:
+        raise ReleaseError(f"{missing[0]} does not exist (--projections, --labels)")
+    is_folder = place.is_dir()
+    made_from = preparation.made_from(
+        settings,
+        "open-i",
+        False,
+        tables if is_folder else [place, *tables],
+        {
+            "split": settings.split_options(False),
+            "views": "none" if settings.text_only else "all" if settings.all_views else "frontal",
+            "labels": settings.labels.name if settings.labels is not None else None,
+        },
+    )
+    if is_folder:
+        made_from["source_files"]["ecgen-radiology"] = _folder_hash(place)
+    preparation.prepare_set(settings, made_from, lambda: _read(settings, place, projections))
+
+
+def find_source(source: Path) -> Path:
+    """The archive, the folder of XML files, or Kaggle's table of reports.
+
+    Raises:
+        ReleaseError: none of them is there, or several.
+    """
+    if source.is_file():
+        return source
+    found = [source / name for name in (ARCHIVE, REPORTS) if (source / name).is_file()]
+    folders = [source / name for name in XML_FOLDERS if any((source / name).glob("*.xml"))]
+    # The archive and what was unpacked from it are the same reports.
+    if folders and not any(file.name == REPORTS for file in found):
+        found = folders[:1]
+    if len(found) != 1:
+        state = "holds" if source.is_dir() else "is no folder and no file; it holds"
+        count = "several" if found or folders else "none"
+        raise ReleaseError(
+            f"--source {source} {state} {count} of {ARCHIVE}, ecgen-radiology/*.xml and {REPORTS}; name the one to read"
+        )
+    return found[0]
+
+
+def _read(settings: Settings, place: Path, projections: Path | None) -> Source:
+    """Read and check the reports, the views and the labels."""
+    views = read_projections(projections) if projections is not None else None
+    rejects: list[Reject] = []
+    if place.suffix == ".csv":
+        reports = read_kaggle(place, views)
+    else:
+        reports, rejects = read_xml(place, settings.rejected_share)
+    images = [(report.uid, name) for report in reports for name in report.images]
+    rows = pd.DataFrame([*images, *((report.uid, "") for report in reports)], columns=["study", "name"])
+    view_of = dict(zip(views["key"], views["view"], strict=True)) if views is not None else {}
+    rows["view"] = [view_of.get(_key(name), "") for name in rows["name"]]
+    if settings.text_only:
+        wanted, root = rows[rows["name"] == ""], place.parent
+        files: dict[str, Path] = {}
+    else:
+        is_frontal = rows["view"].str.upper() == "FRONTAL"
+        wanted = rows[is_frontal | settings.all_views | (rows["name"] == "")]
+        root = _image_folder(settings, place)
+        files = _files_by_name(root)
+    is_absent = ~wanted["name"].map(_stem).isin(files) & (wanted["name"] != "")
+    rejects += [("image", name, "its file is not there") for name in wanted.loc[is_absent, "name"]]
+    rows = wanted[~is_absent].reset_index(drop=True)
+    paths = [files[_stem(name)] if name else None for name in rows["name"]]
+    rows["image"] = [
+        image_path(path.relative_to(root).as_posix(), root, place) if path else "" for path in paths
+    ]
+    if not settings.text_only and not (rows["image"] != "").any():
+        raise ReleaseError(
+            f"none of {len(wanted):,} images is below {root}; say --images DIR, or --text_only"
+        )
+    rows["file"] = [str(path) if path else "" for path in paths]
+    rows["patient"], rows["split"] = rows["study"], ""
+    texts = pd.DataFrame([report[:3] for report in reports], columns=["study", "findings", "impression"])
+    rows = rows.merge(texts, on="study").drop(columns="name")
+    if settings.labels is not None:
+        rows = rows.merge(read_negbio(settings.labels), on="study", how="left")
+    counts = {
+        "images_in_release": len(images),
+        "images_not_frontal": 0 if settings.text_only else len(images) - int((wanted["name"] != "").sum()),
+        "images_without_file": int(is_absent.sum()),
+    }
+    source = rows_source(rows, settings, place, counts)
+    return source.with_rejects(rejects)
+
+
+# --- Reports -----------------------------------------------------------------------------------------------------
+
+
+def read_xml(place: Path, rejected_share: float) -> tuple[list[OpeniReport], list[Reject]]:
+    """The official reports, of an archive or a folder, in the order of their numbers.
+
+    Raises:
+        ReleaseError: the archive cannot be read, there is no report, or many are damaged.
+    """
+    reports, rejects, names = [], [], []
+    for name, content in _folder_members(place) if place.is_dir() else _archive_members(place):
+        names.append(name)
+        found = parse_report(content, name)
+        if isinstance(found, str):
+            rejects.append(("report", name, found))
+        else:
+            reports.append(found)
+    if not reports and not rejects:
+        raise ReleaseError(f"{place} holds no XML file; expected {ARCHIVE} of Open-i, or what it unpacks to")
+    if len(rejects) > max(1, rejected_share * len(names)):
+        raise ReleaseError(
+            f"{place}: {len(rejects):,} of {len(names):,} reports cannot be read (first: {rejects[0][1]}, "
+            f"{rejects[0][2]}); download it again, or allow more with --rejected_share"
+        )
+    uids = [report.uid for report in reports]
+    if len(set(uids)) < len(uids):
+        first = next(uid for uid in uids if uids.count(uid) > 1)
+        raise ReleaseError(
+            f"{place}: several reports have the number CXR{first}; unpack it into an empty folder"
+        )
+    return sorted(reports, key=lambda report: int(report.uid)), rejects
+
+
+def parse_report(content: bytes, name: str) -> OpeniReport | str:
+    """A report from the bytes of its XML file, or why it cannot be read.
+
+    Entities are refused: reports have none, and a few of them can expand to anything. ElementTree opens nothing that
+    lies outside the file.
+    """
+    if len(content) > MOST_BYTES:
+        return f"report has more than {MOST_BYTES:,} bytes"
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        return f"report is not UTF-8 text ({error.reason})"
+    if "<!ENTITY" in text:
+        return "report declares XML entities"
+    try:
+        root = ElementTree.fromstring(text)
+    # ValueError: an encoding is declared that the parser does not know.
+    except (ElementTree.ParseError, ValueError, RecursionError, LookupError) as error:
+        return f"report is not XML ({error})"
+    uid = _uid(root, name)
+    if uid is None:
+        return "report names no number (uId)"
+    sections = {
+        (part.get("Label") or "").strip().upper(): " ".join("".join(part.itertext()).split())
+        for part in root.iter("AbstractText")
+    }
+    images = tuple(image.get("id", "").strip() for image in root.iter("parentImage"))
+    return OpeniReport(
+        uid, sections.get("FINDINGS", ""), sections.get("IMPRESSION", ""), tuple(filter(None, images))
+    )
+
+
+def _uid(root: ElementTree.Element, name: str) -> str | None:
+    """Number of a report: ``<uId id="CXR12"/>``, else ``<IUXRId id="12"/>``, else of its file, ``12.xml``."""
+    ids = [element.get("id", "") for tag in ("uId", "IUXRId") for element in root.iter(tag)]
+    for text in (*ids, Path(name).stem):
+        if match := re.fullmatch(r"(?:CXR)?0*([0-9]{1,9})", text.strip()):
+            return match[1]
+    return None
+
+
+def _folder_members(folder: Path) -> Iterator[tuple[str, bytes]]:
+    for file in sorted(folder.glob("*.xml")):
+        try:
+            with file.open("rb") as stream:
+                yield file.name, stream.read(MOST_BYTES + 1)
+        except OSError as error:
+            raise ReleaseError(f"{file} cannot be read ({error.strerror})") from error
+
+
+def _archive_members(archive: Path) -> Iterator[tuple[str, bytes]]:
+    """Name and content of the XML files; nothing is unpacked, so that no name leads anywhere."""
+    try:
+        with tarfile.open(archive, "r:*") as members:
+            for member in members:
+                if member.isfile() and member.name.endswith(".xml"):
+                    stream = members.extractfile(member)
+                    assert stream is not None  # it is a file
+                    yield member.name.split("/")[-1], stream.read(MOST_BYTES + 1)
+    except (tarfile.TarError, OSError, EOFError, zlib.error, ValueError) as error:
+        said = " ".join(str(error).split())
+        raise ReleaseError(f"{archive} cannot be read ({said}); download it again") from error
+
+
+def _folder_hash(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for name, content in _folder_members(folder):
+        digest.update(f"{name} {len(content)}\n".encode() + content)
+    return digest.hexdigest()[:16]
+
+
+def read_kaggle(file: Path, views: pd.DataFrame | None) -> list[OpeniReport]:
+    """Kaggle's table of reports, with the images that the table of projections has of them.
+
+    Raises:
+        ReleaseError: a table lacks something.
+    """
+    table = read_table(file, ("uid", "findings", "impression"))
+    require(table, "uid", matches(r"[0-9]{1,9}"), "a number", file)
+    require(table, "uid", lambda column: ~column.duplicated(), "each report once", file)
+    names: dict[str, list[str]] = {}
+    if views is not None:
+        for uid, name in views[["uid", "filename"]].itertuples(index=False):
+            names.setdefault(uid, []).append(name)
+    return [
+        OpeniReport(uid, findings, impression, tuple(names.get(uid, ())))
+        for uid, findings, impression in table.itertuples(index=False)
+    ]
+
+
+def read_projections(file: Path) -> pd.DataFrame:
+    """Kaggle's table of images: uid, filename, view ("Frontal", "Lateral"), key (the name in either form).
+
+    Raises:
+        ReleaseError: a column is missing, or a value is none of these.
+    """
+    table = read_table(file, ("uid", "filename", "projection"))
+    require(
+        table, "projection", lambda column: column.isin(["Frontal", "Lateral"]), "Frontal or Lateral", file
+    )
+    require(table, "filename", lambda column: ~column.duplicated(), "each image once", file)
+    table = table.rename(columns={"projection": "view"})
+    return table.assign(key=table["filename"].map(_key))
+
+
+def read_negbio(file: Path) -> pd.DataFrame:
+    """Labels by study (the report's number as text), in CheXpert's columns.
+
+    Raises:
+        ReleaseError: a column is missing, or a value is none of 1 and 0.
+    """
+    table = read_table(file, ("filename", *NEGBIO))
+    require(table, "filename", matches(r"CXR[0-9]{1,9}"), "CXR and a number", file)
+    require(table, "filename", lambda column: ~column.duplicated(), "each report once", file)
+    for column in NEGBIO:
+        require(table, column, matches(r"[01]"), "1 or 0", file)
+    labels = table[list(NEGBIO)].astype("float64").rename(columns=NEGBIO)
+    return labels.assign(study=table["filename"].str.removeprefix("CXR"))
+
+
+# --- Images ------------------------------------------------------------------------------------------------------
+
+
+def _image_folder(settings: Settings, place: Path) -> Path:
+    if settings.images is not None:
+        if not settings.images.is_dir():
+            raise ReleaseError(f"--images {settings.images} is not a folder")
+        return settings.images
+    # The folder of XML files lies beside the images, not above them.
+    base = settings.source if settings.source.is_dir() else place.parent
+    return next(base / name for name in IMAGE_FOLDERS if (base / name).is_dir())
+
+
+def _files_by_name(root: Path) -> dict[str, Path]:
+    """Images below a folder by their names without ending."""
+    endings = {".png", ".jpg", ".jpeg", ".dcm", ".dicom", ".tif", ".tiff"}
+    files: dict[str, Path] = {}
+    for file in sorted(root.rglob("*")):
+        if file.suffix.lower() in endings:
+            files.setdefault(_stem(file.name), file)
+    return files
+
+
+def _stem(name: str) -> str:
+    """An image's name without ending, folders and Kaggle's ``.dcm`` before the ending."""
+    return re.sub(
+        r"(?:\.dcm)?(?:\.(?:png|jpe?g|dcm|dicom|tiff?))?$", "", name.split("/")[-1], flags=re.IGNORECASE
+    )
+
+
+def _key(name: str) -> str:
+    """The same for both forms of an image's name: CXR1_1_IM-0001-3001 and 1_IM-0001-3001.dcm.png."""
+    stem = _stem(name)
+    match = re.fullmatch(r"(?:CXR)?(\d+)(?:_\d+)?_(IM-.*)", stem)
+    return f"{match[1]}_{match[2]}" if match else stem
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line, see `--help`."""
+    parser = argparse.ArgumentParser(prog="python -m data_prep.openi", description="Prepare Open-i.")
+    parser.add_argument(
+        "--source",
+        type=Path,
+        required=True,
+        metavar="RAW",
+        help=f"{ARCHIVE}, ecgen-radiology/, {REPORTS}, or a folder that holds one of them",
+    )
+    parser.add_argument(
+        "--images", type=Path, metavar="DIR", help="folder of the images, if not beside the reports"
+    )
+    parser.add_argument(
+        "--projections", type=Path, metavar="FILE", help=f"{PROJECTIONS}, which says what image is frontal"
+    )
+    parser.add_argument("--all_views", action="store_true", help="lateral images as well")
+    parser.add_argument("--labels", type=Path, metavar="FILE", help="negbio_gold_14_labels.csv")
+    row_tables.add_arguments(parser)
+    prepare(Settings(**vars(parser.parse_args(arguments))))
+
+
+if __name__ == "__main__":
+    run_command(main)

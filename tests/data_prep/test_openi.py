@@ -1,0 +1,319 @@
+"""Open-i in its two public forms: the official XML reports and Kaggle's tables."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from xml.sax.saxutils import escape
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from data_prep.openi import NEGBIO, Settings, parse_report, prepare
+from data_prep.releases import ReleaseError
+from medclip_dcl.prepared import PreparedDataError, PreparedSet
+
+# uid -> findings, impression, images (official name, view)
+REPORTS: dict[int, tuple[str, str, list[tuple[str, str]]]] = {
+    1: (
+        "Heart is normal.No effusion.",
+        "Normal <chest>.",
+        [("CXR1_1_IM-0001-3001", "Lateral"), ("CXR1_1_IM-0001-4001", "Frontal")],
+    ),
+    2: ("", "1. No XXXX. 2. Stable.", [("CXR2_IM-0652-1001", "Frontal"), ("CXR2_IM-0652-2001", "Lateral")]),
+    3: ("Clear.", "", []),
+    10: ("", "", [("CXR10_IM-0002-1001", "Frontal")]),
+    11: ("Clear.", "Normal.", [("CXR11_IM-0067-1001-0001", "Frontal"), ("CXR11_IM-0067-1001-0002", "Frontal")]),
+    **{n: ("Clear.", "", [(f"CXR{n}_IM-{n:04}-1001", "Frontal")]) for n in range(20, 40)},
+}  # fmt: skip
+
+
+def xml(uid: int) -> str:
+    findings, impression, images = REPORTS[uid]
+    parts = {
+        "COMPARISON": "None.",
+        "INDICATION": "Positive TB test",
+        "FINDINGS": findings,
+        "IMPRESSION": impression,
+    }
+    texts = "".join(
+        f'<AbstractText Label="{name}">{escape(text)}</AbstractText>' for name, text in parts.items()
+    )
+    pictures = "".join(
+        f'<parentImage id="{name}"><figureId>F1</figureId><caption>Xray Chest PA and Lateral</caption></parentImage>'
+        for name, _ in images
+    )
+    return (
+        '<?xml version="1.0" encoding="utf-8"?><eCitation>'
+        f'<uId id="CXR{uid}"/><pmcId id="{uid}"/><IUXRId id="{uid}"/>'
+        f"<MedlineCitation><Article><Abstract>{texts}</Abstract></Article></MedlineCitation>"
+        f"<MeSH><major>normal</major></MeSH>{pictures}</eCitation>"
+    )
+
+
+def pack(archive: Path, files: Mapping[str, bytes]) -> Path:
+    with tarfile.open(archive, "w:gz") as packed:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            packed.addfile(member, io.BytesIO(content))
+    return archive
+
+
+def kaggle_name(name: str) -> str:
+    number, rest = name.removeprefix("CXR").replace("1_1_IM", "1_IM").split("_", 1)
+    return f"{number}_{rest}.dcm.png"
+
+
+def shade(file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.linspace(0, 250, 21 * 34).reshape(21, 34).astype(np.uint8)).save(file)
+
+
+@pytest.fixture
+def official(tmp_path: Path) -> Path:
+    """The official archives' content, and Kaggle's table of views."""
+    folder = tmp_path / "official"
+    folder.mkdir()
+    pack(folder / "NLMCXR_reports.tgz", {f"ecgen-radiology/{uid}.xml": xml(uid).encode() for uid in REPORTS})
+    for _, _, images in REPORTS.values():
+        for name, _ in images:
+            shade(folder / "NLMCXR_png" / f"{name}.png")
+    return folder
+
+
+@pytest.fixture
+def kaggle(tmp_path: Path) -> Path:
+    folder = tmp_path / "kaggle"
+    folder.mkdir()
+    rows = [
+        (uid, "normal", "normal", "Xray Chest", "TB", "None.", *report[:2]) for uid, report in REPORTS.items()
+    ]
+    columns = ["uid", "MeSH", "Problems", "image", "indication", "comparison", "findings", "impression"]
+    pd.DataFrame(rows, columns=columns).to_csv(folder / "indiana_reports.csv", index=False)
+    views = [(uid, kaggle_name(name), view) for uid, report in REPORTS.items() for name, view in report[2]]
+    table = pd.DataFrame(views, columns=["uid", "filename", "projection"])
+    table.to_csv(folder / "indiana_projections.csv", index=False)
+    for name in table["filename"]:
+        shade(folder / "images" / "images_normalized" / name)
+    return folder
+
+
+def settings(source: Path, **changed: Any) -> Settings:
+    # The seed is one with which all splits have patients.
+    return Settings(
+        **{"source": source, "output": source.parent / "set", "size": 16, "split_seed": 1, **changed}
+    )
+
+
+def said(prepared: PreparedSet) -> list[list[Any]]:
+    reports = prepared.table("reports").merge(prepared.table("sentences"), on="sentence_id")
+    return reports.sort_values(["study_id", "position"])[["study_id", "section", "text"]].to_numpy().tolist()
+
+
+def test_both_forms_give_the_same_reports_and_images(official: Path, kaggle: Path) -> None:
+    prepare(settings(kaggle))
+    projections = kaggle / "indiana_projections.csv"
+    prepare(settings(official, output=official.parent / "other", projections=projections))
+    found = {}
+    for form in ("set", "other"):
+        prepared = PreparedSet(official.parent / form)
+        assert prepared.info["source"] == "open-i"
+        images = prepared.table("images")
+        assert (images["view"] == "Frontal").all()
+        assert (images["subject_id"] == images["study_id"]).all()
+        assert images.set_index("study_id").loc[10, "use"] == "excluded"
+        assert set(images["official_split"]) == {"train", "validate", "test"}
+        counts = prepared.info["counts"]
+        assert (counts["images_in_release"], counts["images_not_frontal"], len(images)) == (27, 2, 25)
+        # Image names differ, what they belong to does not.
+        found[form] = (images[["study_id", "use", "height", "width"]], said(prepared))
+        rejected = pd.read_csv(prepared.folder / "rejects.csv", dtype=str).to_numpy().tolist()
+        assert rejected == [
+            ["report", "3", "its study has no image"],
+            ["report", "10", "report has no findings or impression"],
+        ]
+    pd.testing.assert_frame_equal(found["set"][0], found["other"][0])
+    assert found["set"][1] == found["other"][1]
+    assert found["set"][1][:5] == [
+        [1, "findings", "Heart is normal."],
+        [1, "findings", "No effusion."],
+        [1, "impression", "Normal <chest>."],
+        [2, "impression", "No XXXX."],
+        [2, "impression", "Stable."],
+    ]
+    assert PreparedSet(official.parent / "other").table("images")["dicom_id"][0] == "CXR1_1_IM-0001-4001.png"
+
+
+def test_the_unpacked_archive_gives_the_same_set(official: Path) -> None:
+    prepare(settings(official, all_views=True))
+    with tarfile.open(official / "NLMCXR_reports.tgz") as packed:
+        packed.extractall(official, filter="data")
+    prepare(settings(official, all_views=True, output=official.parent / "unpacked"))
+    first, other = (PreparedSet(official.parent / name) for name in ("set", "unpacked"))
+    assert first.info["fingerprint"] == other.info["fingerprint"]
+    assert len(first.table("images")) == 27 and set(first.table("images")["view"]) == {""}
+    (official / "ecgen-radiology" / "2.xml").write_text(xml(2).replace("Stable", "Worse"))
+    with pytest.raises(PreparedDataError, match="made differently .ecgen-radiology has changed"):
+        prepare(settings(official, all_views=True, output=official.parent / "unpacked"))
+
+
+def test_reports_alone(official: Path) -> None:
+    prepare(settings(official / "NLMCXR_reports.tgz", text_only=True))
+    prepared = PreparedSet(official / "set")
+    assert prepared.table("images").empty
+    assert prepared.table("studies")["study_id"].tolist() == sorted(REPORTS)
+    assert [3, "findings", "Clear."] in said(prepared)
+
+
+def test_images_that_are_not_there_are_left_out(official: Path) -> None:
+    for name in ("CXR2_IM-0652-1001", "CXR2_IM-0652-2001", "CXR11_IM-0067-1001-0001"):
+        (official / "NLMCXR_png" / f"{name}.png").unlink()
+    prepare(settings(official, all_views=True))
+    prepared = PreparedSet(official.parent / "set")
+    rejected = pd.read_csv(prepared.folder / "rejects.csv", dtype=str).to_numpy().tolist()
+    assert rejected[:3] == [
+        ["image", name, "its file is not there"]
+        for name in ("CXR2_IM-0652-1001", "CXR2_IM-0652-2001", "CXR11_IM-0067-1001-0001")
+    ]
+    assert ["report", "2", "its study has no image"] in rejected
+    assert set(prepared.table("images").query("study_id == 11")["dicom_id"]) == {
+        "CXR11_IM-0067-1001-0002.png"
+    }
+    for file in (official / "NLMCXR_png").iterdir():
+        file.unlink()
+    with pytest.raises(ReleaseError, match="none of 52 images is below .*; say --images DIR, or --text_only"):
+        prepare(settings(official, all_views=True, output=official.parent / "none"))
+
+
+def test_labels_that_mean_the_same_are_taken(kaggle: Path) -> None:
+    columns = ["filename", *NEGBIO, "Hernia", "Mass"]
+    rows = pd.DataFrame(0, index=[0, 1, 2], columns=columns)
+    rows["filename"], rows["Effusion"], rows["normal"], rows["Mass"] = (
+        ["CXR1", "CXR2", "CXR25"],
+        1,
+        [0, 1, 0],
+        1,
+    )
+    file = kaggle / "negbio_gold_14_labels.csv"
+    rows.to_csv(file, index=False)
+    prepare(settings(kaggle, labels=file))
+    prepared = PreparedSet(kaggle.parent / "set")
+    labels = prepared.table("labels").set_index("study_id")
+    assert labels.loc[[1], ["Pleural Effusion", "No Finding", "Edema"]].to_numpy().tolist() == [[1, 0, 0]]
+    assert labels.loc[2, "No Finding"] == 1
+    # A mass alone is no "Lung Lesion"; a report without labels has none.
+    assert labels["Lung Lesion"].isna().all() and labels.loc[[20]].isna().all(axis=None)
+    use = prepared.table("images").set_index("dicom_id")["use"]
+    evaluated = set(prepared.table("chex5")["dicom_id"])
+    assert evaluated == {name for name in use.index if name.split("_")[0] in ("1", "2", "25")} & set(
+        use.index[use.isin(["validate", "test"])]
+    )
+    file.write_text(file.read_text().replace("CXR2,", "CXR1,"))
+    with pytest.raises(ReleaseError, match="column filename: expected each report once, found 'CXR1'"):
+        prepare(settings(kaggle, labels=file, output=kaggle.parent / "other"))
+
+
+def test_what_says_which_images_are_frontal_is_asked_for(official: Path, kaggle: Path) -> None:
+    with pytest.raises(ReleaseError, match="does not say which images are frontal; give --projections"):
+        prepare(settings(official))
+    with pytest.raises(ReleaseError, match="--text_only has no images: leave out"):
+        prepare(settings(official, text_only=True, all_views=True))
+    with pytest.raises(ReleaseError, match="--all_views needs no --projections"):
+        prepare(settings(official, all_views=True, projections=kaggle / "indiana_projections.csv"))
+    with pytest.raises(ReleaseError, match=r"nowhere\.csv does not exist .--projections, --labels"):
+        prepare(settings(official, projections=official / "nowhere.csv"))
+    with pytest.raises(ReleaseError, match="is no folder and no file; it holds none of NLMCXR_reports.tgz"):
+        prepare(settings(official / "nowhere"))
+    (official / "indiana_reports.csv").write_bytes((kaggle / "indiana_reports.csv").read_bytes())
+    with pytest.raises(ReleaseError, match="holds several of NLMCXR_reports.tgz, .*; name the one to read"):
+        prepare(settings(official))
+
+
+BOMB = (
+    '<?xml version="1.0"?><!DOCTYPE a [<!ENTITY b0 "ha">'
+    + "".join(f'<!ENTITY b{n} "{f"&b{n - 1};" * 10}">' for n in range(1, 10))
+    + ']><eCitation><uId id="CXR1"/><AbstractText Label="FINDINGS">&b9;</AbstractText></eCitation>'
+)
+OUTSIDE = (
+    '<?xml version="1.0"?><!DOCTYPE a [<!ENTITY file SYSTEM "file:///etc/hostname">]>'
+    '<eCitation><uId id="CXR1"/><AbstractText Label="FINDINGS">&file;</AbstractText></eCitation>'
+)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (BOMB.encode(), "report declares XML entities"),
+        (OUTSIDE.encode(), "report declares XML entities"),
+        (BOMB.encode("utf-16"), "report is not UTF-8 text"),
+        (b"", "report is not XML (no element found"),
+        (b"<eCitation><uId", "report is not XML (unclosed token"),
+        (b'<?xml version="1.0" encoding="klingon"?><a/>', "report names no number (uId)"),
+        (b"<eCitation/>", "report names no number (uId)"),
+        (b'<eCitation><uId id="../../1"/></eCitation>', "report names no number (uId)"),
+        (b"<a>" * 400_000, "report is not XML (no element found"),
+        (b"x" * (2**22 + 1), "report has more than 4,194,304 bytes"),
+    ],
+)
+def test_a_report_that_cannot_be_read_has_a_reason(content: bytes, reason: str) -> None:
+    found = parse_report(content, "report.xml")
+    assert isinstance(found, str) and found.startswith(reason), found
+
+
+def test_a_document_type_without_entities_and_missing_parts_are_read() -> None:
+    content = b'<!DOCTYPE eCitation><eCitation><IUXRId id="0012"/><AbstractText Label="Findings">A <b>big</b>\n heart.'
+    content += b'</AbstractText><parentImage/><parentImage id="CXR12_IM-1-1"/></eCitation>'
+    assert parse_report(content, "x.xml") == ("12", "A big heart.", "", ("CXR12_IM-1-1",))
+    report = parse_report(b"<eCitation/>", "12.xml")
+    assert report == ("12", "", "", ())
+
+
+def test_an_archive_is_never_unpacked_and_its_damage_is_named(official: Path, tmp_path: Path) -> None:
+    files = {f"ecgen-radiology/{uid}.xml": xml(uid).encode() for uid in REPORTS}
+    archive = pack(
+        tmp_path / "evil.tgz", {**files, "../../escaped.xml": xml(3).replace("CXR3", "CXR99").encode()}
+    )
+    with tarfile.open(tmp_path / "links.tgz", "w:gz") as packed:
+        link = tarfile.TarInfo("ecgen-radiology/4.xml")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/hostname"
+        packed.addfile(link)
+    before = {file for file in tmp_path.parent.rglob("*") if "set" not in file.parts}
+    prepare(settings(archive, text_only=True, output=tmp_path / "set"))
+    assert 99 in PreparedSet(tmp_path / "set").table("studies")["study_id"].tolist()
+    assert {file for file in tmp_path.parent.rglob("*") if "set" not in file.parts} == before
+    with pytest.raises(ReleaseError, match=r"links\.tgz holds no XML file; expected NLMCXR_reports\.tgz"):
+        prepare(settings(tmp_path / "links.tgz", text_only=True, output=tmp_path / "b"))
+    whole = archive.read_bytes()
+    for damaged in (whole[: len(whole) // 2], b"no archive", whole[:200] + b"\0" * 50 + whole[250:]):
+        archive.write_bytes(damaged)
+        with pytest.raises(ReleaseError, match=r"evil\.tgz cannot be read .*; download it again"):
+            prepare(settings(archive, text_only=True, output=tmp_path / "b"))
+    pack(archive, {**files, "a/1.xml": xml(1).encode()})
+    with pytest.raises(ReleaseError, match="several reports have the number CXR1"):
+        prepare(settings(archive, text_only=True, output=tmp_path / "b"))
+    pack(archive, {**files, "1.xml": b"<", "2.xml": b"<"})
+    with pytest.raises(
+        ReleaseError, match=r"2 of 27 reports cannot be read \(first: 1\.xml, report is not XML"
+    ):
+        prepare(settings(archive, text_only=True, output=tmp_path / "b"))
+    prepare(settings(archive, text_only=True, output=tmp_path / "b", rejected_share=0.1))
+    rejected = pd.read_csv(tmp_path / "b" / "rejects.csv", dtype=str)
+    assert rejected["id"].tolist()[:2] == ["1.xml", "2.xml"]
+
+
+def test_the_real_labels_fit_the_real_reports(real_data: Path, tmp_path: Path) -> None:
+    # The reports in Kaggle's columns, which are a part of the table's own.
+    reports = real_data / "openi" / "openi_reports.csv"
+    labels = real_data / "openi" / "negbio_gold_14_labels.csv"
+    prepare(settings(reports, text_only=True, labels=labels, output=tmp_path / "set", workers=2))
+    prepared = PreparedSet(tmp_path / "set")
+    labelled = prepared.table("labels").dropna(subset="Cardiomegaly")
+    assert len(labelled) == 3851
+    assert (labelled["Pleural Effusion"] == 1).sum() == 153
+    assert (labelled["No Finding"] == 1).sum() == 1379
