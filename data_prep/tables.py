@@ -36,7 +36,8 @@ def select_boxes(
         images: the prepared images, with height and width of the originals in pixels.
 
     Returns:
-        the table "boxes", and one reject for each box that is not in it.
+        the table "boxes", in the file's order but for the boxes of one phrase, which stand together; and one reject for
+        each box that is not in it.
     """
     views = release_images.set_index("dicom_id")["view"]
     size = images.set_index("dicom_id")[["height", "width"]]
@@ -47,7 +48,10 @@ def select_boxes(
             rejects.append(("box", str(box.box_id), reason))
         else:
             kept.append((box.dicom_id, box.category, box.phrase, *clipped))
-    return typed(pd.DataFrame(kept, columns=list(TABLES["boxes"])), "boxes"), rejects
+    table = typed(pd.DataFrame(kept, columns=list(TABLES["boxes"])), "boxes")
+    # Several boxes of one phrase are one region: they stand together, where the first of them stands.
+    phrase = table.groupby(["dicom_id", "category", "phrase"], sort=False).ngroup()
+    return table.loc[phrase.sort_values(kind="stable").index].reset_index(drop=True), rejects
 
 
 def _clip(

@@ -541,6 +541,27 @@ def test_boxes_that_cannot_be_used_are_left_out_with_their_reason(raw: Path) -> 
     assert use[[dicom(1), dicom(3), dicom(4)]].tolist() == ["grounding"] * 3
 
 
+def test_boxes_of_one_phrase_stand_together(raw: Path) -> None:
+    def edit(content: dict[str, Any]) -> None:
+        first, second, _ = content["annotations"]
+        # Another region of the first phrase comes last; the same words on another image are another phrase.
+        content["annotations"] += [
+            {**second, "id": 100, "label_text": first["label_text"]},
+            {**first, "id": 101, "bbox": [20, 2, 5, 5]},
+        ]
+
+    edit_boxes(raw, edit)
+    prepare(settings(raw))
+    boxes = PreparedSet(raw.parent / "set").table("boxes")
+    assert boxes[["dicom_id", "phrase", "x"]].to_numpy().tolist() == [
+        [dicom(7), "effusion 7", 1],
+        [dicom(7), "effusion 7", 20],
+        [dicom(9), "effusion 9", 0],
+        [dicom(11), "effusion 11", 0],
+        [dicom(9), "effusion 7", 0],
+    ]
+
+
 def test_a_boxed_image_without_report_still_serves_grounding(raw: Path) -> None:
     report_path(raw, 50000005).unlink()
     prepare(settings(raw))
