@@ -208,7 +208,9 @@ def _delimiter(text: str) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line, see `--help`."""
     parser = argparse.ArgumentParser(
-        prog="python -m data_prep.folder", description="Prepare a folder of images with a table."
+        prog="python -m data_prep.folder",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--table", type=Path, required=True, metavar="FILE", help="CSV file with a header")
     parser.add_argument(

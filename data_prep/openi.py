@@ -387,7 +387,11 @@ def _key(name: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line, see `--help`."""
-    parser = argparse.ArgumentParser(prog="python -m data_prep.openi", description="Prepare Open-i.")
+    parser = argparse.ArgumentParser(
+        prog="python -m data_prep.openi",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument(
         "--source",
         type=Path,

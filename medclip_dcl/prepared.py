@@ -53,7 +53,10 @@ TABLES: dict[str, dict[str, str]] = {
     "image_classes": {"dicom_id": "str", "class_id": "int64"},
     "log_p": {"sentence_id": "int64", "n_tokens": "int64", "log_p": "float64"},
 }
-"""Table name -> column -> type ("str" columns hold no missing values)."""
+"""Table name -> column -> type ("str" columns hold no missing values).
+
+A set of reports alone has no row in "images", and the use of each study in "studies", which other sets do not have.
+"""
 
 USES = ("train", "validate", "test", "grounding", "excluded")
 
