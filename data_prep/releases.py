@@ -222,15 +222,19 @@ def _ms_cxr_json(file: Path) -> pd.DataFrame:
         ]
     except UnicodeDecodeError as error:
         raise ReleaseError(f"{file} is not UTF-8 text ({error.reason}); download MS-CXR again") from error
-    except json.JSONDecodeError as error:
+    # RecursionError: brackets within brackets, thousands of them.
+    except (json.JSONDecodeError, RecursionError) as error:
         raise ReleaseError(f"{file} is not JSON ({error}); download MS-CXR again") from error
+    except OSError as error:
+        raise ReleaseError(f"{file} cannot be read ({error.strerror}); download MS-CXR again") from error
     except KeyError as error:
         raise ReleaseError(
             f"{file} is not in the format of MS-CXR: nothing named or numbered {error}; expected the COCO keys images, "
             "annotations (image_id, category_id, bbox, label_text) and categories"
         ) from error
-    except (TypeError, AttributeError) as error:
-        raise ReleaseError(f"{file} is not in the format of MS-CXR ({error})") from error
+    # ValueError: a number of thousands of digits.
+    except (TypeError, AttributeError, ValueError) as error:
+        raise ReleaseError(f"{file} is not in the format of MS-CXR ({error}); download it again") from error
     columns = [
         "box_id",
         "dicom_id",
@@ -306,9 +310,16 @@ def read_truth(folder: Path) -> dict[str, pd.DataFrame] | None:
 
 
 def file_hash(file: Path) -> str:
-    """SHA-256 of a file's bytes, the first 16 digits: whether a table is the one that was used before."""
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()[:16]
+    """SHA-256 of a file's bytes, the first 16 digits: whether a table is the one that was used before.
+
+    Raises:
+        ReleaseError: the file cannot be read.
+    """
+    try:
+        with file.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()[:16]
+    except OSError as error:
+        raise ReleaseError(f"{file} cannot be read ({error.strerror}); put a readable file there") from error
 
 
 def read_table(

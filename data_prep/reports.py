@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import struct
 import sys
 import time
 import zipfile
@@ -24,6 +25,18 @@ ARCHIVE = "mimic-cxr-reports.zip"
 
 MOST_BYTES = 2**22
 """A report of more bytes than this is none (the longest of MIMIC-CXR have some ten thousand)."""
+
+# What `zipfile` raises: damaged content, an encrypted member (RuntimeError), a version or a compression unknown to it.
+_DAMAGED_ZIP = (
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    OSError,
+    EOFError,
+    RuntimeError,
+    ValueError,
+    NotImplementedError,
+)
 
 # Reports that are with the workers at a time: what an archive holds is never all in memory.
 _BLOCK = 4096
@@ -150,7 +163,7 @@ def find_reports(studies: Sequence[Study], places: ReportPlaces) -> Iterator[Rep
             members = _report_members(archive)
             for study, report in zip(studies, with_files, strict=True):
                 yield _with_content(report, archive, members.get(study.report))
-    except (OSError, zipfile.BadZipFile) as error:
+    except _DAMAGED_ZIP as error:
         raise ReleaseError(f"{places.archive} cannot be read ({error}); download it again") from error
 
 
@@ -179,8 +192,7 @@ def _with_content(report: Report, archive: zipfile.ZipFile, member: str | None) 
         # A damaged or malicious archive may promise little and unpack to much.
         with archive.open(member) as stream:
             content = stream.read(MOST_BYTES + 1)
-    # Among these: a damaged member, an encrypted one, a compression that Python does not know.
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError) as error:
+    except _DAMAGED_ZIP as error:
         return report._replace(reason=f"report cannot be read from {ARCHIVE}: {error}")
     return report._replace(content=content)
 

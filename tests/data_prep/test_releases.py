@@ -217,6 +217,12 @@ def test_version_2_1_0_of_the_images_keeps_the_names_of_its_tables(tmp_path: Pat
         ("a.json", None, "a.json does not exist; --ms_cxr expects MS_CXR_Local_Alignment"),
         ("a.json", "{", "a.json is not JSON"),
         ("a.json", "[]", "is not in the format of MS-CXR"),
+        ("a.json", "[" * 100_000, "a.json is not JSON (maximum recursion depth"),
+        (
+            "a.json",
+            json.dumps(COCO).replace("2.5", "9" * 5000),
+            "is not in the format of MS-CXR (Exceeds the limit",
+        ),
         (
             "a.json",
             json.dumps({**COCO, "categories": []}),
