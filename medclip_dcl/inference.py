@@ -21,6 +21,8 @@ from torch.nn.functional import normalize
 
 from medclip_dcl.data.transforms import resize_grey, to_input
 from medclip_dcl.findings import CHEX5, Prompts
+from medclip_dcl.grey import UnusableImageError, to_grey
+from medclip_dcl.image_file import read_grey
 from medclip_dcl.network import ImageTextNetwork, load_exactly
 from medclip_dcl.similarity import at_image_size, cosine_heat_maps
 from medclip_dcl.weight_files import CONFIG_FILE, WEIGHTS_FILE, read_checkpoint
@@ -74,7 +76,7 @@ def _download(repository: str) -> Path:
 
 
 class ImageTextInference:
-    """A trained image-text network for images as they come: paths, PIL images or uint8 arrays.
+    """A trained image-text network for images as they come: paths (also of DICOM files), PIL images or uint8 arrays.
 
     Images are turned grey and stretched to the size at which the network was evaluated.
 
@@ -160,16 +162,21 @@ class ImageTextInference:
 
 
 def as_grey(image: ImageLike) -> Image.Image:
-    """A path, PIL image or uint8 array as an 8-bit grey image.
+    """A path, PIL image or uint8 array as an 8-bit grey image, by the rules by which a data set is prepared.
+
+    Files may be DICOM (needs the extra ``dicom``). More than 8 bits are scaled from the image's own range.
 
     Raises:
         TypeError: an array that is not uint8, or another type.
-        ValueError: an array of another shape than (H, W) or (H, W, 3), or an image of more than 8 bits.
+        ValueError: an array of another shape than (H, W) or (H, W, 3); a file or image that cannot be used (damaged,
+            of several frames, ...).
+        OSError: the file is missing or cannot be read.
     """
     if isinstance(image, (str, Path)):
-        with Image.open(image) as opened:
-            opened.load()
-            image = opened
+        try:
+            return read_grey(Path(image))
+        except UnusableImageError as error:
+            raise UnusableImageError(f"{image}: {error}") from error
     if isinstance(image, np.ndarray):
         if image.dtype != np.uint8:
             raise TypeError(
@@ -180,9 +187,7 @@ def as_grey(image: ImageLike) -> Image.Image:
         image = Image.fromarray(image)
     if not isinstance(image, Image.Image):
         raise TypeError(f"an image must be a path, a PIL image or a uint8 array, got {type(image).__name__}")
-    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
-        raise ValueError(f"image has mode {image.mode}; scale its grey levels to 8 bits first")
-    return image.convert("L")
+    return to_grey(image)
 
 
 def _images(images: Any) -> Iterator[ImageLike]:

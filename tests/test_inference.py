@@ -101,12 +101,30 @@ def test_needs_no_lightning(exported):
     assert done.stdout.strip() == "False"
 
 
+def test_deep_files_and_images_are_scaled_from_their_own_range_as_in_preparation(model, grey, tmp_path):
+    whole_range = np.asarray(Image.fromarray(grey)).astype(np.uint16)
+    whole_range[0, :2] = 0, 255
+    deep = Image.fromarray(whole_range * 37 + 900)
+    deep.save(tmp_path / "deep.png")
+    shallow = whole_range.astype(np.uint8)
+    found = model.similarity([shallow, deep, tmp_path / "deep.png"], TEXTS)
+    np.testing.assert_allclose(found, found[:1].repeat(3, axis=0), atol=1e-6)
+
+
+def test_a_file_that_cannot_be_used_is_named(model, tmp_path):
+    (tmp_path / "a.jpg").write_bytes(b"no picture")
+    with pytest.raises(ValueError, match="a.jpg: not an image file of a known format"):
+        model.classify(tmp_path / "a.jpg")
+    with pytest.raises(FileNotFoundError):
+        model.classify(tmp_path / "b.jpg")
+
+
 @pytest.mark.parametrize(
     "image, error, message",
     [
         (np.zeros((4, 4)), TypeError, "must be uint8, got float64"),
         (np.zeros((4, 4, 2), np.uint8), ValueError, r"shape \(H, W\) or \(H, W, 3\), got \(4, 4, 2\)"),
-        (Image.new("I;16", (4, 4)), ValueError, "mode I;16; scale its grey levels to 8 bits"),
+        (Image.fromarray(np.array([[0, np.nan]], np.float32)), ValueError, "grey levels are NaN or infinite"),
     ],
 )
 def test_bad_images(model, image, error, message):

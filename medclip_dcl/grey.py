@@ -1,0 +1,79 @@
+"""Grey levels of a picture: one rule for preparation and inference, so that a network sees the same in both."""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Num, UInt8
+from PIL import Image
+
+_WHITE_IS_ZERO = 0
+_PHOTOMETRIC_INTERPRETATION = 262
+
+
+class UnusableImageError(ValueError):
+    """A picture cannot be used; the message says why."""
+
+
+def to_grey(image: Image.Image) -> Image.Image:
+    """Eight-bit grey of an image of any mode.
+
+    Colours, palettes and CMYK become luma (ITU-R 601), transparency is left out. More than eight bits, whose meaning no
+    header tells, are scaled linearly from the image's own minimum and maximum, as MIMIC-CXR-JPG was made from DICOM. A
+    TIFF file whose header says that white is zero is inverted; other formats cannot say so, and nothing is guessed.
+
+    Args:
+        image: any image that PIL opens.
+
+    Returns:
+        the image in mode "L".
+
+    Raises:
+        UnusableImageError: a grey level is NaN or infinite.
+        OSError: the file is truncated or damaged.
+    """
+    if image.mode == "L":
+        image.load()
+        return image
+    if image.mode not in ("I", "F") and not image.mode.startswith("I;16"):
+        return image.convert("L")
+    values = np.asarray(image)
+    grey = eight_bits(values, *finite_range(values))
+    # PIL itself inverts such files of at most eight bits, deeper ones not.
+    if getattr(image, "tag_v2", {}).get(_PHOTOMETRIC_INTERPRETATION) == _WHITE_IS_ZERO:
+        grey = 255 - grey
+    return Image.fromarray(grey)
+
+
+def finite_range(values: Num[np.ndarray, "*shape"]) -> tuple[float, float]:
+    """Least and greatest of grey levels.
+
+    Raises:
+        UnusableImageError: one is NaN or infinite.
+    """
+    low, high = float(values.min()), float(values.max())
+    if not np.isfinite([low, high]).all():
+        raise UnusableImageError("some of its grey levels are NaN or infinite")
+    return low, high
+
+
+def eight_bits(values: Num[np.ndarray, "*shape"], low: float, high: float) -> UInt8[np.ndarray, "*shape"]:
+    """Grey levels with low as 0 and high as 255, linear between them, clipped outside; all 0 where high is not above.
+
+    Args:
+        values: finite.
+        low: becomes black.
+        high: becomes white.
+    """
+    if not low < high:
+        return np.zeros(values.shape, np.uint8)
+    if values.dtype.kind in "iu" and values.dtype.itemsize <= 2:
+        # Far fewer levels than pixels.
+        limits = np.iinfo(values.dtype)
+        table = _scaled(np.arange(limits.min, limits.max + 1), low, high)
+        return table[values.astype(np.int32) - limits.min]
+    return _scaled(values, low, high)
+
+
+def _scaled(values: Num[np.ndarray, "*shape"], low: float, high: float) -> UInt8[np.ndarray, "*shape"]:
+    shares = (values.astype(np.float64) - low) * (255 / (high - low))
+    return np.rint(shares.clip(0, 255)).astype(np.uint8)
