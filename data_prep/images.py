@@ -1,15 +1,34 @@
-"""Radiographs of a release, resized once: 8-bit grey JPEG files of one size under the release's relative paths."""
+"""Radiographs of a release, resized once: 8-bit grey JPEG files of one size under the release's relative paths.
+
+What becomes of odd files (tests/data_prep/test_images.py has a case of each):
+
+- more than 8 bits: scaled from the image's own minimum and maximum; DICOM: by its VOI transformation
+- white is zero (TIFF's header, DICOM's MONOCHROME1): inverted; JPEG and PNG cannot say so and are taken as they are
+- colour, CMYK, palette: luma; transparency is left out
+- rejected, with the reason: missing, empty or truncated files, unknown formats, several pictures in one file, more than
+  `image_file.MOST_PIXELS` pixels, a side below `LEAST_SIDE`, one grey level everywhere, NaN or infinite grey levels,
+  what `medclip_dcl.dicom` says of DICOM
+
+JPEG sources are decoded in full: PIL's draft mode would halve the time, but an image would come out up to four grey
+levels off what the same picture gives as PNG or DICOM, or to the network that is asked about the original file.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
+import re
+import shutil
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
+
+from medclip_dcl.grey import UnusableImageError
+from medclip_dcl.image_file import read_grey
 
 GEOMETRY = "stretch"
 """Both sides are resized to the same length, whatever the aspect ratio (SSD, section 3.2)."""
@@ -20,9 +39,23 @@ QUALITY = 95
 FILTER = "bilinear"
 """Antialiased: the triangle filter grows with the reduction."""
 
+LEAST_SIDE = 16
+"""Pixels; what has a shorter side is a thumbnail or an icon."""
+
+# Real radiographs take 0.15 to 0.34 bytes a pixel.
+_BYTES_PER_PIXEL = 0.35
+_BLOCK = 4096
+
+_STAMP = re.compile(rb"medclip_dcl 1; (\w+) (\d+) (\w+) q(\d+); from (\d+) x (\d+) pixels, (\d+) bytes")
+_JPEG_END = b"\xff\xd9"
+
+
+class ImageStageError(ValueError):
+    """Images cannot be written; what was finished stays."""
+
 
 class Job(NamedTuple):
-    """One image to prepare. Where `target` exists it is finished: it was renamed into place when whole."""
+    """One image to prepare; source and target are files, size is the side of the prepared image in pixels."""
 
     source: Path
     target: Path
@@ -37,6 +70,28 @@ class Outcome(NamedTuple):
     reason: str = ""
 
 
+def require_space(folder: Path, jobs: Sequence[Job], further: int = 0) -> None:
+    """Check that the disk has room for the images that are not there yet.
+
+    Args:
+        folder: of the prepared set; need not exist.
+        jobs: all of them.
+        further: bytes of what else will be written.
+
+    Raises:
+        ImageStageError: it has not; names what is needed and what is free.
+    """
+    missing = [job.size for job in jobs if not job.target.exists()]
+    needed = further + sum(_BLOCK * -(-int(_BYTES_PER_PIXEL * size**2) // _BLOCK) for size in missing)
+    place = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    free = shutil.disk_usage(place).free
+    if needed > free:
+        raise ImageStageError(
+            f"{folder}: {len(missing):,} images take about {needed / 1e9:,.2f} GB, {free / 1e9:,.2f} GB are free; "
+            "make room, or choose another --output"
+        )
+
+
 def prepare_images(jobs: Sequence[Job], pool: Executor | None = None) -> Iterator[Outcome]:
     """Decode, resize and write images; the outcomes come in the order of the jobs.
 
@@ -45,62 +100,83 @@ def prepare_images(jobs: Sequence[Job], pool: Executor | None = None) -> Iterato
         pool: processes to share the work; None works in this one.
 
     Raises:
-        OSError: an image could not be written (the disk is full, say); unreadable sources are outcomes.
+        ImageStageError: the disk is full, or a process of the pool was killed.
+        OSError: an image could not be written for another reason; unreadable sources are outcomes.
     """
     if pool is None:
         yield from map(prepare_image, jobs)
-    else:
+        return
+    try:
         yield from pool.map(prepare_image, jobs, chunksize=16)
+    except BrokenProcessPool as error:
+        raise ImageStageError(
+            "a process that prepared images was killed (often because memory ran out); run the same command again, "
+            "with fewer --workers: it continues"
+        ) from error
 
 
 def prepare_image(job: Job) -> Outcome:
-    """Prepare one image; a finished one only has its original's size read again."""
-    is_finished = job.target.exists()
+    """Prepare one image, unless it was prepared from the same file in the same way before."""
     try:
-        if job.source.stat().st_size == 0:
-            return Outcome(reason="image file is empty")
-        with Image.open(job.source) as image:
-            width, height = image.size
-            if is_finished:
-                return Outcome(height, width)
-            prepared = to_grey(image).resize((job.size, job.size), Image.Resampling.BILINEAR)
+        size_of_file = job.source.stat().st_size
+        finished = _finished(job, size_of_file)
+        if finished is not None:
+            return finished
+        grey = read_grey(job.source)
     except FileNotFoundError:
         return Outcome(reason="image file is missing")
-    except UnidentifiedImageError:
-        return Outcome(reason="not an image file of a known format")
-    # PIL's readers raise these for damaged content; OSError also where the file cannot be read at all.
-    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
-        return Outcome(reason=f"image cannot be decoded: {getattr(error, 'strerror', None) or error}")
-    job.target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = job.target.with_name(f".{job.target.name}.{os.getpid()}.tmp")
-    prepared.save(temporary, format="JPEG", quality=QUALITY)
-    os.replace(temporary, job.target)
-    return Outcome(height, width)
+    except UnusableImageError as error:
+        return Outcome(reason=str(error))
+    except OSError as error:
+        return Outcome(reason=f"image file cannot be read: {error.strerror}")
+    width, height = grey.size
+    if min(width, height) < LEAST_SIDE:
+        return Outcome(
+            reason=f"image of {width} x {height} pixels; expected at least {LEAST_SIDE} on each side"
+        )
+    prepared = grey.resize((job.size, job.size), Image.Resampling.BILINEAR)
+    darkest, brightest = prepared.getextrema()
+    if darkest == brightest:
+        return Outcome(reason=f"image is blank: grey level {darkest} everywhere")
+    outcome = Outcome(height, width)
+    _write(prepared, job.target, _stamp(job, outcome, size_of_file))
+    return outcome
 
 
-def to_grey(image: Image.Image) -> Image.Image:
-    """Eight-bit grey of an image of any mode.
+def _stamp(job: Job, outcome: Outcome, size_of_file: int) -> bytes:
+    """What a prepared file says of itself, in a comment: by this a finished one is known from a stale one."""
+    made = f"{GEOMETRY} {job.size} {FILTER} q{QUALITY}"
+    original = f"from {outcome.width} x {outcome.height} pixels, {size_of_file} bytes"
+    return f"medclip_dcl 1; {made}; {original}".encode()
 
-    Colours and palettes become luma (ITU-R 601), transparency is left out. More than eight bits, whose meaning no
-    header tells, are scaled linearly from the image's own minimum and maximum, as MIMIC-CXR-JPG was made from DICOM.
 
-    Args:
-        image: any image that PIL opens.
+def _finished(job: Job, size_of_file: int) -> Outcome | None:
+    """The outcome of a prepared image that is there, whole, and of this making; None if there is none."""
+    try:
+        with job.target.open("rb") as stream, Image.open(stream, formats=("JPEG",)) as image:
+            stamp = _STAMP.fullmatch(image.info.get("comment", b""))
+            stream.seek(-len(_JPEG_END), os.SEEK_END)
+            is_whole = stream.read() == _JPEG_END and image.size == (job.size, job.size)
+    except OSError:
+        # Not there, or no JPEG (UnidentifiedImageError is one as well).
+        return None
+    if stamp is None or not is_whole:
+        return None
+    outcome = Outcome(height=int(stamp[6]), width=int(stamp[5]))
+    return outcome if stamp[0] == _stamp(job, outcome, size_of_file) else None
 
-    Returns:
-        the image in mode "L".
 
-    Raises:
-        OSError: the file is truncated or damaged.
-    """
-    if image.mode == "L":
-        image.load()
-        return image
-    if image.mode not in ("I", "F") and not image.mode.startswith("I;16"):
-        return image.convert("L")
-    values = np.asarray(image).astype(np.float64)
-    low, high = values.min(), values.max()
-    if not low < high:
-        # A constant image, or one with undefined pixels: nothing to see.
-        return Image.new("L", image.size, 0)
-    return Image.fromarray(np.rint((values - low) * (255 / (high - low))).astype(np.uint8))
+def _write(prepared: Image.Image, target: Path, stamp: bytes) -> None:
+    """Write under another name and rename: a file is there wholly or not at all."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        prepared.save(temporary, format="JPEG", quality=QUALITY, comment=stamp)
+        os.replace(temporary, target)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise ImageStageError(
+            f"{target.parent}: {error.strerror}; make room and run the same command again: it continues"
+        ) from error
