@@ -76,7 +76,7 @@ def require_space(folder: Path, jobs: Sequence[Job], further: int = 0) -> None:
     Args:
         folder: of the prepared set; need not exist.
         jobs: all of them.
-        further: bytes of what else will be written.
+        further: bytes of the memory map, if one will be written.
 
     Raises:
         ImageStageError: it has not; names what is needed and what is free.
@@ -87,8 +87,9 @@ def require_space(folder: Path, jobs: Sequence[Job], further: int = 0) -> None:
     free = shutil.disk_usage(place).free
     if needed > free:
         raise ImageStageError(
-            f"{folder}: {len(missing):,} images take about {needed / 1e9:,.2f} GB, {free / 1e9:,.2f} GB are free; "
-            "make room, or choose another --output"
+            f"{folder}: about {needed / 1e9:,.2f} GB are needed ({len(missing):,} JPEG files"
+            f"{f', {further / 1e9:,.2f} GB of memory map' if further else ''}), {free / 1e9:,.2f} GB are free; make "
+            "room, or choose another --output"
         )
 
 

@@ -16,21 +16,42 @@ from torch.utils.data import DataLoader, Dataset
 from medclip_dcl.data.samplers import EpochDataModule, ShardSampler, require_whole_batches, worker_options
 from medclip_dcl.data.transforms import centre_crop, load_grey, to_input
 from medclip_dcl.distributed import rank_and_size
+from medclip_dcl.memory_map import MemoryMap, open_memory_map
 from medclip_dcl.prepared import PreparedDataError, PreparedSet
 
 
 class Images:
-    """Grey images by position, read when needed or held in memory."""
+    """Grey images by position, read when needed or held in memory.
 
-    def __init__(self, files: list[Path], size: int, in_memory: bool) -> None:
+    Args:
+        files: the prepared JPEG files.
+        size: side in pixels to which they are scaled.
+        in_memory: all of them are read at once.
+        memory_map: of the set; it is read instead of the files where it holds them at this size, that is unscaled.
+        rows: where each file stands in the memory map.
+    """
+
+    def __init__(
+        self,
+        files: list[Path],
+        size: int,
+        in_memory: bool,
+        memory_map: MemoryMap | None = None,
+        rows: Sequence[int] = (),
+    ) -> None:
         self.files, self.size = files, size
+        self.memory_map = memory_map if memory_map is not None and memory_map.side == size else None
+        self.rows = rows
         self.cache: np.ndarray | None = None
         if in_memory:
             self.cache = np.empty((len(files), size, size), dtype=np.uint8)
-            for index, file in enumerate(files):
-                self.cache[index] = self._read(file)
+            for index in range(len(files)):
+                self.cache[index] = self._read(index)
 
-    def _read(self, file: Path) -> UInt8[np.ndarray, "size size"]:
+    def _read(self, index: int) -> UInt8[np.ndarray, "size size"]:
+        if self.memory_map is not None:
+            return self.memory_map[self.rows[index]]
+        file = self.files[index]
         try:
             return load_grey(file, self.size)
         except OSError as error:
@@ -39,7 +60,7 @@ class Images:
             ) from error
 
     def __getitem__(self, index: int) -> UInt8[np.ndarray, "size size"]:
-        return self._read(self.files[index]) if self.cache is None else self.cache[index]
+        return self._read(index) if self.cache is None else self.cache[index]
 
 
 @dataclass(frozen=True)
@@ -197,9 +218,11 @@ class ImagesDataModule(EpochDataModule):
     def _cached(self, dicom_ids: Sequence[str]) -> Images:
         key = "\n".join(dicom_ids)
         if key not in self._images:
-            paths = self.prepared.table("images").set_index("dicom_id")["path"].reindex(list(dicom_ids))
-            files = [self.prepared.image_file(path) for path in paths]
-            self._images[key] = Images(files, self.image_size, self.cache_images)
+            images = self.prepared.table("images")
+            rows = pd.Series(range(len(images)), index=images["dicom_id"])[list(dicom_ids)].tolist()
+            files = [self.prepared.image_file(path) for path in images["path"].iloc[rows]]
+            memory_map = open_memory_map(self.prepared)
+            self._images[key] = Images(files, self.image_size, self.cache_images, memory_map, rows)
         return self._images[key]
 
     def _loader(self, dataset: Dataset, sampler: Any, batch_size: int | None, collate: Any) -> DataLoader:

@@ -271,11 +271,11 @@ def test_space_is_checked_for_what_is_missing(tmp_path: Path, monkeypatch: pytes
     work = job(tmp_path, jpeg(), size=512)
     jobs = [work, *(work._replace(target=tmp_path / "set" / f"{n}.jpg") for n in range(9))]
     monkeypatch.setattr(image_files.shutil, "disk_usage", lambda _: SimpleNamespace(free=800_000))
-    with pytest.raises(ImageStageError, match="set: 10 images take about 0.00 GB"):
+    with pytest.raises(ImageStageError, match=r"set: about 0.00 GB are needed \(10 JPEG files\)"):
         require_space(tmp_path / "set", jobs)
     monkeypatch.setattr(image_files.shutil, "disk_usage", lambda _: SimpleNamespace(free=950_000))
     require_space(tmp_path / "set", jobs)  # 10 x 92 KB
-    with pytest.raises(ImageStageError, match="make room, or choose another --output"):
+    with pytest.raises(ImageStageError, match=r"\(10 JPEG files, 0.00 GB of memory map\)"):
         require_space(tmp_path / "set", jobs, further=100_000)
     prepare_image(work)
     require_space(tmp_path / "set", jobs, further=100_000)

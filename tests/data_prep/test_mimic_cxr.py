@@ -9,6 +9,7 @@ import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -705,3 +706,26 @@ def test_real_chest_radiographs(real_data: Path, tmp_path: Path) -> None:
     # Notes are patient data: nothing of them is printed.
     for text in prepared.table("sentences")["text"]:
         assert text not in result.stdout + result.stderr
+
+
+def test_a_memory_map_is_written_with_the_set_or_beside_a_finished_one(
+    raw: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepare(settings(raw))
+    finished = contents(raw.parent / "set")
+    prepare(settings(raw, memory_map=True))
+    later = contents(raw.parent / "set")
+    assert sorted(set(later) - set(finished)) == ["memory_map.json", "memory_map.npy"]
+    assert {name: later[name] for name in finished} == finished
+    prepare(settings(raw, output=raw.parent / "other", memory_map=True, workers=2))
+    assert contents(raw.parent / "other") == later
+    capsys.readouterr()
+    prepare(settings(raw, memory_map=True))
+    assert "nothing to do" in capsys.readouterr().out
+
+
+def test_a_full_disk_is_noticed_before_the_work(raw: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mimic_cxr.image_files.shutil, "disk_usage", lambda _: SimpleNamespace(free=45_000))
+    with pytest.raises(ValueError, match=r"\(11 JPEG files\), 0.00 GB are free"):
+        prepare(settings(raw))
+    assert not (raw.parent / "set").exists()
