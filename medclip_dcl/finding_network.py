@@ -75,6 +75,11 @@ class FindingNetwork(nn.Module):
         """Logits of every finding; above 0 where the finding is more likely than not."""
         return self.classify(self.features(images))
 
+    @property
+    def is_standardised(self) -> bool:
+        """False as long as the linear layer sees the features as they are."""
+        return bool(self.feature_mean.any()) or not bool((self.feature_std == 1).all())
+
     def standardise(self, features: Float[Tensor, "image channel"]) -> None:
         """Let each channel of these features have mean 0 and deviation 1 before the linear layer.
 

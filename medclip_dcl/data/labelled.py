@@ -131,13 +131,20 @@ class LabelledDataModule(ImagesDataModule):
         labels = self._targets("train").labels
         return (labels == 0).sum(0).float() / (labels == 1).sum(0)
 
-    def features(self, use: str) -> Float[Tensor, "image channel"]:
-        """The model's features of the whole images of "train" or "validate", computed at the first call."""
+    def features(self, use: str, most: int | None = None) -> Float[Tensor, "image channel"]:
+        """The model's features of the whole images of "train" or "validate", or of the first `most` of them.
+
+        Those of all images are computed at the first call and kept.
+        """
+        if most is not None:
+            return self._computed(self._targets(use).dicom_ids[:most])
         if use not in self._features:
-            dicom_ids = self._targets(use).dicom_ids
-            found = self._model().features_of(self._image_loader(dicom_ids))
-            self._features[use] = torch.stack([found[dicom_id] for dicom_id in dicom_ids])
+            self._features[use] = self._computed(self._targets(use).dicom_ids)
         return self._features[use]
+
+    def _computed(self, dicom_ids: list[str]) -> Float[Tensor, "image channel"]:
+        found = self._model().features_of(self._image_loader(dicom_ids))
+        return torch.stack([found[dicom_id] for dicom_id in dicom_ids])
 
     def _model(self) -> Any:
         """The model that is trained: it knows the findings, and whether its encoder is."""

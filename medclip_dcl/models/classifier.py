@@ -32,14 +32,18 @@ from medclip_dcl.models.seeded_batches import seeded_batches
 from medclip_dcl.network import build_part, load_exactly
 from medclip_dcl.weight_files import read_checkpoint
 
+_SCALED_BY = 1000
+"""Training images by which fine-tuning scales the features at its start."""
+
 
 class Classifier(LightningModule):
     """Multi-label classification of findings (CheXpert's columns) on an image encoder.
 
     Two kinds of training. Linear probe (`frozen: true`): the encoder stays as it is, in evaluation mode; its features
-    are computed once, of whole images, and the linear layer is trained upon them from memory, standardised by the
-    training images' mean and deviation. Fine-tuning (`frozen: false`): the encoder is trained as well, at a rate of its
-    own. See `FindingNetwork` for which features these are.
+    are computed once, of whole images, and the linear layer is trained upon them from memory. Fine-tuning (`frozen:
+    false`): the encoder is trained as well, at a rate of its own. See `FindingNetwork` for which features these are.
+    In both, the linear layer sees them standardised by the mean and deviation that they have among training images
+    before the first step (in fine-tuning, among 1,000 of them): a contrastive objective leaves their scale free.
 
     The loss is the binary cross entropy, averaged over all labelled (image, finding) entries of the batch and of all
     processes; entries that the data leaves out (see `LabelledDataModule`) count for nothing.
@@ -149,7 +153,7 @@ class Classifier(LightningModule):
             self.network.image_size = datamodule.image_size
 
     def on_fit_start(self) -> None:
-        """What follows from the training images: weights of the classes, scale of a probe's features."""
+        """What follows from the training images: weights of the classes, scale of the features."""
         if self.encoder_is_frozen:
             # Lightning's doubt whether that is meant.
             warnings.filterwarnings(
@@ -158,8 +162,10 @@ class Classifier(LightningModule):
         data = self.trainer.datamodule  # type: ignore[attr-defined]
         if self.balanced:
             self.positive_weight.copy_(data.positive_weight())
-        if self.frozen:
-            self.network.standardise(data.features("train").to(self.device))
+        # A resumed run has its scale; here its encoder is no longer what it was at the start.
+        if not self.network.is_standardised:
+            features = data.features("train") if self.frozen else data.features("train", _SCALED_BY)
+            self.network.standardise(features.to(self.device))
 
     @torch.no_grad()
     def features_of(self, images: DataLoader) -> dict[str, Tensor]:

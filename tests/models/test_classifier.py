@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import torch.distributed as dist
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from medclip_dcl import load
 from medclip_dcl.data.labelled import LabelledDataModule
+from medclip_dcl.data.transforms import load_grey, to_input
 from medclip_dcl.encoders.image import RegionEncoder, ResNetRegions
 from medclip_dcl.encoders.text import BertSentences
 from medclip_dcl.finding_network import FindingNetwork
@@ -239,6 +241,22 @@ def test_the_encoder_is_frozen_for_so_many_steps_and_then_warms_up(small_set, tm
         encoder[:4] == [0] * 4 and encoder[4] == pytest.approx(0.002) and encoder[5] == pytest.approx(0.004)
     )
     assert head[-1] < head[1] and encoder[-1] < encoder[5]
+
+
+def test_fine_tuning_scales_the_features_as_the_encoder_gives_them_at_the_start(
+    small_set, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("medclip_dcl.models.classifier._SCALED_BY", 9)
+    torch.manual_seed(0)
+    model = Classifier(["Edema"], resnet(), learning_rate=0.01)
+    images = pd.read_parquet(small_set / "images.parquet").query("use == 'train'").sort_values("dicom_id")[:9]
+    shown = torch.stack([to_input(load_grey(small_set / "images" / path, 32)) for path in images["path"]])
+    with torch.no_grad():
+        features = model.eval().network.features(shown)
+    trainer(tmp_path, 2).fit(model.train(), datamodule(small_set))
+    torch.testing.assert_close(model.network.feature_mean, features.mean(0))
+    with torch.no_grad():
+        assert not torch.allclose(model.eval().network.features(shown).mean(0), features.mean(0), rtol=0.05)
 
 
 def test_each_stage_has_its_rate(small_set):
