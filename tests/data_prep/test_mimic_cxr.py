@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from data_prep import mimic_cxr, preparation
+from data_prep import images, mimic_cxr, preparation
 from data_prep.mimic_cxr import Settings, prepare
 from data_prep.releases import ReleaseError
 from medclip_dcl.prepared import PreparedDataError, PreparedSet
@@ -725,7 +725,7 @@ def test_a_memory_map_is_written_with_the_set_or_beside_a_finished_one(
 
 
 def test_a_full_disk_is_noticed_before_the_work(raw: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mimic_cxr.image_files.shutil, "disk_usage", lambda _: SimpleNamespace(free=45_000))
+    monkeypatch.setattr(images.shutil, "disk_usage", lambda _: SimpleNamespace(free=45_000))
     with pytest.raises(ValueError, match=r"\(11 JPEG files\), 0.00 GB are free"):
         prepare(settings(raw))
     assert not (raw.parent / "set").exists()
