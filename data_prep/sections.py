@@ -2,6 +2,7 @@
 
 Headers stand at the beginning of a line, in capitals, before a colon (``\\n ([A-Z ()/,-]+):\\s`` in the official
 parser). Beyond that: lower-case headers, headers within a line, missing colons, misspellings, combined headers.
+Drafts and additions (WET READ, PRELIMINARY REPORT, ADDENDUM) and signatures are left out, see `_is_draft`.
 A header that is neither findings nor impression ends the section if it is known to begin another (INDICATION,
 COMPARISON, WET READ, ADDENDUM, ...); an unknown one (HEART, LUNGS, LINES AND TUBES) belongs to the text around it.
 """
@@ -16,7 +17,7 @@ from typing import NamedTuple
 
 from data_prep.sentences import has_letter
 
-RULES_VERSION = 1
+RULES_VERSION = 2
 """Raised with every change that gives other text; stands in the options of a prepared set."""
 
 SECTIONS = ("findings", "impression")
@@ -33,7 +34,7 @@ _TEXT = "text"
 _OTHER_WORDS = re.compile(
     r"\b(?:INDICATIONS?|HISTORY|CLINICAL|REASONS?|COMPARISONS?|COMPARED|PRIORS?|TECHNIQUES?|EXAM|EXAMS|EXAMINATIONS?"
     r"|PROCEDURES?|PROTOCOL|WET READ|WETREAD|PRELIMINARY|PROVISIONAL|PFI|ADDENDUM|ADDENDA|NOTIFICATIONS?"
-    r"|RECOMMENDATIONS?|ATTESTATION|DOSE|FLUOROSCOPY|CONTRAST|DATE|TIME|DICTATED|SIGNED|REFERRING|ORDERING|QUESTION"
+    r"|RECOMMENDATIONS?|ATTESTATION|DOSE|FLUOROSCOPY|CONTRAST|DATE|TIME|DICTATED|TRANSCRIBED|APPROVED|SIGNED|REFERRING|ORDERING|QUESTION"
     r"|COMPLAINT|COMMUNICATION|DIAGNOSIS CODE|ICD|REQUEST|FINAL REPORT)\b"
 )
 # These make even a header with FINDINGS or IMPRESSION in it something else: "PROVISIONAL FINDINGS IMPRESSION (PFI)".
@@ -50,12 +51,18 @@ _KNOWN_OTHER = (
 )
 _HEADER = re.compile(
     rf"""
-    ^[ \t]*(?P<capitals>[A-Z][A-Z0-9 \t()/,.&'_-]{{1,70}}?)[ \t]*[:;](?=\s|$)           # at the beginning of a line
+    ^[ \t]*(?:[\[*\#]+|\d{{1,2}}[.)])?[ \t]*                                             # at the beginning of a line
+      (?P<capitals>[A-Z][A-Z0-9 \t()\[\]/,.&'_-]{{1,70}}?)[ \t]*[\]*]*[:;]\**(?=\s|$)
     | ^[ \t]*(?P<any_case>(?i:{_KNOWN}|{_KNOWN_OTHER}))[ \t]*:                          # the same, not in capitals
     | ^[ \t]*(?P<bare>{_KNOWN})[ \t]*$                                                  # without its colon
     | (?:(?<=\s)|(?<=[.)_]))(?P<inside>{_KNOWN}|{_KNOWN_OTHER})[ \t]*:(?=\s|$)           # within a line
     | (?<=[.?!]\s)(?P<after_stop>Findings|Impression|Conclusion)[ \t]*:(?=\s)
-    | ^[ \t]*(?P<title>FINAL[ \t]REPORT|FINAL[ \t]ADDENDUM|WET[ \t]READ|ADDENDUM)[ \t]*$
+    | ^[ \t]*(?P<capitalised>[A-Z][a-z]{{5,12}})[ \t]*:(?=\s|$)                            # misspelled
+    # "IMPRESSION  Clear.", "COMPARISON ___": small letters behind the name, which are not those of a sentence
+    | ^[ \t]*(?P<loose>(?:{_KNOWN}|{_KNOWN_OTHER}))(?:[ \t]*[.–-][ \t]|[ \t])[ \t]*(?=[A-Z][a-z]|_|\d)
+    | ^[ \t]*(?P<title>FINAL[ \t]REPORT)[ \t]*$
+    | ^[ \t]*(?P<draft>(?:FINAL[ \t]+)?ADDENDUM|WET[ \t]?READ|PRELIMINARY[ \t]REPORT)\b(?:[^:\n]*:(?=\s|$))?
+    | ^[ \t]*(?P<signature>(?i:electronically[ \t]+signed|dictated[ \t]+by|transcribed[ \t]+by|approved[ \t]+by))\b
     """,
     re.MULTILINE | re.VERBOSE,
 )
@@ -99,15 +106,35 @@ def study_sections(report: str, wanted: Collection[str] = SECTIONS) -> list[Sect
 def _pieces(report: str) -> list[Section]:
     """Cut a report at its headers. What stands under no header is `_TEXT`."""
     report = _PAGE_BREAK.sub("", report.replace("\r\n", "\n").replace("\r", "\n"))
+    headers = list(_HEADER.finditer(report))
+    last_title = max((match.start() for match in headers if match["title"]), default=-1)
     found: list[Section] = []
-    name, start = _TEXT, 0
-    for match in _HEADER.finditer(report):
-        kind = _TEXT if match["title"] == "FINAL REPORT" else _kind(match[match.lastgroup or 0])
-        if kind is None or (kind == _VIEWS and name in (*SECTIONS, BOTH)):
+    name, start, draft = _TEXT, 0, ""
+    for match in headers:
+        header = match[match.lastgroup or 0]
+        kind = _TEXT if match["title"] else _kind(header)
+        is_misread = match["capitalised"] is not None and kind not in (*SECTIONS, BOTH)
+        if kind is None or is_misread or (kind == _VIEWS and name in (*SECTIONS, BOTH)):
             continue
+        if match["title"]:
+            draft = ""
+        elif beginning := _NOT_FINAL.search(" ".join(header.upper().split())):
+            draft = beginning[0]
+        elif draft and _is_draft(draft, match.start() < last_title, found, name):
+            kind = _OTHER
         found.append(Section(name, report[start : match.start()]))
         name, start = kind, match.end()
     return [*found, Section(name, report[start:])]
+
+
+def _is_draft(draft: str, is_before_title: bool, found: Collection[Section], name: str) -> bool:
+    """Whether a section behind WET READ, PRELIMINARY or ADDENDUM belongs to it.
+
+    What stands before the title FINAL REPORT does. Without that title behind it, an addendum to findings or an
+    impression lasts to the end; any other ends with the next section, which is all that there is.
+    """
+    names = {name, *(section.name for section in found if has_letter(section.text))}
+    return is_before_title or (draft.startswith("ADDEND") and not names.isdisjoint((*SECTIONS, BOTH)))
 
 
 @functools.lru_cache(maxsize=65536)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -136,6 +137,7 @@ def test_the_prepared_set_of_a_small_release(raw: Path, capsys: pytest.CaptureFi
     assert not (prepared.folder / "unfinished.json").exists()
     said = capsys.readouterr()
     assert "train 4, validate 1, test 2, grounding 4, excluded 0" in said.out
+    assert re.search(r"sentences: [\d,]+ in [\d,]+ distinct passages \([\d,]+ sentences/s\)", said.err)
     assert "Heart size" not in said.out + said.err
 
 

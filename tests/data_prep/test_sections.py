@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import csv
+import textwrap
+from pathlib import Path
+
 import pytest
 
-from data_prep.sections import BOTH, LAST_PARAGRAPH, study_sections
+from data_prep.reports import Study, read_sentences
+from data_prep.sections import BOTH, LAST_PARAGRAPH, SECTIONS, study_sections
+from data_prep.sentences import has_letter
 
 TITLE = "                                 FINAL REPORT\n"
 
@@ -121,3 +127,192 @@ def test_one_section_can_be_chosen() -> None:
     assert found(" FINDINGS AND IMPRESSION:  Clear.\n", "impression") == [(BOTH, "Clear.")]
     # A report with the other section is not searched for a last paragraph: it would be that other section.
     assert found(" FINDINGS:  Clear.\n", "impression") == []
+
+
+# One letter for the kind of each section that is found: findings, impression, both, last paragraph.
+KINDS = {"F": "findings", "I": "impression", "B": BOTH, "P": LAST_PARAGRAPH}
+SHAPES = [
+    (" FINDINGS:  Clear.\n \n IMPRESSION:  Normal.\n", "F Clear.|I Normal."),
+    ("Findings:  Clear.\nImpression:  Normal.\n", "F Clear.|I Normal."),
+    ("findings: clear.\nimpression: normal.\n", "F clear.|I normal."),
+    (" FINDINGS  Clear.\n \n IMPRESSION  Normal.\n", "F Clear.|I Normal."),
+    (" FINDINGS -  Clear.\n \n IMPRESSION -  Normal.\n", "F Clear.|I Normal."),
+    (" FINDINGS.  Clear.\n \n IMPRESSION.  Normal.\n", "F Clear.|I Normal."),
+    (" FINDINGS :  Clear.\n \n IMPRESSION :  Normal.\n", "F Clear.|I Normal."),
+    (" FINDINGS;  Clear.\n \n IMPRESSION;  Normal.\n", "F Clear.|I Normal."),
+    (" FINDINGS:Clear.\n \n IMPRESSION:Normal.\n", "F Clear.|I Normal."),
+    (" IMPRESSION:  1. Normal.\n \n IMPRESSION:  2. Stable.\n", "I 1. Normal.|I 2. Stable."),
+    (" ADDENDUM:  Rib is broken.\n \n" + TITLE + " FINDINGS:  Clear.\n", "F Clear."),
+    (" FINDINGS:  Clear.\n \n ADDENDUM:  Rib is broken.\n", "F Clear."),
+    (" FINDINGS:  Clear.\n \n ADDENDUM  Rib is broken.\n", "F Clear."),
+    (" IMPRESSION:  Clear.\n \n ADDENDUM by Dr. ___ on ___: Rib is broken.\n", "I Clear."),
+    (" IMPRESSION:  Clear.\n ADDENDUM\n Rib is broken.\n", "I Clear."),
+    (
+        " WET READ: ___ ___ ___ 3:15 PM\n  Edema.\n ____________\n" + TITLE + " FINDINGS:  Clear.\n",
+        "F Clear.",
+    ),
+    (" IMPRESSION:  Clear.\n \n WET READ VERSION #1 ___ ___ 3:15 PM\n  Edema.\n", "I Clear."),
+    (
+        " WET READ VERSION #1: Edema.\n WET READ VERSION #2: More edema.\n"
+        + TITLE
+        + " IMPRESSION:  Clear.\n",
+        "I Clear.",
+    ),
+    (" PRELIMINARY REPORT\n FINDINGS:  Edema.\n \n FINAL REPORT\n FINDINGS:  Clear.\n", "F Clear."),
+    (" PRELIMINARY FINDINGS:  Edema.\n \n IMPRESSION:  Clear.\n", "I Clear."),
+    (" IMPRESSION:  Clear.\n \n NOTIFICATION:  Dr. ___ was told.\n", "I Clear."),
+    (" IMPRESSION:  Clear.\n \n NOTIFICATIONS:  Dr. ___ was told.\n", "I Clear."),
+    (" IMPRESSION:  Clear.\n \n RECOMMENDATION(S):  CT.\n", "I Clear."),
+    (" IMPRESSION:  Clear.\n Recommendation: CT.\n", "I Clear."),
+    (" IMPRESSION:  Clear.\n Notification: told.\n", "I Clear."),
+    (" IMPRESSION:  Clear.\n Comparison: none.\n", "I Clear."),
+    (" FINDINGS (PA AND LATERAL):  Clear.\n", "F Clear."),
+    (" FINDINGS [CHEST]:  Clear.\n", "F Clear."),
+    (" [FINDINGS]:  Clear.\n [IMPRESSION]: Normal.\n", "F Clear.|I Normal."),
+    (" FINDINGS:\n \n IMPRESSION:  Normal.\n", "I Normal."),
+    (" FINDINGS: Clear. IMPRESSION: Normal.\n", "F Clear.|I Normal."),
+    (" FINDINGS: Clear. COMPARISON: ___. IMPRESSION: Normal.\n", "F Clear.|I Normal."),
+    (" FINDNGS: Clear.\n IMPRESSON: Normal.\n", "F Clear.|I Normal."),
+    (" FINDIGNS: Clear.\n IMPESSION: Normal.\n", "F Clear.|I Normal."),
+    (" FINGINGS: Clear.\n IMPRESION: Normal.\n", "F Clear.|I Normal."),
+    (" FIDINGS: Clear.\n IMPRESSIN: Normal.\n", "F Clear.|I Normal."),
+    (" FINDING: Clear.\n IMPRSSION: Normal.\n", "F Clear.|I Normal."),
+    (" Findngs: Clear.\n Impresson: Normal.\n", "F Clear.|I Normal."),
+    (" IMPRESSION AND FINDINGS: Clear.\n", "B Clear."),
+    (" FINDINGS & IMPRESSION: Clear.\n", "B Clear."),
+    (" FINDINGS-IMPRESSION: Clear.\n", "B Clear."),
+    (" FINDINGS, IMPRESSION: Clear.\n", "B Clear."),
+    (" Findings and Impression: Clear.\n", "B Clear."),
+    (" FINDINGS AND IMPRESSION\n Clear.\n", "B Clear."),
+    (" CHEST, TWO VIEWS: Clear.\n", "F Clear."),
+    (" CHEST TWO VIEWS\n \n Clear.\n", "P Clear."),
+    (" EXAM: CHEST TWO VIEWS\n REASON FOR EXAM: Cough.\n FINDINGS: Clear.\n", "F Clear."),
+    (" REASON FOR EXAM: Cough.\n \n Clear.\n", "P Clear."),
+    (" REASON FOR THIS EXAMINATION:  Cough.\n FINDINGS: Clear.\n", "F Clear."),
+    (" TECHNIQUE: AP.\n FINDINGS: Clear.\n", "F Clear."),
+    (" HISTORY: Cough.\n \n FINDINGS: Clear.\n", "F Clear."),
+    (" CLINICAL INFORMATION: Cough.\n \n IMPRESSION: Clear.\n", "I Clear."),
+    (" IMPRESSION: Clear.\n \n Electronically signed by ___, MD on ___ at ___.\n", "I Clear."),
+    (" IMPRESSION: Clear.\n ELECTRONICALLY SIGNED BY: ___\n", "I Clear."),
+    (" IMPRESSION: Clear.\n \n DICTATED BY: ___\n", "I Clear."),
+    (
+        " IMPRESSION: Clear.\n \n Dr. ___ has reviewed the images and report.\n",
+        "I Clear. Dr. ___ has reviewed the images and report.",
+    ),
+    (" FINDINGS:\n Comparison is made to ___.  Clear.\n", "F Comparison is made to ___. Clear."),
+    (" FINDINGS:\n Clear.\n COMPARISON STUDY:  ___.\n", "F Clear."),
+    (" FINDINGS: Clear.\n COMPARISON  ___\n \n IMPRESSION: Normal.\n", "F Clear.|I Normal."),
+    (" CONCLUSION: Clear.\n", "I Clear."),
+    (" CONCLUSIONS:\n Clear.\n", "I Clear."),
+    (" SUMMARY: Clear.\n", "I Clear."),
+    (" IMP: Clear.\n", "I Clear."),
+    (" REPORT: Clear.\n", "F Clear."),
+    (" OPINION:  Clear.\n", "I Clear."),
+    (" INTERPRETATION:  Clear.\n", "I Clear."),
+    (" PORTABLE CHEST: Clear.\n IMPRESSION: Normal.\n", "I Normal."),
+    (
+        " AP CHEST, 3:15 A.M., ___:\n \n HISTORY: Cough.\n \n IMPRESSION: AP chest compared to ___: Clear.\n",
+        "I AP chest compared to ___: Clear.",
+    ),
+    (" FINDINGS: LUNGS: Clear. HEART: Normal.\n BONES: Old.\n", "F LUNGS: Clear. HEART: Normal. BONES: Old."),
+    (" INDICATION: Cough.\n", "-"),
+    (" INDICATION: Cough. FINDINGS: Clear.\n", "F Clear."),
+    ("FINAL REPORT\n FINDINGS: Clear.\n FINAL REPORT\n IMPRESSION: Normal.\n", "F Clear.|I Normal."),
+    (
+        " FINDINGS:  As above.\n Findings were discussed with Dr. ___.\n",
+        "F As above. Findings were discussed with Dr. ___.",
+    ),
+    (" FINDINGS: Clear.\n \n Findings: unchanged.\n", "F Clear.|F unchanged."),
+    (" The impression: of a mass is wrong.\n", "P The impression: of a mass is wrong."),
+    (
+        " IMPRESSION:  Clear.\n \n Findings were discussed with: Dr. ___.\n",
+        "I Clear. Findings were discussed with: Dr. ___.",
+    ),
+    (" \tIMPRESSION\t:\tClear.\n", "I Clear."),
+    (" **FINDINGS:** Clear.\n **IMPRESSION:** Normal.\n", "F Clear.|I Normal."),
+    (" 1. FINDINGS: Clear.\n 2. IMPRESSION: Normal.\n", "F Clear.|I Normal."),
+    (" FINAL ADDENDUM\n IMPRESSION:  Rib is broken.\n" + TITLE + " IMPRESSION:  Clear.\n", "I Clear."),
+    (" IMPRESSION:  Clear.\n \n ADDENDUM:\n IMPRESSION:  Rib is broken.\n", "I Clear."),
+    (" ADDENDUM:\n IMPRESSION:  Rib is broken.\n", "I Rib is broken."),
+    (" WET READ: Edema.\n \n FINDINGS: Clear.\n", "F Clear."),
+    (
+        " FINDINGS: THERE ARE NO\n FINDINGS OF EDEMA IN\n COMPARISON WITH ___.\n",
+        "F THERE ARE NO FINDINGS OF EDEMA IN COMPARISON WITH ___.",
+    ),
+    (" FINDINGS: Clear.\n COMPARISON  Film of ___.\n", "F Clear."),
+    (" FINDINGS: No change in\n comparison to ___.\n", "F No change in comparison to ___."),
+    (
+        " INDICATION: Cough.\n \n COMPARISON: ___.\n \n Clear.\n \n Electronically signed by ___.\n",
+        "P Clear.",
+    ),
+]
+
+
+def test_the_table_of_shapes_is_long_and_names_each_once() -> None:
+    assert len({report for report, _ in SHAPES}) == len(SHAPES) > 80
+
+
+@pytest.mark.parametrize(("report", "expected"), SHAPES)
+def test_shapes_in_which_reports_are_written(report: str, expected: str) -> None:
+    """`expected`: kind and text of each section, "-" for a report without any."""
+    report = report if "FINAL REPORT" in report else TITLE + report
+    pieces = [] if expected == "-" else expected.split("|")
+    assert found(report) == [(KINDS[piece[0]], piece[2:]) for piece in pieces]
+
+
+# --- All of Open-i, in MIMIC-CXR's layout ---------------------------------------------------------------------------
+
+HEADERS = {
+    "indication": "INDICATION",
+    "comparison": "COMPARISON",
+    "findings": "FINDINGS",
+    "impression": "IMPRESSION",
+}
+# The impression of this report holds a whole report with headers of its own.
+WITH_HEADERS_INSIDE = [2415]
+
+
+def mimic_layout(row: dict[str, str]) -> str:
+    """A report as MIMIC-CXR writes it: a title, headers behind a blank, 79 characters a line, blanks in empty lines."""
+    parts = [TITLE]
+    for column, header in HEADERS.items():
+        if row[column].strip():
+            text = textwrap.wrap(
+                f"{header}:  {' '.join(row[column].split())}",
+                width=78,
+                break_long_words=False,
+                break_on_hyphens=False,
+                drop_whitespace=True,
+            )
+            parts.append("".join(f" {line}\n" for line in text))
+    return " \n".join(parts)
+
+
+@pytest.fixture(scope="module")
+def openi(real_data: Path) -> list[dict[str, str]]:
+    with (real_data / "openi" / "openi_reports.csv").open(encoding="utf-8", newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def test_sections_of_every_open_i_report_come_back(openi: list[dict[str, str]]) -> None:
+    assert len(openi) == 3955
+    others = []
+    for row in openi:
+        written = [(c, " ".join(row[c].split())) for c in ("findings", "impression") if has_letter(row[c])]
+        if found(mimic_layout(row)) != written:
+            others.append(int(row["uid"]))
+    assert others == WITH_HEADERS_INSIDE
+
+
+def test_every_open_i_study_has_sentences_or_a_reason(openi: list[dict[str, str]], tmp_path: Path) -> None:
+    studies = [Study(50_000_000 + int(row["uid"]), 10_000_000 + int(row["uid"])) for row in openi]
+    for study, row in zip(studies, openi, strict=True):
+        file = tmp_path / study.report
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(mimic_layout(row), encoding="utf-8")
+    texts = read_sentences(studies, [tmp_path], SECTIONS, None)
+    assert {*texts.of_study} | {*texts.reasons} == {study.study_id for study in studies}
+    assert not {*texts.of_study} & {*texts.reasons}
+    without = {50_000_000 + int(r["uid"]) for r in openi if not has_letter(r["findings"] + r["impression"])}
+    assert {*texts.reasons} == without and len(without) == 28
+    assert set(texts.reasons.values()) == {"report has no findings or impression"}
