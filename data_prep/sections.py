@@ -27,6 +27,7 @@ BOTH = "findings_and_impression"
 LAST_PARAGRAPH = "last_paragraph"
 
 _OTHER = "other"
+_REMARK = "remark"
 _VIEWS = "views"
 _TEXT = "text"
 
@@ -39,6 +40,12 @@ _OTHER_WORDS = re.compile(
 )
 # These make even a header with FINDINGS or IMPRESSION in it something else: "PROVISIONAL FINDINGS IMPRESSION (PFI)".
 _NOT_FINAL = re.compile(r"\b(?:WET READ|WETREAD|PRELIMINARY|PROVISIONAL|PFI|ADDENDUM|ADDENDA)\b")
+# Where a report says nothing elsewhere, its reading may stand under these (some of those that the official script
+# leaves out or lists by hand), if it states something: "EXAMINATION:  The lungs are clear."
+_MAY_HOLD_READING = re.compile(r"\b(?:EXAM|EXAMINATION|PROCEDURE|RECOMMENDATIONS?)\b")
+_STATEMENT = re.compile(
+    r"\b(?:is|are|has|have|there|no|clear|normal|unchanged|stable|recommended)\b", re.IGNORECASE
+)
 _IMPRESSION_WORDS = re.compile(r"\b(?:CONCLUSIONS?|OPINION|SUMMARY|INTERPRETATION|IMP)\b")
 # "CHEST, PA AND LATERAL: The heart is ...": findings where the report has no header for them.
 _VIEW_WORDS = re.compile(
@@ -84,7 +91,8 @@ def study_sections(report: str, wanted: Collection[str] = SECTIONS) -> list[Sect
     """The chosen sections of a report in order of appearance.
 
     Where a report has neither findings nor impression: the text under a header that names the views (CHEST, PA AND
-    LATERAL), else the last paragraph that stands under no header of another section.
+    LATERAL), else the last paragraph that stands under no header of another section, else a statement under
+    EXAMINATION or RECOMMENDATION.
 
     Args:
         report: text of a report file.
@@ -148,7 +156,7 @@ def _kind(header: str) -> str | None:
     if is_findings or is_impression:
         return BOTH if is_findings and is_impression else "findings" if is_findings else "impression"
     if _OTHER_WORDS.search(words):
-        return _OTHER
+        return _REMARK if _MAY_HOLD_READING.search(words) and "REASON" not in words else _OTHER
     return _VIEWS if _VIEW_WORDS.search(words) else None
 
 
@@ -163,10 +171,11 @@ def _resembles(words: str, name: str) -> bool:
 def _last_paragraph(pieces: list[Section]) -> list[Section]:
     for piece in reversed(pieces):
         paragraphs = [text for text in _BLANK_LINE.split(piece.text) if text.strip()]
-        if piece.name == _OTHER:
+        if piece.name in (_OTHER, _REMARK):
             # The first paragraph is what the header announces; what follows a blank line stands on its own.
             paragraphs = paragraphs[1:]
         paragraphs = [text for text in paragraphs if has_letter(text)]
         if paragraphs:
             return [Section(LAST_PARAGRAPH, paragraphs[-1])]
-    return []
+    remarks = [text for name, text in pieces if name == _REMARK and _STATEMENT.search(text)]
+    return [Section(LAST_PARAGRAPH, text) for text in remarks[-1:]]

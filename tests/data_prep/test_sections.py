@@ -216,6 +216,12 @@ SHAPES = [
     ),
     (" FINDINGS: LUNGS: Clear. HEART: Normal.\n BONES: Old.\n", "F LUNGS: Clear. HEART: Normal. BONES: Old."),
     (" INDICATION: Cough.\n", "-"),
+    (" INDICATION: There is cough.\n COMPARISON: There is none.\n NOTIFICATION: Dr. ___ is told.\n", "-"),
+    (" EXAMINATION: CHEST (PA AND LAT)\n INDICATION: Cough.\n TECHNIQUE: There are two views.\n", "-"),
+    (" EXAMINATION: The lungs are clear.\n INDICATION: Cough.\n", "P The lungs are clear."),
+    (" INDICATION: Cough.\n RECOMMENDATION(S): CT is recommended.\n", "P CT is recommended."),
+    (" EXAMINATION: CHEST IS UPRIGHT\n \n Clear.\n", "P Clear."),
+    (" REASON FOR EXAM: There is cough.\n", "-"),
     (" INDICATION: Cough. FINDINGS: Clear.\n", "F Clear."),
     ("FINAL REPORT\n FINDINGS: Clear.\n FINAL REPORT\n IMPRESSION: Normal.\n", "F Clear.|I Normal."),
     (
