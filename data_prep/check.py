@@ -494,7 +494,11 @@ def check(folder: Path, full: bool, workers: int) -> None:
     print(page)
     print()
     if not problems:
-        print("no problem found" + ("" if full else " (image files by their headers; --full decodes them)"))
+        by_headers = not full and (folder / "images").is_dir()
+        print(
+            "no problem found"
+            + (" (image files by their headers; --full decodes them)" if by_headers else "")
+        )
         return
     print(f"{len(problems)} problem{'s' if len(problems) > 1 else ''}:")
     for problem in problems:

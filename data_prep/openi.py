@@ -214,7 +214,7 @@ def read_xml(place: Path, rejected_share: float) -> tuple[list[OpeniReport], lis
             reports.append(found)
     if not reports and not rejects:
         raise ReleaseError(f"{place} holds no XML file; expected {ARCHIVE} of Open-i, or what it unpacks to")
-    if len(rejects) > max(1, rejected_share * len(names)):
+    if not reports or len(rejects) > max(1, rejected_share * len(names)):
         raise ReleaseError(
             f"{place}: {len(rejects):,} of {len(names):,} reports cannot be read (first: {rejects[0][1]}, "
             f"{rejects[0][2]}); download it again, or allow more with --rejected_share"

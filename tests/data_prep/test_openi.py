@@ -302,6 +302,9 @@ def test_an_archive_is_never_unpacked_and_its_damage_is_named(official: Path, tm
         ReleaseError, match=r"2 of 27 reports cannot be read \(first: 1\.xml, report is not XML"
     ):
         prepare(settings(archive, text_only=True, output=tmp_path / "b"))
+    with pytest.raises(ReleaseError, match="1 of 1 reports cannot be read"):
+        only = pack(tmp_path / "only.tgz", {"1.xml": b"<"})
+        prepare(settings(only, text_only=True, output=tmp_path / "b", rejected_share=1.0))
     prepare(settings(archive, text_only=True, output=tmp_path / "b", rejected_share=0.1))
     rejected = pd.read_csv(tmp_path / "b" / "rejects.csv", dtype=str)
     assert rejected["id"].tolist()[:2] == ["1.xml", "2.xml"]
