@@ -23,9 +23,9 @@ class FindingNetwork(nn.Module):
 
     The features are those before the projection into the common space of image and text, for which linear probes of
     contrastive models are known to do better (Chen et al., SimCLR, ICML 2020, section 4.2): the last stage of a ResNet,
-    pooled as its own classifier pools it. They are shifted and scaled by `feature_mean` and `feature_std` (0 and 1
-    unless `standardise` set them) first, an affine map, so that the logits stay linear in them. The linear layer
-    begins at 0: every probability is one half, and what it learns does not hang on a draw.
+    pooled as its own classifier pools it. First they are shifted and scaled by `feature_mean` and `feature_std`, 0 and
+    1 until `standardise` sets them: an affine map, so that the logits stay linear in them. The linear layer begins at
+    0: every probability is one half, and what it learns does not hang on a draw.
 
     Args:
         image_encoder: images to regions; its projection is kept as it is, unused.

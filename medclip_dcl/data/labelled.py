@@ -230,18 +230,18 @@ class LabelledDataModule(ImagesDataModule):
         if self._train is None:
             raise RuntimeError("call setup('fit') first")
         sampler = EpochSampler(len(self._train.dicom_ids), self._batch_size, self.seed)
-        dataset, options = self._served("train", self._batch_size // sampler.num_replicas)
+        dataset, options = self._examples("train", self._batch_size // sampler.num_replicas)
         return self.training_loader(dataset, sampler, drop_last=True, **options)
 
     def val_dataloader(self) -> DataLoader:
-        dataset, options = self._served("validate", self.batch_size)
-        sampler = ShardSampler(len(self._targets("validate").dicom_ids))
-        return DataLoader(dataset, sampler=sampler, **options)
+        dataset, options = self._examples("validate", self.batch_size)
+        return DataLoader(dataset, sampler=ShardSampler(len(dataset)), **options)
 
-    def _served(self, use: str, batch_size: int) -> tuple[Dataset, dict[str, Any]]:
-        """Examples of "train", which are varied, or of "validate", and the options of their loader."""
+    def _examples(self, use: str, batch_size: int) -> tuple[ImageExamples | FeatureExamples, dict[str, Any]]:
+        """What is trained or validated on, and the options of its loader."""
         targets = self._targets(use)
         if self._model().frozen:
+            # In memory: processes that load would only be in the way.
             return FeatureExamples(self.features(use), targets), {
                 "batch_size": batch_size,
                 "collate_fn": _as_it_is,

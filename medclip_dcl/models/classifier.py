@@ -27,7 +27,7 @@ from medclip_dcl.finding_network import FindingNetwork
 from medclip_dcl.findings import CHEX5
 from medclip_dcl.formats import CHECKPOINT, drop_hyper_parameters
 from medclip_dcl.initial_weights import TakenOver, image_encoder_weights, take_over
-from medclip_dcl.models.optimisation import adamw_warmup_cosine, parameter_groups
+from medclip_dcl.models.optimisation import adamw_warmup_cosine, learning_rates, parameter_groups
 from medclip_dcl.models.seeded_batches import seeded_batches
 from medclip_dcl.network import build_part, load_exactly
 from medclip_dcl.weight_files import read_checkpoint
@@ -143,7 +143,7 @@ class Classifier(LightningModule):
         return self
 
     def configure_callbacks(self) -> list[Callback]:
-        """What an encoder draws in training is a function of (seed, epoch, batch, process)."""
+        """What an encoder draws is a function of (seed, epoch, batch, process)."""
         return seeded_batches(self)
 
     def setup(self, stage: str) -> None:
@@ -192,12 +192,12 @@ class Classifier(LightningModule):
 
     def training_step(self, batch: dict[str, Any], batch_index: int) -> Tensor:
         loss = self._loss(batch)
-        images, groups = len(batch["labels"]), self.trainer.optimizers[0].param_groups
+        rates = learning_rates(self.trainer.optimizers[0])
+        self.log_dict(
+            {f"train/{name}": rate for name, rate in rates.items()}, batch_size=len(batch["labels"])
+        )
         # Each process has its share of the sum: their mean is the batch's loss.
-        self.log("train/loss", loss.detach(), prog_bar=True, sync_dist=True, batch_size=images)
-        self.log("train/learning_rate", groups[0]["lr"], batch_size=images)
-        if not self.frozen:
-            self.log("train/encoder_learning_rate", max(g["lr"] for g in groups[2:]), batch_size=images)
+        self.log("train/loss", loss.detach(), prog_bar=True, sync_dist=True, batch_size=len(batch["labels"]))
         return loss
 
     def _loss(self, batch: dict[str, Any]) -> Tensor:
@@ -249,12 +249,17 @@ class Classifier(LightningModule):
     def configure_optimizers(self) -> Any:
         """AdamW; linear warm-up, then cosine decay to 0, by optimiser step; the encoder's from `frozen_steps` on."""
         total = int(self.trainer.estimated_stepping_batches)
-        groups = parameter_groups(self.network.head.parameters(), self.weight_decay)
         layers = [] if self.frozen else self.network.image_encoder.feature_layers()
         rate = self.learning_rate if self.encoder_learning_rate is None else self.encoder_learning_rate
+        groups: list[dict[str, Any]] = []
         for below_the_last, layer in enumerate(reversed(layers)):
-            of_layer = parameter_groups(layer, self.weight_decay, rate * self.layer_decay**below_the_last)
+            name = None if below_the_last else "image_encoder"
+            of_layer = parameter_groups(
+                layer, self.weight_decay, rate * self.layer_decay**below_the_last, name
+            )
             groups += [{**group, "first_step": self.frozen_steps} for group in of_layer]
+        # Last, as the rate that is logged without a name.
+        groups += parameter_groups(self.network.head.parameters(), self.weight_decay)
         return adamw_warmup_cosine(groups, self.learning_rate, self.warmup_steps, total)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -131,7 +131,11 @@ def test_a_run_folder_of_a_classifier(tuned):
         "config.yaml", "data.json", "checkpoints", "metrics.csv", "fit.json", "results.json", "predictions", "figures",
         "initial_weights.json",
     }  # fmt: skip
-    assert {path.name for path in (tuned / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
+    assert {path.name for path in (tuned / "checkpoints").iterdir()} == {
+        "best.ckpt",
+        "last.ckpt",
+        "previous.ckpt",
+    }
     metrics = pd.read_csv(tuned / "metrics.csv")
     assert metrics["train/loss"].count() == 9 and metrics["validate/auc"].count() == 3
     assert {
@@ -140,7 +144,9 @@ def test_a_run_folder_of_a_classifier(tuned):
         "validate/loss",
         "validate/auc_support_devices",
     } <= set(metrics)
-    assert (metrics["train/encoder_learning_rate"].dropna() < metrics["train/learning_rate"].dropna()).all()
+    assert (
+        metrics["train/learning_rate_image_encoder"].dropna() < metrics["train/learning_rate"].dropna()
+    ).all()
 
 
 def test_the_best_checkpoint_is_that_of_the_best_auc(tuned):
@@ -213,7 +219,7 @@ def test_a_probe_keeps_the_encoder_and_starts_from_the_checkpoint(probed, encode
         for key in own:
             assert torch.equal(state[key], source[key]), key
         assert not (state["network.feature_std"] == 1).any()
-    assert "train/encoder_learning_rate" not in pd.read_csv(probed / "metrics.csv")
+    assert "train/learning_rate_image_encoder" not in pd.read_csv(probed / "metrics.csv")
 
 
 def test_intervals_have_every_number(tuned):
