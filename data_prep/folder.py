@@ -111,6 +111,8 @@ def _columns(settings: Settings) -> dict[str, str]:
         raise ReleaseError("--text_only has no images: leave out --image_column")
     if settings.text_only and settings.images is not None:
         raise ReleaseError("--text_only has no images: leave out --images")
+    if settings.text_only and settings.memory_map:
+        raise ReleaseError("--text_only has no images: leave out --memory_map")
     # Where one kind of text is named, the other is not looked for by its usual name.
     if named["text"] is not None:
         skipped = {"findings", "impression"}

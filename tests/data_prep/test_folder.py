@@ -325,8 +325,8 @@ def test_reports_alone_serve_scores_and_the_language_model_but_no_image_model(
 
 
 def test_text_only_contradicts_options_of_images(table: Path) -> None:
-    for changed in ({"image_column": "image"}, {"images": table.parent}):
-        with pytest.raises(ReleaseError, match="--text_only has no images: leave out --image"):
+    for changed in ({"image_column": "image"}, {"images": table.parent}, {"memory_map": True}):
+        with pytest.raises(ReleaseError, match="--text_only has no images: leave out --"):
             prepare(settings(table, text_only=True, **changed))
     prepare(settings(table, text_only=True))
     assert PreparedSet(table.parent.parent / "set").table("images").empty
