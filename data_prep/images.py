@@ -1,13 +1,15 @@
 """Radiographs of a release, resized once: 8-bit grey JPEG files of one size under the release's relative paths.
 
+How a rectangle becomes a square is a choice, see `medclip_dcl.geometry`.
+
 What becomes of odd files (tests/data_prep/test_images.py has a case of each):
 
 - more than 8 bits: scaled from the image's own minimum and maximum; DICOM: by its VOI transformation
 - white is zero (TIFF's header, DICOM's MONOCHROME1): inverted; JPEG and PNG cannot say so and are taken as they are
 - colour, CMYK, palette: luma; transparency is left out
 - rejected, with the reason: missing, empty or truncated files, unknown formats, several pictures in one file, more than
-  `image_file.MOST_PIXELS` pixels, a side below `LEAST_SIDE`, one grey level everywhere, NaN or infinite grey levels,
-  what `medclip_dcl.dicom` says of DICOM
+  `image_file.MOST_PIXELS` pixels, a side below `LEAST_SIDE`, strips (`MOST_TIMES_LONGER`), one grey level everywhere,
+  NaN or infinite grey levels, what `medclip_dcl.dicom` says of DICOM
 
 JPEG sources are decoded in full: PIL's draft mode would halve the time, but an image would come out up to four grey
 levels off what the same picture gives as PNG or DICOM, or to the network that is asked about the original file.
@@ -27,11 +29,9 @@ from typing import NamedTuple
 
 from PIL import Image
 
+from medclip_dcl.geometry import fit, fitted_axes
 from medclip_dcl.grey import UnusableImageError
 from medclip_dcl.image_file import read_grey
-
-GEOMETRY = "stretch"
-"""Both sides are resized to the same length, whatever the aspect ratio (SSD, section 3.2)."""
 
 QUALITY = 95
 """JPEG quality of the prepared images."""
@@ -42,7 +42,11 @@ FILTER = "bilinear"
 LEAST_SIDE = 16
 """Pixels; what has a shorter side is a thumbnail or an icon."""
 
-# Real radiographs take 0.15 to 0.34 bytes a pixel.
+MOST_TIMES_LONGER = 8
+"""One side than the other; a film of a whole spine is 3 times as long as wide."""
+
+# Real radiographs take 0.15 to 0.34 bytes a pixel; with "shortest" their longer side counts, 1.2 times on average.
+_LONGER = 1.3
 _BYTES_PER_PIXEL = 0.35
 _BLOCK = 4096
 
@@ -55,11 +59,19 @@ class ImageStageError(ValueError):
 
 
 class Job(NamedTuple):
-    """One image to prepare; source and target are files, size is the side of the prepared image in pixels."""
+    """One image to prepare.
+
+    Attributes:
+        source: file of the original.
+        target: file of the prepared image.
+        size: side of the prepared image in pixels; the shorter one for geometry "shortest".
+        geometry: from `medclip_dcl.geometry.GEOMETRIES`.
+    """
 
     source: Path
     target: Path
     size: int
+    geometry: str = "stretch"
 
 
 class Outcome(NamedTuple):
@@ -81,8 +93,12 @@ def require_space(folder: Path, jobs: Sequence[Job], further: int = 0) -> None:
     Raises:
         ImageStageError: it has not; names what is needed and what is free.
     """
-    missing = [job.size for job in jobs if not job.target.exists()]
-    needed = further + sum(_BLOCK * -(-int(_BYTES_PER_PIXEL * size**2) // _BLOCK) for size in missing)
+    missing = [
+        job.size**2 * (_LONGER if job.geometry == "shortest" else 1)
+        for job in jobs
+        if not job.target.exists()
+    ]
+    needed = further + sum(_BLOCK * -(-int(_BYTES_PER_PIXEL * pixels) // _BLOCK) for pixels in missing)
     place = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     free = shutil.disk_usage(place).free
     if needed > free:
@@ -131,12 +147,14 @@ def prepare_image(job: Job) -> Outcome:
     except OSError as error:
         return Outcome(reason=f"image file cannot be read: {error.strerror}")
     width, height = grey.size
+    if max(width, height) > MOST_TIMES_LONGER * min(width, height):
+        return Outcome(reason=f"image of {width} x {height} pixels is a strip and no radiograph")
     if min(width, height) < LEAST_SIDE:
         return Outcome(
             reason=f"image of {width} x {height} pixels; expected at least {LEAST_SIDE} on each side"
         )
-    prepared = grey.resize((job.size, job.size), Image.Resampling.BILINEAR)
-    darkest, brightest = prepared.getextrema()
+    prepared = fit(grey, job.geometry, job.size, Image.Resampling.BILINEAR)
+    darkest, brightest = (prepared if job.geometry != "pad" else grey).getextrema()
     if darkest == brightest:
         return Outcome(reason=f"image is blank: grey level {darkest} everywhere")
     outcome = Outcome(height, width)
@@ -146,7 +164,7 @@ def prepare_image(job: Job) -> Outcome:
 
 def _stamp(job: Job, outcome: Outcome, size_of_file: int) -> bytes:
     """What a prepared file says of itself, in a comment: by this a finished one is known from a stale one."""
-    made = f"{GEOMETRY} {job.size} {FILTER} q{QUALITY}"
+    made = f"{job.geometry} {job.size} {FILTER} q{QUALITY}"
     original = f"from {outcome.width} x {outcome.height} pixels, {size_of_file} bytes"
     return f"medclip_dcl 1; {made}; {original}".encode()
 
@@ -157,14 +175,17 @@ def _finished(job: Job, size_of_file: int) -> Outcome | None:
         with job.target.open("rb") as stream, Image.open(stream, formats=("JPEG",)) as image:
             stamp = _STAMP.fullmatch(image.info.get("comment", b""))
             stream.seek(-len(_JPEG_END), os.SEEK_END)
-            is_whole = stream.read() == _JPEG_END and image.size == (job.size, job.size)
+            is_whole, size = stream.read() == _JPEG_END, image.size
     except OSError:
         # Not there, or no JPEG (UnidentifiedImageError is one as well).
         return None
     if stamp is None or not is_whole:
         return None
     outcome = Outcome(height=int(stamp[6]), width=int(stamp[5]))
-    return outcome if stamp[0] == _stamp(job, outcome, size_of_file) else None
+    if stamp[0] != _stamp(job, outcome, size_of_file):
+        return None
+    rows, columns = fitted_axes(job.geometry, outcome.height, outcome.width, job.size)
+    return outcome if size == (columns.whole, rows.whole) else None
 
 
 def _write(prepared: Image.Image, target: Path, stamp: bytes) -> None:

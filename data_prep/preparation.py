@@ -25,6 +25,7 @@ from data_prep.command import available_cores, progress, worker_processes
 from data_prep.memory_map import memory_map_bytes, write_memory_map
 from data_prep.releases import ReleaseError, file_hash
 from data_prep.reports import Report, Sentences, read_sentences
+from medclip_dcl.geometry import GEOMETRIES
 from medclip_dcl.prepared import FORMAT_VERSION, PreparedDataError, write_json, write_table, write_text
 
 REJECTED_SHARE = 0.01
@@ -44,6 +45,7 @@ class Settings:
         rejected_share: more unusable images or report files than this share end the preparation.
         workers: processes.
         memory_map: also write the images as one file that is read without decoding.
+        geometry: how images become squares, from `medclip_dcl.geometry.GEOMETRIES`.
     """
 
     output: Path
@@ -54,6 +56,7 @@ class Settings:
     rejected_share: float = REJECTED_SHARE
     workers: int = 1
     memory_map: bool = False
+    geometry: str = "stretch"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +114,10 @@ def prepare_set(settings: Settings, made_from: Mapping[str, Any], read: Callable
         ReleaseError: the source lacks something, or what it holds cannot be right.
         PreparedDataError: the output folder holds another set, or something else.
     """
+    if settings.memory_map and settings.geometry == "shortest":
+        raise PreparedDataError(
+            "--memory_map holds images of one size, with --geometry shortest they have several; leave one of them out"
+        )
     if _is_finished(settings.output, made_from):
         # A run that was killed in between wrote the first file and left the second.
         (settings.output / _UNFINISHED).unlink(missing_ok=True)
@@ -237,7 +244,7 @@ def made_from(
         "source_files": {file.name: file_hash(file) for file in files},
         "options": {
             "size": settings.size,
-            "geometry": image_files.GEOMETRY,
+            "geometry": settings.geometry,
             "filter": image_files.FILTER,
             "jpeg_quality": image_files.QUALITY,
             "sections": list(settings.sections),
@@ -321,7 +328,7 @@ def _remove_leftovers(output: Path) -> None:
 def _image_jobs(images: pd.DataFrame, settings: Settings) -> list[image_files.Job]:
     folder = settings.output / "images"
     return [
-        image_files.Job(Path(file), folder / path, settings.size)
+        image_files.Job(Path(file), folder / path, settings.size, settings.geometry)
         for file, path in images[["file", "path"]].itertuples(index=False)
     ]
 
@@ -413,6 +420,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--size", type=positive, default=512, help="side of the prepared images, pixels (512)"
+    )
+    parser.add_argument(
+        "--geometry",
+        choices=GEOMETRIES,
+        default="stretch",
+        help="how a rectangle becomes a square: stretched (stretch), its shorter side to --size and the rest cut off at "
+        "loading (shortest), or with black beside it (pad)",
     )
     parser.add_argument(
         "--sections",

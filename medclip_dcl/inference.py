@@ -19,8 +19,9 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from medclip_dcl.data.transforms import resize_grey, to_input
+from medclip_dcl.data.transforms import centre_crop, scaled, to_input
 from medclip_dcl.findings import CHEX5, Prompts
+from medclip_dcl.geometry import View, fit
 from medclip_dcl.grey import UnusableImageError, to_grey
 from medclip_dcl.image_file import read_grey
 from medclip_dcl.network import ImageTextNetwork, load_exactly
@@ -78,7 +79,8 @@ def _download(repository: str) -> Path:
 class ImageTextInference:
     """A trained image-text network for images as they come: paths (also of DICOM files), PIL images or uint8 arrays.
 
-    Images are turned grey and stretched to the size at which the network was evaluated.
+    Images are turned grey and fitted to the size at which the network was evaluated, as its training images were
+    (`medclip_dcl.geometry`); of a model of geometry "shortest", the middle square is looked at.
 
     Args:
         network: in evaluation mode.
@@ -101,12 +103,20 @@ class ImageTextInference:
 
     @torch.inference_mode()
     def heat_map(self, image: ImageLike, text: str) -> Float[np.ndarray, "height width"]:
-        """Cosine of the text with the image's regions, bilinearly interpolated to the image's own pixels."""
+        """Cosine of the text with the image's regions, bilinearly interpolated to the image's own pixels.
+
+        NaN where the network does not look: outside the middle square, with geometry "shortest".
+        """
         grey = as_grey(image)
         feature_map = self._feature_map(grey)
         sentence = self.network.embed_texts([text])
         regions = cosine_heat_maps(feature_map[0], sentence)[0]
-        return at_image_size(regions, grey.height, grey.width).float().cpu().numpy()
+        square = self._view.of(grey.height, grey.width)
+        part = square.within(grey.height, grey.width)
+        heat_map = np.full((grey.height, grey.width), np.nan, np.float32)
+        enlarged = at_image_size(regions, square.height, square.width).float().cpu().numpy()
+        heat_map[part.slices] = enlarged[part.counted_from(square).slices]
+        return heat_map
 
     def classify(
         self,
@@ -152,10 +162,22 @@ class ImageTextInference:
         """
         self.network.save_pretrained(folder)
 
+    @property
+    def _view(self) -> View:
+        network = self.network
+        return View(network.image_size, network.image_size, network.geometry, network.prepared_size)
+
+    def _pixels(self, grey: Image.Image) -> Float[Tensor, "3 row column"]:
+        view, fitted_to = self._view, self.network.prepared_size
+        if fitted_to is None:
+            fitted = fit(grey, view.geometry, view.size, Image.Resampling.BICUBIC)
+        else:
+            # As preparation and then the datamodule do.
+            fitted = fit(grey, view.geometry, fitted_to, Image.Resampling.BILINEAR)
+        return to_input(centre_crop(np.asarray(scaled(fitted, view.size)), view.seen))
+
     def _feature_map(self, grey: Image.Image) -> Float[Tensor, "1 dim row column"]:
-        size = self.network.image_size
-        pixels = to_input(np.asarray(resize_grey(grey, size)))
-        return self.network.feature_map(pixels[None].to(self.network.mean.device))
+        return self.network.feature_map(self._pixels(grey)[None].to(self.network.mean.device))
 
     def _regions(self, image: ImageLike) -> Float[Tensor, "1 region dim"]:
         return self.network.regions(self._feature_map(as_grey(image)))

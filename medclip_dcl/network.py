@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from medclip_dcl.encoders.image import RegionEncoder
 from medclip_dcl.encoders.text import SentenceEncoder
 from medclip_dcl.formats import NETWORK, VERSION_KEY
+from medclip_dcl.geometry import check_geometry
 from medclip_dcl.prepared import write_text
 from medclip_dcl.similarity import LSENonLocal, Similarity
 from medclip_dcl.weight_files import CONFIG_FILE, WEIGHTS_FILE, read_exported_config, read_state_dict
@@ -40,9 +41,11 @@ class ImageTextNetwork(nn.Module):
         image_size: side of the whole image as the network sees it in evaluation, in pixels.
         mean: of the three channels, images in [0, 1].
         std: of the three channels.
+        geometry: how images were fitted to a square in training, see `medclip_dcl.geometry`.
+        prepared_size: to which they were fitted before they were scaled to `image_size`; None for the same.
 
     Raises:
-        ValueError: encoders (or the similarity) of different embedding sizes.
+        ValueError: encoders (or the similarity) of different embedding sizes; an unknown geometry.
     """
 
     mean: Tensor
@@ -56,6 +59,8 @@ class ImageTextNetwork(nn.Module):
         image_size: int = 512,
         mean: Sequence[float] = IMAGENET_MEAN,
         std: Sequence[float] = IMAGENET_STD,
+        geometry: str = "stretch",
+        prepared_size: int | None = None,
     ) -> None:
         super().__init__()
         self.image_encoder = image_encoder
@@ -66,6 +71,7 @@ class ImageTextNetwork(nn.Module):
         if len(set(sizes.values())) > 1:
             raise ValueError(f"embedding sizes (dim) must agree, got {sizes}")
         self.image_size = image_size
+        self.geometry, self.prepared_size = check_geometry(geometry), prepared_size
         self.register_buffer("mean", torch.tensor(list(mean)).view(3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(list(std)).view(3, 1, 1), persistent=False)
 
@@ -132,6 +138,8 @@ class ImageTextNetwork(nn.Module):
             "image_size": self.image_size,
             "mean": self.mean.flatten().tolist(),
             "std": self.std.flatten().tolist(),
+            "geometry": self.geometry,
+            "prepared_size": self.prepared_size,
         }
 
     @classmethod
@@ -157,6 +165,9 @@ class ImageTextNetwork(nn.Module):
             image_size=config["image_size"],
             mean=config["mean"],
             std=config["std"],
+            # Models of before there was a choice.
+            geometry=config.get("geometry", "stretch"),
+            prepared_size=config.get("prepared_size"),
         )
 
     def save_pretrained(self, folder: str | Path) -> None:

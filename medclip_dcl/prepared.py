@@ -384,6 +384,12 @@ class PreparedSet:
                 f"delete the file and make it again with: {_MADE_BY[kind]}"
             )
 
+    @property
+    def fitting(self) -> tuple[str, int | None]:
+        """How the images were fitted (`medclip_dcl.geometry.GEOMETRIES`), and to which size in pixels, if known."""
+        options = self.info["options"]
+        return options.get("geometry", "stretch"), options.get("size")
+
     def image_file(self, path: str) -> Path:
         """Where the prepared JPEG of an image lies; `path` as in images.parquet."""
         return self.folder / "images" / path

@@ -176,6 +176,12 @@ class MedclipCLI(LightningCLI):
             rank_zero_warn(
                 f"{self.exported} was made for images of {network.image_size} pixels; data.image_size shows it {shown}"
             )
+        geometry = getattr(self.datamodule, "fitting", (network.geometry, None))[0]
+        if geometry != network.geometry:
+            rank_zero_warn(
+                f"{self.exported} was made for images of geometry {network.geometry}; those of data.folder were "
+                f"prepared with {geometry}"
+            )
         self.model.network = network
         self.results.exported = self.exported
 

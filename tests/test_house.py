@@ -22,6 +22,8 @@ FLOORS = [
         "image_file",
         "memory_map",
     ),
+    ("findings", "prepared", "distributed", "formats", "weight_files")
+    + ("grey", "dicom", "geometry", "image_file", "memory_map"),
     ("objectives", "similarity", "metrics"),
     ("encoders", "network", "finding_network", "initial_weights", "scoring"),
     ("models", "data"),

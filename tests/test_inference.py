@@ -10,11 +10,13 @@ import pytest
 import torch
 from PIL import Image
 
+from data_prep.images import Job, prepare_image
 from medclip_dcl import load
+from medclip_dcl.data.transforms import centre_crop, load_grey, to_input
 from medclip_dcl.encoders.image import ResNetRegions
 from medclip_dcl.encoders.text import BertSentences
 from medclip_dcl.findings import CHEX5
-from medclip_dcl.inference import ImageTextInference
+from medclip_dcl.inference import ImageTextInference, as_grey
 from medclip_dcl.network import ImageTextNetwork
 from medclip_dcl.similarity import LSENonLocal
 
@@ -117,6 +119,61 @@ def test_a_file_that_cannot_be_used_is_named(model, tmp_path):
         model.classify(tmp_path / "a.jpg")
     with pytest.raises(FileNotFoundError):
         model.classify(tmp_path / "b.jpg")
+
+
+def of_geometry(model, geometry, prepared_size=None):
+    config = {**model.network.config(), "geometry": geometry, "prepared_size": prepared_size}
+    network = ImageTextNetwork.from_config(config)
+    network.load_state_dict(model.network.state_dict())
+    return ImageTextInference(network)
+
+
+def test_a_model_of_padded_images_pads(model, grey):
+    # 64 x 32 pixels are fitted to 64 without scaling: 16 columns of padding on both sides.
+    narrow, padded = grey[:64, :32], np.zeros((64, 64), np.uint8)
+    padded[:, 16:48] = narrow
+    of_padded = of_geometry(model, "pad")
+    np.testing.assert_allclose(
+        of_padded.similarity(narrow, TEXTS), model.similarity(padded, TEXTS), atol=1e-6
+    )
+    whole = model.heat_map(padded, TEXTS[0])
+    np.testing.assert_allclose(of_padded.heat_map(narrow, TEXTS[0]), whole[:, 16:48], atol=1e-6)
+
+
+def test_a_model_of_middle_squares_looks_there_alone(model, grey):
+    wide = np.concatenate([grey[:64], grey[26:]], axis=1)[:, :100]
+    of_middle = of_geometry(model, "shortest")
+    middle = wide[:, 18:82]
+    np.testing.assert_allclose(of_middle.similarity(wide, TEXTS), model.similarity(middle, TEXTS), atol=1e-6)
+    heat_map = of_middle.heat_map(wide, TEXTS[0])
+    assert np.isnan(heat_map[:, :18]).all() and np.isnan(heat_map[:, 82:]).all()
+    np.testing.assert_allclose(heat_map[:, 18:82], model.heat_map(middle, TEXTS[0]), atol=1e-6)
+
+
+@pytest.mark.parametrize("geometry", ["stretch", "pad", "shortest"])
+def test_images_are_fitted_as_they_were_for_training(model, geometry, tmp_path):
+    job = Job(tmp_path / "a.png", tmp_path / "a.jpg", 128, geometry)
+    waves = np.add.outer(np.sin(np.arange(360) / 30), np.cos(np.arange(280) / 20))
+    Image.fromarray((127 + 60 * waves).astype(np.uint8)).save(job.source)
+    prepare_image(job)
+    trained = to_input(centre_crop(load_grey(job.target, 64), 64))
+    asked = of_geometry(model, geometry, 128)._pixels(as_grey(job.source))
+    # JPEG lies between them, which shows at the edge of the padding.
+    assert (asked - trained).abs().mean() * 255 < 1
+    if geometry != "stretch":
+        assert (model._pixels(as_grey(job.source)) - trained).abs().mean() * 255 > 10
+
+
+def test_exports_keep_their_geometry_and_older_ones_have_none(model, tmp_path):
+    of_geometry(model, "pad", 96).save_pretrained(tmp_path / "padded")
+    loaded = load(tmp_path / "padded").network
+    assert (loaded.geometry, loaded.prepared_size) == ("pad", 96)
+    older = model.network.config()
+    del older["geometry"], older["prepared_size"]
+    network = ImageTextNetwork.from_config(older)
+    assert (network.geometry, network.prepared_size) == ("stretch", None)
+    with pytest.raises(ValueError, match="geometry must be one of"):
+        ImageTextNetwork.from_config({**older, "geometry": "crop"})
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,11 @@ from torch.utils.data import DataLoader
 
 from medclip_dcl.data.examples import Reported, ReportedExamples, Views
 from medclip_dcl.data.fields import check_fields, image_fields, sentence_fields
-from medclip_dcl.data.images import EvaluatedImages, ImagesDataModule, View, check_augmentation
+from medclip_dcl.data.images import EvaluatedImages, ImagesDataModule, check_augmentation
 from medclip_dcl.data.masking import Masking
 from medclip_dcl.data.samplers import EpochSampler, FixedBatches, ShardSampler
 from medclip_dcl.distributed import rank_and_size
+from medclip_dcl.geometry import View
 from medclip_dcl.prepared import PreparedDataError
 
 
@@ -48,7 +49,8 @@ class ImageTextDataModule(ImagesDataModule):
 
     Args:
         folder: the prepared data set.
-        image_size: side in pixels to which the whole image is scaled.
+        image_size: side in pixels to which the whole image is scaled; the shorter one of a set that was prepared with
+            geometry shortest, of which evaluation sees the middle square.
         crop_size: side of the random training crop, in pixels; at most image_size.
         batch_size: images per batch, of all processes together.
         contrastive_batch: images that are contrasted in a step, of all processes together, a multiple of batch_size:
@@ -282,7 +284,7 @@ class ImageTextDataModule(ImagesDataModule):
             boxes=boxes.reset_index(drop=True),
             sentences=sentences[["dicom_id", "sentence_id", "text"]],
             phantom=self.prepared.is_phantom,
-            view=self.view,
+            view=self.fitted_view,
         )
 
     @staticmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from medclip_dcl.data.samplers import EpochDataModule, ShardSampler, require_whole_batches, worker_options
 from medclip_dcl.data.transforms import centre_crop, load_grey, to_input
 from medclip_dcl.distributed import rank_and_size
+from medclip_dcl.geometry import View
 from medclip_dcl.memory_map import MemoryMap, open_memory_map
 from medclip_dcl.prepared import PreparedDataError, PreparedSet
 
@@ -25,7 +26,7 @@ class Images:
 
     Args:
         files: the prepared JPEG files.
-        size: side in pixels to which they are scaled.
+        size: of the shorter side, in pixels, to which they are scaled.
         in_memory: all of them are read at once.
         memory_map: of the set; it is read instead of the files where it holds them at this size, that is unscaled.
         rows: where each file stands in the memory map.
@@ -42,13 +43,11 @@ class Images:
         self.files, self.size = files, size
         self.memory_map = memory_map if memory_map is not None and memory_map.side == size else None
         self.rows = rows
-        self.cache: np.ndarray | None = None
+        self.cache: list[np.ndarray] | None = None
         if in_memory:
-            self.cache = np.empty((len(files), size, size), dtype=np.uint8)
-            for index in range(len(files)):
-                self.cache[index] = self._read(index)
+            self.cache = [self._read(index) for index in range(len(files))]
 
-    def _read(self, index: int) -> UInt8[np.ndarray, "size size"]:
+    def _read(self, index: int) -> UInt8[np.ndarray, "height width"]:
         if self.memory_map is not None:
             return self.memory_map[self.rows[index]]
         file = self.files[index]
@@ -59,31 +58,8 @@ class Images:
                 f"prepared image {file} cannot be read ({error}); delete it and run data_prep.mimic_cxr again"
             ) from error
 
-    def __getitem__(self, index: int) -> UInt8[np.ndarray, "size size"]:
+    def __getitem__(self, index: int) -> UInt8[np.ndarray, "height width"]:
         return self._read(index) if self.cache is None else self.cache[index]
-
-
-@dataclass(frozen=True)
-class View:
-    """The part of each image that the evaluations see: the middle of it, or all.
-
-    Attributes:
-        seen: side of that part, in pixels of the prepared image at `size` x `size`.
-        size: side of the whole image.
-    """
-
-    seen: int = 1
-    size: int = 1
-
-    def of(self, length: int) -> tuple[int, int]:
-        """First and last (excluded) of the rows, or columns, of an image of so many that are seen."""
-        first = (self.size - self.seen) // 2
-        return round(length * first / self.size), round(length * (first + self.seen) / self.size)
-
-    def __str__(self) -> str:
-        if self.seen == self.size:
-            return "whole image"
-        return f"middle {self.seen} x {self.seen} of {self.size} x {self.size} pixels"
 
 
 class ImagesAlone(Dataset):
@@ -124,7 +100,8 @@ class ImagesDataModule(EpochDataModule):
 
     Args:
         folder: the prepared data set.
-        image_size: side in pixels to which the whole image is scaled.
+        image_size: side in pixels to which the whole image is scaled; the shorter one of a set that was prepared with
+            geometry shortest.
         batch_size: images per batch, of all processes together.
         num_workers: loader processes; 0 loads in the training process.
         cache_images: True keeps all images at image_size in memory (bytes = images * image_size^2).
@@ -160,15 +137,29 @@ class ImagesDataModule(EpochDataModule):
             self._prepared = PreparedSet(self.folder)
         return self._prepared
 
+    @property
+    def fitting(self) -> tuple[str, int | None]:
+        """How the images of the prepared set were fitted, and to which size in pixels, if known."""
+        return self.prepared.fitting
+
+    @property
+    def fitted_view(self) -> View:
+        """`view`, of images that were fitted as those of the prepared set."""
+        geometry, prepared = self.fitting
+        return (
+            self.view if geometry == "stretch" else replace(self.view, geometry=geometry, prepared=prepared)
+        )
+
     def evaluation(self, stage: str) -> EvaluatedImages:
         """Tables of the evaluations on "validate" or "test"."""
         raise NotImplementedError
 
     def load_image(self, dicom_id: str) -> UInt8[np.ndarray, "height width"]:
-        """The prepared image, grey levels at image_size."""
+        """The prepared image, grey levels at image_size, without padding: it shows the original, and nothing else."""
         images = self.prepared.table("images")
-        path = images.loc[images["dicom_id"] == dicom_id, "path"].item()
-        return load_grey(self.prepared.image_file(path), self.image_size)
+        image = images[images["dicom_id"] == dicom_id].iloc[0]
+        grey = load_grey(self.prepared.image_file(image["path"]), self.image_size)
+        return grey[self.fitted_view.shown(int(image["height"]), int(image["width"])).slices]
 
     def test_dataloader(self) -> DataLoader:
         return self._image_loader(self.evaluation("test").images["dicom_id"].tolist())

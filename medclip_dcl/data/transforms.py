@@ -11,22 +11,34 @@ from PIL import Image
 from torch import Tensor
 
 
-def load_grey(file: Path, size: int) -> UInt8[np.ndarray, "size size"]:
-    """A prepared image as grey levels at `size` x `size` pixels (antialiased if it is stored larger).
+def load_grey(file: Path, size: int) -> UInt8[np.ndarray, "height width"]:
+    """A prepared image as grey levels, its shorter side of `size` pixels (antialiased if it is stored larger).
 
     Raises:
         OSError: the file is missing or cannot be decoded.
     """
     with Image.open(file) as image:
         # JPEG decodes straight to 1/2, 1/4 or 1/8, not below the size that is asked for.
-        image.draft("L", (size, size))
+        target = _scaled_size(image, size)
+        drafted = image.draft("L", target)
         grey = image.convert("L")
-    return np.asarray(resize_grey(grey, size))
+    if grey.size != target:
+        # Where a side was odd, the last pixel of what was decoded is half empty.
+        box = None if drafted is None else drafted[1]
+        grey = grey.resize(target, Image.Resampling.BICUBIC, box)
+    return np.asarray(grey)
 
 
-def resize_grey(image: Image.Image, size: int) -> Image.Image:
-    """The image stretched to `size` x `size`, antialiased (geometry: stretch)."""
-    return image if image.size == (size, size) else image.resize((size, size), Image.Resampling.BICUBIC)
+def scaled(image: Image.Image, size: int) -> Image.Image:
+    """A fitted image with its shorter side of `size` pixels, antialiased; all but those of "shortest" are square."""
+    target = _scaled_size(image, size)
+    return image if image.size == target else image.resize(target, Image.Resampling.BICUBIC)
+
+
+def _scaled_size(image: Image.Image, size: int) -> tuple[int, int]:
+    """Width and height."""
+    shorter = min(image.size)
+    return round(image.width * size / shorter), round(image.height * size / shorter)
 
 
 def to_input(grey: UInt8[np.ndarray, "height width"]) -> Float[Tensor, "3 height width"]:

@@ -15,7 +15,6 @@ from scipy.ndimage import gaussian_filter
 from torch import Tensor
 
 from medclip_dcl.data.image_text import EvaluationTables
-from medclip_dcl.data.images import View
 from medclip_dcl.evaluation.base import (
     EvaluationCallback,
     Findings,
@@ -25,6 +24,7 @@ from medclip_dcl.evaluation.base import (
     subject_ids,
 )
 from medclip_dcl.evaluation.figures import heat_map_figure
+from medclip_dcl.geometry import Seen, View
 from medclip_dcl.metrics import Agreement, BoxedHeatMap, Rectangle, box_bounds, default_thresholds
 from medclip_dcl.network import ImageTextNetwork
 from medclip_dcl.similarity import INTERPOLATIONS, at_image_size, cosine_heat_maps
@@ -158,7 +158,8 @@ class Grounding(EvaluationCallback):
         down, across = (
             size / original for size, original in zip((height, width), self._sizes[dicom_id], strict=True)
         )
-        (top, bottom), (left, right) = self._view.of(height), self._view.of(width)
+        square = self._view.of(height, width, self._sizes[dicom_id])
+        part = square.within(height, width)
         centre = region_centre(network, self.region_centres)
         measured: dict[str, Any] = {
             "boxes": {},
@@ -170,11 +171,9 @@ class Grounding(EvaluationCallback):
         for phrase in dict.fromkeys(box.phrase for box in self._boxes[dicom_id]):
             regions = cosine_heat_maps(feature_map, embed_texts(network, [phrase]))[0]
             measured["maps"][phrase] = regions.cpu().numpy()
-            boxed = BoxedHeatMap(self._enlarged(regions, bottom - top, right - left, centre))
+            boxed = BoxedHeatMap(self._enlarged(regions, square, part, centre))
             seen = {
-                box.row: _rectangle(box, dicom_id, height, width, down, across).within(
-                    top, bottom, left, right
-                )
+                box.row: _rectangle(box, dicom_id, height, width, down, across).within(*part)
                 for box in self._boxes[dicom_id]
                 if box.phrase == phrase
             }
@@ -197,21 +196,24 @@ class Grounding(EvaluationCallback):
         if self.heat_map_size == "original":
             return self._sizes[dicom_id]
         rows, columns = feature_map.shape[1:]
-        # Of the whole image, however much of it the regions cover.
-        down, across = (
-            round(count * network.stride * self._view.size / self._view.seen) for count in (rows, columns)
-        )
-        return down, across
+        # Of the whole image, however much of it the regions cover; padding is none of it.
+        sides = (count * network.stride * self._view.size / self._view.seen for count in (rows, columns))
+        down, across = sides
+        shown = self._view.shown(*self._sizes[dicom_id], sizes=(down, across))
+        return shown.height, shown.width
 
     def _enlarged(
         self,
         regions: Float[Tensor, "region_row region_column"],
-        height: int,
-        width: int,
+        square: Seen,
+        part: Seen,
         centre: float,
     ) -> Float[Tensor, "height width"]:
-        heat_map = at_image_size(regions, height, width, centre, self.interpolation)
-        return gaussian_smoothed(heat_map, self.smoothing) if self.smoothing else heat_map
+        """The heat map of the square that the model sees, of which a part lies in the image."""
+        heat_map = at_image_size(regions, square.height, square.width, centre, self.interpolation)
+        if self.smoothing:
+            heat_map = gaussian_smoothed(heat_map, self.smoothing)
+        return heat_map[part.counted_from(square).slices]
 
     def summarise(
         self, network: ImageTextNetwork, values: Mapping[str, Any], tables: EvaluationTables
@@ -336,9 +338,10 @@ class Grounding(EvaluationCallback):
         """The map as it was evaluated, at no more pixels than a figure shows."""
         height, width = self._evaluated_sizes[dicom_id]
         regions = torch.from_numpy(self._maps[dicom_id][phrase])
-        (top, bottom), (left, right) = self._view.of(height), self._view.of(width)
+        square = self._view.of(height, width, self._sizes[dicom_id])
+        part = square.within(height, width)
         whole = torch.full((height, width), math.nan)
-        whole[top:bottom, left:right] = self._enlarged(regions, bottom - top, right - left, self._centre)
+        whole[part.slices] = self._enlarged(regions, square, part, self._centre)
         step = max(1, max(height, width) // _SHOWN_PIXELS)
         return whole[::step, ::step].numpy()
 

@@ -14,7 +14,6 @@ from torch import Tensor
 from torchvision.ops import roi_align
 
 from medclip_dcl.data.image_text import EvaluationTables
-from medclip_dcl.data.images import View
 from medclip_dcl.evaluation.base import (
     EvaluationCallback,
     Findings,
@@ -32,6 +31,7 @@ from medclip_dcl.evaluation.grounding import (
     image_sizes,
     region_centre,
 )
+from medclip_dcl.geometry import View
 from medclip_dcl.metrics import cosine_retrieval_ranks, retrieval_ranks, summarise_ranks
 from medclip_dcl.network import ImageTextNetwork
 
@@ -275,12 +275,12 @@ def box_features(
     height, width = image_size
     rows, columns = feature_map.shape[1:]
     x, y, w, h = boxes.unbind(dim=1)
-    (top, bottom), (left, right) = view.of(height), view.of(width)
-    corners = torch.stack([x, y, x + w, y + h], dim=1) - boxes.new_tensor([left, top, left, top])
+    square = view.of(height, width)
+    corners = torch.stack([x, y, x + w, y + h], dim=1) - boxes.new_tensor([square.left, square.top] * 2)
     if view != WHOLE:
-        corners = corners.clamp(min=0).minimum(boxes.new_tensor([right - left, bottom - top] * 2))
+        corners = corners.clamp(min=0).minimum(boxes.new_tensor([square.width, square.height] * 2))
     is_seen = (corners[:, 2:] > corners[:, :2]).all(dim=1)
-    across, down = columns / (right - left), rows / (bottom - top)
+    across, down = columns / square.width, rows / square.height
     corners = corners * corners.new_tensor([across, down, across, down])
     # roi_align takes the regions to lie in the middle of their cells.
     corners = corners + (0.5 - region_centre)

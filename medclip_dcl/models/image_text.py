@@ -141,7 +141,7 @@ class ImageTextModel(LightningModule):
         return seeded_batches(self)
 
     def setup(self, stage: str) -> None:
-        """The network takes over the size at which the datamodule shows whole images."""
+        """The network takes over the size at which the datamodule shows whole images, and how they became square."""
         datamodule = getattr(self.trainer, "datamodule", None)
         if datamodule is None:
             return
@@ -154,6 +154,7 @@ class ImageTextModel(LightningModule):
                 "at the border would reach beyond the image and heat maps would be shifted"
             )
         self.network.image_size = size
+        self.network.geometry, self.network.prepared_size = getattr(datamodule, "fitting", ("stretch", None))
 
     def on_fit_start(self) -> None:
         self._check_initial_weights()

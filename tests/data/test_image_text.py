@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from types import SimpleNamespace
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
+from PIL import Image
 
 from medclip_dcl.data.fields import IMAGE_FIELDS
 from medclip_dcl.data.image_text import ImageTextDataModule
-from medclip_dcl.data.images import View
 from medclip_dcl.data.transforms import load_grey, to_input
 from medclip_dcl.encoders.text import BertSentences
-from medclip_dcl.prepared import PreparedDataError, write_table
+from medclip_dcl.geometry import Seen, View
+from medclip_dcl.prepared import PreparedDataError, write_json, write_table
 
 
 def datamodule(folder, small_bert, fields=(), masked=False, **options) -> ImageTextDataModule:
@@ -123,10 +126,59 @@ def test_evaluation_of_the_middle_shows_it_everywhere(small_set, small_bert):
             datamodule(small_set, small_bert, evaluation_crop=crop)
 
 
+@pytest.fixture
+def wide_set(small_set, tmp_path):
+    """The small set as if it had been prepared from its originals (60 x 50) by shortest: images of 48 x 40."""
+    folder = shutil.copytree(small_set, tmp_path / "set")
+    info = json.loads((folder / "dataset.json").read_text())
+    write_json({**info, "options": {"geometry": "shortest", "size": 40}}, folder / "dataset.json")
+    for file in (folder / "images").rglob("*.jpg"):
+        with Image.open(file) as image:
+            wide = image.resize((40, 48))
+        wide.save(file, quality=95)
+    return folder
+
+
+@pytest.mark.parametrize("cache_images", [False, True])
+def test_images_of_several_shapes_are_cropped_anywhere_and_seen_in_the_middle(
+    wide_set, small_bert, cache_images
+):
+    data = datamodule(wide_set, small_bert, cache_images=cache_images, crop_size=40)
+    data.setup("fit")
+    prepared = data.prepared
+    paths = prepared.table("images").set_index("dicom_id")["path"]
+    first = next(iter(data.val_dataloader()))
+    assert first["images"].shape[-2:] == (40, 40)
+    whole = load_grey(prepared.image_file(paths[first["dicom_id"][0]]), 40)
+    assert torch.equal(first["images"][0], to_input(whole[4:44]))
+    tops = set()
+    for batch in batches(data.train_dataloader()):
+        # Brightness and contrast vary; the crop is where the picture fits best.
+        for image, dicom_id in zip(batch["images"], batch["dicom_id"], strict=True):
+            original = torch.from_numpy(load_grey(prepared.image_file(paths[dicom_id]), 40).astype("float32"))
+            crops = torch.stack([original[top : top + 40].flatten() for top in range(9)])
+            tops.add(torch.corrcoef(torch.cat([image[:1].flatten()[None], crops]))[0, 1:].argmax().item())
+    assert min(tops) <= 1 and max(tops) >= 7
+    assert data.evaluation("test").view == View(40, 40, "shortest", 40)
+    assert data.evaluation("test").view.of(60, 50) == Seen(5, 55, 0, 50)
+    assert data.load_image(first["dicom_id"][0]).shape == (48, 40)
+
+
+def test_a_shown_image_has_no_padding(small_set, small_bert, tmp_path):
+    folder = shutil.copytree(small_set, tmp_path / "set")
+    info = json.loads((folder / "dataset.json").read_text())
+    write_json({**info, "options": {"geometry": "pad", "size": 40}}, folder / "dataset.json")
+    data = datamodule(folder, small_bert, image_size=80, crop_size=64)
+    dicom_id = data.prepared.table("images")["dicom_id"].iloc[3]
+    whole = load_grey(data.prepared.image_file(data.prepared.table("images")["path"].iloc[3]), 80)
+    # Originals are 60 x 50: fitted to 40, 33 columns are the image, 3 before and 4 after it are padding.
+    assert np.array_equal(data.load_image(dicom_id), whole[:, 6:72])
+
+
 def test_rows_of_a_view():
-    assert View(24, 40).of(100) == (20, 80)
-    assert View(5, 8).of(80) == (10, 60)  # 1 pixel of 8 above, 2 below
-    assert View().of(77) == (0, 77) and View(40, 40).of(77) == (0, 77)
+    assert View(24, 40).of(100, 50) == Seen(20, 80, 10, 40)
+    assert View(5, 8).of(80, 8) == Seen(10, 60, 1, 6)  # 1 pixel of 8 above, 2 below
+    assert View().of(77, 78) == View(40, 40).of(77, 78) == Seen(0, 77, 0, 78)
 
 
 def test_evaluation_tables(small_set, small_bert):

@@ -19,6 +19,15 @@ def test_load_grey_scales_and_turns_grey(tmp_path):
     assert grey[8, 1] == 0 and grey[8, 14] == 200
 
 
+def test_an_image_of_odd_size_is_not_shifted_by_how_it_is_decoded(tmp_path):
+    rows = np.linspace(0, 250, 165)[:, None].repeat(129, axis=1).round().astype(np.uint8)
+    Image.fromarray(rows).save(tmp_path / "a.jpg", quality=100)
+    grey = load_grey(tmp_path / "a.jpg", 64).astype(float)
+    assert grey.shape == (82, 64)
+    expected = np.linspace(0, 250, 165)[[0, 82, 164]]
+    np.testing.assert_allclose(grey[[0, 41, 81], 30], expected, atol=2.5)
+
+
 def test_input_is_three_equal_channels_in_zero_one():
     image = to_input(np.array([[0, 255], [51, 102]], np.uint8))
     assert torch.equal(image[0], image[2])

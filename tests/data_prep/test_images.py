@@ -139,6 +139,7 @@ UNUSABLE = {
         "image is blank: grey level 0 everywhere",
     ),
     "tiny": (jpeg(61, 15), "image of 61 x 15 pixels; expected at least 16 on each side"),
+    "strip": (jpeg(330, 40), "image of 330 x 40 pixels is a strip and no radiograph"),
     "two pages": (
         encoded(TWO[0], "TIFF", save_all=True, append_images=TWO[1:]),
         "image file holds 2 pictures; a radiograph is one",
@@ -214,6 +215,29 @@ def test_a_finished_image_is_not_made_again(tmp_path: Path) -> None:
     assert prepare_image(work) == first == Outcome(height=37, width=61)
     assert work.target.stat() == made
     assert [file.name for file in work.target.parent.iterdir()] == ["image.jpg"]
+
+
+@pytest.mark.parametrize(
+    ("geometry", "size"), [("stretch", (24, 24)), ("shortest", (40, 24)), ("pad", (24, 24))]
+)
+def test_a_geometry_is_made_and_known_again(tmp_path: Path, geometry: str, size: tuple[int, int]) -> None:
+    work = job(tmp_path, jpeg())._replace(geometry=geometry)
+    assert prepare_image(work) == Outcome(height=37, width=61)
+    with Image.open(work.target) as image:
+        assert image.size == size
+        middle = np.asarray(image)[:, 12]
+    assert (middle[[0, -1]] < 8).tolist() == [geometry == "pad" or middle[0] < 8, geometry == "pad"]
+    made = work.target.stat()
+    prepare_image(work)
+    assert work.target.stat() == made
+    other = "stretch" if geometry != "stretch" else "pad"
+    prepare_image(work._replace(geometry=other))
+    assert work.target.stat() != made
+
+
+def test_a_blank_image_is_blank_with_padding_too(tmp_path: Path) -> None:
+    content = encoded(Image.new("L", (50, 40), 90))
+    assert prepare_image(job(tmp_path, content)._replace(geometry="pad")).reason.startswith("image is blank")
 
 
 STALE: dict[str, Callable[[Job], object]] = {

@@ -726,6 +726,20 @@ def test_a_memory_map_is_written_with_the_set_or_beside_a_finished_one(
     assert "nothing to do" in capsys.readouterr().out
 
 
+def test_the_geometry_is_an_option_of_the_set(raw: Path) -> None:
+    prepare(settings(raw, geometry="shortest"))
+    prepared = PreparedSet(raw.parent / "set")
+    assert prepared.fitting == ("shortest", 16)
+    path = prepared.table("images")["path"].iloc[0]
+    with Image.open(prepared.image_file(path)) as image:
+        assert image.size == (26, 16)  # of 34 x 21
+    assert prepared.table("boxes")[["x", "y", "w", "h"]].iloc[0].tolist() == [1, 2, 10, 5]
+    with pytest.raises(PreparedDataError, match="geometry: shortest there, pad now"):
+        prepare(settings(raw, geometry="pad"))
+    with pytest.raises(PreparedDataError, match="leave one of them out"):
+        prepare(settings(raw, geometry="shortest", memory_map=True))
+
+
 def test_a_full_disk_is_noticed_before_the_work(raw: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(images.shutil, "disk_usage", lambda _: SimpleNamespace(free=45_000))
     with pytest.raises(ValueError, match=r"\(11 JPEG files\), 0.00 GB are free"):

@@ -24,7 +24,6 @@ from torch.utils.data import DataLoader
 
 import medclip_dcl.evaluation.base as base
 from medclip_dcl.data.image_text import EvaluationTables
-from medclip_dcl.data.images import View
 from medclip_dcl.encoders.image import RegionEncoder
 from medclip_dcl.encoders.text import BertSentences, SentenceEncoder
 from medclip_dcl.evaluation import Grounding, ResultsWriter, Retrieval, ZeroShotClassification
@@ -32,6 +31,7 @@ from medclip_dcl.evaluation.grounding import boxes_by_image, chosen_examples
 from medclip_dcl.evaluation.intervals import bootstrap_intervals
 from medclip_dcl.evaluation.report import render
 from medclip_dcl.evaluation.retrieval import box_features
+from medclip_dcl.geometry import View
 from medclip_dcl.network import ImageTextNetwork
 from medclip_dcl.similarity import GlobalCosine
 
