@@ -425,8 +425,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--geometry",
         choices=GEOMETRIES,
         default="stretch",
-        help="how a rectangle becomes a square: stretched (stretch), its shorter side to --size and the rest cut off at "
-        "loading (shortest), or with black beside it (pad)",
+        help="stretch both sides to SIZE (as in the paper), scale the shortest side to SIZE, or scale the longest and "
+        "pad with black (stretch)",
     )
     parser.add_argument(
         "--sections",
