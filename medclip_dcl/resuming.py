@@ -8,7 +8,7 @@ import threading
 import time
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +106,7 @@ def find_readable(folder: Path) -> Path | None:
             continue
         for bad, why in problems.items():
             rank_zero_warn(f"{bad} cannot be read ({why}): the run continues from the one before it, {file}")
-            if bad.is_file():
+            with suppress(FileNotFoundError):  # another process was quicker
                 os.replace(bad, folder / UNREADABLE)
         return file
     if problems:
@@ -258,6 +258,10 @@ class LastCheckpoint(Checkpoint):
     ) -> None:
         # Processes have different numbers of batches here: none may wait for another.
         if _is_in_training(trainer) and self._signals.requested:
+            # The processes that this one started would wait for it: nobody else tells them.
+            kill = getattr(trainer.strategy.launcher, "kill", None)
+            if kill is not None:
+                kill(self._signals.requested)
             self._stop(trainer, self._signals.requested)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -28,7 +28,7 @@ from medclip_dcl.models.classifier import Classifier
 from medclip_dcl.models.seeded_batches import SeededBatches
 from medclip_dcl.network import ImageTextNetwork
 from medclip_dcl.prepared import PreparedSet
-from medclip_dcl.resuming import AtomicCheckpointIO, LastCheckpoint, Stopped
+from medclip_dcl.resuming import AtomicCheckpointIO, LastCheckpoint, ResumeError, Stopped
 from medclip_dcl.run_folder import (
     UNTRAINED_CHECKPOINT,
     MetricsFile,
@@ -66,7 +66,7 @@ class MedclipCLI(LightningCLI):
 
     def __init__(self, args: list[str] | None = None) -> None:
         self.exported: Path | None = None
-        self.has_claimed = False
+        self.has_claimed = self.continues = False
         try:
             super().__init__(
                 LightningModule,
@@ -132,10 +132,12 @@ class MedclipCLI(LightningCLI):
         # When the configuration is on disk as the user wrote it: a run folder may move.
         place_loggers(config.trainer.logger, self.run.folder)
         if self.subcommand == "fit":
-            if config.ckpt_path is not None:
-                if _is_classifier(config.model):
-                    # Its encoder may be described by nothing but what it started from.
-                    _take_network_from(Path(config.ckpt_path), config.model)
+            _require_own_checkpoints(config)
+            if self.continues:
+                # The configuration is the run's own; what its parts once came from may be gone by now.
+                _take_network_from(Path(config.ckpt_path), config.model)
+            elif config.ckpt_path is not None:
+                _take_missing_encoder_from(Path(config.ckpt_path), config.model)
                 _forget_initial_weights(config.model)
             return
         if config.ckpt_path is None:
@@ -155,10 +157,21 @@ class MedclipCLI(LightningCLI):
             raise FinishedRun(f"{self.run.folder} is finished: nothing to do")
         if getattr(rank_zero_only, "rank", 0) == 0:  # known from the environment before any process group
             self.has_claimed = self.run.claim(self.config_dump, data)
-        resume = self.run.checkpoint_to_resume()
-        if config.ckpt_path is None and resume is not None:
-            rank_zero_info(f"continuing {self.run.folder} from {resume}")
-            config.ckpt_path = str(resume)
+        resume = self._checkpoint_to_resume(config.ckpt_path)
+        if resume is not None:
+            instead = "" if config.ckpt_path is None else f", where it has come to since {config.ckpt_path}"
+            rank_zero_info(f"continuing {self.run.folder} from {resume}{instead}")
+            config.ckpt_path, self.continues = str(resume), True
+
+    def _checkpoint_to_resume(self, given: str | None) -> Path | None:
+        """The run's last checkpoint; None if there is none, or none that can be read and another is given."""
+        try:
+            return self.run.checkpoint_to_resume()
+        except ResumeError as error:
+            if given is None:
+                raise
+            rank_zero_warn(f"{error}; continuing from {given}")
+            return None
 
     def _completed(self, config: dict[str, Any]) -> dict[str, Any]:
         """A run's configuration with the defaults of options that came after it."""
@@ -197,7 +210,7 @@ class MedclipCLI(LightningCLI):
             kwargs["precision"] = best_precision(config.accelerator)
         options = self.config_init[self.subcommand]
         self.results = ResultsWriter(share_patient_data=options.share_patient_data)
-        self.record = RunRecord(self.run)
+        self.record, throughput = RunRecord(self.run), Throughput()
         config.callbacks = [
             *(config.callbacks or []),
             SeededBatches(),
@@ -207,7 +220,8 @@ class MedclipCLI(LightningCLI):
             self.record,
             self.results,
             FiniteCheck(),
-            Throughput(),
+            throughput.arrival,
+            throughput,
             *([] if options.ema_decay is None else [AveragedWeights(options.ema_decay)]),
         ]
         trainer = super().instantiate_trainer(**kwargs)
@@ -296,6 +310,32 @@ def _take_network_from(checkpoint: Path, model: Namespace) -> None:
     if _is_classifier(model):
         model.init_args.findings = described["findings"]
     _forget_initial_weights(model)
+
+
+def _take_missing_encoder_from(checkpoint: Path, model: Namespace) -> None:
+    """A classifier that is configured without an encoder has that of the checkpoint."""
+    if not _is_classifier(model) or model.init_args.get("image_encoder") is not None:
+        return
+    described = read_torch_file(checkpoint).get("network", {})
+    if "image_encoder" in described:
+        part = described["image_encoder"]
+        model.init_args.image_encoder = Namespace(
+            class_path=part["class_path"], init_args=Namespace(**part["init_args"])
+        )
+
+
+def _require_own_checkpoints(config: Namespace) -> None:
+    """best.ckpt is the best by validation and last.ckpt the last: Lightning would write other things into them.
+
+    Raises:
+        ValueError: names the option.
+    """
+    for name in ("save_last", "save_on_exception"):
+        if config.checkpoint.get(name):
+            raise ValueError(
+                f"checkpoint.{name}: last.ckpt is written anyway, every checkpoint_minutes, at each epoch's end and at "
+                "a signal; remove this option"
+            )
 
 
 def _forget_initial_weights(model: Namespace) -> None:

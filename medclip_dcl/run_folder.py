@@ -282,6 +282,8 @@ class RunRecord(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._started = time.time()
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return  # a trial leaves nothing behind
         untrained = self.run.checkpoints / UNTRAINED_CHECKPOINT
         if trainer.global_step == 0:
             # Other models have no beginning with which their end is compared.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import math
 import shutil
 from pathlib import Path
@@ -214,7 +216,47 @@ def test_an_image_size_between_the_regions_is_refused(small_set, small_bert, tmp
 
 def test_a_trial_run_claims_no_folder(small_set, small_bert, tmp_path):
     main(["fit", *small(tmp_path / "run", small_set, small_bert, "--trainer.fast_dev_run", "true")])
-    assert not (tmp_path / "run/fit.json").exists() and not (tmp_path / "run/config.yaml").exists()
+    assert not [file for file in tmp_path.rglob("*") if file.is_file()], "a trial leaves nothing behind"
+
+
+def test_an_unfinished_run_goes_on_from_where_it_came_to(small_set, small_bert, tmp_path, capsys):
+    run, bert = tmp_path / "run", tmp_path / "bert"
+    shutil.copytree(small_bert, bert)
+    arguments = ["fit", *small(run, small_set, bert, "--trainer.max_epochs", "1")]
+    main(arguments)
+    best = tmp_path / "elsewhere.ckpt"
+    shutil.copy(run / "checkpoints/best.ckpt", best)
+    weights = torch.load(run / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
+    (run / "fit.json").unlink()
+    shutil.rmtree(bert)  # what the text encoder was built from: the run's own checkpoints have it
+    caught = io.StringIO()
+    handler = logging.StreamHandler(caught)
+    logging.getLogger("pytorch_lightning.utilities.rank_zero").addHandler(handler)
+    main([*arguments, "--ckpt_path", str(best)])
+    assert f"last.ckpt, where it has come to since {best}" in caught.getvalue()
+    again = torch.load(run / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
+    assert all(torch.equal(weights[name], again[name]) for name in weights)
+    shutil.copytree(small_bert, bert)
+    (run / "fit.json").unlink()
+    for name in ("last.ckpt", "previous.ckpt"):
+        (run / "checkpoints" / name).write_bytes(b"PK broken")
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert "continue from another with --ckpt_path" in capsys.readouterr().err
+    with pytest.warns(UserWarning, match=r"can be read .*; continuing from .*elsewhere.ckpt"):
+        main([*arguments, "--ckpt_path", str(best)])
+    assert (run / "fit.json").is_file()
+    logging.getLogger("pytorch_lightning.utilities.rank_zero").removeHandler(handler)
+
+
+@pytest.mark.parametrize("option", ["save_last", "save_on_exception"])
+def test_options_that_would_write_other_things_into_the_checkpoints_are_refused(
+    small_set, small_bert, tmp_path, capsys, option
+):
+    with pytest.raises(SystemExit):
+        main(["fit", *small(tmp_path / "run", small_set, small_bert, f"--checkpoint.{option}", "true")])
+    assert f"checkpoint.{option}: last.ckpt is written anyway" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 def test_untrained_results_of_another_protocol_are_measured_again(finished):

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from medclip_dcl.distributed import rank_and_size
 
-_SECONDS_AFTER_SIGTERM = 30
+_SECONDS_AFTER_SIGTERM = 300
 
 
 class TrainingOrder(DistributedSampler):

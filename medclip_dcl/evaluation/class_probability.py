@@ -32,7 +32,8 @@ class ClassProbabilityTable(Callback):
             return
         if pl_module.class_probability.requires and trainer.is_global_zero:
             table = class_probability_table(pl_module, datamodule)
-            write_parquet(table, Path(trainer.default_root_dir) / CLASS_PROBABILITY_FILE)
+            if not trainer.fast_dev_run:  # type: ignore[attr-defined]
+                write_parquet(table, Path(trainer.default_root_dir) / CLASS_PROBABILITY_FILE)
             _report_quantiles(table["eta"])
 
 

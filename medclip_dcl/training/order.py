@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pytorch_lightning import Callback
 from pytorch_lightning.callbacks import Checkpoint, EMAWeightAveraging, WeightAveraging
 
-from medclip_dcl.training.throughput import Throughput
+from medclip_dcl.training.throughput import Arrival, Throughput
 
 
 def in_order(callbacks: Iterable[Callback]) -> list[Callback]:
@@ -16,7 +16,8 @@ def in_order(callbacks: Iterable[Callback]) -> list[Callback]:
     - Averaged weights behind all that evaluate: they are put in before the first batch is evaluated, and taken out
       only after every evaluation has summarised.
     - Then whatever writes checkpoints (as Lightning orders them).
-    - Last the clock: the time that others take at a step's end is not time spent waiting for the next batch.
+    - Last the clock, and first the one that notes when a batch has come: the time that others take between two steps
+      is not time spent waiting for the next batch.
 
     Raises:
         ValueError: Lightning's EMAWeightAveraging, which spoils integer buffers; or several averages.
@@ -37,5 +38,7 @@ def in_order(callbacks: Iterable[Callback]) -> list[Callback]:
 
 
 def _place(callback: Callback) -> int:
+    if isinstance(callback, Arrival):
+        return -1
     kinds = (WeightAveraging, Checkpoint, Throughput)
     return next((1 + place for place, kind in enumerate(kinds) if isinstance(callback, kind)), 0)

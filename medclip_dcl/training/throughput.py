@@ -44,6 +44,21 @@ class _Window:
         return self.waited / self.seconds if self.seconds else 0.0
 
 
+class Arrival(Callback):
+    """Notes when a batch has come, before other callbacks take their time; it must be the first: `in_order`."""
+
+    def __init__(self) -> None:
+        self.at = 0.0
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        self.at = time.perf_counter()
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.at = time.perf_counter()
+
+
 class Throughput(Callback):
     """Logs train/images_per_second and train/data_wait every log_every_n_steps; warns where the loader is too slow.
 
@@ -52,14 +67,19 @@ class Throughput(Callback):
     waited for batches. Both are of the steps since they were logged last. A run's figures differ from the same run's
     on another day.
 
-    It must be the last callback: `in_order`.
+    It must be the last callback, and `arrival` the first: `in_order`. Then what others do between two steps, such as
+    writing a checkpoint, is not taken for waiting.
 
     Args:
         warn_above: share of the time spent waiting for batches, over 50 steps, above which the user is told, once.
+
+    Attributes:
+        arrival: the callback that notes when a batch has come.
     """
 
     def __init__(self, warn_above: float = 0.2) -> None:
         self.warn_above = warn_above
+        self.arrival = Arrival()
         self._logged, self._judged = _Window(), _Window()
         self._is_warm = self._has_warned = False
         self._last = self._started = 0.0  # when the last step, or validation, ended; when this step began
@@ -68,13 +88,15 @@ class Throughput(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._logged, self._judged, self._is_warm = _Window(), _Window(), False
+        # A run that goes on in the middle of an epoch has no start of an epoch.
+        self._last, self._waited = time.perf_counter(), 0.0
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # The first batch of an epoch is waited for as well: loaders fill up anew.
         self._last, self._waited = time.perf_counter(), 0.0
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._waited += time.perf_counter() - self._last
+        self._waited += self.arrival.at - self._last
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._last = time.perf_counter()
@@ -82,7 +104,7 @@ class Throughput(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        self._started = time.perf_counter()
+        self._started = self.arrival.at
         self._waited += self._started - self._last
 
     def on_train_batch_end(
@@ -96,7 +118,8 @@ class Throughput(Callback):
         self._judge(trainer, unit)
         # After a step of the optimiser, where the other figures of training are logged as well.
         is_new, self._last_step = trainer.global_step != self._last_step, trainer.global_step
-        if not is_new or trainer.global_step % self._log_every(trainer):
+        every = self._log_every(trainer)
+        if not is_new or not every or trainer.global_step % every:
             return
         window, self._logged = self._logged, _Window()
         figures = {

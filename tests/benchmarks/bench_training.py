@@ -137,7 +137,8 @@ def measure(batch: int, steps: int, precision: str, device: str) -> dict[str, An
     )
     if device == "cpu":
         Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak from here on
-    watching: list[Callback] = [FiniteCheck(), Throughput(), AveragedWeights(0.999)]
+    throughput = Throughput()
+    watching: list[Callback] = [FiniteCheck(), throughput.arrival, throughput, AveragedWeights(0.999)]
     seconds: dict[str, list[float]] = defaultdict(list)
     timed(watching, seconds)
     clock = StepTimes()

@@ -180,7 +180,7 @@ def test_a_decay_too_slow_for_the_run_is_said(build, data, trainer):
 
 def test_averages_stand_behind_evaluations_then_checkpoints_then_the_clock():
     a, b, c, d, e = Throughput(), ModelCheckpoint(), AveragedWeights(0.5), Probe(), FiniteCheck()
-    assert in_order([a, b, c, d, e]) == [d, e, c, b, a]
+    assert in_order([a, b, c, d, e, a.arrival]) == [a.arrival, d, e, c, b, a]
     with pytest.raises(ValueError, match="set ema_decay instead"):
         in_order([EMAWeightAveraging()])
     with pytest.raises(

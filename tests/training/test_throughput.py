@@ -35,7 +35,13 @@ class Run:
     """Calls the hooks of one callback as a Trainer does."""
 
     def __init__(
-        self, clock: Clock, watch: Throughput, processes: int = 1, log_every: int = 4, **data: Any
+        self,
+        clock: Clock,
+        watch: Throughput,
+        processes: int = 1,
+        log_every: int = 4,
+        begins_an_epoch: bool = True,
+        **data: Any,
     ) -> None:
         self.clock, self.watch = clock, watch
         self.logged: list[dict[str, float]] = []
@@ -44,10 +50,15 @@ class Run:
         self.trainer.world_size, self.trainer.datamodule = processes, SimpleNamespace(**data)
         self.module.log_dict = lambda figures, batch_size: self.logged.append(figures)
         watch.on_train_start(self.trainer, self.module)
-        watch.on_train_epoch_start(self.trainer, self.module)
+        if begins_an_epoch:
+            watch.on_train_epoch_start(self.trainer, self.module)
 
-    def batch(self, wait: float, work: float, steps: bool = True, batch: Any = BATCH) -> None:
+    def batch(
+        self, wait: float, work: float, steps: bool = True, batch: Any = BATCH, others: float = 0.0
+    ) -> None:
         self.clock.now += wait
+        self.watch.arrival.on_train_batch_start(self.trainer, self.module, batch, 0)
+        self.clock.now += others
         self.watch.on_train_batch_start(self.trainer, self.module, batch, 0)
         self.clock.now += work
         self.trainer.global_step += steps
@@ -55,6 +66,7 @@ class Run:
 
     def validation(self, before: float, seconds: float) -> None:
         self.clock.now += before
+        self.watch.arrival.on_validation_start(self.trainer, self.module)
         self.watch.on_validation_start(self.trainer, self.module)
         self.clock.now += seconds
         self.watch.on_validation_end(self.trainer, self.module)
@@ -65,6 +77,25 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     found = Clock()
     monkeypatch.setattr(throughput, "time", found)
     yield found
+
+
+def test_a_run_that_goes_on_within_an_epoch_begins_with_a_clock_that_is_set(clock):
+    run = Run(clock, Throughput(), log_every=1, begins_an_epoch=False)
+    run.batch(wait=1.0, work=2.0)
+    assert run.logged == [{"train/images_per_second": 1.0, "train/data_wait": pytest.approx(1 / 3)}]
+
+
+def test_what_other_callbacks_do_before_a_step_is_no_waiting(clock):
+    run = Run(clock, Throughput(), log_every=2)
+    run.batch(wait=1.0, work=2.0, others=5.0)  # a checkpoint is written
+    run.batch(wait=1.0, work=1.0)
+    assert run.logged == [{"train/images_per_second": 0.6, "train/data_wait": 0.2}]
+
+
+def test_nothing_is_logged_where_nothing_is_to_be_logged(clock):
+    run = Run(clock, Throughput(), log_every=0)
+    run.batch(wait=1.0, work=2.0)
+    assert run.logged == []
 
 
 def test_images_of_all_processes_a_second_and_the_share_of_waiting(clock):
