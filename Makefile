@@ -55,7 +55,7 @@ test: $(INSTALLED)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	$(RUN) -m pytest
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist loadscope
 
 test-slow: $(INSTALLED)
 	$(RUN) -m pytest -m slow

@@ -168,7 +168,9 @@ def test_the_language_models_folder_may_be_gone_after_training(small_set, small_
     assert a == b
 
 
-def test_another_tokenizer_than_in_the_checkpoint_is_refused(small_set, small_bert, tmp_path, capsys):
+def test_a_text_encoder_changed_on_disk_does_not_reach_a_run_that_goes_on(
+    small_set, small_bert, tmp_path, capsys
+):
     text = shutil.copytree(small_bert, tmp_path / "bert")
     run = tmp_path / "run"
     main(["fit", *small(run, small_set, text)])
@@ -176,8 +178,18 @@ def test_another_tokenizer_than_in_the_checkpoint_is_refused(small_set, small_be
     vocabulary = (text / "tokenizer.json").read_text()
     swapped = vocabulary.replace('"edema": ', '"X": ').replace('"cardiomegaly": ', '"edema": ')
     (text / "tokenizer.json").write_text(swapped.replace('"X": ', '"cardiomegaly": '))
+    before = torch.load(run / "checkpoints/last.ckpt", weights_only=True)["network"]["text_encoder"]
+    main(["fit", *small(run, small_set, text)])
+    assert torch.load(run / "checkpoints/last.ckpt", weights_only=True)["network"]["text_encoder"] == before
     with pytest.raises(SystemExit):
-        main(["fit", *small(run, small_set, text)])
+        main(
+            [
+                "fit",
+                *small(tmp_path / "new", small_set, text),
+                "--ckpt_path",
+                str(run / "checkpoints/last.ckpt"),
+            ]
+        )
     assert "was trained with another text_encoder" in capsys.readouterr().err
 
 
