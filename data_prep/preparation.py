@@ -26,7 +26,14 @@ from data_prep.memory_map import memory_map_bytes, write_memory_map
 from data_prep.releases import ReleaseError, file_hash
 from data_prep.reports import Report, Sentences, read_sentences
 from medclip_dcl.geometry import GEOMETRIES
-from medclip_dcl.prepared import FORMAT_VERSION, PreparedDataError, write_json, write_table, write_text
+from medclip_dcl.prepared import (
+    FORMAT_VERSION,
+    PreparedDataError,
+    PreparedSet,
+    write_json,
+    write_table,
+    write_text,
+)
 
 REJECTED_SHARE = 0.01
 """More images (or report files) than this share, and more than one, that cannot be used: the source is damaged."""
@@ -285,12 +292,24 @@ def _is_finished(output: Path, made_from: Mapping[str, Any]) -> bool:
                 f"differently ({'; '.join(differences)}); choose another --output, or delete this folder to prepare "
                 "it again"
             )
-        return name == "dataset.json"
+        return name == "dataset.json" and not _lacks_images(output)
     if output.is_dir() and any(not entry.name.startswith(".") for entry in output.iterdir()):
         raise PreparedDataError(
             f"output {output} is neither empty nor a prepared set; choose another --output, or empty it"
         )
     return False
+
+
+def _lacks_images(output: Path) -> bool:
+    """True if an image of a finished set is gone, as where a damaged one was deleted: then it is made again."""
+    prepared = PreparedSet(output)
+    paths = prepared.table("images")["path"]
+    missing = [path for path in paths if not prepared.image_file(path).is_file()]
+    if missing:
+        print(
+            f"{output}: {len(missing):,} of {len(paths):,} images are missing (first: {missing[0]}) and made again"
+        )
+    return bool(missing)
 
 
 def _differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -147,6 +147,20 @@ def test_processes_and_repetition_change_nothing(raw: Path) -> None:
     assert contents(raw.parent / "set") == contents(raw.parent / "other")
 
 
+def test_a_damaged_image_that_was_deleted_is_made_again(
+    raw: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepare(settings(raw))
+    before = contents(raw.parent / "set")
+    image = next((raw.parent / "set").rglob("*.jpg"))
+    image.unlink()
+    prepare(settings(raw))
+    assert f"1 of 11 images are missing (first: {image.relative_to(raw.parent / 'set/images')})" in (
+        capsys.readouterr().out
+    )
+    assert contents(raw.parent / "set") == before
+
+
 def test_a_finished_set_is_left_as_it_is(raw: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prepare(settings(raw))
     before = {file: file.stat().st_mtime_ns for file in (raw.parent / "set").rglob("*")}
