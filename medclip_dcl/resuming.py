@@ -291,7 +291,7 @@ class LastCheckpoint(Checkpoint):
     def _save(self, trainer: Trainer) -> None:
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        trainer.save_checkpoint(self.folder / _NEW)
+        trainer.save_checkpoint(self.folder / _NEW, weights_only=False)
         if trainer.is_global_zero:
             rotate(self.folder)
         # A process that ends before the first has renamed the files could make a launcher kill it.
