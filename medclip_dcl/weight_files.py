@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 from zipfile import is_zipfile
 
@@ -36,10 +37,12 @@ def read_torch_file(file: str | Path, map_location: Any = "cpu") -> Any:
         return torch.load(file, map_location=map_location, weights_only=True, mmap=mapped)
     except (PermissionError, MemoryError, torch.OutOfMemoryError):
         raise
-    except (
-        Exception
-    ) as error:  # bytes that are no pickle end the unpickler in many ways, OSError (EINVAL) is one
+    # Bytes that are no pickle end the unpickler in many ways, OSError (EINVAL) is one.
+    except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        if isinstance(error, UnpicklingError):
+            # Torch's own words advise to load it unsafely.
+            reason = "it was not written by torch.save, or holds more than tensors and plain values"
         raise ValueError(
             f"{file} is no checkpoint that can be loaded safely, or it is truncated: {reason}; copy the file again, "
             "or give one of tensors and plain values (files that hold Python objects are not opened)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -197,6 +198,13 @@ def test_bad_sources(tmp_path):
         ValueError, match="a.ckpt is no checkpoint that can be loaded safely, or it is truncated"
     ):
         load(tmp_path / "a.ckpt")
+    torch.save({"network": Path("here")}, tmp_path / "c.ckpt")
+    for name, content in (("c.ckpt", None), ("picture.ckpt", b"\xff\xd8\xff\xe0 a JPEG file")):
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match="or holds more than tensors and plain values") as caught:
+            load(tmp_path / name)
+        assert "weights_only" not in str(caught.value), "torch's advice is to load it unsafely"
     torch.save({"state_dict": {}}, tmp_path / "b.ckpt")
     with pytest.raises(ValueError, match="b.ckpt is no checkpoint of an image-text model"):
         load(tmp_path / "b.ckpt")
