@@ -21,6 +21,7 @@ from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 
 from medclip_dcl.data.samplers import ResumableLoader
 from medclip_dcl.distributed import gather_objects, greatest_of_all
+from medclip_dcl.weight_files import read_torch_file
 
 LAST, PREVIOUS, UNREADABLE = "last.ckpt", "previous.ckpt", "unreadable.ckpt"
 _NEW = "new.ckpt"
@@ -125,7 +126,10 @@ def whats_wrong(file: Path) -> str | None:
             broken = archive.testzip()
         if broken is not None:
             return f"the checksum of {broken} is wrong"
-        content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        content = read_torch_file(file)
+    # Nothing that is wrong with the machine or its settings: the file may be whole, and would be set aside.
+    except (PermissionError, MemoryError):
+        raise
     except Exception as error:  # whatever a damaged file makes the readers say
         size = file.stat().st_size if file.is_file() else 0
         return f"{size} bytes, {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"

@@ -123,6 +123,18 @@ def test_a_flipped_bit_is_noticed(tmp_path):
         assert number_of(find_readable(tmp_path)) == 1
 
 
+@pytest.mark.parametrize("trouble", [MemoryError(), PermissionError(13, "denied")])
+def test_trouble_that_is_not_the_files_sets_no_checkpoint_aside(tmp_path, monkeypatch, trouble):
+    def refuse(*_args, **_options):
+        raise trouble
+
+    (tmp_path / "last.ckpt").write_bytes(b"whole")
+    monkeypatch.setattr("medclip_dcl.resuming.zipfile.ZipFile", refuse)
+    with pytest.raises(type(trouble)):
+        find_readable(tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
+
+
 def test_two_that_cannot_be_read_are_named_with_the_remedy(tmp_path):
     write(tmp_path, 1)
     write(tmp_path, 2)
