@@ -19,6 +19,7 @@ from medclip_dcl.data.samplers import EpochSampler, ShardSampler, require_whole_
 from medclip_dcl.data.transforms import augment, to_input
 from medclip_dcl.distributed import rank_and_size
 from medclip_dcl.findings import CHEXPERT
+from medclip_dcl.geometry import View
 from medclip_dcl.prepared import PreparedDataError
 
 UNCERTAIN, BLANK = -1.0, float("nan")
@@ -33,9 +34,11 @@ class LabelledImages(EvaluatedImages):
     Attributes:
         labels: dicom_id, finding, label: 1, 0, -1 (uncertain) or NaN (blank), as the labeller left them; a row for each
             image and finding of the model.
+        view: what the model sees of each image.
     """
 
     labels: pd.DataFrame
+    view: View = View()
 
 
 class LabelledDataModule(ImagesDataModule):
@@ -276,7 +279,9 @@ class LabelledDataModule(ImagesDataModule):
             var_name="finding",
             value_name="label",
         )
-        return LabelledImages(labelled[["dicom_id", "subject_id", "study_id", "height", "width"]], long)
+        return LabelledImages(
+            labelled[["dicom_id", "subject_id", "study_id", "height", "width"]], long, self.fitted_view
+        )
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,7 @@ class FindingClassification(EvaluationCallback):
             metrics={**averages, "n_findings": len(evaluable), "by_finding": numbers},
             scalars=scalars,
             protocol={
-                "view": "whole image",
+                "view": str(tables.view),
                 "score": "logit of the finding",
                 "acc": "positive where the logit is above 0",
                 "blank_labels": BLANK[self.blank],

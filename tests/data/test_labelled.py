@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -69,6 +70,16 @@ def test_labels_become_targets_by_the_policy(labelled_set, uncertain, blank):
             expected[dicom_id] = row
     assert found == expected
     assert len(expected) == 24 or "ignore" in (uncertain, blank)
+
+
+def test_the_evaluation_knows_what_is_seen_of_an_image(labelled_set, tmp_path):
+    assert str(datamodule(labelled_set).evaluation("test").view) == "whole image"
+    folder = shutil.copytree(labelled_set, tmp_path / "set")
+    info = json.loads((folder / "dataset.json").read_text())
+    info["options"] = {**info.get("options", {}), "geometry": "shortest", "size": 64}
+    (folder / "dataset.json").write_text(json.dumps(info))
+    view = datamodule(folder).evaluation("test").view
+    assert view.geometry == "shortest" and str(view) != "whole image"
 
 
 def test_a_study_that_nobody_labelled_is_not_taken_for_healthy(labelled_set):
