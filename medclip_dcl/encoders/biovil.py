@@ -7,9 +7,7 @@ data: no code of theirs runs, and every weight of the network comes from them, w
 from __future__ import annotations
 
 from pathlib import Path
-from pickle import UnpicklingError
 
-import torch
 from torch import Tensor
 
 from medclip_dcl.encoders.image import BACKBONE, CLASSIFIER, ResNetRegions, backbone_name, resnet_depth
@@ -17,6 +15,7 @@ from medclip_dcl.encoders.pretrained import ModelFolderError, load_bert_config, 
 from medclip_dcl.encoders.text import BertSentences
 from medclip_dcl.network import ImageTextNetwork, load_exactly
 from medclip_dcl.similarity import GlobalCosine
+from medclip_dcl.weight_files import read_state_dict
 
 _RESNET = "encoder.encoder."
 _PROJECTOR = "projector.model."
@@ -80,14 +79,9 @@ def _image_state(file: Path) -> dict[str, Tensor]:
     if not file.is_file():
         raise FileNotFoundError(f"no file {file} (BioViL's image weights)")
     try:
-        state = torch.load(file, map_location="cpu", weights_only=True)
-    except (UnpicklingError, EOFError, RuntimeError) as error:
-        raise ModelFolderError(
-            f"{file}: not readable as plain weights ({type(error).__name__}); copy the file again (files that hold "
-            "Python objects are not opened)"
-        ) from error
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise ModelFolderError(f"{file}: expected a state dict (names to tensors)")
+        state = read_state_dict(file)
+    except ValueError as error:
+        raise ModelFolderError(str(error)) from error
     renamed = {_renamed(name): value for name, value in state.items()}
     return {name: value for name, value in renamed.items() if name not in CLASSIFIER}
 

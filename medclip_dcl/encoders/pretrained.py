@@ -15,14 +15,14 @@ import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM, BertModel, BertTokenizer
+
+from medclip_dcl.weight_files import read_state_dict
 
 CONFIG_FILE = "config.json"
 SAFETENSORS_FILE = "model.safetensors"
@@ -381,17 +381,9 @@ def _read_weights(folder: Path) -> tuple[dict[str, Tensor], Path]:
             f"{folder} has no weights: neither {SAFETENSORS_FILE} nor {TORCH_FILE} is there"
         )
     try:
-        if file.name == SAFETENSORS_FILE:
-            state = load_file(file)
-        else:
-            state = torch.load(file, map_location="cpu", weights_only=True)
-    except (SafetensorError, UnpicklingError, EOFError, RuntimeError) as error:
-        raise ModelFolderError(
-            f"{file}: not readable as plain weights ({type(error).__name__}); copy the file again, or ask "
-            "its authors for safetensors (files that hold Python objects are not opened)"
-        ) from error
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise ModelFolderError(f"{file}: expected a state dict (names to tensors)")
+        state = read_state_dict(file)
+    except ValueError as error:
+        raise ModelFolderError(str(error)) from error
     return _with_masked_language_model_names(state), file
 
 

@@ -1,9 +1,10 @@
 """Training stops at the first loss or gradient that is not a finite number, and says which batch had it.
 
 Loss and gradient norm of each step are looked at before the optimiser moves the weights. The gradient is looked at
-too because one NaN in it spoils weights while the loss is finite, and with mixed bfloat16 nothing else would notice;
-with mixed float16 the scaler meets infinite gradients as a matter of course and skips their step, so there only the
-loss counts. Processes agree on each step by one number: all of them stop.
+too because one NaN in it spoils weights while the loss is finite, and with mixed bfloat16 nothing else would notice.
+With mixed float16 the scaler meets infinite gradients as a matter of course, skips their step and halves its scale; so
+there the gradient counts only after SKIPPED_STEPS such steps in a row, which no scale would mend. Processes agree on
+each step: all of them stop.
 
 On a GPU the host waits here for the backward pass, once a step. Looking later, when the next batch is there, would
 spare the device the moment until the optimiser's kernels are queued, but the weights would be spoiled by then. Other
@@ -19,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from jaxtyping import Bool
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 from torch.nn.utils import get_total_norm
@@ -27,6 +29,9 @@ from torch.optim import Optimizer
 from medclip_dcl.distributed import gather_objects, is_distributed, rank_and_size
 
 IDENTITIES = ("dicom_id", "study_id", "sentence_id")
+SKIPPED_STEPS = 50
+"""Steps in a row that a scaler may skip (choice): halved so often, its first scale of 2^16 is far below the smallest
+float16, 2^-24."""
 
 
 class NonFiniteError(ValueError):
@@ -46,6 +51,7 @@ class FiniteCheck(Callback):
         # Of the optimiser's step to come: with accumulated gradients it has several batches.
         self._identities: list[dict[str, Any]] = []
         self._losses: list[Tensor] = []
+        self._skipped = 0
         self._error: NonFiniteError | None = None
 
     def on_train_batch_start(
@@ -67,12 +73,15 @@ class FiniteCheck(Callback):
         norm = get_total_norm(gradients).float().to(losses.device)
         pl_module.log("train/gradient_norm", norm, batch_size=1)
         has_scaler = getattr(trainer.precision_plugin, "scaler", None) is not None
-        is_broken = ~(losses.isfinite().all() & (norm.isfinite() | has_scaler))
-        if _anywhere(is_broken):
+        loss_is_broken, gradient_is_broken = _anywhere(
+            ~torch.stack([losses.isfinite().all(), norm.isfinite()])
+        )
+        self._skipped = self._skipped + 1 if has_scaler and gradient_is_broken else 0
+        if loss_is_broken or (gradient_is_broken and not 0 < self._skipped < SKIPPED_STEPS):
             # Lightning divides accumulated losses by their number: their sum is the step's loss.
             parts = gather_objects(_described(identities, float(losses.sum())))
             where = f"epoch {trainer.current_epoch}, step {trainer.global_step}"
-            self._error = NonFiniteError(_message(where, float(norm), parts))
+            self._error = NonFiniteError(_message(where, float(norm), self._skipped, parts))
             raise self._error
 
     def on_save_checkpoint(
@@ -83,12 +92,12 @@ class FiniteCheck(Callback):
             raise self._error
 
 
-def _anywhere(is_true: Tensor) -> bool:
+def _anywhere(is_true: Bool[Tensor, " fact"]) -> list[bool]:
     """True on all processes if it is on one: else that would stop alone, and the others would wait for it."""
-    number = is_true.float()
+    numbers = is_true.float()
     if is_distributed():
-        dist.all_reduce(number, op=dist.ReduceOp.MAX)
-    return bool(number)
+        dist.all_reduce(numbers, op=dist.ReduceOp.MAX)
+    return [number > 0 for number in numbers.tolist()]
 
 
 def _described(identities: Sequence[Mapping[str, Any]], loss: float) -> dict[str, Any]:
@@ -102,10 +111,12 @@ def _plain(values: Any) -> list[Any]:
     return values.tolist() if isinstance(values, Tensor) else list(values)
 
 
-def _message(where: str, norm: float, parts: Sequence[Mapping[str, Any]]) -> str:
+def _message(where: str, norm: float, skipped: int, parts: Sequence[Mapping[str, Any]]) -> str:
     """Where, what, whose, and what to do."""
     with_loss = [part for part in parts if not math.isfinite(part["loss"])]
     what = "the loss is not finite" if with_loss else f"the gradient is not finite (its norm is {norm})"
+    if skipped and not with_loss:
+        what += f", as in the {skipped - 1} steps before, which mixed float16 skipped"
     lines = [f"training stopped at {where}: {what}."]
     for part in with_loss or parts:
         lines.append(f"Batch of process {part['process']}, loss {part['loss']:g}:")

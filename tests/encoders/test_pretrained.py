@@ -288,8 +288,8 @@ def _no_weights(folder: Path) -> None:
         ),
         (_untie, r"cls\.predictions\.decoder\.weight differs from bert\.embeddings"),
         (_half_a_head, r"missing cls\.predictions\.transform\.dense\.bias"),
-        (_truncate, r"model\.safetensors: not readable as plain weights \(SafetensorError\)"),
-        (_pickle, r"pytorch_model\.bin: not readable as plain weights \(UnpicklingError\)"),
+        (_truncate, r"model\.safetensors is no safetensors file, or it is truncated"),
+        (_pickle, r"pytorch_model\.bin is no checkpoint that can be loaded safely.*holds more than tensors"),
         (_no_weights, r"no weights: neither model\.safetensors nor pytorch_model\.bin is there"),
     ],
 )

@@ -141,6 +141,24 @@ def test_infinite_gradients_that_a_scaler_skips_do_not_stop(build, data, trainer
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
 
 
+def test_a_scaler_that_skips_every_step_stops_at_last(build, data, trainer, monkeypatch):
+    monkeypatch.setattr("medclip_dcl.training.finite.SKIPPED_STEPS", 3)
+    seen, model = Seen(), build()
+    breaks = {0, 1, 3, 4, 5}  # the third step is whole: counting begins anew
+    next(p for p in model.parameters() if p.requires_grad).register_hook(
+        lambda gradient: gradient * (float("nan") if len(seen.batches) - 1 in breaks else 1.0)
+    )
+    plugin = MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu", init_scale=2.0**10))
+    fit = trainer([seen, FiniteCheck()], max_epochs=3, plugins=[plugin], limit_val_batches=0)
+    with pytest.raises(
+        NonFiniteError, match="as in the 2 steps before, which mixed float16 skipped"
+    ) as error:
+        fit.fit(model, data)
+    assert len(seen.batches) == 6
+    assert_names(str(error.value), seen.batches[5])
+    assert all(p.isfinite().all() for p in model.parameters())
+
+
 def test_the_command_ends_with_a_message_and_whole_checkpoints(arguments, tmp_path, monkeypatch, capsys):
     run = tmp_path / "run"
     break_loss(monkeypatch, at_step=4)
