@@ -197,6 +197,72 @@ def test_two_processes_killed_and_stopped(small_set, small_bert, tmp_path):
     assert_same_run(run_of["whole"], run)
 
 
+# The validation after step 24 waits for a signal in the first of its two batches.
+WAITS_IN_VALIDATION = """
+import os, sys, time
+from pathlib import Path
+from medclip_dcl.cli import main
+from medclip_dcl.models.image_text import ImageTextModel
+
+whole = ImageTextModel.validation_step
+
+def waiting(self, batch, batch_index):
+    if batch_index == 0 and self.global_step == 24:
+        Path(os.environ["PLACE"], os.environ.get("LOCAL_RANK", "0")).write_text(str(os.getpid()))
+        time.sleep(3)
+    return whole(self, batch, batch_index)
+
+ImageTextModel.validation_step = waiting
+main(sys.argv[1:])
+"""
+
+
+def is_alive(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/stat")
+    return status.is_file() and status.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_a_signal_to_the_first_process_within_a_validation_ends_the_one_that_it_started(
+    small_set, small_bert, tmp_path, monkeypatch
+):
+    """As a user's `kill`, or a batch system that knows of the first alone; the launcher passes it on."""
+    options = ("--trainer.devices", "2", "--trainer.strategy", "ddp", "--checkpoint_minutes", "1000")
+    options += ("--data.init_args.batch_size", "2", "--trainer.max_epochs", "3")  # 12 steps, 2 batches of validation
+    run_of = {name: tmp_path / name for name in ("whole", "stopped")}
+    assert start(fit_arguments(run_of["whole"], small_set, small_bert, *options)).wait() == 0
+    run = run_of["stopped"]
+    arguments = fit_arguments(run, small_set, small_bert, *options)
+    script, place = tmp_path / "fit.py", tmp_path / "pids"
+    script.write_text(WAITS_IN_VALIDATION)
+    place.mkdir()
+    monkeypatch.setenv("PLACE", str(place))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    process = subprocess.Popen(
+        [sys.executable, str(script), *arguments[1:]],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    for _ in range(6000):
+        pids = [int(file.read_text() or 0) for file in place.iterdir()]
+        if len(pids) == 2 and all(pids):
+            break
+        assert process.poll() is None, "it ended before it validated"
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGTERM)
+    assert process.wait(timeout=60) in (143, -signal.SIGKILL)
+    deadline = time.monotonic() + 60
+    while any(map(is_alive, pids)):
+        assert time.monotonic() < deadline, "a process that it started goes on"
+        time.sleep(0.1)
+    assert not (run / "fit.json").exists()
+    last = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
+    assert last["global_step"] == 12, "the end of the epoch before: this one is validated first"
+    assert start(arguments).wait() == 0
+    assert differing(run_of["whole"], run) == []
+
+
 def test_a_truncated_last_checkpoint_costs_one_step(whole, small_set, small_bert, tmp_path):
     run = tmp_path / "truncated"
     arguments = fit_arguments(run, small_set, small_bert)
