@@ -169,7 +169,7 @@ def _projection(kind: str, channels: int, dim: int) -> nn.Module:
 def _resnet(depth: int, weights: str | None) -> ResNet:
     """torchvision's ResNet with the wanted initial weights."""
     build = getattr(torchvision.models, f"resnet{depth}")
-    if weights is None:
+    if weights in (None, "None"):  # jsonargparse's reading of null on the command line, two classes deep
         return build(weights=None)
     if weights == IMAGENET:
         return build(weights="IMAGENET1K_V1")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jsonargparse
 import pytest
 import torch
 import torchvision
@@ -98,6 +99,21 @@ def test_config_names_the_projection_only_where_it_is_not_the_default():
     second.load_state_dict(first.state_dict())
     images = torch.rand(1, 3, 32, 32)
     assert torch.equal(first(images), second(images))
+
+
+class Holder:
+    def __init__(self, encoder: ResNetRegions | None = None) -> None:
+        self.encoder = encoder
+
+
+def test_null_on_the_command_line_means_random_weights():
+    """As classes of the configuration are nested: a class of the module's."""
+    parser = jsonargparse.ArgumentParser()
+    parser.add_subclass_arguments(Holder, "model")
+    encoder = ["--model.init_args.encoder", f"{ResNetRegions.__module__}.ResNetRegions"]
+    options = [*encoder, "--model.init_args.encoder.init_args.weights", "null"]
+    arguments = parser.parse_args(["--model", f"{__name__}.Holder", *options])
+    assert parser.instantiate_classes(arguments).model.encoder.depth == 18
 
 
 def test_refusals(tmp_path):
