@@ -1,9 +1,9 @@
 """log P(piece | copy of the sentence with it masked), computed with as little work as the definition allows.
 
 The copies of a sentence differ in what is masked only. So the first layer's queries, keys and values are computed once
-for each sentence and once for [MASK] in each position, the last layer is computed for the masked position only, and so
-is the vocabulary head. All copies of a batch have equal length: nothing is padded, no attention mask is needed. The
-result is that of the whole model up to rounding.
+for each sentence and once for [MASK] in each position; the last layer is computed for the masked position only, without
+keys and values of the others, and so is the vocabulary head. All copies of a batch have equal length: nothing is
+padded, no attention mask is needed. The result is that of the whole model up to rounding.
 """
 
 from __future__ import annotations
@@ -129,7 +129,8 @@ class SharedMaskedBert:
         is_masked = copies.is_masked[..., None]
 
         def of_copies(sentence: Tensor, mask: Tensor) -> Tensor:
-            return torch.where(is_masked, mask, sentence[copies.sentence])
+            found = sentence[copies.sentence]
+            return torch.where(is_masked, mask, found, out=found)
 
         hidden = of_copies(of_sentence, of_mask)
         one_query_each = copies.query_copy is None
@@ -154,6 +155,7 @@ class _Layer:
         projections = (attention.query, attention.key, attention.value)
         self.weight = torch.cat([projection.weight for projection in projections])
         self.bias = torch.cat([projection.bias for projection in projections])
+        self.query, self.key, self.value = projections
         self.heads, self.scale = attention.num_attention_heads, attention.scaling
         self.attention_output, self.attention_norm = (
             layer.attention.output.dense,
@@ -177,14 +179,21 @@ class _Layer:
     def at(
         self, hidden: Float[Tensor, "copy token width"], position: Int[Tensor, " copy"]
     ) -> Float[Tensor, "copy width"]:
-        """The layer's output at one position of each copy."""
+        """The layer's output at one position of each copy.
+
+        With one query a copy, W_q x . W_k y = (W_k^T W_q x) . y, and the weighted sum of W_v y is W_v times that of y:
+        width^2 operations a copy instead of a token. Keys' biases shift all logits of a query alike and drop out.
+        """
         rows = hidden[torch.arange(len(hidden), device=hidden.device), position]
-        width = hidden.shape[-1]
-        query = linear(rows, self.weight[:width], self.bias[:width]).unflatten(-1, (1, self.heads, -1))
-        key_value = linear(hidden, self.weight[width:], self.bias[width:])
-        key, value = key_value.unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        attended = scaled_dot_product_attention(query.transpose(1, 2), key, value, scale=self.scale)
-        return self._after_attention(rows, attended.transpose(1, 2).flatten(1))
+        query = self._by_head(self.query(rows) * self.scale)
+        key, value = (part.weight.unflatten(0, (self.heads, -1)) for part in (self.key, self.value))
+        logits = (query @ key).transpose(0, 1) @ hidden.transpose(1, 2)
+        seen = (logits.softmax(dim=-1) @ hidden).transpose(0, 1)
+        attended = (seen @ value.transpose(1, 2)).transpose(0, 1).flatten(1) + self.value.bias
+        return self._after_attention(rows, attended)
+
+    def _by_head(self, rows: Float[Tensor, "copy width"]) -> Float[Tensor, "head copy part"]:
+        return rows.unflatten(-1, (self.heads, -1)).transpose(0, 1)
 
     def _after_attention(
         self, hidden: Float[Tensor, "*row width"], attended: Float[Tensor, "*row width"]
