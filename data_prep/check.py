@@ -3,8 +3,9 @@
     python -m data_prep.check --data SET [--full]
 
 Every table is compared with the format, with the fingerprint that was taken when the set was made, and with the other
-tables; every image file must be there, with a header that can be read and the size of the set. --full decodes all
-images. The page goes to standard output, problems last; the exit status is 1 if there are any.
+tables; every image file must be there, with a header that can be read and the size of the set; a memory map must be of
+this set, whole, and hold the pixels of the images, of which some are compared. --full decodes and compares all images.
+The page goes to standard output, problems last; the exit status is 1 if there are any.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from data_prep.command import available_cores, progress, run_command, worker_pro
 from data_prep.preparation import chex5_lines, positive
 from data_prep.releases import SPLITS
 from medclip_dcl.findings import CHEX5, CHEXPERT
+from medclip_dcl.memory_map import DESCRIPTION, PIXELS, MemoryMap, open_memory_map
 from medclip_dcl.prepared import TABLES, USES, PreparedDataError, PreparedSet
 
 PUBLISHED = {
@@ -52,6 +54,9 @@ PUBLISHED_MS_CXR = {
 ALWAYS = ("images", "sentences", "reports", "labels", "chex5")
 """Tables that every set has."""
 
+MAP_SAMPLE = 64
+"""Rows of the memory map that are compared with their images where not all are."""
+
 _NOT_IN_FINGERPRINT = ("log_p",)
 
 Tables = Mapping[str, pd.DataFrame]
@@ -66,7 +71,7 @@ def check_set(folder: Path, full: bool = False, pool: Executor | None = None) ->
 
     Args:
         folder: of the set.
-        full: decode every image instead of reading its header.
+        full: decode every image instead of reading its header, and compare it with the memory map.
         pool: processes that share the images, or None.
 
     Returns:
@@ -82,6 +87,7 @@ def check_set(folder: Path, full: bool = False, pool: Executor | None = None) ->
     problems += _model_files(prepared, found)
     if "images" in found:
         problems += _image_files(prepared, found["images"], full, pool)
+        problems += _memory_map(prepared, found["images"], full, pool)
     return _page(prepared, found), problems
 
 
@@ -377,6 +383,53 @@ def image_problem(file: Path, size: int | None, is_square: bool, full: bool) -> 
     return ""
 
 
+# --- The memory map ----------------------------------------------------------------------------------------------
+
+
+def _memory_map(prepared: PreparedSet, images: pd.DataFrame, full: bool, pool: Executor | None) -> list[str]:
+    """Where there is a memory map it is of this set, whole, and each row holds the pixels of its image."""
+    pixels, said = prepared.folder / PIXELS, prepared.folder / DESCRIPTION
+    if pixels.exists() and not said.exists():
+        return [
+            f"{PIXELS}: there is no {DESCRIPTION} beside it, so it was not finished and nothing reads it; run the "
+            "command that prepared the set again with --memory_map, or delete it"
+        ]
+    try:
+        memory_map = open_memory_map(prepared)
+    except PreparedDataError as error:
+        return [str(error)]
+    if memory_map is None:
+        return []
+    expected = np.load(pixels, mmap_mode="r")
+    if pixels.stat().st_size != expected.offset + expected.nbytes:
+        return [
+            f"{PIXELS}: expected {expected.offset + expected.nbytes:,} bytes, found {pixels.stat().st_size:,}; "
+            f"{_MAP_ADVICE}"
+        ]
+    paths = images["path"].tolist()
+    last = len(paths) - 1
+    rows = range(len(paths)) if full else np.unique(np.linspace(0, last, MAP_SAMPLE).astype(int)).tolist()
+    files = [prepared.image_file(paths[row]) for row in rows]
+    look = partial(row_differs, memory_map)
+    results = pool.map(look, rows, files, chunksize=64) if pool else map(look, rows, files)
+    differ = list(progress(results, len(rows), "memory map", "images"))
+    wrong = [paths[row] for row, is_other in zip(rows, differ, strict=True) if is_other]
+    return _some(f"{PIXELS}: rows that are not the pixels of their image; {_MAP_ADVICE}", wrong, len(rows))
+
+
+_MAP_ADVICE = f"delete {DESCRIPTION} and run the command that prepared the set again with --memory_map"
+
+
+def row_differs(memory_map: MemoryMap, row: int, file: Path) -> bool:
+    """True if a row holds other pixels than its image; False where the image cannot be decoded (`image_problem`)."""
+    try:
+        with Image.open(file, formats=("JPEG",)) as image:
+            pixels = np.asarray(image.convert("L"))
+    except OSError:
+        return False
+    return not np.array_equal(memory_map[row], pixels)
+
+
 # --- The page ----------------------------------------------------------------------------------------------------
 
 
@@ -395,6 +448,8 @@ def _page(prepared: PreparedSet, found: Tables) -> str:
     if "chex5" in counts:
         lines += chex5_lines(counts)
     lines += _model_lines(prepared)
+    if (prepared.folder / PIXELS).is_file():
+        lines.append(f"  memory map {(prepared.folder / PIXELS).stat().st_size:,} bytes")
     lines += ["", *_beside_published(info, found), *_rejects(prepared.folder / "rejects.csv")]
     return "\n".join(lines)
 
@@ -495,9 +550,10 @@ def check(folder: Path, full: bool, workers: int) -> None:
     print()
     if not problems:
         by_headers = not full and (folder / "images").is_dir()
+        sampled = ", the memory map by a sample" if (folder / PIXELS).is_file() else ""
         print(
             "no problem found"
-            + (" (image files by their headers; --full decodes them)" if by_headers else "")
+            + (f" (image files by their headers{sampled}; --full decodes them)" if by_headers else "")
         )
         return
     print(f"{len(problems)} problem{'s' if len(problems) > 1 else ''}:")
@@ -514,7 +570,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prog="python -m data_prep.check", description="Verify a prepared data set."
     )
     parser.add_argument("--data", type=Path, required=True, metavar="SET", help="prepared data set")
-    parser.add_argument("--full", action="store_true", help="decode every image, not only its header")
+    parser.add_argument(
+        "--full",
+        action="store_true",
+        help="decode every image, not only its header, and compare all of a memory map",
+    )
     parser.add_argument(
         "--workers", type=positive, default=available_cores(), help="processes (as many as there are cores)"
     )

@@ -46,8 +46,8 @@ def description(prepared: PreparedSet) -> dict[str, Any]:
     images = len(prepared.table("images"))
     return {
         "images": images,
-        "side": prepared.info["options"]["size"],
-        "fingerprint": prepared.info["fingerprint"],
+        "side": prepared.info.get("options", {}).get("size"),
+        "fingerprint": prepared.info.get("fingerprint"),
     }
 
 
