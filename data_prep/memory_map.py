@@ -47,7 +47,8 @@ def write_memory_map(folder: Path, pool: Executor | None = None) -> bool:
     if _is_there(prepared):
         return False
     (folder / DESCRIPTION).unlink(missing_ok=True)
-    for file in [folder / PIXELS, *folder.glob(f".{PIXELS}.*.tmp")]:
+    leftovers = [file for name in (PIXELS, DESCRIPTION) for file in folder.glob(f".{name}.*.tmp")]
+    for file in [folder / PIXELS, *leftovers]:
         file.unlink(missing_ok=True)
     described = description(prepared)
     count, side = described["images"], described["side"]

@@ -26,6 +26,7 @@ from data_prep.memory_map import memory_map_bytes, write_memory_map
 from data_prep.releases import ReleaseError, file_hash
 from data_prep.reports import Report, Sentences, read_sentences
 from medclip_dcl.geometry import GEOMETRIES
+from medclip_dcl.memory_map import DESCRIPTION
 from medclip_dcl.prepared import (
     FORMAT_VERSION,
     PreparedDataError,
@@ -126,8 +127,7 @@ def prepare_set(settings: Settings, made_from: Mapping[str, Any], read: Callable
             "--memory_map holds images of one size, with --geometry shortest they have several; leave one of them out"
         )
     if _is_finished(settings.output, made_from):
-        # A run that was killed in between wrote the first file and left the second.
-        (settings.output / _UNFINISHED).unlink(missing_ok=True)
+        _remove_leftovers(settings.output.glob(".*.tmp"))
         if settings.memory_map and _write_memory_map(settings):
             return
         print(f"{settings.output} is a finished set, made with these options from this source: nothing to do")
@@ -137,7 +137,7 @@ def prepare_set(settings: Settings, made_from: Mapping[str, Any], read: Callable
     patients = source.images if source.studies is None else source.studies.assign(dicom_id="")
     use = tables.decide_use(patients, source.grounding_patients, (), ())
     tables.require_disjoint_patients(patients.assign(use=use), source.advice)
-    _remove_leftovers(settings.output)
+    _remove_leftovers(settings.output.rglob(".*.tmp"))
     jobs = _image_jobs(source.images, settings)
     further = memory_map_bytes(len(jobs), settings.size) if settings.memory_map else 0
     image_files.require_space(settings.output, jobs, further)
@@ -149,6 +149,9 @@ def prepare_set(settings: Settings, made_from: Mapping[str, Any], read: Callable
         images, image_rejects = _prepare_images(source.images, jobs, settings, pool)
     written, rejects, counts = _assemble(source, images, found, settings.chex5)
     rejects = [*source.rejects, *image_rejects, *rejects]
+    # A set whose missing images were made again is a finished one no more while its tables are written again.
+    for name in (DESCRIPTION, "dataset.json"):
+        (settings.output / name).unlink(missing_ok=True)
     for name, frame in written.items():
         write_table(frame, settings.output / f"{name}.parquet", name)
     for name, text in source.files.items():
@@ -283,7 +286,7 @@ def _is_finished(output: Path, made_from: Mapping[str, Any]) -> bool:
             raise PreparedDataError(
                 f"{file} is not JSON ({error}); delete {output} and prepare it again"
             ) from error
-        if name == _UNFINISHED and not (output / "images").is_dir():
+        if name == _UNFINISHED and not (output / "images").is_dir() and not any(output.glob("*.parquet")):
             # Nothing was made yet that depends on an option.
             return False
         if differences := _differences(there, made_from):
@@ -292,7 +295,8 @@ def _is_finished(output: Path, made_from: Mapping[str, Any]) -> bool:
                 f"differently ({'; '.join(differences)}); choose another --output, or delete this folder to prepare "
                 "it again"
             )
-        return name == "dataset.json" and not _lacks_images(output)
+        # Beside dataset.json: a run that made missing images again was killed, or one that was about to end.
+        return not (output / _UNFINISHED).exists() and not _lacks_images(output)
     if output.is_dir() and any(not entry.name.startswith(".") for entry in output.iterdir()):
         raise PreparedDataError(
             f"output {output} is neither empty nor a prepared set; choose another --output, or empty it"
@@ -335,9 +339,9 @@ def _word(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else "none" if value is None else str(value)
 
 
-def _remove_leftovers(output: Path) -> None:
+def _remove_leftovers(files: Iterable[Path]) -> None:
     """Remove what a killed run was writing just then, under temporary names."""
-    for file in list(output.rglob(".*.tmp")):
+    for file in list(files):
         file.unlink()
 
 

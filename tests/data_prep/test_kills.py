@@ -1,0 +1,183 @@
+"""kill -9 of a preparation before each change of a file: nothing half made counts as finished, and a rerun ends alike.
+
+The slow tests kill all commands everywhere (tests/slow/test_preparation_kills.py).
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from data_prep import folder as folder_command
+from data_prep import mimic_cxr
+from data_prep.check import check_set
+from medclip_dcl.data.image_text import ImageTextDataModule
+from medclip_dcl.memory_map import DESCRIPTION, PIXELS, open_memory_map
+from medclip_dcl.prepared import PreparedDataError, PreparedSet
+from tests.data_prep.killing import Watch, changes, content, differing, run
+from tests.data_prep.small_release import image_path, report_path, write_release
+
+Main = Callable[[list[str]], None]
+
+
+def nothing(folder: Path) -> None:
+    """The folder does not exist before the command."""
+
+
+def everywhere(names: list[str]) -> list[int]:
+    return list(range(len(names)))
+
+
+def kill_and_finish(
+    main: Main,
+    arguments: Callable[[Path], list[str]],
+    place: Path,
+    begin: Callable[[Path], object] = nothing,
+    chosen: Callable[[list[str]], list[int]] = everywhere,
+    require: Callable[[Path, dict[str, bytes]], None] | None = None,
+) -> list[str]:
+    """Kill a command before each chosen change, look at what it left, run it again, and compare every byte.
+
+    Args:
+        main: of the command.
+        arguments: of it, for a folder to prepare.
+        place: an empty folder.
+        begin: brings the folder into the state in which the command finds it.
+        chosen: numbers of the changes, from the names of all of them.
+        require: what must hold after a kill, given the content that the folder has to have in the end.
+
+    Returns:
+        the changes before which it was killed.
+    """
+    log, said, whole, broken = (place / name for name in ("log", "said", "whole", "broken"))
+    begin(whole)
+    assert run(main, arguments(whole), said, Watch(str(whole), log=str(log))) == 0, said.read_text()
+    expected, names = content(whole), changes(log)
+    numbers = chosen(names)
+    for number in numbers:
+        begin(broken)
+        ended = run(main, arguments(broken), said, Watch(str(broken), at=number))
+        assert ended == -signal.SIGKILL, (names[number], said.read_text())
+        (require or require_honest)(broken, expected)
+        assert run(main, arguments(broken), said) == 0, (names[number], said.read_text())
+        assert differing(content(broken), expected) == [], names[number]
+        broken.rename(place / "done")
+        remove(place / "done")
+    return [names[number] for number in numbers]
+
+
+def remove(folder: Path) -> None:
+    for file in sorted(folder.rglob("*"), reverse=True):
+        file.rmdir() if file.is_dir() else file.unlink()
+    folder.rmdir()
+
+
+def require_honest(folder: Path, expected: dict[str, bytes]) -> None:
+    """A set that a kill left is either not taken for one, or is all there but for its memory map."""
+    if not (folder / "dataset.json").exists():
+        for opened in (check_set, training):
+            with pytest.raises(PreparedDataError, match="does not exist|not a prepared set, or unfinished"):
+                opened(folder)
+        return
+    found = content(folder)
+    in_map = {name for name in {*found, *expected} if "memory_map" in name}
+    assert set(differing(found, expected)) - in_map <= {"unfinished.json"}
+    _, problems = check_set(folder, full=True)
+    assert all(f"{PIXELS}: there is no {DESCRIPTION} beside it" in problem for problem in problems), problems
+    if open_memory_map(PreparedSet(folder)) is not None:
+        assert not problems and found[PIXELS] == expected[PIXELS]
+
+
+def training(folder: Path) -> None:
+    ImageTextDataModule(str(folder), image_size=16, crop_size=16, num_workers=0).setup("fit")
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> Path:
+    return write_release(tmp_path / "raw")
+
+
+def with_boxes_and_map(raw: Path, folder: Path) -> list[str]:
+    options = ["--ms_cxr", str(raw / "boxes.json"), "--memory_map", "--size", "16", "--workers", "1"]
+    return ["--source", str(raw), "--output", str(folder), *options]
+
+
+def outside_images(names: list[str]) -> list[int]:
+    """All changes but those of images, of which one is taken."""
+    one = next(number for number, name in enumerate(names) if name.startswith("rename images/"))
+    return [
+        number
+        for number, name in enumerate(names)
+        if not name.startswith(("make", "write", "rename images/"))
+    ] + [one]
+
+
+def test_a_preparation_killed_before_each_file_is_there_ends_with_the_same_bytes(
+    raw: Path, tmp_path: Path
+) -> None:
+    kills = kill_and_finish(mimic_cxr.main, partial(with_boxes_and_map, raw), tmp_path, chosen=outside_images)
+    renamed = [name.removeprefix("rename ") for name in kills if name.startswith("rename ")]
+    tables = ["boxes", "images", "sentences", "reports", "labels", "chex5"]
+    assert renamed[:-1] == [
+        "unfinished.json",
+        *(f"{name}.parquet" for name in tables),
+        "rejects.csv",
+        "dataset.json",
+        PIXELS,
+        DESCRIPTION,
+    ]
+    assert "remove unfinished.json" in kills
+
+
+def test_a_set_that_is_made_again_for_a_deleted_image_is_unfinished_meanwhile(
+    raw: Path, tmp_path: Path
+) -> None:
+    """The source has changed since: an image is damaged, and a report says something else."""
+    first = tmp_path / "first"
+    arguments = partial(with_boxes_and_map, raw)
+    assert run(mimic_cxr.main, arguments(first), tmp_path / "said") == 0
+    (first / "images" / image_path(Path(), 4)).unlink()
+    (first / "images" / image_path(Path(), 6)).unlink()
+    image_path(raw, 4).write_bytes(b"no image")
+    report_path(raw, 50000002).write_text(" FINDINGS: Small effusion.\n")
+
+    def require(folder: Path, expected: dict[str, bytes]) -> None:
+        """The set of before, with images missing, or an unfinished one, or the one of the end."""
+        if (
+            not (folder / "dataset.json").exists()
+            or (folder / "dataset.json").read_bytes() == expected["dataset.json"]
+        ):
+            require_honest(folder, expected)
+        else:
+            changed = differing(content(folder), content(first))
+            assert all(
+                name in ("unfinished.json", DESCRIPTION) or "images/" in name or name.endswith(".tmp")
+                for name in changed
+            )
+
+    place = tmp_path / "place"
+    place.mkdir()
+    kills = kill_and_finish(
+        mimic_cxr.main, arguments, place, partial(shutil.copytree, first), outside_images, require
+    )
+    assert "rename images.parquet" in kills and kills.count("remove dataset.json") == 1
+
+
+def test_what_a_killed_run_left_of_reports_alone_is_not_mixed_with_another_set(tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text("patient,split,image,text\n1,train,a.png,Clear.\n2,validate,b.png,Clear.\n")
+    for name, level in (("a.png", 90), ("b.png", 200)):
+        Image.linear_gradient("L").point(lambda grey, level=level: grey * level // 255).save(tmp_path / name)
+    arguments = ["--table", str(table), "--output", str(tmp_path / "set"), "--size", "16", "--workers", "1"]
+    said = tmp_path / "said"
+    watch = Watch(str(tmp_path / "set"), begin="rename reports.parquet", everything=False)
+    assert run(folder_command.main, [*arguments, "--text_only"], said, watch) < 0
+    assert (tmp_path / "set/studies.parquet").exists()
+    assert run(folder_command.main, arguments, said) != 0
+    assert "partly prepared set that was made differently" in said.read_text()
