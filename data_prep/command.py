@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import get_context, parent_process
 from typing import NoReturn, TypeVar
@@ -16,6 +17,10 @@ from typing import NoReturn, TypeVar
 Item = TypeVar("Item")
 
 _OWN_PACKAGES = ("medclip_dcl", "data_prep", "__main__")
+
+
+class WorkerKilledError(ValueError):
+    """A process that shared the work is gone; what was finished stays."""
 
 
 def run_command(main: Callable[[], None]) -> NoReturn:
@@ -51,6 +56,9 @@ def worker_processes(workers: int) -> Iterator[Executor | None]:
     """A pool of processes, or None where one process is asked for: the caller then works by itself.
 
     The processes are spawned: forking beside the threads of pyarrow or a progress bar may hang.
+
+    Raises:
+        WorkerKilledError: one of them was killed.
     """
     if workers <= 1:
         yield None
@@ -58,6 +66,11 @@ def worker_processes(workers: int) -> Iterator[Executor | None]:
     pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_begin_worker)
     try:
         yield pool
+    except BrokenProcessPool as error:
+        raise WorkerKilledError(
+            "a process that shared the work was killed (often because memory ran out); run the same command again, "
+            "with fewer --workers: it continues"
+        ) from error
     finally:
         # After an error the rest of the queue is of no use to anybody.
         pool.shutdown(wait=True, cancel_futures=True)

@@ -23,7 +23,6 @@ import re
 import shutil
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import NamedTuple
 
@@ -117,19 +116,10 @@ def prepare_images(jobs: Sequence[Job], pool: Executor | None = None) -> Iterato
         pool: processes to share the work; None works in this one.
 
     Raises:
-        ImageStageError: the disk is full, or a process of the pool was killed.
+        ImageStageError: the disk is full.
         OSError: an image could not be written for another reason; unreadable sources are outcomes.
     """
-    if pool is None:
-        yield from map(prepare_image, jobs)
-        return
-    try:
-        yield from pool.map(prepare_image, jobs, chunksize=16)
-    except BrokenProcessPool as error:
-        raise ImageStageError(
-            "a process that prepared images was killed (often because memory ran out); run the same command again, "
-            "with fewer --workers: it continues"
-        ) from error
+    yield from pool.map(prepare_image, jobs, chunksize=16) if pool else map(prepare_image, jobs)
 
 
 def prepare_image(job: Job) -> Outcome:

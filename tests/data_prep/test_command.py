@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.command import progress, run_command, worker_processes
+from data_prep.command import WorkerKilledError, progress, run_command, worker_processes
 from data_prep.releases import ReleaseError
 
 ROOT = Path(__file__).parents[2]
@@ -54,6 +54,15 @@ def test_progress_passes_everything_on_and_reports_the_rate(capsys: pytest.Captu
 def test_one_process_needs_no_pool() -> None:
     with worker_processes(1) as pool:
         assert pool is None
+
+
+def test_a_killed_worker_is_said() -> None:
+    with (
+        pytest.raises(WorkerKilledError, match="was killed .* with fewer --workers: it continues"),
+        worker_processes(2) as pool,
+    ):
+        assert pool is not None
+        list(pool.map(signal.raise_signal, [signal.SIGKILL]))
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs the process table of Linux")

@@ -6,8 +6,6 @@ import io
 import warnings
 import zlib
 from collections.abc import Callable
-from concurrent.futures import Executor
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +15,7 @@ import pytest
 from PIL import Image
 
 from data_prep import images as image_files
-from data_prep.images import ImageStageError, Job, Outcome, prepare_image, prepare_images, require_space
+from data_prep.images import ImageStageError, Job, Outcome, prepare_image, require_space
 from medclip_dcl import image_file
 
 
@@ -313,12 +311,3 @@ def test_no_more_space_is_asked_for_than_images_take(tmp_path: Path) -> None:
     work = job(tmp_path, encoded(Image.fromarray(noisy)), size=512)
     prepare_image(work)
     assert 0.3 < work.target.stat().st_size / (0.35 * 512**2) < 1
-
-
-def test_a_killed_worker_is_said(tmp_path: Path) -> None:
-    class Killed(Executor):
-        def map(self, *_: object, **__: object) -> Any:
-            raise BrokenProcessPool("terminated abruptly")
-
-    with pytest.raises(ImageStageError, match="with fewer --workers: it continues"):
-        list(prepare_images([job(tmp_path, jpeg())], Killed()))

@@ -1,4 +1,4 @@
-"""kill -9 of every stage of a preparation: between any two changes of files, and at random moments, workers included."""
+"""kill -9 of every stage of a preparation: between two changes of files, at random moments, and of its workers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -19,11 +18,10 @@ import pytest
 from PIL import Image
 
 from data_prep import folder, mimic_cxr, openi
-from data_prep.phantom import __main__ as phantom
 from medclip_dcl.memory_map import DESCRIPTION, PIXELS
-from tests.data_prep.killing import Watch, changes, content, differing, run
+from tests.data_prep.killing import Watch, content, differing
 from tests.data_prep.small_release import write_release
-from tests.data_prep.test_kills import kill_and_finish, outside_images, require_honest, with_boxes_and_map
+from tests.data_prep.test_kills import kill_and_finish, require_honest, with_boxes_and_map
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -96,3 +94,132 @@ def test_openi_killed_before_every_change(tmp_path: Path) -> None:
     kills = kill_and_finish(openi.main, arguments, tmp_path, chosen=few_images)
     assert {"rename images.parquet", "rename dataset.json", f"rename {PIXELS}"} <= set(kills)
     print("openi", len(kills))
+
+
+# --- At random moments, with workers -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A phantom of 100 studies."""
+    folder = tmp_path_factory.mktemp("release") / "raw"
+    options = ["--output", str(folder), "--studies", "100", "--seed", "2", "--size", "96"]
+    subprocess.run([sys.executable, "-m", "data_prep.phantom", *options], cwd=ROOT, check=True)
+    return folder
+
+
+def prepare(raw: Path, output: Path, watch: Watch | None = None, workers: int = 2, memory_map: bool = True):
+    """The command in a process group of its own: its exit status, and what it said."""
+    variables = watch.environment(output.parent / "watch") if watch is not None else {}
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "data_prep.mimic_cxr", "--source", str(raw), "--output", str(output)),
+            *("--ms_cxr", str(raw / "MS_CXR_Local_Alignment_v1.0.0.json"), "--size", "96"),
+            *("--workers", str(workers), *(["--memory_map"] if memory_map else [])),
+        ],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    _, said = process.communicate(timeout=300)
+    return process.returncode, said
+
+
+@pytest.fixture(scope="module")
+def whole(raw: Path) -> Path:
+    """Never killed; beside it the times at which two workers, or none, touched its files."""
+    for workers in (1, 2):
+        output = raw.parent / f"whole_{workers}"
+        watch = Watch(str(output), log=str(raw.parent / f"log_{workers}"))
+        status, said = prepare(raw, output, watch, workers)
+        assert status == 0, said
+    assert differing(content(raw.parent / "whole_1"), content(output)) == []
+    return output
+
+
+IMAGE = "(read|make|write|rename) images"
+TABLE = r"rename \w+[.]parquet"
+# Stage: what is touched when it begins, how many times for the last of them, what ends it, workers.
+STAGES = {
+    "reports and sentences": ("rename unfinished.json", IMAGE, 2),
+    "images": (IMAGE, TABLE, 2),
+    "splits, boxes, labels, CheX5": ("read images", TABLE, 1),
+    "tables": (TABLE, "rename dataset.json", 2),
+    "memory map": ("write .memory_map.npy.tmp", f"rename {DESCRIPTION}", 2),
+}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_stage_killed_five_times_at_random_moments(
+    stage: str, raw: Path, whole: Path, tmp_path: Path
+) -> None:
+    begin, end, workers = STAGES[stage]
+    lines = [line.split(" ", 1) for line in (whole.parent / f"log_{workers}").read_text().splitlines()]
+    times = [(float(moment), name) for moment, name in sorted(lines)]
+    ended = next(moment for moment, name in times if re.match(end, name))
+    began = [moment for moment, name in times if re.match(begin, name) and moment < ended]
+    # Where nothing marks a stage's begin but the last image.
+    count = len(began) if stage.startswith("splits") else 1
+    seed = time.time_ns()
+    moments = [random.Random(seed + number).uniform(0, ended - began[count - 1]) for number in range(5)]
+    print(
+        f"{stage}: killed {', '.join(f'{moment:.3f}' for moment in moments)} s after its begin; seed {seed}"
+    )
+    broken, expected = tmp_path / "broken", content(whole)
+    for moment in moments:
+        watch = Watch(str(broken), begin=begin, count=count, seconds=moment, end=end)
+        status, said = prepare(raw, broken, watch, workers)
+        assert status == -signal.SIGKILL, (seed, said)
+        assert (broken / "dataset.json").exists() == (stage == "memory map"), seed
+        require_honest(broken, expected)
+        for file in (broken / "images").rglob("[!.]*.jpg"):
+            assert file.read_bytes() == expected[str(file.relative_to(broken))], "what has its name is whole"
+    status, said = prepare(raw, broken)
+    assert status == 0, (seed, said)
+    assert differing(content(broken), expected) == [], seed
+
+
+# Stage: what workers alone touch: below which folder, what, and how many times before the kill.
+WORKERS = {
+    "reports": ("raw", "read files/.*txt", 3),
+    "images": ("set", "rename images", 5),
+    "memory map": ("set", "read images", 9),
+}
+
+
+@pytest.mark.parametrize("stage", WORKERS)
+def test_a_killed_worker_ends_the_command_with_an_error_that_says_what_to_do(
+    stage: str, raw: Path, whole: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "set"
+    of, begin, count = WORKERS[stage]
+    if stage == "memory map":
+        assert prepare(raw, output, memory_map=False)[0] == 0
+    watch = Watch(str(raw if of == "raw" else output), begin=begin, count=count, everything=False)
+    status, said = prepare(raw, output, watch)
+    assert status == 2 and "Traceback" not in said, said
+    assert "was killed" in said and "with fewer --workers" in said
+    require_honest(output, content(whole))
+    assert prepare(raw, output)[0] == 0
+    assert differing(content(output), content(whole)) == []
+
+
+@pytest.mark.parametrize("stage", ["reports and sentences", "images"])
+def test_workers_whose_command_was_killed_spoil_nothing(
+    stage: str, raw: Path, whole: Path, tmp_path: Path
+) -> None:
+    """Only the command itself is killed; the next one starts while its workers may still be at work."""
+    lines = [line.split(" ", 1) for line in (whole.parent / "log_2").read_text().splitlines()]
+    moment_of = {name: float(moment) for moment, name in reversed(lines)}
+    images = [moment for name, moment in moment_of.items() if name.startswith("rename images/")]
+    until = min(images) if stage.startswith("reports") else sum(images) / len(images)
+    seconds = (until - moment_of["rename unfinished.json"]) * (0.5 if stage.startswith("reports") else 1)
+    output = tmp_path / "set"
+    watch = Watch(str(output), begin="rename unfinished.json", seconds=seconds, end=TABLE, everything=False)
+    assert prepare(raw, output, watch)[0] == -signal.SIGKILL
+    assert not (output / "dataset.json").exists()
+    assert prepare(raw, output)[0] == 0
+    assert differing(content(output), content(whole)) == []
