@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from data_prep.command import available_cores, run_command
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Write a digital phantom: stylised chest radiographs with reports, labels, boxes and the truth about them."""
     parser = argparse.ArgumentParser(
         prog="python -m data_prep.phantom",
@@ -27,14 +28,14 @@ def main() -> None:
     parser.add_argument(
         "--workers", type=int, default=available_cores(), help="processes (default: the CPU cores)"
     )
-    arguments = parser.parse_args()
+    settings = parser.parse_args(arguments)
     from data_prep.phantom.release import Options, write_phantom
 
-    options = Options(arguments.studies, arguments.seed, arguments.size)
-    if write_phantom(arguments.output, options, arguments.workers):
-        print(f"{arguments.output}: {options.studies:,} studies written (a phantom: no patients)")
+    options = Options(settings.studies, settings.seed, settings.size)
+    if write_phantom(settings.output, options, settings.workers):
+        print(f"{settings.output}: {options.studies:,} studies written (a phantom: no patients)")
     else:
-        print(f"{arguments.output}: finished already with these options, nothing to do")
+        print(f"{settings.output}: finished already with these options, nothing to do")
 
 
 if __name__ == "__main__":

@@ -191,6 +191,8 @@ def write_phantom(folder: Path, options: Options, workers: int = 1) -> bool:
         raise PhantomError(f"--workers is {workers}; at least 1 is needed")
     if _is_finished(folder, options):
         return False
+    for leftover in list(folder.rglob(".*.tmp")):
+        leftover.unlink()
     truth = folder / TRUTH
     truth.mkdir(parents=True, exist_ok=True)
     _write_json(truth / _STARTED, _described(options))
@@ -226,7 +228,9 @@ def _is_finished(folder: Path, options: Options) -> bool:
                 "name another folder for --output, or delete that one"
             )
         return name == MARKER
-    if folder.is_dir() and any(folder.iterdir()):
+    # What a run leaves that is killed before options.json has its name.
+    begun = [folder / TRUTH, *(folder / TRUTH).glob(f".{_STARTED}.*.tmp")]
+    if folder.is_dir() and any(file not in begun for file in folder.rglob("*")):
         raise PhantomError(
             f"{folder} is not empty and holds no phantom; name a new or empty folder for --output"
         )

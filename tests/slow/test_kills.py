@@ -1,4 +1,7 @@
-"""kill -9 at several moments of training, preparation and scoring: a rerun of the same command finishes the work."""
+"""kill -9 at several moments of training and scoring: a rerun of the same command finishes the work.
+
+Preparation is killed in tests/slow/test_preparation_kills.py.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from PIL import Image
 
 from medclip_dcl.prepared import FORMAT_VERSION, write_json, write_table
 
@@ -286,45 +288,6 @@ def test_a_truncated_last_checkpoint_costs_one_step(whole, small_set, small_bert
     )
     (run / "checkpoints/unreadable.ckpt").unlink()
     assert_same_run(whole, run)
-
-
-def test_preparation_killed_six_times_ends_with_the_same_bytes(tmp_path):
-    raw = tmp_path / "raw"
-    phantom = ["data_prep.phantom", "--output", str(raw), "--studies", "300", "--seed", "2", "--size", "256"]
-    killed = start(phantom)
-    assert kill_when(killed, lambda: len(list(raw.rglob("*.jpg"))) > 40)
-    assert start(phantom).wait() == 0
-
-    def prepare(folder: Path) -> list[str]:
-        boxes = raw / "MS_CXR_Local_Alignment_v1.0.0.json"
-        options = ["--ms_cxr", str(boxes), "--workers", "2", "--memory_map"]
-        return ["data_prep.mimic_cxr", "--source", str(raw), "--output", str(folder), *options]
-
-    assert start(prepare(tmp_path / "whole")).wait() == 0
-    broken = tmp_path / "broken"
-
-    def images() -> list[Path]:
-        return [file for file in (broken / "images").rglob("*.jpg") if not file.name.startswith(".")]
-
-    def has_images(count: int) -> bool:
-        return len(images()) > count
-
-    # Five moments in the images, one in the memory map.
-    moments = np.sort(np.random.default_rng(int(time.time())).integers(5, 220, size=5)).tolist()
-    for moment in moments:
-        assert kill_when(start(prepare(broken)), partial(has_images, moment)), moments
-        assert not (broken / "dataset.json").exists()
-        for file in images():
-            with Image.open(file) as image:
-                image.load()  # what has its name is whole
-    assert kill_when(start(prepare(broken)), lambda: bool(list(broken.glob(".memory_map.npy.*.tmp"))))
-    assert (broken / "dataset.json").exists() and not (broken / "memory_map.json").exists()
-    assert start(prepare(broken)).wait() == 0
-
-    def content(folder: Path) -> dict[str, bytes]:
-        return {str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
-
-    assert content(tmp_path / "whole") == content(broken), moments
 
 
 def test_scoring_killed_three_times_gives_the_same_bytes(small_bert, tmp_path):

@@ -18,8 +18,9 @@ import pytest
 from PIL import Image
 
 from data_prep import folder, mimic_cxr, openi
+from data_prep.phantom import __main__ as phantom
 from medclip_dcl.memory_map import DESCRIPTION, PIXELS
-from tests.data_prep.killing import Watch, content, differing
+from tests.data_prep.killing import Watch, changes, content, differing, run
 from tests.data_prep.small_release import write_release
 from tests.data_prep.test_kills import kill_and_finish, require_honest, with_boxes_and_map
 
@@ -96,27 +97,11 @@ def test_openi_killed_before_every_change(tmp_path: Path) -> None:
     print("openi", len(kills))
 
 
-# --- At random moments, with workers -----------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A phantom of 100 studies."""
-    folder = tmp_path_factory.mktemp("release") / "raw"
-    options = ["--output", str(folder), "--studies", "100", "--seed", "2", "--size", "96"]
-    subprocess.run([sys.executable, "-m", "data_prep.phantom", *options], cwd=ROOT, check=True)
-    return folder
-
-
-def prepare(raw: Path, output: Path, watch: Watch | None = None, workers: int = 2, memory_map: bool = True):
-    """The command in a process group of its own: its exit status, and what it said."""
+def command(arguments: list[str], output: Path, watch: Watch | None = None) -> tuple[int, str]:
+    """A command in a process group of its own: its exit status, and what it said."""
     variables = watch.environment(output.parent / "watch") if watch is not None else {}
     process = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "data_prep.mimic_cxr", "--source", str(raw), "--output", str(output)),
-            *("--ms_cxr", str(raw / "MS_CXR_Local_Alignment_v1.0.0.json"), "--size", "96"),
-            *("--workers", str(workers), *(["--memory_map"] if memory_map else [])),
-        ],
+        [sys.executable, "-m", f"data_prep.{arguments[0]}", *arguments[1:]],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
         stdout=subprocess.DEVNULL,
@@ -126,6 +111,50 @@ def prepare(raw: Path, output: Path, watch: Watch | None = None, workers: int = 
     )
     _, said = process.communicate(timeout=300)
     return process.returncode, said
+
+
+def test_the_phantom_killed_again_and_again(tmp_path: Path) -> None:
+    """The way is never completed between two kills, so that each run continues what all before it have left."""
+    log, said, whole, broken = (tmp_path / name for name in ("log", "said", "whole", "broken"))
+    options = ["--studies", "20", "--seed", "2", "--size", "64", "--workers", "1", "--output"]
+    assert run(phantom.main, [*options, str(whole)], said, Watch(str(whole), log=str(log))) == 0
+    moments = [name for name in changes(log) if re.match("(make|rename) (?!files)", name)]
+    images = [name for name in changes(log) if re.match("rename files/.*jpg", name)]
+    assert len(moments) > 12 and len(images) > 20
+    for name in [*moments[:4], images[7], *moments[4:]]:
+        watch = Watch(str(broken), begin=re.escape(name), everything=False)
+        assert run(phantom.main, [*options, str(broken)], said, watch) == -signal.SIGKILL, (
+            name,
+            said.read_text(),
+        )
+    assert run(phantom.main, [*options, str(broken)], said) == 0
+    assert differing(content(broken), content(whole)) == []
+    # With workers, all of which are killed.
+    arguments = ["phantom", *options, str(tmp_path / "shared"), "--workers", "2"]
+    watch = Watch(str(tmp_path / "shared"), begin="rename files/.*jpg", count=4)
+    assert command(arguments, tmp_path / "shared", watch)[0] == -signal.SIGKILL
+    assert command(arguments, tmp_path / "shared")[0] == 0
+    assert differing(content(tmp_path / "shared"), content(whole)) == []
+
+
+# --- At random moments, with workers -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A phantom of 100 studies."""
+    folder = tmp_path_factory.mktemp("release") / "raw"
+    options = ["--output", str(folder), "--studies", "100", "--seed", "2", "--size", "96"]
+    assert command(["phantom", *options], folder)[0] == 0
+    return folder
+
+
+def prepare(
+    raw: Path, output: Path, watch: Watch | None = None, workers: int = 2, memory_map: bool = True
+) -> tuple[int, str]:
+    options = ["--ms_cxr", str(raw / "MS_CXR_Local_Alignment_v1.0.0.json"), "--size", "96"]
+    options += ["--workers", str(workers), *(["--memory_map"] if memory_map else [])]
+    return command(["mimic_cxr", "--source", str(raw), "--output", str(output), *options], output, watch)
 
 
 @pytest.fixture(scope="module")
