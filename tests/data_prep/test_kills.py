@@ -163,10 +163,19 @@ def test_a_set_that_is_made_again_for_a_deleted_image_is_unfinished_meanwhile(
 
     place = tmp_path / "place"
     place.mkdir()
-    kills = kill_and_finish(
-        mimic_cxr.main, arguments, place, partial(shutil.copytree, first), outside_images, require
+    moments = (
+        f"remove {DESCRIPTION}",
+        "remove dataset.json",
+        "rename images.parquet",
+        "rename labels.parquet",
+        "rename dataset.json",
+        "remove unfinished.json",
     )
-    assert "rename images.parquet" in kills and kills.count("remove dataset.json") == 1
+
+    def chosen(names: list[str]) -> list[int]:
+        return [names.index(name) for name in moments]
+
+    kill_and_finish(mimic_cxr.main, arguments, place, partial(shutil.copytree, first), chosen, require)
 
 
 def test_what_a_killed_run_left_of_reports_alone_is_not_mixed_with_another_set(tmp_path: Path) -> None:
@@ -181,3 +190,17 @@ def test_what_a_killed_run_left_of_reports_alone_is_not_mixed_with_another_set(t
     assert (tmp_path / "set/studies.parquet").exists()
     assert run(folder_command.main, arguments, said) != 0
     assert "partly prepared set that was made differently" in said.read_text()
+
+
+def test_what_a_killed_run_left_of_a_memory_map_is_removed_also_without_the_option(
+    raw: Path, tmp_path: Path
+) -> None:
+    """61 GB of MIMIC-CXR under a name that nobody sees."""
+    arguments, said = with_boxes_and_map(raw, tmp_path / "set"), tmp_path / "said"
+    watch = Watch(str(tmp_path / "set"), begin=f"rename {PIXELS}", everything=False)
+    assert run(mimic_cxr.main, arguments, said, watch) < 0
+    assert len(list((tmp_path / "set").glob(f".{PIXELS}.*.tmp"))) == 1
+    arguments.remove("--memory_map")
+    assert run(mimic_cxr.main, arguments, said) == 0 and "nothing to do" in said.read_text()
+    assert not list((tmp_path / "set").glob("*memory_map*"))
+    assert check_set(tmp_path / "set", full=True)[1] == []

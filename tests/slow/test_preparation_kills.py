@@ -20,9 +20,10 @@ from PIL import Image
 from data_prep import folder, mimic_cxr, openi
 from data_prep.phantom import __main__ as phantom
 from medclip_dcl.memory_map import DESCRIPTION, PIXELS
+from medclip_dcl.prepared import TABLES
 from tests.data_prep.killing import Watch, changes, content, differing, run
 from tests.data_prep.small_release import write_release
-from tests.data_prep.test_kills import kill_and_finish, require_honest, with_boxes_and_map
+from tests.data_prep.test_kills import kill_and_finish, outside_images, require_honest, with_boxes_and_map
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -167,6 +168,21 @@ def whole(raw: Path) -> Path:
         assert status == 0, said
     assert differing(content(raw.parent / "whole_1"), content(output)) == []
     return output
+
+
+def test_each_table_of_a_phantom_killed(raw: Path, tmp_path: Path) -> None:
+    """Which has the truth besides."""
+
+    def arguments(output: Path) -> list[str]:
+        boxes = str(raw / "MS_CXR_Local_Alignment_v1.0.0.json")
+        return [
+            *("--source", str(raw), "--output", str(output)),
+            *("--ms_cxr", boxes, "--size", "32", "--workers", "1"),
+        ]
+
+    kills = kill_and_finish(mimic_cxr.main, arguments, tmp_path, chosen=outside_images)
+    tables = {match[1] for name in kills if (match := re.fullmatch(r"rename (\w+)\.parquet", name))}
+    assert tables == set(TABLES) - {"studies", "log_p"}
 
 
 IMAGE = "(read|make|write|rename) images"
