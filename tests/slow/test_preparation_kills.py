@@ -50,7 +50,6 @@ def test_mimic_cxr_killed_before_every_change(tmp_path: Path) -> None:
     kills = kill_and_finish(mimic_cxr.main, partial(with_boxes_and_map, raw), tmp_path)
     assert sum(name.startswith("rename images/") for name in kills) == 11
     assert sum(bool(re.fullmatch(r"rename \w+\.parquet", name)) for name in kills) == 6
-    print("mimic_cxr", len(kills))
 
 
 def shades(file: Path, number: int) -> None:
@@ -76,7 +75,6 @@ def test_folder_killed_before_every_change(kind: str, tmp_path: Path) -> None:
     kills = kill_and_finish(folder.main, arguments, tmp_path, chosen=few_images)
     own = {"text_only": "rename studies.parquet", "images": f"rename {DESCRIPTION}"}
     assert {"rename identifiers.csv", "rename dataset.json", own[kind]} <= set(kills)
-    print("folder", kind, len(kills))
 
 
 def test_openi_killed_before_every_change(tmp_path: Path) -> None:
@@ -95,7 +93,6 @@ def test_openi_killed_before_every_change(tmp_path: Path) -> None:
 
     kills = kill_and_finish(openi.main, arguments, tmp_path, chosen=few_images)
     assert {"rename images.parquet", "rename dataset.json", f"rename {PIXELS}"} <= set(kills)
-    print("openi", len(kills))
 
 
 def command(arguments: list[str], output: Path, watch: Watch | None = None) -> tuple[int, str]:
