@@ -228,13 +228,14 @@ def test_a_signal_to_the_first_process_within_a_validation_ends_the_one_that_it_
     small_set, small_bert, tmp_path, monkeypatch
 ):
     """As a user's `kill`, or a batch system that knows of the first alone; the launcher passes it on."""
-    options = ("--trainer.devices", "2", "--trainer.strategy", "ddp", "--checkpoint_minutes", "1000")
-    options += (
+    two = ("--trainer.devices", "2", "--trainer.strategy", "ddp", "--checkpoint_minutes", "1000")
+    few = (
         "--data.init_args.batch_size",
         "2",
         "--trainer.max_epochs",
         "3",
     )  # 12 steps, 2 batches of validation
+    options = (*two, *few)
     run_of = {name: tmp_path / name for name in ("whole", "stopped")}
     assert start(fit_arguments(run_of["whole"], small_set, small_bert, *options)).wait() == 0
     run = run_of["stopped"]
