@@ -39,6 +39,7 @@ VIEWS = ("PA", "AP", "FRONTAL")
 """Views that are frontal, whatever the case of their letters."""
 
 _ADVICE = "mend the table"
+_READING_ADVICE = f"{_ADVICE}, or name its --encoding (as cp1252 or utf-16) and its --delimiter"
 _COLUMNS = ("image", *TEXTS, "patient", "study", "view", "split")
 
 
@@ -104,7 +105,7 @@ def _columns(settings: Settings) -> dict[str, str]:
         ReleaseError: a column is missing, or it is not clear which holds the text.
     """
     header = header_of(
-        settings.table, advice=_ADVICE, delimiter=settings.delimiter, encoding=settings.encoding
+        settings.table, advice=_READING_ADVICE, delimiter=settings.delimiter, encoding=settings.encoding
     )
     named = {name: getattr(settings, f"{name}_column") for name in _COLUMNS}
     if settings.text_only and named["image"] is not None:
@@ -146,6 +147,11 @@ def _columns(settings: Settings) -> dict[str, str]:
 
 
 def _lacks(settings: Settings, column: str, header: Sequence[str], advice: str) -> ReleaseError:
+    others = [
+        sign for sign in ";\t|," if sign != settings.delimiter and len(header) == 1 and sign in header[0]
+    ]
+    if others:
+        advice = f"its columns seem to be separated by {others[0]!r}: say --delimiter"
     return ReleaseError(
         f"{settings.table} lacks the column {column}; found {', '.join(header)[:300] or 'an empty file'}; {advice}"
     )
@@ -158,7 +164,7 @@ def _read(settings: Settings, columns: dict[str, str]) -> Source:
     table = read_table(
         file,
         dict.fromkeys(columns.values()),
-        advice=_ADVICE,
+        advice=_READING_ADVICE,
         delimiter=settings.delimiter,
         encoding=settings.encoding,
     )
@@ -178,7 +184,7 @@ def _read(settings: Settings, columns: dict[str, str]) -> Source:
                 f"{file}: no row has one of the views {', '.join(settings.views)}; found "
                 f"{', '.join(sorted(set(rows['view']))[:10])} (option --views)"
             )
-        rows = rows[is_frontal].reset_index(drop=True)
+        rows = _shared_by_study(rows, is_frontal)[is_frontal].reset_index(drop=True)
     rows = rows.assign(**{name: "" for name in ("image", "view") if name not in rows})
     root = settings.images if settings.images is not None else file.parent
     if not settings.text_only and not root.is_dir():
@@ -189,6 +195,22 @@ def _read(settings: Settings, columns: dict[str, str]) -> Source:
     return rows_source(
         rows, settings, file, {"images_in_release": n_images, "images_not_frontal": n_images - frontal}
     )
+
+
+def _shared_by_study(rows: pd.DataFrame, is_frontal: pd.Series) -> pd.DataFrame:
+    """Texts and labels in all rows of their study: a report may stand beside the lateral image alone."""
+    rows = rows.copy()
+    # What a frontal row says comes first.
+    order = (~is_frontal).sort_values(kind="stable").index
+    study = [rows.loc[order, "patient"], rows.loc[order, "study"]]
+    for column in (*TEXTS, *CHEXPERT):
+        if column in rows:
+            said = rows[column].replace("", None)
+            shared = said.loc[order].groupby(study).transform("first").reindex(rows.index)
+            rows[column] = rows[column].where(said.notna(), shared)
+            if column in TEXTS:
+                rows[column] = rows[column].fillna("")
+    return rows
 
 
 def _encoding(text: str) -> str:
