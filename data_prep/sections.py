@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from data_prep.sentences import has_letter
 
-RULES_VERSION = 2
+RULES_VERSION = 3
 """Raised with every change that gives other text; stands in the options of a prepared set."""
 
 SECTIONS = ("findings", "impression")
@@ -37,6 +37,11 @@ _OTHER_WORDS = re.compile(
     r"|PROCEDURES?|PROTOCOL|WET READ|WETREAD|PRELIMINARY|PROVISIONAL|PFI|ADDENDUM|ADDENDA|NOTIFICATIONS?"
     r"|RECOMMENDATIONS?|ATTESTATION|DOSE|FLUOROSCOPY|CONTRAST|DATE|TIME|DICTATED|TRANSCRIBED|APPROVED|SIGNED|REFERRING|ORDERING|QUESTION"
     r"|COMPLAINT|COMMUNICATION|DIAGNOSIS CODE|ICD|REQUEST|FINAL REPORT)\b"
+)
+# Misspelled ones end a section as well: "COMPARISION", "IDICATION", "NDICATION".
+_OTHER_NAMES = (
+    *("COMPARISON", "COMPARISONS", "INDICATION", "TECHNIQUE", "EXAMINATION", "HISTORY"),
+    *("NOTIFICATION", "RECOMMENDATION", "RECOMMENDATIONS", "ADDENDUM"),
 )
 # These make even a header with FINDINGS or IMPRESSION in it something else: "PROVISIONAL FINDINGS IMPRESSION (PFI)".
 _NOT_FINAL = re.compile(r"\b(?:WET READ|WETREAD|PRELIMINARY|PROVISIONAL|PFI|ADDENDUM|ADDENDA)\b")
@@ -121,7 +126,11 @@ def _pieces(report: str) -> list[Section]:
     for match in headers:
         header = match[match.lastgroup or 0]
         kind = _TEXT if match["title"] else _kind(header)
-        is_misread = match["capitalised"] is not None and kind not in (*SECTIONS, BOTH)
+        is_misread = (
+            match["capitalised"] is not None
+            and kind not in (*SECTIONS, BOTH)
+            and not _is_misspelled_other(header.upper())
+        )
         if kind is None or is_misread or (kind == _VIEWS and name in (*SECTIONS, BOTH)):
             continue
         if match["title"]:
@@ -157,13 +166,19 @@ def _kind(header: str) -> str | None:
         return BOTH if is_findings and is_impression else "findings" if is_findings else "impression"
     if _OTHER_WORDS.search(words):
         return _REMARK if _MAY_HOLD_READING.search(words) and "REASON" not in words else _OTHER
-    return _VIEWS if _VIEW_WORDS.search(words) else None
+    if _VIEW_WORDS.search(words):
+        return _VIEWS
+    return _OTHER if _is_misspelled_other(words) else None
+
+
+def _is_misspelled_other(words: str) -> bool:
+    return not _OTHER_WORDS.search(words) and any(_resembles(words, name) for name in _OTHER_NAMES)
 
 
 def _resembles(words: str, name: str) -> bool:
-    """True if one of the words is the name or a misspelling of it: FIDNINGS, IMPRSSION, IMPRESSIONS."""
+    """True if one of the words is the name or a misspelling of it: FIDNINGS, IMPRSSION, MPRESSION, IMPRESSIONS."""
     return any(
-        word[0] == name[0] and SequenceMatcher(None, word, name).ratio() > 0.8
+        word == name[1:] or (word[0] == name[0] and SequenceMatcher(None, word, name).ratio() > 0.8)
         for word in re.findall(r"[A-Z]+", words)
     )
 
