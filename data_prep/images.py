@@ -7,6 +7,7 @@ What becomes of odd files (tests/data_prep/test_images.py has a case of each):
 - more than 8 bits: scaled from the image's own minimum and maximum; DICOM: by its VOI transformation
 - white is zero (TIFF's header, DICOM's MONOCHROME1): inverted; JPEG and PNG cannot say so and are taken as they are
 - colour, CMYK, palette: luma; transparency is left out
+- turned by its Exif orientation: upright, and height and width are those of the upright picture
 - rejected, with the reason: missing, empty or truncated files, unknown formats, several pictures in one file, more than
   `image_file.MOST_PIXELS` pixels, a side below `LEAST_SIDE`, strips (`MOST_TIMES_LONGER`), one grey level everywhere,
   NaN or infinite grey levels, what `medclip_dcl.dicom` says of DICOM

@@ -260,6 +260,16 @@ def test_a_geometry_is_made_and_known_again(tmp_path: Path, geometry: str, size:
     assert work.target.stat() != made
 
 
+def test_an_image_on_its_side_is_prepared_upright(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[274] = 6
+    work = job(tmp_path, encoded(GREY, "JPEG", exif=exif))._replace(geometry="shortest")
+    assert prepare_image(work) == Outcome(height=GREY.width, width=GREY.height)
+    with Image.open(work.target) as image:
+        assert image.height > image.width
+        assert 274 not in image.getexif()
+
+
 def test_a_blank_image_is_blank_with_padding_too(tmp_path: Path) -> None:
     content = encoded(Image.new("L", (50, 40), 90))
     assert prepare_image(job(tmp_path, content)._replace(geometry="pad")).reason.startswith("image is blank")
