@@ -15,7 +15,7 @@ from collections.abc import Collection
 from difflib import SequenceMatcher
 from typing import NamedTuple
 
-from data_prep.sentences import has_letter
+from data_prep.sentences import has_letter, with_line_breaks
 
 RULES_VERSION = 3
 """Raised with every change that gives other text; stands in the options of a prepared set."""
@@ -118,7 +118,7 @@ def study_sections(report: str, wanted: Collection[str] = SECTIONS) -> list[Sect
 
 def _pieces(report: str) -> list[Section]:
     """Cut a report at its headers. What stands under no header is `_TEXT`."""
-    report = _PAGE_BREAK.sub("", report.replace("\r\n", "\n").replace("\r", "\n"))
+    report = _PAGE_BREAK.sub("", with_line_breaks(report))
     headers = list(_HEADER.finditer(report))
     last_title = max((match.start() for match in headers if match["title"]), default=-1)
     found: list[Section] = []

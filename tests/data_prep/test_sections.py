@@ -10,7 +10,7 @@ import pytest
 
 from data_prep.reports import Report, read_sentences
 from data_prep.sections import BOTH, LAST_PARAGRAPH, SECTIONS, study_sections
-from data_prep.sentences import has_letter
+from data_prep.sentences import has_letter, passages
 
 TITLE = "                                 FINAL REPORT\n"
 
@@ -119,6 +119,38 @@ def test_sections_of_report_shapes(report: str, expected: list[tuple[str, str]])
     assert found(report) == expected
     # The same with the line ends of another system.
     assert found(report.replace("\n", "\r\n")) == expected
+
+
+@pytest.mark.parametrize(
+    "line_break",
+    [
+        "\n",
+        "\r",
+        "\r\n",
+        "\\n",
+        "\\r\\n",
+        "\\r\n",
+        "<br>",
+        "<BR/>",
+        "<br />\n",
+        "</p><p>",
+        "\\.br\\",
+        "\u2029",
+    ],
+)
+def test_headers_stand_behind_line_breaks_of_every_kind(line_break: str) -> None:
+    lines = ["INDICATION: Cough", "FINDINGS", "Lungs clear.", "No effusion.", "IMPRESSION: Normal chest."]
+    found = [
+        (section.name, " ".join(passages(section.text))) for section in study_sections(line_break.join(lines))
+    ]
+    assert found == [("findings", "Lungs clear. No effusion."), ("impression", "Normal chest.")]
+
+
+def test_lines_that_a_tag_breaks_are_one_last_paragraph() -> None:
+    (section,) = study_sections("Heart is normal<br>Lungs are clear<br>No effusion")
+    assert section.name == LAST_PARAGRAPH
+    assert passages(section.text) == ["Heart is normal", "Lungs are clear", "No effusion"]
+    assert study_sections("FINDINGS:<br><br>IMPRESSION:<br>Clear.<br>")[0].name == "impression"
 
 
 def test_one_section_can_be_chosen() -> None:
@@ -315,7 +347,12 @@ def test_sections_of_every_open_i_report_come_back(openi: list[dict[str, str]]) 
     assert len(openi) == 3955
     others = []
     for row in openi:
-        written = [(c, " ".join(row[c].split())) for c in ("findings", "impression") if has_letter(row[c])]
+        # The two line-break tags of Open-i stand where a line was wrapped.
+        written = [
+            (c, " ".join(row[c].replace("<BR>", " ").split()))
+            for c in ("findings", "impression")
+            if has_letter(row[c])
+        ]
         if found(mimic_layout(row)) != written:
             others.append(int(row["uid"]))
     assert others == WITH_HEADERS_INSIDE
