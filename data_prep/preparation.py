@@ -149,6 +149,8 @@ def prepare_set(settings: Settings, made_from: Mapping[str, Any], read: Callable
         images, image_rejects = _prepare_images(source.images, jobs, settings, pool)
     written, rejects, counts = _assemble(source, images, found, settings.chex5)
     rejects = [*source.rejects, *image_rejects, *rejects]
+    # A set whose images were made again is unfinished from the first new table to the last.
+    (settings.output / "dataset.json").unlink(missing_ok=True)
     for name, frame in written.items():
         write_table(frame, settings.output / f"{name}.parquet", name)
     for name, text in source.files.items():

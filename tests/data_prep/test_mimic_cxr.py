@@ -18,9 +18,10 @@ import pytest
 from PIL import Image
 
 from data_prep import images, mimic_cxr, preparation
+from data_prep.check import check_set
 from data_prep.mimic_cxr import Settings, prepare
 from data_prep.releases import ReleaseError
-from medclip_dcl.prepared import PreparedDataError, PreparedSet
+from medclip_dcl.prepared import PreparedDataError, PreparedSet, write_table
 from tests.data_prep.small_release import (
     HEIGHT,
     IMAGES,
@@ -159,6 +160,30 @@ def test_a_damaged_image_that_was_deleted_is_made_again(
         capsys.readouterr().out
     )
     assert contents(raw.parent / "set") == before
+
+
+def test_a_finished_set_that_is_made_again_and_broken_off_is_unfinished(
+    raw: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tables of two runs beside the older description would pass for a finished set."""
+    output = raw.parent / "set"
+    prepare(settings(raw))
+    # Without its original the image becomes a reject: the tables change.
+    (output / "images" / image_path(Path(), 3)).unlink()
+    image_path(raw, 3).unlink()
+
+    def write_until_images(frame: pd.DataFrame, file: Path, name: str) -> None:
+        write_table(frame, file, name)
+        if name == "images":
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as broken:
+        broken.setattr(preparation, "write_table", write_until_images)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(settings(raw))
+    prepare(settings(raw))
+    assert check_set(output, full=True)[1] == []
+    assert len(PreparedSet(output).table("images")) == 10
 
 
 def test_a_finished_set_is_left_as_it_is(raw: Path, capsys: pytest.CaptureFixture[str]) -> None:
