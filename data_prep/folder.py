@@ -10,7 +10,7 @@ FILE.csv (or .csv.gz) has a header and one row for each image, in these columns,
     study        optional, name or number; rows of one study share their report. Without it every row is a study
     view         optional; images of other views than PA, AP and FRONTAL (option --views) are left out
     split        optional: train, validate or test. Without it patients are drawn by --split_seed and --split_shares
-    Atelectasis, Cardiomegaly, ... (CheXpert's names): optional labels: 1, 0, -1 (uncertain) or empty
+    Atelectasis, Cardiomegaly, ... (CheXpert's names, in any case): optional labels: 1, 0, -1 (uncertain) or empty
 
 With --text_only there are no images, and images.parquet is empty: the set serves the language model, sentence scores
 and embeddings, and cannot train or evaluate a model of images. Names of patients and studies that are no whole numbers
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import codecs
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,7 +144,25 @@ def _columns(settings: Settings) -> dict[str, str]:
     if not set(TEXTS) & set(columns):
         advice = "name it by --text_column, or by --findings_column and --impression_column"
         raise _lacks(settings, "text", header, advice)
-    return columns | {finding: finding for finding in CHEXPERT if finding in header}
+    return columns | _label_columns(settings, header)
+
+
+def _label_columns(settings: Settings, header: Sequence[str]) -> dict[str, str]:
+    """CheXpert's findings -> their columns, by name: "pleural_effusion" is "Pleural Effusion".
+
+    Raises:
+        ReleaseError: a finding has several columns.
+    """
+    found: dict[str, str] = {}
+    for finding in CHEXPERT:
+        alike = [name for name in header if " ".join(re.split(r"[\s_]+", name)).lower() == finding.lower()]
+        if len(alike) > 1:
+            raise ReleaseError(
+                f"{settings.table}: expected one column of {finding}, found {' and '.join(alike)}; {_ADVICE}"
+            )
+        if alike:
+            found[finding] = alike[0]
+    return found
 
 
 def _lacks(settings: Settings, column: str, header: Sequence[str], advice: str) -> ReleaseError:

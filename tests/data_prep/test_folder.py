@@ -303,6 +303,20 @@ def test_a_report_beside_the_lateral_image_alone_is_that_of_the_study(table: Pat
     assert labels.to_dict() == {1: 1.0, 2: 1.0, 3: 0.0, 4: -1.0}
 
 
+def test_labels_are_known_in_any_case(table: Path) -> None:
+    rows = read(table).rename(columns={"Cardiomegaly": "cardiomegaly"}).assign(Pleural_effusion="1")
+    write(table, rows)
+    prepare(settings(table))
+    labels = PreparedSet(table.parent.parent / "set").table("labels").set_index("study_id")
+    assert labels["Cardiomegaly"].dropna().to_dict() == {2: 1.0, 3: 0.0, 4: -1.0}
+    assert (labels["Pleural Effusion"] == 1).all()
+    write(table, rows.assign(Cardiomegaly=""))
+    with pytest.raises(
+        ReleaseError, match="expected one column of Cardiomegaly, found cardiomegaly and Cardiomegaly; mend"
+    ):
+        prepare(settings(table, output=table.parent / "x"))
+
+
 def test_absolute_paths_below_the_images_and_an_unquoted_comma(table: Path) -> None:
     rows = read(table)
     rows["image"] = [str(table.parent.absolute() / name.replace("\\", "/")) for name in rows["image"]]
