@@ -113,6 +113,8 @@ def _columns(settings: Settings) -> dict[str, str]:
         raise ReleaseError("--text_only has no images: leave out --image_column")
     if settings.text_only and settings.images is not None:
         raise ReleaseError("--text_only has no images: leave out --images")
+    if settings.text_only and settings.views != VIEWS:
+        raise ReleaseError("--text_only has no images: leave out --views")
     if settings.text_only and settings.memory_map:
         raise ReleaseError("--text_only has no images: leave out --memory_map")
     # Where one kind of text is named, the other is not looked for by its usual name.
@@ -144,6 +146,9 @@ def _columns(settings: Settings) -> dict[str, str]:
     if not set(TEXTS) & set(columns):
         advice = "name it by --text_column, or by --findings_column and --impression_column"
         raise _lacks(settings, "text", header, advice)
+    if "view" not in columns and settings.views != VIEWS:
+        advice = "--views chooses by it: name it by --view_column, or leave out --views"
+        raise _lacks(settings, "view", header, advice)
     return columns | _label_columns(settings, header)
 
 

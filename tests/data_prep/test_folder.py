@@ -303,6 +303,14 @@ def test_a_report_beside_the_lateral_image_alone_is_that_of_the_study(table: Pat
     assert labels.to_dict() == {1: 1.0, 2: 1.0, 3: 0.0, 4: -1.0}
 
 
+def test_views_are_not_chosen_without_a_column_for_them(table: Path) -> None:
+    write(table, read(table).drop(columns="view"))
+    with pytest.raises(
+        ReleaseError, match="lacks the column view; found .*--view_column, or leave out --views"
+    ):
+        prepare(settings(table, views=("LL",)))
+
+
 def test_labels_are_known_in_any_case(table: Path) -> None:
     rows = read(table).rename(columns={"Cardiomegaly": "cardiomegaly"}).assign(Pleural_effusion="1")
     write(table, rows)
@@ -391,7 +399,8 @@ def test_reports_alone_serve_scores_and_the_language_model_but_no_image_model(
 
 
 def test_text_only_contradicts_options_of_images(table: Path) -> None:
-    for changed in ({"image_column": "image"}, {"images": table.parent}, {"memory_map": True}):
+    options = ({"image_column": "image"}, {"images": table.parent}, {"memory_map": True}, {"views": ("LL",)})
+    for changed in options:
         with pytest.raises(ReleaseError, match="--text_only has no images: leave out --"):
             prepare(settings(table, text_only=True, **changed))
     prepare(settings(table, text_only=True))
