@@ -21,6 +21,7 @@ from data_prep import images, mimic_cxr, preparation
 from data_prep.check import check_set
 from data_prep.mimic_cxr import Settings, prepare
 from data_prep.releases import ReleaseError
+from data_prep.reports import read_sentences
 from medclip_dcl.prepared import PreparedDataError, PreparedSet, write_table
 from tests.data_prep.small_release import (
     HEIGHT,
@@ -184,6 +185,27 @@ def test_a_finished_set_that_is_made_again_and_broken_off_is_unfinished(
     prepare(settings(raw))
     assert check_set(output, full=True)[1] == []
     assert len(PreparedSet(output).table("images")) == 10
+
+
+def test_a_second_process_is_kept_off_a_set_that_is_written(
+    raw: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def while_writing(*arguments: Any) -> Any:
+        result = run(
+            "--source", raw, "--ms_cxr", raw / "boxes.json", "--size", 16, "--output", raw.parent / "set"
+        )
+        assert (result.returncode, result.stdout) == (2, "")
+        assert "is just being written by another process; wait until that has ended" in result.stderr
+        return read_sentences(*arguments)
+
+    monkeypatch.setattr(preparation, "read_sentences", while_writing)
+    prepare(settings(raw))
+    assert check_set(raw.parent / "set", full=True)[1] == []
+
+
+def test_an_output_that_cannot_be_made_is_named(raw: Path) -> None:
+    with pytest.raises(PreparedDataError, match="split.csv.gz/set cannot be made .Not a directory.; choose"):
+        prepare(settings(raw, output=raw / "mimic-cxr-2.0.0-split.csv.gz" / "set"))
 
 
 def test_a_finished_set_is_left_as_it_is(raw: Path, capsys: pytest.CaptureFixture[str]) -> None:
