@@ -34,7 +34,7 @@ _TEXT = "text"
 # Names of other sections, by any of their words: their text is not about what the image shows.
 _OTHER_WORDS = re.compile(
     r"\b(?:INDICATIONS?|HISTORY|CLINICAL|REASONS?|COMPARISONS?|COMPARED|PRIORS?|TECHNIQUES?|EXAM|EXAMS|EXAMINATIONS?"
-    r"|PROCEDURES?|PROTOCOL|WET READ|WETREAD|PRELIMINARY|PROVISIONAL|PFI|ADDENDUM|ADDENDA|NOTIFICATIONS?"
+    r"|PROCEDURES?|PROTOCOL|WET READ|WETREAD|PRELIM(?:INARY)?|PROVISIONAL|PFI|ADDENDUM|ADDENDA|NOTIFICATIONS?"
     r"|RECOMMENDATIONS?|ATTESTATION|DOSE|FLUOROSCOPY|CONTRAST|DATE|TIME|DICTATED|TRANSCRIBED|APPROVED|SIGNED|REFERRING|ORDERING|QUESTION"
     r"|COMPLAINT|COMMUNICATION|DIAGNOSIS CODE|ICD|REQUEST|FINAL REPORT)\b"
 )
@@ -44,7 +44,7 @@ _OTHER_NAMES = (
     *("NOTIFICATION", "RECOMMENDATION", "RECOMMENDATIONS", "ADDENDUM"),
 )
 # These make even a header with FINDINGS or IMPRESSION in it something else: "PROVISIONAL FINDINGS IMPRESSION (PFI)".
-_NOT_FINAL = re.compile(r"\b(?:WET READ|WETREAD|PRELIMINARY|PROVISIONAL|PFI|ADDENDUM|ADDENDA)\b")
+_NOT_FINAL = re.compile(r"\b(?:WET READ|WETREAD|PRELIM(?:INARY)?|PROVISIONAL|PFI|ADDENDUM|ADDENDA)\b")
 # Where a report says nothing elsewhere, its reading may stand under these (some of those that the official script
 # leaves out or lists by hand), if it states something: "EXAMINATION:  The lungs are clear."
 _MAY_HOLD_READING = re.compile(r"\b(?:EXAM|EXAMINATION|PROCEDURE|RECOMMENDATIONS?)\b")
@@ -59,21 +59,24 @@ _VIEW_WORDS = re.compile(
 
 _KNOWN = r"FINDINGS?|IMPRESSIONS?|CONCLUSIONS?|FINDINGS?\s*(?:AND|&|/)\s*IMPRESSIONS?"
 _KNOWN_OTHER = (
-    r"INDICATION|HISTORY|COMPARISONS?|TECHNIQUE|EXAMINATION|WET READ|ADDENDUM|RECOMMENDATIONS?|NOTIFICATIONS?"
+    r"INDICATION|HISTORY|COMPARISONS?|TECHNIQUE|EXAMINATION|WET[ \t]READ|ADDENDUM"
+    r"|RECOMMENDATIONS?|NOTIFICATIONS?"
 )
 _HEADER = re.compile(
     rf"""
     ^[ \t]*(?:[\[*\#]+|\d{{1,2}}[.)])?[ \t]*                                             # at the beginning of a line
       (?P<capitals>[A-Z][A-Z0-9 \t()\[\]/,.&'_-]{{1,70}}?)[ \t]*[\]*]*[:;]\**(?=\s|$)
     | ^[ \t]*(?P<any_case>(?i:{_KNOWN}|{_KNOWN_OTHER}))[ \t]*:                          # the same, not in capitals
-    | ^[ \t]*(?P<bare>{_KNOWN})[ \t]*$                                                  # without its colon
+    | ^[ \t]*(?P<bare>{_KNOWN}|{_KNOWN_OTHER})[ \t]*$                                   # without its colon
     | (?:(?<=\s)|(?<=[.)_]))(?P<inside>{_KNOWN}|{_KNOWN_OTHER})[ \t]*:(?=\s|$)           # within a line
     | (?<=[.?!]\s)(?P<after_stop>Findings|Impression|Conclusion)[ \t]*:(?=\s)
     | ^[ \t]*(?P<capitalised>[A-Z][a-z]{{5,12}})[ \t]*:(?=\s|$)                            # misspelled
     # "IMPRESSION  Clear.", "COMPARISON ___": small letters behind the name, which are not those of a sentence
     | ^[ \t]*(?P<loose>(?:{_KNOWN}|{_KNOWN_OTHER}))(?:[ \t]*[.–-][ \t]|[ \t])[ \t]*(?=[A-Z][a-z]|_|\d)
     | ^[ \t]*(?P<title>FINAL[ \t]REPORT)[ \t]*$
-    | ^[ \t]*(?P<draft>(?:FINAL[ \t]+)?ADDENDUM|WET[ \t]?READ|PRELIMINARY[ \t]REPORT)\b(?:[^:\n]*:(?=\s|$))?
+    | ^[ \t(*\[]*(?P<draft>(?:FINAL[ \t]+)?ADDENDUM|WET[ \t]?READ|PRELIMINARY[ \t]REPORT)\b
+      (?:[^:\n]*:(?=\s|$)|[ \t]*[*)\]]+)?
+    | ^[ \t]*(?P<small_draft>Addendum|Wet[ \t][Rr]ead|Preliminary[ \t][Rr](?:eport|ead))\b[^\n]{{0,80}}?:(?=\s|$)
     | ^[ \t]*(?P<signature>(?i:electronically[ \t]+signed|dictated[ \t]+by|transcribed[ \t]+by|approved[ \t]+by))\b
     """,
     re.MULTILINE | re.VERBOSE,
