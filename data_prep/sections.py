@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from difflib import SequenceMatcher
 from typing import NamedTuple
 
@@ -56,6 +56,13 @@ _IMPRESSION_WORDS = re.compile(r"\b(?:CONCLUSIONS?|OPINION|SUMMARY|INTERPRETATIO
 _VIEW_WORDS = re.compile(
     r"\b(?:CHEST|RADIOGRAPHS?|VIEWS?|X-?RAYS?|CXR|FRONTAL|PORTABLE|UPRIGHT|SUPINE|REPORT)\b"
 )
+
+# "FINDINGS: ... PROCEDURE: ... BONES: Normal.": findings again.
+_BODY_PART = (
+    r"(?:LUNGS?|HEART|PLEURA|MEDIASTINUM|HILA|BONES?|CHEST WALL|SOFT TISSUES?|OSSEOUS STRUCTURES?|LINES|TUBES"
+    r"|DEVICES|DIAPHRAGMS?|UPPER ABDOMEN|ABDOMEN|AIRWAYS?|TRACHEA|VASCULATURE|CARDIAC SILHOUETTE|SPINE|RIBS)"
+)
+_BODY_PARTS = re.compile(rf"(?:THE )?{_BODY_PART}(?:(?: AND |, (?:AND )?| ?[/&] ?){_BODY_PART})*")
 
 _KNOWN = r"FINDINGS?|IMPRESSIONS?|CONCLUSIONS?|FINDINGS?\s*(?:AND|&|/)\s*IMPRESSIONS?"
 _KNOWN_OTHER = (
@@ -134,6 +141,9 @@ def _pieces(report: str) -> list[Section]:
             and kind not in (*SECTIONS, BOTH)
             and not _is_misspelled_other(header.upper())
         )
+        start_of_text = match.end()
+        if kind is None and name in (_OTHER, _REMARK) and not draft:
+            kind, start_of_text = _resumed(header, found), match.start()
         if kind is None or is_misread or (kind == _VIEWS and name in (*SECTIONS, BOTH)):
             continue
         if match["title"]:
@@ -143,8 +153,15 @@ def _pieces(report: str) -> list[Section]:
         elif draft and _is_draft(draft, match.start() < last_title, found, name):
             kind = _OTHER
         found.append(Section(name, report[start : match.start()]))
-        name, start = kind, match.end()
+        name, start = kind, start_of_text
     return [*found, Section(name, report[start:])]
+
+
+def _resumed(header: str, found: Sequence[Section]) -> str | None:
+    """The section before another one, where the name of a part of the body goes on with it."""
+    if not _BODY_PARTS.fullmatch(header.strip()):
+        return None
+    return next((section.name for section in reversed(found) if section.name in (*SECTIONS, BOTH)), None)
 
 
 def _is_draft(draft: str, is_before_title: bool, found: Collection[Section], name: str) -> bool:

@@ -223,6 +223,13 @@ SHAPES = [
         " IMPRESSION: No change from the\n wet read of ___: Clear.\n",
         "I No change from the wet read of ___: Clear.",
     ),
+    (
+        " FINDINGS: LUNGS: Clear.\n PROCEDURE: None.\n HEART AND MEDIASTINUM: Normal.\n BONES: Old.\n"
+        " IMPRESSION: Normal.\n",
+        "F LUNGS: Clear.|F HEART AND MEDIASTINUM: Normal. BONES: Old.|I Normal.",
+    ),
+    (" FINDINGS: Clear.\n WET READ: Edema.\n LUNGS: Edema.\n", "F Clear."),
+    (" FINDINGS: Clear.\n HISTORY: Cough.\n LUNG CANCER: Long ago.\n", "F Clear."),
     (" INDINGS: Clear.\n MPRESSION: Normal.\n", "F Clear.|I Normal."),
     (" FINDINGS: Clear.\n COMPARISION: Film of ___.\n IMPRESSION: Normal.\n", "F Clear.|I Normal."),
     (" FINDINGS: Clear.\n COMPARSION: Film of ___.\n IMPRESSION: Normal.\n", "F Clear.|I Normal."),
