@@ -3,9 +3,10 @@
     python -m data_prep.check --data SET [--full]
 
 Every table is compared with the format, with the fingerprint that was taken when the set was made, and with the other
-tables; every image file must be there, with a header that can be read and the size of the set; a memory map must be of
-this set, whole, and hold the pixels of the images, of which some are compared. --full decodes and compares all images.
-The page goes to standard output, problems last; the exit status is 1 if there are any.
+tables; every image file must be there and whole, with the header, size and making of the set; a memory map must be of
+this set, whole, and hold the pixels of the images, of which some are compared. --full decodes all images, and compares
+their checksums and all of the map. The page goes to standard output, problems last; the exit status is 1 if there are
+any.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 
+from data_prep import images as image_files
 from data_prep import tables
 from data_prep.command import available_cores, progress, run_command, worker_processes
 from data_prep.preparation import chex5_lines, positive
@@ -84,6 +86,7 @@ def check_set(folder: Path, full: bool = False, pool: Executor | None = None) ->
     found, problems = _read_tables(prepared)
     for check in (_fingerprint, _unique, _references, _patients, _uses, _boxes, _chex5, _truth):
         problems += check(prepared, found)
+    problems += _counts(prepared, found)
     problems += _model_files(prepared, found)
     if "images" in found:
         problems += _image_files(prepared, found["images"], full, pool)
@@ -119,6 +122,31 @@ def _fingerprint(prepared: PreparedSet, found: Tables) -> list[str]:
         f"fingerprint: the tables are not those that were written when the set was made (expected {expected}, found "
         f"{tables.fingerprint(found)}); a table was changed, added or removed"
     ]
+
+
+def _counts(prepared: PreparedSet, found: Tables) -> list[str]:
+    """What dataset.json counts is what the tables and rejects.csv hold."""
+    if any(name not in found for name in ALWAYS):
+        return []
+    said, there = prepared.info.get("counts", {}), tables.count(found)
+    problems = _some(
+        "dataset.json: counts that are not those of the tables",
+        [name for name, number in there.items() if said.get(name, number) != number],
+    )
+    try:
+        rejects = _read_rejects(prepared.folder / "rejects.csv")
+    except (OSError, ValueError, KeyError) as error:
+        return [*problems, f"rejects.csv cannot be read ({error})"]
+    kinds = {kind: int((rejects["kind"] == kind).sum()) for kind in ("image", "report", "box")}
+    if said.get("rejects", kinds) != kinds:
+        problems.append(
+            f"rejects.csv: expected the rows that dataset.json counts ({said['rejects']}), found {kinds}"
+        )
+    return problems
+
+
+def _read_rejects(file: Path) -> pd.DataFrame:
+    return pd.read_csv(file, dtype=str, keep_default_na=False)[["kind", "id", "reason"]]
 
 
 def _unique(_: PreparedSet, found: Tables) -> list[str]:
@@ -338,10 +366,13 @@ def _image_files(prepared: PreparedSet, images: pd.DataFrame, full: bool, pool: 
     problems = _some("images.parquet: paths that leave the folder images/", leaving)
     paths = [path for path in images["path"] if _stays_below(path)]
     options = prepared.info.get("options", {})
-    is_square = options.get("geometry") != "shortest"
-    look = partial(image_problem, size=options.get("size"), is_square=is_square, full=full)
+    look = partial(
+        image_problem, size=options.get("size"), geometry=options.get("geometry", "stretch"), full=full
+    )
     files = [root / path for path in paths]
-    results = pool.map(look, files, chunksize=64) if pool else map(look, files)
+    sizes = images.loc[images["path"].map(_stays_below).astype(bool), ["height", "width"]]
+    originals = list(sizes.itertuples(index=False, name=None))
+    results = pool.map(look, files, originals, chunksize=64) if pool else map(look, files, originals)
     reasons = list(progress(results, len(files), "image files", "images")) if files else []
     for reason in sorted(set(reasons) - {""}):
         of_reason = [path for path, why in zip(paths, reasons, strict=True) if why == reason]
@@ -359,27 +390,53 @@ def _files(root: Path) -> Iterator[Path]:
     return (file for file in root.rglob("*") if file.is_file())
 
 
-def image_problem(file: Path, size: int | None, is_square: bool, full: bool) -> str:
+def image_problem(
+    file: Path, original: tuple[int, int], *, size: int | None, geometry: str, full: bool
+) -> str:
     """What is wrong with a prepared image; "" for nothing.
 
     Args:
         file: the JPEG.
-        size: pixels of its sides; None where the set does not say.
-        is_square: both sides have this length, else the shorter one.
-        full: decode it, not only its header.
+        original: height and width of its original, by images.parquet.
+        size: pixels of its sides, of the shorter one for geometry "shortest"; None where the set does not say.
+        geometry: how it was fitted, by dataset.json.
+        full: read and decode all of it, not only its header and its end.
     """
     try:
-        with Image.open(file) as image:
+        with file.open("rb") as stream, Image.open(stream) as image:
             if image.format != "JPEG" or image.mode != "L":
                 return f"a file is no grey JPEG but {image.format} of mode {image.mode}"
+            is_square = geometry != "shortest"
             if size is not None and (min(image.size) != size or (is_square and max(image.size) != size)):
                 return f"a file has not {size} pixels a side"
             if full:
                 image.load()
+            if not image_files.ends_whole(stream):
+                return "a file is cut off"
+            stamp = image_files.read_stamp(image.info.get("comment", b""))
+            if problem := _stamp_problem(stamp, original, size, geometry):
+                return problem
+            stream.seek(0)
+            if full and stamp is not None and not image_files.is_as_written(stream.read(), stamp):
+                return "a file is damaged: its bytes are not those that were written"
     except FileNotFoundError:
         return "a file is missing"
     except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError):
         return "a file cannot be decoded"
+    return ""
+
+
+def _stamp_problem(
+    stamp: image_files.Stamp | None, original: tuple[int, int], size: int | None, geometry: str
+) -> str:
+    if stamp is None:
+        return "a file does not say how it was prepared: something else wrote it"
+    if stamp.geometry != geometry or stamp.size != (stamp.size if size is None else size):
+        return (
+            f"a file was made with geometry {stamp.geometry} and size {stamp.size}, not as dataset.json says"
+        )
+    if (stamp.height, stamp.width) != original:
+        return "a file is of an original of another size than images.parquet says"
     return ""
 
 
@@ -435,7 +492,6 @@ def row_differs(memory_map: MemoryMap, row: int, file: Path) -> bool:
 
 def _page(prepared: PreparedSet, found: Tables) -> str:
     info = prepared.info
-    counts = info.get("counts", {})
     lines = [
         f"{prepared.folder}: {info.get('source', 'unknown source')}"
         + (" (digital phantom: no patient data)" if prepared.is_phantom else ""),
@@ -445,8 +501,8 @@ def _page(prepared: PreparedSet, found: Tables) -> str:
         "",
     ]
     lines += _contents(found)
-    if "chex5" in counts:
-        lines += chex5_lines(counts)
+    if all(name in found for name in ALWAYS):
+        lines += chex5_lines(tables.count(found))
     lines += _model_lines(prepared)
     if (prepared.folder / PIXELS).is_file():
         lines.append(f"  memory map {(prepared.folder / PIXELS).stat().st_size:,} bytes")
@@ -521,7 +577,7 @@ def _beside_published(info: Mapping[str, Any], found: Tables) -> list[str]:
 def _rejects(file: Path) -> list[str]:
     """How many were left out, by kind and reason."""
     try:
-        rejects = pd.read_csv(file, dtype=str, keep_default_na=False)
+        rejects = _read_rejects(file)
         rows = Counter(zip(rejects["kind"], rejects["reason"].map(_without_numbers), strict=True))
     except (OSError, ValueError, KeyError) as error:
         return [f"  left out   {file.name} cannot be read ({error})"]
@@ -553,7 +609,11 @@ def check(folder: Path, full: bool, workers: int) -> None:
         sampled = ", the memory map by a sample" if (folder / PIXELS).is_file() else ""
         print(
             "no problem found"
-            + (f" (image files by their headers{sampled}; --full decodes them)" if by_headers else "")
+            + (
+                f" (image files by their headers and ends{sampled}; --full reads all of them)"
+                if by_headers
+                else ""
+            )
         )
         return
     print(f"{len(problems)} problem{'s' if len(problems) > 1 else ''}:")
@@ -573,7 +633,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--full",
         action="store_true",
-        help="decode every image, not only its header, and compare all of a memory map",
+        help="decode every image, compare its checksum, and compare all of a memory map",
     )
     parser.add_argument(
         "--workers", type=positive, default=available_cores(), help="processes (as many as there are cores)"

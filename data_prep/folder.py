@@ -10,7 +10,7 @@ FILE.csv (or .csv.gz) has a header and one row for each image, in these columns,
     study        optional, name or number; rows of one study share their report. Without it every row is a study
     view         optional; images of other views than PA, AP and FRONTAL (option --views) are left out
     split        optional: train, validate or test. Without it patients are drawn by --split_seed and --split_shares
-    Atelectasis, Cardiomegaly, ... (CheXpert's names): optional labels: 1, 0, -1 (uncertain) or empty
+    Atelectasis, Cardiomegaly, ... (CheXpert's names, in any case): optional labels: 1, 0, -1 (uncertain) or empty
 
 With --text_only there are no images, and images.parquet is empty: the set serves the language model, sentence scores
 and embeddings, and cannot train or evaluate a model of images. Names of patients and studies that are no whole numbers
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import codecs
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,7 @@ VIEWS = ("PA", "AP", "FRONTAL")
 """Views that are frontal, whatever the case of their letters."""
 
 _ADVICE = "mend the table"
+_READING_ADVICE = f"{_ADVICE}, or name its --encoding (as cp1252 or utf-16) and its --delimiter"
 _COLUMNS = ("image", *TEXTS, "patient", "study", "view", "split")
 
 
@@ -104,13 +106,15 @@ def _columns(settings: Settings) -> dict[str, str]:
         ReleaseError: a column is missing, or it is not clear which holds the text.
     """
     header = header_of(
-        settings.table, advice=_ADVICE, delimiter=settings.delimiter, encoding=settings.encoding
+        settings.table, advice=_READING_ADVICE, delimiter=settings.delimiter, encoding=settings.encoding
     )
     named = {name: getattr(settings, f"{name}_column") for name in _COLUMNS}
     if settings.text_only and named["image"] is not None:
         raise ReleaseError("--text_only has no images: leave out --image_column")
     if settings.text_only and settings.images is not None:
         raise ReleaseError("--text_only has no images: leave out --images")
+    if settings.text_only and settings.views != VIEWS:
+        raise ReleaseError("--text_only has no images: leave out --views")
     if settings.text_only and settings.memory_map:
         raise ReleaseError("--text_only has no images: leave out --memory_map")
     # Where one kind of text is named, the other is not looked for by its usual name.
@@ -142,10 +146,36 @@ def _columns(settings: Settings) -> dict[str, str]:
     if not set(TEXTS) & set(columns):
         advice = "name it by --text_column, or by --findings_column and --impression_column"
         raise _lacks(settings, "text", header, advice)
-    return columns | {finding: finding for finding in CHEXPERT if finding in header}
+    if "view" not in columns and settings.views != VIEWS:
+        advice = "--views chooses by it: name it by --view_column, or leave out --views"
+        raise _lacks(settings, "view", header, advice)
+    return columns | _label_columns(settings, header)
+
+
+def _label_columns(settings: Settings, header: Sequence[str]) -> dict[str, str]:
+    """CheXpert's findings -> their columns, by name: "pleural_effusion" is "Pleural Effusion".
+
+    Raises:
+        ReleaseError: a finding has several columns.
+    """
+    found: dict[str, str] = {}
+    for finding in CHEXPERT:
+        alike = [name for name in header if " ".join(re.split(r"[\s_]+", name)).lower() == finding.lower()]
+        if len(alike) > 1:
+            raise ReleaseError(
+                f"{settings.table}: expected one column of {finding}, found {' and '.join(alike)}; {_ADVICE}"
+            )
+        if alike:
+            found[finding] = alike[0]
+    return found
 
 
 def _lacks(settings: Settings, column: str, header: Sequence[str], advice: str) -> ReleaseError:
+    others = [
+        sign for sign in ";\t|," if sign != settings.delimiter and len(header) == 1 and sign in header[0]
+    ]
+    if others:
+        advice = f"its columns seem to be separated by {others[0]!r}: say --delimiter"
     return ReleaseError(
         f"{settings.table} lacks the column {column}; found {', '.join(header)[:300] or 'an empty file'}; {advice}"
     )
@@ -158,7 +188,7 @@ def _read(settings: Settings, columns: dict[str, str]) -> Source:
     table = read_table(
         file,
         dict.fromkeys(columns.values()),
-        advice=_ADVICE,
+        advice=_READING_ADVICE,
         delimiter=settings.delimiter,
         encoding=settings.encoding,
     )
@@ -178,7 +208,7 @@ def _read(settings: Settings, columns: dict[str, str]) -> Source:
                 f"{file}: no row has one of the views {', '.join(settings.views)}; found "
                 f"{', '.join(sorted(set(rows['view']))[:10])} (option --views)"
             )
-        rows = rows[is_frontal].reset_index(drop=True)
+        rows = _shared_by_study(rows, is_frontal)[is_frontal].reset_index(drop=True)
     rows = rows.assign(**{name: "" for name in ("image", "view") if name not in rows})
     root = settings.images if settings.images is not None else file.parent
     if not settings.text_only and not root.is_dir():
@@ -189,6 +219,22 @@ def _read(settings: Settings, columns: dict[str, str]) -> Source:
     return rows_source(
         rows, settings, file, {"images_in_release": n_images, "images_not_frontal": n_images - frontal}
     )
+
+
+def _shared_by_study(rows: pd.DataFrame, is_frontal: pd.Series) -> pd.DataFrame:
+    """Texts and labels in all rows of their study: a report may stand beside the lateral image alone."""
+    rows = rows.copy()
+    # What a frontal row says comes first.
+    order = (~is_frontal).sort_values(kind="stable").index
+    study = [rows.loc[order, "patient"], rows.loc[order, "study"]]
+    for column in (*TEXTS, *CHEXPERT):
+        if column in rows:
+            said = rows[column].replace("", None)
+            shared = said.loc[order].groupby(study).transform("first").reindex(rows.index)
+            rows[column] = rows[column].where(said.notna(), shared)
+            if column in TEXTS:
+                rows[column] = rows[column].fillna("")
+    return rows
 
 
 def _encoding(text: str) -> str:

@@ -7,6 +7,7 @@ What becomes of odd files (tests/data_prep/test_images.py has a case of each):
 - more than 8 bits: scaled from the image's own minimum and maximum; DICOM: by its VOI transformation
 - white is zero (TIFF's header, DICOM's MONOCHROME1): inverted; JPEG and PNG cannot say so and are taken as they are
 - colour, CMYK, palette: luma; transparency is left out
+- turned by its Exif orientation: upright, and height and width are those of the upright picture
 - rejected, with the reason: missing, empty or truncated files, unknown formats, several pictures in one file, more than
   `image_file.MOST_PIXELS` pixels, a side below `LEAST_SIDE`, strips (`MOST_TIMES_LONGER`), one grey level everywhere,
   NaN or infinite grey levels, what `medclip_dcl.dicom` says of DICOM
@@ -18,13 +19,15 @@ levels off what the same picture gives as PNG or DICOM, or to the network that i
 from __future__ import annotations
 
 import errno
+import io
 import os
 import re
 import shutil
+import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from PIL import Image
 
@@ -49,7 +52,12 @@ _LONGER = 1.3
 _BYTES_PER_PIXEL = 0.35
 _BLOCK = 4096
 
-_STAMP = re.compile(rb"medclip_dcl 1; (\w+) (\d+) (\w+) q(\d+); from (\d+) x (\d+) pixels, (\d+) bytes")
+# Images of older sets have no checksum.
+_STAMP = re.compile(
+    rb"(?P<made>medclip_dcl 1; (?P<geometry>\w+) (?P<size>\d+) \w+ q\d+; "
+    rb"from (?P<width>\d+) x (?P<height>\d+) pixels, \d+ bytes)(?:; crc (?P<crc>[0-9a-f]{8}))?"
+)
+_NO_CRC = b"; crc 00000000"
 _JPEG_END = b"\xff\xd9"
 
 
@@ -148,12 +156,50 @@ def prepare_image(job: Job) -> Outcome:
     if darkest == brightest:
         return Outcome(reason=f"image is blank: grey level {darkest} everywhere")
     outcome = Outcome(height, width)
-    _write(prepared, job.target, _stamp(job, outcome, size_of_file))
+    _write(prepared, job.target, _making(job, outcome, size_of_file))
     return outcome
 
 
-def _stamp(job: Job, outcome: Outcome, size_of_file: int) -> bytes:
-    """What a prepared file says of itself, in a comment: by this a finished one is known from a stale one."""
+class Stamp(NamedTuple):
+    """What a prepared file says of itself, in a comment.
+
+    Attributes:
+        made: how, and from what.
+        geometry: from `medclip_dcl.geometry.GEOMETRIES`.
+        size: see `Job`.
+        height: of the original, in pixels; `width` likewise.
+        crc: checksum of the file with zeros in its place; "" in older files.
+    """
+
+    made: bytes
+    geometry: str
+    size: int
+    height: int
+    width: int
+    crc: str
+
+
+def read_stamp(comment: bytes) -> Stamp | None:
+    """The stamp in a JPEG file's comment, None where it is another comment."""
+    match = _STAMP.fullmatch(comment)
+    if match is None:
+        return None
+    said = {name: (value or b"").decode() for name, value in match.groupdict().items()}
+    size, height, width = (int(said[name]) for name in ("size", "height", "width"))
+    return Stamp(match["made"], said["geometry"], size, height, width, said["crc"])
+
+
+def is_as_written(content: bytes, stamp: Stamp) -> bool:
+    """Whether the bytes of a prepared file are those that were written; True where its stamp has no checksum."""
+    return not stamp.crc or _checksum(content.replace(f"; crc {stamp.crc}".encode(), _NO_CRC, 1)) == stamp.crc
+
+
+def _checksum(content: bytes) -> str:
+    return f"{zlib.crc32(content):08x}"
+
+
+def _making(job: Job, outcome: Outcome, size_of_file: int) -> bytes:
+    """What the stamp says: by this a finished image is known from a stale one."""
     made = f"{job.geometry} {job.size} {FILTER} q{QUALITY}"
     original = f"from {outcome.width} x {outcome.height} pixels, {size_of_file} bytes"
     return f"medclip_dcl 1; {made}; {original}".encode()
@@ -163,27 +209,36 @@ def _finished(job: Job, size_of_file: int) -> Outcome | None:
     """The outcome of a prepared image that is there, whole, and of this making; None if there is none."""
     try:
         with job.target.open("rb") as stream, Image.open(stream, formats=("JPEG",)) as image:
-            stamp = _STAMP.fullmatch(image.info.get("comment", b""))
-            stream.seek(-len(_JPEG_END), os.SEEK_END)
-            is_whole, size = stream.read() == _JPEG_END, image.size
+            stamp = read_stamp(image.info.get("comment", b""))
+            is_whole, size = ends_whole(stream), image.size
     except OSError:
         # Not there, or no JPEG (UnidentifiedImageError is one as well).
         return None
     if stamp is None or not is_whole:
         return None
-    outcome = Outcome(height=int(stamp[6]), width=int(stamp[5]))
-    if stamp[0] != _stamp(job, outcome, size_of_file):
+    outcome = Outcome(stamp.height, stamp.width)
+    if stamp.made != _making(job, outcome, size_of_file):
         return None
     rows, columns = fitted_axes(job.geometry, outcome.height, outcome.width, job.size)
     return outcome if size == (columns.whole, rows.whole) else None
 
 
-def _write(prepared: Image.Image, target: Path, stamp: bytes) -> None:
+def ends_whole(stream: BinaryIO) -> bool:
+    """Whether a JPEG file ends as such a file does."""
+    stream.seek(-len(_JPEG_END), os.SEEK_END)
+    return stream.read() == _JPEG_END
+
+
+def _write(prepared: Image.Image, target: Path, making: bytes) -> None:
     """Write under another name and rename: a file is there wholly or not at all."""
+    encoded = io.BytesIO()
+    prepared.save(encoded, format="JPEG", quality=QUALITY, comment=making + _NO_CRC)
+    content = encoded.getvalue()
+    content = content.replace(_NO_CRC, f"; crc {_checksum(content)}".encode(), 1)
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        prepared.save(temporary, format="JPEG", quality=QUALITY, comment=stamp)
+        temporary.write_bytes(content)
         os.replace(temporary, target)
     except OSError as error:
         temporary.unlink(missing_ok=True)

@@ -163,12 +163,17 @@ def _read(settings: Settings, place: Path, projections: Path | None) -> Source:
     rows = pd.DataFrame([*images, *((report.uid, "") for report in reports)], columns=["study", "name"])
     view_of = dict(zip(views["key"], views["view"], strict=True)) if views is not None else {}
     rows["view"] = [view_of.get(_key(name), "") for name in rows["name"]]
+    is_frontal = rows["view"].str.upper() == "FRONTAL"
+    not_frontal = 0
     if settings.text_only:
         wanted, root = rows[rows["name"] == ""], place.parent
         files: dict[str, Path] = {}
     else:
-        is_frontal = rows["view"].str.upper() == "FRONTAL"
         wanted = rows[is_frontal | settings.all_views | (rows["name"] == "")]
+        if not settings.all_views:
+            not_frontal = int((~is_frontal & (rows["view"] != "")).sum())
+            unknown = rows.loc[(rows["view"] == "") & (rows["name"] != ""), "name"]
+            rejects += [("image", name, "the table of projections does not name it") for name in unknown]
         root = _image_folder(settings, place)
         files = _files_by_name(root)
     is_absent = ~wanted["name"].map(_stem).isin(files) & (wanted["name"] != "")
@@ -190,7 +195,7 @@ def _read(settings: Settings, place: Path, projections: Path | None) -> Source:
         rows = rows.merge(read_negbio(settings.labels), on="study", how="left")
     counts = {
         "images_in_release": len(images),
-        "images_not_frontal": 0 if settings.text_only else len(images) - int((wanted["name"] != "").sum()),
+        "images_not_frontal": not_frontal,
         "images_without_file": int(is_absent.sum()),
     }
     source = rows_source(rows, settings, place, counts)

@@ -9,9 +9,12 @@ finished set is left as it is, and one that was made in another way is never ove
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -127,8 +130,7 @@ def prepare_set(settings: Settings, made_from: Mapping[str, Any], read: Callable
             "--memory_map holds images of one size, with --geometry shortest they have several; leave one of them out"
         )
     if _is_finished(settings.output, made_from):
-        _remove_leftovers(settings.output.glob(".*.tmp"))
-        if settings.memory_map and _write_memory_map(settings):
+        if _complete(settings):
             return
         print(f"{settings.output} is a finished set, made with these options from this source: nothing to do")
         return
@@ -137,10 +139,29 @@ def prepare_set(settings: Settings, made_from: Mapping[str, Any], read: Callable
     patients = source.images if source.studies is None else source.studies.assign(dicom_id="")
     use = tables.decide_use(patients, source.grounding_patients, (), ())
     tables.require_disjoint_patients(patients.assign(use=use), source.advice)
-    _remove_leftovers(settings.output.rglob(".*.tmp"))
     jobs = _image_jobs(source.images, settings)
     further = memory_map_bytes(len(jobs), settings.size) if settings.memory_map else 0
     image_files.require_space(settings.output, jobs, further)
+    with _one_process_in(settings.output):
+        info = _make(settings, made_from, source, jobs)
+    print(summary(settings.output, info))
+
+
+def _complete(settings: Settings) -> bool:
+    """What a finished set may still lack; True if a memory map was written."""
+    leftovers = list(settings.output.glob(".*.tmp"))
+    if not leftovers and not settings.memory_map:
+        return False
+    with _one_process_in(settings.output):
+        _remove_leftovers(leftovers)
+        return settings.memory_map and _write_memory_map(settings)
+
+
+def _make(
+    settings: Settings, made_from: Mapping[str, Any], source: Source, jobs: Sequence[image_files.Job]
+) -> dict[str, Any]:
+    """Write the set; returns what dataset.json says."""
+    _remove_leftovers(settings.output.rglob(".*.tmp"))
     write_json(made_from, settings.output / _UNFINISHED)
     with worker_processes(settings.workers) as pool:
         found = read_sentences(source.reports, source.n_reports, settings.sections, pool, source.no_reports)
@@ -163,7 +184,39 @@ def prepare_set(settings: Settings, made_from: Mapping[str, Any], read: Callable
     (settings.output / _UNFINISHED).unlink()
     if settings.memory_map:
         _write_memory_map(settings)
-    print(summary(settings.output, info))
+    return info
+
+
+@contextmanager
+def _one_process_in(output: Path) -> Iterator[None]:
+    """Keep other processes from writing the same set; the lock ends with this process, however it ends.
+
+    Raises:
+        PreparedDataError: another process has it, or the folder cannot be written.
+    """
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        folder = os.open(output, os.O_RDONLY)
+    except OSError as error:
+        raise PreparedDataError(
+            f"output {output} cannot be made ({error.strerror}); choose another --output"
+        ) from error
+    try:
+        if not os.access(output, os.W_OK):
+            raise PreparedDataError(f"output {output} cannot be written; choose another --output")
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise PreparedDataError(
+                f"output {output} is just being written by another process; wait until that has ended, or choose "
+                "another --output"
+            ) from error
+        except OSError:
+            # Some network file systems have no locks.
+            pass
+        yield
+    finally:
+        os.close(folder)
 
 
 def _assemble(
@@ -342,7 +395,7 @@ def _word(value: Any) -> str:
 def _remove_leftovers(files: Iterable[Path]) -> None:
     """Remove what a killed run was writing just then, under temporary names."""
     for file in list(files):
-        file.unlink()
+        file.unlink(missing_ok=True)
 
 
 # --- Images ------------------------------------------------------------------------------------------------------

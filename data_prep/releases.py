@@ -348,7 +348,7 @@ def read_table(
     try:
         with _open_text(file, encoding) as stream:
             lines = csv.reader(stream, delimiter=delimiter, strict=True)
-            header = next(lines, [])
+            header = [name.strip() for name in next(lines, [])]
             if missing := [column for column in wanted if column not in header]:
                 raise ReleaseError(
                     f"{file} lacks the column{'s' if len(missing) > 1 else ''} {', '.join(missing)}; "
@@ -385,7 +385,8 @@ def header_of(
     """
     try:
         with _open_text(file, encoding) as stream:
-            return next(csv.reader(stream, delimiter=delimiter, strict=True), [])
+            header = next(csv.reader(stream, delimiter=delimiter, strict=True), [])
+            return [name.strip() for name in header]
     except (OSError, EOFError, zlib.error, UnicodeError, csv.Error) as error:
         raise ReleaseError(f"{file} cannot be read ({error}); {advice}") from error
 

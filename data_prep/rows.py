@@ -128,12 +128,8 @@ def _require_consistent(rows: pd.DataFrame, file: Path) -> None:
             raise ReleaseError(
                 f"{file}: {int((rows[column] == '').sum()):,} rows name no {column}; every row needs one"
             )
-    named = rows.loc[rows["image"] != "", "image"]
-    # A file cannot be where a folder must be: "a.png" beside "a.png/b.png".
-    folders = {str(parent) for image in named for parent in PurePosixPath(image).parents}
-    if named.duplicated().any() or folders & set(named):
-        first = next(iter([*named[named.duplicated()], *(folders & set(named))]))
-        raise ReleaseError(f"{file}: expected each image once, found {first!r} again")
+        _require_one_spelling(rows[column], column, file)
+    _require_apart(rows.loc[rows["image"] != "", "image"], file)
     for column in ("patient", "split", *TEXTS, *CHEXPERT):
         if column in rows:
             said = rows[(rows[column] != "") & rows[column].notna()]
@@ -143,6 +139,45 @@ def _require_consistent(rows: pd.DataFrame, file: Path) -> None:
                     f"{file}: {int((differing > 1).sum()):,} studies have rows that disagree about {column} (first: "
                     f"study {differing.index[differing > 1][0]}); rows of one study must agree"
                 )
+
+
+def _require_one_spelling(names: pd.Series, kind: str, file: Path) -> None:
+    """A number is written in one way: "7", "007" and "7.0" as three patients may be one, in training and in test."""
+    spelled: dict[str, str] = {}
+    for name in names.unique():
+        if match := re.fullmatch(r"0*([0-9]+)(?:\.0+)?", name):
+            other = spelled.setdefault(match[1], name)
+            if other != name:
+                raise ReleaseError(
+                    f"{file}: expected one way of writing the number of a {kind}, found {other!r} beside {name!r}; "
+                    "write both in the same way if they are the same, or add a letter to one of them if they are not"
+                )
+
+
+def _require_apart(images: pd.Series, file: Path) -> None:
+    """Each image stands once, and has a prepared file of its own."""
+    # A file cannot be where a folder must be: "a.png" beside "a.png/b.png".
+    folders = {str(parent) for image in images for parent in PurePosixPath(image).parents}
+    if images.duplicated().any() or folders & set(images):
+        first = next(iter([*images[images.duplicated()], *(folders & set(images))]))
+        raise ReleaseError(f"{file}: expected each image once, found {first!r} again")
+    # "a" and "a.jpg" would both become "a.jpg".
+    paths = _prepared_paths(images)
+    folders = {str(parent) for path in paths for parent in PurePosixPath(path).parents}
+    shared = paths.duplicated(keep=False) | paths.isin(folders)
+    if shared.any():
+        first = paths[shared].iloc[0]
+        names = images[(paths == first) | images.str.startswith(f"{first}/")]
+        raise ReleaseError(
+            f"{file}: expected images that have prepared files of their own, found {names.iloc[0]!r} and "
+            f"{names.iloc[1]!r}, which both need {first!r}; rename one of them, in the folder and in the table"
+        )
+
+
+def _prepared_paths(images: pd.Series) -> pd.Series:
+    """Where the prepared images lie: the originals' names, .jpg behind what does not end so."""
+    is_jpeg = images.str.lower().str.endswith((".jpg", ".jpeg")).astype(bool)
+    return images.where(is_jpeg, images + ".jpg")
 
 
 def split_names(column: pd.Series, file: Path) -> pd.Series:
@@ -209,10 +244,8 @@ def _numbers(names: pd.Series, kind: str) -> tuple[pd.Series, pd.DataFrame]:
 
 
 def _image_table(images: pd.DataFrame) -> pd.DataFrame:
-    is_jpeg = images["image"].str.lower().str.endswith((".jpg", ".jpeg")).astype(bool)
-    path = images["image"].where(is_jpeg, images["image"] + ".jpg")
     columns = ["dicom_id", "subject_id", "study_id", "view", "official_split", "path", "file"]
-    return images.assign(dicom_id=images["image"], path=path)[columns]
+    return images.assign(dicom_id=images["image"], path=_prepared_paths(images["image"]))[columns]
 
 
 def _reports(rows: pd.DataFrame) -> list[Report]:

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from difflib import SequenceMatcher
 from typing import NamedTuple
 
-from data_prep.sentences import has_letter
+from data_prep.sentences import has_letter, with_line_breaks
 
-RULES_VERSION = 2
+RULES_VERSION = 3
 """Raised with every change that gives other text; stands in the options of a prepared set."""
 
 SECTIONS = ("findings", "impression")
@@ -34,12 +34,17 @@ _TEXT = "text"
 # Names of other sections, by any of their words: their text is not about what the image shows.
 _OTHER_WORDS = re.compile(
     r"\b(?:INDICATIONS?|HISTORY|CLINICAL|REASONS?|COMPARISONS?|COMPARED|PRIORS?|TECHNIQUES?|EXAM|EXAMS|EXAMINATIONS?"
-    r"|PROCEDURES?|PROTOCOL|WET READ|WETREAD|PRELIMINARY|PROVISIONAL|PFI|ADDENDUM|ADDENDA|NOTIFICATIONS?"
+    r"|PROCEDURES?|PROTOCOL|WET READ|WETREAD|PRELIM(?:INARY)?|PROVISIONAL|PFI|ADDENDUM|ADDENDA|NOTIFICATIONS?"
     r"|RECOMMENDATIONS?|ATTESTATION|DOSE|FLUOROSCOPY|CONTRAST|DATE|TIME|DICTATED|TRANSCRIBED|APPROVED|SIGNED|REFERRING|ORDERING|QUESTION"
     r"|COMPLAINT|COMMUNICATION|DIAGNOSIS CODE|ICD|REQUEST|FINAL REPORT)\b"
 )
+# Misspelled ones end a section as well: "COMPARISION", "IDICATION", "NDICATION".
+_OTHER_NAMES = (
+    *("COMPARISON", "COMPARISONS", "INDICATION", "TECHNIQUE", "EXAMINATION", "HISTORY"),
+    *("NOTIFICATION", "RECOMMENDATION", "RECOMMENDATIONS", "ADDENDUM"),
+)
 # These make even a header with FINDINGS or IMPRESSION in it something else: "PROVISIONAL FINDINGS IMPRESSION (PFI)".
-_NOT_FINAL = re.compile(r"\b(?:WET READ|WETREAD|PRELIMINARY|PROVISIONAL|PFI|ADDENDUM|ADDENDA)\b")
+_NOT_FINAL = re.compile(r"\b(?:WET READ|WETREAD|PRELIM(?:INARY)?|PROVISIONAL|PFI|ADDENDUM|ADDENDA)\b")
 # Where a report says nothing elsewhere, its reading may stand under these (some of those that the official script
 # leaves out or lists by hand), if it states something: "EXAMINATION:  The lungs are clear."
 _MAY_HOLD_READING = re.compile(r"\b(?:EXAM|EXAMINATION|PROCEDURE|RECOMMENDATIONS?)\b")
@@ -52,23 +57,33 @@ _VIEW_WORDS = re.compile(
     r"\b(?:CHEST|RADIOGRAPHS?|VIEWS?|X-?RAYS?|CXR|FRONTAL|PORTABLE|UPRIGHT|SUPINE|REPORT)\b"
 )
 
+# "FINDINGS: ... PROCEDURE: ... BONES: Normal.": findings again.
+_BODY_PART = (
+    r"(?:LUNGS?|HEART|PLEURA|MEDIASTINUM|HILA|BONES?|CHEST WALL|SOFT TISSUES?|OSSEOUS STRUCTURES?|LINES|TUBES"
+    r"|DEVICES|DIAPHRAGMS?|UPPER ABDOMEN|ABDOMEN|AIRWAYS?|TRACHEA|VASCULATURE|CARDIAC SILHOUETTE|SPINE|RIBS)"
+)
+_BODY_PARTS = re.compile(rf"(?:THE )?{_BODY_PART}(?:(?: AND |, (?:AND )?| ?[/&] ?){_BODY_PART})*")
+
 _KNOWN = r"FINDINGS?|IMPRESSIONS?|CONCLUSIONS?|FINDINGS?\s*(?:AND|&|/)\s*IMPRESSIONS?"
 _KNOWN_OTHER = (
-    r"INDICATION|HISTORY|COMPARISONS?|TECHNIQUE|EXAMINATION|WET READ|ADDENDUM|RECOMMENDATIONS?|NOTIFICATIONS?"
+    r"INDICATION|HISTORY|COMPARISONS?|TECHNIQUE|EXAMINATION|WET[ \t]READ|ADDENDUM"
+    r"|RECOMMENDATIONS?|NOTIFICATIONS?"
 )
 _HEADER = re.compile(
     rf"""
     ^[ \t]*(?:[\[*\#]+|\d{{1,2}}[.)])?[ \t]*                                             # at the beginning of a line
       (?P<capitals>[A-Z][A-Z0-9 \t()\[\]/,.&'_-]{{1,70}}?)[ \t]*[\]*]*[:;]\**(?=\s|$)
     | ^[ \t]*(?P<any_case>(?i:{_KNOWN}|{_KNOWN_OTHER}))[ \t]*:                          # the same, not in capitals
-    | ^[ \t]*(?P<bare>{_KNOWN})[ \t]*$                                                  # without its colon
+    | ^[ \t]*(?P<bare>{_KNOWN}|{_KNOWN_OTHER})[ \t]*$                                   # without its colon
     | (?:(?<=\s)|(?<=[.)_]))(?P<inside>{_KNOWN}|{_KNOWN_OTHER})[ \t]*:(?=\s|$)           # within a line
     | (?<=[.?!]\s)(?P<after_stop>Findings|Impression|Conclusion)[ \t]*:(?=\s)
     | ^[ \t]*(?P<capitalised>[A-Z][a-z]{{5,12}})[ \t]*:(?=\s|$)                            # misspelled
     # "IMPRESSION  Clear.", "COMPARISON ___": small letters behind the name, which are not those of a sentence
     | ^[ \t]*(?P<loose>(?:{_KNOWN}|{_KNOWN_OTHER}))(?:[ \t]*[.–-][ \t]|[ \t])[ \t]*(?=[A-Z][a-z]|_|\d)
     | ^[ \t]*(?P<title>FINAL[ \t]REPORT)[ \t]*$
-    | ^[ \t]*(?P<draft>(?:FINAL[ \t]+)?ADDENDUM|WET[ \t]?READ|PRELIMINARY[ \t]REPORT)\b(?:[^:\n]*:(?=\s|$))?
+    | ^[ \t(*\[]*(?P<draft>(?:FINAL[ \t]+)?ADDENDUM|WET[ \t]?READ|PRELIMINARY[ \t]REPORT)\b
+      (?:[^:\n]*:(?=\s|$)|[ \t]*[*)\]]+)?
+    | ^[ \t]*(?P<small_draft>Addendum|Wet[ \t][Rr]ead|Preliminary[ \t][Rr](?:eport|ead))\b[^\n]{{0,80}}?:(?=\s|$)
     | ^[ \t]*(?P<signature>(?i:electronically[ \t]+signed|dictated[ \t]+by|transcribed[ \t]+by|approved[ \t]+by))\b
     """,
     re.MULTILINE | re.VERBOSE,
@@ -113,7 +128,7 @@ def study_sections(report: str, wanted: Collection[str] = SECTIONS) -> list[Sect
 
 def _pieces(report: str) -> list[Section]:
     """Cut a report at its headers. What stands under no header is `_TEXT`."""
-    report = _PAGE_BREAK.sub("", report.replace("\r\n", "\n").replace("\r", "\n"))
+    report = _PAGE_BREAK.sub("", with_line_breaks(report))
     headers = list(_HEADER.finditer(report))
     last_title = max((match.start() for match in headers if match["title"]), default=-1)
     found: list[Section] = []
@@ -121,7 +136,14 @@ def _pieces(report: str) -> list[Section]:
     for match in headers:
         header = match[match.lastgroup or 0]
         kind = _TEXT if match["title"] else _kind(header)
-        is_misread = match["capitalised"] is not None and kind not in (*SECTIONS, BOTH)
+        is_misread = (
+            match["capitalised"] is not None
+            and kind not in (*SECTIONS, BOTH)
+            and not _is_misspelled_other(header.upper())
+        )
+        start_of_text = match.end()
+        if kind is None and name in (_OTHER, _REMARK) and not draft:
+            kind, start_of_text = _resumed(header, found), match.start()
         if kind is None or is_misread or (kind == _VIEWS and name in (*SECTIONS, BOTH)):
             continue
         if match["title"]:
@@ -131,8 +153,15 @@ def _pieces(report: str) -> list[Section]:
         elif draft and _is_draft(draft, match.start() < last_title, found, name):
             kind = _OTHER
         found.append(Section(name, report[start : match.start()]))
-        name, start = kind, match.end()
+        name, start = kind, start_of_text
     return [*found, Section(name, report[start:])]
+
+
+def _resumed(header: str, found: Sequence[Section]) -> str | None:
+    """The section before another one, where the name of a part of the body goes on with it."""
+    if not _BODY_PARTS.fullmatch(header.strip()):
+        return None
+    return next((section.name for section in reversed(found) if section.name in (*SECTIONS, BOTH)), None)
 
 
 def _is_draft(draft: str, is_before_title: bool, found: Collection[Section], name: str) -> bool:
@@ -157,13 +186,19 @@ def _kind(header: str) -> str | None:
         return BOTH if is_findings and is_impression else "findings" if is_findings else "impression"
     if _OTHER_WORDS.search(words):
         return _REMARK if _MAY_HOLD_READING.search(words) and "REASON" not in words else _OTHER
-    return _VIEWS if _VIEW_WORDS.search(words) else None
+    if _VIEW_WORDS.search(words):
+        return _VIEWS
+    return _OTHER if _is_misspelled_other(words) else None
+
+
+def _is_misspelled_other(words: str) -> bool:
+    return not _OTHER_WORDS.search(words) and any(_resembles(words, name) for name in _OTHER_NAMES)
 
 
 def _resembles(words: str, name: str) -> bool:
-    """True if one of the words is the name or a misspelling of it: FIDNINGS, IMPRSSION, IMPRESSIONS."""
+    """True if one of the words is the name or a misspelling of it: FIDNINGS, IMPRSSION, MPRESSION, IMPRESSIONS."""
     return any(
-        word[0] == name[0] and SequenceMatcher(None, word, name).ratio() > 0.8
+        word == name[1:] or (word[0] == name[0] and SequenceMatcher(None, word, name).ratio() > 0.8)
         for word in re.findall(r"[A-Z]+", words)
     )
 

@@ -14,11 +14,15 @@ from typing import NamedTuple
 
 from data_prep.boundaries import ABBREVIATIONS, BEFORE_A_NUMBER, line_ends_sentence, sentence_starts
 
-RULES_VERSION = 2
+RULES_VERSION = 3
 """Raised with every change that gives other sentences; stands in the options of a prepared set."""
 
-# HTML's, and that of HL7 messages.
-_LINE_BREAK_TAG = re.compile(r"</?(?:br|p)\s*/?>|\\\.br\\", re.IGNORECASE)
+# HTML's, and that of HL7 messages; "\u2029" is Unicode's, and the one that `with_line_breaks` leaves.
+_LINE_BREAK_TAG = re.compile(r"</?(?:br|p)\s*/?>|\\\.br\\|\u2029", re.IGNORECASE)
+# "The previously<BR>described nodule": a line that was wrapped.
+_WRAPPING_TAG = re.compile(r"(?<=[a-z0-9,X_])[ ]?(?:<(?i:br)\s*/?>|\\\.(?i:br)\\)\s*(?=[a-z])")
+# As some databases write a line break into a table: "\n" in two characters.
+_ESCAPED_BREAK = re.compile(r"(?:\\r)?\\n|\\r(?=\s|$)")
 _RULED_LINE = re.compile(r"(?=.*?[_=*-]{5})[\s_=*-]+")
 # "- No effusion", "* No effusion", "-No effusion"; a number ("- 5") or "-sided" is no list item.
 _DASH = re.compile(
@@ -49,6 +53,12 @@ def has_letter(sentence: str) -> bool:
     return _LETTER.search(sentence) is not None
 
 
+def with_line_breaks(text: str) -> str:
+    """Lines that end where a tag or an escape says so; a tag, which begins a new passage, leaves a sign of its own."""
+    text = _ESCAPED_BREAK.sub("\n", text.replace("\r\n", "\n").replace("\r", "\n"))
+    return _LINE_BREAK_TAG.sub("\n\u2029\n", _WRAPPING_TAG.sub(" ", text))
+
+
 def passages(text: str) -> list[str]:
     """Join the wrapped lines of a section; what the layout keeps apart begins a new passage.
 
@@ -58,6 +68,7 @@ def passages(text: str) -> list[str]:
     Returns:
         passages in order, none empty, with single blanks; each holds one sentence or more.
     """
+    text = _WRAPPING_TAG.sub(" ", _ESCAPED_BREAK.sub("\n", text))
     found = "\n".join(_joined_lines(_LINE_BREAK_TAG.sub("\n\n", text)))
     found = "\n".join(_INNER_DASH.sub("\n", line) for line in found.split("\n"))
     found = "\n".join(_SECTION.sub(lambda m: f"{m['word'] or ''}\n", line) for line in found.split("\n"))

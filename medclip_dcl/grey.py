@@ -8,6 +8,17 @@ from PIL import Image
 
 _WHITE_IS_ZERO = 0
 _PHOTOMETRIC_INTERPRETATION = 262
+_ORIENTATION = 274
+# Exif's orientation -> what puts the picture upright.
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 
 
 class UnusableImageError(ValueError):
@@ -20,6 +31,7 @@ def to_grey(image: Image.Image) -> Image.Image:
     Colours, palettes and CMYK become luma (ITU-R 601), transparency is left out. More than eight bits, whose meaning no
     header tells, are scaled linearly from the image's own minimum and maximum, as MIMIC-CXR-JPG was made from DICOM. A
     TIFF file whose header says that white is zero is inverted; other formats cannot say so, and nothing is guessed.
+    The picture is turned as its Exif orientation says, as every viewer shows it.
 
     Args:
         image: any image that PIL opens.
@@ -31,6 +43,20 @@ def to_grey(image: Image.Image) -> Image.Image:
         UnusableImageError: a grey level is NaN or infinite.
         OSError: the file is truncated or damaged.
     """
+    grey = _eight_bit_grey(image)
+    turn = _TURNS.get(_orientation(image))
+    return grey if turn is None else grey.transpose(turn)
+
+
+def _orientation(image: Image.Image) -> int:
+    try:
+        return int(image.getexif().get(_ORIENTATION, 1))
+    # A damaged remark about a picture is no damage to the picture.
+    except Exception:
+        return 1
+
+
+def _eight_bit_grey(image: Image.Image) -> Image.Image:
     if image.mode == "L":
         image.load()
         return image

@@ -74,6 +74,16 @@ _BY_MODEL = {"log_p": ("sentence scores", "scores"), "text_embedding": ("sentenc
 _EMBEDDING_ROWS = 65_536
 
 
+# What dataset.json holds that is used without a further look.
+_INFO: dict[str, type] = {
+    "phantom": bool,
+    "source": str,
+    "options": dict,
+    "counts": dict,
+    "source_files": dict,
+}
+
+
 class PreparedDataError(ValueError):
     """A prepared data set is missing, broken, or not what the caller needs; the message says what to do."""
 
@@ -274,16 +284,26 @@ class PreparedSet:
                 f"prepared data set {self.folder} {state}; make it with: "
                 f"python -m data_prep.mimic_cxr --source RAW --output {self.folder} (or data_prep.folder, openi)"
             )
+        again = "prepare the set again into a new folder"
         try:
-            self.info: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+            info = json.loads(file.read_text(encoding="utf-8"))
         except ValueError as error:
-            raise PreparedDataError(f"{file} is not JSON ({error}); prepare the set again") from error
-        found = self.info.get("format_version")
+            raise PreparedDataError(f"{file} is not JSON ({error}); {again}") from error
+        if not isinstance(info, dict):
+            raise PreparedDataError(f"{file}: expected an object, found {str(info)[:60]!r}; {again}")
+        found = info.get("format_version")
         if found != FORMAT_VERSION:
             raise PreparedDataError(
                 f"{file}: format version {found}, this program reads version {FORMAT_VERSION}; "
                 "prepare the set again with data_prep.mimic_cxr into a new folder"
             )
+        for name, kind in _INFO.items():
+            value = info.get(name, None if name == "phantom" else kind())
+            if not isinstance(value, kind):
+                raise PreparedDataError(
+                    f"{file}, {name}: expected {kind.__name__}, found {str(value)[:60]!r}; {again}"
+                )
+        self.info: dict[str, Any] = info
         self._tables: dict[str, pd.DataFrame] = {}
 
     @property

@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from medclip_dcl.grey import UnusableImageError, eight_bits, to_grey
+from medclip_dcl.image_file import read_grey
 
 RAMP = np.arange(12).reshape(3, 4)
 FULL_RAMP = np.array([[0, 23, 46, 70], [93, 116, 139, 162], [185, 209, 232, 255]], np.uint8)
@@ -81,3 +82,35 @@ def test_a_constant_deep_image_is_black() -> None:
 def test_grey_levels_outside_the_range_are_clipped(kind: type) -> None:
     values: np.ndarray = np.array([0, 99, 100, 151, 201, 300, 32000], kind)
     assert eight_bits(values, 100.0, 200.0).tolist() == [0, 0, 0, 130, 255, 255, 255]
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("ending", ["jpg", "png", "tiff"])
+def test_a_picture_is_turned_as_its_orientation_says(tmp_path: Path, ending: str, orientation: int) -> None:
+    exif = Image.Exif()
+    exif[274] = orientation
+    file = tmp_path / f"a.{ending}"
+    # Eight pixels for each shade, so that JPEG keeps them.
+    shades = np.kron(FULL_RAMP, np.ones((8, 8), np.uint8))
+    Image.fromarray(shades).save(file, exif=exif, quality=100)
+    # Where row 0 and column 0 of the file stand in the picture (TIFF 6.0, page 36).
+    upright = {
+        1: shades,
+        2: shades[:, ::-1],
+        3: shades[::-1, ::-1],
+        4: shades[::-1],
+        5: shades.T,
+        6: shades[::-1].T,
+        7: shades[::-1, ::-1].T,
+        8: shades.T[::-1],
+    }[orientation]
+    seen = np.asarray(read_grey(file)).astype(int)
+    assert seen.shape == upright.shape
+    assert np.abs(seen - upright).max() <= 2
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF")
+def test_a_damaged_orientation_is_none() -> None:
+    image = Image.fromarray(FULL_RAMP)
+    image.info["exif"] = b"Exif\0\0II*\0\x08\0\0\0\xff\xff"
+    np.testing.assert_array_equal(np.asarray(to_grey(image)), FULL_RAMP)

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 
 from medclip_dcl.prepared import (
+    FORMAT_VERSION,
     PreparedDataError,
     PreparedSet,
     TextEmbedding,
@@ -201,6 +202,23 @@ def test_files_that_are_damaged_are_named(copy):
         PreparedSet(copy).table("labels")
     (copy / "dataset.json").write_text("{")
     with pytest.raises(PreparedDataError, match=r"dataset\.json is not JSON .*; prepare the set again"):
+        PreparedSet(copy)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([], r"dataset\.json: expected an object, found '\[\]'; prepare the set again"),
+        ({"format_version": FORMAT_VERSION}, r"dataset\.json, phantom: expected bool, found 'None'"),
+        (
+            {"format_version": FORMAT_VERSION, "phantom": True, "options": [1]},
+            r"dataset\.json, options: expected dict",
+        ),
+    ],
+)
+def test_a_description_in_another_form_is_named(copy, content, message):
+    (copy / "dataset.json").write_text(json.dumps(content))
+    with pytest.raises(PreparedDataError, match=message):
         PreparedSet(copy)
 
 

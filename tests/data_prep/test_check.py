@@ -20,7 +20,7 @@ from data_prep.memory_map import write_memory_map
 from data_prep.mimic_cxr import Settings, prepare
 from medclip_dcl.memory_map import DESCRIPTION, PIXELS
 from medclip_dcl.prepared import PreparedDataError, PreparedSet, TextEmbedding, write_text_embedding
-from tests.data_prep.small_release import dicom, image_path, report_path, write_release
+from tests.data_prep.small_release import HEIGHT, dicom, image_path, report_path, write_release
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def damaged(whole: Path, tmp_path: Path) -> Path:
 
 
 def edit(folder: Path, table: str, change: Callable[[pd.DataFrame], pd.DataFrame], seal: bool = True) -> None:
-    """Change a table; `seal` makes the fingerprint fit, so that the other checks are what notices."""
+    """Change a table; `seal` makes fingerprint and counts fit, so that the other checks are what notices."""
     file = folder / f"{table}.parquet"
     change(pd.read_parquet(file)).to_parquet(file, index=False)
     if seal:
@@ -53,6 +53,7 @@ def edit(folder: Path, table: str, change: Callable[[pd.DataFrame], pd.DataFrame
         found = {name: pd.read_parquet(folder / f"{name}.parquet") for name in names}
         info = json.loads((folder / "dataset.json").read_text())
         info["fingerprint"] = command.tables.fingerprint(found)
+        del info["counts"]
         (folder / "dataset.json").write_text(json.dumps(info))
 
 
@@ -201,11 +202,61 @@ def test_files_that_are_missing_unreadable_or_too_many_are_named(
         "log_p/d.parquet: log_p that is no logarithm of a probability: 1 (first: 2)",
     ):
         assert part in shown, shown
-    # Headers alone do not show that pixels are missing at the end.
+    # Headers alone do not show that pixels are missing, the end of a file does.
     _, problems = check_set(damaged)
-    assert any(
-        f"cannot be decoded: 1 of 11 (first: {image_path(Path(), 3)})" in problem for problem in problems
-    )
+    assert f"images/: a file cannot be decoded: 1 of 11 (first: {image_path(Path(), 3)})" in problems
+    assert f"images/: a file is cut off: 1 of 11 (first: {image_path(Path(), 6)})" in problems
+
+
+def test_images_whose_content_was_changed_are_named(damaged: Path) -> None:
+    """A decoder takes nearly any byte for a picture."""
+    root = damaged / "images"
+    turned = root / image_path(Path(), 3)
+    content = bytearray(turned.read_bytes())
+    content[-20] ^= 0x55
+    turned.write_bytes(content)
+    # Saved again: the comment stays, the pixels are not quite the same.
+    Image.open(root / image_path(Path(), 5)).save(root / image_path(Path(), 5))
+    Image.open(root / image_path(Path(), 6)).convert("L").save(root / image_path(Path(), 6), comment=b"")
+    assert check_set(damaged, full=True)[1] == [
+        "images/: a file does not say how it was prepared: something else wrote it: 1 of 11 (first: "
+        f"{image_path(Path(), 6)})",
+        "images/: a file is damaged: its bytes are not those that were written: 2 of 11 (first: "
+        f"{image_path(Path(), 3)}, {image_path(Path(), 5)})",
+    ]
+
+
+def test_an_image_of_another_original_is_named(damaged: Path) -> None:
+    edit(damaged, "images", lambda frame: put(frame, 2, height=HEIGHT + 1))
+    assert check_set(damaged)[1] == [
+        "images/: a file is of an original of another size than images.parquet says: 1 of 11 (first: "
+        f"{image_path(Path(), 4)})"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("names", "value", "message"),
+    [
+        (("options", "geometry"), "pad", "made with geometry stretch and size 16, not as dataset.json says: 11 of"),
+        (("counts", "sentences"), 3, r"dataset.json: counts that are not those of the tables: 1 \(first: sentences"),
+        (("counts", "chex5"), [], r"dataset.json: counts that are not those of the tables: 1 \(first: chex5"),
+        (("counts", "rejects"), {"image": 4}, r"rejects.csv: expected the rows that .* \(\{'image': 4\}\), found"),
+    ],
+)  # fmt: skip
+def test_a_description_of_another_set_is_noticed(
+    damaged: Path, names: tuple[str, str], value: Any, message: str
+) -> None:
+    info = json.loads((damaged / "dataset.json").read_text())
+    info[names[0]][names[1]] = value
+    (damaged / "dataset.json").write_text(json.dumps(info))
+    problems = check_set(damaged)[1]
+    assert len(problems) == 1
+    assert re.search(message, problems[0])
+
+
+def test_a_lost_list_of_rejects_is_a_problem(damaged: Path) -> None:
+    (damaged / "rejects.csv").unlink()
+    assert [problem[:26] for problem in check_set(damaged)[1]] == ["rejects.csv cannot be read"]
 
 
 def test_balanced_cases_need_not_be_all(damaged: Path) -> None:
@@ -242,7 +293,9 @@ def test_a_sound_memory_map_has_no_problem(mapped: Path, capsys: pytest.CaptureF
     command.main(["--data", str(mapped), "--workers", "1"])
     shown = capsys.readouterr().out
     assert "  memory map 2,944 bytes\n" in shown  # a header of 128 bytes and 11 x 16 x 16
-    assert shown.endswith("(image files by their headers, the memory map by a sample; --full decodes them)\n")
+    assert shown.endswith(
+        "(image files by their headers and ends, the memory map by a sample; --full reads all of them)\n"
+    )
 
 
 MAP_DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {

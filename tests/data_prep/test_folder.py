@@ -214,6 +214,23 @@ def test_a_drawn_split_has_its_shares_and_stays_when_the_table_grows() -> None:
         (lambda rows: rows.assign(image="a\x00b"), "is not a path below"),
         (lambda rows: rows.assign(image="./a//1.png"), "expected each image once, found 'a/1.png' again"),
         (lambda rows: rows.replace("a/1 side.png", "b.tif/1.png").assign(view="PA"), "found 'b.tif' again"),
+        (
+            lambda rows: rows.replace({"a/1.png": "b", "a/1 side.png": "b.jpg"}).assign(view="PA"),
+            "images that have prepared files of their own, found 'b' and 'b.jpg', which both need 'b.jpg'; rename",
+        ),
+        (
+            lambda rows: rows.replace({"a/1 side.png": "b.tif.jpg/1.png"}).assign(view="PA"),
+            "found 'b.tif.jpg/1.png' and 'b.tif', which both need 'b.tif.jpg'",
+        ),
+        (
+            lambda rows: rows.replace({"Q-7": "7", "R-1": "007"}),
+            "one way of writing the number of a patient, found '7' beside '007'; write both in the same way",
+        ),
+        (
+            lambda rows: rows.replace({"Q-7": "70.0", "R-1": "70"}),
+            "the number of a patient, found '70.0' beside '70'",
+        ),
+        (lambda rows: rows.replace({"x": "3", "y": "03"}), "the number of a study, found '3' beside '03'"),
         (lambda rows: rows.replace("R-1", ""), "1 rows name no patient"),
         (lambda rows: rows.replace("x", ""), "1 rows name no study"),
         (
@@ -249,6 +266,63 @@ def test_a_table_that_cannot_be_right_is_named(table: Path, change: Any, message
     with pytest.raises(ReleaseError, match=message):
         prepare(settings(table))
     assert not (table.parent.parent / "set").exists()
+
+
+def test_a_table_of_another_delimiter_or_encoding_names_the_option(table: Path) -> None:
+    rows = read(table)
+    rows.to_csv(table, index=False, sep=";")
+    with pytest.raises(
+        ReleaseError, match="lacks the column patient; found image;patient.*by ';': say --delimiter"
+    ):
+        prepare(settings(table))
+    rows.to_csv(table, index=False, encoding="utf-16")
+    with pytest.raises(ReleaseError, match="mend the table, or name its --encoding"):
+        prepare(settings(table))
+
+
+def test_blanks_around_column_names_do_not_matter(table: Path) -> None:
+    rows = read(table)
+    write(table, rows.rename(columns={name: f" {name} " for name in rows}))
+    prepare(settings(table))
+    assert len(PreparedSet(table.parent.parent / "set").table("images")) == 4
+
+
+def test_a_report_beside_the_lateral_image_alone_is_that_of_the_study(table: Path) -> None:
+    rows = read(table)
+    rows["text"] = ["", ROWS[0][-1], *rows["text"].iloc[2:]]
+    rows["Cardiomegaly"] = ["", "1", *rows["Cardiomegaly"].iloc[2:]]
+    # What a frontal row says comes first, and another study's lateral row says nothing here.
+    rows.loc[len(rows)] = ["d.png", "R-1", "x", "LL", "val", "1", "Dictated twice."]
+    write(table, rows)
+    prepare(settings(table))
+    prepared = PreparedSet(table.parent.parent / "set")
+    reports = prepared.table("reports").merge(prepared.table("sentences"), on="sentence_id")
+    assert reports.loc[reports["study_id"] == 1, "text"].tolist() == ["Lungs clear.", "Normal."]
+    assert "Dictated twice." not in set(reports["text"])
+    labels = prepared.table("labels").set_index("study_id")["Cardiomegaly"]
+    assert labels.to_dict() == {1: 1.0, 2: 1.0, 3: 0.0, 4: -1.0}
+
+
+def test_views_are_not_chosen_without_a_column_for_them(table: Path) -> None:
+    write(table, read(table).drop(columns="view"))
+    with pytest.raises(
+        ReleaseError, match="lacks the column view; found .*--view_column, or leave out --views"
+    ):
+        prepare(settings(table, views=("LL",)))
+
+
+def test_labels_are_known_in_any_case(table: Path) -> None:
+    rows = read(table).rename(columns={"Cardiomegaly": "cardiomegaly"}).assign(Pleural_effusion="1")
+    write(table, rows)
+    prepare(settings(table))
+    labels = PreparedSet(table.parent.parent / "set").table("labels").set_index("study_id")
+    assert labels["Cardiomegaly"].dropna().to_dict() == {2: 1.0, 3: 0.0, 4: -1.0}
+    assert (labels["Pleural Effusion"] == 1).all()
+    write(table, rows.assign(Cardiomegaly=""))
+    with pytest.raises(
+        ReleaseError, match="expected one column of Cardiomegaly, found cardiomegaly and Cardiomegaly; mend"
+    ):
+        prepare(settings(table, output=table.parent / "x"))
 
 
 def test_absolute_paths_below_the_images_and_an_unquoted_comma(table: Path) -> None:
@@ -325,7 +399,8 @@ def test_reports_alone_serve_scores_and_the_language_model_but_no_image_model(
 
 
 def test_text_only_contradicts_options_of_images(table: Path) -> None:
-    for changed in ({"image_column": "image"}, {"images": table.parent}, {"memory_map": True}):
+    options = ({"image_column": "image"}, {"images": table.parent}, {"memory_map": True}, {"views": ("LL",)})
+    for changed in options:
         with pytest.raises(ReleaseError, match="--text_only has no images: leave out --"):
             prepare(settings(table, text_only=True, **changed))
     prepare(settings(table, text_only=True))

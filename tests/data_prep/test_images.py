@@ -15,7 +15,15 @@ import pytest
 from PIL import Image
 
 from data_prep import images as image_files
-from data_prep.images import ImageStageError, Job, Outcome, prepare_image, require_space
+from data_prep.images import (
+    ImageStageError,
+    Job,
+    Outcome,
+    is_as_written,
+    prepare_image,
+    read_stamp,
+    require_space,
+)
 from medclip_dcl import image_file
 
 
@@ -215,6 +223,22 @@ def test_a_finished_image_is_not_made_again(tmp_path: Path) -> None:
     assert [file.name for file in work.target.parent.iterdir()] == ["image.jpg"]
 
 
+def test_a_finished_image_of_an_older_set_has_no_checksum_and_is_not_made_again(tmp_path: Path) -> None:
+    work = job(tmp_path, jpeg())
+    prepare_image(work)
+    with Image.open(work.target) as image:
+        stamp = read_stamp(image.info["comment"])
+        assert stamp is not None
+        assert is_as_written(work.target.read_bytes(), stamp)
+        assert not is_as_written(work.target.read_bytes()[:-3], stamp)
+        image.save(tmp_path / "older.jpg", comment=stamp.made)
+    (tmp_path / "older.jpg").replace(work.target)
+    made = work.target.stat()
+    assert prepare_image(work) == Outcome(height=37, width=61)
+    assert work.target.stat() == made
+    assert is_as_written(work.target.read_bytes(), stamp._replace(crc=""))
+
+
 @pytest.mark.parametrize(
     ("geometry", "size"), [("stretch", (24, 24)), ("shortest", (40, 24)), ("pad", (24, 24))]
 )
@@ -231,6 +255,16 @@ def test_a_geometry_is_made_and_known_again(tmp_path: Path, geometry: str, size:
     other = "stretch" if geometry != "stretch" else "pad"
     prepare_image(work._replace(geometry=other))
     assert work.target.stat() != made
+
+
+def test_an_image_on_its_side_is_prepared_upright(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[274] = 6
+    work = job(tmp_path, encoded(GREY, "JPEG", exif=exif))._replace(geometry="shortest")
+    assert prepare_image(work) == Outcome(height=GREY.width, width=GREY.height)
+    with Image.open(work.target) as image:
+        assert image.height > image.width
+        assert 274 not in image.getexif()
 
 
 def test_a_blank_image_is_blank_with_padding_too(tmp_path: Path) -> None:

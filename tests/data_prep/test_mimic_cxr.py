@@ -18,9 +18,11 @@ import pytest
 from PIL import Image
 
 from data_prep import images, mimic_cxr, preparation
+from data_prep.check import check_set
 from data_prep.mimic_cxr import Settings, prepare
 from data_prep.releases import ReleaseError
-from medclip_dcl.prepared import PreparedDataError, PreparedSet
+from data_prep.reports import read_sentences
+from medclip_dcl.prepared import PreparedDataError, PreparedSet, write_table
 from tests.data_prep.small_release import (
     HEIGHT,
     IMAGES,
@@ -159,6 +161,51 @@ def test_a_damaged_image_that_was_deleted_is_made_again(
         capsys.readouterr().out
     )
     assert contents(raw.parent / "set") == before
+
+
+def test_a_finished_set_that_is_made_again_and_broken_off_is_unfinished(
+    raw: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tables of two runs beside the older description would pass for a finished set."""
+    output = raw.parent / "set"
+    prepare(settings(raw))
+    # Without its original the image becomes a reject: the tables change.
+    (output / "images" / image_path(Path(), 3)).unlink()
+    image_path(raw, 3).unlink()
+
+    def write_until_images(frame: pd.DataFrame, file: Path, name: str) -> None:
+        write_table(frame, file, name)
+        if name == "images":
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as broken:
+        broken.setattr(preparation, "write_table", write_until_images)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(settings(raw))
+    prepare(settings(raw))
+    assert check_set(output, full=True)[1] == []
+    assert len(PreparedSet(output).table("images")) == 10
+
+
+def test_a_second_process_is_kept_off_a_set_that_is_written(
+    raw: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def while_writing(*arguments: Any) -> Any:
+        result = run(
+            "--source", raw, "--ms_cxr", raw / "boxes.json", "--size", 16, "--output", raw.parent / "set"
+        )
+        assert (result.returncode, result.stdout) == (2, "")
+        assert "is just being written by another process; wait until that has ended" in result.stderr
+        return read_sentences(*arguments)
+
+    monkeypatch.setattr(preparation, "read_sentences", while_writing)
+    prepare(settings(raw))
+    assert check_set(raw.parent / "set", full=True)[1] == []
+
+
+def test_an_output_that_cannot_be_made_is_named(raw: Path) -> None:
+    with pytest.raises(PreparedDataError, match="split.csv.gz/set cannot be made .Not a directory.; choose"):
+        prepare(settings(raw, output=raw / "mimic-cxr-2.0.0-split.csv.gz" / "set"))
 
 
 def test_a_finished_set_is_left_as_it_is(raw: Path, capsys: pytest.CaptureFixture[str]) -> None:

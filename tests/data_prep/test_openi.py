@@ -116,6 +116,20 @@ def said(prepared: PreparedSet) -> list[list[Any]]:
     return reports.sort_values(["study_id", "position"])[["study_id", "section", "text"]].to_numpy().tolist()
 
 
+def test_an_image_without_a_view_is_left_out_with_its_reason(official: Path, kaggle: Path) -> None:
+    """Kaggle's table lacks four images of the official collection."""
+    projections = kaggle / "indiana_projections.csv"
+    table = pd.read_csv(projections, dtype=str)
+    table[table["filename"] != kaggle_name("CXR39_IM-0039-1001")].to_csv(projections, index=False)
+    prepare(settings(official, projections=projections))
+    prepared = PreparedSet(official.parent / "set")
+    counts = prepared.info["counts"]
+    assert (counts["images_in_release"], counts["images_not_frontal"], counts["images"]) == (27, 2, 24)
+    rejects = pd.read_csv(prepared.folder / "rejects.csv", dtype=str).to_numpy().tolist()
+    assert ["image", "CXR39_IM-0039-1001", "the table of projections does not name it"] in rejects
+    assert len(rejects) == 4
+
+
 def test_both_forms_give_the_same_reports_and_images(official: Path, kaggle: Path) -> None:
     prepare(settings(kaggle))
     projections = kaggle / "indiana_projections.csv"

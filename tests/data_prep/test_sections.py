@@ -10,7 +10,7 @@ import pytest
 
 from data_prep.reports import Report, read_sentences
 from data_prep.sections import BOTH, LAST_PARAGRAPH, SECTIONS, study_sections
-from data_prep.sentences import has_letter
+from data_prep.sentences import has_letter, passages
 
 TITLE = "                                 FINAL REPORT\n"
 
@@ -121,6 +121,38 @@ def test_sections_of_report_shapes(report: str, expected: list[tuple[str, str]])
     assert found(report.replace("\n", "\r\n")) == expected
 
 
+@pytest.mark.parametrize(
+    "line_break",
+    [
+        "\n",
+        "\r",
+        "\r\n",
+        "\\n",
+        "\\r\\n",
+        "\\r\n",
+        "<br>",
+        "<BR/>",
+        "<br />\n",
+        "</p><p>",
+        "\\.br\\",
+        "\u2029",
+    ],
+)
+def test_headers_stand_behind_line_breaks_of_every_kind(line_break: str) -> None:
+    lines = ["INDICATION: Cough", "FINDINGS", "Lungs clear.", "No effusion.", "IMPRESSION: Normal chest."]
+    found = [
+        (section.name, " ".join(passages(section.text))) for section in study_sections(line_break.join(lines))
+    ]
+    assert found == [("findings", "Lungs clear. No effusion."), ("impression", "Normal chest.")]
+
+
+def test_lines_that_a_tag_breaks_are_one_last_paragraph() -> None:
+    (section,) = study_sections("Heart is normal<br>Lungs are clear<br>No effusion")
+    assert section.name == LAST_PARAGRAPH
+    assert passages(section.text) == ["Heart is normal", "Lungs are clear", "No effusion"]
+    assert study_sections("FINDINGS:<br><br>IMPRESSION:<br>Clear.<br>")[0].name == "impression"
+
+
 def test_one_section_can_be_chosen() -> None:
     assert found(WHOLE, "impression") == [("impression", "No acute process.")]
     assert found(WHOLE, "findings") == [("findings", "The lungs are clear. Heart size is normal.")]
@@ -178,6 +210,37 @@ SHAPES = [
     (" FIDINGS: Clear.\n IMPRESSIN: Normal.\n", "F Clear.|I Normal."),
     (" FINDING: Clear.\n IMPRSSION: Normal.\n", "F Clear.|I Normal."),
     (" Findngs: Clear.\n Impresson: Normal.\n", "F Clear.|I Normal."),
+    (" IMPRESSION: Clear.\n \n Wet Read: Edema.\n", "I Clear."),
+    (" IMPRESSION: Clear.\n \n Wet read by ___ at 3:45 PM: Edema.\n", "I Clear."),
+    (" IMPRESSION: Clear. WET READ: Edema.\n", "I Clear."),
+    (" Wet read: Edema.\n IMPRESSION: Edema.\n" + TITLE + " IMPRESSION:  Clear.\n", "I Clear."),
+    (" IMPRESSION: Clear.\n \n Addendum by Dr. ___: Rib is broken.\n", "I Clear."),
+    (" IMPRESSION: Clear.\n \n *** ADDENDUM ***\n Rib is broken.\n", "I Clear."),
+    (" IMPRESSION: Clear.\n \n Preliminary report: Edema.\n", "I Clear."),
+    (" IMPRESSION: Clear.\n \n PRELIM: Edema.\n", "I Clear."),
+    (" FINDINGS: Clear.\n COMPARISON\n Film of ___.\n \n IMPRESSION\n Normal.\n", "F Clear.|I Normal."),
+    (
+        " IMPRESSION: No change from the\n wet read of ___: Clear.\n",
+        "I No change from the wet read of ___: Clear.",
+    ),
+    (
+        " FINDINGS: LUNGS: Clear.\n PROCEDURE: None.\n HEART AND MEDIASTINUM: Normal.\n BONES: Old.\n"
+        " IMPRESSION: Normal.\n",
+        "F LUNGS: Clear.|F HEART AND MEDIASTINUM: Normal. BONES: Old.|I Normal.",
+    ),
+    (" FINDINGS: Clear.\n WET READ: Edema.\n LUNGS: Edema.\n", "F Clear."),
+    (" FINDINGS: Clear.\n HISTORY: Cough.\n LUNG CANCER: Long ago.\n", "F Clear."),
+    (" INDINGS: Clear.\n MPRESSION: Normal.\n", "F Clear.|I Normal."),
+    (" FINDINGS: Clear.\n COMPARISION: Film of ___.\n IMPRESSION: Normal.\n", "F Clear.|I Normal."),
+    (" FINDINGS: Clear.\n COMPARSION: Film of ___.\n IMPRESSION: Normal.\n", "F Clear.|I Normal."),
+    (" FINDINGS: Clear.\n COMPARRISON: Film of ___.\n IMPRESSION: Normal.\n", "F Clear.|I Normal."),
+    (" FINDINGS: Clear.\n Comparision: Film of ___.\n IMPRESSION: Normal.\n", "F Clear.|I Normal."),
+    (" IMPRESSION: Clear.\n NOTIFICATON: Dr. ___ was told.\n", "I Clear."),
+    (" Clear.\n \n IDICATION: Cough.\n NDICATION: There is fever.\n", "P Clear."),
+    (
+        " FINDINGS:\n COMPRESSION FRACTURES: Old.\n TECHNICAL QUALITY: Poor.\n INDICATORS: None.\n",
+        "F COMPRESSION FRACTURES: Old. TECHNICAL QUALITY: Poor. INDICATORS: None.",
+    ),
     (" IMPRESSION AND FINDINGS: Clear.\n", "B Clear."),
     (" FINDINGS & IMPRESSION: Clear.\n", "B Clear."),
     (" FINDINGS-IMPRESSION: Clear.\n", "B Clear."),
@@ -304,7 +367,12 @@ def test_sections_of_every_open_i_report_come_back(openi: list[dict[str, str]]) 
     assert len(openi) == 3955
     others = []
     for row in openi:
-        written = [(c, " ".join(row[c].split())) for c in ("findings", "impression") if has_letter(row[c])]
+        # The two line-break tags of Open-i stand where a line was wrapped.
+        written = [
+            (c, " ".join(row[c].replace("<BR>", " ").split()))
+            for c in ("findings", "impression")
+            if has_letter(row[c])
+        ]
         if found(mimic_layout(row)) != written:
             others.append(int(row["uid"]))
     assert others == WITH_HEADERS_INSIDE

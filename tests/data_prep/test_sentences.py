@@ -170,6 +170,11 @@ def test_places_where_sentences_end_and_do_not(marked: str) -> None:
         ("Heart is large IMPRESSION: No edema", ["Heart is large", "No edema"]),
         ("Incidental Findings: Old scar.", ["Incidental Findings: Old scar."]),
         ("Clear.<br/>Stable</p>Normal\\.br\\Old", ["Clear.", "Stable", "Normal", "Old"]),
+        (
+            "The previously<BR>described nodule of XXXX<br />cm\\.br\\is seen.",
+            ["The previously described nodule of XXXX cm is seen."],
+        ),
+        ("Clear.\\nNo edema.\\r\\nThe heart\\nis normal.", ["Clear.", "No edema.", "The heart is normal."]),
     ],
 )
 def test_layout_of_report_text(text: str, expected: list[str]) -> None:
