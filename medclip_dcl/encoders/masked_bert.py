@@ -198,8 +198,16 @@ class _Layer:
     def _after_attention(
         self, hidden: Float[Tensor, "*row width"], attended: Float[Tensor, "*row width"]
     ) -> Float[Tensor, "*row width"]:
-        hidden = self.attention_norm(self.attention_output(attended) + hidden)
-        return self.norm(self.narrow(self.activation(self.wide(hidden))) + hidden)
+        hidden = self.attention_norm(_added_to(hidden, attended, self.attention_output))
+        return self.norm(_added_to(hidden, self.activation(self.wide(hidden)), self.narrow))
+
+
+def _added_to(
+    hidden: Float[Tensor, "*row width"], rows: Float[Tensor, "*row wide"], projection: nn.Linear
+) -> Float[Tensor, "*row width"]:
+    """hidden + projection(rows), in place of hidden: the product adds itself to it."""
+    hidden.view(-1, hidden.shape[-1]).addmm_(rows.flatten(0, -2), projection.weight.t())
+    return hidden.add_(projection.bias)
 
 
 def _log_probability(
