@@ -92,6 +92,14 @@ _HEADER = re.compile(
 _PAGE_BREAK = re.compile(
     r"^[ \t]*\(Over\)[ \t]*\n(?:.*\n){0,12}?.*\(Cont\)[ \t]*$", re.MULTILINE | re.IGNORECASE
 )
+# A paragraph that begins like this says who was told, or who wrote: "Findings were telephoned to Dr. ___ at 3 p.m."
+_NOTICE = re.compile(
+    r"\s*(?:(?:(?:these|the|above|critical|preliminary) )*(?:findings?|results?|report|impression)\b[^.]*?"
+    r"|dr\. [^.]*?|this (?:was|has been) )"
+    r"\b(?:telephoned|discussed|communicated|conveyed|relayed|reported|paged|notified|informed|called|emailed)\b"
+    r"|\s*(?:electronically )?(?:signed|dictated|transcribed)\b",
+    re.IGNORECASE,
+)
 _BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
 
 
@@ -204,13 +212,18 @@ def _resembles(words: str, name: str) -> bool:
 
 
 def _last_paragraph(pieces: list[Section]) -> list[Section]:
+    """The last paragraph that says something of the image, else the last one, else a header's remark."""
+    notices = []
     for piece in reversed(pieces):
         paragraphs = [text for text in _BLANK_LINE.split(piece.text) if text.strip()]
         if piece.name in (_OTHER, _REMARK):
             # The first paragraph is what the header announces; what follows a blank line stands on its own.
             paragraphs = paragraphs[1:]
-        paragraphs = [text for text in paragraphs if has_letter(text)]
-        if paragraphs:
-            return [Section(LAST_PARAGRAPH, paragraphs[-1])]
+        for text in reversed([text for text in paragraphs if has_letter(text)]):
+            if not _NOTICE.match(text):
+                return [Section(LAST_PARAGRAPH, text)]
+            notices.append(text)
+    if notices:
+        return [Section(LAST_PARAGRAPH, notices[0])]
     remarks = [text for name, text in pieces if name == _REMARK and _STATEMENT.search(text)]
     return [Section(LAST_PARAGRAPH, text) for text in remarks[-1:]]

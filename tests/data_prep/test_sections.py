@@ -110,6 +110,18 @@ WHOLE = (
             [(LAST_PARAGRAPH, "Lungs are clear.")],
         ),
         ("Lungs are clear.", [(LAST_PARAGRAPH, "Lungs are clear.")]),
+        *(
+            (f"Film.\n\nLungs are clear.\n\n{notice}\n", [(LAST_PARAGRAPH, "Lungs are clear.")])
+            for notice in (
+                "Findings were telephoned to Dr. ___ at 3:45 p.m.  He understood.",
+                "These results were discussed with ___ by telephone.",
+                "Dr. ___ was paged with the results.",
+                "Signed by ___.",
+            )
+        ),
+        # Of the image, though it speaks of findings; and a report that says nothing else.
+        ("Film.\n\nFindings of mild edema.", [(LAST_PARAGRAPH, "Findings of mild edema.")]),
+        ("Dr. ___ was paged.", [(LAST_PARAGRAPH, "Dr. ___ was paged.")]),
         (TITLE + " INDICATION:  Cough.\n", []),
         (TITLE, []),
         ("", []),
