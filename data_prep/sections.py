@@ -15,7 +15,7 @@ from collections.abc import Collection, Sequence
 from difflib import SequenceMatcher
 from typing import NamedTuple
 
-from data_prep.sentences import has_letter, with_line_breaks
+from data_prep.sentences import has_letter, passages, split_sentences, with_line_breaks
 
 RULES_VERSION = 3
 """Raised with every change that gives other text; stands in the options of a prepared set."""
@@ -74,16 +74,18 @@ _HEADER = re.compile(
     ^[ \t]*(?:[\[*\#]+|\d{{1,2}}[.)])?[ \t]*                                             # at the beginning of a line
       (?P<capitals>[A-Z][A-Z0-9 \t()\[\]/,.&'_-]{{1,70}}?)[ \t]*[\]*]*[:;]\**(?=\s|$)
     | ^[ \t]*(?P<any_case>(?i:{_KNOWN}|{_KNOWN_OTHER}))[ \t]*:                          # the same, not in capitals
-    | ^[ \t]*(?P<bare>{_KNOWN}|{_KNOWN_OTHER})[ \t]*$                                   # without its colon
+    | ^[ \t]*(?P<bare>{_KNOWN})[ \t]*$                                                  # without its colon
+    | ^[ \t]*(?P<bare_other>{_KNOWN_OTHER})[ \t]*$
     | (?:(?<=\s)|(?<=[.)_]))(?P<inside>{_KNOWN}|{_KNOWN_OTHER})[ \t]*:(?=\s|$)           # within a line
     | (?<=[.?!]\s)(?P<after_stop>Findings|Impression|Conclusion)[ \t]*:(?=\s)
     | ^[ \t]*(?P<capitalised>[A-Z][a-z]{{5,12}})[ \t]*:(?=\s|$)                            # misspelled
     # "IMPRESSION  Clear.", "COMPARISON ___": small letters behind the name, which are not those of a sentence
     | ^[ \t]*(?P<loose>(?:{_KNOWN}|{_KNOWN_OTHER}))(?:[ \t]*[.–-][ \t]|[ \t])[ \t]*(?=[A-Z][a-z]|_|\d)
     | ^[ \t]*(?P<title>FINAL[ \t]REPORT)[ \t]*$
-    | ^[ \t(*\[]*(?P<draft>(?:FINAL[ \t]+)?ADDENDUM|WET[ \t]?READ|PRELIMINARY[ \t]REPORT)\b
-      (?:[^:\n]*:(?=\s|$)|[ \t]*[*)\]]+)?
-    | ^[ \t]*(?P<small_draft>Addendum|Wet[ \t][Rr]ead|Preliminary[ \t][Rr](?:eport|ead))\b[^\n]{{0,80}}?:(?=\s|$)
+    | ^[ \t]*(?P<draft>(?:FINAL[ \t]+)?ADDENDUM|WET[ \t]?READ|PRELIMINARY[ \t]REPORT)\b(?:[^:\n]*:(?=\s|$))?
+    | ^[ \t]*\*{{2,}}[ \t]*(?P<starred>(?:FINAL[ \t]+)?ADDENDUM|WET[ \t]?READ)[ \t]*\*{{2,}}
+    | ^[ \t]*(?P<small_draft>Addendum|Wet[ \t][Rr]ead|Preliminary[ \t][Rr](?:eport|ead))[ \t]*
+      (?:(?:by|from|at|of|on|dated|version|\#|\d|_)[^\n]{{0,60}}?)?:(?=\s|$)
     | ^[ \t]*(?P<signature>(?i:electronically[ \t]+signed|dictated[ \t]+by|transcribed[ \t]+by|approved[ \t]+by))\b
     """,
     re.MULTILINE | re.VERBOSE,
@@ -92,14 +94,18 @@ _HEADER = re.compile(
 _PAGE_BREAK = re.compile(
     r"^[ \t]*\(Over\)[ \t]*\n(?:.*\n){0,12}?.*\(Cont\)[ \t]*$", re.MULTILINE | re.IGNORECASE
 )
-# A paragraph that begins like this says who was told, or who wrote: "Findings were telephoned to Dr. ___ at 3 p.m."
+# A sentence that only says who was told, or who wrote: "Findings were telephoned to Dr. ___ at 3 p.m."
 _NOTICE = re.compile(
-    r"\s*(?:(?:(?:these|the|above|critical|preliminary) )*(?:findings?|results?|report|impression)\b[^.]*?"
-    r"|dr\. [^.]*?|this (?:was|has been) )"
-    r"\b(?:telephoned|discussed|communicated|conveyed|relayed|reported|paged|notified|informed|called|emailed)\b"
-    r"|\s*(?:electronically )?(?:signed|dictated|transcribed)\b",
+    r"(?:(?:these|the|above|critical|preliminary|important) )*(?:findings?|results?|report)(?: above)? "
+    r"(?:was|were|has been|have been) (?:\w+ly )?"
+    r"(?:telephoned|discussed|communicated|conveyed|relayed|reported|called|emailed)\b.*\b(?:to|with|by)\b.*"
+    r"|dr\.?(?: \S+){1,3} (?:was|has been) (?:\w+ly )?(?:paged|called|notified|informed|telephoned)\b.*"
+    r"|(?:he|she|dr\.? \S+) (?:understood|acknowledged|agreed|confirmed)\b.*"
+    r"|(?:electronically )?signed(?: by\b.*)?\W*|(?:dictated|transcribed) by\b.*",
     re.IGNORECASE,
 )
+# Behind such a header the name of a part of the body goes on with the findings: the header's text is no history.
+_INTERRUPTS_FINDINGS = re.compile(r"\b(?:PROCEDURES?|TECHNIQUES?|PROTOCOL|CONTRAST|COMPARISONS?|COMPARED)\b")
 _BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
 
 
@@ -140,9 +146,11 @@ def _pieces(report: str) -> list[Section]:
     headers = list(_HEADER.finditer(report))
     last_title = max((match.start() for match in headers if match["title"]), default=-1)
     found: list[Section] = []
-    name, start, draft = _TEXT, 0, ""
+    name, start, draft, interruption = _TEXT, 0, "", ""
     for match in headers:
         header = match[match.lastgroup or 0]
+        if match["bare_other"] and not _begins_a_line_of_its_own(report, match.start()):
+            continue
         kind = _TEXT if match["title"] else _kind(header)
         is_misread = (
             match["capitalised"] is not None
@@ -150,7 +158,7 @@ def _pieces(report: str) -> list[Section]:
             and not _is_misspelled_other(header.upper())
         )
         start_of_text = match.end()
-        if kind is None and name in (_OTHER, _REMARK) and not draft:
+        if kind is None and _INTERRUPTS_FINDINGS.search(interruption) and not draft:
             kind, start_of_text = _resumed(header, found), match.start()
         if kind is None or is_misread or (kind == _VIEWS and name in (*SECTIONS, BOTH)):
             continue
@@ -162,14 +170,28 @@ def _pieces(report: str) -> list[Section]:
             kind = _OTHER
         found.append(Section(name, report[start : match.start()]))
         name, start = kind, start_of_text
+        interruption = header.upper() if kind in (_OTHER, _REMARK) else ""
     return [*found, Section(name, report[start:])]
 
 
+def _begins_a_line_of_its_own(report: str, start: int) -> bool:
+    """False for a line of wrapped prose: "THE PATIENT HAS A", "HISTORY", "OF SURGERY."."""
+    before = report[:start].rstrip()
+    return not before or before[-1] in ".:;?!)_" or report.count("\n", len(before), start) > 1
+
+
 def _resumed(header: str, found: Sequence[Section]) -> str | None:
-    """The section before another one, where the name of a part of the body goes on with it."""
+    """The findings, if they came last before the other section and a part of the body goes on with them."""
     if not _BODY_PARTS.fullmatch(header.strip()):
         return None
-    return next((section.name for section in reversed(found) if section.name in (*SECTIONS, BOTH)), None)
+    main = next((section.name for section in reversed(found) if section.name in (*SECTIONS, BOTH)), None)
+    return main if main in ("findings", BOTH) else None
+
+
+def _is_notice(paragraph: str) -> bool:
+    """True where no sentence says anything of the image; what follows a colon may."""
+    said = [sentence for passage in passages(paragraph) for sentence in split_sentences(passage)]
+    return not re.search(r":\s", paragraph) and all(map(_NOTICE.fullmatch, said))
 
 
 def _is_draft(draft: str, is_before_title: bool, found: Collection[Section], name: str) -> bool:
@@ -220,7 +242,7 @@ def _last_paragraph(pieces: list[Section]) -> list[Section]:
             # The first paragraph is what the header announces; what follows a blank line stands on its own.
             paragraphs = paragraphs[1:]
         for text in reversed([text for text in paragraphs if has_letter(text)]):
-            if not _NOTICE.match(text):
+            if not _is_notice(text):
                 return [Section(LAST_PARAGRAPH, text)]
             notices.append(text)
     if notices:

@@ -19,10 +19,13 @@ RULES_VERSION = 3
 
 # HTML's, and that of HL7 messages; "\u2029" is Unicode's, and the one that `with_line_breaks` leaves.
 _LINE_BREAK_TAG = re.compile(r"</?(?:br|p)\s*/?>|\\\.br\\|\u2029", re.IGNORECASE)
-# "The previously<BR>described nodule": a line that was wrapped.
+# "The previously<BR>described nodule": a line that was wrapped, in a text whose sentences end with full stops.
 _WRAPPING_TAG = re.compile(r"(?<=[a-z0-9,X_])[ ]?(?:<(?i:br)\s*/?>|\\\.(?i:br)\\)\s*(?=[a-z])")
-# As some databases write a line break into a table: "\n" in two characters.
+_FULL_STOP = re.compile(r"[.?!](?:\s|<|\\|$)")
+# As some databases write a line break into a table: "\n" in two characters. "Right\normal" holds none.
 _ESCAPED_BREAK = re.compile(r"(?:\\r)?\\n|\\r(?=\s|$)")
+_ESCAPED_RETURN = re.compile(r"\\r(?=\n)")
+_CERTAIN_BREAK = re.compile(r"(?:^|[.:;?!\s])(?:\\r)?\\n|(?:\\r)?\\n(?:[^a-z]|$)")
 _RULED_LINE = re.compile(r"(?=.*?[_=*-]{5})[\s_=*-]+")
 # "- No effusion", "* No effusion", "-No effusion"; a number ("- 5") or "-sided" is no list item.
 _DASH = re.compile(
@@ -55,8 +58,17 @@ def has_letter(sentence: str) -> bool:
 
 def with_line_breaks(text: str) -> str:
     """Lines that end where a tag or an escape says so; a tag, which begins a new passage, leaves a sign of its own."""
-    text = _ESCAPED_BREAK.sub("\n", text.replace("\r\n", "\n").replace("\r", "\n"))
-    return _LINE_BREAK_TAG.sub("\n\u2029\n", _WRAPPING_TAG.sub(" ", text))
+    text = _unwrapped(text.replace("\r\n", "\n").replace("\r", "\n"))
+    return _LINE_BREAK_TAG.sub("\n\u2029\n", text)
+
+
+def _unwrapped(text: str) -> str:
+    """Escapes as line breaks, and without the tags at which a line was wrapped."""
+    if "\n" in text:
+        text = _ESCAPED_RETURN.sub("", text)
+    elif _CERTAIN_BREAK.search(text):
+        text = _ESCAPED_BREAK.sub("\n", text)
+    return _WRAPPING_TAG.sub(" ", text) if _FULL_STOP.search(text) else text
 
 
 def passages(text: str) -> list[str]:
@@ -68,7 +80,7 @@ def passages(text: str) -> list[str]:
     Returns:
         passages in order, none empty, with single blanks; each holds one sentence or more.
     """
-    text = _WRAPPING_TAG.sub(" ", _ESCAPED_BREAK.sub("\n", text))
+    text = _unwrapped(text)
     found = "\n".join(_joined_lines(_LINE_BREAK_TAG.sub("\n\n", text)))
     found = "\n".join(_INNER_DASH.sub("\n", line) for line in found.split("\n"))
     found = "\n".join(_SECTION.sub(lambda m: f"{m['word'] or ''}\n", line) for line in found.split("\n"))

@@ -119,8 +119,21 @@ WHOLE = (
                 "Signed by ___.",
             )
         ),
-        # Of the image, though it speaks of findings; and a report that says nothing else.
-        ("Film.\n\nFindings of mild edema.", [(LAST_PARAGRAPH, "Findings of mild edema.")]),
+        # Of the image as well, though it speaks of findings or of who was told; and a report that says nothing else.
+        *(
+            (f"AP single view of the chest.\n\n{text}", [(LAST_PARAGRAPH, text)])
+            for text in (
+                "Findings of mild edema.",
+                "Findings compatible with previously reported mild edema, now improved. No pneumothorax.",
+                "Findings were discussed with Dr. ___. There is a large pneumothorax.",
+                "Dr. ___ was called at 5 p.m. with these findings: new left pneumothorax.",
+                "The findings discussed above are most consistent with pneumonia.",
+                "Impression is that of pneumonia, as reported on the CT of ___.",
+                "Findings are those of so-called bat-wing edema.",
+                "This has been called pneumonia, but is atelectasis.",
+                "Signed out to ICU. Tube 3 cm above carina.",
+            )
+        ),
         ("Dr. ___ was paged.", [(LAST_PARAGRAPH, "Dr. ___ was paged.")]),
         (TITLE + " INDICATION:  Cough.\n", []),
         (TITLE, []),
@@ -241,6 +254,25 @@ SHAPES = [
         "F LUNGS: Clear.|F HEART AND MEDIASTINUM: Normal. BONES: Old.|I Normal.",
     ),
     (" FINDINGS: Clear.\n WET READ: Edema.\n LUNGS: Edema.\n", "F Clear."),
+    # Parts of the body in the history are history, and behind the impression nothing resumes.
+    (" FINDINGS: Clear.\n CLINICAL INFORMATION:\n LINES AND TUBES: Check PICC.\n", "F Clear."),
+    (" FINDINGS: Clear.\n REASON FOR EXAM:\n LINES: PICC, check.\n", "F Clear."),
+    (" IMPRESSION: Clear.\n HISTORY: HEART: transplant.\n LUNGS: COPD, query pneumonia.\n", "I Clear."),
+    (" FINDINGS: Clear.\n IMPRESSION: Clear.\n PROCEDURE: None.\n ABDOMEN: Pain.\n", "F Clear.|I Clear."),
+    # Words of a sentence that are headers elsewhere.
+    (
+        " IMPRESSION:\n 1. Clear.\n Preliminary report was given by ___ as follows:  clear.\n 2. Stable heart.\n",
+        "I 1. Clear. Preliminary report was given by ___ as follows: clear. 2. Stable heart.",
+    ),
+    (
+        " FINDINGS: Clear.\n Addendum to the prior report is noted: no growth.\n IMPRESSION: Clear.\n",
+        "F Clear. Addendum to the prior report is noted: no growth.|I Clear.",
+    ),
+    (
+        " FINDINGS:\n THE PATIENT HAS A\n HISTORY\n OF SURGERY. NO EDEMA.\n",
+        "F THE PATIENT HAS A HISTORY OF SURGERY. NO EDEMA.",
+    ),
+    (" IMPRESSION:\n (ADDENDUM) none.\n Clear.\n", "I (ADDENDUM) none. Clear."),
     (" FINDINGS: Clear.\n HISTORY: Cough.\n LUNG CANCER: Long ago.\n", "F Clear."),
     (" INDINGS: Clear.\n MPRESSION: Normal.\n", "F Clear.|I Normal."),
     (" FINDINGS: Clear.\n COMPARISION: Film of ___.\n IMPRESSION: Normal.\n", "F Clear.|I Normal."),

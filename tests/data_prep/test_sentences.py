@@ -174,6 +174,12 @@ def test_places_where_sentences_end_and_do_not(marked: str) -> None:
             "The previously<BR>described nodule of XXXX<br />cm\\.br\\is seen.",
             ["The previously described nodule of XXXX cm is seen."],
         ),
+        # Who writes no full stops ends sentences by tags.
+        (
+            "lungs are clear<br>heart is normal<br>no effusion",
+            ["lungs are clear", "heart is normal", "no effusion"],
+        ),
+        ("Right\\normal left lung", ["Right\\normal left lung"]),
         ("Clear.\\nNo edema.\\r\\nThe heart\\nis normal.", ["Clear.", "No edema.", "The heart is normal."]),
     ],
 )
