@@ -430,7 +430,7 @@ def _stamp_problem(
     stamp: image_files.Stamp | None, original: tuple[int, int], size: int | None, geometry: str
 ) -> str:
     if stamp is None:
-        return "a file does not say how it was prepared: something else wrote it"
+        return "a file does not say how it was prepared: something else wrote it, or an old version of this program"
     if stamp.geometry != geometry or stamp.size != (stamp.size if size is None else size):
         return (
             f"a file was made with geometry {stamp.geometry} and size {stamp.size}, not as dataset.json says"

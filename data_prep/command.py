@@ -69,7 +69,7 @@ def worker_processes(workers: int) -> Iterator[Executor | None]:
     except BrokenProcessPool as error:
         raise WorkerKilledError(
             "a process that shared the work was killed (often because memory ran out); run the same command again, "
-            "with fewer --workers: it continues"
+            "with fewer --workers; a preparation continues where it stopped"
         ) from error
     finally:
         # After an error the rest of the queue is of no use to anybody.

@@ -44,17 +44,17 @@ def write_memory_map(folder: Path, pool: Executor | None = None) -> bool:
         PreparedDataError: an image of the set cannot be read, or is not of the set's size.
     """
     prepared = PreparedSet(folder)
-    if _is_there(prepared):
+    if has_memory_map(prepared):
         return False
     (folder / DESCRIPTION).unlink(missing_ok=True)
-    leftovers = [file for name in (PIXELS, DESCRIPTION) for file in folder.glob(f".{name}.*.tmp")]
-    for file in [folder / PIXELS, *leftovers]:
-        file.unlink(missing_ok=True)
     described = description(prepared)
     count, side = described["images"], described["side"]
-    require_space(folder, [], further=memory_map_bytes(count, side))
+    older = (folder / PIXELS).stat().st_size if (folder / PIXELS).exists() else 0
+    require_space(folder, [], further=max(0, memory_map_bytes(count, side) - older))
     temporary = folder / f".{PIXELS}.{os.getpid()}.tmp"
     offset = _write_header(temporary, count, side)
+    # Not before: a killed run leaves one of the two, by which the next one knows that there was to be a map.
+    (folder / PIXELS).unlink(missing_ok=True)
     files = [prepared.image_file(path) for path in prepared.table("images")["path"]]
     parts = [
         _Part(temporary, offset + first * side**2, tuple(files[first : first + _AT_ONCE]), side)
@@ -74,7 +74,8 @@ def memory_map_bytes(images: int, side: int) -> int:
     return images * side**2
 
 
-def _is_there(prepared: PreparedSet) -> bool:
+def has_memory_map(prepared: PreparedSet) -> bool:
+    """True if the map of this set is there, and whole."""
     try:
         return open_memory_map(prepared) is not None
     except PreparedDataError:

@@ -14,7 +14,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -25,11 +25,11 @@ import pandas as pd
 from data_prep import images as image_files
 from data_prep import sections, sentences, tables
 from data_prep.command import available_cores, progress, worker_processes
-from data_prep.memory_map import memory_map_bytes, write_memory_map
+from data_prep.memory_map import has_memory_map, memory_map_bytes, write_memory_map
 from data_prep.releases import ReleaseError, file_hash
 from data_prep.reports import Report, Sentences, read_sentences
 from medclip_dcl.geometry import GEOMETRIES
-from medclip_dcl.memory_map import DESCRIPTION
+from medclip_dcl.memory_map import DESCRIPTION, PIXELS
 from medclip_dcl.prepared import (
     FORMAT_VERSION,
     PreparedDataError,
@@ -130,9 +130,7 @@ def prepare_set(settings: Settings, made_from: Mapping[str, Any], read: Callable
             "--memory_map holds images of one size, with --geometry shortest they have several; leave one of them out"
         )
     if _is_finished(settings.output, made_from):
-        if _complete(settings):
-            return
-        print(f"{settings.output} is a finished set, made with these options from this source: nothing to do")
+        _complete(settings)
         return
     source = read()
     # The final uses are checked again; hours of image work should not pass before a damaged split is noticed.
@@ -142,26 +140,42 @@ def prepare_set(settings: Settings, made_from: Mapping[str, Any], read: Callable
     jobs = _image_jobs(source.images, settings)
     further = memory_map_bytes(len(jobs), settings.size) if settings.memory_map else 0
     image_files.require_space(settings.output, jobs, further)
-    with _one_process_in(settings.output):
-        info = _make(settings, made_from, source, jobs)
-    print(summary(settings.output, info))
+    with _one_process_in(settings.output) as is_alone:
+        # While this process was reading, another may have made the set.
+        is_made = _is_finished(settings.output, made_from, say=False)
+        info = {} if is_made else _make(settings, made_from, source, jobs, is_alone)
+    if is_made:
+        _complete(settings)
+    else:
+        print(summary(settings.output, info))
 
 
-def _complete(settings: Settings) -> bool:
-    """What a finished set may still lack; True if a memory map was written."""
-    leftovers = list(settings.output.glob(".*.tmp"))
-    if not leftovers and not settings.memory_map:
-        return False
-    with _one_process_in(settings.output):
-        _remove_leftovers(leftovers)
-        return settings.memory_map and _write_memory_map(settings)
+def _complete(settings: Settings) -> None:
+    """Remove what a killed run left in a finished set, and write its memory map if that is wanted and not there."""
+    output = settings.output
+    leftovers = list(output.glob(".*.tmp"))
+    wanted = settings.memory_map or _has_lost_memory_map(output)
+    if wanted and not has_memory_map(PreparedSet(output)):
+        with _one_process_in(output) as is_alone:
+            _remove_leftovers(leftovers, is_alone)
+            if _write_memory_map(settings):
+                return
+    elif leftovers:
+        # The set is whole: another process in it, or a folder that cannot be written, is no reason to fail.
+        with suppress(PreparedDataError), _one_process_in(output) as is_alone:
+            _remove_leftovers(leftovers, is_alone)
+    print(f"{output} is a finished set, made with these options from this source: nothing to do")
 
 
 def _make(
-    settings: Settings, made_from: Mapping[str, Any], source: Source, jobs: Sequence[image_files.Job]
+    settings: Settings,
+    made_from: Mapping[str, Any],
+    source: Source,
+    jobs: Sequence[image_files.Job],
+    is_alone: bool,
 ) -> dict[str, Any]:
     """Write the set; returns what dataset.json says."""
-    _remove_leftovers(settings.output.rglob(".*.tmp"))
+    _remove_leftovers(settings.output.rglob(".*.tmp"), is_alone)
     write_json(made_from, settings.output / _UNFINISHED)
     with worker_processes(settings.workers) as pool:
         found = read_sentences(source.reports, source.n_reports, settings.sections, pool, source.no_reports)
@@ -182,41 +196,50 @@ def _make(
     info = {**made_from, "counts": counts, "fingerprint": tables.fingerprint(written)}
     write_json(info, settings.output / "dataset.json")
     (settings.output / _UNFINISHED).unlink()
-    if settings.memory_map:
+    if settings.memory_map or _has_lost_memory_map(settings.output):
         _write_memory_map(settings)
     return info
 
 
 @contextmanager
-def _one_process_in(output: Path) -> Iterator[None]:
+def _one_process_in(output: Path) -> Iterator[bool]:
     """Keep other processes from writing the same set; the lock ends with this process, however it ends.
+
+    Yields:
+        False where the file system has no locks, so that others may be at work.
 
     Raises:
         PreparedDataError: another process has it, or the folder cannot be written.
     """
     try:
         output.mkdir(parents=True, exist_ok=True)
-        folder = os.open(output, os.O_RDONLY)
     except OSError as error:
         raise PreparedDataError(
             f"output {output} cannot be made ({error.strerror}); choose another --output"
         ) from error
     try:
-        if not os.access(output, os.W_OK):
-            raise PreparedDataError(f"output {output} cannot be written; choose another --output")
+        # A file, opened for writing: locks of folders are not seen from other hosts (NFS). It stays, as who removes it
+        # may remove the lock that another process has just got.
+        file = os.open(output / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise PreparedDataError(
+            f"output {output} cannot be written ({error.strerror}); choose another --output"
+        ) from error
+    try:
+        is_alone = True
         try:
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise PreparedDataError(
                 f"output {output} is just being written by another process; wait until that has ended, or choose "
                 "another --output"
             ) from error
-        except OSError:
-            # Some network file systems have no locks.
-            pass
-        yield
+        except OSError as error:
+            is_alone = False
+            print(f"{output} cannot be locked ({error.strerror}): see that no other process prepares it")
+        yield is_alone
     finally:
-        os.close(folder)
+        os.close(file)
 
 
 def _assemble(
@@ -283,6 +306,7 @@ def take_patients(images: pd.DataFrame, limit: int | None, use: pd.Series) -> pd
 # --- What a set was made from ------------------------------------------------------------------------------------
 
 _UNFINISHED = "unfinished.json"
+_LOCK = ".lock"
 
 # Options that older sets do not name, with the value by which those were made.
 _SINCE_ADDED: dict[str, Any] = {"chex5": "all", "limit": None, "subset": None}
@@ -321,8 +345,13 @@ def made_from(
     }
 
 
-def _is_finished(output: Path, made_from: Mapping[str, Any]) -> bool:
+def _is_finished(output: Path, made_from: Mapping[str, Any], say: bool = True) -> bool:
     """True for a finished set of the same making; False for none, or for an unfinished one that may be continued.
+
+    Args:
+        output: the folder.
+        made_from: what it should be made from.
+        say: print how many images are missing.
 
     Raises:
         PreparedDataError: the folder holds something else.
@@ -349,7 +378,7 @@ def _is_finished(output: Path, made_from: Mapping[str, Any]) -> bool:
                 "it again"
             )
         # Beside dataset.json: a run that made missing images again was killed, or one that was about to end.
-        return not (output / _UNFINISHED).exists() and not _lacks_images(output)
+        return not (output / _UNFINISHED).exists() and not _lacks_images(output, say)
     if output.is_dir() and any(not entry.name.startswith(".") for entry in output.iterdir()):
         raise PreparedDataError(
             f"output {output} is neither empty nor a prepared set; choose another --output, or empty it"
@@ -357,12 +386,12 @@ def _is_finished(output: Path, made_from: Mapping[str, Any]) -> bool:
     return False
 
 
-def _lacks_images(output: Path) -> bool:
+def _lacks_images(output: Path, say: bool) -> bool:
     """True if an image of a finished set is gone, as where a damaged one was deleted: then it is made again."""
     prepared = PreparedSet(output)
     paths = prepared.table("images")["path"]
     missing = [path for path in paths if not prepared.image_file(path).is_file()]
-    if missing:
+    if missing and say:
         print(
             f"{output}: {len(missing):,} of {len(paths):,} images are missing (first: {missing[0]}) and made again"
         )
@@ -392,10 +421,12 @@ def _word(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else "none" if value is None else str(value)
 
 
-def _remove_leftovers(files: Iterable[Path]) -> None:
-    """Remove what a killed run was writing just then, under temporary names."""
-    for file in list(files):
+def _remove_leftovers(files: Iterable[Path], is_alone: bool) -> None:
+    """Remove what a killed run was writing just then, under temporary names; not where it may be still at work."""
+    for file in list(files) if is_alone else ():
         file.unlink(missing_ok=True)
+        if file.name.startswith(f".{PIXELS}."):
+            print(f"{file.parent}: removed what a killed run left of a memory map (--memory_map writes one)")
 
 
 # --- Images ------------------------------------------------------------------------------------------------------
@@ -407,6 +438,14 @@ def _image_jobs(images: pd.DataFrame, settings: Settings) -> list[image_files.Jo
         image_files.Job(Path(file), folder / path, settings.size, settings.geometry)
         for file, path in images[["file", "path"]].itertuples(index=False)
     ]
+
+
+def _has_lost_memory_map(output: Path) -> bool:
+    """True if there are pixels of a memory map without its description: of older images, or of a killed run."""
+    is_lost = (output / PIXELS).exists() and not (output / DESCRIPTION).exists()
+    if is_lost:
+        print(f"{output}: {PIXELS} is no more, or not yet, described by {DESCRIPTION}; it is written again")
+    return is_lost
 
 
 def _write_memory_map(settings: Settings) -> bool:

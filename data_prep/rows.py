@@ -156,11 +156,17 @@ def _require_one_spelling(names: pd.Series, kind: str, file: Path) -> None:
 
 def _require_apart(images: pd.Series, file: Path) -> None:
     """Each image stands once, and has a prepared file of its own."""
-    # A file cannot be where a folder must be: "a.png" beside "a.png/b.png".
-    folders = {str(parent) for image in images for parent in PurePosixPath(image).parents}
-    if images.duplicated().any() or folders & set(images):
-        first = next(iter([*images[images.duplicated()], *(folders & set(images))]))
-        raise ReleaseError(f"{file}: expected each image once, found {first!r} again")
+    known = set(images)
+    if images.duplicated().any():
+        raise ReleaseError(
+            f"{file}: expected each image once, found {images[images.duplicated()].iloc[0]!r} again"
+        )
+    for image in images:
+        if folder := next((str(f) for f in PurePosixPath(image).parents if str(f) in known), None):
+            raise ReleaseError(
+                f"{file}: found the images {folder!r} and {image!r}: a file is where a folder must be; rename one of "
+                "them, in the folder and in the table"
+            )
     # "a" and "a.jpg" would both become "a.jpg".
     paths = _prepared_paths(images)
     folders = {str(parent) for path in paths for parent in PurePosixPath(path).parents}

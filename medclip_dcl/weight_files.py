@@ -62,7 +62,11 @@ def read_state_dict(file: str | Path) -> dict[str, Tensor]:
     if not file.is_file():
         raise FileNotFoundError(f"no file {file}")
     try:
+        # Of a file that may not be read safetensors says that there is none.
+        file.open("rb").close()
         return load_file(file)
+    except PermissionError:
+        raise
     except (SafetensorError, OSError) as error:
         raise ValueError(
             f"{file} is no safetensors file, or it is truncated: {error}; copy it again"

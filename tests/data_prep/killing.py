@@ -59,7 +59,7 @@ class Watch:
         count: it is touched for so many times in this process.
         seconds: how long the time is.
         end: pattern of what ends the time before.
-        everything: kill all processes of the command, not only this one.
+        everything: kill all processes of the command, not only this one: its group, which must be its own.
     """
 
     folder: str
@@ -69,7 +69,7 @@ class Watch:
     count: int = 1
     seconds: float = 0.0
     end: str = "$^"
-    everything: bool = True
+    everything: bool = False
 
     def start(self) -> None:
         """Watch this process from now on."""
@@ -125,16 +125,28 @@ _PROCESSES.set_forkserver_preload(["data_prep.mimic_cxr", "data_prep.folder", "d
 
 
 def run(
-    main: Callable[[list[str]], None], arguments: list[str], said: Path, watch: Watch | None = None
+    main: Callable[[list[str]], None],
+    arguments: list[str],
+    said: Path,
+    watch: Watch | None = None,
+    timeout: float = 120,
 ) -> int:
     """Run a command's main function in a process of its own; what it says goes to a file.
 
     Returns:
         its exit status, negative for the signal that killed it.
+
+    Raises:
+        TimeoutError: it did not end in `timeout` seconds, and was killed.
     """
+    assert watch is None or not watch.everything, "the process is of the group of the tests"
     process = _PROCESSES.Process(target=_run, args=(main, arguments, said, watch))
     process.start()
-    process.join(120)
+    process.join(timeout)
+    if process.is_alive():
+        process.kill()
+        process.join()
+        raise TimeoutError(f"it did not end in {timeout:g} s; what it said is in {said}")
     assert process.exitcode is not None
     return process.exitcode
 

@@ -219,8 +219,8 @@ def test_images_whose_content_was_changed_are_named(damaged: Path) -> None:
     Image.open(root / image_path(Path(), 5)).save(root / image_path(Path(), 5))
     Image.open(root / image_path(Path(), 6)).convert("L").save(root / image_path(Path(), 6), comment=b"")
     assert check_set(damaged, full=True)[1] == [
-        "images/: a file does not say how it was prepared: something else wrote it: 1 of 11 (first: "
-        f"{image_path(Path(), 6)})",
+        "images/: a file does not say how it was prepared: something else wrote it, or an old version of this "
+        f"program: 1 of 11 (first: {image_path(Path(), 6)})",
         "images/: a file is damaged: its bytes are not those that were written: 2 of 11 (first: "
         f"{image_path(Path(), 3)}, {image_path(Path(), 5)})",
     ]

@@ -58,7 +58,7 @@ def test_one_process_needs_no_pool() -> None:
 
 def test_a_killed_worker_is_said() -> None:
     with (
-        pytest.raises(WorkerKilledError, match="was killed .* with fewer --workers: it continues"),
+        pytest.raises(WorkerKilledError, match="was killed .* with fewer --workers; a preparation continues"),
         worker_processes(2) as pool,
     ):
         assert pool is not None

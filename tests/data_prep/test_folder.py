@@ -213,7 +213,10 @@ def test_a_drawn_split_has_its_shares_and_stays_when_the_table_grows() -> None:
         (lambda rows: rows.assign(image="x" * 201), "with names of at most 200 bytes"),
         (lambda rows: rows.assign(image="a\x00b"), "is not a path below"),
         (lambda rows: rows.assign(image="./a//1.png"), "expected each image once, found 'a/1.png' again"),
-        (lambda rows: rows.replace("a/1 side.png", "b.tif/1.png").assign(view="PA"), "found 'b.tif' again"),
+        (
+            lambda rows: rows.replace("a/1 side.png", "b.tif/1.png").assign(view="PA"),
+            "found the images 'b.tif' and 'b.tif/1.png': a file is where a folder must be; rename one",
+        ),
         (
             lambda rows: rows.replace({"a/1.png": "b", "a/1 side.png": "b.jpg"}).assign(view="PA"),
             "images that have prepared files of their own, found 'b' and 'b.jpg', which both need 'b.jpg'; rename",

@@ -5,6 +5,8 @@ The slow tests kill all commands everywhere (tests/slow/test_preparation_kills.p
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import shutil
 import signal
 from collections.abc import Callable
@@ -204,3 +206,44 @@ def test_what_a_killed_run_left_of_a_memory_map_is_removed_also_without_the_opti
     assert run(mimic_cxr.main, arguments, said) == 0 and "nothing to do" in said.read_text()
     assert not list((tmp_path / "set").glob("*memory_map*"))
     assert check_set(tmp_path / "set", full=True)[1] == []
+
+
+def test_a_memory_map_is_kept_also_where_an_image_is_made_again_without_the_option(
+    raw: Path, tmp_path: Path
+) -> None:
+    """Training would decode JPEG files from then on, and nobody would know why it is slower."""
+    first, place, said = (tmp_path / name for name in ("first", "place", "said"))
+    assert run(mimic_cxr.main, with_boxes_and_map(raw, first), said) == 0
+    (first / "images" / image_path(Path(), 4)).unlink()
+
+    def arguments(folder: Path) -> list[str]:
+        return [option for option in with_boxes_and_map(raw, folder) if option != "--memory_map"]
+
+    def chosen(names: list[str]) -> list[int]:
+        begin, end = names.index(f"remove {DESCRIPTION}"), names.index(f"remove {PIXELS}")
+        of_tables = [number for number in range(begin, end) if names[number].startswith("rename ")]
+        return [begin + 1, *of_tables[::3], end - 1, end, names.index(f"rename {DESCRIPTION}")]
+
+    place.mkdir()
+    kill_and_finish(
+        mimic_cxr.main, arguments, place, partial(shutil.copytree, first), chosen, lambda *_: None
+    )
+    assert open_memory_map(PreparedSet(place / "whole")) is not None
+    # While the new one is written there is none; the next run removes what there is of it, and says so.
+    watch = Watch(str(first), begin=f"rename {PIXELS}", everything=False)
+    assert run(mimic_cxr.main, arguments(first), said, watch) < 0
+    assert "it is written again" in said.read_text()
+    assert run(mimic_cxr.main, arguments(first), said) == 0
+    assert "removed what a killed run left of a memory map" in said.read_text()
+    assert not list(first.glob("*memory_map*"))
+
+
+def test_a_command_that_does_not_end_is_killed_and_fails_its_test(tmp_path: Path) -> None:
+    with pytest.raises(TimeoutError, match="did not end in 2 s"):
+        run(partial(os.execvp, "sleep"), ["sleep", "600"], tmp_path / "said", timeout=2)
+    assert multiprocessing.active_children() == []
+
+
+def test_the_group_of_the_tests_is_never_killed(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="of the group of the tests"):
+        run(mimic_cxr.main, [], tmp_path / "said", Watch(str(tmp_path), everything=True))

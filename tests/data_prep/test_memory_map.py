@@ -162,6 +162,15 @@ def test_space_is_checked_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     assert not list(folder.glob("*memory_map*"))
 
 
+def test_a_map_that_is_written_again_needs_the_room_of_the_older_one_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_memory_map(folder)
+    (folder / DESCRIPTION).unlink()
+    monkeypatch.setattr(image_files.shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
+    assert write_memory_map(folder)
+
+
 def test_order_is_that_of_the_table_not_of_the_names(folder: Path) -> None:
     images = pd.read_parquet(folder / "images.parquet")
     images.iloc[::-1].reset_index(drop=True).to_parquet(folder / "images.parquet", index=False)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import re
 import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -201,6 +204,81 @@ def test_a_second_process_is_kept_off_a_set_that_is_written(
     monkeypatch.setattr(preparation, "read_sentences", while_writing)
     prepare(settings(raw))
     assert check_set(raw.parent / "set", full=True)[1] == []
+
+
+@contextmanager
+def locked(output: Path) -> Iterator[None]:
+    """As by another process; also a host that shares the folder sees a lock of a file opened for writing."""
+    with (output / ".lock").open("r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def test_the_lock_is_that_of_a_file_and_a_file_that_is_left_locks_nothing(raw: Path) -> None:
+    output = raw.parent / "set"
+    output.mkdir()
+    (output / ".lock").touch()
+    with locked(output), pytest.raises(PreparedDataError, match="is just being written by another process"):
+        prepare(settings(raw))
+    prepare(settings(raw))
+    assert check_set(output, full=True)[1] == []
+
+
+def test_without_locks_nothing_of_what_may_be_another_process_is_removed(
+    raw: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(preparation.fcntl, "flock", refuse)
+    prepare(settings(raw))
+    assert "set cannot be locked (No locks available): see that no other" in capsys.readouterr().out
+    other = raw.parent / "set" / ".memory_map.npy.1.tmp"
+    other.write_bytes(b"half")
+    for options in ({}, {"memory_map": True}):
+        prepare(settings(raw, **options))
+        assert other.exists()
+    (raw.parent / "set/images" / image_path(Path(), 3)).unlink()
+    prepare(settings(raw))
+    assert other.exists()
+    monkeypatch.undo()
+    prepare(settings(raw))
+    assert not other.exists()
+
+
+def test_a_set_that_another_process_finished_meanwhile_is_left_as_it_is(
+    raw: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = raw.parent / "set"
+    found: dict[Path, int] = {}
+
+    def finish(*_: object) -> None:
+        run("--source", raw, "--ms_cxr", raw / "boxes.json", "--size", 16, "--output", output, "--memory_map")
+        found.update({file: file.stat().st_mtime_ns for file in output.rglob("*")})
+
+    monkeypatch.setattr(preparation.image_files, "require_space", finish)
+    prepare(settings(raw))
+    assert "nothing to do" in capsys.readouterr().out and output / "memory_map.json" in found
+    assert {file: file.stat().st_mtime_ns for file in output.rglob("*")} == found
+
+
+@pytest.mark.parametrize("state", ["locked", "cannot be written"])
+def test_a_whole_set_needs_no_lock(raw: Path, state: str, capsys: pytest.CaptureFixture[str]) -> None:
+    output = raw.parent / "set"
+    prepare(settings(raw, memory_map=True))
+    leftover = output / ".memory_map.npy.1.tmp"
+    leftover.touch()
+    with ExitStack() as stack:
+        if state == "locked":
+            stack.enter_context(locked(output))
+        else:
+            # What is no file cannot be opened for writing, by root neither.
+            (output / ".lock").unlink()
+            (output / ".lock").mkdir()
+        for memory_map in (True, False):
+            capsys.readouterr()
+            prepare(settings(raw, memory_map=memory_map))
+            assert "nothing to do" in capsys.readouterr().out and leftover.exists()
 
 
 def test_an_output_that_cannot_be_made_is_named(raw: Path) -> None:

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, BertForPreTraining, BertModel
 
+from medclip_dcl import weight_files
 from medclip_dcl.encoders.pretrained import (
     ModelFolderError,
     load_bert,
@@ -297,6 +298,17 @@ def test_weights_that_are_not_exactly_the_models_are_refused(small: Path, damage
     damage(small)
     with pytest.raises(ModelFolderError, match=message):
         load_masked_language_model(small)
+
+
+def test_weights_that_may_not_be_read_are_not_called_damaged(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(file: Path, *_: object) -> None:
+        raise PermissionError(13, "Permission denied", str(file))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(PermissionError):
+        weight_files.read_state_dict(small / "model.safetensors")
 
 
 def test_encoder_alone_is_as_strict(small: Path) -> None:
