@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import numpy as np
 from jaxtyping import Num, UInt8
 from PIL import Image
@@ -19,6 +21,8 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+# What PIL raises at a damaged Exif block. A damaged remark about a picture is no damage to the picture.
+_DAMAGED = (OSError, SyntaxError, ValueError, TypeError, LookupError, struct.error)
 
 
 class UnusableImageError(ValueError):
@@ -51,8 +55,7 @@ def to_grey(image: Image.Image) -> Image.Image:
 def _orientation(image: Image.Image) -> int:
     try:
         return int(image.getexif().get(_ORIENTATION, 1))
-    # A damaged remark about a picture is no damage to the picture.
-    except Exception:
+    except _DAMAGED:
         return 1
 
 

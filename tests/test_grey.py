@@ -114,3 +114,13 @@ def test_a_damaged_orientation_is_none() -> None:
     image = Image.fromarray(FULL_RAMP)
     image.info["exif"] = b"Exif\0\0II*\0\x08\0\0\0\xff\xff"
     np.testing.assert_array_equal(np.asarray(to_grey(image)), FULL_RAMP)
+
+
+def test_other_trouble_than_damage_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise MemoryError
+
+    image = Image.new("L", (3, 2))
+    monkeypatch.setattr(image, "getexif", fails)
+    with pytest.raises(MemoryError):
+        to_grey(image)
