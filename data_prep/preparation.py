@@ -442,14 +442,15 @@ def _image_jobs(images: pd.DataFrame, settings: Settings) -> list[image_files.Jo
 
 def _has_lost_memory_map(output: Path) -> bool:
     """True if there are pixels of a memory map without its description: of older images, or of a killed run."""
-    is_lost = (output / PIXELS).exists() and not (output / DESCRIPTION).exists()
-    if is_lost:
-        print(f"{output}: {PIXELS} is no more, or not yet, described by {DESCRIPTION}; it is written again")
-    return is_lost
+    return (output / PIXELS).exists() and not (output / DESCRIPTION).exists()
 
 
 def _write_memory_map(settings: Settings) -> bool:
     """True if it was not there yet."""
+    if _has_lost_memory_map(settings.output):
+        print(
+            f"{settings.output}: {PIXELS} is no more, or not yet, described by {DESCRIPTION}; it is written again"
+        )
     with worker_processes(settings.workers) as pool:
         return write_memory_map(settings.output, pool)
 
