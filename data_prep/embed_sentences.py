@@ -318,7 +318,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--batch_tokens",
         type=int,
         metavar="N",
-        help="word pieces in a batch, which bounds memory (default: 4096 on CPU, 65536 on GPU)",
+        help="word pieces in a batch, which bounds memory (default: 8192 on CPU, 65536 on GPU)",
     )
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: auto")
     options = vars(parser.parse_args(arguments))

@@ -3,20 +3,22 @@
 The copies of a sentence differ in what is masked only. So the first layer's queries, keys and values are computed once
 for each sentence and once for [MASK] in each position; the last layer is computed for the masked position only, without
 keys and values of the others, and so is the vocabulary head. All copies of a batch have equal length: nothing is
-padded, no attention mask is needed. The result is that of the whole model up to rounding.
+padded, no attention mask is needed. Beside fast matrix products, passes over the memory are what takes time: biases are
+added where a pass is made anyway. The result is that of the whole model up to rounding.
 """
 
 from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import linear, scaled_dot_product_attention
+from torch.nn.functional import gelu, layer_norm, linear, scaled_dot_product_attention
 from transformers import BertForMaskedLM
+from transformers.activations import GELUActivation
 from transformers.models.bert import modeling_bert
 
 # All that a plain BertForMaskedLM is made of, besides activations.
@@ -36,6 +38,12 @@ _PLAIN = {
 # columns that stay in the cache.
 _HEAD_ROWS = (512, 4096)
 _HEAD_COLUMNS = 2048
+# The largest bias of a word piece whose exponential can be a factor of its own.
+_MODERATE_BIAS = 20.0
+# In bfloat16 on a CPU: the longest sentence whose attention is computed by plain products, and the largest logit whose
+# exponential needs no shift.
+_SHORT_SENTENCE = 128
+_MODERATE_LOGIT = 60.0
 # Word pieces whose logits exist at a time where the whole model is called.
 _WHOLE_TOKENS = 4096
 
@@ -119,62 +127,122 @@ class SharedMaskedBert:
 
     def __init__(self, model: BertForMaskedLM, mask_id: int) -> None:
         self.mask_id = mask_id
-        self.embeddings, self.head = model.bert.embeddings, model.cls.predictions
-        self.layers = [_Layer(layer) for layer in model.bert.encoder.layer]
+        self.embeddings, self.transform = model.bert.embeddings, model.cls.predictions.transform
+        self.head = _Head(model.cls.predictions.decoder)
+        layers = list(model.bert.encoder.layer)
+        # Each layer gives its output with the bias that the next one would add.
+        biases = [layer.attention.output.dense.bias for layer in layers]
+        self.first_bias = biases[0]
+        self.layers = [_Layer(layer, bias) for layer, bias in zip(layers, [*biases[1:], None], strict=True)]
 
     def log_probability(self, copies: MaskedCopies) -> Float[Tensor, " query"]:
         first, *others = self.layers
-        of_sentence = self.embeddings(input_ids=copies.tokens)
-        of_mask = self.embeddings(input_ids=torch.full_like(copies.tokens[:1], self.mask_id))[0]
-        is_masked = copies.is_masked[..., None]
-
-        def of_copies(sentence: Tensor, mask: Tensor) -> Tensor:
-            found = sentence[copies.sentence]
-            return torch.where(is_masked, mask, found, out=found)
-
-        hidden = of_copies(of_sentence, of_mask)
+        of_sentence = self.embeddings(input_ids=copies.tokens) + self.first_bias
+        of_mask = (
+            self.embeddings(input_ids=torch.full_like(copies.tokens[:1], self.mask_id)) + self.first_bias
+        )
+        copied = _Copied(copies)
+        hidden = copied(of_sentence[:, None], of_mask[:, None])[:, 0]
         one_query_each = copies.query_copy is None
         if others or not one_query_each:
-            hidden = first.after_projection(
-                hidden, of_copies(first.projected(of_sentence), first.projected(of_mask))
-            )
+            heads = map(copied, first.heads(of_sentence), first.heads(of_mask))
+            hidden = first.after_heads(hidden, _Heads(*heads))
         for layer in others[:-1] if one_query_each else others:
-            hidden = layer.after_projection(hidden, layer.projected(hidden))
+            hidden = layer.after_heads(hidden, layer.heads(hidden))
         if one_query_each:
             rows = self.layers[-1].at(hidden, copies.query_position)
         else:
             rows = hidden[copies.copy_of_query, copies.query_position]
-        return _log_probability(self.head.transform(rows), self.head.decoder, copies.targets)
+        return self.head.log_probability(self.transform(rows), copies.targets)
+
+
+class _Copied:
+    """Makes values of the copies from those of their sentences and of [MASK] in each position."""
+
+    def __init__(self, copies: MaskedCopies) -> None:
+        self.sentence, self.is_masked = copies.sentence, copies.is_masked
+        # Elsewhere the host would wait for the device.
+        self.places = copies.is_masked.nonzero(as_tuple=True) if copies.tokens.device.type == "cpu" else None
+
+    def __call__(
+        self,
+        of_sentence: Float[Tensor, "sentence head token part"],
+        of_mask: Float[Tensor, "1 head token part"],
+    ) -> Float[Tensor, "copy head token part"]:
+        found = of_sentence.index_select(0, self.sentence)
+        if self.places is None:
+            return torch.where(self.is_masked[:, None, :, None], of_mask, found, out=found)
+        copy, token = self.places
+        found[copy, :, token] = of_mask[0, :, token].transpose(0, 1)
+        return found
+
+
+class _Heads(NamedTuple):
+    """What attention takes. Where it is `_by_products`, queries are scaled and a one follows each value."""
+
+    query: Float[Tensor, "copy head token part"]
+    key: Float[Tensor, "copy head token part"]
+    value: Float[Tensor, "copy head token value_part"]
+
+
+def _by_products(hidden: Float[Tensor, "copy token width"]) -> bool:
+    """Whether attention by plain products is faster than torch's own, which is slow with short rows in bfloat16."""
+    return (
+        hidden.device.type == "cpu" and hidden.dtype == torch.bfloat16 and hidden.shape[1] <= _SHORT_SENTENCE
+    )
 
 
 class _Layer:
-    """One transformer layer, with its query, key and value projections as one."""
+    """One transformer layer, with its query, key and value projections as one.
 
-    def __init__(self, layer: modeling_bert.BertLayer) -> None:
-        attention = layer.attention.self
-        projections = (attention.query, attention.key, attention.value)
-        self.weight = torch.cat([projection.weight for projection in projections])
-        self.bias = torch.cat([projection.bias for projection in projections])
-        self.query, self.key, self.value = projections
-        self.heads, self.scale = attention.num_attention_heads, attention.scaling
-        self.attention_output, self.attention_norm = (
-            layer.attention.output.dense,
-            layer.attention.output.LayerNorm,
+    The input is x + b, where b is the bias that the layer adds to x behind attention: the norm before adds it. As
+    W x = W (x + b) - W b, the biases of the projections make up for it. So with the bias behind the wide part. A bias
+    of the keys shifts all logits of a query alike and drops out.
+
+    Args:
+        layer: transformers' own.
+        next_bias: to be added to the output; None: nothing.
+    """
+
+    def __init__(self, layer: modeling_bert.BertLayer, next_bias: Tensor | None) -> None:
+        attention, output = layer.attention.self, layer.attention.output
+        self.heads_count, self.scale = attention.num_attention_heads, attention.scaling
+        self.weights = tuple(part.weight for part in (attention.query, attention.key, attention.value))
+        self.weight = torch.cat(self.weights)
+        self.query_bias = _bias_without(attention.query, output.dense.bias)
+        self.value_bias = _bias_without(attention.value, output.dense.bias)
+        self.bias = torch.cat([self.query_bias, torch.zeros_like(self.query_bias), self.value_bias])
+        self.attention_output = output.dense.weight
+        self.attention_norm = _Norm(output.LayerNorm, layer.output.dense.bias)
+        self.wide_weight = layer.intermediate.dense.weight
+        self.wide_bias = _bias_without(layer.intermediate.dense, layer.output.dense.bias)
+        self.activation = layer.intermediate.intermediate_act_fn
+        self.narrow = layer.output.dense.weight
+        self.norm = _Norm(layer.output.LayerNorm, next_bias)
+
+    def heads(self, hidden: Float[Tensor, "copy token width"]) -> _Heads:
+        """Queries, keys and values of each head."""
+        if not _by_products(hidden):
+            return _Heads(*self._by_head(linear(hidden, self.weight, self.bias)))
+        query, key, value = self._by_head(hidden @ self.weight.t())
+        scaled = torch.empty(query.shape, dtype=query.dtype)
+        query_bias, value_bias = (
+            bias.view(self.heads_count, 1, -1) for bias in (self.query_bias, self.value_bias)
         )
-        self.wide, self.activation = layer.intermediate.dense, layer.intermediate.intermediate_act_fn
-        self.narrow, self.norm = layer.output.dense, layer.output.LayerNorm
+        torch.add(query_bias * self.scale, query, alpha=self.scale, out=scaled)
+        with_ones = torch.ones(*value.shape[:3], value.shape[3] + 1, dtype=value.dtype)
+        torch.add(value, value_bias, out=with_ones[..., : value.shape[3]])
+        return _Heads(scaled, key.contiguous(), with_ones)
 
-    def projected(self, hidden: Float[Tensor, "*row width"]) -> Float[Tensor, "*row three_widths"]:
-        """Queries, keys and values side by side."""
-        return linear(hidden, self.weight, self.bias)
-
-    def after_projection(
-        self, hidden: Float[Tensor, "copy token width"], projected: Float[Tensor, "copy token three_widths"]
+    def after_heads(
+        self, hidden: Float[Tensor, "copy token width"], heads: _Heads
     ) -> Float[Tensor, "copy token width"]:
-        """The layer's output from its input and the projection of it."""
-        query, key, value = projected.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        attended = scaled_dot_product_attention(query, key, value, scale=self.scale)
-        return self._after_attention(hidden, attended.transpose(1, 2).flatten(2))
+        """The layer's output from its input and the heads of it; the input's memory is used."""
+        if _by_products(hidden):
+            attended = _attended_by_products(heads)
+        else:
+            attended = scaled_dot_product_attention(*heads, scale=self.scale).transpose(1, 2)
+        return self._after_attention(hidden, attended.flatten(2))
 
     def at(
         self, hidden: Float[Tensor, "copy token width"], position: Int[Tensor, " copy"]
@@ -182,63 +250,139 @@ class _Layer:
         """The layer's output at one position of each copy.
 
         With one query a copy, W_q x . W_k y = (W_k^T W_q x) . y, and the weighted sum of W_v y is W_v times that of y:
-        width^2 operations a copy instead of a token. Keys' biases shift all logits of a query alike and drop out.
+        width^2 operations a copy instead of a token.
         """
         rows = hidden[torch.arange(len(hidden), device=hidden.device), position]
-        query = self._by_head(self.query(rows) * self.scale)
-        key, value = (part.weight.unflatten(0, (self.heads, -1)) for part in (self.key, self.value))
+        query_weight, *others = self.weights
+        query = linear(rows, query_weight, self.query_bias) * self.scale
+        query = query.unflatten(-1, (self.heads_count, -1)).transpose(0, 1)
+        key, value = (weight.unflatten(0, (self.heads_count, -1)) for weight in others)
         logits = (query @ key).transpose(0, 1) @ hidden.transpose(1, 2)
         seen = (logits.softmax(dim=-1) @ hidden).transpose(0, 1)
-        attended = (seen @ value.transpose(1, 2)).transpose(0, 1).flatten(1) + self.value.bias
+        attended = (seen @ value.transpose(1, 2)).transpose(0, 1).flatten(1) + self.value_bias
         return self._after_attention(rows, attended)
 
-    def _by_head(self, rows: Float[Tensor, "copy width"]) -> Float[Tensor, "head copy part"]:
-        return rows.unflatten(-1, (self.heads, -1)).transpose(0, 1)
+    def _by_head(
+        self, projected: Float[Tensor, "copy token three_widths"]
+    ) -> Float[Tensor, "3 copy head token part"]:
+        return projected.unflatten(-1, (3, self.heads_count, -1)).permute(2, 0, 3, 1, 4)
 
     def _after_attention(
         self, hidden: Float[Tensor, "*row width"], attended: Float[Tensor, "*row width"]
     ) -> Float[Tensor, "*row width"]:
-        hidden = self.attention_norm(_added_to(hidden, attended, self.attention_output))
-        return self.norm(_added_to(hidden, self.activation(self.wide(hidden)), self.narrow))
+        hidden = self.attention_norm(_add_product(hidden, attended, self.attention_output))
+        wide = linear(hidden, self.wide_weight, self.wide_bias)
+        return self.norm(_add_product(hidden, _activated(self.activation, wide), self.narrow))
 
 
-def _added_to(
-    hidden: Float[Tensor, "*row width"], rows: Float[Tensor, "*row wide"], projection: nn.Linear
+class _Norm:
+    """LayerNorm that adds something to its output."""
+
+    def __init__(self, norm: nn.LayerNorm, added: Tensor | None) -> None:
+        self.shape, self.weight, self.eps = norm.normalized_shape, norm.weight, norm.eps
+        self.bias = norm.bias if added is None else norm.bias + added
+
+    def __call__(self, hidden: Float[Tensor, "*row width"]) -> Float[Tensor, "*row width"]:
+        return layer_norm(hidden, self.shape, self.weight, self.bias, self.eps)
+
+
+def _bias_without(projection: nn.Linear, added: Float[Tensor, " width"]) -> Float[Tensor, " wide"]:
+    """The bias with which a projection of x + added is that of x."""
+    bias, weight, more = (
+        part.detach().cpu().double() for part in (projection.bias, projection.weight, added)
+    )
+    return (bias - weight @ more).to(projection.bias)
+
+
+def _attended_by_products(heads: _Heads) -> Float[Tensor, "copy token head part"]:
+    """Attention as two products; the ones behind the values give the sums of the weights.
+
+    Softmax along rows shorter than a vector register is slow; the exponential function of all logits is not, and needs
+    no shift where none of them is large.
+    """
+    query, key, value = heads
+    copies, count, length, part = query.shape
+    logits = torch.bmm(query.flatten(0, 1), key.flatten(0, 1).transpose(1, 2))
+    smallest, largest = torch.aminmax(logits)
+    is_moderate = max(-smallest.item(), largest.item()) < _MODERATE_LOGIT
+    weights = logits.exp_() if is_moderate else logits.softmax(dim=-1)
+    sums = torch.bmm(weights, value.flatten(0, 1)).unflatten(0, (copies, count)).transpose(1, 2)
+    found = torch.empty(copies, length, count, part, dtype=query.dtype)
+    return torch.div(sums[..., :part], sums[..., part:], out=found)
+
+
+def _activated(activation: nn.Module, wide: Float[Tensor, "*row wide"]) -> Float[Tensor, "*row wide"]:
+    """activation(wide), in place where it is the usual one."""
+    if isinstance(activation, GELUActivation) and activation.act is gelu:
+        found: Tensor = torch.ops.aten.gelu_(wide)
+        return found
+    activated: Tensor = activation(wide)
+    return activated
+
+
+def _add_product(
+    hidden: Float[Tensor, "*row width"], rows: Float[Tensor, "*row wide"], weight: Float[Tensor, "width wide"]
 ) -> Float[Tensor, "*row width"]:
-    """hidden + projection(rows), in place of hidden: the product adds itself to it."""
-    hidden.view(-1, hidden.shape[-1]).addmm_(rows.flatten(0, -2), projection.weight.t())
-    return hidden.add_(projection.bias)
+    """hidden + rows W^T, in place."""
+    hidden.view(-1, hidden.shape[-1]).addmm_(rows.flatten(0, -2), weight.t())
+    return hidden
 
 
-def _log_probability(
-    hidden: Float[Tensor, "query width"], decoder: nn.Linear, targets: Int[Tensor, " query"]
-) -> Float[Tensor, " query"]:
-    """log P of the targets among all word pieces, at least float32, some rows at a time."""
-    rows = _HEAD_ROWS[hidden.device.type != "cpu"]
-    parts = zip(hidden.split(rows), targets.split(rows), strict=True)
-    return torch.cat([_some_log_probability(some, decoder, pieces) for some, pieces in parts])
+class _Head:
+    """The vocabulary head behind its transform: log-softmax at one word piece a row, at least float32."""
 
+    def __init__(self, decoder: nn.Linear) -> None:
+        self.decoder = decoder
+        self.precise = torch.promote_types(decoder.weight.dtype, torch.float32)
+        bias = decoder.bias.to(self.precise)
+        # exp(z + b) = exp(z) exp(b): of moderate biases the sum over all word pieces takes care, in passing.
+        self.has_moderate_bias = bool(bias.abs().amax() < _MODERATE_BIAS)
+        self.exponential_bias = bias.exp()
 
-def _some_log_probability(
-    hidden: Float[Tensor, "query width"], decoder: nn.Linear, targets: Int[Tensor, " query"]
-) -> Float[Tensor, " query"]:
-    """Log-softmax at the targets, over one block of word pieces after the other, so that logits stay in the cache."""
-    vocabulary = len(decoder.weight)
-    step = _HEAD_COLUMNS if hidden.device.type == "cpu" else vocabulary
-    precise = torch.promote_types(hidden.dtype, torch.float32)
-    log_total = hidden.new_full((len(hidden),), -torch.inf, dtype=precise)
-    found = torch.zeros_like(log_total)
-    for start in range(0, vocabulary, step):
-        block = slice(start, min(start + step, vocabulary))
-        logits = linear(hidden, decoder.weight[block], decoder.bias[block]).to(precise)
-        place = targets - start
-        is_here = (place >= 0) & (place < logits.shape[1])
-        here = logits.gather(1, place.clamp(0, logits.shape[1] - 1)[:, None])[:, 0]
-        found = torch.where(is_here, here, found)
+    def log_probability(
+        self, hidden: Float[Tensor, "query width"], targets: Int[Tensor, " query"]
+    ) -> Float[Tensor, " query"]:
+        """log P of the targets among all word pieces, some rows at a time."""
+        rows = _HEAD_ROWS[hidden.device.type != "cpu"]
+        parts = zip(hidden.split(rows), targets.split(rows), strict=True)
+        return torch.cat([self._of_some(some, pieces) for some, pieces in parts])
+
+    def _of_some(
+        self, hidden: Float[Tensor, "query width"], targets: Int[Tensor, " query"]
+    ) -> Float[Tensor, " query"]:
+        if hidden.device.type != "cpu" or not self.has_moderate_bias:
+            return self._at_once(hidden, targets)
+        found = self._by_blocks(hidden, targets)
+        # A row whose logits differ by more than an exponential can hold, or are not finite.
+        return found if found.isfinite().all() else self._at_once(hidden, targets)
+
+    def _at_once(
+        self, hidden: Float[Tensor, "query width"], targets: Int[Tensor, " query"]
+    ) -> Float[Tensor, " query"]:
+        logits = self.decoder(hidden).to(self.precise)
+        here = logits.gather(1, targets[:, None])[:, 0]
         largest = logits.amax(dim=1, keepdim=True)
-        total = logits.sub_(largest).exp_().sum(dim=1)
-        log_total = torch.logaddexp(log_total, total.log() + largest[:, 0])
-    return found - log_total
+        return here - largest[:, 0] - logits.sub_(largest).exp_().sum(dim=1).log_()
+
+    def _by_blocks(
+        self, hidden: Float[Tensor, "query width"], targets: Int[Tensor, " query"]
+    ) -> Float[Tensor, " query"]:
+        """One block of word pieces after the other, so that their logits stay in the cache."""
+        here = torch.zeros(len(hidden), dtype=self.precise)
+        total = torch.zeros_like(here)
+        largest: Tensor | None = None
+        for start in range(0, len(self.exponential_bias), _HEAD_COLUMNS):
+            block = slice(start, start + _HEAD_COLUMNS)
+            products = (hidden @ self.decoder.weight[block].t()).to(self.precise)
+            place = targets - start
+            (rows,) = ((place >= 0) & (place < products.shape[1])).nonzero(as_tuple=True)
+            here[rows] = products[rows, place[rows]]
+            # Any shift does; the largest of the first block is seldom far from the largest of all.
+            if largest is None:
+                largest = products.amax(dim=1, keepdim=True)
+            total += products.sub_(largest).exp_() @ self.exponential_bias[block]
+        assert largest is not None
+        return here + self.decoder.bias[targets] - largest[:, 0] - total.log_()
 
 
 def _unknown_part(model: BertForMaskedLM) -> str | None:

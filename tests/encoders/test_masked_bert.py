@@ -1,0 +1,162 @@
+"""Masked copies through a plain BERT: short cuts give what the whole model gives, also where numbers are large."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import BertConfig, BertForMaskedLM
+
+from medclip_dcl.encoders import masked_bert
+from medclip_dcl.encoders.masked_bert import MaskedCopies, SharedMaskedBert, WholeMaskedBert
+
+MASK = 3
+LENGTH = 9
+VOCABULARY = 50
+
+
+def random_bert(**options: object) -> BertForMaskedLM:
+    """Random weights and biases in float64; sizes that no register fits."""
+    torch.manual_seed(5)
+    sizes = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 21,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 3,
+        "intermediate_size": 17,
+        "max_position_embeddings": LENGTH,
+    }
+    network = BertForMaskedLM(BertConfig(**{**sizes, **options})).eval().double()
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    return network.requires_grad_(False)
+
+
+@pytest.fixture
+def network() -> BertForMaskedLM:
+    return random_bert()
+
+
+@pytest.fixture
+def copies() -> MaskedCopies:
+    """Every piece of three sentences masked once, and a copy with two masks."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(5, VOCABULARY, (3, LENGTH), generator=generator)
+    position = torch.arange(1, LENGTH - 1).repeat(3)
+    is_masked = torch.nn.functional.one_hot(position, LENGTH).bool()
+    is_masked[4, 7] = True
+    return MaskedCopies(
+        tokens=tokens,
+        sentence=torch.arange(3).repeat_interleave(LENGTH - 2),
+        is_masked=is_masked,
+        query_copy=None,
+        query_position=position,
+    )
+
+
+def both(network: BertForMaskedLM, copies: MaskedCopies) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log probabilities by the short cuts, and by the whole model."""
+    with torch.inference_mode():
+        found = SharedMaskedBert(network, MASK).log_probability(copies)
+        return found, WholeMaskedBert(network, MASK).log_probability(copies)
+
+
+def always_by_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(masked_bert, "_by_products", lambda hidden: True)
+
+
+@pytest.mark.parametrize("is_by_products", [False, True])
+@pytest.mark.parametrize("activation", ["gelu", "relu", "gelu_new"])
+def test_short_cuts_equal_the_whole_model(
+    copies: MaskedCopies, monkeypatch: pytest.MonkeyPatch, is_by_products: bool, activation: str
+) -> None:
+    if is_by_products:
+        always_by_products(monkeypatch)
+    found, expected = both(random_bert(hidden_act=activation), copies)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+
+
+def test_weights_are_not_changed(network: BertForMaskedLM, copies: MaskedCopies) -> None:
+    before = copy.deepcopy(network.state_dict())
+    both(network, copies)
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+
+
+@pytest.mark.parametrize("size", [1.0, 100.0, 1e4])
+def test_attention_by_products_is_attention(size: float) -> None:
+    """Logits beyond what an exponential holds are shifted first."""
+    generator = torch.Generator().manual_seed(1)
+    query, key, value = torch.randn(3, 4, 2, 7, 5, generator=generator, dtype=torch.float64)
+    query = size * query
+    with_ones = torch.nn.functional.pad(value, (0, 1), value=1.0)
+    found = masked_bert._attended_by_products(masked_bert._Heads(query, key, with_ones))
+    expected = scaled_dot_product_attention(query, key, value, scale=1.0).transpose(1, 2)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_large_logits_of_attention(
+    network: BertForMaskedLM, copies: MaskedCopies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    always_by_products(monkeypatch)
+    network.bert.encoder.layer[0].attention.self.query.weight.mul_(1000)
+    found, expected = both(network, copies)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=0)
+
+
+def test_bfloat16_is_as_precise_by_products(
+    copies: MaskedCopies, monkeypatch: pytest.MonkeyPatch, network: BertForMaskedLM
+) -> None:
+    """Against float64: not much worse than with torch's own attention."""
+    expected, _ = both(network, copies)
+    rough = copy.deepcopy(network).bfloat16()
+    by_products, whole = both(rough, copies)
+    with monkeypatch.context() as without:
+        without.setattr(masked_bert, "_SHORT_SENTENCE", 0)
+        by_kernel, _ = both(rough, copies)
+    assert not torch.equal(by_products, by_kernel)
+    of_others = max((found - expected).abs().mean() for found in (by_kernel, whole))
+    assert (by_products - expected).abs().mean() < 1.5 * of_others
+    assert of_others < 0.2
+
+
+@pytest.mark.parametrize("trouble", ["bias of a piece", "distant logits", "distant logits, high before low"])
+def test_vocabulary_in_blocks_where_numbers_are_large(
+    network: BertForMaskedLM, copies: MaskedCopies, monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
+    """In float32, where exponentials overflow at 88: the first block's largest logit is no shift for the others."""
+    monkeypatch.setattr(masked_bert, "_HEAD_COLUMNS", 8)
+    decoder = network.cls.predictions.decoder
+    if trouble == "bias of a piece":
+        decoder.bias[20] = 500.0
+    else:
+        first = slice(0, 8) if "high" in trouble else slice(8, None)
+        decoder.weight[first] *= 300
+    found, expected = both(network.float(), copies)
+    assert found.isfinite().all() and expected.abs().max() > 100
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-2)
+
+
+def test_biases_beyond_the_exponential(network: BertForMaskedLM, copies: MaskedCopies) -> None:
+    """exp(-100) has hardly a digit in float32."""
+    network.cls.predictions.decoder.bias -= 100
+    found, expected = both(network.float(), copies)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_blocks_of_the_vocabulary_equal_the_whole(
+    network: BertForMaskedLM, copies: MaskedCopies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(masked_bert, "_HEAD_COLUMNS", 8)
+    at_once = []
+    monkeypatch.setattr(masked_bert._Head, "_at_once", lambda *arguments: at_once.append(arguments))
+    found, expected = both(network, copies)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+    assert not at_once
+
+
+def test_a_number_that_is_none_stays_none(network: BertForMaskedLM, copies: MaskedCopies) -> None:
+    network.cls.predictions.decoder.weight[7, 0] = torch.nan
+    found, _ = both(network, copies)
+    assert found.isnan().all()
