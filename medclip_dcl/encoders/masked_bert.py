@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -40,10 +40,6 @@ _HEAD_ROWS = (512, 4096)
 _HEAD_COLUMNS = 2048
 # The largest bias of a word piece whose exponential can be a factor of its own.
 _MODERATE_BIAS = 20.0
-# In bfloat16 on a CPU: the longest sentence whose attention is computed by plain products, and the largest logit whose
-# exponential needs no shift.
-_SHORT_SENTENCE = 128
-_MODERATE_LOGIT = 60.0
 # Word pieces whose logits exist at a time where the whole model is called.
 _WHOLE_TOKENS = 4096
 
@@ -142,13 +138,14 @@ class SharedMaskedBert:
             self.embeddings(input_ids=torch.full_like(copies.tokens[:1], self.mask_id)) + self.first_bias
         )
         copied = _Copied(copies)
-        hidden = copied(of_sentence[:, None], of_mask[:, None])[:, 0]
+        hidden = copied(of_sentence, of_mask)
         one_query_each = copies.query_copy is None
         if others or not one_query_each:
-            heads = map(copied, first.heads(of_sentence), first.heads(of_mask))
-            hidden = first.after_heads(hidden, _Heads(*heads))
+            hidden = first.after_projection(
+                hidden, copied(first.projected(of_sentence), first.projected(of_mask))
+            )
         for layer in others[:-1] if one_query_each else others:
-            hidden = layer.after_heads(hidden, layer.heads(hidden))
+            hidden = layer.after_projection(hidden, layer.projected(hidden))
         if one_query_each:
             rows = self.layers[-1].at(hidden, copies.query_position)
         else:
@@ -162,42 +159,29 @@ class _Copied:
     def __init__(self, copies: MaskedCopies) -> None:
         self.sentence, self.is_masked = copies.sentence, copies.is_masked
         # Elsewhere the host would wait for the device.
-        self.places = copies.is_masked.nonzero(as_tuple=True) if copies.tokens.device.type == "cpu" else None
+        self.places = copies.is_masked.nonzero(as_tuple=True) if _is_on_host(copies.tokens) else None
 
     def __call__(
-        self,
-        of_sentence: Float[Tensor, "sentence head token part"],
-        of_mask: Float[Tensor, "1 head token part"],
-    ) -> Float[Tensor, "copy head token part"]:
+        self, of_sentence: Float[Tensor, "sentence token part"], of_mask: Float[Tensor, "1 token part"]
+    ) -> Float[Tensor, "copy token part"]:
         found = of_sentence.index_select(0, self.sentence)
         if self.places is None:
-            return torch.where(self.is_masked[:, None, :, None], of_mask, found, out=found)
+            return torch.where(self.is_masked[..., None], of_mask, found, out=found)
         copy, token = self.places
-        found[copy, :, token] = of_mask[0, :, token].transpose(0, 1)
+        found[copy, token] = of_mask[0, token]
         return found
 
 
-class _Heads(NamedTuple):
-    """What attention takes. Where it is `_by_products`, queries are scaled and a one follows each value."""
-
-    query: Float[Tensor, "copy head token part"]
-    key: Float[Tensor, "copy head token part"]
-    value: Float[Tensor, "copy head token value_part"]
-
-
-def _by_products(hidden: Float[Tensor, "copy token width"]) -> bool:
-    """Whether attention by plain products is faster than torch's own, which is slow with short rows in bfloat16."""
-    return (
-        hidden.device.type == "cpu" and hidden.dtype == torch.bfloat16 and hidden.shape[1] <= _SHORT_SENTENCE
-    )
+def _is_on_host(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu"
 
 
 class _Layer:
     """One transformer layer, with its query, key and value projections as one.
 
     The input is x + b, where b is the bias that the layer adds to x behind attention: the norm before adds it. As
-    W x = W (x + b) - W b, the biases of the projections make up for it. So with the bias behind the wide part. A bias
-    of the keys shifts all logits of a query alike and drops out.
+    W x = W (x + b) - W b, the biases of the projections make up for it. The norm behind attention adds the last bias of
+    the layer in the same way. A bias of the keys shifts all logits of a query alike and drops out.
 
     Args:
         layer: transformers' own.
@@ -206,7 +190,7 @@ class _Layer:
 
     def __init__(self, layer: modeling_bert.BertLayer, next_bias: Tensor | None) -> None:
         attention, output = layer.attention.self, layer.attention.output
-        self.heads_count, self.scale = attention.num_attention_heads, attention.scaling
+        self.heads, self.scale = attention.num_attention_heads, attention.scaling
         self.weights = tuple(part.weight for part in (attention.query, attention.key, attention.value))
         self.weight = torch.cat(self.weights)
         self.query_bias = _bias_without(attention.query, output.dense.bias)
@@ -220,29 +204,17 @@ class _Layer:
         self.narrow = layer.output.dense.weight
         self.norm = _Norm(layer.output.LayerNorm, next_bias)
 
-    def heads(self, hidden: Float[Tensor, "copy token width"]) -> _Heads:
-        """Queries, keys and values of each head."""
-        if not _by_products(hidden):
-            return _Heads(*self._by_head(linear(hidden, self.weight, self.bias)))
-        query, key, value = self._by_head(hidden @ self.weight.t())
-        scaled = torch.empty(query.shape, dtype=query.dtype)
-        query_bias, value_bias = (
-            bias.view(self.heads_count, 1, -1) for bias in (self.query_bias, self.value_bias)
-        )
-        torch.add(query_bias * self.scale, query, alpha=self.scale, out=scaled)
-        with_ones = torch.ones(*value.shape[:3], value.shape[3] + 1, dtype=value.dtype)
-        torch.add(value, value_bias, out=with_ones[..., : value.shape[3]])
-        return _Heads(scaled, key.contiguous(), with_ones)
+    def projected(self, hidden: Float[Tensor, "*row width"]) -> Float[Tensor, "*row three_widths"]:
+        """Queries, keys and values side by side."""
+        return linear(hidden, self.weight, self.bias)
 
-    def after_heads(
-        self, hidden: Float[Tensor, "copy token width"], heads: _Heads
+    def after_projection(
+        self, hidden: Float[Tensor, "copy token width"], projected: Float[Tensor, "copy token three_widths"]
     ) -> Float[Tensor, "copy token width"]:
-        """The layer's output from its input and the heads of it; the input's memory is used."""
-        if _by_products(hidden):
-            attended = _attended_by_products(heads)
-        else:
-            attended = scaled_dot_product_attention(*heads, scale=self.scale).transpose(1, 2)
-        return self._after_attention(hidden, attended.flatten(2))
+        """The layer's output from its input and the projection of it; the input's memory is used."""
+        query, key, value = projected.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        attended = scaled_dot_product_attention(query, key, value, scale=self.scale)
+        return self._after_attention(hidden, attended.transpose(1, 2).flatten(2))
 
     def at(
         self, hidden: Float[Tensor, "copy token width"], position: Int[Tensor, " copy"]
@@ -255,17 +227,12 @@ class _Layer:
         rows = hidden[torch.arange(len(hidden), device=hidden.device), position]
         query_weight, *others = self.weights
         query = linear(rows, query_weight, self.query_bias) * self.scale
-        query = query.unflatten(-1, (self.heads_count, -1)).transpose(0, 1)
-        key, value = (weight.unflatten(0, (self.heads_count, -1)) for weight in others)
+        query = query.unflatten(-1, (self.heads, -1)).transpose(0, 1)
+        key, value = (weight.unflatten(0, (self.heads, -1)) for weight in others)
         logits = (query @ key).transpose(0, 1) @ hidden.transpose(1, 2)
         seen = (logits.softmax(dim=-1) @ hidden).transpose(0, 1)
         attended = (seen @ value.transpose(1, 2)).transpose(0, 1).flatten(1) + self.value_bias
         return self._after_attention(rows, attended)
-
-    def _by_head(
-        self, projected: Float[Tensor, "copy token three_widths"]
-    ) -> Float[Tensor, "3 copy head token part"]:
-        return projected.unflatten(-1, (3, self.heads_count, -1)).permute(2, 0, 3, 1, 4)
 
     def _after_attention(
         self, hidden: Float[Tensor, "*row width"], attended: Float[Tensor, "*row width"]
@@ -288,32 +255,15 @@ class _Norm:
 
 def _bias_without(projection: nn.Linear, added: Float[Tensor, " width"]) -> Float[Tensor, " wide"]:
     """The bias with which a projection of x + added is that of x."""
-    bias, weight, more = (
-        part.detach().cpu().double() for part in (projection.bias, projection.weight, added)
-    )
-    return (bias - weight @ more).to(projection.bias)
-
-
-def _attended_by_products(heads: _Heads) -> Float[Tensor, "copy token head part"]:
-    """Attention as two products; the ones behind the values give the sums of the weights.
-
-    Softmax along rows shorter than a vector register is slow; the exponential function of all logits is not, and needs
-    no shift where none of them is large.
-    """
-    query, key, value = heads
-    copies, count, length, part = query.shape
-    logits = torch.bmm(query.flatten(0, 1), key.flatten(0, 1).transpose(1, 2))
-    smallest, largest = torch.aminmax(logits)
-    is_moderate = max(-smallest.item(), largest.item()) < _MODERATE_LOGIT
-    weights = logits.exp_() if is_moderate else logits.softmax(dim=-1)
-    sums = torch.bmm(weights, value.flatten(0, 1)).unflatten(0, (copies, count)).transpose(1, 2)
-    found = torch.empty(copies, length, count, part, dtype=query.dtype)
-    return torch.div(sums[..., :part], sums[..., part:], out=found)
+    precise = torch.float32 if added.device.type == "mps" else torch.float64  # which it does not have
+    bias, weight, more = (part.to(precise) for part in (projection.bias, projection.weight, added))
+    return (bias - weight @ more).to(projection.bias.dtype)
 
 
 def _activated(activation: nn.Module, wide: Float[Tensor, "*row wide"]) -> Float[Tensor, "*row wide"]:
     """activation(wide), in place where it is the usual one."""
-    if isinstance(activation, GELUActivation) and activation.act is gelu:
+    # Functional gelu has no form in place.
+    if type(activation) is GELUActivation and activation.act is gelu:
         found: Tensor = torch.ops.aten.gelu_(wide)
         return found
     activated: Tensor = activation(wide)
@@ -343,14 +293,14 @@ class _Head:
         self, hidden: Float[Tensor, "query width"], targets: Int[Tensor, " query"]
     ) -> Float[Tensor, " query"]:
         """log P of the targets among all word pieces, some rows at a time."""
-        rows = _HEAD_ROWS[hidden.device.type != "cpu"]
+        rows = _HEAD_ROWS[not _is_on_host(hidden)]
         parts = zip(hidden.split(rows), targets.split(rows), strict=True)
         return torch.cat([self._of_some(some, pieces) for some, pieces in parts])
 
     def _of_some(
         self, hidden: Float[Tensor, "query width"], targets: Int[Tensor, " query"]
     ) -> Float[Tensor, " query"]:
-        if hidden.device.type != "cpu" or not self.has_moderate_bias:
+        if not _is_on_host(hidden) or not self.has_moderate_bias:
             return self._at_once(hidden, targets)
         found = self._by_blocks(hidden, targets)
         # A row whose logits differ by more than an exponential can hold, or are not finite.
@@ -368,9 +318,7 @@ class _Head:
         self, hidden: Float[Tensor, "query width"], targets: Int[Tensor, " query"]
     ) -> Float[Tensor, " query"]:
         """One block of word pieces after the other, so that their logits stay in the cache."""
-        here = torch.zeros(len(hidden), dtype=self.precise)
-        total = torch.zeros_like(here)
-        largest: Tensor | None = None
+        here, shift, total = hidden.new_zeros(3, len(hidden), dtype=self.precise)
         for start in range(0, len(self.exponential_bias), _HEAD_COLUMNS):
             block = slice(start, start + _HEAD_COLUMNS)
             products = (hidden @ self.decoder.weight[block].t()).to(self.precise)
@@ -378,11 +326,10 @@ class _Head:
             (rows,) = ((place >= 0) & (place < products.shape[1])).nonzero(as_tuple=True)
             here[rows] = products[rows, place[rows]]
             # Any shift does; the largest of the first block is seldom far from the largest of all.
-            if largest is None:
-                largest = products.amax(dim=1, keepdim=True)
-            total += products.sub_(largest).exp_() @ self.exponential_bias[block]
-        assert largest is not None
-        return here + self.decoder.bias[targets] - largest[:, 0] - total.log_()
+            if start == 0:
+                shift = products.amax(dim=1)
+            total += products.sub_(shift[:, None]).exp_() @ self.exponential_bias[block]
+        return here + self.decoder.bias[targets] - shift - total.log_()
 
 
 def _unknown_part(model: BertForMaskedLM) -> str | None:
@@ -398,6 +345,6 @@ def _unknown_part(model: BertForMaskedLM) -> str | None:
             return f"module {name or type(model).__name__} has a forward hook"
         if type(module) not in _PLAIN and id(module) not in activations:
             return f"module {name} is a {type(module).__name__}, which plain BERT does not have"
-        if isinstance(module, nn.Linear) and module.bias is None:
+        if isinstance(module, (nn.Linear, nn.LayerNorm)) and module.bias is None:
             return f"module {name} has no bias"
     return None
