@@ -35,7 +35,7 @@ from medclip_dcl.encoders.masked_bert import MaskedBert, MaskedCopies, masked_be
 from medclip_dcl.encoders.pretrained import word_pieces
 
 # Word pieces in a batch, [CLS] and [SEP] included. Measured on CPU: BERT-base is as fast from 4,096 to 16,384, a small
-# model 7% faster from 8,192 than at 4,096.
+# model up to 7% faster from 8,192 than at 4,096.
 _DEFAULT_TOKEN_BUDGET = {"cpu": 8192, "cuda": 65536}
 _EDGES = 2  # [CLS] and [SEP]
 # Sentences that are tokenised at a time: the tokenizer's own records of them are large.

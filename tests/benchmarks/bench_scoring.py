@@ -331,7 +331,7 @@ def deduplication(rounds: int, low: torch.dtype) -> str:
     """All of Open-i with its repeats, against its distinct word-piece sequences."""
     tokenizer = load_tokenizer(REAL / "cxr_bert_tokenizer")
     sentences = openi_sentences()
-    model = random_model("small").to(low)
+    model = random_model("small").to("cuda" if torch.cuda.is_available() else "cpu", low)
     budget = default_token_budget(model)
     plans = [
         kind(tokenizer, sentences, positions=512, token_budget=budget) for kind in (WithRepeats, ScoringPlan)

@@ -20,7 +20,7 @@ VOCABULARY = 50
 def random_bert(**options: object) -> BertForMaskedLM:
     """Random weights and biases in float64; sizes that no register fits."""
     torch.manual_seed(5)
-    sizes = {
+    sizes: dict[str, object] = {
         "vocab_size": VOCABULARY,
         "hidden_size": 21,
         "num_hidden_layers": 3,
@@ -28,7 +28,8 @@ def random_bert(**options: object) -> BertForMaskedLM:
         "intermediate_size": 17,
         "max_position_embeddings": LENGTH,
     }
-    network = BertForMaskedLM(BertConfig(**{**sizes, **options})).eval().double()
+    config = BertConfig(**(sizes | options))
+    network = BertForMaskedLM(config).eval().double()
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.4)
     return network.requires_grad_(False)
