@@ -51,6 +51,8 @@ POOLINGS = ("cls", "mean")
 _MEANING = "medclip_dcl_embedded"
 _KEEP_EVERY = 20.0
 _EDGES = 2  # [CLS] and [SEP]
+# Word pieces in a batch, by device.
+_BATCH_TOKENS = {"cpu": 4096, "cuda": 65536}
 _PAIRS = 20_000
 # Between the first and the last quantile; a BERT-sized network with random weights has .002.
 _LEAST_SPREAD = 0.01
@@ -115,7 +117,7 @@ def embed_sentences(data: Path, model: str, options: Options) -> Path:
     device = choose_device(options.device)
     # Heavy imports come after the cheap checks.
     from medclip_dcl.encoders.pretrained import load_bert, load_tokenizer, resolve_folder, weights_fingerprint
-    from medclip_dcl.scoring import DistinctPieces, default_token_budget
+    from medclip_dcl.scoring import DistinctPieces
 
     folder = resolve_folder(model)
     tokenizer = load_tokenizer(folder)
@@ -129,7 +131,7 @@ def embed_sentences(data: Path, model: str, options: Options) -> Path:
     # The configuration decides values, too, and is not among the weights.
     meaning = f"{pieces.fingerprint_with(special)}-{settings_fingerprint(network)}"
     network = network.to(device)
-    budget = default_token_budget(network) if options.batch_tokens is None else options.batch_tokens
+    budget = _BATCH_TOKENS[device] if options.batch_tokens is None else options.batch_tokens
     parts_name = f".{name}-{meaning}-{budget}-{device}.parts"
     batches = _batches(pieces, budget)
     parts = Parts(
@@ -318,7 +320,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--batch_tokens",
         type=int,
         metavar="N",
-        help="word pieces in a batch, which bounds memory (default: 8192 on CPU, 65536 on GPU)",
+        help="word pieces in a batch, which bounds memory (default: 4096 on CPU, 65536 on GPU)",
     )
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: auto")
     options = vars(parser.parse_args(arguments))

@@ -5,16 +5,22 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections.abc import Callable
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 from transformers.models.bert.modeling_bert import BertOutput
 
+from medclip_dcl.encoders.masked_bert import MaskedCopies, SharedMaskedBert
 from medclip_dcl.encoders.pretrained import load_tokenizer
 from medclip_dcl.scoring import NotFiniteError, ScoringPlan, pseudo_log_likelihood, score_batches
 
@@ -343,6 +349,83 @@ def test_batches_are_fixed_by_the_list_and_their_order_does_not_matter(
     pd.testing.assert_frame_equal(plan.table(values), expected)
     other = ScoringPlan(tokenizer, SENTENCES[::-1], positions=POSITIONS, token_budget=30)
     assert other.fingerprint != plan.fingerprint
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    """Sets the number of torch's threads, which is as before afterwards."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def scoring_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("scoring")]
+
+
+def test_number_of_threads_changes_no_bit(
+    model: BertForMaskedLM,
+    tokenizer: BertTokenizer,
+    threads: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Batches that are done out of order come in order."""
+    plan = ScoringPlan(tokenizer, SENTENCES, positions=POSITIONS, token_budget=20)
+    numbers = range(len(plan.batches))
+    assert len(numbers) > 10
+    threads(1)
+    expected = dict(score_batches(model, plan, numbers))
+    original, seen = SharedMaskedBert.log_probability, set()
+
+    def late(self: SharedMaskedBert, copies: MaskedCopies) -> torch.Tensor:
+        seen.add(
+            (threading.current_thread().name, torch.get_num_threads(), torch.is_inference_mode_enabled())
+        )
+        time.sleep(random.random() / 100)
+        return original(self, copies)
+
+    monkeypatch.setattr(SharedMaskedBert, "log_probability", late)
+    threads(3)
+    found = list(score_batches(model, plan, numbers))
+    assert [number for number, _ in found] == list(numbers)
+    assert all(np.array_equal(values, expected[number]) for number, values in found)
+    assert seen == {(f"scoring_{i}", 1, True) for i in range(3)}
+
+
+def test_threads_end_and_leave_torchs_number_as_it_was(
+    model: BertForMaskedLM,
+    tokenizer: BertTokenizer,
+    threads: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads(3)
+    plan = ScoringPlan(tokenizer, SENTENCES, positions=POSITIONS, token_budget=20)
+    batches = score_batches(model, plan, range(len(plan.batches)))
+    next(batches)
+    assert scoring_threads() and torch.get_num_threads() == 3
+    batches.close()
+    assert not scoring_threads()
+    with ThreadPoolExecutor(1) as pool:
+        assert torch.get_num_threads() == pool.submit(torch.get_num_threads).result() == 3
+
+    def broken(self: SharedMaskedBert, copies: MaskedCopies) -> torch.Tensor:
+        raise RuntimeError("out of memory, say")
+
+    monkeypatch.setattr(SharedMaskedBert, "log_probability", broken)
+    with pytest.raises(RuntimeError, match="out of memory, say"):
+        list(score_batches(model, plan, range(len(plan.batches))))
+    assert not scoring_threads() and torch.get_num_threads() == 3
+
+
+def test_a_model_of_other_parts_is_called_by_one_thread(
+    model: BertForMaskedLM, tokenizer: BertTokenizer, threads: Callable[[int], None]
+) -> None:
+    threads(3)
+    network, seen = copy.deepcopy(model), set()
+    network.bert.encoder.layer[0].register_forward_hook(lambda *_: seen.add(threading.current_thread()))
+    with pytest.warns(UserWarning, match="has a forward hook"):
+        pseudo_log_likelihood(network, tokenizer, SENTENCES, token_budget=20)
+    assert seen == {threading.current_thread()}
 
 
 def test_nothing_and_only_empty_sentences(model: BertForMaskedLM, tokenizer: BertTokenizer) -> None:

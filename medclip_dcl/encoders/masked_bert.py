@@ -9,6 +9,7 @@ added where a pass is made anyway. The result is that of the whole model up to r
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -34,12 +35,16 @@ _PLAIN = {
     *(modeling_bert.BertIntermediate, modeling_bert.BertOutput, modeling_bert.BertOnlyMLMHead),
     *(modeling_bert.BertLMPredictionHead, modeling_bert.BertPredictionHeadTransform),
 }
+# Word pieces that go through the layers together on a CPU.
+_LAYERS_TOKENS = 4096
 # Logits that exist at a time. On a GPU 4,096 rows: 0.5 GB at 30,522 word pieces in float32. On a CPU blocks of rows and
 # columns that stay in the cache.
-_HEAD_ROWS = (512, 4096)
-_HEAD_COLUMNS = 2048
+_HEAD_ROWS = (1024, 4096)
+_HEAD_COLUMNS = 1024
 # The largest bias of a word piece whose exponential can be a factor of its own.
 _MODERATE_BIAS = 20.0
+# A sum of exponentials from which on those that underflowed do not count.
+_SMALL_TOTAL = 1e-20
 # Word pieces whose logits exist at a time where the whole model is called.
 _WHOLE_TOKENS = 4096
 
@@ -74,10 +79,35 @@ class MaskedCopies:
         """(query,) word piece that is scored."""
         return self.tokens[self.sentence[self.copy_of_query], self.query_position]
 
+    def split(self, size: int) -> list[MaskedCopies]:
+        """The same in parts of so many copies; `sentence` and `query_copy` must ascend."""
+        return [self._part(start, start + size) for start in range(0, len(self.sentence), size)]
+
+    def _part(self, start: int, stop: int) -> MaskedCopies:
+        sentence = self.sentence[start:stop]
+        first, last = int(sentence[0]), int(sentence[-1])
+        queries, query_copy = slice(start, stop), None
+        if self.query_copy is not None:
+            queries = slice(*(int((self.query_copy < edge).sum()) for edge in (start, stop)))
+            query_copy = self.query_copy[queries] - start
+        return MaskedCopies(
+            tokens=self.tokens[first : last + 1],
+            sentence=sentence - first,
+            is_masked=self.is_masked[start:stop],
+            query_copy=query_copy,
+            query_position=self.query_position[queries],
+        )
+
 
 @runtime_checkable
 class MaskedBert(Protocol):
-    """Scores masked positions."""
+    """Scores masked positions.
+
+    Attributes:
+        takes_threads: whether several threads may call it at a time.
+    """
+
+    takes_threads: bool
 
     def log_probability(self, copies: MaskedCopies) -> Float[Tensor, " query"]:
         """log P of each query's piece, at least float32."""
@@ -98,6 +128,8 @@ def masked_bert(model: BertForMaskedLM, mask_id: int) -> MaskedBert:
 
 class WholeMaskedBert:
     """The whole model for each copy, whatever it does."""
+
+    takes_threads = False
 
     def __init__(self, model: BertForMaskedLM, mask_id: int) -> None:
         self.model, self.mask_id = model, mask_id
@@ -121,6 +153,8 @@ class WholeMaskedBert:
 class SharedMaskedBert:
     """A plain BERT, without the work that copies share and the results that nobody reads."""
 
+    takes_threads = True
+
     def __init__(self, model: BertForMaskedLM, mask_id: int) -> None:
         self.mask_id = mask_id
         self.embeddings, self.transform = model.bert.embeddings, model.cls.predictions.transform
@@ -132,6 +166,14 @@ class SharedMaskedBert:
         self.layers = [_Layer(layer, bias) for layer, bias in zip(layers, [*biases[1:], None], strict=True)]
 
     def log_probability(self, copies: MaskedCopies) -> Float[Tensor, " query"]:
+        parts = [copies]
+        if _is_on_host(copies.tokens):
+            parts = copies.split(max(1, _LAYERS_TOKENS // copies.tokens.shape[1]))
+        rows = torch.cat([self._rows(part) for part in parts])
+        return self.head.log_probability(self.transform(rows), copies.targets)
+
+    def _rows(self, copies: MaskedCopies) -> Float[Tensor, "query width"]:
+        """Output of the last layer at each query's position."""
         first, *others = self.layers
         of_sentence = self.embeddings(input_ids=copies.tokens) + self.first_bias
         of_mask = (
@@ -147,10 +189,8 @@ class SharedMaskedBert:
         for layer in others[:-1] if one_query_each else others:
             hidden = layer.after_projection(hidden, layer.projected(hidden))
         if one_query_each:
-            rows = self.layers[-1].at(hidden, copies.query_position)
-        else:
-            rows = hidden[copies.copy_of_query, copies.query_position]
-        return self.head.log_probability(self.transform(rows), copies.targets)
+            return self.layers[-1].at(hidden, copies.query_position)
+        return hidden[copies.copy_of_query, copies.query_position]
 
 
 class _Copied:
@@ -238,7 +278,7 @@ class _Layer:
         self, hidden: Float[Tensor, "*row width"], attended: Float[Tensor, "*row width"]
     ) -> Float[Tensor, "*row width"]:
         hidden = self.attention_norm(_add_product(hidden, attended, self.attention_output))
-        wide = linear(hidden, self.wide_weight, self.wide_bias)
+        wide = _linear(hidden, self.wide_weight, self.wide_bias)
         return self.norm(_add_product(hidden, _activated(self.activation, wide), self.narrow))
 
 
@@ -258,6 +298,19 @@ def _bias_without(projection: nn.Linear, added: Float[Tensor, " width"]) -> Floa
     precise = torch.float32 if added.device.type == "mps" else torch.float64  # which it does not have
     bias, weight, more = (part.to(precise) for part in (projection.bias, projection.weight, added))
     return (bias - weight @ more).to(projection.bias.dtype)
+
+
+def _takes_mkl(tensor: Tensor) -> bool:
+    """Whether products are MKL's, which has neither biases nor attention."""
+    return _is_on_host(tensor) and tensor.dtype in (torch.float32, torch.float64)
+
+
+def _linear(
+    rows: Float[Tensor, "*row width"], weight: Float[Tensor, "wide width"], bias: Float[Tensor, " wide"]
+) -> Float[Tensor, "*row wide"]:
+    """rows W^T + bias."""
+    # Torch would have MKL add the product to copies of the bias, which takes a pass more.
+    return (rows @ weight.t()).add_(bias) if _takes_mkl(rows) else linear(rows, weight, bias)
 
 
 def _activated(activation: nn.Module, wide: Float[Tensor, "*row wide"]) -> Float[Tensor, "*row wide"]:
@@ -318,18 +371,17 @@ class _Head:
         self, hidden: Float[Tensor, "query width"], targets: Int[Tensor, " query"]
     ) -> Float[Tensor, " query"]:
         """One block of word pieces after the other, so that their logits stay in the cache."""
-        here, shift, total = hidden.new_zeros(3, len(hidden), dtype=self.precise)
-        for start in range(0, len(self.exponential_bias), _HEAD_COLUMNS):
+        here, total = hidden.new_zeros(2, len(hidden), dtype=self.precise)
+        blocks = range(0, len(self.exponential_bias), _HEAD_COLUMNS)
+        in_block = (targets // _HEAD_COLUMNS).bincount(minlength=len(blocks)).tolist()
+        for start, rows in zip(blocks, targets.argsort().split(in_block), strict=True):
             block = slice(start, start + _HEAD_COLUMNS)
-            products = (hidden @ self.decoder.weight[block].t()).to(self.precise)
-            place = targets - start
-            (rows,) = ((place >= 0) & (place < products.shape[1])).nonzero(as_tuple=True)
-            here[rows] = products[rows, place[rows]]
-            # Any shift does; the largest of the first block is seldom far from the largest of all.
-            if start == 0:
-                shift = products.amax(dim=1)
-            total += products.sub_(shift[:, None]).exp_() @ self.exponential_bias[block]
-        return here + self.decoder.bias[targets] - shift - total.log_()
+            logits = (hidden @ self.decoder.weight[block].t()).to(self.precise)
+            here[rows] = logits[rows, targets[rows] - start]
+            total += logits.exp_() @ self.exponential_bias[block]
+        # Beside a total that is not small, what underflowed is nothing.
+        total = total.where(total > _SMALL_TOTAL, math.nan)
+        return here.double() + self.decoder.bias[targets] - total.double().log_()
 
 
 def _unknown_part(model: BertForMaskedLM) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -75,6 +76,30 @@ def test_short_cuts_equal_the_whole_model(
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
 
 
+@pytest.mark.parametrize("has_queries_of_its_own", [False, True])
+@pytest.mark.parametrize("copies_at_a_time", [1, 4, 7, 21])
+def test_parts_of_a_batch_equal_the_whole(
+    network: BertForMaskedLM,
+    copies: MaskedCopies,
+    monkeypatch: pytest.MonkeyPatch,
+    copies_at_a_time: int,
+    has_queries_of_its_own: bool,
+) -> None:
+    """Parts begin and end within a sentence; a copy with two queries stays whole."""
+    if has_queries_of_its_own:
+        query_copy = torch.cat([torch.arange(21), torch.tensor([4])]).sort().values
+        position = copies.query_position[query_copy]
+        position[5] = 7
+        copies = replace(copies, query_copy=query_copy, query_position=position)
+    expected, whole = both(network, copies)
+    sizes = [len(part.sentence) for part in copies.split(copies_at_a_time)]
+    assert sum(sizes) == 21 and max(sizes) == copies_at_a_time
+    monkeypatch.setattr(masked_bert, "_LAYERS_TOKENS", copies_at_a_time * LENGTH + 1)
+    found, _ = both(network, copies)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+    torch.testing.assert_close(found, whole, rtol=1e-12, atol=0)
+
+
 class Clipped(GELUActivation):
     """An activation that only looks like the usual one."""
 
@@ -118,7 +143,7 @@ def test_bfloat16_is_as_precise_as_the_whole_model(network: BertForMaskedLM, cop
 def test_vocabulary_in_blocks_where_numbers_are_large(
     network: BertForMaskedLM, copies: MaskedCopies, monkeypatch: pytest.MonkeyPatch, trouble: str
 ) -> None:
-    """In float32, where exponentials overflow at 88: the first block's largest logit is no shift for the others."""
+    """In float32, where exponentials overflow at 88."""
     monkeypatch.setattr(masked_bert, "_HEAD_COLUMNS", 8)
     decoder = network.cls.predictions.decoder
     if trouble == "bias of a piece":
@@ -136,6 +161,14 @@ def test_biases_beyond_the_exponential(network: BertForMaskedLM, copies: MaskedC
     network.cls.predictions.decoder.bias -= 100
     found, expected = both(network.float(), copies)
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_logits_whose_exponentials_all_but_vanish(network: BertForMaskedLM, copies: MaskedCopies) -> None:
+    """exp(-95) has hardly a digit in float32."""
+    network.cls.predictions.transform.LayerNorm.bias[0] += 5
+    network.cls.predictions.decoder.weight[:, 0] -= 19
+    found, expected = both(network.float(), copies)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_blocks_of_the_vocabulary_equal_the_whole(
