@@ -275,8 +275,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--token_budget",
         type=int,
-        help="word pieces in a batch, which bounds memory (default: 4096 on CPU, for models narrower than 512 "
-        "16384; 65536 on GPU)",
+        help="word pieces in a batch (of each thread), which bounds memory (default: 4096 on CPU, for models "
+        "narrower than 512 16384; 65536 on GPU)",
     )
     parser.add_argument(
         "--within_word_l2r",

@@ -16,6 +16,7 @@ import functools
 import hashlib
 import math
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -37,7 +38,7 @@ from medclip_dcl.encoders.masked_bert import MaskedBert, MaskedCopies, masked_be
 from medclip_dcl.encoders.pretrained import word_pieces
 
 # Word pieces in a batch, [CLS] and [SEP] included, of small and of large models. Measured on CPU: BERT-base is as fast
-# from 4,096 on (and does not keep Ctrl-C waiting), 4 layers x 256 2% faster at 16,384 than at 4,096, in bfloat16 9%.
+# from 4,096 on, 4 layers x 256 2% faster at 16,384 than at 4,096, in bfloat16 9%.
 _DEFAULT_TOKEN_BUDGET = {"cpu": (16384, 4096), "cuda": (65536, 65536)}
 _LARGE_WIDTH = 512
 _EDGES = 2  # [CLS] and [SEP]
@@ -66,7 +67,8 @@ def pseudo_log_likelihood(
     log_p = sum over t of log P(piece t | sentence with piece t masked), natural logarithm, [CLS] and [SEP] excluded
     (Salazar et al., ACL 2020, eq. 1). The model is scored in eval mode on the device where it is, and left in the
     mode in which it was; log-softmax is at least float32, sums are float64. On a CPU each of torch's threads scores
-    batches of its own (BERT-base takes about 0.15 GB a thread for that); their number changes no value.
+    batches of its own (BERT-base takes about 0.15 GB a thread for that); a plain BERT's values are the same for any
+    number of threads.
 
     Args:
         model: a BERT with its masked-language-model head. One with parts that are not transformers' own BERT is
@@ -412,12 +414,14 @@ class _Start(NamedTuple):
 
 @contextmanager
 def _starting(scorer: MaskedBert, device: torch.device) -> Iterator[_Start]:
-    """On a CPU every thread scores a batch of its own: between the operations of one batch threads would wait."""
+    """On a CPU as many threads as torch has score a batch each: on one batch they would wait between operations."""
 
     # Not around the caller's own code, which must not be in inference mode.
     @torch.inference_mode()
     def scored(make_copies: Callable[[], MaskedCopies]) -> _OnItsWay:
-        return _OnItsWay(scorer.log_probability(make_copies()))
+        # A caller's autocast does not reach other threads.
+        with torch.autocast(device.type, enabled=False):
+            return _OnItsWay(scorer.log_probability(make_copies()))
 
     threads = torch.get_num_threads()
     if device.type != "cpu" or not scorer.takes_threads or threads == 1:
@@ -427,11 +431,15 @@ def _starting(scorer: MaskedBert, device: torch.device) -> Iterator[_Start]:
         return
     pool = ThreadPoolExecutor(threads, "scoring", initializer=_compute_with_one_thread)
     try:
+        # All of them now: what a thread sets for itself becomes the default of those that are new, until it is mended.
+        started = threading.Barrier(threads, timeout=60)
+        for waiting in [pool.submit(started.wait) for _ in range(threads)]:
+            waiting.result()
+        torch.set_num_threads(threads)
         yield _Start(2 * threads, lambda make_copies: pool.submit(lambda: scored(make_copies).wait()).result)
     finally:
+        scorer.stop()
         pool.shutdown(cancel_futures=True)
-        # For threads that are new from here on: what a thread sets for itself is their default.
-        torch.set_num_threads(threads)
 
 
 def _compute_with_one_thread() -> None:

@@ -359,6 +359,11 @@ def threads() -> Iterator[Callable[[int], None]]:
     torch.set_num_threads(before)
 
 
+def threads_of_a_new_thread() -> int:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(torch.get_num_threads).result()
+
+
 def scoring_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("scoring")]
 
@@ -402,11 +407,9 @@ def test_threads_end_and_leave_torchs_number_as_it_was(
     plan = ScoringPlan(tokenizer, SENTENCES, positions=POSITIONS, token_budget=20)
     batches = score_batches(model, plan, range(len(plan.batches)))
     next(batches)
-    assert scoring_threads() and torch.get_num_threads() == 3
+    assert scoring_threads() and threads_of_a_new_thread() == 3
     batches.close()
-    assert not scoring_threads()
-    with ThreadPoolExecutor(1) as pool:
-        assert torch.get_num_threads() == pool.submit(torch.get_num_threads).result() == 3
+    assert not scoring_threads() and threads_of_a_new_thread() == 3
 
     def broken(self: SharedMaskedBert, copies: MaskedCopies) -> torch.Tensor:
         raise RuntimeError("out of memory, say")
@@ -414,7 +417,17 @@ def test_threads_end_and_leave_torchs_number_as_it_was(
     monkeypatch.setattr(SharedMaskedBert, "log_probability", broken)
     with pytest.raises(RuntimeError, match="out of memory, say"):
         list(score_batches(model, plan, range(len(plan.batches))))
-    assert not scoring_threads() and torch.get_num_threads() == 3
+    assert not scoring_threads() and threads_of_a_new_thread() == 3
+
+
+def test_an_autocast_of_the_callers_changes_nothing(
+    model: BertForMaskedLM, tokenizer: BertTokenizer, threads: Callable[[int], None]
+) -> None:
+    expected = pseudo_log_likelihood(model, tokenizer, SENTENCES)
+    for number in (1, 3):
+        threads(number)
+        with torch.autocast("cpu", torch.bfloat16):
+            pd.testing.assert_frame_equal(pseudo_log_likelihood(model, tokenizer, SENTENCES), expected)
 
 
 def test_a_model_of_other_parts_is_called_by_one_thread(

@@ -10,6 +10,7 @@ added where a pass is made anyway. The result is that of the whole model up to r
 from __future__ import annotations
 
 import math
+import threading
 import warnings
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -113,6 +114,14 @@ class MaskedBert(Protocol):
         """log P of each query's piece, at least float32."""
         ...
 
+    def stop(self) -> None:
+        """Have calls that are under way in other threads end soon, with `StoppedError`."""
+        ...
+
+
+class StoppedError(RuntimeError):
+    """What was under way was not wanted any more."""
+
 
 def masked_bert(model: BertForMaskedLM, mask_id: int) -> MaskedBert:
     """The fast way where the model is transformers' plain BERT; else the whole model for each copy, with a warning."""
@@ -149,6 +158,9 @@ class WholeMaskedBert:
             found[some] = chosen.double()
         return found
 
+    def stop(self) -> None:
+        """Nothing: it is called by one thread."""
+
 
 class SharedMaskedBert:
     """A plain BERT, without the work that copies share and the results that nobody reads."""
@@ -157,6 +169,7 @@ class SharedMaskedBert:
 
     def __init__(self, model: BertForMaskedLM, mask_id: int) -> None:
         self.mask_id = mask_id
+        self.stopped = threading.Event()
         self.embeddings, self.transform = model.bert.embeddings, model.cls.predictions.transform
         self.head = _Head(model.cls.predictions.decoder)
         layers = list(model.bert.encoder.layer)
@@ -171,6 +184,9 @@ class SharedMaskedBert:
             parts = copies.split(max(1, _LAYERS_TOKENS // copies.tokens.shape[1]))
         rows = torch.cat([self._rows(part) for part in parts])
         return self.head.log_probability(self.transform(rows), copies.targets)
+
+    def stop(self) -> None:
+        self.stopped.set()
 
     def _rows(self, copies: MaskedCopies) -> Float[Tensor, "query width"]:
         """Output of the last layer at each query's position."""
@@ -187,6 +203,8 @@ class SharedMaskedBert:
                 hidden, copied(first.projected(of_sentence), first.projected(of_mask))
             )
         for layer in others[:-1] if one_query_each else others:
+            if self.stopped.is_set():
+                raise StoppedError
             hidden = layer.after_projection(hidden, layer.projected(hidden))
         if one_query_each:
             return self.layers[-1].at(hidden, copies.query_position)
@@ -300,8 +318,8 @@ def _bias_without(projection: nn.Linear, added: Float[Tensor, " width"]) -> Floa
     return (bias - weight @ more).to(projection.bias.dtype)
 
 
-def _takes_mkl(tensor: Tensor) -> bool:
-    """Whether products are MKL's, which has neither biases nor attention."""
+def _takes_blas(tensor: Tensor) -> bool:
+    """Whether products are a BLAS's, which has no biases, and not oneDNN's."""
     return _is_on_host(tensor) and tensor.dtype in (torch.float32, torch.float64)
 
 
@@ -309,8 +327,8 @@ def _linear(
     rows: Float[Tensor, "*row width"], weight: Float[Tensor, "wide width"], bias: Float[Tensor, " wide"]
 ) -> Float[Tensor, "*row wide"]:
     """rows W^T + bias."""
-    # Torch would have MKL add the product to copies of the bias, which takes a pass more.
-    return (rows @ weight.t()).add_(bias) if _takes_mkl(rows) else linear(rows, weight, bias)
+    # Torch would have the BLAS add the product to copies of the bias, which takes a pass more.
+    return (rows @ weight.t()).add_(bias) if _takes_blas(rows) else linear(rows, weight, bias)
 
 
 def _activated(activation: nn.Module, wide: Float[Tensor, "*row wide"]) -> Float[Tensor, "*row wide"]:
@@ -381,7 +399,8 @@ class _Head:
             total += logits.exp_() @ self.exponential_bias[block]
         # Beside a total that is not small, what underflowed is nothing.
         total = total.where(total > _SMALL_TOTAL, math.nan)
-        return here.double() + self.decoder.bias[targets] - total.double().log_()
+        found = here.double() + self.decoder.bias[targets] - total.double().log_()
+        return found.clamp_(max=0.0)  # rounded up, if above
 
 
 def _unknown_part(model: BertForMaskedLM) -> str | None:

@@ -95,9 +95,36 @@ def test_parts_of_a_batch_equal_the_whole(
     sizes = [len(part.sentence) for part in copies.split(copies_at_a_time)]
     assert sum(sizes) == 21 and max(sizes) == copies_at_a_time
     monkeypatch.setattr(masked_bert, "_LAYERS_TOKENS", copies_at_a_time * LENGTH + 1)
+    original, calls = SharedMaskedBert._rows, []
+
+    def counted(self: SharedMaskedBert, part: MaskedCopies) -> torch.Tensor:
+        calls.append(len(part.sentence))
+        return original(self, part)
+
+    monkeypatch.setattr(SharedMaskedBert, "_rows", counted)
     found, _ = both(network, copies)
+    assert calls == sizes
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
     torch.testing.assert_close(found, whole, rtol=1e-12, atol=0)
+
+
+def test_a_piece_that_is_certain_has_at_most_probability_one() -> None:
+    """Rounding would give half of these rows a little more."""
+    torch.manual_seed(0)
+    decoder = torch.nn.Linear(21, VOCABULARY)
+    torch.nn.init.normal_(decoder.weight)
+    torch.nn.init.zeros_(decoder.bias)
+    with torch.inference_mode():
+        hidden = torch.randn(200, 21) * 0.5 + decoder.weight[7] * 2
+        found = masked_bert._Head(decoder).log_probability(hidden, torch.full((200,), 7))
+    assert (found <= 0).all() and (found > -1e-5).all()
+
+
+def test_a_stopped_scorer_ends(network: BertForMaskedLM, copies: MaskedCopies) -> None:
+    scorer = SharedMaskedBert(network, MASK)
+    scorer.stop()
+    with pytest.raises(masked_bert.StoppedError):
+        scorer.log_probability(copies)
 
 
 class Clipped(GELUActivation):
@@ -164,9 +191,9 @@ def test_biases_beyond_the_exponential(network: BertForMaskedLM, copies: MaskedC
 
 
 def test_logits_whose_exponentials_all_but_vanish(network: BertForMaskedLM, copies: MaskedCopies) -> None:
-    """exp(-95) has hardly a digit in float32."""
+    """exp(-98) has hardly a digit in float32."""
     network.cls.predictions.transform.LayerNorm.bias[0] += 5
-    network.cls.predictions.decoder.weight[:, 0] -= 19
+    network.cls.predictions.decoder.weight[:, 0] -= 21
     found, expected = both(network.float(), copies)
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
 
