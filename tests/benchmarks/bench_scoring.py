@@ -148,7 +148,9 @@ def minicons_scorer(model: BertForMaskedLM, tokenizer: BertTokenizer) -> Callabl
 
 def floor(model: BertForMaskedLM, plan: ScoringPlan, dtype: torch.dtype) -> Callable[[], None]:
     """The matrix products of the algorithm: all layers but the last in full, one row of the last and of the head for
-    each copy. The first layer's projections, shared between copies, and attention itself are left out."""
+    each copy. The first layer's projections, shared between copies, and attention itself are left out.
+
+    All threads share each product, where ours give every thread products of its own: a measure, not a strict bound."""
     config = model.config
     width, wide, vocabulary = config.hidden_size, config.intermediate_size, config.vocab_size
     options = {"dtype": dtype, "device": model.device}
