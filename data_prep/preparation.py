@@ -517,7 +517,9 @@ def summary(output: Path, info: Mapping[str, Any]) -> str:
 
 
 def chex5_lines(counts: Mapping[str, Any]) -> list[str]:
-    """One line of CheX5 cases for each use that has any."""
+    """One line of CheX5 cases for each use that has any; none for a set without images, which are the cases."""
+    if "studies_by_use" in counts:
+        return []
     lines = []
     for use, findings in counts["chex5"].items():
         cases = ", ".join(f"{finding} {n['yes']:,}/{n['no']:,}" for finding, n in findings.items())

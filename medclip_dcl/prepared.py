@@ -109,6 +109,24 @@ def check_table(frame: pd.DataFrame, table: str) -> None:
             raise PreparedDataError(f"table {table}, column {column}: expected {kind}, found {found}")
 
 
+def _read_table(file: Path, table: str) -> pd.DataFrame:
+    """A table of the prepared set as it is on the disk, checked.
+
+    Raises:
+        PreparedDataError: not readable, or not with the columns and types of `TABLES[table]` (names the file).
+    """
+    frame = _read_parquet(file)
+    try:
+        check_table(frame, table)
+    except PreparedDataError as error:
+        raise PreparedDataError(f"{file}: {error}; make it again: {_command_for(table)}") from error
+    return frame
+
+
+def _command_for(table: str) -> str:
+    return _MADE_BY.get(table, "python -m data_prep.mimic_cxr (or folder, openi: what made the set)")
+
+
 def write_table(frame: pd.DataFrame, file: Path, table: str) -> None:
     """Write a table of the prepared set as Parquet: checked, then under a temporary name, then renamed.
 
@@ -120,10 +138,13 @@ def write_table(frame: pd.DataFrame, file: Path, table: str) -> None:
 
 
 def write_parquet(frame: pd.DataFrame, file: Path) -> None:
-    """Write any frame as Parquet, atomically; the folder is made if need be."""
+    """Write any frame as Parquet, atomically, a loss of power included; the folder is made if need be."""
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-    frame.to_parquet(temporary, index=False)
+    with temporary.open("wb") as stream:
+        frame.to_parquet(stream, index=False)
+        stream.flush()
+        os.fsync(stream.fileno())
     os.replace(temporary, file)
 
 
@@ -324,11 +345,10 @@ class PreparedSet:
         if table not in self._tables:
             file = self.folder / f"{table}.parquet"
             if not file.is_file():
-                command = _MADE_BY.get(table, "python -m data_prep.mimic_cxr")
-                raise PreparedDataError(f"{self.folder} has no table {table}.parquet; made by: {command}")
-            frame = _read_parquet(file)
-            check_table(frame, table)
-            self._tables[table] = frame
+                raise PreparedDataError(
+                    f"{self.folder} has no table {table}.parquet; made by: {_command_for(table)}"
+                )
+            self._tables[table] = _read_table(file, table)
         return self._tables[table]
 
     def studies(self, use: str) -> pd.Series:
@@ -349,8 +369,7 @@ class PreparedSet:
             PreparedDataError: no such file, none at all, several without a name, or sentences without a row.
         """
         file = self.log_p_file(name)
-        frame = _read_parquet(file)
-        check_table(frame, "log_p")
+        frame = _read_table(file, "log_p")
         self._require_all_sentences(frame["sentence_id"], file, "log_p", "score")
         return frame
 

@@ -62,8 +62,14 @@ def test_missing_table_names_its_command(copy):
 def test_missing_column(copy):
     frame = pd.read_parquet(copy / "sentences.parquet").drop(columns="n_reports")
     write_parquet(frame, copy / "sentences.parquet")
-    with pytest.raises(PreparedDataError, match="table sentences: expected the columns .*n_reports"):
+    message = r"sentences\.parquet: table sentences: expected the columns .*n_reports.*; make it again: python -m data_"
+    with pytest.raises(PreparedDataError, match=message):
         PreparedSet(copy).table("sentences")
+    (scores,) = (copy / "log_p").glob("*.parquet")
+    write_parquet(pd.read_parquet(scores).drop(columns="n_tokens"), scores)
+    message = r"small-0123\.parquet: table log_p: .*; make it again: python -m data_prep\.score_sentences"
+    with pytest.raises(PreparedDataError, match=message):
+        PreparedSet(copy).log_p()
 
 
 def test_wrong_type_is_not_written(tmp_path):

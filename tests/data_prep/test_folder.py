@@ -13,9 +13,10 @@ import pandas as pd
 import pytest
 from PIL import Image
 
+from data_prep import check, score_sentences
 from data_prep import folder as command
-from data_prep import score_sentences
 from data_prep.folder import Settings, prepare
+from data_prep.preparation import summary
 from data_prep.releases import ReleaseError
 from data_prep.rows import draw_split
 from medclip_dcl.data.image_text import ImageTextDataModule
@@ -369,7 +370,7 @@ def text_set(table: Path) -> Path:
     return output
 
 
-def test_a_set_of_reports_alone(text_set: Path) -> None:
+def test_a_set_of_reports_alone(text_set: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prepared = PreparedSet(text_set)
     assert prepared.table("studies").to_numpy().tolist() == [
         [1, 1, "train", "train"],
@@ -382,6 +383,12 @@ def test_a_set_of_reports_alone(text_set: Path) -> None:
     assert prepared.table("labels")["study_id"].tolist() == [1, 2, 3, 4]
     assert prepared.info["counts"]["studies_by_use"]["train"] == 2
     assert not (text_set / "images").exists()
+    said = summary(text_set, prepared.info)
+    assert "text only  no images; studies: " in said
+    # CheX5's cases are images.
+    assert "CheX5" not in said
+    check.main(["--data", str(text_set)])
+    assert "CheX5" not in capsys.readouterr().out
 
 
 def test_reports_alone_serve_scores_and_the_language_model_but_no_image_model(
