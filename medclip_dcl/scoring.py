@@ -30,7 +30,7 @@ import pandas as pd
 import torch
 from jaxtyping import Bool, Float64, Int
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 from transformers import BertForMaskedLM, BertTokenizer
 
@@ -47,6 +47,9 @@ _TOKENISED_AT_ONCE = 8192
 # Batches that a GPU may have been given before the host waits for the first of them.
 _AHEAD = 3
 _LINE_EVERY = 60.0
+# Columns that the progress bar takes at the size of MIMIC-CXR.
+_BAR_WIDTH = 80
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def pseudo_log_likelihood(
@@ -75,7 +78,7 @@ def pseudo_log_likelihood(
             scored the slow way, with a warning.
         tokenizer: the model's own. Special tokens that stand in a sentence as text are text.
         sentences: any strings, repeats included: equal word pieces get bitwise equal values.
-        token_budget: word pieces in a batch, [CLS] and [SEP] included; at least one row whatever it is. None:
+        token_budget: word pieces in a batch, [CLS] and [SEP] included; at least one copy whatever it is. None:
             4,096 on a CPU (16,384 for models narrower than 512), 65,536 on a GPU. It changes the speed, and the
             values by rounding only.
         within_word_l2r: mask the later pieces of the same word, too (Kauf & Ivanova, ACL 2023, PLL-word-l2r): the
@@ -100,10 +103,13 @@ def pseudo_log_likelihood(
     Raises:
         TypeError: a single string, or a sentence that is none.
         ValueError: without `truncate`, a sentence with more word pieces than the model has positions (names its
-            index and length); `mask_every` below 1 or together with `within_word_l2r`.
+            index and length); `mask_every` below 1 or together with `within_word_l2r`; a `token_budget` that is no
+            whole number; another `dtype`, or one into which the model cannot be converted; a word piece that the model
+            does not have.
         NotFiniteError: a score that is not finite.
     """
     _check_are_strings(sentences)
+    _check_dtype(dtype)
     sentences = list(sentences)
     plan = ScoringPlan(
         tokenizer,
@@ -258,11 +264,15 @@ class ScoringPlan(DistinctPieces):
         mask_every: int | None = None,
         truncate: bool = False,
     ) -> None:
-        if mask_every is not None and (mask_every < 1 or within_word_l2r):
+        if mask_every is not None and (
+            not isinstance(mask_every, (int, np.integer)) or mask_every < 1 or within_word_l2r
+        ):
             raise ValueError(
-                f"mask_every must be at least 1 and cannot go with within_word_l2r, got mask_every {mask_every}, "
-                f"within_word_l2r {within_word_l2r}"
+                f"mask_every must be a whole number, at least 1, and cannot go with within_word_l2r, got mask_every "
+                f"{mask_every}, within_word_l2r {within_word_l2r}"
             )
+        if not isinstance(token_budget, (int, np.integer)):
+            raise ValueError(f"token_budget must be a whole number of word pieces, got {token_budget}")
         super().__init__(tokenizer, sentences, positions=positions, truncate=truncate)
         self.mask_every = mask_every
         self.continues_word = _continuations(tokenizer) if within_word_l2r else None
@@ -384,7 +394,16 @@ def score_batches(
 
     Raises:
         NotFiniteError: a value that is not finite.
+        ValueError: a word piece that the model does not have; a `dtype` that is none of those.
     """
+    _check_dtype(dtype)
+    special = (plan.tokenizer.mask_token_id, plan.tokenizer.cls_token_id, plan.tokenizer.sep_token_id)
+    known, largest = model.config.vocab_size, max(plan.pieces.max(initial=0), *special)
+    if largest >= known:
+        raise ValueError(
+            f"the tokenizer has word piece number {largest:,}, but the model has {known:,} word pieces, numbered from "
+            "0; load both from one folder"
+        )
     device = next(model.parameters()).device
     with _evaluating(model), _starting(_scorer(model, plan.tokenizer.mask_token_id, dtype), device) as start:
         length, bucket = -1, torch.empty(0)
@@ -450,6 +469,12 @@ def _compute_with_one_thread() -> None:
 @torch.inference_mode()
 def _scorer(model: BertForMaskedLM, mask_id: int, dtype: torch.dtype | None) -> MaskedBert:
     is_own = dtype in (None, next(model.parameters()).dtype)
+    patched = [name or "the model" for name, module in model.named_modules() if "forward" in vars(module)]
+    if patched and not is_own:
+        raise ValueError(
+            f"{patched[0]} has a forward of its own, which may belong to this very model and not to a copy of it in "
+            f"{dtype}; convert the model itself (model.to({dtype})) and leave dtype out"
+        )
     return masked_bert(model if is_own else copy.deepcopy(model).to(dtype), mask_id)
 
 
@@ -493,23 +518,37 @@ class _Rate:
         passed = time.monotonic() - self.since
         return passed * (self.total - self.done) / max(1, self.done)
 
+    def a_second(self) -> float:
+        """Work done in a second."""
+        return self.done / max(1e-9, time.monotonic() - self.since)
+
+
+def _short(number: int | float) -> str:
+    """Three significant digits: 950, 12.3k, 198M."""
+    for unit in ("", "k", "M", "G"):
+        if number < 999.5:
+            return f"{number:.3g}{unit}"
+        number /= 1000
+    return f"{number:,.0f}T"
+
 
 @contextmanager
 def scoring_progress(
-    plan: ScoringPlan, is_shown: bool, numbers: Sequence[int] | None = None
+    plan: ScoringPlan, is_shown: bool, numbers: Sequence[int] | None = None, who: str = ""
 ) -> Iterator[_Report]:
     """Progress on standard error; what it gives is called with the number of each batch that is done.
 
-    On a terminal a bar, elsewhere a line a minute. Time is estimated by word pieces through the model, of which a
-    sentence needs a number quadratic in its length.
+    On a terminal of 80 columns or more a bar, elsewhere a line a minute. Time is estimated by word pieces through the
+    model, of which a sentence needs a number quadratic in its length.
 
     Args:
         plan: what is being scored.
         is_shown: False shows nothing.
         numbers: batches that will be done; None: all.
+        who: does these batches, where others do the rest.
     """
     batches = plan.batches if numbers is None else [plan.batches[number] for number in numbers]
-    report = _Report(plan, batches, is_shown)
+    report = _Report(plan, batches, is_shown, who)
     try:
         yield report
     finally:
@@ -517,18 +556,20 @@ def scoring_progress(
 
 
 class _Report:
-    def __init__(self, plan: ScoringPlan, batches: Sequence[Batch], is_shown: bool) -> None:
-        self.plan = plan
+    def __init__(self, plan: ScoringPlan, batches: Sequence[Batch], is_shown: bool, who: str) -> None:
+        self.plan, self.who = plan, f"{who}: " if who else ""
         self.rate = _Rate(sum(map(plan.work, batches)), since=time.monotonic())
         self.sentences = 0.0
         self.all_sentences = sum(self._sentences(batch) for batch in batches)
         self.last_line = time.monotonic()
-        self.is_line = is_shown and not sys.stderr.isatty()
+        console = Console(stderr=True)
+        self.is_line = is_shown and (not sys.stderr.isatty() or console.width < _BAR_WIDTH)
         self.bar: Progress | None = None
         self.task = TaskID(0)
         if is_shown and not self.is_line:
-            columns = (BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), TextColumn("left"))
-            self.bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True))
+            columns = [] if who else [BarColumn(bar_width=6)]
+            texts = (TextColumn("{task.description}"), TimeRemainingColumn(), TextColumn("left"))
+            self.bar = Progress(*columns, *texts, console=console)
             self.task = self.bar.add_task("scoring", total=self.rate.total)
             self.bar.start()
 
@@ -540,20 +581,23 @@ class _Report:
         self.rate.done += self.plan.work(batch)
         self.sentences += self._sentences(batch)
         if self.bar is not None:
-            self.bar.update(self.task, completed=self.rate.done, description=self._text())
+            self.bar.update(self.task, completed=self.rate.done, description=self._short_text())
         elif self.is_line and time.monotonic() - self.last_line >= _LINE_EVERY:
             self._line()
 
-    def _text(self) -> str:
-        passed = max(1e-9, time.monotonic() - self.rate.since)
-        return (
-            f"{self.sentences:,.0f} of {self.all_sentences:,.0f} sentences, "
-            f"{self.rate.done:,} of {self.rate.total:,} word pieces, {self.rate.done / passed:,.0f}/s"
-        )
+    def _short_text(self) -> str:
+        done, total, a_second = map(_short, (self.rate.done, self.rate.total, self.rate.a_second()))
+        sentences = f"{self.sentences:,.0f}/{self.all_sentences:,.0f} sentences"
+        return f"{self.who}{sentences} {done}/{total} pieces {a_second}/s"
 
     def _line(self) -> None:
         self.last_line = time.monotonic()
-        print(f"scoring: {self._text()}, {self.rate.left() / 60:.1f} min left", file=sys.stderr, flush=True)
+        text = (
+            f"scoring: {self.who}{self.sentences:,.0f} of {self.all_sentences:,.0f} sentences, "
+            f"{self.rate.done:,} of {self.rate.total:,} word pieces, {self.rate.a_second():,.0f}/s, "
+            f"{self.rate.left() / 60:.1f} min left"
+        )
+        print(text, file=sys.stderr, flush=True)
 
     def close(self) -> None:
         if self.bar is not None:
@@ -568,6 +612,12 @@ def _check_are_strings(sentences: Sequence[object]) -> None:
     for row, sentence in enumerate(sentences):
         if not isinstance(sentence, str):
             raise TypeError(f"sentence {row} must be a string, got {type(sentence).__name__}")
+
+
+def _check_dtype(dtype: object) -> None:
+    if dtype is not None and dtype not in _DTYPES:
+        names = ", ".join(map(str, _DTYPES))
+        raise ValueError(f"dtype must be one of {names} or None, got {dtype!r}")
 
 
 def _continuations(tokenizer: BertTokenizer) -> Bool[Tensor, " piece"]:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import copy
 import inspect
+import io
 import math
 import random
+import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import jaxtyping
 import numpy as np
 import pandas as pd
 import pytest
@@ -22,7 +27,15 @@ from transformers.models.bert.modeling_bert import BertOutput
 
 from medclip_dcl.encoders.masked_bert import MaskedCopies, SharedMaskedBert
 from medclip_dcl.encoders.pretrained import load_tokenizer
-from medclip_dcl.scoring import NotFiniteError, ScoringPlan, pseudo_log_likelihood, score_batches
+from medclip_dcl.scoring import (
+    Batch,
+    NotFiniteError,
+    ScoringPlan,
+    _short,
+    pseudo_log_likelihood,
+    score_batches,
+    scoring_progress,
+)
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = ["no", "pneumo", "##thorax", "##thor", "##ax", "heart", "size", "normal", "is", ".", ",", "[", "]"]
@@ -247,12 +260,63 @@ def test_mask_every_masks_every_kth_piece_at_once(
     assert ((found - exact["log_p"]).abs() > 1e-4)[~is_exact].all()
 
 
-@pytest.mark.parametrize("options", [{"mask_every": 0}, {"mask_every": 4, "within_word_l2r": True}])
-def test_mask_every_that_means_nothing_is_refused(
-    model: BertForMaskedLM, tokenizer: BertTokenizer, options: dict[str, Any]
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"mask_every": 0},
+            "mask_every must be a whole number, at least 1, and cannot go with within_word_l2r, got",
+        ),
+        ({"mask_every": 2.5}, "mask_every 2.5, within_word_l2r False"),
+        ({"mask_every": 4, "within_word_l2r": True}, "mask_every 4, within_word_l2r True"),
+        ({"token_budget": 64.5}, "token_budget must be a whole number of word pieces, got 64.5"),
+        ({"dtype": "float16"}, r"dtype must be one of torch\.float32, .* or None, got 'float16'"),
+        ({"dtype": torch.int8}, r"dtype must be one of .*, got torch\.int8"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(
+    model: BertForMaskedLM, tokenizer: BertTokenizer, options: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ValueError, match="mask_every must be at least 1 and cannot go with within_word_l2r"):
+    # The annotations are checked only while the tests run: users meet the function without them.
+    with pytest.raises(ValueError, match=message), jaxtyping_off():
         pseudo_log_likelihood(model, tokenizer, SENTENCES, **options)
+
+
+def test_a_tokenizer_of_another_model_is_refused(model: BertForMaskedLM) -> None:
+    larger = BertTokenizer(vocab={piece: i for i, piece in enumerate([*PIECES, "edema"])})
+    pseudo_log_likelihood(model, larger, ["no effusion"])
+    message = f"word piece number {len(PIECES)}, but the model has {len(PIECES)} word pieces, numbered from 0"
+    with pytest.raises(ValueError, match=message):
+        pseudo_log_likelihood(model, larger, ["no edema"])
+    other = {piece: i + 100 * (piece == "[SEP]") for i, piece in enumerate(PIECES)}
+    with pytest.raises(ValueError, match="word piece number 103, but"):
+        pseudo_log_likelihood(model, BertTokenizer(vocab=other), ["no effusion"])
+
+
+@contextmanager
+def jaxtyping_off() -> Iterator[None]:
+    """Without the checks of types that run in tests."""
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    try:
+        yield
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", before)
+
+
+def test_a_forward_of_its_own_is_respected(model: BertForMaskedLM, tokenizer: BertTokenizer) -> None:
+    other = copy.deepcopy(model)
+    layer = other.bert.encoder.layer[1].output
+    plain = layer.forward
+    layer.forward = lambda *tensors: 1.5 * plain(*tensors)
+    with pytest.warns(UserWarning, match=r"module bert\.encoder\.layer\.1\.output has a forward of its own"):
+        found = pseudo_log_likelihood(other, tokenizer, SENTENCES)["log_p"]
+    expected = by_definition(other, tokenizer, SENTENCES)
+    assert found.tolist() == pytest.approx(expected, rel=1e-5, nan_ok=True)
+    assert expected[0] != pytest.approx(by_definition(model, tokenizer, SENTENCES[:1])[0], rel=1e-3)
+    message = r"bert\.encoder\.layer\.1\.output has a forward of its own, .*convert the model itself"
+    with pytest.raises(ValueError, match=message):
+        pseudo_log_likelihood(other, tokenizer, SENTENCES, dtype=torch.bfloat16)
 
 
 class ScaledLinear(torch.nn.Linear):
@@ -483,6 +547,59 @@ def test_progress_goes_to_standard_error(
     pseudo_log_likelihood(model, tokenizer, ["heart size"], progress=True)
     captured = capsys.readouterr()
     assert captured.out == "" and "8 of 8 word pieces" in captured.err and "heart" not in captured.err
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("who", ["", "rank 0 of 16"])
+def test_progress_fits_80_columns(
+    tokenizer: BertTokenizer, monkeypatch: pytest.MonkeyPatch, who: str
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm")
+    plan = ScoringPlan(tokenizer, [], positions=512, token_budget=64)
+    plan.batches = [Batch(20, 0, 5_000_000), Batch(20, 5_000_000, 9_000_000)]  # 450,000 sentences
+    with scoring_progress(plan, True, None, who) as report:
+        report(0)
+        report.rate.since = time.monotonic() - 150
+        report(1)
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.getvalue()).replace("\r", "\n")
+    (last,) = {line.rstrip() for line in shown.splitlines() if "450,000/450,000" in line}
+    assert f"{who}: " in last if who else "━" in last
+    assert "450,000/450,000 sentences 198M/198M pieces 1.32M/s" in last
+    assert last.endswith(" 0:00:00 left") and "…" not in last and len(last) <= 79  # hours of two digits
+
+
+def test_progress_on_a_narrow_terminal_is_lines(
+    model: BertForMaskedLM, tokenizer: BertTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("TERM", "xterm")
+    pseudo_log_likelihood(model, tokenizer, ["heart size"], progress=True)
+    assert "8 of 8 word pieces" in terminal.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (0, "0"),
+        (950, "950"),
+        (999.7, "1k"),
+        (12_345, "12.3k"),
+        (999_999, "1M"),
+        (1.98e8, "198M"),
+        (5e15, "5,000T"),
+    ],
+)
+def test_short_numbers(number: float, text: str) -> None:
+    assert _short(number) == text
 
 
 def test_real_sentences_equal_the_definition(real_data: Path) -> None:

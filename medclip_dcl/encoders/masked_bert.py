@@ -414,6 +414,8 @@ def _unknown_part(model: BertForMaskedLM) -> str | None:
     for name, module in model.named_modules():
         if module._forward_hooks or module._forward_pre_hooks:
             return f"module {name or type(model).__name__} has a forward hook"
+        if "forward" in vars(module):
+            return f"module {name or type(model).__name__} has a forward of its own"
         if type(module) not in _PLAIN and id(module) not in activations:
             return f"module {name} is a {type(module).__name__}, which plain BERT does not have"
         if isinstance(module, (nn.Linear, nn.LayerNorm)) and module.bias is None:
