@@ -132,10 +132,9 @@ def embed_sentences(data: Path, model: str, options: Options) -> Path:
     meaning = f"{pieces.fingerprint_with(special)}-{settings_fingerprint(network)}"
     network = network.to(device)
     budget = _BATCH_TOKENS[device] if options.batch_tokens is None else options.batch_tokens
-    parts_name = f".{name}-{meaning}-{budget}-{device}.parts"
     batches = _batches(pieces, budget)
     parts = Parts(
-        file.with_name(parts_name), lambda number: _rows(pieces, batches[number]), options.keep_every
+        file, meaning, f"{budget}-{device}", lambda number: _rows(pieces, batches[number]), options.keep_every
     )
     ids = sentences["sentence_id"].to_numpy()
     if _has_embeddings_of(file, ids, meaning):

@@ -62,15 +62,24 @@ class Parts:
     the same time do not disturb each other.
 
     Args:
-        folder: of the parts; its name says of what they are.
+        file: where all values will be.
+        meaning: of the values: equal for values that are equal up to rounding.
+        batching: what the numbers of batches belong to.
         places: batch number -> rows of its values among all values.
         keep_every: seconds between writes.
     """
 
     def __init__(
-        self, folder: Path, places: Callable[[int], Int[np.ndarray, " row"]], keep_every: float
+        self,
+        file: Path,
+        meaning: str,
+        batching: str,
+        places: Callable[[int], Int[np.ndarray, " row"]],
+        keep_every: float,
     ) -> None:
-        self.folder, self.places, self.keep_every = folder, places, keep_every
+        self.places, self.keep_every = places, keep_every
+        self.prefix = f".{file.stem}-{meaning}-"
+        self.folder = file.with_name(f"{self.prefix}{batching}.parts")
         self.numbers: list[int] = []
         self.values: list[np.ndarray] = []
         self.kept_at = time.monotonic()
@@ -131,5 +140,8 @@ class Parts:
             self.write()
 
     def remove(self) -> None:
-        """The final file is there."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """The final file is there: parts of it are not needed, those in other batches included."""
+        if self.folder.parent.is_dir():
+            for folder in list(self.folder.parent.iterdir()):
+                if folder.name.startswith(self.prefix) and folder.suffix == ".parts":
+                    shutil.rmtree(folder, ignore_errors=True)

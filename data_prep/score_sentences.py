@@ -14,7 +14,9 @@ same, byte for byte, on the same machine.
 from __future__ import annotations
 
 import argparse
+import math
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,6 +41,10 @@ if TYPE_CHECKING:
     from medclip_dcl.scoring import ScoringPlan
 
 _DTYPES = ("float32", "bfloat16", "float16")
+# Sentences from which on tokenising takes some seconds.
+_MANY = 50_000
+# Sentences of a kind whose numbers are printed.
+_NAMED = 5
 # Parquet metadata: what the scores are of.
 _PLAN = "medclip_dcl_scored"
 
@@ -106,6 +112,8 @@ def score_sentences(data: Path, model: str, options: Options) -> Path:
     file = prepared.folder / "log_p" / f"{name}.parquet"
     with _processes(choose_device(options.device)) as processes:
         network = network.to(processes.device)
+        if len(sentences) >= _MANY:
+            processes.say(f"tokenising {len(sentences):,} sentences")
         budget = default_token_budget(network) if options.token_budget is None else options.token_budget
         plan = ScoringPlan(
             tokenizer,
@@ -118,8 +126,8 @@ def score_sentences(data: Path, model: str, options: Options) -> Path:
         )
         # The configuration decides values, too, and is not among the weights.
         meaning = f"{plan.fingerprint}-{settings_fingerprint(network)}"
-        parts_name = f".{name}-{meaning}-{budget}-{processes.device.type}.parts"
-        parts = Parts(file.with_name(parts_name), plan.places, options.keep_every)
+        batching = f"{budget}-{processes.device.type}"
+        parts = Parts(file, meaning, batching, plan.places, options.keep_every)
         if processes.agree(lambda: _has_scores_of(file, sentences, meaning)):
             processes.say(
                 f"{file} holds the scores of all {len(sentences):,} sentences by this model: nothing to do"
@@ -160,8 +168,8 @@ def _scored(
     if done:
         processes.say(f"continuing: {len(done):,} of {len(plan.batches):,} batches were done before")
     mine = [n for n in range(processes.rank, len(plan.batches), processes.size) if n not in done]
-    is_shown = processes.rank == 0
-    with scoring_progress(plan, is_shown, mine) as report, parts.keeping():
+    who = f"rank 0 of {processes.size}" if processes.size > 1 else ""
+    with scoring_progress(plan, processes.rank == 0, mine, who) as report, parts.keeping():
         for number, found in score_batches(network, plan, mine, dtype=dtype):
             values[plan.places(number)] = found
             parts.add(number, found)
@@ -239,8 +247,16 @@ def _has_scores_of(file: Path, sentences: pd.DataFrame, meaning: str) -> bool:
     if not file.is_file():
         return False
     import pandas as pd
+    import pyarrow as pa
 
-    scores = pd.read_parquet(file)
+    try:
+        scores = pd.read_parquet(file)
+    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+        # The system's own errors have a number: the file may be whole.
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        print(f"{file} is damaged ({error}): the sentences are scored again", file=sys.stderr)
+        return False
     check_table(scores, "log_p")
     is_same = scores["sentence_id"].tolist() == sentences["sentence_id"].tolist()
     return is_same and scores.attrs.get(_PLAN) == meaning
@@ -249,13 +265,15 @@ def _has_scores_of(file: Path, sentences: pd.DataFrame, meaning: str) -> bool:
 def _summary(scores: pd.DataFrame, file: Path) -> str:
     """What was written, and what of it deserves a look; no texts."""
     lines = [f"{file}: {len(scores):,} sentences, median log p {scores['log_p'].median():.2f}"]
-    for count, what in (
-        (int(scores["truncated"].sum()), "were too long for the model: only their beginning was scored"),
-        (int((scores["n_unknown"] > 0).sum()), "hold word pieces that the model does not know ([UNK])"),
-        (int((scores["n_tokens"] == 0).sum()), "have no word pieces and no score (NaN)"),
+    for chosen, what in (
+        (scores["truncated"], "were too long for the model: only their beginning was scored"),
+        (scores["n_unknown"] > 0, "hold word pieces that the model does not know ([UNK])"),
+        (scores["n_tokens"] == 0, "have no word pieces and no score (NaN)"),
     ):
-        if count:
-            lines.append(f"  {count:,} sentences {what}")
+        numbers = scores.loc[chosen, "sentence_id"].tolist()
+        if numbers:
+            first = ", ".join(map(str, numbers[:_NAMED])) + (", ..." if len(numbers) > _NAMED else "")
+            lines.append(f"  {len(numbers):,} sentences {what} (sentence_id {first})")
     return "\n".join(lines)
 
 
@@ -308,6 +326,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = vars(parser.parse_args(arguments))
     if options["mask_every"] is not None and (options["mask_every"] < 1 or options["within_word_l2r"]):
         parser.error("--mask_every must be at least 1 and does not go with --within_word_l2r")
+    if options["token_budget"] is not None and options["token_budget"] < 1:
+        parser.error(f"--token_budget must be at least 1, got {options['token_budget']}")
+    if not 0 <= options["keep_every"] < math.inf:
+        parser.error(f"--keep_every must be at least 0 and finite, got {options['keep_every']}")
     score_sentences(options.pop("data"), options.pop("model"), Options(**options))
 
 

@@ -209,6 +209,23 @@ def test_a_run_that_broke_off_continues_to_the_same_bytes(
     assert [path.name for path in (prepared / "log_p").iterdir()] == [expected.name]
 
 
+def test_what_a_run_in_other_batches_left_is_removed_in_the_end(
+    prepared: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log_p = prepared / "log_p"
+    for option in ("--token_budget=7", "--dtype=bfloat16"):
+        with monkeypatch.context() as patch:
+            stop_after(1, patch)
+            with pytest.raises(Stopped):
+                score(prepared, model, option)
+    before = set(log_p.glob(".*.parts"))
+    assert len(before) == 2
+    main(["--data", str(prepared), "--model", str(model), "--device", "cpu"])
+    # Parts of other scores stay.
+    (left,) = log_p.glob(".*.parts")
+    assert left in before and "-bfloat16-" in left.name
+
+
 def test_a_run_beside_another_that_finishes_first(
     prepared: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,7 +281,55 @@ def test_a_sentence_too_long_for_the_model_is_cut_and_reported(
     write_table(sentences, prepared / "sentences.parquet", "sentences")
     file = score(prepared, model)
     assert pd.read_parquet(file)["n_tokens"].tolist() == [5, 4, 4, 6]
-    assert "1 sentences were too long for the model" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "1 sentences were too long for the model: only their beginning was scored (sentence_id 7)" in said
+
+
+def test_damaged_scores_are_made_again(
+    prepared: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = score(prepared, model)
+    expected = file.read_bytes()
+    file.write_bytes(expected[: len(expected) // 2])
+    main(["--data", str(prepared), "--model", str(model), "--device", "cpu"])
+    assert file.read_bytes() == expected
+    assert f"{file} is damaged (" in capsys.readouterr().err
+
+
+def test_scores_that_may_not_be_read_are_left_alone(
+    prepared: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = score(prepared, model)
+    before = file.read_bytes()
+    read = pd.read_parquet
+
+    def denied(path: Path) -> pd.DataFrame:
+        if path == file:
+            raise PermissionError(13, "denied")
+        return read(path)
+
+    monkeypatch.setattr(pd, "read_parquet", denied)
+    with pytest.raises(PermissionError):
+        main(["--data", str(prepared), "--model", str(model), "--device", "cpu"])
+    assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--token_budget", "0", "--token_budget must be at least 1, got 0"),
+        ("--keep_every", "nan", "--keep_every must be at least 0 and finite, got nan"),
+        ("--keep_every", "-3", "--keep_every must be at least 0 and finite, got -3.0"),
+        ("--keep_every", "inf", "--keep_every must be at least 0 and finite, got inf"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(
+    prepared: Path, model: Path, option: str, value: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["--data", str(prepared), "--model", str(model), option, value])
+    assert message in capsys.readouterr().err
+    assert not (prepared / "log_p").exists()
 
 
 def test_texts_are_not_printed(prepared: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
