@@ -26,6 +26,8 @@ from medclip_dcl.prepared import PreparedDataError, PreparedSet
 
 LARGEST_A = 0.999
 LARGEST_K = 10.0
+# Searches end a little before a bound.
+_AT_BOUND = 1e-4
 
 _FINDINGS = {
     "Atelectasis": r"atelecta\w*",
@@ -63,6 +65,10 @@ class LogLinearFit(NamedTuple):
     def eta(self, log_p: np.ndarray) -> np.ndarray:
         """Class probabilities of sentences with these log probabilities."""
         return self.a * np.exp(self.k * log_p)
+
+    def log_eta(self, log_p: np.ndarray) -> np.ndarray:
+        """Their logarithms, also where eta is too small for a number; a must be above 0."""
+        return np.log(self.a) + self.k * log_p
 
 
 def binomial_fit(log_p: np.ndarray, successes: np.ndarray, trials: int, weights: np.ndarray) -> LogLinearFit:
@@ -103,6 +109,8 @@ def binomial_fit(log_p: np.ndarray, successes: np.ndarray, trials: int, weights:
 
 def least_squares_fit(log_p: np.ndarray, rho: np.ndarray, weights: np.ndarray) -> LogLinearFit:
     """Weighted least squares of log rho on log p, 0 <= a < 1, k >= 0; sentences with rho 0 say nothing here.
+
+    Sentences that are true of every image (rho 1, log rho 0) take part.
 
     Args:
         log_p: of each sentence, natural logarithm.
@@ -147,7 +155,7 @@ def _fit(a: float, k: float) -> LogLinearFit:
     at_bound = tuple(
         f"{name} is at its bound {bound:g}"
         for name, value, bound in (("a", a, LARGEST_A), ("k", k, 0.0), ("k", k, LARGEST_K))
-        if abs(value - bound) <= 1e-6 * max(1.0, bound)
+        if abs(value - bound) <= _AT_BOUND * max(1.0, bound)
     )
     return LogLinearFit(a, k, at_bound)
 

@@ -23,6 +23,8 @@ the others.
 from __future__ import annotations
 
 import argparse
+import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -46,6 +48,8 @@ _USUAL_MEDIAN = (1e-4, 0.5)
 # Ratio of the 95% to the 5% quantile of eta below which the sentence hardly matters.
 _LEAST_SPREAD = 2.0
 _SHOWN_SENTENCES = 15
+# Share of the anchors, the least probable, that the figure leaves out on the left.
+_NOT_SHOWN = 0.05
 # Share of log rho's variance: below it log p says little; bins must explain so much more than a line to call it curved.
 _LITTLE, _CURVED = 0.2, 0.05
 _MEANING = {
@@ -66,6 +70,10 @@ class Source(NamedTuple):
     rho: np.ndarray
     weights: np.ndarray
 
+    def where(self, chosen: np.ndarray) -> Source:
+        """The chosen sentences."""
+        return Source(*(column[chosen] for column in self))
+
 
 class Estimates(NamedTuple):
     """Everything that the report says in numbers.
@@ -82,10 +90,15 @@ class Estimates(NamedTuple):
     fits: dict[str, LogLinearFit]
 
     def source(self, name: str) -> Source:
-        """The sentences for which this rho is known and below 1."""
-        known = self.table[self.table[f"rho_{name}"] < 1]
+        """The sentences for which this rho is known."""
+        known = self.table[self.table[f"rho_{name}"].notna()]
         columns = (known["log_p"], known[f"rho_{name}"], known["train_reports"].astype("float64"))
         return Source(*(column.to_numpy() for column in columns))
+
+    def bounded(self, name: str) -> Source:
+        """Those with rho below 1, where SSD's error bound is finite."""
+        source = self.source(name)
+        return source.where(source.rho < 1)
 
     @property
     def sources(self) -> list[str]:
@@ -151,7 +164,7 @@ def estimate(prepared: PreparedSet, log_p: str | None = None) -> Estimates:
     for name in found.sources:
         if found.source(name).rho.any():
             found.fits[f"{name}_least_squares"] = least_squares_fit(*found.source(name))
-            found.fits[f"{name}_bound"] = bound_fit(*found.source(name))
+            found.fits[f"{name}_bound"] = bound_fit(*found.bounded(name))
     return found
 
 
@@ -191,17 +204,22 @@ def write_report(
         chosen: name of the estimate for the configuration.
 
     Raises:
-        PreparedDataError: see `estimate`; an estimate that this set does not allow.
-        ValueError: (a, k) out of range.
+        PreparedDataError: see `estimate`; an estimate that this set does not allow; (a, k) out of range; `output` is
+            no folder.
     """
     from data_prep.eta_estimates import LogLinearFit
 
+    existing = next(path for path in (output, *output.absolute().parents) if path.exists())
+    if not existing.is_dir():
+        raise PreparedDataError(f"--output {output}: {existing} is a file; name a folder")
     found = estimate(prepared, log_p)
     name = prepared.log_p_file(log_p).stem
     if given is not None:
         a, k = given
-        if not (0 <= a < 1 and k >= 0):
-            raise PreparedDataError(f"--a must lie in [0, 1) and --k be at least 0, got {a} and {k}")
+        if not (0 <= a < 1 and 0 <= k < math.inf):
+            raise PreparedDataError(
+                f"--a must lie in [0, 1) and --k be at least 0 and finite, got {a} and {k}"
+            )
         found.fits["given"], chosen = LogLinearFit(a, k), "given"
     if chosen not in found.fits:
         raise PreparedDataError(
@@ -262,7 +280,7 @@ def _estimates_table(found: Estimates) -> list[str]:
 
     from data_prep.eta_estimates import best_constant, bound_term
 
-    sources = {name: found.source(name) for name in found.sources}
+    sources = {name: found.bounded(name) for name in found.sources}
     lines = [
         "E|1/(1 - eta) - 1/(1 - rho)| over anchors (SSD proposition 2.1; in brackets: with eta capped at "
         f"{MAX_ETA}, as in training).",
@@ -307,19 +325,22 @@ def _counted(found: Estimates, name: str) -> str:
 
 
 def _log_linearity(found: Estimates) -> list[str]:
-    """Is log rho a straight line in log p? For each source of rho."""
+    """Is log rho a straight line in log p? For each source of rho, over the sentences that have a log rho."""
     import numpy as np
 
     from data_prep.eta_estimates import adjusted_r_squared, binned_means
 
     lines = ["Is class probability log-linear in text probability?", ""]
     for name in found.sources:
-        log_p, rho, weights = (column[found.source(name).rho > 0] for column in found.source(name))
+        source = found.source(name)
+        log_p, rho, weights = source.where(source.rho > 0)
         if not len(rho):
             continue
         bins = _bins(weights)
-        predicted = np.log(found.fits[f"{name}_least_squares"].eta(log_p))
-        line = adjusted_r_squared(predicted, np.log(rho), weights, 2)
+        line, bound = (
+            adjusted_r_squared(found.fits[f"{name}_{kind}"].log_eta(log_p), np.log(rho), weights, 2)
+            for kind in ("least_squares", "bound")
+        )
         means = binned_means(log_p, np.log(rho), weights, bins)
         any_shape = adjusted_r_squared(means, np.log(rho), weights, bins)
         if np.isnan(any_shape):
@@ -331,10 +352,21 @@ def _log_linearity(found: Estimates) -> list[str]:
         else:
             verdict = "a straight line says what log p has to say"
         lines.append(
-            f"- {name}: of the variance of log rho the least-squares line explains {line:.3f}, {bins} bins of log p "
-            f"{any_shape:.3f} (adjusted R^2): {verdict}"
+            f"- {name}: of the variance of log rho the least-squares line explains {_explained(line)}, the bound's "
+            f"minimiser {_explained(bound)}, {bins} bins of log p {_explained(any_shape)} (adjusted R^2; {len(rho):,} "
+            f"sentences with rho above 0{_left_out(source)}): {verdict}"
         )
     return [*lines, ""]
+
+
+def _explained(share: float) -> str:
+    return f"{share:.3f}" if not share < 0 else f"nothing ({share:.3g}: the mean is closer)"
+
+
+def _left_out(source: Source) -> str:
+    """How many sentences have no log rho."""
+    count = int((source.rho == 0).sum())
+    return f"; {count:,} have rho 0 and no logarithm" if count else ""
 
 
 def _bins(weights: np.ndarray) -> int:
@@ -349,6 +381,7 @@ def _warnings(found: Estimates, fit: LogLinearFit) -> list[str]:
 
     of_anchors = _eta_of_anchors(found, fit)
     lines = [f"warning: {problem}; {_MEANING[problem[0]]}" for problem in fit.at_bound]
+    lines += _against_constant(found, fit)
     low, high = np.quantile(of_anchors, (0.05, 0.95))
     if high < _LEAST_SPREAD * low:
         lines.append(
@@ -362,6 +395,30 @@ def _warnings(found: Estimates, fit: LogLinearFit) -> list[str]:
             + ("hardly any correction" if median < _USUAL_MEDIAN[0] else "most anchors will sit on the floor")
         )
     return lines
+
+
+def _against_constant(found: Estimates, fit: LogLinearFit) -> list[str]:
+    """Says so where eta is no closer to the class frequency, if that is known from elsewhere, than a constant is."""
+    import numpy as np
+
+    from data_prep.eta_estimates import best_constant, bound_term
+
+    name = next((name for name in ("truth", "labels") if name in found.sources), None)
+    if name is None:
+        return []
+    source = found.bounded(name)
+    constant = best_constant(source.rho, source.weights)
+    of_eta, of_constant = (
+        bound_term(np.minimum(eta, MAX_ETA), source.rho, source.weights)
+        for eta in (fit.eta(source.log_p), np.full_like(source.rho, constant))
+    )
+    if of_eta < of_constant:
+        return []
+    return [
+        f"warning: capped at {MAX_ETA} as in training, this eta is {of_eta:.3f} away from rho ({name}), the best "
+        f"constant, {constant:.3g}, {of_constant:.3f} (the table's measure): train with ConstantClassProbability as "
+        "well and compare, or take another estimate (--estimate)"
+    ]
 
 
 def _sentences(found: Estimates, fit: LogLinearFit) -> list[str]:
@@ -391,18 +448,27 @@ def _figure(found: Estimates, fit: LogLinearFit, chosen: str) -> Figure:
     figure = Figure(figsize=(13.5, 7.6), layout="constrained")
     axes = figure.subplots(2, 3).flat
     log_p, weights = found.table["log_p"].to_numpy(), found.table["train_reports"].to_numpy()
-    edges = np.linspace(log_p.min(), max(0.0, log_p.max()), 41)
+    # The few very improbable ones would press all others into a corner.
+    left = float(np.quantile(np.repeat(log_p, weights), _NOT_SHOWN))
+    axis_label = f"log p (natural); {_NOT_SHOWN:.0%} of the anchors lie further left"
+    edges = np.linspace(left, max(0.0, log_p.max()), 41)
     for values, label in ((np.ones(len(log_p)), "distinct sentences"), (weights, "as often as they occur")):
-        axes[0].hist(log_p, edges, weights=values / values.sum(), alpha=0.6, label=label)
-    axes[0].set(xlabel="log p (natural)", ylabel="share", title="log p of training sentences")
+        axes[0].hist(np.maximum(log_p, left), edges, weights=values / values.sum(), alpha=0.6, label=label)
+    axes[0].set(
+        xlabel="log p (natural); the first bar holds all further left",
+        ylabel="share",
+        title="log p of training sentences",
+    )
     axes[0].legend(fontsize=8)
     axes[1].hist(_eta_of_anchors(found, fit), 40, color="#3a9d5d")
     axes[1].set(xlabel=f"eta ({chosen})", ylabel="anchors", title="eta of the anchors")
+    axes[1].locator_params(axis="x", nbins=6)
     for axis in axes[2 + len(sources) :]:
         axis.set_axis_off()
     for axis, name in zip(axes[2 : 2 + len(sources)], sources, strict=True):
-        x, rho, w = (column[found.source(name).rho > 0] for column in found.source(name))
-        axis.set(xlabel="log p (natural)", ylabel="rho", yscale="log", title=f"rho: {name}")
+        source = found.source(name)
+        x, rho, w = source.where(source.rho > 0)
+        axis.set(xlabel=axis_label, ylabel="rho", yscale="log", title=f"rho: {name}")
         if not len(rho):
             continue
         axis.scatter(x, rho, s=np.clip(w, 3, 60), alpha=0.25, color="#3b7dd8", linewidths=0)
@@ -412,7 +478,7 @@ def _figure(found: Estimates, fit: LogLinearFit, chosen: str) -> Figure:
         for label, line in ((f"{name}_least_squares", "-"), (f"{name}_bound", "--"), (chosen, ":")):
             one = found.fits[label]
             axis.plot(x[order], one.eta(x[order]), line, label=f"{label} ({one.a:.2g}, {one.k:.2g})")
-        axis.set_ylim(rho.min() / 2, 1.5)
+        axis.set(xlim=(left, edges[-1]), ylim=(rho.min() / 2, 1.5))
         axis.legend(fontsize=7)
     return figure
 
@@ -442,7 +508,7 @@ model:
         max_eta: {MAX_ETA}
 data:
   init_args:
-    log_p: {name}
+    log_p: {json.dumps(name)}
 """
 
 

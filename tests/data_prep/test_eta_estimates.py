@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from data_prep import eta_estimates
 from data_prep.eta_estimates import _FINDINGS as FINDINGS
 from data_prep.eta_estimates import (
     adjusted_r_squared,
@@ -70,6 +71,11 @@ def test_says_what_stands_at_a_bound(counts: list[int], bound: str) -> None:
     fit = binomial_fit(np.array([0.0, -0.02, -0.04, -0.06]), np.array(counts), 10, np.ones(4))
     assert bound in fit.at_bound
     assert 0 <= fit.a < 1 and fit.k >= 0
+
+
+def test_a_search_that_ends_beside_a_bound_stands_at_it() -> None:
+    assert eta_estimates._fit(0.9989984, 0.3).at_bound == ("a is at its bound 0.999",)
+    assert eta_estimates._fit(0.998, 0.3).at_bound == ()
 
 
 def weighted_points(seed: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -10,7 +10,8 @@ import pytest
 import torch
 import yaml
 
-from data_prep.eta_estimates import bound_term, count_sentences
+from data_prep import eta_report
+from data_prep.eta_estimates import LogLinearFit, bound_term, count_sentences
 from data_prep.eta_report import estimate, main
 from medclip_dcl.findings import CHEXPERT
 from medclip_dcl.objectives import LanguageModelClassProbability
@@ -106,6 +107,23 @@ def test_command_writes_report_figure_and_configuration(
         assert line in report
 
 
+def test_the_figure_shows_where_the_anchors_are(tmp_path: Path) -> None:
+    # One sentence that hardly occurs and is far less probable than all others would press them into a corner.
+    folder = write_set(tmp_path / "set", with_truth=True)
+    write_scores(folder, "bert-12345678", np.append(-np.arange(39) / 4, -500.0))
+    found = estimate(PreparedSet(folder), None)
+    figure = eta_report._figure(found, found.fits["reports"], "reports")
+    shown = [axis for axis in figure.axes if axis.get_xlabel().startswith("log p")]
+    assert len(shown) == 3  # the histogram, and rho as the truth and as reports tell it
+    log_p, occurs = found.table["log_p"].to_numpy(), found.table["train_reports"].to_numpy()
+    assert log_p.min() == -500
+    for axis in shown[1:]:
+        left, right = axis.get_xlim()
+        assert right == 0
+        assert occurs[log_p < left].sum() <= 0.05 * occurs.sum() <= occurs[log_p <= left].sum()
+    assert shown[0].get_xlim()[0] > -10
+
+
 def test_sources_and_estimates(tmp_path: Path) -> None:
     folder = write_set(tmp_path / "set", with_truth=True, with_labels=True)
     found = estimate(PreparedSet(folder))
@@ -153,7 +171,63 @@ def test_sentences_that_are_true_of_every_image_are_counted_out(
     found = estimate(PreparedSet(folder))
     assert found.sources == ["truth", "reports"]
     left_out = found.table["train_reports"][0] / found.table["train_reports"].sum()
-    assert f"(39 sentences; {left_out:.1%} of the anchors have rho 1" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"(39 sentences; {left_out:.1%} of the anchors have rho 1" in said
+    # They have a logarithm, though: 0.
+    assert said.count("(adjusted R^2; 40 sentences with rho above 0)") == 2
+    weights, log_rho = found.table["train_reports"].to_numpy(), np.log(found.table["rho_truth"].to_numpy())
+    slope, intercept = np.polyfit(found.table["log_p"], log_rho, 1, w=np.sqrt(weights))
+    fit = found.fits["truth_least_squares"]
+    assert [fit.k, np.log(fit.a)] == pytest.approx([slope, intercept], rel=1e-3)
+
+
+def test_says_how_much_of_log_rho_each_line_explains(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_set(tmp_path / "set", with_truth=True)
+    truth = pd.read_parquet(folder / "classes.parquet")
+    truth.loc[39, "rho"] = 0.0
+    write_table(truth, folder / "classes.parquet", "classes")
+    main(["--data", str(folder)])
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("- truth: of")]
+    assert "39 sentences with rho above 0; 1 have rho 0 and no logarithm" in line
+    found = estimate(PreparedSet(folder))
+    table = found.table[found.table["rho_truth"] > 0]
+    weights, log_rho = table["train_reports"], np.log(table["rho_truth"])
+    number = weights.sum() ** 2 / (weights**2).sum()
+    for kind, words in (("least_squares", "line explains"), ("bound", "minimiser")):
+        fit = found.fits[f"truth_{kind}"]
+        left = log_rho - np.log(fit.a) - fit.k * table["log_p"]
+        of_all = log_rho - np.average(log_rho, weights=weights)
+        share = 1 - (weights * left**2).sum() / (weights * of_all**2).sum() * (number - 1) / (number - 2)
+        assert f"{words} {share:.3f}" in line
+    # Far apart: an eta that falls so fast is 0 as a number, but has a logarithm.
+    write_scores(folder, "bert-12345678", -300.0 * np.arange(40))
+    main(["--data", str(folder)])
+    said = capsys.readouterr().out
+    assert "inf" not in said and "nan" not in said
+
+
+def test_a_line_that_explains_less_than_the_mean() -> None:
+    assert eta_report._explained(-164.196) == "nothing (-164: the mean is closer)"
+    assert LogLinearFit(0.5, 3.0).log_eta(np.array([-1000.0])) == pytest.approx(np.log(0.5) - 3000)
+
+
+def test_says_when_a_constant_is_as_good(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_set(tmp_path / "set", with_truth=True)
+    main(["--data", str(folder)])
+    assert "ConstantClassProbability" not in capsys.readouterr().out
+    main(["--data", str(folder), "--a", "0.001", "--k", "0.5"])
+    assert "warning: capped at 0.3 as in training, this eta is" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["my: lm #1-12345678", "2024", "null", "@x", 'a "b"', "1_000"])
+def test_any_name_of_scores_stands_in_the_configuration(tmp_path: Path, name: str) -> None:
+    folder = write_set(tmp_path / "set")
+    (folder / "log_p" / "bert-12345678.parquet").rename(folder / "log_p" / f"{name}.parquet")
+    main(["--data", str(folder)])
+    written = yaml.safe_load((folder / "eta" / "class_probability.yaml").read_text())
+    assert written["data"]["init_args"]["log_p"] == name
 
 
 def test_a_close_to_one_stays_below_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -174,8 +248,18 @@ def test_another_estimate_can_be_chosen(tmp_path: Path) -> None:
         PreparedDataError, match="does not allow the estimate 'truth_bound'; there are reports, "
     ):
         main(["--data", str(folder), "--estimate", "truth_bound"])
-    with pytest.raises(PreparedDataError, match=r"--a must lie in \[0, 1\) and --k be at least 0, got 1.5"):
+    with pytest.raises(
+        PreparedDataError, match=r"--a must lie in \[0, 1\) and --k be at least 0 and finite, got"
+    ):
         main(["--data", str(folder), "--a", "1.5", "--k", "0"])
+    with pytest.raises(PreparedDataError, match="finite, got 0.5 and inf"):
+        main(["--data", str(folder), "--a", "0.5", "--k", "inf"])
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(PreparedDataError, match=r"--output .*file: .*file is a file; name a folder"):
+        main(["--data", str(folder), "--output", str(file)])
+    with pytest.raises(PreparedDataError, match=r"--output .*below: .*file is a file; name a folder"):
+        main(["--data", str(folder), "--output", str(file / "below")])
 
 
 def test_four_digits_and_the_same_files_every_time(tmp_path: Path) -> None:
