@@ -34,13 +34,24 @@ def run(*arguments: str) -> int:
 
 
 def resident(group: int) -> int:
-    """Resident bytes of all processes of a group; pages that they share are counted for each."""
+    """Resident bytes of all processes of a group; pages that they share are counted for each.
+
+    A process that its parent has just made, and that has not yet begun its own program, is the parent's memory seen
+    twice, and is left out.
+    """
     total = 0
+    try:
+        command = (Path("/proc") / str(group) / "cmdline").read_bytes()
+    except OSError:
+        return 0
     for folder in Path("/proc").iterdir():
         if not folder.name.isdecimal():
             continue
         try:
-            if os.getpgid(int(folder.name)) == group:
+            if os.getpgid(int(folder.name)) != group:
+                continue
+            # The command before the size: between the two it may begin its program, after which it is small.
+            if folder.name == str(group) or (folder / "cmdline").read_bytes() != command:
                 total += int((folder / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         except (OSError, ValueError, IndexError):
             pass  # it has ended
