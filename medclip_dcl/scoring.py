@@ -42,8 +42,6 @@ from medclip_dcl.encoders.pretrained import word_pieces
 _DEFAULT_TOKEN_BUDGET = {"cpu": (16384, 4096), "cuda": (65536, 65536)}
 _LARGE_WIDTH = 512
 _EDGES = 2  # [CLS] and [SEP]
-# Sentences that are tokenised at a time: the tokenizer's own records of them are large.
-_TOKENISED_AT_ONCE = 8192
 # Batches that a GPU may have been given before the host waits for the first of them.
 _AHEAD = 3
 _LINE_EVERY = 60.0
@@ -196,23 +194,21 @@ class DistinctPieces:
         self.row = np.empty(len(self.sentences), dtype=np.int64)
         parts: list[np.ndarray] = []
         counts: list[int] = []
-        for first in range(0, len(self.sentences), _TOKENISED_AT_ONCE):
-            some = self.sentences[first : first + _TOKENISED_AT_ONCE]
-            for index, ids in enumerate(word_pieces(self.tokenizer, some), start=first):
-                if len(ids) > longest:
-                    if not self.is_truncating:
-                        raise ValueError(
-                            f"sentence {index} has {len(ids)} word pieces, the model takes at most {longest} (besides "
-                            "[CLS] and [SEP]); split it, leave it out, or pass truncate=True"
-                        )
-                    self.is_truncated[index] = True
-                    ids = ids[:longest]
-                key = np.array(ids, dtype=np.int32)
-                row = row_of.setdefault(key.tobytes(), len(row_of))
-                if row == len(counts):
-                    parts.append(key)
-                    counts.append(len(key))
-                self.row[index] = row
+        for index, ids in enumerate(word_pieces(self.tokenizer, self.sentences)):
+            if len(ids) > longest:
+                if not self.is_truncating:
+                    raise ValueError(
+                        f"sentence {index} has {len(ids)} word pieces, the model takes at most {longest} (besides "
+                        "[CLS] and [SEP]); split it, leave it out, or pass truncate=True"
+                    )
+                self.is_truncated[index] = True
+                ids = ids[:longest]
+            key = np.array(ids, dtype=np.int32)
+            row = row_of.setdefault(key.tobytes(), len(row_of))
+            if row == len(counts):
+                parts.append(key)
+                counts.append(len(key))
+            self.row[index] = row
         self.pieces = np.concatenate([np.empty(0, np.int32), *parts])
         self.starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64)
 

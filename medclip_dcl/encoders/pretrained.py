@@ -13,7 +13,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,8 @@ _IGNORED_WEIGHTS = (
     "cls.seq_relationship.",
     "cls_projection_head.",
 )
+# Texts that are tokenised at a time: the tokenizer's own records of them are large.
+_TOKENISED_AT_ONCE = 8192
 # More embedding rows than word pieces are taken for rounding up only below this.
 _EMBEDDING_ROWS_MULTIPLE = 128
 
@@ -182,19 +184,19 @@ def load_tokenizer(folder: str | Path) -> BertTokenizer:
     )
 
 
-def word_pieces(tokenizer: BertTokenizer, texts: Sequence[str]) -> list[list[int]]:
-    """Word-piece ids of each text, without [CLS] and [SEP]; a literal "[SEP]" or "[MASK]" in a text is text."""
-    if not texts:
-        return []
-    encoded = tokenizer(
-        list(texts),
-        add_special_tokens=False,
-        split_special_tokens=True,
-        return_attention_mask=False,
-        return_token_type_ids=False,
-        verbose=False,
-    )
-    return encoded["input_ids"]
+def word_pieces(tokenizer: BertTokenizer, texts: Sequence[str]) -> Iterator[list[int]]:
+    """Word-piece ids of each text, without [CLS] and [SEP]; a literal "[SEP]" or "[MASK]" in a text is text.
+
+    The same as `tokenizer(...)` gives, less the offsets and masks of each text, which take as long again.
+    """
+    backend = tokenizer.backend_tokenizer
+    for first in range(0, len(texts), _TOKENISED_AT_ONCE):
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode_special_tokens = True
+        some = list(texts[first : first + _TOKENISED_AT_ONCE])
+        for encoding in backend.encode_batch_fast(some, add_special_tokens=False):
+            yield encoding.ids
 
 
 def load_bert(folder: str | Path) -> BertModel:

@@ -267,7 +267,7 @@ def random_sentences(tokenizer: BertTokenizer, count: int) -> list[str]:
     known = [
         piece for piece in tokenizer.get_vocab() if piece.isascii() and piece.isalpha() and len(piece) > 1
     ]
-    pieces_of = word_pieces(tokenizer, known)
+    pieces_of = list(word_pieces(tokenizer, known))
     words = np.array(sorted(word for word, ids in zip(known, pieces_of, strict=True) if len(ids) == 1))
     # Words that one lower-casing joins would make equal sentences of different ones.
     words = np.unique(np.char.lower(words))
@@ -323,7 +323,7 @@ class WithRepeats(ScoringPlan):
     """A plan that scores every sentence, also one that was there before."""
 
     def _tokenise(self, longest: int) -> None:
-        rows = word_pieces(self.tokenizer, self.sentences)
+        rows = list(word_pieces(self.tokenizer, self.sentences))
         self.row = np.arange(len(rows))
         self.pieces = np.concatenate([np.array(row, dtype=np.int32) for row in rows])
         self.starts = np.concatenate([[0], np.cumsum([len(row) for row in rows], dtype=np.int64)])

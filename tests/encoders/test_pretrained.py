@@ -7,6 +7,7 @@ import pickle
 import shutil
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -14,6 +15,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, BertForPreTraining, BertModel
 
 from medclip_dcl import weight_files
+from medclip_dcl.encoders import pretrained
 from medclip_dcl.encoders.pretrained import (
     ModelFolderError,
     load_bert,
@@ -23,6 +25,7 @@ from medclip_dcl.encoders.pretrained import (
     resolve_folder,
     save_language_model,
     weights_fingerprint,
+    word_pieces,
 )
 
 SMALL = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 20}
@@ -116,6 +119,23 @@ def test_cxr_bert_tokenizer_is_built_without_its_remote_class(cxr_bert: Path) ->
     special = (tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.cls_token_id, tokenizer.sep_token_id)
     assert (*special, tokenizer.mask_token_id) == (0, 1, 2, 3, 4)
     assert tokenizer.tokenize("No Pneumothorax.") == ["no", "pneumothorax", "."]
+
+
+def test_word_pieces_are_those_of_the_tokenizer_itself(
+    real_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole reports of Open-i and odd texts, whatever the tokenizer was used for before."""
+    tokenizer = load_tokenizer(real_data / "cxr_bert_tokenizer")
+    reports = pd.read_csv(real_data / "openi" / "openi_reports.csv")["findings"].dropna()[:300]
+    odd = ["", " ", "a [SEP] b[MASK]", "[CLS]", "XXXX ___ caf\u00e9 \u4e00 \x00\t\n", "a" * 300, "no " * 700]
+    texts = [*reports, *odd]
+    expected = tokenizer(texts, add_special_tokens=False, split_special_tokens=True, verbose=False)
+    tokenizer(texts[:3], truncation=True, max_length=4, padding="max_length")
+    monkeypatch.setattr(pretrained, "_TOKENISED_AT_ONCE", 100)
+    assert list(word_pieces(tokenizer, texts)) == expected["input_ids"]
+    assert list(word_pieces(tokenizer, [])) == []
+    # As it was for whoever uses it afterwards.
+    assert tokenizer("a [SEP]", add_special_tokens=False)["input_ids"][-1] == tokenizer.sep_token_id
 
 
 def test_language_model_computes_what_transformers_computes(cxr_bert: Path) -> None:
