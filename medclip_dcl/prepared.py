@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import uuid
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -137,10 +138,15 @@ def write_table(frame: pd.DataFrame, file: Path, table: str) -> None:
     write_parquet(frame, file)
 
 
+def _temporary(file: Path) -> Path:
+    """A name beside the file that no other process takes, on whatever machine or in whatever container it runs."""
+    return file.with_name(f".{file.name}.{uuid.uuid4().hex}.tmp")
+
+
 def write_parquet(frame: pd.DataFrame, file: Path) -> None:
     """Write any frame as Parquet, atomically, a loss of power included; the folder is made if need be."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+    temporary = _temporary(file)
     with temporary.open("wb") as stream:
         frame.to_parquet(stream, index=False)
         stream.flush()
@@ -217,7 +223,7 @@ def write_text_embedding(embedding: TextEmbedding, file: Path, metadata: Mapping
     vectors = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
     table = pa.table({"sentence_id": pa.array(embedding.sentence_id, pa.int64()), "embedding": vectors})
     file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+    temporary = _temporary(file)
     # Vectors neither repeat nor compress.
     pq.write_table(
         table.replace_schema_metadata(dict(metadata)),
@@ -270,7 +276,7 @@ def _read_text_embedding(file: Path) -> TextEmbedding:
 def write_text(text: str, file: Path) -> None:
     """Write a text file, atomically; the folder is made if need be."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+    temporary = _temporary(file)
     temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, file)
 

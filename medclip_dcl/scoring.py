@@ -101,14 +101,13 @@ def pseudo_log_likelihood(
     Raises:
         TypeError: a single string, or a sentence that is none.
         ValueError: without `truncate`, a sentence with more word pieces than the model has positions (names its
-            index and length); `mask_every` below 1 or together with `within_word_l2r`; a `token_budget` that is no
-            whole number; another `dtype`, or one into which the model cannot be converted; a word piece that the model
-            does not have.
+            index and length); half of a surrogate pair in a sentence; `mask_every` below 1 or together with
+            `within_word_l2r`; a `token_budget` that is no whole number; another `dtype`, or one into which the model
+            cannot be converted; a word piece that the model does not have.
         NotFiniteError: a score that is not finite.
     """
-    _check_are_strings(sentences)
+    sentences = _strings(sentences)
     _check_dtype(dtype)
-    sentences = list(sentences)
     plan = ScoringPlan(
         tokenizer,
         sentences,
@@ -464,7 +463,9 @@ def _compute_with_one_thread() -> None:
 
 @torch.inference_mode()
 def _scorer(model: BertForMaskedLM, mask_id: int, dtype: torch.dtype | None) -> MaskedBert:
-    is_own = dtype in (None, next(model.parameters()).dtype)
+    is_own = dtype is None or all(
+        parameter.dtype == dtype for parameter in model.parameters() if parameter.is_floating_point()
+    )
     patched = [name or "the model" for name, module in model.named_modules() if "forward" in vars(module)]
     if patched and not is_own:
         raise ValueError(
@@ -510,9 +511,9 @@ class _Rate:
     since: float = 0.0
 
     def left(self) -> float:
-        """Seconds until the end at the rate so far."""
+        """Seconds until the end at the rate so far; something must be done."""
         passed = time.monotonic() - self.since
-        return passed * (self.total - self.done) / max(1, self.done)
+        return passed * (self.total - self.done) / self.done
 
     def a_second(self) -> float:
         """Work done in a second."""
@@ -544,7 +545,7 @@ def scoring_progress(
         who: does these batches, where others do the rest.
     """
     batches = plan.batches if numbers is None else [plan.batches[number] for number in numbers]
-    report = _Report(plan, batches, is_shown, who)
+    report = _Report(plan, batches, is_shown and bool(batches), who)
     try:
         yield report
     finally:
@@ -590,9 +591,10 @@ class _Report:
         self.last_line = time.monotonic()
         text = (
             f"scoring: {self.who}{self.sentences:,.0f} of {self.all_sentences:,.0f} sentences, "
-            f"{self.rate.done:,} of {self.rate.total:,} word pieces, {self.rate.a_second():,.0f}/s, "
-            f"{self.rate.left() / 60:.1f} min left"
+            f"{self.rate.done:,} of {self.rate.total:,} word pieces"
         )
+        if self.rate.done:
+            text += f", {self.rate.a_second():,.0f}/s, {self.rate.left() / 60:.1f} min left"
         print(text, file=sys.stderr, flush=True)
 
     def close(self) -> None:
@@ -602,12 +604,22 @@ class _Report:
             self._line()
 
 
-def _check_are_strings(sentences: Sequence[object]) -> None:
+def _strings(sentences: Iterable[object]) -> list[str]:
     if isinstance(sentences, str):
         raise TypeError("sentences must be a sequence of strings, got a single string; wrap it in a list")
+    found: list[str] = []
     for row, sentence in enumerate(sentences):
         if not isinstance(sentence, str):
             raise TypeError(f"sentence {row} must be a string, got {type(sentence).__name__}")
+        try:
+            sentence.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"sentence {row} holds half of a surrogate pair at character {error.start}, which is no text; read it "
+                "anew in its right encoding, or replace such characters"
+            ) from error
+        found.append(sentence)
+    return found
 
 
 def _check_dtype(dtype: object) -> None:

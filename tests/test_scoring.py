@@ -541,6 +541,74 @@ def test_what_is_no_list_of_sentences_is_refused(
         inspect.unwrap(pseudo_log_likelihood)(model, tokenizer, sentences)
 
 
+def test_half_a_surrogate_pair_is_named(model: BertForMaskedLM, tokenizer: BertTokenizer) -> None:
+    with pytest.raises(
+        ValueError, match="sentence 1 holds half of a surrogate pair at character 6, which is no"
+    ):
+        pseudo_log_likelihood(model, tokenizer, ["heart", "heart \ud800"])
+
+
+def test_sentences_may_come_one_by_one(model: BertForMaskedLM, tokenizer: BertTokenizer) -> None:
+    whole = pseudo_log_likelihood(model, tokenizer, SENTENCES)
+    with jaxtyping_off():
+        found = pseudo_log_likelihood(model, tokenizer, iter(SENTENCES))  # type: ignore[arg-type]
+    pd.testing.assert_frame_equal(found, whole)
+
+
+def test_a_model_without_layers_is_scored_the_slow_way(tokenizer: BertTokenizer) -> None:
+    config = BertConfig(
+        vocab_size=len(PIECES),
+        hidden_size=12,
+        num_hidden_layers=0,
+        num_attention_heads=2,
+        intermediate_size=8,
+    )
+    without = BertForMaskedLM(config).eval()
+    with pytest.warns(UserWarning, match="the model has no layers"):
+        found = pseudo_log_likelihood(without, tokenizer, SENTENCES)["log_p"]
+    assert found.tolist() == pytest.approx(
+        by_definition(without, tokenizer, SENTENCES), rel=1e-6, nan_ok=True
+    )
+
+
+def test_a_hook_for_all_modules_is_respected(model: BertForMaskedLM, tokenizer: BertTokenizer) -> None:
+    def softened(module: torch.nn.Module, _: Any, output: Any) -> Any:
+        return output * 1.1 if isinstance(module, torch.nn.LayerNorm) else None
+
+    plain = pseudo_log_likelihood(model, tokenizer, SENTENCES)["log_p"]
+    handle = torch.nn.modules.module.register_module_forward_hook(softened)
+    try:
+        with pytest.warns(UserWarning, match="there is a forward hook for all modules"):
+            found = pseudo_log_likelihood(model, tokenizer, SENTENCES)["log_p"]
+        expected = by_definition(model, tokenizer, SENTENCES)
+    finally:
+        handle.remove()
+    assert found.tolist() == pytest.approx(expected, rel=1e-5, nan_ok=True)
+    assert abs(found[0] - plain[0]) > 1e-3
+
+
+def test_a_model_of_several_types_is_converted_as_a_whole(
+    model: BertForMaskedLM, tokenizer: BertTokenizer
+) -> None:
+    mixed = copy.deepcopy(model).bfloat16()
+    mixed.bert.encoder.float()
+    expected = pseudo_log_likelihood(copy.deepcopy(mixed).bfloat16(), tokenizer, SENTENCES)["log_p"]
+    found = pseudo_log_likelihood(mixed, tokenizer, SENTENCES, dtype=torch.bfloat16)["log_p"]
+    assert found.equals(expected)
+
+
+def test_no_time_left_is_told_before_anything_is_done(
+    tokenizer: BertTokenizer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = ScoringPlan(tokenizer, ["heart size"], positions=POSITIONS, token_budget=64)
+    with scoring_progress(plan, True):
+        pass
+    assert capsys.readouterr().err == "scoring: 0 of 1 sentences, 0 of 8 word pieces\n"
+    with scoring_progress(plan, True, []):
+        pass
+    assert capsys.readouterr().err == ""
+
+
 def test_progress_goes_to_standard_error(
     model: BertForMaskedLM, tokenizer: BertTokenizer, capsys: pytest.CaptureFixture[str]
 ) -> None:

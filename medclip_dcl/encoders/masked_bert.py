@@ -403,12 +403,21 @@ class _Head:
         return found.clamp_(max=0.0)  # rounded up, if above
 
 
+def _has_global_hooks() -> bool:
+    hooks = torch.nn.modules.module
+    return bool(hooks._global_forward_hooks or hooks._global_forward_pre_hooks)
+
+
 def _unknown_part(model: BertForMaskedLM) -> str | None:
     """What of the model is not transformers' plain BERT encoder; None if all of it is."""
     if type(model) is not BertForMaskedLM:
         return f"the model is a {type(model).__name__}, not BertForMaskedLM itself"
     if model.config.is_decoder:
         return "the model is a decoder"
+    if not len(model.bert.encoder.layer):
+        return "the model has no layers"
+    if _has_global_hooks():
+        return "there is a forward hook for all modules"
     activations = {id(layer.intermediate.intermediate_act_fn) for layer in model.bert.encoder.layer}
     activations.add(id(getattr(model.cls.predictions.transform, "transform_act_fn", None)))
     for name, module in model.named_modules():

@@ -44,7 +44,7 @@ def touched(folder: str, event: str, arguments: tuple[Any, ...]) -> tuple[str, s
     if (verb == "make" and os.path.isdir(named)) or (verb == "remove" and not os.path.exists(named)):
         return None
     name = os.path.relpath(os.fspath(named), folder)
-    return f"{verb} {re.sub(r'[.][0-9]+[.]tmp$', '.tmp', name)}", os.fspath(place)
+    return f"{verb} {re.sub(r'[.][0-9a-f]+[.]tmp$', '.tmp', name)}", os.fspath(place)
 
 
 @dataclass(frozen=True)
