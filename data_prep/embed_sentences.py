@@ -31,6 +31,7 @@ from data_prep.language_model import (
     Parts,
     choose_device,
     last_component,
+    require_writable,
     settings_fingerprint,
 )
 from medclip_dcl.prepared import (
@@ -141,6 +142,7 @@ def embed_sentences(data: Path, model: str, options: Options) -> Path:
         print(f"{file} holds the embeddings of all {len(ids):,} sentences by this model: nothing to do")
         embedding = prepared.text_embedding(name)
     else:
+        require_writable(file)
         try:
             values = _embedded(network, pieces, batches, parts, options.pooling)
         except NotFiniteError as error:

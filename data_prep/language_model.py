@@ -9,9 +9,8 @@ import shutil
 import sys
 import time
 import uuid
-import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +24,10 @@ if TYPE_CHECKING:
 
 FINGERPRINT_DIGITS = 8
 """Of the weights' fingerprint, in the name of a result."""
+
+_DECIDING = ("hidden_act", "layer_norm_eps", "num_attention_heads")
+# Seconds after which a file that was being written has nobody any more who writes it.
+_ABANDONED = 3600.0
 
 
 def last_component(model: str) -> str:
@@ -47,12 +50,31 @@ def choose_device(device: str) -> str:
 
 
 def settings_fingerprint(network: PreTrainedModel) -> str:
-    """Of the configuration: activation, heads, epsilon."""
-    settings = network.config.to_dict()
-    for name in ("transformers_version", "_name_or_path", "dtype", "architectures"):
-        settings.pop(name, None)
+    """Of what decides a BERT's values beside its weights; dropout rates, names and the like do not."""
+    settings = {name: getattr(network.config, name) for name in _DECIDING}
     text = json.dumps(settings, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:FINGERPRINT_DIGITS]
+
+
+def require_writable(file: Path) -> None:
+    """Check, before hours of work, that the file can be written at their end; makes its folder.
+
+    Raises:
+        PreparedDataError: it cannot.
+    """
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PreparedDataError(
+            f"{file.parent} cannot be made a folder ({error.strerror}); move what is there away, or use a set that "
+            "can be written"
+        ) from error
+    if file.is_dir():
+        raise PreparedDataError(f"{file} is a folder, expected a file or nothing; move it away")
+    if not os.access(file.parent, os.W_OK):
+        raise PreparedDataError(
+            f"{file.parent} cannot be written by this user; use a set that can be, as a copy"
+        )
 
 
 class Parts:
@@ -77,7 +99,7 @@ class Parts:
         places: Callable[[int], Int[np.ndarray, " row"]],
         keep_every: float,
     ) -> None:
-        self.places, self.keep_every = places, keep_every
+        self.file, self.places, self.keep_every = file, places, keep_every
         self.prefix = f".{file.stem}-{meaning}-"
         self.folder = file.with_name(f"{self.prefix}{batching}.parts")
         self.numbers: list[int] = []
@@ -90,17 +112,15 @@ class Parts:
         for file in sorted(self.folder.glob("*.npz")):
             try:
                 with np.load(file, allow_pickle=False) as part:
-                    numbers, found = part["numbers"], part["values"]
-            except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-                # Removed by another run that finished, or damaged on the disk: computed again.
-                print(f"{file.name} is left out: {error}", file=sys.stderr)
+                    numbers, found = part["numbers"].tolist(), part["values"]
+                places = [self.places(number) for number in numbers]
+                values[np.concatenate(places)] = found
+            # Removed by another run that finished, or damaged on the disk, of which zipfile and numpy may say anything:
+            # computed again.
+            except Exception as error:
+                print(f"{file.name} is left out: {type(error).__name__}: {error}", file=sys.stderr)
                 continue
-            start = 0
-            for number in numbers.tolist():
-                places = self.places(number)
-                values[places] = found[start : start + len(places)]
-                start += len(places)
-                done.add(number)
+            done.update(numbers)
         return done
 
     def add(self, number: int, values: np.ndarray) -> None:
@@ -140,8 +160,16 @@ class Parts:
             self.write()
 
     def remove(self) -> None:
-        """The final file is there: parts of it are not needed, those in other batches included."""
-        if self.folder.parent.is_dir():
-            for folder in list(self.folder.parent.iterdir()):
-                if folder.name.startswith(self.prefix) and folder.suffix == ".parts":
-                    shutil.rmtree(folder, ignore_errors=True)
+        """The final file is there: parts of it are not needed, those in other batches included.
+
+        Neither is what a run was writing of it when it was killed, unless another may be writing it just now.
+        """
+        if not self.folder.parent.is_dir():
+            return
+        for path in list(self.folder.parent.iterdir()):
+            if path.name.startswith(self.prefix) and path.suffix == ".parts":
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.name.startswith(f".{self.file.name}.") and path.suffix == ".tmp":
+                with suppress(OSError):
+                    if time.time() - path.stat().st_mtime > _ABANDONED:
+                        path.unlink()

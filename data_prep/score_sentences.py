@@ -19,8 +19,9 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from data_prep.command import run_command
 from data_prep.language_model import (
@@ -28,6 +29,7 @@ from data_prep.language_model import (
     Parts,
     choose_device,
     last_component,
+    require_writable,
     settings_fingerprint,
 )
 from medclip_dcl.prepared import PreparedDataError, PreparedSet, check_table, write_table
@@ -40,11 +42,15 @@ if TYPE_CHECKING:
 
     from medclip_dcl.scoring import ScoringPlan
 
+Answer = TypeVar("Answer")
+
 _DTYPES = ("float32", "bfloat16", "float16")
 # Sentences from which on tokenising takes some seconds.
 _MANY = 50_000
 # Sentences of a kind whose numbers are printed.
 _NAMED = 5
+# Of one process for another, whose share may take longer, or which may sit on a slower machine.
+_LONGEST_WAIT = timedelta(days=30)
 # Parquet metadata: what the scores are of.
 _PLAN = "medclip_dcl_scored"
 
@@ -128,12 +134,13 @@ def score_sentences(data: Path, model: str, options: Options) -> Path:
         meaning = f"{plan.fingerprint}-{settings_fingerprint(network)}"
         batching = f"{budget}-{processes.device.type}"
         parts = Parts(file, meaning, batching, plan.places, options.keep_every)
-        if processes.agree(lambda: _has_scores_of(file, sentences, meaning)):
+        if processes.of_first(lambda: _has_scores_of(file, sentences, meaning)):
             processes.say(
                 f"{file} holds the scores of all {len(sentences):,} sentences by this model: nothing to do"
             )
             parts.remove()
             return file
+        require_writable(file)
         try:
             values = _scored(network, plan, parts, processes, getattr(torch, options.dtype))
         except NotFiniteError as error:
@@ -164,16 +171,20 @@ def _scored(
     from medclip_dcl.scoring import score_batches, scoring_progress
 
     values = plan.empty_values()
-    done = parts.read_into(values)
+    # What another process is keeping just now is not among it for any of them.
+    done = processes.of_first(lambda: parts.read_into(values))
     if done:
         processes.say(f"continuing: {len(done):,} of {len(plan.batches):,} batches were done before")
-    mine = [n for n in range(processes.rank, len(plan.batches), processes.size) if n not in done]
+    left = [number for number in range(len(plan.batches)) if number not in done]
+    mine = left[processes.rank :: processes.size]
     who = f"rank 0 of {processes.size}" if processes.size > 1 else ""
     with scoring_progress(plan, processes.rank == 0, mine, who) as report, parts.keeping():
         for number, found in score_batches(network, plan, mine, dtype=dtype):
             values[plan.places(number)] = found
             parts.add(number, found)
             report(number)
+    if processes.size > 1:
+        processes.say("rank 0 has done its share; it waits for the others")
     return processes.together(values)
 
 
@@ -200,15 +211,15 @@ class _Processes:
         dist.all_reduce(shared, op=dist.ReduceOp.MAX)
         return shared.cpu().numpy()
 
-    def agree(self, question: Callable[[], bool]) -> bool:
+    def of_first(self, question: Callable[[], Answer]) -> Answer:
         """The first process's answer, on all of them."""
         if self.size == 1:
             return question()
         import torch.distributed as dist
 
-        answer = [question() if self.rank == 0 else None]
+        answer: list[Any] = [question() if self.rank == 0 else None]
         dist.broadcast_object_list(answer)
-        return bool(answer[0])
+        return answer[0]
 
     def wait(self) -> None:
         """Until all are here."""
@@ -222,24 +233,38 @@ class _Processes:
 def _processes(device: str) -> Iterator[_Processes]:
     import torch
 
-    size = int(os.environ.get("WORLD_SIZE", "1"))
+    size = _number("WORLD_SIZE", 1)
     if size == 1:
         yield _Processes(torch.device(device))
         return
     from lightning_fabric import Fabric
+    from lightning_fabric.strategies import DDPStrategy
 
     if "LOCAL_WORLD_SIZE" not in os.environ:
         raise PreparedDataError(
             f"WORLD_SIZE is {size}, but LOCAL_WORLD_SIZE is not set: start several processes by torchrun, or unset "
             "WORLD_SIZE for one"
         )
-    local_size = int(os.environ["LOCAL_WORLD_SIZE"])
-    fabric = Fabric(accelerator=device, devices=local_size, num_nodes=size // local_size, strategy="ddp")
+    local_size = _number("LOCAL_WORLD_SIZE", size)
+    # A fast process waits for a slow one however long it takes; torchrun ends both if one of them dies.
+    strategy = DDPStrategy(timeout=_LONGEST_WAIT)
+    fabric = Fabric(accelerator=device, devices=local_size, num_nodes=size // local_size, strategy=strategy)
     fabric.launch()
     try:
         yield _Processes(fabric.device, fabric.global_rank, fabric.world_size)
     finally:
         torch.distributed.destroy_process_group()
+
+
+def _number(name: str, default: int) -> int:
+    """A positive number from the environment."""
+    text = os.environ.get(name, str(default))
+    if not (text.isascii() and text.isdecimal() and int(text)):
+        raise PreparedDataError(
+            f"{name} is {text!r}, expected a positive number: start several processes by torchrun, or unset {name} "
+            "for one"
+        )
+    return int(text)
 
 
 def _has_scores_of(file: Path, sentences: pd.DataFrame, meaning: str) -> bool:
@@ -257,9 +282,20 @@ def _has_scores_of(file: Path, sentences: pd.DataFrame, meaning: str) -> bool:
             raise
         print(f"{file} is damaged ({error}): the sentences are scored again", file=sys.stderr)
         return False
-    check_table(scores, "log_p")
+    try:
+        check_table(scores, "log_p")
+    except PreparedDataError as error:
+        raise PreparedDataError(
+            f"{file} is no file of scores: {error}; move it away, and run the same command again"
+        ) from error
     is_same = scores["sentence_id"].tolist() == sentences["sentence_id"].tolist()
-    return is_same and scores.attrs.get(_PLAN) == meaning
+    if is_same and scores.attrs.get(_PLAN) == meaning:
+        return True
+    print(
+        f"{file} is of other {'settings or texts' if is_same else 'sentences'}: the sentences are scored again",
+        file=sys.stderr,
+    )
+    return False
 
 
 def _summary(scores: pd.DataFrame, file: Path) -> str:

@@ -149,6 +149,11 @@ def test_a_world_without_torchrun_is_named(
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(PreparedDataError, match="WORLD_SIZE is 2, but LOCAL_WORLD_SIZE is not set"):
         score(prepared, model)
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, "x")
+        with pytest.raises(PreparedDataError, match=f"^{name} is 'x', expected a positive number"):
+            score(prepared, model)
+        monkeypatch.setenv(name, "2")
 
 
 def test_a_type_and_an_approximation_get_their_own_files(prepared: Path, model: Path) -> None:
@@ -249,17 +254,87 @@ def test_a_run_beside_another_that_finishes_first(
     assert pd.read_parquet(files[0])["log_p"].notna().all()
 
 
-def test_two_processes_share_the_work(prepared: Path, model: Path, tmp_path: Path) -> None:
+def test_what_is_done_is_kept_during_a_run(
+    prepared: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import medclip_dcl.scoring
+
+    original = medclip_dcl.scoring.score_batches
+    parts: list[int] = []
+
+    def looks(*args, **options):
+        for number, values in original(*args, **options):
+            parts.append(len(list((prepared / "log_p").glob(".*.parts/*.npz"))))
+            yield number, values
+
+    monkeypatch.setattr("medclip_dcl.scoring.score_batches", looks)
+    score(prepared, model, "--token_budget", "14", "--keep_every", "0")
+    assert parts == list(range(len(parts))) and len(parts) > 3
+
+
+# Writes which batches each process scored, and how long it would wait for the other.
+WATCHED = """
+import json, os, sys
+from pathlib import Path
+import torch.distributed
+import medclip_dcl.scoring
+from data_prep.command import run_command
+from data_prep.score_sentences import main
+
+seen = {"numbers": []}
+score_batches, init = medclip_dcl.scoring.score_batches, torch.distributed.init_process_group
+
+def watched(model, plan, numbers, **options):
+    for number, values in score_batches(model, plan, numbers, **options):
+        seen["numbers"].append(number)
+        yield number, values
+
+def waiting(*args, **options):
+    seen["days"] = options["timeout"].days
+    return init(*args, **options)
+
+medclip_dcl.scoring.score_batches, torch.distributed.init_process_group = watched, waiting
+main(sys.argv[2:])
+Path(sys.argv[1], os.environ["RANK"]).write_text(json.dumps(seen))
+"""
+
+
+def test_two_processes_share_what_is_left(
+    prepared: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import medclip_dcl.scoring
+
     file = score(prepared, model, "--token_budget", "14")
     expected = file.read_bytes()
     file.unlink()
+    original = medclip_dcl.scoring.score_batches
+    batches: list[int] = []
+
+    # As if the second of two processes had been faster, and all had been killed.
+    def odd(network, plan, numbers, **options):
+        batches.extend(numbers)
+        yield from original(network, plan, batches[1::2], **options)
+        raise Stopped
+
+    with monkeypatch.context() as patch:
+        patch.setattr("medclip_dcl.scoring.score_batches", odd)
+        with pytest.raises(Stopped):
+            score(prepared, model, "--token_budget", "14")
+    script, seen = tmp_path / "watched.py", tmp_path / "seen"
+    script.write_text(WATCHED)
+    seen.mkdir()
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command = ["-m", "data_prep.score_sentences", "--data", str(prepared), "--model", str(model)]
+    command = [str(script), str(seen), "--data", str(prepared), "--model", str(model)]
     done = subprocess.run(
         [*torchrun, *command, "--device", "cpu", "--token_budget", "14"],
-        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=200,
+        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=200,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    first, second = (json.loads((seen / rank).read_text()) for rank in ("0", "1"))
+    assert first["numbers"] == batches[0::4] and second["numbers"] == batches[2::4]
+    # The default, half an hour, is less than one may be ahead of the other.
+    assert first["days"] == second["days"] == 30
     assert done.stdout.count("4 sentences, median log p") == 1
     assert file.read_bytes() == expected
     assert [path.name for path in (prepared / "log_p").iterdir()] == [file.name]
@@ -283,6 +358,92 @@ def test_a_sentence_too_long_for_the_model_is_cut_and_reported(
     assert pd.read_parquet(file)["n_tokens"].tolist() == [5, 4, 4, 6]
     said = capsys.readouterr().out
     assert "1 sentences were too long for the model: only their beginning was scored (sentence_id 7)" in said
+
+
+def test_damaged_parts_are_left_out(
+    prepared: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever a zip archive with another bit says."""
+    expected = score(prepared, model, "--token_budget", "14")
+    whole = expected.read_bytes()
+    expected.unlink()
+    with monkeypatch.context() as patch:
+        stop_after(3, patch)
+        with pytest.raises(Stopped):
+            score(prepared, model, "--token_budget", "14")
+    (parts,) = (prepared / "log_p").glob(".*.parts")
+    (part,) = parts.glob("*.npz")
+    content = part.read_bytes()
+    directory = content.rindex(b"PK\x01\x02")
+    part.unlink()
+    for place in range(directory, len(content)):
+        changed = bytearray(content)
+        changed[place] ^= 0x55
+        (parts / f"{place}.npz").write_bytes(changed)
+    main(["--data", str(prepared), "--model", str(model), "--device", "cpu", "--token_budget", "14"])
+    assert expected.read_bytes() == whole
+    said = capsys.readouterr().err
+    assert "is left out: NotImplementedError" in said and "is left out: BadZipFile" in said
+
+
+def test_what_a_kill_left_of_the_final_file_goes(prepared: Path, model: Path) -> None:
+    file = score(prepared, model)
+    old, new = (file.with_name(f".{file.name}.{name}.tmp") for name in ("old", "new"))
+    other = file.with_name(".other.parquet.old.tmp")
+    for leftover in (old, new, other):
+        leftover.touch()
+    for leftover in (old, other):
+        os.utime(leftover, (0, 0))
+    main(["--data", str(prepared), "--model", str(model), "--device", "cpu"])
+    # Another run may be writing the new one just now.
+    assert not old.exists() and new.exists() and other.exists()
+
+
+def test_settings_that_change_no_score_make_no_work(
+    prepared: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    score(prepared, model)
+    raw = json.loads((model / "config.json").read_text())
+    for name, value in (
+        ("hidden_dropout_prob", 0.3),
+        ("gradient_checkpointing", False),
+        ("use_cache", False),
+    ):
+        (model / "config.json").write_text(json.dumps({**raw, name: value}))
+        main(["--data", str(prepared), "--model", str(model), "--device", "cpu"])
+        assert "nothing to do" in capsys.readouterr().out
+    (model / "config.json").write_text(json.dumps({**raw, "layer_norm_eps": 1e-3}))
+    main(["--data", str(prepared), "--model", str(model), "--device", "cpu"])
+    assert "is of other settings or texts: the sentences are scored again" in capsys.readouterr().err
+
+
+def test_what_cannot_be_written_is_said_before_the_work(
+    prepared: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = score(prepared, model)
+    command = ["--data", str(prepared), "--model", str(model), "--device", "cpu"]
+    pd.DataFrame({"a": [1]}).to_parquet(file)
+    with pytest.raises(
+        PreparedDataError, match=r"\.parquet is no file of scores: table log_p: .*; move it away"
+    ):
+        main(command)
+    file.unlink()
+    monkeypatch.setattr("medclip_dcl.scoring.score_batches", None)
+    file.mkdir()
+    with pytest.raises(
+        PreparedDataError, match=r"\.parquet is a folder, expected a file or nothing; move it"
+    ):
+        main(command)
+    shutil.rmtree(prepared / "log_p")
+    (prepared / "log_p").touch()
+    with pytest.raises(PreparedDataError, match="log_p cannot be made a folder .*; move what is there away"):
+        main(command)
+    (prepared / "log_p").unlink()
+    monkeypatch.setattr(os, "access", lambda place, mode: False)
+    with pytest.raises(
+        PreparedDataError, match="log_p cannot be written by this user; use a set that can be"
+    ):
+        main(command)
 
 
 def test_damaged_scores_are_made_again(
