@@ -71,6 +71,8 @@ _MADE_BY = {
 }
 # Folders with one file for each language model: what the files hold, and in short.
 _BY_MODEL = {"log_p": ("sentence scores", "scores"), "text_embedding": ("sentence embeddings", "embeddings")}
+# Rounding may bring a log p of 0 so far above it; LanguageModelClassProbability takes as much.
+_LARGEST_LOG_P = 1e-4
 # Rows written at a time: 200 MB of BERT-base's embeddings.
 _EMBEDDING_ROWS = 65_536
 
@@ -159,6 +161,32 @@ def _read_parquet(file: Path) -> pd.DataFrame:
         return pd.read_parquet(file)
     except (pa.ArrowException, OSError) as error:
         raise PreparedDataError(f"{file}: not readable as Parquet ({error}); make the set again") from error
+
+
+def _check_scores(scores: pd.DataFrame, file: Path) -> None:
+    """One score for each sentence: the logarithm of a probability, or NaN where there is none.
+
+    Raises:
+        PreparedDataError: a sentence stands twice; an infinite or a positive log_p.
+    """
+    log_p = scores["log_p"]
+    problems = {
+        "repeat a sentence_id; expected one row for each sentence": scores["sentence_id"].duplicated(),
+        "hold an infinite log_p; expected finite natural logarithms (NaN only for an empty sentence)": np.isinf(
+            log_p
+        ),
+        "hold a log_p above 0; expected natural logarithms of probabilities (-log p needs its sign changed)": (
+            log_p > _LARGEST_LOG_P
+        ),
+    }
+    for problem, rows in problems.items():
+        if rows.any():
+            first = scores[rows].iloc[0]
+            raise PreparedDataError(
+                f"{file}: {int(rows.sum()):,} of {len(scores):,} rows {problem}; the first has sentence_id "
+                f"{int(first['sentence_id'])} and log_p {first['log_p']:g}; correct the file, or delete it and make "
+                f"it again with: {_MADE_BY['log_p']}"
+            )
 
 
 class TextEmbedding(NamedTuple):
@@ -368,15 +396,19 @@ class PreparedSet:
     def log_p(self, name: str | None = None) -> pd.DataFrame:
         """Sentence scores of one language model: columns sentence_id, n_tokens, log_p (natural logarithm).
 
+        A log_p of NaN belongs to a sentence without word pieces; it is for the caller to refuse.
+
         Args:
             name: stem of the file in ``log_p/``; None takes the only one there.
 
         Raises:
-            PreparedDataError: no such file, none at all, several without a name, or sentences without a row.
+            PreparedDataError: no such file, none at all, several without a name, sentences without a row or with
+                two, or a log_p that is infinite or above 0.
         """
         file = self.log_p_file(name)
         frame = _read_table(file, "log_p")
         self._require_all_sentences(frame["sentence_id"], file, "log_p", "score")
+        _check_scores(frame, file)
         return frame
 
     def log_p_file(self, name: str | None = None) -> Path:

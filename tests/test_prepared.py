@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
+from medclip_dcl.objectives import LanguageModelClassProbability
 from medclip_dcl.prepared import (
     FORMAT_VERSION,
     PreparedDataError,
@@ -102,6 +104,47 @@ def test_sentences_without_scores(copy):
     scores = pd.read_parquet(copy / "log_p/small-0123.parquet")
     write_table(scores.iloc[3:], copy / "log_p/small-0123.parquet", "log_p")
     with pytest.raises(PreparedDataError, match="3 of 9 sentences have no score; delete the file"):
+        PreparedSet(copy).log_p()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ({2: np.inf, 4: -np.inf}, "2 of 9 rows hold an infinite log_p; .* sentence_id 2 and log_p inf; "),
+        ({5: -np.inf}, "1 of 9 rows hold an infinite log_p; .* sentence_id 5 and log_p -inf; "),
+        ({3: 3.0}, "1 of 9 rows hold a log_p above 0; .* sentence_id 3 and log_p 3; "),
+        (
+            {i: 1.5 * i + 0.5 for i in range(9)},
+            r"9 of 9 rows hold .* above 0; .*\(-log p needs its sign changed\)",
+        ),
+    ],
+)
+def test_scores_that_are_no_logarithms_of_probabilities(copy, damage, message):
+    scores = pd.read_parquet(copy / "log_p/small-0123.parquet")
+    scores["log_p"] = scores["sentence_id"].map(damage).fillna(scores["log_p"])
+    write_table(scores, copy / "log_p/small-0123.parquet", "log_p")
+    expected = rf"log_p/small-0123\.parquet: {message}.*delete it and make it again with: .*score_sentences"
+    with pytest.raises(PreparedDataError, match=expected):
+        PreparedSet(copy).log_p()
+
+
+def test_a_certain_sentence_rounding_and_an_empty_sentence_are_legal(copy):
+    scores = pd.read_parquet(copy / "log_p/small-0123.parquet")
+    scores.loc[:3, "log_p"] = [0.0, -0.0, 1e-5, np.nan]
+    write_table(scores, copy / "log_p/small-0123.parquet", "log_p")
+    found = PreparedSet(copy).log_p()["log_p"]
+    assert found.equals(scores["log_p"])
+    LanguageModelClassProbability()(torch.tensor(found.dropna().to_numpy()))
+
+
+def test_a_sentence_with_two_scores(copy):
+    scores = pd.read_parquet(copy / "log_p/small-0123.parquet")
+    twice = pd.concat([scores, scores.iloc[4:6].assign(log_p=-1.0)], ignore_index=True)
+    write_table(twice, copy / "log_p/small-0123.parquet", "log_p")
+    with pytest.raises(
+        PreparedDataError,
+        match="2 of 11 rows repeat a sentence_id; expected one row .* sentence_id 4 and log_p -1",
+    ):
         PreparedSet(copy).log_p()
 
 
