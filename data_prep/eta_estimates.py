@@ -6,8 +6,9 @@ these estimates are choices, not from the paper: starting points for such a sear
 rho(x) is the share of images that fit sentence x, mentioned in their reports or not. What stands in for it:
 
 - "truth": the phantom's own;
-- "labels": the share of training studies whose CheXpert label matches the finding that the sentence names; a finding
-  that is not labelled counts as absent. Sentences that name no finding, or several, are left out;
+- "labels": the share of training studies whose CheXpert label matches the finding that the sentence names; a study
+  without a label of this finding counts as one without the finding. Sentences that name no finding, or several, are
+  left out, and so are those whose finding has no label in any training study: nobody looked for it;
 - "reports": the share of training reports that hold the very sentence. It estimates a LOWER BOUND, since other wordings
   of the same statement, and images of which it is true but not said, are missed; and it is a little high for the rarest
   sentences, each of which was found at least once. `binomial_fit` counts in other reports and is free of that.
@@ -249,18 +250,27 @@ def named_finding(text: str) -> tuple[str, bool] | None:
     return names[0], not _ABSENT_PATTERN.search(_UNCHANGED_PATTERN.sub("", text))
 
 
+def findings_without_labels(labels: pd.DataFrame) -> list[str]:
+    """Names of the CheXpert columns that hold no label at all: NaN there says nothing about the finding."""
+    return labels.columns[labels.isna().all()].tolist()
+
+
 def rho_by_labels(texts: pd.Series, labels: pd.DataFrame) -> pd.Series:
-    """For each sentence the share of studies whose label matches it; NaN where it names no finding or several.
+    """For each sentence the share of studies whose label matches it; NaN where no label can tell.
+
+    No label can tell where the sentence names no finding or several, or one of `findings_without_labels`.
 
     Args:
         texts: sentences.
-        labels: the CheXpert columns, a row for each study; 1 positive, 0 negative, -1 uncertain, NaN not labelled. An
-            uncertain label matches nothing and is left out of the share; a missing one counts as negative.
+        labels: the CheXpert columns, a row for each training study; 1 positive, 0 negative, -1 uncertain, NaN not
+            mentioned. An uncertain label matches nothing and is left out of the share; a missing one counts as
+            negative, as long as its column holds any label.
     """
-    share_positive = {}
-    for name in _FINDINGS:
+    share_positive = dict.fromkeys(_FINDINGS, float("nan"))
+    for name in share_positive.keys() - set(findings_without_labels(labels)):
         known = labels[name][labels[name] != -1]
-        share_positive[name] = float((known == 1).mean()) if len(known) else float("nan")
+        if len(known):
+            share_positive[name] = float((known == 1).mean())
 
     def rho(text: str) -> float:
         found = named_finding(text)

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from data_prep.command import run_command
+from medclip_dcl.findings import CHEXPERT
 from medclip_dcl.prepared import PreparedDataError, PreparedSet, write_text
 
 if TYPE_CHECKING:
@@ -83,11 +84,13 @@ class Estimates(NamedTuple):
             and rho_NAME for each source.
         reports: numbers of "train" and "validate" reports.
         fits: by name: reports (binomial), and SOURCE_least_squares, SOURCE_bound for each source of rho.
+        without_labels: CheXpert columns of the set that hold no label for any training study.
     """
 
     table: pd.DataFrame
     reports: dict[str, int]
     fits: dict[str, LogLinearFit]
+    without_labels: list[str]
 
     def source(self, name: str) -> Source:
         """The sentences for which this rho is known."""
@@ -119,6 +122,7 @@ def estimate(prepared: PreparedSet, log_p: str | None = None) -> Estimates:
         binomial_fit,
         bound_fit,
         count_sentences,
+        findings_without_labels,
         least_squares_fit,
         rho_by_labels,
     )
@@ -143,8 +147,10 @@ def estimate(prepared: PreparedSet, log_p: str | None = None) -> Estimates:
         )
     table["text"] = table["sentence_id"].map(prepared.table("sentences").set_index("sentence_id")["text"])
     table["rho_reports"] = table["train_reports"] / reports["train"]
+    without_labels: list[str] = []
     if prepared.has("labels"):
         labels = _training_labels(prepared)
+        without_labels = findings_without_labels(labels)
         rho = rho_by_labels(table["text"], labels)
         if rho.notna().any():
             table["rho_labels"] = rho
@@ -153,7 +159,7 @@ def estimate(prepared: PreparedSet, log_p: str | None = None) -> Estimates:
         table["rho_truth"] = table["sentence_id"].map(
             prepared.table("classes").set_index("sentence_id")["rho"]
         )
-    found = Estimates(table, reports, {})
+    found = Estimates(table, reports, {}, without_labels)
     counts = (
         table["log_p"].to_numpy(),
         table["validate_reports"].to_numpy(),
@@ -286,6 +292,7 @@ def _estimates_table(found: Estimates) -> list[str]:
         f"{MAX_ETA}, as in training).",
         "",
         *(f"- {name}: {_SOURCES[name]} ({_counted(found, name)})" for name in sources),
+        *_without_labels(found),
         "",
         f"| eta | a | k | {' | '.join(sources)} |",
         "|---|---|---|" + "---|" * len(sources),
@@ -322,6 +329,17 @@ def _counted(found: Estimates, name: str) -> str:
         if certain
         else text
     )
+
+
+def _without_labels(found: Estimates) -> list[str]:
+    """Which findings the labels cannot tell anything about."""
+    names = found.without_labels
+    if not names:
+        return []
+    return [
+        f"- without labels: {len(names)} of {len(CHEXPERT)} CheXpert columns hold no label for any training study "
+        f"({', '.join(names)}); sentences that name one of these have no rho (labels)"
+    ]
 
 
 def _log_linearity(found: Estimates) -> list[str]:

@@ -15,6 +15,7 @@ from data_prep.eta_estimates import (
     binomial_fit,
     bound_fit,
     bound_term,
+    findings_without_labels,
     least_squares_fit,
     named_finding,
     rho_by_labels,
@@ -158,5 +159,18 @@ def test_named_finding(text: str, expected: tuple[str, bool] | None) -> None:
 def test_rho_by_labels_is_the_share_of_matching_studies() -> None:
     labels = pd.DataFrame({name: [np.nan] * 8 for name in FINDINGS})
     labels["Edema"] = [1, 1, 1, 0, np.nan, np.nan, -1, -1]
-    found = rho_by_labels(pd.Series(["Edema.", "No edema.", "No fracture.", "Clear lungs."]), labels)
-    assert found.tolist() == pytest.approx([3 / 6, 3 / 6, 1.0, np.nan], nan_ok=True)
+    labels["Fracture"] = [0] + [np.nan] * 7  # looked for, never found
+    labels["Pneumonia"] = -1.0  # nobody knows
+    texts = ["Edema.", "No edema.", "Fracture.", "No fracture.", "Clear lungs.", "No pneumonia."]
+    found = rho_by_labels(pd.Series(texts), labels)
+    assert found.tolist() == pytest.approx([3 / 6, 3 / 6, 0.0, 1.0, np.nan, np.nan], nan_ok=True)
+
+
+def test_a_finding_that_nobody_labelled_is_neither_absent_nor_present() -> None:
+    labels = pd.DataFrame({name: [0.0, np.nan, 1.0] for name in FINDINGS})
+    labels[["Fracture", "Enlarged Cardiomediastinum"]] = np.nan
+    texts = ["No fracture.", "Old fracture.", "Stable cardiomediastinal silhouette.", "No edema."]
+    assert rho_by_labels(pd.Series(texts), labels).tolist() == pytest.approx(
+        [np.nan, np.nan, np.nan, 2 / 3], nan_ok=True
+    )
+    assert findings_without_labels(labels) == ["Enlarged Cardiomediastinum", "Fracture"]

@@ -162,7 +162,7 @@ def test_sentences_that_are_true_of_every_image_are_counted_out(
     truth.loc[0, "rho"] = 1.0
     write_table(truth, folder / "classes.parquet", "classes")
     labels = pd.read_parquet(folder / "labels.parquet")
-    labels["Pleural Effusion"] = np.nan  # no study has one: every "no effusion" is true of all
+    labels["Pleural Effusion"] = 0.0  # no study has one: every "no effusion" is true of all
     write_table(labels, folder / "labels.parquet", "labels")
     sentences = pd.read_parquet(folder / "sentences.parquet")
     sentences["text"] = "No secret effusion."
@@ -179,6 +179,35 @@ def test_sentences_that_are_true_of_every_image_are_counted_out(
     slope, intercept = np.polyfit(found.table["log_p"], log_rho, 1, w=np.sqrt(weights))
     fit = found.fits["truth_least_squares"]
     assert [fit.k, np.log(fit.a)] == pytest.approx([slope, intercept], rel=1e-3)
+
+
+def test_findings_without_labels_in_training_are_named_and_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_set(tmp_path / "set", with_labels=True)
+    labels = pd.read_parquet(folder / "labels.parquet")
+    labels["Edema"] = 0.0
+    labels.loc[labels["study_id"] >= 500, "Fracture"] = 1.0  # no training study: says nothing here
+    write_table(labels, folder / "labels.parquet", "labels")
+    sentences = pd.read_parquet(folder / "sentences.parquet")
+    sentences.loc[:2, "text"] = ["No fracture.", "Old fracture.", "Stable mediastinum."]
+    write_table(sentences, folder / "sentences.parquet", "sentences")
+    main(["--data", str(folder)])
+    said = capsys.readouterr().out
+    assert (
+        "- without labels: 12 of 14 CheXpert columns hold no label for any training study (Atelectasis, "
+        "Cardiomegaly, Consolidation, Enlarged Cardiomediastinum, Fracture, "
+    ) in said
+    assert "Pneumothorax, Support Devices); sentences that name one of these have no rho (labels)" in said
+    assert "names (37 sentences)" in said
+    table = estimate(PreparedSet(folder)).table
+    assert table["rho_labels"][:3].isna().all() and table["rho_labels"][3:].isin([0.3, 0.7]).all()
+    # No label at all: there is no such source, and the report says why.
+    labels[list(CHEXPERT)] = np.nan
+    write_table(labels, folder / "labels.parquet", "labels")
+    main(["--data", str(folder)])
+    assert "- without labels: 14 of 14" in capsys.readouterr().out
+    assert estimate(PreparedSet(folder)).sources == ["reports"]
 
 
 def test_says_how_much_of_log_rho_each_line_explains(
