@@ -190,27 +190,31 @@ def adjusted_r_squared(
     """Weighted share of the observed values' variance that a prediction explains, adjusted for its free parameters.
 
     1 - (1 - R^2) (n - 1) / (n - parameters) with the effective number n of points, so that more parameters alone do
-    not look like a better explanation. NaN if the values do not vary or the points are too few.
+    look like a better explanation. NaN if the values do not vary or the points are too few.
     """
     n = effective_number(weights)
+    if not (np.ptp(observed) > 0 and n > parameters):
+        return float("nan")
     mean = (weights * observed).sum() / weights.sum()
     variance = (weights * (observed - mean) ** 2).sum()
-    if not (variance > 0 and n > parameters):
-        return float("nan")
     unexplained = (weights * (observed - predicted) ** 2).sum() / variance
     return float(1 - unexplained * (n - 1) / (n - parameters))
 
 
-def binned_means(x: np.ndarray, y: np.ndarray, weights: np.ndarray, bins: int) -> np.ndarray:
-    """For each point the weighted mean of y in its bin of x; bins hold about equal weight (any shape of relation)."""
-    order = np.argsort(x, kind="stable")
-    # The middle of each point's own weight decides, so that a heavy one does not fall into the next bin.
-    share = (np.cumsum(weights[order]) - weights[order] / 2) / weights.sum()
-    number = np.empty(len(x), dtype=np.int64)
-    number[order] = np.minimum((share * bins).astype(np.int64), bins - 1)
-    total = np.bincount(number, weights, minlength=bins)
-    mean = np.bincount(number, weights * y, minlength=bins) / np.where(total > 0, total, 1)
-    return mean[number]
+def binned_means(x: np.ndarray, y: np.ndarray, weights: np.ndarray, bins: int) -> tuple[np.ndarray, int]:
+    """For each point the weighted mean of y in its bin of x (any shape of relation), and how many bins hold a point.
+
+    Bins hold about equal weight, but points of equal x are never parted: where x says nothing, bins say nothing.
+    """
+    values, which = np.unique(x, return_inverse=True)
+    weight = np.bincount(which, weights)
+    # The middle of each value's own weight decides, so that a heavy one does not fall into the next bin.
+    share = (np.cumsum(weight) - weight / 2) / weight.sum()
+    wanted = np.minimum((share * bins).astype(np.int64), bins - 1)
+    occupied, number = np.unique(wanted[which], return_inverse=True)
+    total = np.bincount(number, weights)
+    mean = np.bincount(number, weights * y) / np.where(total > 0, total, 1)
+    return mean[number], len(occupied)
 
 
 def count_sentences(prepared: PreparedSet) -> tuple[pd.DataFrame, dict[str, int]]:

@@ -53,6 +53,8 @@ _SHOWN_SENTENCES = 15
 _NOT_SHOWN = 0.05
 # Share of log rho's variance: below it log p says little; bins must explain so much more than a line to call it curved.
 _LITTLE, _CURVED = 0.2, 0.05
+# Two bins are a straight line, whatever the relation.
+_FEWEST_BINS = 3
 _MEANING = {
     "a": "log p does not fall where sentences are common",
     "k": "log p says nothing about how common a sentence is, or all about it: look at the scores",
@@ -344,37 +346,55 @@ def _without_labels(found: Estimates) -> list[str]:
 
 def _log_linearity(found: Estimates) -> list[str]:
     """Is log rho a straight line in log p? For each source of rho, over the sentences that have a log rho."""
+    lines = ["Is class probability log-linear in text probability?", ""]
+    lines += [_linearity_of(found, name) for name in found.sources if found.source(name).rho.any()]
+    return [*lines, ""]
+
+
+def _linearity_of(found: Estimates, name: str) -> str:
+    """What each line, and any shape, explains of log rho, and what follows from that."""
     import numpy as np
 
     from data_prep.eta_estimates import adjusted_r_squared, binned_means
 
-    lines = ["Is class probability log-linear in text probability?", ""]
-    for name in found.sources:
-        source = found.source(name)
-        log_p, rho, weights = source.where(source.rho > 0)
-        if not len(rho):
-            continue
-        bins = _bins(weights)
-        line, bound = (
-            adjusted_r_squared(found.fits[f"{name}_{kind}"].log_eta(log_p), np.log(rho), weights, 2)
-            for kind in ("least_squares", "bound")
-        )
-        means = binned_means(log_p, np.log(rho), weights, bins)
-        any_shape = adjusted_r_squared(means, np.log(rho), weights, bins)
-        if np.isnan(any_shape):
-            verdict = "too few different sentences to tell"
-        elif any_shape < _LITTLE:
-            verdict = "log p says little about rho, whatever the shape"
-        elif any_shape - line > _CURVED:
-            verdict = "the relation is no straight line"
-        else:
-            verdict = "a straight line says what log p has to say"
-        lines.append(
-            f"- {name}: of the variance of log rho the least-squares line explains {_explained(line)}, the bound's "
-            f"minimiser {_explained(bound)}, {bins} bins of log p {_explained(any_shape)} (adjusted R^2; {len(rho):,} "
-            f"sentences with rho above 0{_left_out(source)}): {verdict}"
-        )
-    return [*lines, ""]
+    source = found.source(name)
+    log_p, rho, weights = source.where(source.rho > 0)
+    means, bins = binned_means(log_p, np.log(rho), weights, _bins(weights))
+    any_shape = adjusted_r_squared(means, np.log(rho), weights, bins)
+    if bins < _FEWEST_BINS or np.isnan(any_shape):
+        return _too_few(name, source, bins)
+    line, bound = (
+        adjusted_r_squared(found.fits[f"{name}_{kind}"].log_eta(log_p), np.log(rho), weights, 2)
+        for kind in ("least_squares", "bound")
+    )
+    return (
+        f"- {name}: of the variance of log rho the least-squares line explains {_explained(line)}, the bound's "
+        f"minimiser {_explained(bound)}, {bins} bins of log p {_explained(any_shape)} (adjusted R^2; {len(rho):,} "
+        f"sentences with rho above 0{_left_out(source)}): {_verdict(line, any_shape)}"
+    )
+
+
+def _verdict(line: float, any_shape: float) -> str:
+    """Of what the straight line and bins of log p explain."""
+    if max(line, any_shape) < _LITTLE:
+        return "log p says little about rho, whatever the shape"
+    if any_shape - line > _CURVED:
+        return "the relation is no straight line"
+    return "a straight line says what log p has to say"
+
+
+def _too_few(name: str, source: Source, bins: int) -> str:
+    """That nothing can be said, and why."""
+    import numpy as np
+
+    from data_prep.eta_estimates import effective_number
+
+    log_p, rho, weights = source.where(source.rho > 0)
+    return (
+        f"- {name}: too few different sentences to tell ({len(rho):,} with rho above 0{_left_out(source)}, worth "
+        f"{effective_number(weights):.3g} equally common ones; {len(np.unique(log_p)):,} different log p in {bins} "
+        f"bins, {len(np.unique(rho)):,} different rho)"
+    )
 
 
 def _explained(share: float) -> str:
@@ -467,9 +487,11 @@ def _figure(found: Estimates, fit: LogLinearFit, chosen: str) -> Figure:
     axes = figure.subplots(2, 3).flat
     log_p, weights = found.table["log_p"].to_numpy(), found.table["train_reports"].to_numpy()
     # The few very improbable ones would press all others into a corner.
-    left = float(np.quantile(np.repeat(log_p, weights), _NOT_SHOWN))
+    left, right = float(np.quantile(np.repeat(log_p, weights), _NOT_SHOWN)), max(0.0, float(log_p.max()))
+    if left == right:
+        left -= 1.0
     axis_label = f"log p (natural); {_NOT_SHOWN:.0%} of the anchors lie further left"
-    edges = np.linspace(left, max(0.0, log_p.max()), 41)
+    edges = np.linspace(left, right, 41)
     for values, label in ((np.ones(len(log_p)), "distinct sentences"), (weights, "as often as they occur")):
         axes[0].hist(np.maximum(log_p, left), edges, weights=values / values.sum(), alpha=0.6, label=label)
     axes[0].set(
@@ -491,12 +513,12 @@ def _figure(found: Estimates, fit: LogLinearFit, chosen: str) -> Figure:
             continue
         axis.scatter(x, rho, s=np.clip(w, 3, 60), alpha=0.25, color="#3b7dd8", linewidths=0)
         order = np.argsort(x)
-        means = np.exp(binned_means(x, np.log(rho), w, _bins(w)))
-        axis.plot(x[order], means[order], color="black", linewidth=1, label=f"{_bins(w)} bins")
+        means, bins = binned_means(x, np.log(rho), w, _bins(w))
+        axis.plot(x[order], np.exp(means[order]), color="black", linewidth=1, label=f"{bins} bins of log p")
         for label, line in ((f"{name}_least_squares", "-"), (f"{name}_bound", "--"), (chosen, ":")):
             one = found.fits[label]
             axis.plot(x[order], one.eta(x[order]), line, label=f"{label} ({one.a:.2g}, {one.k:.2g})")
-        axis.set(xlim=(left, edges[-1]), ylim=(rho.min() / 2, 1.5))
+        axis.set(xlim=(left, right), ylim=(rho.min() / 2, 1.5))
         axis.legend(fontsize=7)
     return figure
 

@@ -130,9 +130,37 @@ def test_bins_see_what_a_line_does_not() -> None:
     weights = np.ones(2000)
     line = np.polyval(np.polyfit(x, y, 1), x)
     assert adjusted_r_squared(line, y, weights, 2) < 0.02
-    assert adjusted_r_squared(binned_means(x, y, weights, 20), y, weights, 20) > 0.9
+    means, bins = binned_means(x, y, weights, 20)
+    assert bins == 20 and adjusted_r_squared(means, y, weights, bins) > 0.9
     noise = generator.normal(size=2000)
-    assert abs(adjusted_r_squared(binned_means(x, noise, weights, 20), noise, weights, 20)) < 0.02
+    assert abs(adjusted_r_squared(binned_means(x, noise, weights, 20)[0], noise, weights, 20)) < 0.02
+
+
+def test_equal_log_p_shares_a_bin() -> None:
+    """The order in which ties stand says nothing about y."""
+    y, weights = np.arange(60.0), np.linspace(1, 2, 60)
+    means, bins = binned_means(np.full(60, -5.0), y, weights, 20)
+    assert bins == 1 and means == pytest.approx(np.average(y, weights=weights))
+    x = np.repeat([-3.0, -1.0, -2.0, -4.0], 15)
+    means, bins = binned_means(x, y, weights, 20)
+    assert bins == 4
+    for value in set(x):
+        mine = x == value
+        assert means[mine] == pytest.approx(np.average(y[mine], weights=weights[mine]))
+
+
+def test_bins_by_hand() -> None:
+    # Shares of the weight in the middle of each value: .1, .45, .7, .75, .9; three bins end at 1/3 and 2/3.
+    x, y = np.array([1.0, 2.0, 2.0, 3.0, 4.0, 5.0]), np.array([7.0, 1.0, 4.0, 0.0, 6.0, 9.0])
+    means, bins = binned_means(x, y, np.array([4.0, 5.0, 5.0, 0.0, 2.0, 4.0]), 3)
+    assert bins == 3 and means.tolist() == pytest.approx([7.0, 2.5, 2.5, 8.0, 8.0, 8.0])
+
+
+def test_values_that_do_not_vary_are_not_explained() -> None:
+    # Their mean is rounded: the variance around it is not 0.
+    observed, weights = np.full(123, np.log(0.21)), np.linspace(1, 30, 123)
+    assert (observed - (weights * observed).sum() / weights.sum()).any()
+    assert np.isnan(adjusted_r_squared(observed, observed, weights, 2))
 
 
 @pytest.mark.parametrize(

@@ -237,6 +237,19 @@ def test_says_how_much_of_log_rho_each_line_explains(
     assert "inf" not in said and "nan" not in said
 
 
+@pytest.mark.parametrize("values", [[0.0], [-5.0], [-5.0, -2.0]])
+def test_scores_that_hardly_differ_explain_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], values: list[float]
+) -> None:
+    folder = write_set(tmp_path / "set", with_truth=True)
+    write_scores(folder, "bert-12345678", np.repeat(values, 40 // len(values)))
+    main(["--data", str(folder)])
+    said = capsys.readouterr().out
+    assert said.count(f"{len(values)} different log p in {len(values)} bins, ") == 2
+    assert said.count("too few different sentences to tell (40 with rho above 0, worth ") == 2
+    assert "explain" not in said and "straight" not in said
+
+
 def test_a_line_that_explains_less_than_the_mean() -> None:
     assert eta_report._explained(-164.196) == "nothing (-164: the mean is closer)"
     assert LogLinearFit(0.5, 3.0).log_eta(np.array([-1000.0])) == pytest.approx(np.log(0.5) - 3000)
