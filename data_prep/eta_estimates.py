@@ -132,6 +132,45 @@ def least_squares_fit(log_p: np.ndarray, rho: np.ndarray, weights: np.ndarray) -
     return _fit(float(np.exp(found.x[0])), float(found.x[1]))
 
 
+class StraightLine(NamedTuple):
+    """log rho = log_a + k * log p, whatever (a, k): it may be one that no class probability may have."""
+
+    log_a: float
+    k: float
+
+    def at(self, log_p: np.ndarray) -> np.ndarray:
+        """log rho on the line."""
+        return self.log_a + self.k * log_p
+
+    @property
+    def beyond(self) -> str:
+        """Why no allowed (a, k) is this line; empty if one is."""
+        reasons = []
+        if self.log_a > np.log(LARGEST_A) + _AT_BOUND:
+            reasons.append(f"eta would be exp({self.log_a:.3g}) at log p = 0, more than {LARGEST_A}")
+        if self.k < 0:
+            reasons.append("rho falls where log p rises, k would be below 0")
+        if self.k > LARGEST_K:
+            reasons.append(f"k would be above {LARGEST_K:g}")
+        return ", and ".join(reasons)
+
+
+def straight_line(log_p: np.ndarray, rho: np.ndarray, weights: np.ndarray) -> StraightLine:
+    """Weighted least squares of log rho on log p without any bound.
+
+    Adding a constant to log p changes log_a alone, not what the line explains.
+
+    Args:
+        log_p: of each sentence, natural logarithm; at least two different ones.
+        rho: of each sentence, in (0, 1].
+        weights: of each sentence, above 0.
+    """
+    log_rho = np.log(rho)
+    middle, level = np.average(log_p, weights=weights), np.average(log_rho, weights=weights)
+    k = (weights * (log_p - middle) * (log_rho - level)).sum() / (weights * (log_p - middle) ** 2).sum()
+    return StraightLine(float(level - k * middle), float(k))
+
+
 def bound_fit(log_p: np.ndarray, rho: np.ndarray, weights: np.ndarray) -> LogLinearFit:
     """(a, k) with the least `bound_term`, 0 <= a < 1, k >= 0: a grid, then a simplex search from its best points."""
 

@@ -352,25 +352,36 @@ def _log_linearity(found: Estimates) -> list[str]:
 
 
 def _linearity_of(found: Estimates, name: str) -> str:
-    """What each line, and any shape, explains of log rho, and what follows from that."""
+    """What each line, and any shape, explains of log rho, and what follows from that.
+
+    The verdict is about the best line of all: whether an allowed (a, k) gives that line is another question.
+    """
     import numpy as np
 
-    from data_prep.eta_estimates import adjusted_r_squared, binned_means
+    from data_prep.eta_estimates import adjusted_r_squared, binned_means, straight_line
 
     source = found.source(name)
     log_p, rho, weights = source.where(source.rho > 0)
-    means, bins = binned_means(log_p, np.log(rho), weights, _bins(weights))
-    any_shape = adjusted_r_squared(means, np.log(rho), weights, bins)
+    log_rho = np.log(rho)
+    means, bins = binned_means(log_p, log_rho, weights, _bins(weights))
+    any_shape = adjusted_r_squared(means, log_rho, weights, bins)
     if bins < _FEWEST_BINS or np.isnan(any_shape):
         return _too_few(name, source, bins)
-    line, bound = (
-        adjusted_r_squared(found.fits[f"{name}_{kind}"].log_eta(log_p), np.log(rho), weights, 2)
-        for kind in ("least_squares", "bound")
+    line = straight_line(log_p, rho, weights)
+    of_line, allowed, bound = (
+        adjusted_r_squared(predicted, log_rho, weights, 2)
+        for predicted in (
+            line.at(log_p),
+            found.fits[f"{name}_least_squares"].log_eta(log_p),
+            found.fits[f"{name}_bound"].log_eta(log_p),
+        )
     )
+    beyond = f"; no allowed (a, k) is the best line: {line.beyond}" if line.beyond else ""
     return (
-        f"- {name}: of the variance of log rho the least-squares line explains {_explained(line)}, the bound's "
-        f"minimiser {_explained(bound)}, {bins} bins of log p {_explained(any_shape)} (adjusted R^2; {len(rho):,} "
-        f"sentences with rho above 0{_left_out(source)}): {_verdict(line, any_shape)}"
+        f"- {name}: of the variance of log rho the best straight line explains {_explained(of_line)}, the best with an "
+        f"allowed (a, k) {_explained(allowed)}, the bound's minimiser {_explained(bound)}, {bins} bins of log p "
+        f"{_explained(any_shape)} (adjusted R^2; {len(rho):,} sentences with rho above 0{_left_out(source)}): "
+        f"{_verdict(of_line, any_shape)}{beyond}"
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -19,6 +21,7 @@ from data_prep.eta_estimates import (
     least_squares_fit,
     named_finding,
     rho_by_labels,
+    straight_line,
 )
 
 
@@ -96,6 +99,32 @@ def test_least_squares_is_the_textbook_line_and_keeps_its_bounds() -> None:
     assert rising.at_bound and rising.a < 1
     falling = least_squares_fit(log_p, 0.01 * np.exp(-0.1 * log_p), weights)
     assert falling.at_bound == ("k is at its bound 0",)
+
+
+def test_the_straight_line_knows_no_bounds() -> None:
+    log_p, rho, weights = weighted_points(1, 300)
+    for shift in (0.0, -30.0, 1000.0):
+        line = straight_line(log_p + shift, rho, weights)
+        slope, intercept = np.polyfit(log_p, np.log(rho), 1, w=np.sqrt(weights))
+        assert (line.k, line.log_a + line.k * shift) == pytest.approx((slope, intercept), rel=1e-9)
+        assert line.at(log_p + shift) == pytest.approx(intercept + slope * log_p)
+
+
+@pytest.mark.parametrize(
+    ("log_a", "k", "reason"),
+    [
+        (np.log(0.999), 0.0, ""),
+        (-1.0, 10.0, ""),
+        (3.0, 0.1, r"eta would be exp\(3\) at log p = 0, more than 0.999$"),
+        (-4.0, -0.1, "rho falls where log p rises, k would be below 0$"),
+        (1.0, 12.0, "more than 0.999, and k would be above 10$"),
+    ],
+)
+def test_a_line_that_no_class_probability_may_have(log_a: float, k: float, reason: str) -> None:
+    log_p = -np.arange(9.0)
+    line = straight_line(log_p, np.exp(log_a + k * log_p), np.ones(9))
+    assert (line.log_a, line.k) == pytest.approx((log_a, k), abs=1e-9)
+    assert re.search(reason, line.beyond) and bool(reason) == bool(line.beyond)
 
 
 def test_bound_fit_finds_the_truth_and_is_no_worse_than_a_fine_grid() -> None:

@@ -98,7 +98,10 @@ def test_command_writes_report_figure_and_configuration(
     printed = capsys.readouterr().out
     report = (folder / "eta" / "report.md").read_text()
     assert "100% 0.3" in printed and "- rho (truth): 1.000" in printed and "warning" not in printed
-    assert "truth: of the variance of log rho the least-squares line explains 1.000" in printed
+    assert (
+        "truth: of the variance of log rho the best straight line explains 1.000, the best with an allowed (a, k) "
+        "1.000, the bound's minimiser 1.000, "
+    ) in printed
     assert "a straight line says what log p has to say" in printed
     # The reader of the report sees the texts; the terminal, and the configuration, do not.
     assert "Secret effusion." in report and "## Least probable training sentences" in report
@@ -224,7 +227,7 @@ def test_says_how_much_of_log_rho_each_line_explains(
     table = found.table[found.table["rho_truth"] > 0]
     weights, log_rho = table["train_reports"], np.log(table["rho_truth"])
     number = weights.sum() ** 2 / (weights**2).sum()
-    for kind, words in (("least_squares", "line explains"), ("bound", "minimiser")):
+    for kind, words in (("least_squares", "allowed (a, k)"), ("bound", "minimiser")):
         fit = found.fits[f"truth_{kind}"]
         left = log_rho - np.log(fit.a) - fit.k * table["log_p"]
         of_all = log_rho - np.average(log_rho, weights=weights)
@@ -235,6 +238,44 @@ def test_says_how_much_of_log_rho_each_line_explains(
     main(["--data", str(folder)])
     said = capsys.readouterr().out
     assert "inf" not in said and "nan" not in said
+
+
+def test_a_straight_line_stays_one_where_no_class_probability_may_follow(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """rho = 0.6 * exp(0.5 * log p), exactly, with log p of another scale, origin or sign."""
+    folder = write_set(tmp_path / "set", with_truth=True)
+    log_p = -np.arange(40) / 4
+    lines = []
+    for scores in (log_p, log_p - 30, 7 * log_p - 2, -20 - log_p, 0.02 * log_p):
+        write_scores(folder, "bert-12345678", scores)
+        main(["--data", str(folder), "--estimate", "truth_least_squares"])
+        said = capsys.readouterr().out.splitlines()
+        lines.append(next(line for line in said if line.startswith("- truth: of")))
+        assert "the best straight line explains 1.000, " in lines[-1]
+        assert ": a straight line says what log p has to say" in lines[-1]
+    as_it_is, shifted, scaled, turned, narrow = lines
+    assert as_it_is.endswith("has to say") and "allowed (a, k) 1.000" in as_it_is
+    assert scaled.endswith("has to say") and "allowed (a, k) 1.000" in scaled
+    assert shifted.endswith(
+        "; no allowed (a, k) is the best line: eta would be exp(14.5) at log p = 0, more than 0.999"
+    )
+    assert "allowed (a, k) 1.000" not in shifted
+    assert turned.endswith("rho falls where log p rises, k would be below 0")
+    assert "allowed (a, k) nothing (" in turned
+    assert narrow.endswith("k would be above 10")
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_bend_is_no_straight_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], sign: int) -> None:
+    folder = write_set(tmp_path / "set", with_truth=True)
+    truth = pd.read_parquet(folder / "classes.parquet")
+    truth["rho"] = 0.5 * np.exp(-0.02 * (np.arange(40) - 20) ** 2)
+    write_table(truth, folder / "classes.parquet", "classes")
+    write_scores(folder, "bert-12345678", -20 + sign * np.arange(40) / 4)
+    main(["--data", str(folder)])
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("- truth: of")]
+    assert ": the relation is no straight line" in line
 
 
 @pytest.mark.parametrize("values", [[0.0], [-5.0], [-5.0, -2.0]])
