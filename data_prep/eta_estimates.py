@@ -105,7 +105,7 @@ def binomial_fit(log_p: np.ndarray, successes: np.ndarray, trials: int, weights:
     found = minimize(
         loss, start, jac=True, bounds=limits, method="L-BFGS-B", options={"ftol": 1e-15, "gtol": 1e-12}
     )
-    return _fit(float(np.exp(found.x[0])), float(found.x[1] / scale))
+    return _fit(float(np.exp(found.x[0])), float(found.x[1] / scale), log_p)
 
 
 def least_squares_fit(log_p: np.ndarray, rho: np.ndarray, weights: np.ndarray) -> LogLinearFit:
@@ -129,7 +129,7 @@ def least_squares_fit(log_p: np.ndarray, rho: np.ndarray, weights: np.ndarray) -
     found = lsq_linear(
         matrix, root * np.log(rho[used]), bounds=([-50.0, 0.0], [np.log(LARGEST_A), LARGEST_K])
     )
-    return _fit(float(np.exp(found.x[0])), float(found.x[1]))
+    return _fit(float(np.exp(found.x[0])), float(found.x[1]), log_p)
 
 
 class StraightLine(NamedTuple):
@@ -188,16 +188,17 @@ def bound_fit(log_p: np.ndarray, rho: np.ndarray, weights: np.ndarray) -> LogLin
     best = sorted(grid, key=loss)[:5]
     searched = [minimize(loss, start, method="Nelder-Mead", options={"xatol": 1e-6}) for start in best]
     found = min(searched, key=lambda result: result.fun)
-    return _fit(float(np.exp(found.x[0])), float(found.x[1]))
+    return _fit(float(np.exp(found.x[0])), float(found.x[1]), log_p)
 
 
-def _fit(a: float, k: float) -> LogLinearFit:
-    at_bound = tuple(
-        f"{name} is at its bound {bound:g}"
-        for name, value, bound in (("a", a, LARGEST_A), ("k", k, 0.0), ("k", k, LARGEST_K))
-        if abs(value - bound) <= _AT_BOUND * max(1.0, bound)
-    )
-    return LogLinearFit(a, k, at_bound)
+def _fit(a: float, k: float, log_p: np.ndarray) -> LogLinearFit:
+    """The fit, with what stands at a bound: k at 0 where it changes no eta, since its unit is that of 1 / log p."""
+    distances = {
+        f"a is at its bound {LARGEST_A:g}": LARGEST_A - a,
+        "k is at its bound 0": k * max(1.0, float(np.ptp(log_p))),
+        f"k is at its bound {LARGEST_K:g}": (LARGEST_K - k) / LARGEST_K,
+    }
+    return LogLinearFit(a, k, tuple(name for name, distance in distances.items() if distance <= _AT_BOUND))
 
 
 def bound_term(eta: np.ndarray, rho: np.ndarray, weights: np.ndarray) -> float:

@@ -78,8 +78,25 @@ def test_says_what_stands_at_a_bound(counts: list[int], bound: str) -> None:
 
 
 def test_a_search_that_ends_beside_a_bound_stands_at_it() -> None:
-    assert eta_estimates._fit(0.9989984, 0.3).at_bound == ("a is at its bound 0.999",)
-    assert eta_estimates._fit(0.998, 0.3).at_bound == ()
+    log_p = np.array([-9.0, -2.0])
+    assert eta_estimates._fit(0.9989984, 0.3, log_p).at_bound == ("a is at its bound 0.999",)
+    assert eta_estimates._fit(0.998, 0.3, log_p).at_bound == ()
+    assert eta_estimates._fit(0.5, 1e-9, log_p).at_bound == ("k is at its bound 0",)
+    assert eta_estimates._fit(0.5, 9.9999, log_p).at_bound == ("k is at its bound 10",)
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0, 1e4])
+def test_a_small_k_is_at_no_bound_where_log_p_is_large(scale: float) -> None:
+    log_p, rho, weights = weighted_points(4, 200)
+    counts = np.random.default_rng(4).binomial(500, rho)
+    for factor, at_bound in ((1.0, ()), (-1.0, ("k is at its bound 0",))):
+        scores = scale * factor * log_p - (60 * scale if factor < 0 else 0)
+        for fit in (
+            binomial_fit(scores, counts, 500, weights),
+            least_squares_fit(scores, rho, weights),
+            bound_fit(scores, rho, weights),
+        ):
+            assert fit.at_bound == at_bound, (factor, fit)
 
 
 def weighted_points(seed: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
