@@ -56,7 +56,7 @@ _LITTLE, _CURVED = 0.2, 0.05
 # Two bins are a straight line, whatever the relation.
 _FEWEST_BINS = 3
 _MEANING = {
-    "a": "log p does not fall where sentences are common",
+    "a": "sentences with log p well below 0 are so common that eta would have to exceed 1 at log p = 0",
     "k": "log p says nothing about how common a sentence is, or all about it: look at the scores",
 }
 _SOURCES = {
@@ -262,7 +262,7 @@ def _summary(found: Estimates, fit: LogLinearFit, chosen: str, name: str) -> lis
     columns |= {f"rho ({source})": table[f"rho_{source}"] for source in found.sources if source != "reports"}
     log_p = table["log_p"].to_numpy()
     return [
-        f"eta = {fit.a:.4g} * exp({fit.k:.4g} * log p) ({chosen}), log p from {name}; {len(table):,} training "
+        f"eta = {_a(fit):.4g} * exp({fit.k:.4g} * log p) ({chosen}), log p from {name}; {len(table):,} training "
         f"sentences of {found.reports['train']:,} reports, counted in {found.reports['validate']:,} validate reports",
         "",
         f"eta of the anchors (training sentences as often as reports hold them), capped at {MAX_ETA}: "
@@ -317,8 +317,20 @@ def _estimates_table(found: Estimates) -> list[str]:
 
     for label, fit in {"SSD's, for CXR-BERT": LogLinearFit(*SSD), **found.fits}.items():
         row = terms({n: fit.eta(s.log_p) for n, s in sources.items()})
-        lines.append(f"| {label} | {fit.a:.4g} | {fit.k:.4g} | {row} |")
+        lines.append(f"| {label} | {_parameter(fit, 'a')} | {_parameter(fit, 'k')} | {row} |")
     return [*lines, ""]
+
+
+def _parameter(fit: LogLinearFit, name: str) -> str:
+    """`a` or `k` of a fit to four digits, as the configuration has it, and whether it is at a bound."""
+    value = _a(fit) if name == "a" else fit.k
+    is_at_bound = any(problem.startswith(f"{name} ") for problem in fit.at_bound)
+    return f"{value:.4g}" + (" (at its bound)" if is_at_bound else "")
+
+
+def _a(fit: LogLinearFit) -> float:
+    """`a` to four digits, but below 1."""
+    return min(float(f"{fit.a:.4g}"), 0.9999)
 
 
 def _counted(found: Estimates, name: str) -> str:
@@ -528,7 +540,8 @@ def _figure(found: Estimates, fit: LogLinearFit, chosen: str) -> Figure:
         axis.plot(x[order], np.exp(means[order]), color="black", linewidth=1, label=f"{bins} bins of log p")
         for label, line in ((f"{name}_least_squares", "-"), (f"{name}_bound", "--"), (chosen, ":")):
             one = found.fits[label]
-            axis.plot(x[order], one.eta(x[order]), line, label=f"{label} ({one.a:.2g}, {one.k:.2g})")
+            parameters = ", ".join(f"{each} {_parameter(one, each)}" for each in ("a", "k"))
+            axis.plot(x[order], one.eta(x[order]), line, label=f"{label}: {parameters}")
         axis.set(xlim=(left, right), ylim=(rho.min() / 2, 1.5))
         axis.legend(fontsize=7)
     return figure
@@ -554,7 +567,7 @@ model:
     class_probability:
       class_path: medclip_dcl.objectives.LanguageModelClassProbability
       init_args:
-        a: {min(float(f"{fit.a:.4g}"), 0.9999)}
+        a: {_a(fit)}
         k: {float(f"{fit.k:.4g}")}
         max_eta: {MAX_ETA}
 data:

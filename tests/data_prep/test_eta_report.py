@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 import yaml
+from matplotlib.figure import Figure
 
 from data_prep import eta_report
 from data_prep.eta_estimates import LogLinearFit, bound_term, count_sentences
@@ -125,6 +126,35 @@ def test_the_figure_shows_where_the_anchors_are(tmp_path: Path) -> None:
         assert right == 0
         assert occurs[log_p < left].sum() <= 0.05 * occurs.sum() <= occurs[log_p <= left].sum()
     assert shown[0].get_xlim()[0] > -10
+
+
+def legend_of_truth(figure: Figure) -> list[str]:
+    legend = figure.axes[2].get_legend()
+    assert legend is not None
+    return [text.get_text() for text in legend.get_texts()]
+
+
+def test_every_estimate_at_a_bound_is_marked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_set(tmp_path / "set", with_truth=True)
+    write_scores(folder, "bert-12345678", -np.arange(40) / 4 - 30)
+    main(["--data", str(folder)])
+    said = capsys.readouterr().out
+    found = estimate(PreparedSet(folder))
+    assert [name for name, fit in found.fits.items() if fit.at_bound] == list(found.fits)
+    for name, fit in found.fits.items():
+        assert f"\n| {name} | 0.999 (at its bound) | {fit.k:.4g} | " in said
+    assert "| SSD's, for CXR-BERT | 0.2 | 0.35 | " in said
+    assert (
+        "warning: a is at its bound 0.999; sentences with log p well below 0 are so common that eta would have to "
+        "exceed 1 at log p = 0\n"
+    ) in said
+    legend = legend_of_truth(eta_report._figure(found, found.fits["reports"], "reports"))
+    least_squares = found.fits["truth_least_squares"]
+    assert f"truth_least_squares: a 0.999 (at its bound), k {least_squares.k:.4g}" in legend
+    free = LogLinearFit(0.99996, 0.123456)
+    with_given = found._replace(fits={**found.fits, "given": free})
+    legend = legend_of_truth(eta_report._figure(with_given, free, "given"))
+    assert "given: a 0.9999, k 0.1235" in legend
 
 
 def test_sources_and_estimates(tmp_path: Path) -> None:
@@ -317,6 +347,8 @@ def test_a_close_to_one_stays_below_one(tmp_path: Path, capsys: pytest.CaptureFi
     folder = write_set(tmp_path / "set")
     main(["--data", str(folder), "--a", "0.99997", "--k", "0.1"])
     assert class_probability(folder / "eta")["a"] == 0.9999
+    said = capsys.readouterr().out
+    assert "eta = 0.9999 * exp(0.1 * log p) (given)" in said and "| given | 0.9999 | 0.1 |" in said
     with pytest.raises(SystemExit):
         main(["--data", str(folder), "--a", "0.5", "--k", "0.1", "--estimate", "reports"])
     assert "--estimate does not go with --a and --k" in capsys.readouterr().err
@@ -350,8 +382,8 @@ def test_four_digits_and_the_same_files_every_time(tmp_path: Path) -> None:
     outputs = [tmp_path / "one", tmp_path / "two"]
     for output in outputs:
         main(["--data", str(folder), "--output", str(output)])
-    for name in ("report.md", "class_probability.yaml"):
-        assert (outputs[0] / name).read_text() == (outputs[1] / name).read_text()
+    for name in ("report.md", "class_probability.yaml", "eta.png"):
+        assert (outputs[0] / name).read_bytes() == (outputs[1] / name).read_bytes()
     chosen = class_probability(outputs[0])
     assert all(float(f"{chosen[name]:.4g}") == chosen[name] for name in ("a", "k"))
 
