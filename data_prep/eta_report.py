@@ -213,13 +213,11 @@ def write_report(
 
     Raises:
         PreparedDataError: see `estimate`; an estimate that this set does not allow; (a, k) out of range; `output` is
-            no folder.
+            no folder or cannot be written.
     """
     from data_prep.eta_estimates import LogLinearFit
 
-    existing = next(path for path in (output, *output.absolute().parents) if path.exists())
-    if not existing.is_dir():
-        raise PreparedDataError(f"--output {output}: {existing} is a file; name a folder")
+    _check_output(output)
     found = estimate(prepared, log_p)
     name = prepared.log_p_file(log_p).stem
     if given is not None:
@@ -234,16 +232,41 @@ def write_report(
             f"{prepared.folder} does not allow the estimate {chosen!r}; there are {', '.join(found.fits)}"
         )
     fit = found.fits[chosen]
-    output.mkdir(parents=True, exist_ok=True)
     summary = [*_summary(found, fit, chosen, name), *_estimates_table(found), *_log_linearity(found)]
     warnings = _warnings(found, fit)
     text = [f"# eta of {name}", "", *summary, *warnings, "", "![](eta.png)", "", *_sentences(found, fit)]
-    write_text("\n".join(text) + "\n", output / "report.md")
-    _figure(found, fit, chosen).savefig(output / "eta.png", dpi=110)
-    write_text(_yaml(fit, chosen, name, found), output / "class_probability.yaml")
+    texts = {
+        "report.md": "\n".join(text) + "\n",
+        "class_probability.yaml": _yaml(fit, chosen, name, found),
+    }
+    _write(output, texts, _figure(found, fit, chosen))
     print("\n".join([*summary, *warnings]))
     print(f"written: {output / 'report.md'}, eta.png, class_probability.yaml")
     return fit
+
+
+def _check_output(output: Path) -> None:
+    """Refuse, before the work, what is or lies below a file, or cannot be looked up."""
+    try:
+        existing = next(path for path in (output, *output.absolute().parents) if path.exists())
+    except OSError as error:
+        raise PreparedDataError(
+            f"--output {output} cannot be used ({error.strerror}); name another folder"
+        ) from error
+    if not existing.is_dir():
+        raise PreparedDataError(f"--output {output}: {existing} is a file; name a folder")
+
+
+def _write(output: Path, texts: Mapping[str, str], figure: Figure) -> None:
+    """The texts by file name, and eta.png."""
+    try:
+        for file, text in texts.items():
+            write_text(text, output / file)
+        figure.savefig(output / "eta.png", dpi=110)
+    except OSError as error:
+        raise PreparedDataError(
+            f"--output {output} cannot be written ({error.strerror}); name a folder that can be"
+        ) from error
 
 
 def _summary(found: Estimates, fit: LogLinearFit, chosen: str, name: str) -> list[str]:
@@ -602,13 +625,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error("--estimate does not go with --a and --k")
     given = None if options.a is None else (options.a, options.k)
     output = options.output or options.data / "eta"
-    write_report(
-        PreparedSet(options.data),
-        options.log_p,
-        output,
-        given=given,
-        chosen=options.estimate or DEFAULT_ESTIMATE,
-    )
+    chosen = DEFAULT_ESTIMATE if options.estimate is None else options.estimate
+    write_report(PreparedSet(options.data), options.log_p, output, given=given, chosen=chosen)
 
 
 if __name__ == "__main__":

@@ -363,6 +363,8 @@ def test_another_estimate_can_be_chosen(tmp_path: Path) -> None:
         PreparedDataError, match="does not allow the estimate 'truth_bound'; there are reports, "
     ):
         main(["--data", str(folder), "--estimate", "truth_bound"])
+    with pytest.raises(PreparedDataError, match="does not allow the estimate ''; there are reports, "):
+        main(["--data", str(folder), "--estimate", ""])
     with pytest.raises(
         PreparedDataError, match=r"--a must lie in \[0, 1\) and --k be at least 0 and finite, got"
     ):
@@ -375,6 +377,14 @@ def test_another_estimate_can_be_chosen(tmp_path: Path) -> None:
         main(["--data", str(folder), "--output", str(file)])
     with pytest.raises(PreparedDataError, match=r"--output .*below: .*file is a file; name a folder"):
         main(["--data", str(folder), "--output", str(file / "below")])
+
+
+@pytest.mark.skipif(not Path("/proc/version").exists(), reason="a folder that even root cannot write")
+@pytest.mark.parametrize("output", ["/proc/foo/bar", "/proc", "/proc/version/below", "x" * 300])
+def test_an_output_that_cannot_be_written_is_one_line(tmp_path: Path, output: str) -> None:
+    folder = write_set(tmp_path / "set")
+    with pytest.raises(PreparedDataError, match=rf"^--output \S*{output}\b.*; name "):
+        main(["--data", str(folder), "--output", str(folder / output)])
 
 
 def test_four_digits_and_the_same_files_every_time(tmp_path: Path) -> None:
@@ -406,6 +416,19 @@ def _nan(folder: Path) -> None:
     write_scores(folder, "bert-12345678", log_p)
 
 
+def _infinite(folder: Path) -> None:
+    write_scores(folder, "bert-12345678", np.append(-np.arange(39.0), -np.inf))
+
+
+def _negated(folder: Path) -> None:
+    write_scores(folder, "bert-12345678", np.arange(40.0))
+
+
+def _twice(folder: Path) -> None:
+    scores = pd.read_parquet(folder / "log_p" / "bert-12345678.parquet")
+    write_table(pd.concat([scores, scores[5:7]]), folder / "log_p" / "bert-12345678.parquet", "log_p")
+
+
 def _second(folder: Path) -> None:
     write_scores(folder, "another")
 
@@ -433,6 +456,15 @@ def _nothing_in_common(folder: Path) -> None:
             _nan,
             r"log_p/bert-12345678\.parquet: 2 of 40 training sentences have NaN log_p \(first: sentence_id 3\)",
         ),
+        (
+            _infinite,
+            r"bert-12345678\.parquet: 1 of 40 rows hold an infinite log_p; .*sentence_id 39 and log_p -inf",
+        ),
+        (
+            _negated,
+            r"bert-12345678\.parquet: 39 of 40 rows hold a log_p above 0; .*sentence_id 1 and log_p 1",
+        ),
+        (_twice, r"bert-12345678\.parquet: 2 of 42 rows repeat a sentence_id; .*sentence_id 5 "),
         (_second, r"holds several sentence scores \(another, bert-12345678\)"),
         (_none, "has no sentence scores"),
         (_no_validate, "has no validate reports"),
