@@ -230,7 +230,7 @@ def adjusted_r_squared(
     """Weighted share of the observed values' variance that a prediction explains, adjusted for its free parameters.
 
     1 - (1 - R^2) (n - 1) / (n - parameters) with the effective number n of points, so that more parameters alone do
-    look like a better explanation. NaN if the values do not vary or the points are too few.
+    not look like a better explanation. NaN if the values do not vary or the points are too few.
     """
     n = effective_number(weights)
     if not (np.ptp(observed) > 0 and n > parameters):

@@ -400,7 +400,9 @@ def score_batches(
             "0; load both from one folder"
         )
     device = next(model.parameters()).device
-    with _evaluating(model), _starting(_scorer(model, plan.tokenizer.mask_token_id, dtype), device) as start:
+    scorer = _scorer(model, plan.tokenizer.mask_token_id, dtype)
+    # Of the plan, not of `numbers`: who continues it computes as who did all of it.
+    with _evaluating(model), _starting(scorer, device, len(plan.batches)) as start:
         length, bucket = -1, torch.empty(0)
         under_way: deque[tuple[int, Callable[[], np.ndarray]]] = deque()
         for number in numbers:
@@ -427,8 +429,11 @@ class _Start(NamedTuple):
 
 
 @contextmanager
-def _starting(scorer: MaskedBert, device: torch.device) -> Iterator[_Start]:
-    """On a CPU as many threads as torch has score a batch each: on one batch they would wait between operations."""
+def _starting(scorer: MaskedBert, device: torch.device, batches: int) -> Iterator[_Start]:
+    """On a CPU as many threads as torch has score a batch each: on one batch they would wait between operations.
+
+    Where there are fewer batches, several of torch's threads share each.
+    """
 
     # Not around the caller's own code, which must not be in inference mode.
     @torch.inference_mode()
@@ -438,27 +443,28 @@ def _starting(scorer: MaskedBert, device: torch.device) -> Iterator[_Start]:
             return _OnItsWay(scorer.log_probability(make_copies()))
 
     threads = torch.get_num_threads()
-    if device.type != "cpu" or not scorer.takes_threads or threads == 1:
+    at_once = min(threads, batches)
+    if device.type != "cpu" or not scorer.takes_threads or at_once <= 1:
         # A GPU computes while the host prepares the next batches.
         ahead = _AHEAD if device.type != "cpu" else 0
         yield _Start(ahead, lambda make_copies: scored(make_copies).wait)
         return
-    pool = ThreadPoolExecutor(threads, "scoring", initializer=_compute_with_one_thread)
+    pool = ThreadPoolExecutor(at_once, "scoring", initializer=_compute_with, initargs=(threads // at_once,))
     try:
         # All of them now: what a thread sets for itself becomes the default of those that are new, until it is mended.
-        started = threading.Barrier(threads, timeout=60)
-        for waiting in [pool.submit(started.wait) for _ in range(threads)]:
+        started = threading.Barrier(at_once, timeout=60)
+        for waiting in [pool.submit(started.wait) for _ in range(at_once)]:
             waiting.result()
         torch.set_num_threads(threads)
-        yield _Start(2 * threads, lambda make_copies: pool.submit(lambda: scored(make_copies).wait()).result)
+        yield _Start(2 * at_once, lambda make_copies: pool.submit(lambda: scored(make_copies).wait()).result)
     finally:
         scorer.stop()
         pool.shutdown(cancel_futures=True)
 
 
-def _compute_with_one_thread() -> None:
+def _compute_with(threads: int) -> None:
     torch.get_num_threads()  # the first call in a thread sets the default, which would undo the next line later
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
 
 
 @torch.inference_mode()

@@ -460,6 +460,33 @@ def test_number_of_threads_changes_no_bit(
     assert seen == {(True, 1, True)}
 
 
+@pytest.mark.parametrize(("count", "expected"), [(1, (False, 5)), (2, (True, 2)), (5, (True, 1))])
+def test_few_batches_share_all_threads(
+    model: BertForMaskedLM,
+    tokenizer: BertTokenizer,
+    threads: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
+    count: int,
+    expected: tuple[bool, int],
+) -> None:
+    """Fewer batches than threads leave none idle; who does some of a plan computes as who does all."""
+    plan = ScoringPlan(tokenizer, SENTENCES, positions=POSITIONS, token_budget=20)
+    plan.batches = plan.batches[:count]
+    original, seen = SharedMaskedBert.log_probability, set()
+
+    def watched(self: SharedMaskedBert, copies: MaskedCopies) -> torch.Tensor:
+        seen.add((threading.current_thread() in scoring_threads(), torch.get_num_threads()))
+        return original(self, copies)
+
+    monkeypatch.setattr(SharedMaskedBert, "log_probability", watched)
+    threads(5)
+    whole = dict(score_batches(model, plan, range(count)))
+    (last,) = score_batches(model, plan, [count - 1])
+    assert seen == {expected}
+    assert np.array_equal(last[1], whole[count - 1])
+    assert torch.get_num_threads() == threads_of_a_new_thread() == 5
+
+
 def test_threads_end_and_leave_torchs_number_as_it_was(
     model: BertForMaskedLM,
     tokenizer: BertTokenizer,
