@@ -338,9 +338,6 @@ def _model_files(prepared: PreparedSet, found: Tables) -> list[str]:
             ids = pd.Series(table["sentence_id"] if kind == "log_p" else table.sentence_id)
             extra = ids[~ids.isin(found["sentences"]["sentence_id"])].tolist()
             problems += _some(f"{kind}/{name}.parquet: rows of unknown sentences", extra)
-            problems += _some(
-                f"{kind}/{name}.parquet: sentences that stand before", ids[ids.duplicated()].tolist()
-            )
             if kind == "log_p":
                 scored = table[table["n_tokens"] > 0]
                 bad = scored[~np.isfinite(scored["log_p"]) | (scored["log_p"] > 0)]
