@@ -14,20 +14,19 @@ from contextlib import contextmanager
 from multiprocessing import get_context, parent_process
 from typing import NoReturn, TypeVar
 
+from medclip_dcl.errors import UserError
+
 Item = TypeVar("Item")
 
-_OWN_PACKAGES = ("medclip_dcl", "data_prep", "__main__")
 
-
-class WorkerKilledError(ValueError):
+class WorkerKilledError(UserError):
     """A process that shared the work is gone; what was finished stays."""
 
 
 def run_command(main: Callable[[], None]) -> NoReturn:
     """Run a command and end the process.
 
-    The project's own errors (subclasses of `ValueError` that it defines itself) are about the user's input: their
-    message goes to standard error in one line, and the exit status is 2. Anything else is a fault of the program
+    A `UserError` goes to standard error in one line, and the exit status is 2. Anything else is a fault of the program
     and keeps its traceback. An interruption ends with 130; what was finished by then stays.
 
     Args:
@@ -35,9 +34,7 @@ def run_command(main: Callable[[], None]) -> NoReturn:
     """
     try:
         main()
-    except ValueError as error:
-        if type(error).__module__.split(".")[0] not in _OWN_PACKAGES:
-            raise
+    except UserError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:

@@ -34,6 +34,7 @@ from data_prep.language_model import (
     require_writable,
     settings_fingerprint,
 )
+from medclip_dcl.errors import UserError
 from medclip_dcl.prepared import (
     PreparedDataError,
     PreparedSet,
@@ -77,7 +78,7 @@ class Options(NamedTuple):
     keep_every: float = _KEEP_EVERY
 
 
-class NotFiniteError(ValueError):
+class NotFiniteError(UserError):
     """A model gives a sentence an embedding that is not finite.
 
     Attributes:

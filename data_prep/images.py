@@ -31,6 +31,7 @@ from typing import BinaryIO, NamedTuple
 
 from PIL import Image
 
+from medclip_dcl.errors import UserError
 from medclip_dcl.geometry import fit, fitted_axes
 from medclip_dcl.grey import UnusableImageError
 from medclip_dcl.image_file import read_grey
@@ -61,7 +62,7 @@ _NO_CRC = b"; crc 00000000"
 _JPEG_END = b"\xff\xd9"
 
 
-class ImageStageError(ValueError):
+class ImageStageError(UserError):
     """Images cannot be written; what was finished stays."""
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import pandas as pd
 
+from medclip_dcl.errors import UserError
 from medclip_dcl.findings import CHEXPERT
 
 LABELERS = ("chexpert", "negbio")
@@ -41,7 +42,7 @@ _MS_CXR_COLUMNS = (
 )
 
 
-class ReleaseError(ValueError):
+class ReleaseError(UserError):
     """A file of a release is missing, or does not hold what it should; the message says what to do."""
 
 

@@ -8,9 +8,9 @@ evaluates the untrained network beside the trained one.
 from __future__ import annotations
 
 import sys
-import traceback
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+
+from medclip_dcl.errors import UserError
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -20,12 +20,11 @@ def main(args: Sequence[str] | None = None) -> None:
 
     try:
         run(args)
-    except (ValueError, FileNotFoundError) as error:
-        # An error that our own code raised is about the user's input; any other is a fault and keeps its traceback.
-        ours = next((cause for cause in _causes(error) if _is_ours(cause)), None)
-        if ours is None:
-            raise
-        print(f"medclip_dcl: error: {ours}", file=sys.stderr)
+    except Exception as error:
+        about_input = next((cause for cause in _causes(error) if isinstance(cause, UserError)), None)
+        if about_input is None:
+            raise  # a fault of the program, or of a class of the user's: the traceback shows where
+        print(f"medclip_dcl: error: {about_input}", file=sys.stderr)
         raise SystemExit(2) from error
 
 
@@ -34,13 +33,6 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__
-
-
-def _is_ours(error: BaseException) -> bool:
-    frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and Path(frames[-1].filename).resolve().is_relative_to(
-        Path(__file__).resolve().parent
-    )
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from medclip_dcl.encoders.image import RegionEncoder
+from medclip_dcl.errors import UserError
 from medclip_dcl.findings import CHEXPERT
 from medclip_dcl.formats import NETWORK, VERSION_KEY
 from medclip_dcl.network import IMAGENET_MEAN, IMAGENET_STD, build_part, part_config
@@ -110,7 +111,7 @@ class FindingNetwork(nn.Module):
                 encoder of a module that is not known (see `build_part`).
         """
         if "findings" not in config:
-            raise ValueError("the description is of no classifier: it names no findings")
+            raise UserError("the description is of no classifier: it names no findings")
         config = dict(config)
         NETWORK.upgrade(config, "this classifier")
         return cls(
@@ -125,11 +126,11 @@ class FindingNetwork(nn.Module):
 def _checked_findings(findings: Sequence[str]) -> tuple[str, ...]:
     found = tuple(findings)
     if not found:
-        raise ValueError("model.findings names no finding; null takes CheX5's five")
+        raise UserError("model.findings names no finding; null takes CheX5's five")
     if unknown := [name for name in found if name not in CHEXPERT]:
-        raise ValueError(
+        raise UserError(
             f"model.findings: {unknown[0]!r} is no column of CheXpert's labels: {', '.join(CHEXPERT)}"
         )
     if twice := [name for name in found if found.count(name) > 1]:
-        raise ValueError(f"model.findings names {twice[0]} twice")
+        raise UserError(f"model.findings names {twice[0]} twice")
     return found

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from medclip_dcl.errors import UserError
+
 VERSION_KEY = "format_version"
 
 
@@ -40,18 +42,18 @@ class Format:
             ValueError: of a newer version, of one that can no longer be read, or of another program.
         """
         if not isinstance(content, dict):
-            raise ValueError(f"{source}: no {self.name} of this program but a {type(content).__name__}")
+            raise UserError(f"{source}: no {self.name} of this program but a {type(content).__name__}")
         found = content.get(VERSION_KEY, 0)
         if not isinstance(found, int):
-            raise ValueError(f"{source}: {self.name} of unknown format version {found!r}: of another program")
+            raise UserError(f"{source}: {self.name} of unknown format version {found!r}: of another program")
         if found > self.version:
-            raise ValueError(
+            raise UserError(
                 f"{source}: {self.name} of format version {found}, this program reads up to version {self.version}; "
                 "update medclip_dcl to the one that wrote it"
             )
         for version in range(found, self.version):
             if version not in self.steps:
-                raise ValueError(
+                raise UserError(
                     f"{source}: {self.name} of format version {found}, which this program, of version {self.version}, "
                     "no longer reads; use the medclip_dcl that wrote it"
                 )

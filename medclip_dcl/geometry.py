@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 from PIL import Image
 
+from medclip_dcl.errors import UserError
+
 GEOMETRIES = ("stretch", "shortest", "pad")
 
 
@@ -22,7 +24,7 @@ def check_geometry(geometry: str) -> str:
         ValueError: it is not.
     """
     if geometry not in GEOMETRIES:
-        raise ValueError(f"geometry must be one of {', '.join(GEOMETRIES)}, got {geometry!r}")
+        raise UserError(f"geometry must be one of {', '.join(GEOMETRIES)}, got {geometry!r}")
     return geometry
 
 

@@ -8,6 +8,8 @@ import numpy as np
 from jaxtyping import Num, UInt8
 from PIL import Image
 
+from medclip_dcl.errors import UserError
+
 _WHITE_IS_ZERO = 0
 _PHOTOMETRIC_INTERPRETATION = 262
 _ORIENTATION = 274
@@ -25,7 +27,7 @@ _TURNS = {
 _DAMAGED = (OSError, SyntaxError, ValueError, TypeError, LookupError, struct.error)
 
 
-class UnusableImageError(ValueError):
+class UnusableImageError(UserError):
     """A picture cannot be used; the message says why."""
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from medclip_dcl.data.transforms import centre_crop, scaled, to_input
+from medclip_dcl.errors import MissingFileError, UserError
 from medclip_dcl.findings import CHEX5, Prompts
 from medclip_dcl.geometry import View, fit
 from medclip_dcl.grey import UnusableImageError, to_grey
@@ -71,7 +72,7 @@ def _download(repository: str) -> Path:
     try:
         return Path(snapshot_download(repository, allow_patterns=[CONFIG_FILE, WEIGHTS_FILE]))
     except (OSError, ValueError) as error:
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"no file or folder {repository}, and no Hugging Face repository of that name could be downloaded"
         ) from error
 
@@ -205,7 +206,7 @@ def as_grey(image: ImageLike) -> Image.Image:
                 f"image arrays must be uint8, got {image.dtype}; scale the grey levels to 0..255 first"
             )
         if not (image.ndim == 2 or (image.ndim == 3 and image.shape[2] == 3)):
-            raise ValueError(f"image arrays must have the shape (H, W) or (H, W, 3), got {image.shape}")
+            raise UserError(f"image arrays must have the shape (H, W) or (H, W, 3), got {image.shape}")
         image = Image.fromarray(image)
     if not isinstance(image, Image.Image):
         raise TypeError(f"an image must be a path, a PIL image or a uint8 array, got {type(image).__name__}")

@@ -20,6 +20,7 @@ from medclip_dcl.encoders.image import (
     from_torchvision_names,
 )
 from medclip_dcl.encoders.text import BERT_BASE, SentenceEncoder
+from medclip_dcl.errors import UserError
 from medclip_dcl.finding_network import FindingNetwork
 from medclip_dcl.network import (
     IMAGENET_MEAN,
@@ -94,7 +95,7 @@ def take_over_image_encoder(encoder: RegionEncoder, weights: EncoderWeights) -> 
     """
     plan = _plan_image_encoder(encoder, weights)
     if plan.problem:
-        raise ValueError(f"{weights.source}: {plan.problem}")
+        raise UserError(f"{weights.source}: {plan.problem}")
     before = encoder.state_dict()
     encoder.load_state_dict({**before, **plan.state})
     return [name for name in before if name not in plan.state]
@@ -176,7 +177,7 @@ def take_over(
         instead = (
             f"; or take what fits, with model.init_args.init_parts: [{', '.join(others)}]" if others else ""
         )
-        raise ValueError(
+        raise UserError(
             f"{found.source}: training cannot start from it: {'; '.join(problems.values())}{instead}"
         )
     before = network.state_dict()
@@ -240,7 +241,7 @@ def _read(source: str | Path) -> _Source:
 def _of_description(config: Any, state: dict[str, Tensor], prefix: str, source: str) -> _Source:
     """Parts of a checkpoint or an exported folder of this program."""
     if not isinstance(config, dict) or "image_encoder" not in config:
-        raise ValueError(
+        raise UserError(
             f"{source} describes no image encoder; give a checkpoint of an image-text model or of a classifier"
         )
     if not any(name.startswith(f"{prefix}image_encoder.") for name in state):
@@ -252,11 +253,11 @@ def _of_description(config: Any, state: dict[str, Tensor], prefix: str, source: 
         for start in [f"{prefix}{part}."]
     }
     if not parts["image_encoder"]:
-        raise ValueError(f"{source} describes an image encoder but has no tensor of one (image_encoder.*)")
+        raise UserError(f"{source} describes an image encoder but has no tensor of one (image_encoder.*)")
     known = {f"{prefix}{part}.{name}" for part, tensors in parts.items() for name in tensors}
     others = sorted(set(state) - known)
     if others and len(parts) == len(PARTS):
-        raise ValueError(
+        raise UserError(
             f"{source}: tensors that no image-text network has: {others}; give a folder of the network alone: "
             "medclip_dcl.load(PATH).save_pretrained(FOLDER)"
         )
@@ -268,9 +269,9 @@ def _wanted(parts: Sequence[str] | None, found: _Source) -> list[str]:
     if parts is None:
         return [part for part in PARTS if part in found.parts]
     if not parts or (unknown := sorted(set(parts) - set(PARTS))):
-        raise ValueError(f"init_parts must name some of {PARTS}, got {unknown if parts else 'none'}")
+        raise UserError(f"init_parts must name some of {PARTS}, got {unknown if parts else 'none'}")
     if missing := sorted(set(parts) - set(found.parts)):
-        raise ValueError(
+        raise UserError(
             f"{found.source} has no {' and no '.join(missing)}: take it out of init_parts; there is "
             f"{', '.join(found.parts)}"
         )

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from medclip_dcl.encoders.image import RegionEncoder
 from medclip_dcl.encoders.text import SentenceEncoder
+from medclip_dcl.errors import UserError
 from medclip_dcl.formats import NETWORK, VERSION_KEY
 from medclip_dcl.geometry import check_geometry
 from medclip_dcl.prepared import write_text
@@ -69,7 +70,7 @@ class ImageTextNetwork(nn.Module):
         sizes = {"image_encoder": image_encoder.dim, "text_encoder": text_encoder.dim}
         sizes["similarity"] = getattr(self.similarity, "dim", image_encoder.dim)
         if len(set(sizes.values())) > 1:
-            raise ValueError(f"embedding sizes (dim) must agree, got {sizes}")
+            raise UserError(f"embedding sizes (dim) must agree, got {sizes}")
         self.image_size = image_size
         self.geometry, self.prepared_size = check_geometry(geometry), prepared_size
         self.register_buffer("mean", torch.tensor(list(mean)).view(3, 1, 1), persistent=False)
@@ -154,7 +155,7 @@ class ImageTextNetwork(nn.Module):
         config = dict(config)
         NETWORK.upgrade(config, "this model")
         if "findings" in config:
-            raise ValueError(
+            raise UserError(
                 "this model is a classifier of findings and knows no text; load it with "
                 "medclip_dcl.models.classifier.Classifier.load_from_checkpoint"
             )
@@ -219,7 +220,7 @@ def load_exactly(module: nn.Module, state: dict[str, Tensor], source: str) -> No
         if name in state and state[name].shape != expected[name].shape
     ]
     if missing or unexpected or shapes:
-        raise ValueError(
+        raise UserError(
             f"{source}: weights do not fit the network; missing {missing or 'none'}, "
             f"unexpected {unexpected or 'none'}, of another shape {shapes or 'none'}"
         )
@@ -250,7 +251,7 @@ def build_part(config: dict[str, Any], base: type[Part]) -> Part:
         importlib.import_module(module_name)
     kind = getattr(sys.modules.get(module_name), class_name, None)
     if not (isinstance(kind, type) and issubclass(kind, base)):
-        raise ValueError(
+        raise UserError(
             f"the checkpoint names {config['class_path']}, which is no known {base.__name__}; "
             "if it is a class of yours, import its module before loading"
         )

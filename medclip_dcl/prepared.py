@@ -20,6 +20,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from medclip_dcl.errors import UserError
 from medclip_dcl.findings import CHEXPERT
 
 FORMAT_VERSION = 1
@@ -87,7 +88,7 @@ _INFO: dict[str, type] = {
 }
 
 
-class PreparedDataError(ValueError):
+class PreparedDataError(UserError):
     """A prepared data set is missing, broken, or not what the caller needs; the message says what to do."""
 
 

@@ -21,6 +21,7 @@ from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 
 from medclip_dcl.data.samplers import ResumableLoader
 from medclip_dcl.distributed import gather_objects, greatest_of_all
+from medclip_dcl.errors import UserError
 from medclip_dcl.weight_files import read_torch_file
 
 LAST, PREVIOUS, UNREADABLE = "last.ckpt", "previous.ckpt", "unreadable.ckpt"
@@ -33,7 +34,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 _LEAST_SECONDS = 60.0
 
 
-class ResumeError(ValueError):
+class ResumeError(UserError):
     """A run cannot be resumed; the message says what to do."""
 
 
@@ -181,7 +182,7 @@ class LastCheckpoint(Checkpoint):
 
     def __init__(self, folder: str | Path, minutes: float = 15.0) -> None:
         if not minutes >= 0:
-            raise ValueError(f"checkpoint_minutes must be at least 0, got {minutes}")
+            raise UserError(f"checkpoint_minutes must be at least 0, got {minutes}")
         self.folder, self.seconds = Path(folder), 60 * minutes
         self._signals = StopSignals()
         self._saved_at = 0.0

@@ -20,6 +20,7 @@ from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
+from medclip_dcl.errors import MissingFileError, UserError
 from medclip_dcl.evaluation.class_probability import ClassProbabilityTable
 from medclip_dcl.evaluation.predictions import FindingPredictionWriter, PredictionWriter
 from medclip_dcl.evaluation.results import RESULTS_FILE, UNTRAINED_FILE, ResultsWriter
@@ -290,7 +291,7 @@ def _take_network_from(checkpoint: Path, model: Namespace) -> None:
         CHECKPOINT.upgrade(content, str(checkpoint))
         described = content.get("network")
     else:
-        raise FileNotFoundError(f"no checkpoint and no exported folder at {checkpoint} (--ckpt_path)")
+        raise MissingFileError(f"no checkpoint and no exported folder at {checkpoint} (--ckpt_path)")
     if described is None:
         return
     if ("findings" in described) != _is_classifier(model):
@@ -298,7 +299,7 @@ def _take_network_from(checkpoint: Path, model: Namespace) -> None:
             "a classifier" if is_classifier else "an image-text model"
             for is_classifier in ("findings" in described, _is_classifier(model))
         )
-        raise ValueError(
+        raise UserError(
             f"{checkpoint} is of {there}, this configuration of {here} (model: {model.class_path}); to train a "
             "classifier that starts from an image-text model, give it as model.init_args.init_from to fit"
         )
@@ -332,7 +333,7 @@ def _require_own_checkpoints(config: Namespace) -> None:
     """
     for name in ("save_last", "save_on_exception"):
         if config.checkpoint.get(name):
-            raise ValueError(
+            raise UserError(
                 f"checkpoint.{name}: last.ckpt is written anyway, every checkpoint_minutes, at each epoch's end and at "
                 "a signal; remove this option"
             )

@@ -16,6 +16,7 @@ from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities import rank_zero_only
 
 from medclip_dcl.distributed import device_name
+from medclip_dcl.errors import UserError
 from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.prepared import write_json, write_text
 from medclip_dcl.resuming import find_readable
@@ -51,7 +52,7 @@ _NOT_COMPARED = (
 """Settings that say where and how a run is computed and not what: it may continue in another place."""
 
 
-class RunFolderError(ValueError):
+class RunFolderError(UserError):
     """The run folder holds another run, or lacks what a command needs; the message says what to do."""
 
 

@@ -36,6 +36,7 @@ from transformers import BertForMaskedLM, BertTokenizer
 
 from medclip_dcl.encoders.masked_bert import MaskedBert, MaskedCopies, masked_bert
 from medclip_dcl.encoders.pretrained import word_pieces
+from medclip_dcl.errors import UserError
 
 # Word pieces in a batch, [CLS] and [SEP] included, of small and of large models. Measured on CPU: BERT-base is as fast
 # from 4,096 on, 4 layers x 256 2% faster at 16,384 than at 4,096, in bfloat16 9%.
@@ -132,7 +133,7 @@ def default_token_budget(model: BertForMaskedLM) -> int:
     return budgets[model.config.hidden_size >= _LARGE_WIDTH]
 
 
-class NotFiniteError(ValueError):
+class NotFiniteError(UserError):
     """A model gives a sentence no finite log probability.
 
     Attributes:

@@ -21,6 +21,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import embedding, interpolate
 from torch.utils.checkpoint import checkpoint
 
+from medclip_dcl.errors import UserError
+
 Regions = Float[Tensor, "image region dim"]
 Sentences = Float[Tensor, "sentence dim"]
 CosineMaps = Float[Tensor, "sentence image region"]
@@ -127,7 +129,7 @@ class Similarity(nn.Module):
     def __init__(self, gamma2: float = 14.0, learn_gamma: bool = True, max_gamma2: float = 100.0) -> None:
         super().__init__()
         if not 0 < gamma2 <= max_gamma2:
-            raise ValueError(f"gamma2 must lie in (0, max_gamma2 = {max_gamma2}], got {gamma2}")
+            raise UserError(f"gamma2 must lie in (0, max_gamma2 = {max_gamma2}], got {gamma2}")
         self._initial = {"gamma2": gamma2, "learn_gamma": learn_gamma, "max_gamma2": max_gamma2}
         self._max_log_gamma2 = math.log(max_gamma2)
         self.log_gamma2 = nn.Parameter(torch.tensor(math.log(gamma2)), requires_grad=learn_gamma)
@@ -393,11 +395,11 @@ def pooled_score(regions: Regions, sentences: Sentences) -> Logits:
 
 def _checked_sharpness(sharpness: float) -> float:
     if not (sharpness > 0 and math.isfinite(sharpness)):
-        raise ValueError(f"sharpness must be finite and above 0, got {sharpness}")
+        raise UserError(f"sharpness must be finite and above 0, got {sharpness}")
     return sharpness
 
 
 def _checked_attention(attention: str) -> str:
     if attention not in ("critical", "mean"):
-        raise ValueError(f'attention must be "critical" or "mean", got {attention!r}')
+        raise UserError(f'attention must be "critical" or "mean", got {attention!r}')
     return attention

@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from medclip_dcl.errors import MissingFileError, UserError
 from medclip_dcl.formats import CHECKPOINT, NETWORK
 
 CONFIG_FILE = "config.json"
@@ -30,7 +31,7 @@ def read_torch_file(file: str | Path, map_location: Any = "cpu") -> Any:
     """
     file = Path(file)
     if not file.is_file():
-        raise FileNotFoundError(f"no file {file}")
+        raise MissingFileError(f"no file {file}")
     try:
         # Mapped: of a checkpoint with its optimiser's state only what is used is read.
         mapped = is_zipfile(file) and map_location == "cpu"
@@ -43,7 +44,7 @@ def read_torch_file(file: str | Path, map_location: Any = "cpu") -> Any:
         if isinstance(error, UnpicklingError):
             # Torch's own words advise to load it unsafely.
             reason = "it was not written by torch.save, or holds more than tensors and plain values"
-        raise ValueError(
+        raise UserError(
             f"{file} is no checkpoint that can be loaded safely, or it is truncated: {reason}; copy the file again, "
             "or give one of tensors and plain values (files that hold Python objects are not opened)"
         ) from error
@@ -60,7 +61,7 @@ def read_state_dict(file: str | Path) -> dict[str, Tensor]:
     if file.suffix != _SAFETENSORS:
         return as_state_dict(read_torch_file(file), file)
     if not file.is_file():
-        raise FileNotFoundError(f"no file {file}")
+        raise MissingFileError(f"no file {file}")
     try:
         # Of a file that may not be read safetensors says that there is none.
         file.open("rb").close()
@@ -68,7 +69,7 @@ def read_state_dict(file: str | Path) -> dict[str, Tensor]:
     except PermissionError:
         raise
     except (SafetensorError, OSError) as error:
-        raise ValueError(
+        raise UserError(
             f"{file} is no safetensors file, or it is truncated: {error}; copy it again"
         ) from error
 
@@ -86,7 +87,7 @@ def as_state_dict(content: Any, file: str | Path) -> dict[str, Tensor]:
     ):
         return dict(content)
     found = sorted(map(str, content))[:8] if isinstance(content, dict) else type(content).__name__
-    raise ValueError(f"{file} is no state dict (names and tensors): it holds {found}")
+    raise UserError(f"{file} is no state dict (names and tensors): it holds {found}")
 
 
 def read_checkpoint(file: Path, map_location: Any = "cpu") -> dict[str, Any]:
@@ -98,7 +99,7 @@ def read_checkpoint(file: Path, map_location: Any = "cpu") -> dict[str, Any]:
     """
     checkpoint = read_torch_file(file, map_location)
     if not isinstance(checkpoint, dict) or "network" not in checkpoint:
-        raise ValueError(
+        raise UserError(
             f"{file} is no checkpoint of an image-text model: it has no description of its network"
         )
     CHECKPOINT.upgrade(checkpoint, str(file))
@@ -114,14 +115,14 @@ def read_exported_config(folder: Path) -> dict[str, Any]:
     """
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         if not (folder / name).is_file():
-            raise FileNotFoundError(f"{folder} is no exported medclip_dcl model: {name} is missing")
+            raise MissingFileError(f"{folder} is no exported medclip_dcl model: {name} is missing")
     file = folder / CONFIG_FILE
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{file} is no JSON, or it is truncated: {error}; copy it again") from error
+        raise UserError(f"{file} is no JSON, or it is truncated: {error}; copy it again") from error
     if not isinstance(config, dict) or "image_encoder" not in config:
-        raise ValueError(f"{file} describes no image-text network; give a folder that save_pretrained wrote")
+        raise UserError(f"{file} describes no image-text network; give a folder that save_pretrained wrote")
     NETWORK.upgrade(config, str(file))
     return config
 

@@ -11,18 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 FLOORS = [
-    (
-        "findings",
-        "prepared",
-        "distributed",
-        "formats",
-        "weight_files",
-        "grey",
-        "dicom",
-        "image_file",
-        "memory_map",
-    ),
-    ("findings", "prepared", "distributed", "formats", "weight_files")
+    ("errors", "findings", "prepared", "distributed", "formats", "weight_files")
     + ("grey", "dicom", "geometry", "image_file", "memory_map"),
     ("objectives", "similarity", "metrics"),
     ("encoders", "network", "finding_network", "initial_weights", "scoring"),

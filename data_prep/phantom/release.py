@@ -30,6 +30,7 @@ from data_prep.phantom.drawing import Box, draw_frontal, draw_lateral
 from data_prep.phantom.findings import CATEGORIES, FindingClass, StudyState
 from data_prep.phantom.reports import Report, chexpert_labels, choose_wording, negbio_labels, write_report
 from data_prep.phantom.studies import PlannedStudy, draw_state, plan_studies
+from medclip_dcl.errors import UserError
 from medclip_dcl.findings import CHEXPERT
 
 GENERATOR_VERSION = 1
@@ -103,7 +104,7 @@ _VIEW_CODES = {
 }
 
 
-class PhantomError(ValueError):
+class PhantomError(UserError):
     """A phantom cannot be written with these options into this folder."""
 
 

@@ -9,6 +9,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from medclip_dcl.errors import UserError
 from medclip_dcl.findings import CHEXPERT
 from medclip_dcl.prepared import PreparedDataError, PreparedSet, report_embedding
 
@@ -30,7 +31,7 @@ def check_fields(of_sentences: Sequence[str], of_images: Sequence[str]) -> None:
         ("images", of_images, IMAGE_FIELDS),
     ):
         if unknown := [name for name in names if name not in there]:
-            raise ValueError(
+            raise UserError(
                 f"the objective asks for a field {unknown[0]!r} of {kind}, but {kind} have {sorted(there)}"
             )
 

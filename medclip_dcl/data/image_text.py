@@ -15,6 +15,7 @@ from medclip_dcl.data.images import EvaluatedImages, ImagesDataModule, check_aug
 from medclip_dcl.data.masking import Masking
 from medclip_dcl.data.samplers import EpochSampler, FixedBatches, ShardSampler
 from medclip_dcl.distributed import rank_and_size
+from medclip_dcl.errors import UserError
 from medclip_dcl.geometry import View
 from medclip_dcl.prepared import PreparedDataError
 
@@ -100,24 +101,24 @@ class ImageTextDataModule(ImagesDataModule):
     ) -> None:
         super().__init__(folder, image_size, batch_size, num_workers, cache_images, predict_use, seed)
         if not 1 <= crop_size <= image_size:
-            raise ValueError(f"crop_size {crop_size} must lie in [1, image_size = {image_size}]")
+            raise UserError(f"crop_size {crop_size} must lie in [1, image_size = {image_size}]")
         if evaluation_crop is not None and not 1 <= evaluation_crop <= image_size:
-            raise ValueError(
+            raise UserError(
                 f"data.evaluation_crop {evaluation_crop} must lie in [1, image_size = {image_size}]; null for the "
                 "whole image"
             )
         self.view = View(evaluation_crop or image_size, image_size)
         if sentences not in ("one", "all"):
-            raise ValueError(f'data.sentences must be "one" or "all", got {sentences!r}')
+            raise UserError(f'data.sentences must be "one" or "all", got {sentences!r}')
         check_augmentation(brightness, contrast)
         if contrastive_batch is not None and (contrastive_batch < 1 or contrastive_batch % batch_size):
-            raise ValueError(
+            raise UserError(
                 f"data.contrastive_batch {contrastive_batch} must be a multiple of data.batch_size {batch_size}"
             )
         if views < 1:
-            raise ValueError(f"data.views must be at least 1, got {views}")
+            raise UserError(f"data.views must be at least 1, got {views}")
         if not 0 < mask_probability < 1:
-            raise ValueError(f"data.mask_probability must lie in (0, 1), got {mask_probability}")
+            raise UserError(f"data.mask_probability must lie in (0, 1), got {mask_probability}")
         self.crop_size, self.brightness, self.contrast = crop_size, brightness, contrast
         self.sentences, self.log_p_name = sentences, log_p
         self.contrastive_batch, self.views = contrastive_batch or batch_size, views
@@ -178,7 +179,7 @@ class ImageTextDataModule(ImagesDataModule):
         """What the loaders would refuse belongs here, not into the first epoch."""
         self._require_batches(images, len(self._reported("validate").images))
         if self.contrastive_batch > images:
-            raise ValueError(
+            raise UserError(
                 f"{images} training images do not fill one batch of {self.contrastive_batch}; lower "
                 "data.contrastive_batch"
             )
@@ -251,7 +252,7 @@ class ImageTextDataModule(ImagesDataModule):
         validate patients whose report has a sentence.
         """
         if stage not in ("validate", "test"):
-            raise ValueError(f'stage must be "validate" or "test", got {stage!r}')
+            raise UserError(f'stage must be "validate" or "test", got {stage!r}')
         if stage not in self._evaluation:
             self._evaluation[stage] = self._evaluation_tables(stage)
         return self._evaluation[stage]

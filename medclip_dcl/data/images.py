@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from medclip_dcl.data.samplers import EpochDataModule, ShardSampler, require_whole_batches, worker_options
 from medclip_dcl.data.transforms import centre_crop, load_grey, to_input
 from medclip_dcl.distributed import rank_and_size
+from medclip_dcl.errors import UserError
 from medclip_dcl.geometry import View
 from medclip_dcl.memory_map import MemoryMap, open_memory_map
 from medclip_dcl.prepared import PreparedDataError, PreparedSet
@@ -197,7 +198,7 @@ class ImagesDataModule(EpochDataModule):
         processes = rank_and_size()[1]
         require_whole_batches(train, self.batch_size, processes, "images")
         if -(-validate // self.batch_size) < processes:
-            raise ValueError(
+            raise UserError(
                 f"{validate} validate images are {-(-validate // self.batch_size)} batches of {self.batch_size}, fewer "
                 f"than the {processes} processes; lower data.batch_size or use fewer processes"
             )
@@ -231,4 +232,4 @@ def check_augmentation(brightness: float, contrast: float) -> None:
     """
     for name, value in (("brightness", brightness), ("contrast", contrast)):
         if not 0 <= value < 1:
-            raise ValueError(f"data.{name} must lie in [0, 1), got {value}")
+            raise UserError(f"data.{name} must lie in [0, 1), got {value}")

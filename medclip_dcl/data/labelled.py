@@ -18,6 +18,7 @@ from medclip_dcl.data.images import EvaluatedImages, Images, ImagesDataModule, c
 from medclip_dcl.data.samplers import EpochSampler, ShardSampler, require_whole_batches
 from medclip_dcl.data.transforms import augment, to_input
 from medclip_dcl.distributed import rank_and_size
+from medclip_dcl.errors import UserError
 from medclip_dcl.findings import CHEXPERT
 from medclip_dcl.geometry import View
 from medclip_dcl.prepared import PreparedDataError
@@ -93,13 +94,13 @@ class LabelledDataModule(ImagesDataModule):
     ) -> None:
         super().__init__(folder, image_size, batch_size, num_workers, cache_images, predict_use, seed)
         if crop_size is not None and not 1 <= crop_size <= image_size:
-            raise ValueError(
+            raise UserError(
                 f"data.crop_size {crop_size} must lie in [1, image_size = {image_size}], or be null"
             )
         _require_choice("uncertain", uncertain, ("ones", "zeros", "ignore"))
         _require_choice("blank", blank, ("zeros", "ignore"))
         if not 0 < label_fraction <= 1:
-            raise ValueError(f"data.label_fraction must lie in (0, 1], got {label_fraction}")
+            raise UserError(f"data.label_fraction must lie in (0, 1], got {label_fraction}")
         check_augmentation(brightness, contrast)
         self.crop_size, self.brightness, self.contrast = crop_size or image_size, brightness, contrast
         self.meaning = {"uncertain": MEANINGS[uncertain], "blank": MEANINGS[blank]}
@@ -125,7 +126,7 @@ class LabelledDataModule(ImagesDataModule):
         processes = rank_and_size()[1]
         require_whole_batches(len(self._train.dicom_ids), self._batch_size, processes, "images")
         if len(validate.dicom_ids) < processes:
-            raise ValueError(
+            raise UserError(
                 f"{len(validate.dicom_ids)} validate images cannot be shared by {processes} processes"
             )
 
@@ -157,7 +158,7 @@ class LabelledDataModule(ImagesDataModule):
 
     def _require_no_augmentation(self) -> None:
         if self.crop_size != self.image_size or self.brightness or self.contrast:
-            raise ValueError(
+            raise UserError(
                 "data: a linear probe (model.frozen: true) computes the features of each image once, so nothing can "
                 "vary it; set data.crop_size: null, data.brightness: 0 and data.contrast: 0 (configs/linear_probe.yaml "
                 "does)"
@@ -220,7 +221,7 @@ class LabelledDataModule(ImagesDataModule):
         if images >= self.batch_size:
             return self.batch_size
         if images < processes:
-            raise ValueError(f"{images} labelled training images cannot be shared by {processes} processes")
+            raise UserError(f"{images} labelled training images cannot be shared by {processes} processes")
         fewer = images // processes * processes
         rank_zero_warn(
             f"data.batch_size {self.batch_size} is more than the {images} labelled training images: batches of {fewer}"
@@ -267,7 +268,7 @@ class LabelledDataModule(ImagesDataModule):
         elif stage == "test":
             images = images.query("official_split == 'test' and use in ('test', 'grounding')")
         else:
-            raise ValueError(f'stage must be "validate" or "test", got {stage!r}')
+            raise UserError(f'stage must be "validate" or "test", got {stage!r}')
         labelled = self._labelled(images)
         if labelled.empty:
             raise PreparedDataError(
@@ -370,4 +371,4 @@ def _as_it_is(batch: Any) -> Any:
 
 def _require_choice(name: str, value: str, choices: Sequence[str]) -> None:
     if value not in choices:
-        raise ValueError(f"data.{name} must be one of {', '.join(choices)}, got {value!r}")
+        raise UserError(f"data.{name} must be one of {', '.join(choices)}, got {value!r}")

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Int
 
 from medclip_dcl.encoders.masked_language import IGNORED
+from medclip_dcl.errors import UserError
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 """Their ids are 0, 1, 2, 3, 4, as in CXR-BERT."""
@@ -39,7 +40,7 @@ class Masking:
             ValueError: the vocabulary has no [MASK].
         """
         if "[MASK]" not in vocabulary:
-            raise ValueError("the vocabulary has no word piece [MASK]: its model is no masked language model")
+            raise UserError("the vocabulary has no word piece [MASK]: its model is no masked language model")
         special = {vocabulary[piece] for piece in SPECIAL_TOKENS if piece in vocabulary}
         ordinary = [number for number in sorted(vocabulary.values()) if number not in special]
         return Masking(probability, vocabulary["[MASK]"], np.array(ordinary))

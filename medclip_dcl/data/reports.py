@@ -26,6 +26,7 @@ from medclip_dcl.data.samplers import (
 from medclip_dcl.distributed import gather_objects, rank_and_size
 from medclip_dcl.encoders.masked_language import IGNORED
 from medclip_dcl.encoders.pretrained import load_tokenizer, resolve_folder, word_pieces
+from medclip_dcl.errors import UserError
 from medclip_dcl.prepared import PreparedDataError, PreparedSet
 
 # Batches are cut from this many batches' worth of sentences, sorted by length: little padding, yet random.
@@ -81,12 +82,12 @@ class ReportsDataModule(EpochDataModule):
     ) -> None:
         super().__init__()
         if sampling not in ("frequency", "distinct"):
-            raise ValueError(f'data.sampling must be "frequency" or "distinct", got {sampling!r}')
+            raise UserError(f'data.sampling must be "frequency" or "distinct", got {sampling!r}')
         if not 0 < mask_probability < 1:
-            raise ValueError(f"data.mask_probability must lie in (0, 1), got {mask_probability}")
+            raise UserError(f"data.mask_probability must lie in (0, 1), got {mask_probability}")
         for name, value, least in (("batch_size", batch_size, 1), ("max_tokens", max_tokens, 3)):
             if value < least:
-                raise ValueError(f"data.{name} must be at least {least}, got {value}")
+                raise UserError(f"data.{name} must be at least {least}, got {value}")
         self.folder = folder
         self.batch_size, self.max_tokens = batch_size, max_tokens
         self.sampling, self.mask_probability = sampling, mask_probability
@@ -157,7 +158,7 @@ class ReportsDataModule(EpochDataModule):
             )
         pretrained = getattr(self.trainer.lightning_module, "pretrained", None)
         if (pretrained is None) == (self.vocabulary_size is None):
-            raise ValueError(
+            raise UserError(
                 "data.vocabulary_size must be given for a model from scratch, and be null for a pretrained one, "
                 f"which has its vocabulary; got vocabulary_size {self.vocabulary_size}, pretrained {pretrained!r}"
             )
@@ -288,7 +289,7 @@ def train_word_pieces(texts: Sequence[str], vocabulary_size: int) -> dict[str, i
     characters = sorted(set("".join(words)))
     first = [*SPECIAL_TOKENS, *characters, *(f"##{character}" for character in characters)]
     if vocabulary_size < len(first):
-        raise ValueError(
+        raise UserError(
             f"data.vocabulary_size {vocabulary_size} is too small: special tokens and the {len(characters)} "
             f"characters of the training sentences take {len(first)}"
         )
@@ -302,7 +303,7 @@ def train_word_pieces(texts: Sequence[str], vocabulary_size: int) -> dict[str, i
 def _lines(file: Path) -> list[str]:
     """Non-empty lines of a text file."""
     if not file.is_file():
-        raise ValueError(
+        raise UserError(
             f"data.extra_text: {file} is no file; give a text file with one sentence per line, or null"
         )
     return [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]

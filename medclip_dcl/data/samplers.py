@@ -16,6 +16,7 @@ from pytorch_lightning import LightningDataModule
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from medclip_dcl.distributed import rank_and_size
+from medclip_dcl.errors import UserError
 
 _SECONDS_AFTER_SIGTERM = 300
 
@@ -136,11 +137,11 @@ def require_whole_batches(count: int, batch_size: int, processes: int, unit: str
         ValueError: names the option and both numbers.
     """
     if batch_size % processes:
-        raise ValueError(
+        raise UserError(
             f"data.batch_size {batch_size} (of all processes together) must be a multiple of their number, {processes}"
         )
     if count < batch_size:
-        raise ValueError(
+        raise UserError(
             f"{count} training {unit} do not fill one batch of {batch_size}; lower data.batch_size"
         )
 

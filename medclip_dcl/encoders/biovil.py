@@ -13,6 +13,7 @@ from torch import Tensor
 from medclip_dcl.encoders.image import BACKBONE, CLASSIFIER, ResNetRegions, backbone_name, resnet_depth
 from medclip_dcl.encoders.pretrained import ModelFolderError, load_bert_config, load_part
 from medclip_dcl.encoders.text import BertSentences
+from medclip_dcl.errors import MissingFileError
 from medclip_dcl.network import ImageTextNetwork, load_exactly
 from medclip_dcl.similarity import GlobalCosine
 from medclip_dcl.weight_files import read_state_dict
@@ -77,7 +78,7 @@ def load_biovil(
 def _image_state(file: Path) -> dict[str, Tensor]:
     """The image weights under the names of `ResNetRegions`."""
     if not file.is_file():
-        raise FileNotFoundError(f"no file {file} (BioViL's image weights)")
+        raise MissingFileError(f"no file {file} (BioViL's image weights)")
     try:
         state = read_state_dict(file)
     except ValueError as error:

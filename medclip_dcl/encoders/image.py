@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torchvision.models import ResNet
 
+from medclip_dcl.errors import MissingFileError, UserError
 from medclip_dcl.weight_files import read_state_dict
 
 IMAGENET = "imagenet"
@@ -101,11 +102,11 @@ class ResNetRegions(RegionEncoder):
     ) -> None:
         super().__init__()
         if depth not in (18, 34, 50):
-            raise ValueError(f"depth must be 18, 34 or 50, got {depth}")
+            raise UserError(f"depth must be 18, 34 or 50, got {depth}")
         if stride not in (16, 32):
-            raise ValueError(f"stride must be 16 or 32, got {stride}")
+            raise UserError(f"stride must be 16 or 32, got {stride}")
         if projection not in ("linear", "mlp"):
-            raise ValueError(f'image encoder: projection must be "linear" or "mlp", got {projection!r}')
+            raise UserError(f'image encoder: projection must be "linear" or "mlp", got {projection!r}')
         self.depth, self.stride, self.dim, self.projection_kind = depth, stride, dim, projection
         resnet = _resnet(depth, weights)
         stages = [resnet.layer1, resnet.layer2, resnet.layer3]
@@ -174,7 +175,7 @@ def _resnet(depth: int, weights: str | None) -> ResNet:
     if weights == IMAGENET:
         return build(weights="IMAGENET1K_V1")
     if not Path(weights).is_file():
-        raise FileNotFoundError(
+        raise MissingFileError(
             f'image encoder weights: no file {weights} (a state dict of torchvision, "imagenet" or null)'
         )
     resnet = build(weights=None)
@@ -214,7 +215,7 @@ def as_torchvision_resnet(
         if name in state and name not in CLASSIFIER and state[name].shape != value.shape
     ]
     if missing or unexpected or shapes:
-        raise ValueError(
+        raise UserError(
             f"image encoder weights {file}: not a torchvision ResNet-{depth or '18, -34 or -50'} state dict; missing "
             f"{missing or 'none'}, unexpected {unexpected or 'none'}, of another shape {shapes or 'none'}"
         )

@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM, BertModel, BertTokenizer
 
+from medclip_dcl.errors import UserError
 from medclip_dcl.weight_files import read_state_dict
 
 CONFIG_FILE = "config.json"
@@ -71,7 +72,7 @@ _TOKENISED_AT_ONCE = 8192
 _EMBEDDING_ROWS_MULTIPLE = 128
 
 
-class ModelFolderError(ValueError):
+class ModelFolderError(UserError):
     """A language model's folder is missing, broken, or not what the caller needs; the message says what to do."""
 
 

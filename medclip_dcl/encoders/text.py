@@ -22,6 +22,7 @@ from medclip_dcl.encoders.pretrained import (
     load_tokenizer,
     resolve_folder,
 )
+from medclip_dcl.errors import UserError
 from medclip_dcl.weight_files import (
     WEIGHTS_FILE,
     is_exported,
@@ -128,13 +129,13 @@ class BertSentences(SentenceEncoder):
     ) -> None:
         super().__init__()
         if (pretrained is None) == (bert is None or tokenizer is None):
-            raise ValueError(
+            raise UserError(
                 "text encoder: give either pretrained (a folder or repository id), or bert and tokenizer"
             )
         if pooling not in ("cls", "mean"):
-            raise ValueError(f'text encoder: pooling must be "cls" or "mean", got {pooling!r}')
+            raise UserError(f'text encoder: pooling must be "cls" or "mean", got {pooling!r}')
         if projection not in ("linear", "mlp"):
-            raise ValueError(f'text encoder: projection must be "linear" or "mlp", got {projection!r}')
+            raise UserError(f'text encoder: projection must be "linear" or "mlp", got {projection!r}')
         trained = None if pretrained is None else read_text_encoder(pretrained)
         if trained is not None:
             bert, tokenizer = trained.bert, trained.tokenizer
@@ -156,7 +157,7 @@ class BertSentences(SentenceEncoder):
             _set_dropout(self.bert, dropout)
         positions = self.bert.config.max_position_embeddings
         if not 3 <= max_tokens <= positions:
-            raise ValueError(
+            raise UserError(
                 f"max_tokens must lie in [3, {positions}] for this text encoder, got {max_tokens}"
             )
         self.dim, self.max_tokens = dim, max_tokens
@@ -325,7 +326,7 @@ def with_final_period(text: str) -> str:
 def _set_dropout(bert: BertModel, dropout: float) -> None:
     """One dropout probability for the whole transformer, in its modules and in its configuration."""
     if not 0 <= dropout < 1:
-        raise ValueError(f"dropout must lie in [0, 1), got {dropout}")
+        raise UserError(f"dropout must lie in [0, 1), got {dropout}")
     bert.config.hidden_dropout_prob = bert.config.attention_probs_dropout_prob = dropout
     for module in bert.modules():
         if isinstance(module, nn.Dropout):

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from medclip_dcl.data.images import EvaluatedImages
 from medclip_dcl.distributed import gather_objects
+from medclip_dcl.errors import UserError
 from medclip_dcl.network import ImageTextNetwork
 
 _ELEMENTS_PER_CHUNK = 2**24
@@ -195,7 +196,7 @@ class EvaluationCallback(Callback, ABC):
     def _network(self, pl_module: LightningModule) -> nn.Module:
         network = getattr(pl_module, "network", None)
         if not isinstance(network, self.network_class):
-            raise ValueError(
+            raise UserError(
                 f"{type(self).__name__} evaluates a model with an {self.network_class.__name__} as `network`;"
                 f" {type(pl_module).__name__} has {type(network).__name__}"
             )
@@ -214,7 +215,7 @@ def embed_texts(network: ImageTextNetwork, texts: Sequence[str]) -> Float[Tensor
         embeddings = network.embed_texts(new).float()
         n_nan = int(embeddings.isnan().any(dim=1).sum())
         if n_nan:
-            raise ValueError(f"{n_nan} of {len(new)} sentence embeddings hold NaN: training has diverged")
+            raise UserError(f"{n_nan} of {len(new)} sentence embeddings hold NaN: training has diverged")
         known.update(zip(new, embeddings, strict=True))
     if not texts:
         return network.embed_texts([]).float()
@@ -258,13 +259,13 @@ def check_choice(owner: str, name: str, value: str, choices: Iterable[str]) -> N
     """
     listed = list(choices)
     if value not in listed:
-        raise ValueError(f"{owner}: {name} must be one of {', '.join(listed)}: found {value!r}")
+        raise UserError(f"{owner}: {name} must be one of {', '.join(listed)}: found {value!r}")
 
 
 def _evaluation_tables(trainer: Trainer, stage: str) -> EvaluatedImages:
     datamodule: Any = getattr(trainer, "datamodule", None)
     if not hasattr(datamodule, "evaluation"):
-        raise ValueError(
+        raise UserError(
             "the evaluation callbacks need a datamodule that serves evaluation tables, such as ImageTextDataModule;"
             f" found {type(datamodule).__name__}"
         )
@@ -275,7 +276,7 @@ def _require_numbers(output: Tensor, dicom_ids: Sequence[str]) -> None:
     is_nan = output.flatten(1).isnan().any(dim=1)
     if bool(is_nan.any()):
         first = dicom_ids[int(is_nan.nonzero()[0])]
-        raise ValueError(
+        raise UserError(
             f"the features of {int(is_nan.sum())} of {len(dicom_ids)} images of a batch hold NaN (first: image"
             f" {first}): training has diverged, or the image is broken"
         )

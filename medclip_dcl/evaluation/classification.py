@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from medclip_dcl.data.image_text import EvaluationTables
+from medclip_dcl.errors import UserError
 from medclip_dcl.evaluation.base import (
     EvaluationCallback,
     Findings,
@@ -71,11 +72,11 @@ class ZeroShotClassification(EvaluationCallback):
     ) -> None:
         super().__init__()
         if min_cases < 1:
-            raise ValueError(f"ZeroShotClassification: min_cases must be at least 1: found {min_cases}")
+            raise UserError(f"ZeroShotClassification: min_cases must be at least 1: found {min_cases}")
         check_choice("ZeroShotClassification", "ensemble", ensemble, ENSEMBLES)
         chosen = CHEX5 if prompts is None else prompts
         if not chosen:
-            raise ValueError("ZeroShotClassification: prompts name no finding; null takes CheX5's")
+            raise UserError("ZeroShotClassification: prompts name no finding; null takes CheX5's")
         self.prompts = {finding: _checked_pair(finding, pair) for finding, pair in chosen.items()}
         self.min_cases, self.ensemble = min_cases, ensemble
         self._labelled: set[str] = set()
@@ -222,12 +223,12 @@ def _checked_pair(finding: str, pair: Sequence[Any]) -> tuple[tuple[str, ...], t
     """Negative and positive prompts, each as an ensemble of one or several."""
     both = [(texts,) if isinstance(texts, str) else tuple(texts) for texts in pair]
     if len(both) != 2 or not all(texts and all(text.strip() for text in texts) for texts in both):
-        raise ValueError(
+        raise UserError(
             f"ZeroShotClassification: {finding} needs a negative and a positive prompt: found {list(pair)}"
         )
     for texts in both:
         if len(set(texts)) < len(texts):
-            raise ValueError(f"ZeroShotClassification: {finding} has a prompt twice: {list(texts)}")
+            raise UserError(f"ZeroShotClassification: {finding} has a prompt twice: {list(texts)}")
     return both[0], both[1]
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from medclip_dcl.data.image_text import EvaluationTables
+from medclip_dcl.errors import UserError
 from medclip_dcl.evaluation.base import EvaluationCallback, Findings, subject_ids
 from medclip_dcl.evaluation.figures import embedding_map_figure
 from medclip_dcl.findings import CHEX5
@@ -44,7 +45,7 @@ class EmbeddingMap(EvaluationCallback):
     def __init__(self, perplexity: float = 30.0, most_images: int = 3000, seed: int = 0) -> None:
         super().__init__()
         if not perplexity > 0 or most_images < 1 or seed < 0:
-            raise ValueError(
+            raise UserError(
                 "EmbeddingMap: perplexity must be above 0, most_images at least 1 and seed at least 0; "
                 f"found {perplexity}, {most_images}, {seed}"
             )

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from medclip_dcl.data.labelled import LabelledImages
+from medclip_dcl.errors import UserError
 from medclip_dcl.evaluation.base import (
     EvaluationCallback,
     Findings,
@@ -59,7 +60,7 @@ class FindingClassification(EvaluationCallback):
     def __init__(self, min_cases: int = 5, blank: str = "ignore") -> None:
         super().__init__()
         if min_cases < 1:
-            raise ValueError(f"FindingClassification: min_cases must be at least 1: found {min_cases}")
+            raise UserError(f"FindingClassification: min_cases must be at least 1: found {min_cases}")
         check_choice("FindingClassification", "blank", blank, BLANK)
         self.min_cases, self.blank = min_cases, blank
 

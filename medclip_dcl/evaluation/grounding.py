@@ -15,6 +15,7 @@ from scipy.ndimage import gaussian_filter
 from torch import Tensor
 
 from medclip_dcl.data.image_text import EvaluationTables
+from medclip_dcl.errors import UserError
 from medclip_dcl.evaluation.base import (
     EvaluationCallback,
     Findings,
@@ -111,12 +112,12 @@ class Grounding(EvaluationCallback):
     ) -> None:
         super().__init__()
         if examples < 0:
-            raise ValueError(f"Grounding: examples must be at least 0: found {examples}")
+            raise UserError(f"Grounding: examples must be at least 0: found {examples}")
         check_choice("Grounding", "heat_map_size", heat_map_size, HEAT_MAP_SIZES)
         check_choice("Grounding", "interpolation", interpolation, INTERPOLATIONS)
         check_choice("Grounding", "region_centres", region_centres, REGION_CENTRES)
         if not 0 <= smoothing < math.inf:
-            raise ValueError(
+            raise UserError(
                 f"Grounding: smoothing is the sigma of a Gaussian in pixels, at least 0: found {smoothing}"
             )
         self.examples = examples
@@ -373,9 +374,9 @@ def boxes_by_image(tables: EvaluationTables) -> dict[str, list[Box]]:
     columns = (tables.boxes[name] for name in ("dicom_id", *Box._fields[1:]))
     for row, dicom_id, *values in zip(tables.boxes.index, *columns, strict=True):
         if dicom_id not in sizes:
-            raise ValueError(f"boxes: image {dicom_id} is not evaluated; prepare the set again")
+            raise UserError(f"boxes: image {dicom_id} is not evaluated; prepare the set again")
         if not (isinstance(values[1], str) and values[1].strip()):
-            raise ValueError(
+            raise UserError(
                 f"image {dicom_id}: a box has no phrase; correct the MS-CXR file and prepare the set again"
             )
         box = Box(int(row), *values[:2], *(float(value) for value in values[2:]))
@@ -383,7 +384,7 @@ def boxes_by_image(tables: EvaluationTables) -> dict[str, list[Box]]:
         try:
             box_bounds(box.x, box.y, box.w, box.h, image_height=height, image_width=width)
         except ValueError as error:
-            raise ValueError(
+            raise UserError(
                 f"image {dicom_id}: {error}; correct the MS-CXR file and prepare the set again"
             ) from error
         found.setdefault(dicom_id, []).append(box)
@@ -424,7 +425,7 @@ def _rectangle(box: Box, dicom_id: str, height: int, width: int, down: float, ac
         )
     except ValueError as error:
         # In pixels of the original image every box was looked at before the first image.
-        raise ValueError(
+        raise UserError(
             f"image {dicom_id}: box (x={box.x:g}, y={box.y:g}, w={box.w:g}, h={box.h:g}) covers no whole pixel of the"
             f' model\'s {width} x {height} input; evaluate with heat_map_size: "original"'
         ) from error

@@ -16,6 +16,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from medclip_dcl import __version__
 from medclip_dcl.distributed import device_name, rank_and_size
 from medclip_dcl.encoders.pretrained import weights_fingerprint
+from medclip_dcl.errors import UserError
 from medclip_dcl.evaluation.base import EvaluationCallback
 from medclip_dcl.evaluation.figures import write_figure
 from medclip_dcl.prepared import write_json, write_parquet
@@ -164,5 +165,5 @@ def _suffix(file_name: str) -> str:
     if not (
         file_name.startswith("results") and file_name.endswith(".json") and Path(file_name).name == file_name
     ):
-        raise ValueError(f'ResultsWriter: file_name must be "results<suffix>.json": found {file_name!r}')
+        raise UserError(f'ResultsWriter: file_name must be "results<suffix>.json": found {file_name!r}')
     return file_name.removeprefix("results").removesuffix(".json")

@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from medclip_dcl.errors import UserError
+
 RESULTS_FORMAT_VERSION = 1
 _PARTS = ("metrics", "protocol", "counts", "notes", "checkpoint", "dataset", "precision", "versions")
 
 
-class SavedResultsError(ValueError):
+class SavedResultsError(UserError):
     """What a run folder holds cannot be read or compared; the message says why and what to do."""
 
 

@@ -23,6 +23,7 @@ from medclip_dcl.distributed import (
     rank_and_size,
 )
 from medclip_dcl.encoders.image import RegionEncoder
+from medclip_dcl.errors import UserError
 from medclip_dcl.finding_network import FindingNetwork
 from medclip_dcl.findings import CHEX5
 from medclip_dcl.formats import CHECKPOINT, drop_hyper_parameters
@@ -89,15 +90,15 @@ class Classifier(LightningModule):
         super().__init__()
         rates = [learning_rate] if encoder_learning_rate is None else [learning_rate, encoder_learning_rate]
         if min(rates) <= 0 or min(weight_decay, warmup_steps, frozen_steps) < 0:
-            raise ValueError(
+            raise UserError(
                 "model: learning_rate and encoder_learning_rate must be above 0, weight_decay, warmup_steps and "
                 f"frozen_steps at least 0; got {learning_rate}, {encoder_learning_rate}, {weight_decay}, "
                 f"{warmup_steps}, {frozen_steps}"
             )
         if not 0 < layer_decay <= 1:
-            raise ValueError(f"model: layer_decay must lie in (0, 1], got {layer_decay}")
+            raise UserError(f"model: layer_decay must lie in (0, 1], got {layer_decay}")
         if frozen and (encoder_learning_rate is not None or layer_decay != 1 or frozen_steps):
-            raise ValueError(
+            raise UserError(
                 "model: frozen: true trains no encoder; set encoder_learning_rate: null, layer_decay: 1.0 and "
                 f"frozen_steps: 0 with it (got {encoder_learning_rate}, {layer_decay}, {frozen_steps})"
             )
@@ -292,13 +293,13 @@ class Classifier(LightningModule):
         """
         there, here = checkpoint.get("network", {}), self.network.config()
         if "findings" not in there:
-            raise ValueError(
+            raise UserError(
                 "the checkpoint is not of a classifier; to start from its image encoder, give it as "
                 "model.init_args.init_from"
             )
         CHECKPOINT.upgrade(checkpoint, "the checkpoint")
         if others := [part for part in ("image_encoder", "findings") if there[part] != here[part]]:
-            raise ValueError(
+            raise UserError(
                 f"the checkpoint was trained with another {' and '.join(others)}; restore what it was trained with, or "
                 "choose another --run_folder to train anew"
             )
@@ -351,7 +352,7 @@ def _described_encoder(init_from: str | None) -> RegionEncoder:
     described = None if init_from is None else image_encoder_weights(init_from).config
     if described is None:
         source = "" if init_from is None else f" ({init_from} does not describe its encoder)"
-        raise ValueError(
+        raise UserError(
             "model: give image_encoder (class_path and init_args; weights: null to start from nothing), or init_from "
             f"with a checkpoint or an exported folder, which describe theirs{source}"
         )

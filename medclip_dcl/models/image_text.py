@@ -14,6 +14,7 @@ from torch import Tensor
 from medclip_dcl.distributed import global_mean
 from medclip_dcl.encoders.image import RegionEncoder
 from medclip_dcl.encoders.text import SentenceEncoder
+from medclip_dcl.errors import MissingFileError, UserError
 from medclip_dcl.formats import CHECKPOINT, drop_hyper_parameters
 from medclip_dcl.initial_weights import PARTS, TakenOver, take_over
 from medclip_dcl.models.gradient_cache import in_chunks
@@ -81,20 +82,18 @@ class ImageTextModel(LightningModule):
         super().__init__()
         rates = [learning_rate] if text_learning_rate is None else [learning_rate, text_learning_rate]
         if min(rates) <= 0 or weight_decay < 0 or warmup_steps < 0:
-            raise ValueError(
+            raise UserError(
                 "model: learning_rate and text_learning_rate must be above 0, weight_decay and warmup_steps at least "
                 f"0; got {learning_rate}, {text_learning_rate}, {weight_decay}, {warmup_steps}"
             )
         self.network = ImageTextNetwork(image_encoder, text_encoder, similarity)
         self.objective = InBatchObjective(class_probability, negative_weights, image_to_text, same_text)
         if not 0 <= beta2 < 1:
-            raise ValueError(f"model: beta2 must lie in [0, 1), got {beta2}")
+            raise UserError(f"model: beta2 must lie in [0, 1), got {beta2}")
         if masked_language_weight < 0:
-            raise ValueError(
-                f"model: masked_language_weight must be at least 0, got {masked_language_weight}"
-            )
+            raise UserError(f"model: masked_language_weight must be at least 0, got {masked_language_weight}")
         if masked_language_weight and not text_encoder.has_masked_language_head:
-            raise ValueError(
+            raise UserError(
                 "model: masked_language_weight needs a text encoder with a masked-language-modelling head; set "
                 "model.init_args.text_encoder.init_args.masked_language_head: true"
             )
@@ -107,7 +106,7 @@ class ImageTextModel(LightningModule):
         # A rule that cannot describe itself should not fail at the first checkpoint, hours later.
         self._objective_config()
         if init_parts is not None and init_from is None:
-            raise ValueError("model: init_parts says what to take from init_from, which is null")
+            raise UserError("model: init_parts says what to take from init_from, which is null")
         self.initial_weights: TakenOver | None = None
         self._missing_source: str | None = None
         if init_from is not None and Path(init_from).expanduser().exists():
@@ -149,7 +148,7 @@ class ImageTextModel(LightningModule):
         view = getattr(datamodule, "view", None)
         sides = {"image_size": size, "evaluation_crop": size if view is None else view.seen}
         for name in (name for name, side in sides.items() if side % stride):
-            raise ValueError(
+            raise UserError(
                 f"data.{name} {sides[name]} must be a multiple of the image encoder's stride, {stride} pixels: regions "
                 "at the border would reach beyond the image and heat maps would be shifted"
             )
@@ -170,9 +169,7 @@ class ImageTextModel(LightningModule):
 
     def _check_initial_weights(self) -> None:
         if self._missing_source is not None:
-            raise FileNotFoundError(
-                f"model.init_args.init_from: no file and no folder {self._missing_source}"
-            )
+            raise MissingFileError(f"model.init_args.init_from: no file and no folder {self._missing_source}")
 
     def forward(self, images: Tensor, tokens: Tensor, lengths: Tensor) -> Tensor:
         """Logits (sentence, image)."""
@@ -289,13 +286,13 @@ class ImageTextModel(LightningModule):
             ValueError: another encoder, tokenizer or similarity; names which. Or a format of a newer program.
         """
         if "network" not in checkpoint:
-            raise ValueError(
+            raise UserError(
                 "the checkpoint is not of an image-text model: it has no description of its network"
             )
         CHECKPOINT.upgrade(checkpoint, "the checkpoint")
         there, here = checkpoint["network"], self.network.config()
         if others := [part for part in PARTS if not _is_same(there[part], here[part])]:
-            raise ValueError(
+            raise UserError(
                 f"the checkpoint was trained with another {' and '.join(others)} (settings or tokenizer differ); "
                 "restore what it was trained with, or choose another --run_folder to train anew"
             )

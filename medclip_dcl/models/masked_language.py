@@ -23,6 +23,7 @@ from medclip_dcl.encoders.pretrained import (
     resolve_folder,
     save_language_model,
 )
+from medclip_dcl.errors import UserError
 from medclip_dcl.formats import CHECKPOINT, drop_hyper_parameters
 from medclip_dcl.models.optimisation import adamw_warmup_cosine, learning_rates, parameter_groups
 from medclip_dcl.models.seeded_batches import seeded_batches
@@ -35,7 +36,7 @@ _WEIGHTS_PREFIX = "language_model."
 def _described(checkpoint: Any, source: str) -> dict[str, Any]:
     """The language model's part of a checkpoint, in this program's format."""
     if not isinstance(checkpoint, dict) or "language_model" not in checkpoint:
-        raise ValueError(f"{source} is not of a language model: it has no description of one")
+        raise UserError(f"{source} is not of a language model: it has no description of one")
     CHECKPOINT.upgrade(checkpoint, source)
     return checkpoint["language_model"]
 
@@ -62,12 +63,12 @@ class BertArchitecture:
 
     def __post_init__(self) -> None:
         if self.hidden_size % self.attention_heads:
-            raise ValueError(
+            raise UserError(
                 f"model.architecture: hidden_size {self.hidden_size} is no multiple of "
                 f"attention_heads {self.attention_heads}"
             )
         if not 0 <= self.dropout < 1:
-            raise ValueError(f"model.architecture: dropout must lie in [0, 1), got {self.dropout}")
+            raise UserError(f"model.architecture: dropout must lie in [0, 1), got {self.dropout}")
 
 
 class MaskedLanguageModel(LightningModule):
@@ -102,12 +103,12 @@ class MaskedLanguageModel(LightningModule):
     ) -> None:
         super().__init__()
         if (pretrained is None) == (architecture is None):
-            raise ValueError(
+            raise UserError(
                 "model: give either pretrained (a folder or repository id) or architecture (to start from scratch), "
                 f"got pretrained {pretrained!r} and architecture {architecture}"
             )
         if not learning_rate > 0 or weight_decay < 0 or warmup_steps < 0:
-            raise ValueError(
+            raise UserError(
                 "model: learning_rate must be above 0, weight_decay and warmup_steps at least 0; "
                 f"got {learning_rate}, {weight_decay}, {warmup_steps}"
             )
@@ -126,7 +127,7 @@ class MaskedLanguageModel(LightningModule):
             self.language_model = self._build()
         positions = self.language_model.config.max_position_embeddings
         if self._datamodule.max_tokens > positions:
-            raise ValueError(
+            raise UserError(
                 f"data.max_tokens {self._datamodule.max_tokens} is more than the {positions} positions of the model"
             )
 
@@ -199,7 +200,7 @@ class MaskedLanguageModel(LightningModule):
             config = bert_config(json.loads(stored["config"]), "checkpoint")
             self.language_model = BertForMaskedLM(config).train()
         elif stored["tokenizer"] != self._tokenizer_json():
-            raise ValueError(
+            raise UserError(
                 "the checkpoint was trained with another tokenizer than this run's: the training sentences or "
                 "data.vocabulary_size have changed; start a new run folder"
             )

@@ -14,6 +14,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from medclip_dcl.errors import UserError
+
 
 class ClassProbability(nn.Module):
     """Base class: a rule that gives each anchor its eta, capped at `max_eta`.
@@ -32,7 +34,7 @@ class ClassProbability(nn.Module):
     def __init__(self, max_eta: float = 0.3) -> None:
         super().__init__()
         if not 0 <= max_eta < 1:
-            raise ValueError(f"max_eta must lie in [0, 1), got {max_eta}")
+            raise UserError(f"max_eta must lie in [0, 1), got {max_eta}")
         self.max_eta = max_eta
         self.share_capped = 0.0
 
@@ -62,7 +64,7 @@ class ConstantClassProbability(ClassProbability):
     def __init__(self, eta: float = 0.0, max_eta: float = 0.3) -> None:
         super().__init__(max_eta)
         if not 0 <= eta < 1:
-            raise ValueError(f"eta must lie in [0, 1), got {eta}")
+            raise UserError(f"eta must lie in [0, 1), got {eta}")
         if eta > max_eta:
             warnings.warn(
                 f"eta {eta} is capped at max_eta {max_eta}; raise max_eta if that is meant", stacklevel=2
@@ -97,9 +99,9 @@ class LanguageModelClassProbability(ClassProbability):
     def __init__(self, a: float = 0.2, k: float = 0.35, max_eta: float = 0.3) -> None:
         super().__init__(max_eta)
         if not 0 <= a < 1:
-            raise ValueError(f"a must lie in [0, 1), got {a}")
+            raise UserError(f"a must lie in [0, 1), got {a}")
         if not (k >= 0 and math.isfinite(k)):
-            raise ValueError(f"k must be finite and at least 0, got {k}")
+            raise UserError(f"k must be finite and at least 0, got {k}")
         self.a = a
         self.k = k
 
@@ -110,12 +112,12 @@ class LanguageModelClassProbability(ClassProbability):
         """Eta of anchors with these natural-log pseudo-likelihoods."""
         missing = log_p.isnan().nonzero().flatten()
         if missing.numel():
-            raise ValueError(
+            raise UserError(
                 f"log_p is NaN for {missing.numel()} of {log_p.numel()} anchors (first: {int(missing[0])}); "
                 "an empty sentence has no score: leave it out, or score the sentences again"
             )
         if (log_p > 1e-4).any():
-            raise ValueError(
+            raise UserError(
                 f"log_p must be natural logarithms of probabilities, got {log_p.max().item():g} > 0"
             )
         return self.capped(self.a * torch.exp(self.k * log_p))
@@ -143,7 +145,7 @@ class KnownClassProbability(ClassProbability):
     ) -> None:
         super().__init__(max_eta)
         if share not in ("rho", "sentence_share"):
-            raise ValueError(f'share must be "rho" or "sentence_share", got {share!r}')
+            raise UserError(f'share must be "rho" or "sentence_share", got {share!r}')
         self.share = share
         self.table: dict[int, float] | None = None
         if table is None:
@@ -154,7 +156,7 @@ class KnownClassProbability(ClassProbability):
         self.table = {int(class_id): float(rho) for class_id, rho in items}
         wrong = {class_id: rho for class_id, rho in self.table.items() if not 0 <= rho <= 1}
         if wrong:
-            raise ValueError(f"shares must lie in [0, 1], got {wrong}")
+            raise UserError(f"shares must lie in [0, 1], got {wrong}")
 
     def config(self) -> dict[str, Any]:
         return {"table": self.table, "share": self.share, "max_eta": self.max_eta}
@@ -173,7 +175,7 @@ class KnownClassProbability(ClassProbability):
         else:
             shares = self._looked_up(class_id)
         if not ((shares >= 0) & (shares <= 1)).all():
-            raise ValueError("known class probabilities must lie in [0, 1] and not be NaN")
+            raise UserError("known class probabilities must lie in [0, 1] and not be NaN")
         return self.capped(shares)
 
     def _looked_up(self, class_id: Int[Tensor, "anchor"] | None) -> Float[Tensor, "anchor"]:
@@ -181,5 +183,5 @@ class KnownClassProbability(ClassProbability):
             raise ValueError("KnownClassProbability with a table needs the field class_id")
         unknown = sorted(set(class_id.tolist()) - set(self.table))
         if unknown:
-            raise ValueError(f"the table of class probabilities lacks the classes {unknown}")
+            raise UserError(f"the table of class probabilities lacks the classes {unknown}")
         return torch.tensor([self.table[c] for c in class_id.tolist()], device=class_id.device)

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from medclip_dcl.distributed import gather_with_grad, global_mean, local_offset
+from medclip_dcl.errors import UserError
 from medclip_dcl.objectives.class_probability import ClassProbability, ConstantClassProbability
 from medclip_dcl.objectives.contrastive import contrastive_loss, contrastive_statistics
 from medclip_dcl.objectives.negative_weights import NegativeWeights
@@ -89,9 +90,9 @@ class InBatchObjective(nn.Module):
     ) -> None:
         super().__init__()
         if not 0 <= image_to_text <= 1:
-            raise ValueError(f"image_to_text must lie in [0, 1], got {image_to_text}")
+            raise UserError(f"image_to_text must lie in [0, 1], got {image_to_text}")
         if same_text not in SAME_TEXT:
-            raise ValueError(f"same_text must be one of {SAME_TEXT}, got {same_text!r}")
+            raise UserError(f"same_text must be one of {SAME_TEXT}, got {same_text!r}")
         self.class_probability = class_probability or ConstantClassProbability(0.0)
         self.negative_weights = negative_weights
         self.image_to_text, self.same_text = image_to_text, same_text

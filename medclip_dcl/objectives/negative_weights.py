@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, normalize
 
+from medclip_dcl.errors import UserError
 from medclip_dcl.findings import CHEX5, CHEXPERT
 
 Fields = Mapping[str, Tensor]
@@ -142,7 +143,7 @@ class RemoveByLabel(NegativeWeights):
         super().__init__()
         unknown = [finding for finding in findings if finding not in CHEXPERT]
         if unknown or not findings:
-            raise ValueError(f"findings must be some of {list(CHEXPERT)}, got {unknown or list(findings)}")
+            raise UserError(f"findings must be some of {list(CHEXPERT)}, got {unknown or list(findings)}")
         self.findings, self.normals = list(findings), normals
 
     def config(self) -> dict[str, Any]:
@@ -204,7 +205,7 @@ class RemoveByTextSimilarity(_TextSimilarity):
     def __init__(self, threshold: float = 0.9) -> None:
         super().__init__()
         if not -1 <= threshold <= 1:
-            raise ValueError(f"threshold must be a cosine in [-1, 1], got {threshold}")
+            raise UserError(f"threshold must be a cosine in [-1, 1], got {threshold}")
         self.threshold = threshold
 
     def config(self) -> dict[str, Any]:
@@ -229,7 +230,7 @@ class RemoveByTextSimilarity(_TextSimilarity):
             f"(their median cosine is {median:.4f})"
         )
         if share == 1.0:
-            raise ValueError(
+            raise UserError(
                 f"{removed}: nothing would be trained; data_prep.embed_sentences prints the quantiles to choose from"
             )
         if share > 0.5:
@@ -269,9 +270,7 @@ class ResampleByTextSimilarity(_TextSimilarity):
     def __init__(self, draws: int | None = None, seed: int = 0) -> None:
         super().__init__()
         if (draws is not None and draws < 1) or seed < 0:
-            raise ValueError(
-                f"draws must be at least 1 (or null) and seed at least 0, got {draws} and {seed}"
-            )
+            raise UserError(f"draws must be at least 1 (or null) and seed at least 0, got {draws} and {seed}")
         self.draws, self.seed = draws, seed
 
     def config(self) -> dict[str, Any]:
@@ -316,7 +315,7 @@ class HardNegatives(NegativeWeights):
     def __init__(self, beta: float = 0.5, detach: bool = False) -> None:
         super().__init__()
         if not (beta >= 0 and math.isfinite(beta)):
-            raise ValueError(f"beta must be finite and at least 0, got {beta}")
+            raise UserError(f"beta must be finite and at least 0, got {beta}")
         self.beta, self.detach = beta, detach
 
     def config(self) -> dict[str, Any]:

@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from medclip_dcl.errors import UserError
+
 SAME_TEXT = ("negative", "positive", "ignore")
 """What a candidate counts as that is known to fit: its study or one of its sentences in the batch is the anchor's."""
 
@@ -64,7 +66,7 @@ def with_known(pairing: Pairing, is_known: Bool[Tensor, "anchor candidate"], sam
         ValueError: another word.
     """
     if same_text not in SAME_TEXT:
-        raise ValueError(f"same_text must be one of {SAME_TEXT}, got {same_text!r}")
+        raise UserError(f"same_text must be one of {SAME_TEXT}, got {same_text!r}")
     if same_text == "negative":
         return pairing
     is_positive = pairing.is_positive | is_known if same_text == "positive" else pairing.is_positive

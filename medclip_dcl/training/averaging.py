@@ -11,6 +11,8 @@ from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 from torch.optim.swa_utils import AveragedModel
 
+from medclip_dcl.errors import UserError
+
 _LARGEST_SHARE = 0.05
 
 _Tensors: TypeAlias = tuple[Tensor, ...] | list[Tensor]
@@ -40,7 +42,7 @@ class AveragedWeights(WeightAveraging):
 
     def __init__(self, decay: float) -> None:
         if not 0 < decay < 1:
-            raise ValueError(f"ema_decay must lie in (0, 1), e.g. 0.999, or be null; got {decay}")
+            raise UserError(f"ema_decay must lie in (0, 1), e.g. 0.999, or be null; got {decay}")
         super().__init__()
         self.decay = decay
         self._is_swapped = False

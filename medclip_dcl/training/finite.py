@@ -27,6 +27,7 @@ from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 from medclip_dcl.distributed import gather_objects, is_distributed, rank_and_size
+from medclip_dcl.errors import UserError
 
 IDENTITIES = ("dicom_id", "study_id", "sentence_id")
 SKIPPED_STEPS = 50
@@ -34,7 +35,7 @@ SKIPPED_STEPS = 50
 float16, 2^-24."""
 
 
-class NonFiniteError(ValueError):
+class NonFiniteError(UserError):
     """A loss or gradient is NaN or infinite; the message names the step and the batch."""
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pytorch_lightning import Callback
 from pytorch_lightning.callbacks import Checkpoint, EMAWeightAveraging, WeightAveraging
 
+from medclip_dcl.errors import UserError
 from medclip_dcl.training.throughput import Arrival, Throughput
 
 
@@ -25,13 +26,13 @@ def in_order(callbacks: Iterable[Callback]) -> list[Callback]:
     listed = list(callbacks)
     averages = [one for one in listed if isinstance(one, WeightAveraging)]
     if any(isinstance(one, EMAWeightAveraging) for one in averages):
-        raise ValueError(
+        raise UserError(
             "trainer.callbacks: Lightning's EMAWeightAveraging also averages integer buffers, which moves the "
             "positions of a BERT; remove it and set ema_decay instead"
         )
     if len(averages) > 1:
         names = ", ".join(type(one).__name__ for one in averages)
-        raise ValueError(
+        raise UserError(
             f"one average of the weights at most: found {names}; set ema_decay: null, or remove one"
         )
     return sorted(listed, key=_place)

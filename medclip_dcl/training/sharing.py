@@ -17,6 +17,7 @@ from PIL import Image
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 from pytorch_lightning.utilities import rank_zero_warn
 
+from medclip_dcl.errors import UserError
 from medclip_dcl.run_folder import MetricsFile
 
 _LOCAL = (MetricsFile, CSVLogger, TensorBoardLogger)
@@ -38,14 +39,14 @@ def check_loggers(loggers: Any, may_share: bool) -> None:
         name = one.class_path.rpartition(".")[2]
         packages = _PACKAGES.get(name, ())
         if packages and not any(find_spec(package) for package in packages):
-            raise ValueError(
+            raise UserError(
                 f"trainer.logger: {name} needs the package {packages[0]}, which is not installed; "
                 f"run: pip install -e '.[{packages[0]}]'"
             )
         options = one.get("init_args") or {}
         for upload in _UPLOADS:
             if options.get(upload) and not may_share:
-                raise ValueError(
+                raise UserError(
                     f"trainer.logger: {name} with {upload}: {options[upload]} uploads checkpoints, whose vocabulary "
                     f"and weights come from patients' reports; set {upload}: false, or share_patient_data: true"
                 )
