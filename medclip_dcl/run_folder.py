@@ -72,6 +72,11 @@ class RunFolder:
         """True once `fit` has come to its end."""
         return (self.folder / FIT_FILE).is_file()
 
+    def saved_config(self) -> dict[str, Any]:
+        """The run's resolved configuration; empty for a new run."""
+        file = self.folder / CONFIG_FILE
+        return yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
     def check(
         self,
         config: Mapping[str, Any],
@@ -97,7 +102,7 @@ class RunFolder:
                     "choose another --run_folder"
                 )
             return
-        found = yaml.safe_load(file.read_text(encoding="utf-8"))
+        found = self.saved_config()
         if found != config:
             found = complete(found)
         if differing := sorted(_differences(found, config)):

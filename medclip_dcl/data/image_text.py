@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from medclip_dcl.data.examples import Reported, ReportedExamples, Views
 from medclip_dcl.data.fields import check_fields, image_fields, sentence_fields
-from medclip_dcl.data.images import EvaluatedImages, ImagesDataModule, check_augmentation
+from medclip_dcl.data.images import EvaluatedImages, ImagesDataModule, check_augmentation, usual_crop
 from medclip_dcl.data.masking import Masking
 from medclip_dcl.data.samplers import EpochSampler, FixedBatches, ShardSampler
 from medclip_dcl.distributed import rank_and_size
@@ -51,8 +51,10 @@ class ImageTextDataModule(ImagesDataModule):
     Args:
         folder: the prepared data set.
         image_size: side in pixels to which the whole image is scaled; the shorter one of a set that was prepared with
-            geometry shortest, of which evaluation sees the middle square.
-        crop_size: side of the random training crop, in pixels; at most image_size.
+            geometry shortest, of which evaluation sees the middle square. null: 512; on the command line the size at
+            which the checkpoint, or what training starts from, was trained.
+        crop_size: side of the random training crop, in pixels; at most image_size. null: 15/16 of image_size (SSD's
+            480 of 512); with image_size null on the command line the crop of that training.
         batch_size: images per batch, of all processes together.
         contrastive_batch: images that are contrasted in a step, of all processes together, a multiple of batch_size:
             they are encoded batch_size at a time, and again for their gradients (GradCache), so that they need not
@@ -82,8 +84,8 @@ class ImageTextDataModule(ImagesDataModule):
     def __init__(
         self,
         folder: str,
-        image_size: int = 512,
-        crop_size: int = 480,
+        image_size: int | None = None,
+        crop_size: int | None = None,
         batch_size: int = 64,
         sentences: str = "one",
         brightness: float = 0.2,
@@ -100,8 +102,13 @@ class ImageTextDataModule(ImagesDataModule):
         evaluation_crop: int | None = None,
     ) -> None:
         super().__init__(folder, image_size, batch_size, num_workers, cache_images, predict_use, seed)
+        image_size = self.image_size
+        crop_size = usual_crop(image_size) if crop_size is None else crop_size
         if not 1 <= crop_size <= image_size:
-            raise UserError(f"crop_size {crop_size} must lie in [1, image_size = {image_size}]")
+            raise UserError(
+                f"data.crop_size {crop_size} must lie in [1, image_size = {image_size}]; null takes "
+                f"{usual_crop(image_size)}"
+            )
         if evaluation_crop is not None and not 1 <= evaluation_crop <= image_size:
             raise UserError(
                 f"data.evaluation_crop {evaluation_crop} must lie in [1, image_size = {image_size}]; null for the "

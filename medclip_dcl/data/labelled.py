@@ -54,8 +54,10 @@ class LabelledDataModule(ImagesDataModule):
 
     Args:
         folder: the prepared data set.
-        image_size: side in pixels to which the whole image is scaled; what evaluation and a linear probe see.
-        crop_size: side of the random training crop, in pixels, at most image_size; null for the whole image.
+        image_size: side in pixels to which the whole image is scaled; what evaluation and a linear probe see. null:
+            512; on the command line the size at which the checkpoint, or what training starts from, was trained.
+        crop_size: side of the random training crop, in pixels, at most image_size; null for the whole image, or, in
+            fine-tuning by the command line with image_size null, for the crop of that training.
         batch_size: images per step, of all processes together; where the labelled training images are fewer, all of
             them.
         uncertain: what a label of -1 counts as in training: "ones", "zeros", or "ignore" (left out of the loss).
@@ -78,8 +80,8 @@ class LabelledDataModule(ImagesDataModule):
     def __init__(
         self,
         folder: str,
-        image_size: int = 512,
-        crop_size: int | None = 480,
+        image_size: int | None = None,
+        crop_size: int | None = None,
         batch_size: int = 64,
         uncertain: str = "ignore",
         blank: str = "zeros",
@@ -93,6 +95,7 @@ class LabelledDataModule(ImagesDataModule):
         seed: int = 0,
     ) -> None:
         super().__init__(folder, image_size, batch_size, num_workers, cache_images, predict_use, seed)
+        image_size = self.image_size
         if crop_size is not None and not 1 <= crop_size <= image_size:
             raise UserError(
                 f"data.crop_size {crop_size} must lie in [1, image_size = {image_size}], or be null"

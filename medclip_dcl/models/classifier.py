@@ -148,10 +148,13 @@ class Classifier(LightningModule):
         return seeded_batches(self)
 
     def setup(self, stage: str) -> None:
-        """The network takes over the size at which the datamodule shows whole images."""
+        """The network takes over how the datamodule shows images."""
         datamodule = getattr(self.trainer, "datamodule", None)
         if datamodule is not None:
             self.network.image_size = datamodule.image_size
+            self.network.geometry = getattr(datamodule, "fitting", ("stretch", None))[0]
+            if stage == "fit":
+                self.network.crop_size = getattr(datamodule, "crop_size", None)
 
     def on_fit_start(self) -> None:
         """What follows from the training images: weights of the classes, scale of the features."""
