@@ -102,9 +102,9 @@ class RunFolder:
                     "choose another --run_folder"
                 )
             return
-        found = self.saved_config()
+        found: Mapping[str, Any] = self.saved_config()
         if found != config:
-            found = complete(found)
+            found = complete(dict(found))
         if differing := sorted(_differences(found, config)):
             raise RunFolderError(
                 f"{self.folder} already holds another run: its {CONFIG_FILE} differs in {', '.join(differing)}; "
