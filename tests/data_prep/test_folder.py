@@ -362,6 +362,26 @@ def test_rows_without_image_or_text_are_left_out_with_their_reason(table: Path) 
     assert use.to_dict() == {"a/1.png": "train", "a/2.jpg": "excluded"}
 
 
+def test_empty_reports_count_as_unusable(table: Path) -> None:
+    # One has no text, the other none of the image.
+    rows = read(table).replace({"text": {ROWS[2][-1]: "", ROWS[3][-1]: "INDICATION: Cough."}})
+    write(table, rows)
+    for text_only in (False, True):
+        with pytest.raises(
+            ReleaseError, match=r"2 of 4 reports cannot be used, more than 49% .*--rejected_share"
+        ):
+            prepare(settings(table, rejected_share=0.49, text_only=text_only))
+    (table.parent / "b.tif").unlink()  # images are another share: a single one is always allowed
+    prepare(settings(table, rejected_share=0.5))
+    assert [row[0] for row in rejects(PreparedSet(table.parent.parent / "set"))] == [
+        "image",
+        "report",
+    ]
+    write(table, rows.assign(text=""))
+    with pytest.raises(ReleaseError, match="no row has any text"):
+        prepare(settings(table, rejected_share=1.0, output=table.parent / "x"))
+
+
 @pytest.fixture
 def text_set(table: Path) -> Path:
     rows = read(table).drop(columns=["image", "view"]).iloc[[0, 2, 3, 4]]
