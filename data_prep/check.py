@@ -403,14 +403,16 @@ def _pictures(images: pd.DataFrame, digests: Mapping[str, bytes]) -> tuple[list[
     images = images[images["digest"].notna() & images["digest"].duplicated(keep=False)]
     of_purposes = _pairs(images[images["use"] != "excluded"], "purpose")
     of_patients = _pairs(images[~images["digest"].isin(of_purposes)], "subject_id")
-    what = "images/: pictures that stand, pixel by pixel the same, under names of several"
+    what = "images/: the same picture, pixel by pixel, under several names"
     return (
-        _some(f"{what} purposes; leave all names but one out of the source", list(of_purposes.values())),
-        _some(f"{what} patients", list(of_patients.values())),
+        _some(
+            f"{what}, for several purposes; leave all but one out of the source", list(of_purposes.values())
+        ),
+        _some(f"{what}, of several patients", list(of_patients.values())),
     )
 
 
-def _pairs(images: pd.DataFrame, column: str) -> dict[bytes, str]:
+def _pairs(images: pd.DataFrame, column: str) -> dict[Any, str]:
     """For each picture that stands under several values of a column, two paths that differ in it."""
     several = images[images.groupby("digest")[column].transform("nunique") > 1]
     pairs = {}

@@ -579,7 +579,7 @@ def _figure(found: Estimates, fit: LogLinearFit, chosen: str) -> Figure:
     if left == right:
         left -= 1.0
     axis_label = f"log p (natural); {_NOT_SHOWN:.0%} of the anchors lie further left"
-    edges = np.linspace(left, right, 41)
+    edges = np.linspace(left, right, 41).tolist()
     for values, label in ((np.ones(len(log_p)), "distinct sentences"), (weights, "as often as they occur")):
         axes[0].hist(np.maximum(log_p, left), edges, weights=values / values.sum(), alpha=0.6, label=label)
     axes[0].set(

@@ -247,13 +247,13 @@ def test_the_same_picture_under_several_names_is_found(damaged: Path) -> None:
     assert tested[0]["subject_id"] != tested[1]["subject_id"]
     patients = copy(tested[0], tested[1])
     page, problems = check_set(damaged, full=True)
-    assert problems == [] and f"names of several patients: 1 (first: {patients})" in page
+    assert problems == [] and f"several names, of several patients: 1 (first: {patients})" in page
     # Training and evaluation.
     purposes = copy(trained[2], next(row for row in rows if row["use"] == "validate"))
     page, problems = check_set(damaged, full=True)
     assert len(problems) == 1
-    assert "several purposes" in problems[0] and problems[0].endswith(f": 1 (first: {purposes})")
-    assert f"names of several patients: 1 (first: {patients})" in page
+    assert "for several purposes" in problems[0] and problems[0].endswith(f": 1 (first: {purposes})")
+    assert f"several names, of several patients: 1 (first: {patients})" in page
 
 
 def test_scores_may_be_as_far_above_0_as_rounding_brings_them(damaged: Path) -> None:
