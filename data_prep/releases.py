@@ -323,7 +323,7 @@ def file_hash(file: Path) -> str:
         raise ReleaseError(f"{file} cannot be read ({error.strerror}); put a readable file there") from error
 
 
-SHOWN = 9
+SHOWN = 5
 """Cases that a message lists behind the first one."""
 
 
@@ -437,7 +437,8 @@ def and_others(others: Sequence[str]) -> str:
     """What follows the first case in a message: the number of further ones, and some of them; "" for none."""
     if not others:
         return ""
-    return f", and {len(others):,} more: {', '.join(others[:SHOWN])}{', ...' if len(others) > SHOWN else ''}"
+    some = ", ".join(case[:100] for case in others[:SHOWN])
+    return f", and {len(others):,} more: {some}{', ...' if len(others) > SHOWN else ''}"
 
 
 def _require_same_images(metadata: pd.DataFrame, split: pd.DataFrame, release: Release) -> None:
