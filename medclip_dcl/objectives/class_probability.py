@@ -27,7 +27,7 @@ def unusual_median(eta: np.ndarray) -> str:
     least, greatest = USUAL_MEDIAN
     if least <= median <= greatest:
         return ""
-    effect = "hardly any anchor is corrected" if median < least else "most anchors will sit on the floor"
+    effect = "most of them are hardly corrected" if median < least else "most of them will sit on the floor"
     return (
         f"the median eta of {len(eta):,} distinct training sentences, {median:.3g}, lies outside "
         f"[{least:g}, {greatest:g}]: {effect}"
