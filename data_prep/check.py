@@ -4,21 +4,23 @@
 
 Every table is compared with the format, with the fingerprint that was taken when the set was made, and with the other
 tables; every image file must be there and whole, with the header, size and making of the set; a memory map must be of
-this set, whole, and hold the pixels of the images, of which some are compared. --full decodes all images, and compares
-their checksums and all of the map. The page goes to standard output, problems last; the exit status is 1 if there are
-any.
+this set, whole, and hold the pixels of the images, of which some are compared. --full decodes all images, compares
+their checksums and all of the map, and finds pictures that stand under several names: a warning where they are of
+several patients, a problem where they serve several purposes. The page goes to standard output, problems last; the exit
+status is 1 if there are any.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pandas as pd
@@ -88,10 +90,14 @@ def check_set(folder: Path, full: bool = False, pool: Executor | None = None) ->
         problems += check(prepared, found)
     problems += _counts(prepared, found)
     problems += _model_files(prepared, found)
+    page = _page(prepared, found)
     if "images" in found:
-        problems += _image_files(prepared, found["images"], full, pool)
+        of_files, digests = _image_files(prepared, found["images"], full, pool)
+        of_pictures, warnings = _pictures(found["images"], digests)
+        problems += of_files + of_pictures
         problems += _memory_map(prepared, found["images"], full, pool)
-    return _page(prepared, found), problems
+        page = "\n".join([page, *(f"  warning    {warning}" for warning in warnings)])
+    return page, problems
 
 
 def _read_tables(prepared: PreparedSet) -> tuple[dict[str, pd.DataFrame], list[str]]:
@@ -340,10 +346,10 @@ def _model_files(prepared: PreparedSet, found: Tables) -> list[str]:
             problems += _some(f"{kind}/{name}.parquet: rows of unknown sentences", extra)
             if kind == "log_p":
                 scored = table[table["n_tokens"] > 0]
-                bad = scored[~np.isfinite(scored["log_p"]) | (scored["log_p"] > 0)]
+                # Reading refused what is infinite or above 0.
                 problems += _some(
-                    f"{kind}/{name}.parquet: log_p that is no logarithm of a probability",
-                    bad["sentence_id"].tolist(),
+                    f"{kind}/{name}.parquet: sentences with word pieces whose log_p is NaN",
+                    scored.loc[scored["log_p"].isna(), "sentence_id"].tolist(),
                 )
     return problems
 
@@ -356,27 +362,67 @@ def _names(prepared: PreparedSet, kind: str) -> list[str]:
 # --- Images ------------------------------------------------------------------------------------------------------
 
 
-def _image_files(prepared: PreparedSet, images: pd.DataFrame, full: bool, pool: Executor | None) -> list[str]:
-    """Every image's file is there, an 8-bit grey JPEG of the set's size; and no file is of no image."""
+def _image_files(
+    prepared: PreparedSet, images: pd.DataFrame, full: bool, pool: Executor | None
+) -> tuple[list[str], dict[str, bytes]]:
+    """Every image's file is there, an 8-bit grey JPEG of the set's size; and no file is of no image.
+
+    Returns:
+        problems; and by path, with `full`, the digests of the pixels that could be decoded.
+    """
     root = prepared.folder / "images"
     leaving = [path for path in images["path"] if not _stays_below(path)]
     problems = _some("images.parquet: paths that leave the folder images/", leaving)
     paths = [path for path in images["path"] if _stays_below(path)]
     options = prepared.info.get("options", {})
     look = partial(
-        image_problem, size=options.get("size"), geometry=options.get("geometry", "stretch"), full=full
+        examine_image, size=options.get("size"), geometry=options.get("geometry", "stretch"), full=full
     )
     files = [root / path for path in paths]
     sizes = images.loc[images["path"].map(_stays_below).astype(bool), ["height", "width"]]
     originals = list(sizes.itertuples(index=False, name=None))
     results = pool.map(look, files, originals, chunksize=64) if pool else map(look, files, originals)
-    reasons = list(progress(results, len(files), "image files", "images")) if files else []
+    examined = list(progress(results, len(files), "image files", "images")) if files else []
+    reasons = [reason for reason, _ in examined]
+    digests = {path: digest for path, (_, digest) in zip(paths, examined, strict=True) if digest}
     for reason in sorted(set(reasons) - {""}):
         of_reason = [path for path, why in zip(paths, reasons, strict=True) if why == reason]
         problems += _some(f"images/: {reason}", of_reason, len(paths))
     known = {str(PurePosixPath(path)) for path in paths}
     there = {str(PurePosixPath(file.relative_to(root))) for file in _files(root)}
-    return problems + _some("images/: files that are not in images.parquet", sorted(there - known))
+    return problems + _some("images/: files that are not in images.parquet", sorted(there - known)), digests
+
+
+def _pictures(images: pd.DataFrame, digests: Mapping[str, bytes]) -> tuple[list[str], list[str]]:
+    """Pictures that stand under several names: problems (of several purposes) and warnings (of several patients)."""
+    images = images.drop_duplicates("path")
+    # As for patients, test beside grounding may be.
+    images = images.assign(
+        digest=images["path"].map(digests), purpose=images["use"].replace("grounding", "test")
+    )
+    images = images[images["digest"].notna() & images["digest"].duplicated(keep=False)]
+    of_purposes = _pairs(images[images["use"] != "excluded"], "purpose")
+    of_patients = _pairs(images[~images["digest"].isin(of_purposes)], "subject_id")
+    what = "images/: the same picture, pixel by pixel, under several names"
+    return (
+        _some(
+            f"{what}, for several purposes; leave all but one out of the source", list(of_purposes.values())
+        ),
+        _some(f"{what}, of several patients", list(of_patients.values())),
+    )
+
+
+def _pairs(images: pd.DataFrame, column: str) -> dict[Any, str]:
+    """For each picture that stands under several values of a column, two paths that differ in it."""
+    several = images[images.groupby("digest")[column].transform("nunique") > 1]
+    pairs = {}
+    for digest, group in several.groupby("digest", sort=False):
+        first = group.iloc[0]
+        other = group[group[column] != first[column]].iloc[0]
+        pairs[digest] = " = ".join(
+            f"{row['path']} ({row['use']}, patient {row['subject_id']})" for row in (first, other)
+        )
+    return pairs
 
 
 def _stays_below(path: str) -> bool:
@@ -387,10 +433,10 @@ def _files(root: Path) -> Iterator[Path]:
     return (file for file in root.rglob("*") if file.is_file())
 
 
-def image_problem(
+def examine_image(
     file: Path, original: tuple[int, int], *, size: int | None, geometry: str, full: bool
-) -> str:
-    """What is wrong with a prepared image; "" for nothing.
+) -> tuple[str, bytes]:
+    """What is wrong with a prepared image, "" for nothing; and a digest of the pixels of a sound one that was decoded.
 
     Args:
         file: the JPEG.
@@ -401,25 +447,41 @@ def image_problem(
     """
     try:
         with file.open("rb") as stream, Image.open(stream) as image:
-            if image.format != "JPEG" or image.mode != "L":
-                return f"a file is no grey JPEG but {image.format} of mode {image.mode}"
-            is_square = geometry != "shortest"
-            if size is not None and (min(image.size) != size or (is_square and max(image.size) != size)):
-                return f"a file has not {size} pixels a side"
-            if full:
-                image.load()
-            if not image_files.ends_whole(stream):
-                return "a file is cut off"
-            stamp = image_files.read_stamp(image.info.get("comment", b""))
-            if problem := _stamp_problem(stamp, original, size, geometry):
-                return problem
-            stream.seek(0)
-            if full and stamp is not None and not image_files.is_as_written(stream.read(), stamp):
-                return "a file is damaged: its bytes are not those that were written"
+            if problem := _image_problem(stream, image, original, size, geometry, full):
+                return problem, b""
+            if not full:
+                return "", b""
+            pixels = f"{image.size} ".encode() + image.tobytes()
+            return "", hashlib.blake2b(pixels, digest_size=16).digest()
     except FileNotFoundError:
-        return "a file is missing"
+        return "a file is missing", b""
     except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError):
-        return "a file cannot be decoded"
+        return "a file cannot be decoded", b""
+
+
+def _image_problem(
+    stream: BinaryIO,
+    image: Image.Image,
+    original: tuple[int, int],
+    size: int | None,
+    geometry: str,
+    full: bool,
+) -> str:
+    if image.format != "JPEG" or image.mode != "L":
+        return f"a file is no grey JPEG but {image.format} of mode {image.mode}"
+    is_square = geometry != "shortest"
+    if size is not None and (min(image.size) != size or (is_square and max(image.size) != size)):
+        return f"a file has not {size} pixels a side"
+    if full:
+        image.load()
+    if not image_files.ends_whole(stream):
+        return "a file is cut off"
+    stamp = image_files.read_stamp(image.info.get("comment", b""))
+    if problem := _stamp_problem(stamp, original, size, geometry):
+        return problem
+    stream.seek(0)
+    if full and stamp is not None and not image_files.is_as_written(stream.read(), stamp):
+        return "a file is damaged: its bytes are not those that were written"
     return ""
 
 
@@ -475,7 +537,7 @@ _MAP_ADVICE = f"delete {DESCRIPTION} and run the command that prepared the set a
 
 
 def row_differs(memory_map: MemoryMap, row: int, file: Path) -> bool:
-    """True if a row holds other pixels than its image; False where the image cannot be decoded (`image_problem`)."""
+    """True if a row holds other pixels than its image; False where the image cannot be decoded (`examine_image`)."""
     try:
         with Image.open(file, formats=("JPEG",)) as image:
             pixels = np.asarray(image.convert("L"))
@@ -630,7 +692,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--full",
         action="store_true",
-        help="decode every image, compare its checksum, and compare all of a memory map",
+        help="decode every image, compare its checksum, compare all of a memory map, and find the same picture under "
+        "several names",
     )
     parser.add_argument(
         "--workers", type=positive, default=available_cores(), help="processes (as many as there are cores)"

@@ -33,7 +33,7 @@ from data_prep import rows as row_tables
 from data_prep.command import run_command
 from data_prep.preparation import Source
 from data_prep.releases import ReleaseError, header_of, matches, read_table, require
-from data_prep.rows import TEXTS, image_path, rows_source, split_names
+from data_prep.rows import ROW, TEXTS, image_paths, rows_source, split_names
 from medclip_dcl.findings import CHEXPERT
 
 VIEWS = ("PA", "AP", "FRONTAL")
@@ -193,7 +193,9 @@ def _read(settings: Settings, columns: dict[str, str]) -> Source:
         encoding=settings.encoding,
     )
     rows = pd.DataFrame({name: table[column] for name, column in columns.items()})
-    for finding in set(CHEXPERT) & set(columns):
+    # Texts may hold line breaks: these are rows as a spreadsheet counts them, not lines.
+    rows.index = pd.RangeIndex(2, len(rows) + 2, name=ROW)
+    for finding in (name for name in CHEXPERT if name in columns):
         require(rows, finding, matches(r"(?:-?1(?:\.0)?|0(?:\.0)?)?"), "1, 0, -1 or empty", file, _ADVICE)
         rows[finding] = pd.to_numeric(rows[finding].replace("", None)).astype("float64")
     if "study" not in rows:
@@ -208,12 +210,12 @@ def _read(settings: Settings, columns: dict[str, str]) -> Source:
                 f"{file}: no row has one of the views {', '.join(settings.views)}; found "
                 f"{', '.join(sorted(set(rows['view']))[:10])} (option --views)"
             )
-        rows = _shared_by_study(rows, is_frontal)[is_frontal].reset_index(drop=True)
+        rows = _shared_by_study(rows, is_frontal)[is_frontal]
     rows = rows.assign(**{name: "" for name in ("image", "view") if name not in rows})
     root = settings.images if settings.images is not None else file.parent
     if not settings.text_only and not root.is_dir():
         raise ReleaseError(f"--images {root} is not a folder")
-    rows["image"] = [image_path(name, root, file) if name else "" for name in rows["image"]]
+    rows["image"] = image_paths(rows["image"], root, file)
     rows["file"] = [str(root / name) for name in rows["image"]]
     frontal = int((rows["image"] != "").sum())
     return rows_source(

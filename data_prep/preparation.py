@@ -40,7 +40,7 @@ from medclip_dcl.prepared import (
 )
 
 REJECTED_SHARE = 0.01
-"""More images (or report files) than this share, and more than one, that cannot be used: the source is damaged."""
+"""More of the images, or more of the reports, than this share, and more than one, cannot be used: a damaged source."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,8 @@ class Settings:
         sections: from `sections.SECTIONS`.
         chex5: from `tables.CHEX5_CASES`, which exact labels the table "chex5" holds.
         limit: at most so many patients of each use, None for all.
-        rejected_share: more unusable images or report files than this share end the preparation.
+        rejected_share: more of the images that cannot be used, or of the reports that are missing, unreadable or
+            empty, than this share end the preparation.
         workers: processes.
         memory_map: also write the images as one file that is read without decoding.
         geometry: how images become squares, from `medclip_dcl.geometry.GEOMETRIES`.
@@ -179,8 +180,8 @@ def _make(
     write_json(made_from, settings.output / _UNFINISHED)
     with worker_processes(settings.workers) as pool:
         found = read_sentences(source.reports, source.n_reports, settings.sections, pool, source.no_reports)
-        unreadable = {str(study): found.reasons[study] for study in found.unreadable}
-        _refuse_many(settings, "report", unreadable, source.n_reports)
+        unusable = {str(study): found.reasons[study] for study in found.unusable}
+        _refuse_many(settings, "report", unusable, source.n_reports)
         images, image_rejects = _prepare_images(source.images, jobs, settings, pool)
     written, rejects, counts = _assemble(source, images, found, settings.chex5)
     rejects = [*source.rejects, *image_rejects, *rejects]
@@ -567,7 +568,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_share,
         default=REJECTED_SHARE,
         metavar="SHARE",
-        help="share of images or reports that may be unusable (0.01)",
+        help="share of the images, and of the reports, that may be missing, damaged or empty and are left out; more of "
+        "either end the preparation, a single one never does (0.01)",
     )
     parser.add_argument(
         "--workers", type=positive, default=available_cores(), help="processes (as many as there are cores)"

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from data_prep.releases import FRONTAL_VIEWS, ReleaseError
+from data_prep.releases import FRONTAL_VIEWS, ReleaseError, and_others
 from medclip_dcl.findings import CHEX5
 from medclip_dcl.prepared import TABLES, USES
 
@@ -132,9 +132,10 @@ def require_disjoint_patients(images: pd.DataFrame, advice: str = DAMAGED_SPLIT)
     # Grounding beside validate cannot come from the official split either, but only from a patient in two splits.
     mixed = purposes[purposes.str.contains(" and ")]
     if len(mixed):
+        others = and_others([str(patient) for patient in mixed.index[1:]])
         raise ReleaseError(
             f"{len(mixed):,} of {len(purposes):,} patients stand both in training and in evaluation, or in two "
-            f"parts of the evaluation (first: patient {mixed.index[0]}, in {mixed.iloc[0]}); {advice}"
+            f"parts of the evaluation (first: patient {mixed.index[0]}, in {mixed.iloc[0]}){others}; {advice}"
         )
 
 

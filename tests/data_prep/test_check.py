@@ -226,6 +226,44 @@ def test_images_whose_content_was_changed_are_named(damaged: Path) -> None:
     ]
 
 
+def test_the_same_picture_under_several_names_is_found(damaged: Path) -> None:
+    images = pd.read_parquet(damaged / "images.parquet")
+
+    def copy(first: pd.Series, second: pd.Series) -> str:
+        shutil.copy(damaged / "images" / first["path"], damaged / "images" / second["path"])
+        return " = ".join(
+            f"{row['path']} ({row['use']}, patient {row['subject_id']})" for row in (first, second)
+        )
+
+    rows = [row for _, row in images.iterrows()]
+    trained = [row for row in rows if row["use"] == "train"]
+    tested = [row for row in rows if row["use"] == "test"]
+    # Two images of one patient may be the same picture.
+    assert trained[0]["subject_id"] == trained[1]["subject_id"]
+    copy(trained[0], trained[1])
+    page, problems = check_set(damaged, full=True)
+    assert problems == [] and "warning" not in page
+    # Two patients of one purpose: told, and no problem.
+    assert tested[0]["subject_id"] != tested[1]["subject_id"]
+    patients = copy(tested[0], tested[1])
+    page, problems = check_set(damaged, full=True)
+    assert problems == [] and f"several names, of several patients: 1 (first: {patients})" in page
+    # Training and evaluation.
+    purposes = copy(trained[2], next(row for row in rows if row["use"] == "validate"))
+    page, problems = check_set(damaged, full=True)
+    assert len(problems) == 1
+    assert "for several purposes" in problems[0] and problems[0].endswith(f": 1 (first: {purposes})")
+    assert f"several names, of several patients: 1 (first: {patients})" in page
+
+
+def test_scores_may_be_as_far_above_0_as_rounding_brings_them(damaged: Path) -> None:
+    file = damaged / "log_p" / "a.parquet"
+    put(pd.read_parquet(file), 2, log_p=5e-5).to_parquet(file, index=False)
+    assert check_set(damaged)[1] == []
+    put(pd.read_parquet(file), 2, log_p=float("nan")).to_parquet(file, index=False)
+    assert "word pieces whose log_p is NaN: 1 (first: 2)" in check_set(damaged)[1][0]
+
+
 def test_an_image_of_another_original_is_named(damaged: Path) -> None:
     edit(damaged, "images", lambda frame: put(frame, 2, height=HEIGHT + 1))
     assert check_set(damaged)[1] == [

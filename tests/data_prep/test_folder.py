@@ -272,6 +272,39 @@ def test_a_table_that_cannot_be_right_is_named(table: Path, change: Any, message
     assert not (table.parent.parent / "set").exists()
 
 
+@pytest.mark.parametrize(
+    ("change", "parts"),
+    [
+        (
+            lambda rows: pd.concat([rows, rows.iloc[[0, 2, 3]], rows.iloc[[0]]]),
+            ["'a/1.png' again (rows 2, 7, 10), and 2 more: 'a/2.jpg' again (rows 4, 8), 'b.tif' again (rows 5, 9)"],
+        ),
+        (lambda rows: rows.assign(image="../" + rows["image"]), ["'../a/1.png'", "'../b.tif'", "'../c'"]),
+        (lambda rows: rows.assign(patient=["", "Q", "Q", "", "R"]), ["2 rows name no patient (rows 2, 5)"]),
+        (lambda rows: rows.assign(split=["trian", "train", "tain", "val", "tst"]), ["'trian'", "'tain'", "'tst'"]),
+        (lambda rows: rows.assign(Cardiomegaly=["y", "", "n", "0", "?"]), ["'y' (3 of 5 rows)", "'n'", "'?'"]),
+        (
+            lambda rows: rows.assign(view="PA", study=["3", "03", "7", "07", "8"]),
+            ["'3' beside '03', and 1 more: '7' beside '07'"],
+        ),
+    ],
+)  # fmt: skip
+def test_all_wrong_rows_are_listed_at_once(table: Path, change: Any, parts: list[str]) -> None:
+    write(table, change(read(table)))
+    with pytest.raises(ReleaseError) as error:
+        prepare(settings(table))
+    assert all(part in str(error.value) for part in parts), error.value
+
+
+def test_all_lines_of_another_length_are_listed_at_once(table: Path) -> None:
+    lines = table.read_text().splitlines()
+    table.write_text("\n".join([*lines, "d.png,Q", "e.png,Q-7,z", ""]))
+    with pytest.raises(
+        ReleaseError, match=r"line \d+: 2 values for 7 columns .*, and 1 more: line \d+; mend"
+    ):
+        prepare(settings(table))
+
+
 def test_a_table_of_another_delimiter_or_encoding_names_the_option(table: Path) -> None:
     rows = read(table)
     rows.to_csv(table, index=False, sep=";")
@@ -360,6 +393,26 @@ def test_rows_without_image_or_text_are_left_out_with_their_reason(table: Path) 
     ]
     use = prepared.table("images").set_index("dicom_id")["use"]
     assert use.to_dict() == {"a/1.png": "train", "a/2.jpg": "excluded"}
+
+
+def test_empty_reports_count_as_unusable(table: Path) -> None:
+    # One has no text, the other none of the image.
+    rows = read(table).replace({"text": {ROWS[2][-1]: "", ROWS[3][-1]: "INDICATION: Cough."}})
+    write(table, rows)
+    for text_only in (False, True):
+        with pytest.raises(
+            ReleaseError, match=r"2 of 4 reports cannot be used, more than 49% .*--rejected_share"
+        ):
+            prepare(settings(table, rejected_share=0.49, text_only=text_only))
+    (table.parent / "b.tif").unlink()  # images are another share: a single one is always allowed
+    prepare(settings(table, rejected_share=0.5))
+    assert [row[0] for row in rejects(PreparedSet(table.parent.parent / "set"))] == [
+        "image",
+        "report",
+    ]
+    write(table, rows.assign(text=""))
+    with pytest.raises(ReleaseError, match="no row has any text"):
+        prepare(settings(table, rejected_share=1.0, output=table.parent / "x"))
 
 
 @pytest.fixture
