@@ -155,7 +155,7 @@ class EvaluationCallback(Callback, ABC):
             _embedded.pop(network, None)
         started = time.perf_counter()
         self._values = {}
-        tables = _evaluation_tables(trainer, stage)
+        tables = evaluation_tables(trainer, stage)
         self._expected = self.prepare(tables, stage)
         self._tables = tables
         self.seconds = time.perf_counter() - started
@@ -262,7 +262,12 @@ def check_choice(owner: str, name: str, value: str, choices: Iterable[str]) -> N
         raise UserError(f"{owner}: {name} must be one of {', '.join(listed)}: found {value!r}")
 
 
-def _evaluation_tables(trainer: Trainer, stage: str) -> EvaluatedImages:
+def evaluation_tables(trainer: Trainer, stage: str) -> Any:
+    """What the datamodule's `evaluation(stage)` gives.
+
+    Raises:
+        ValueError: the trainer has no datamodule of that kind.
+    """
     datamodule: Any = getattr(trainer, "datamodule", None)
     if not hasattr(datamodule, "evaluation"):
         raise UserError(

@@ -184,10 +184,10 @@ def test_rows_of_a_view():
 def test_evaluation_tables(small_set, small_bert):
     data = datamodule(small_set, small_bert)
     test = data.evaluation("test")
-    assert len(test.chex5) == 30 and len(test.boxes) == 4 and test.phantom
+    assert len(test.cases) == 30 and len(test.boxes) == 4 and test.phantom
     assert set(test.images.columns) == {"dicom_id", "subject_id", "study_id", "height", "width"}
     validate = data.evaluation("validate")
-    assert len(validate.boxes) == 0 and len(validate.images) == 8 and len(validate.chex5) == 40
+    assert len(validate.boxes) == 0 and len(validate.images) == 8 and len(validate.cases) == 40
     assert not validate.sentences.duplicated(["dicom_id", "sentence_id"]).any()
     assert not set(validate.images["subject_id"]) & set(test.images["subject_id"])
 
