@@ -152,7 +152,7 @@ class EvaluationCallback(Callback, ABC):
             return
         network = self._network(pl_module)
         if isinstance(network, ImageTextNetwork):
-            _embedded.pop(network, None)
+            forget_texts(network)
         started = time.perf_counter()
         self._values = {}
         tables = evaluation_tables(trainer, stage)
@@ -201,6 +201,11 @@ class EvaluationCallback(Callback, ABC):
                 f" {type(pl_module).__name__} has {type(network).__name__}"
             )
         return network
+
+
+def forget_texts(network: ImageTextNetwork) -> None:
+    """Let `embed_texts` encode anew: the network may have been trained since."""
+    _embedded.pop(network, None)
 
 
 def embed_texts(network: ImageTextNetwork, texts: Sequence[str]) -> Float[Tensor, "sentence dim"]:

@@ -103,13 +103,21 @@ class ZeroShotClassification(EvaluationCallback):
         dicom_ids: Sequence[str],
     ) -> dict[str, list[float]]:
         """Scores of all negative prompts, then of all positive prompts, for each image that has a label."""
-        negative, positive = zip(*self.prompts.values(), strict=True)
-        by_image = self._scores(network, feature_map, [*negative, *positive]).T.tolist()
+        by_image = self.scores(network, feature_map).T.tolist()
         return {
             dicom_id: row
             for dicom_id, row in zip(dicom_ids, by_image, strict=True)
             if dicom_id in self._labelled
         }
+
+    def scores(
+        self,
+        network: ImageTextNetwork,
+        feature_map: Float[Tensor, "image dim region_row region_column"],
+    ) -> Float[Tensor, "prompt image"]:
+        """Scores of each finding's negative prompts, then of each one's positive prompts."""
+        negative, positive = zip(*self.prompts.values(), strict=True)
+        return self._scores(network, feature_map, [*negative, *positive])
 
     def _scores(
         self,

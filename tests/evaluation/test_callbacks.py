@@ -691,10 +691,10 @@ def test_nothing_of_an_earlier_test_stays(tmp_path):
     data = ColourData()
     run_test(tmp_path, data)
     run_test(tmp_path, data, file_name="results_untrained.json")
-    (tmp_path / "predictions/chex5_scores.parquet").write_bytes(b"of predict")
+    (tmp_path / "predictions/finding_scores.parquet").write_bytes(b"of predict")
     trainer_for(tmp_path, Grounding(examples=0), ResultsWriter()).test(ColourModel(), data, verbose=False)
     assert sorted(f.name for f in (tmp_path / "predictions").iterdir()) == [
-        "chex5_scores.parquet",
+        "finding_scores.parquet",
         "grounding.parquet",
     ]
     assert list((tmp_path / "figures").iterdir()) == []
