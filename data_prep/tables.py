@@ -250,7 +250,7 @@ def typed(frame: pd.DataFrame, table: str) -> pd.DataFrame:
     """
     columns = TABLES[table]
     if table == "labels":
-        columns = columns | {name: "float64" for name in frame if name not in columns}
+        columns = columns | {str(name): "float64" for name in frame if name not in columns}
     types = {name: "object" if kind == "str" else kind for name, kind in columns.items()}
     return frame[list(columns)].astype(types).reset_index(drop=True)
 

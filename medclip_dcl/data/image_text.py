@@ -16,6 +16,7 @@ from medclip_dcl.data.masking import Masking
 from medclip_dcl.data.samplers import EpochSampler, FixedBatches, ShardSampler
 from medclip_dcl.distributed import rank_and_size
 from medclip_dcl.errors import UserError
+from medclip_dcl.findings import CHEX5
 from medclip_dcl.geometry import View
 from medclip_dcl.prepared import PreparedDataError
 
@@ -277,7 +278,11 @@ class ImageTextDataModule(ImagesDataModule):
                 raise PreparedDataError(
                     f"{self.folder} has nothing to test on: no label and no box; prepare it with --ms_cxr FILE"
                 )
-        images = images[images["dicom_id"].isin(evaluated)].sort_values("dicom_id").reset_index(drop=True)
+        # Images of CheX5 and of boxes first: their batches are the same whatever other findings there are.
+        of_chex5 = cases.loc[cases["finding"].isin(CHEX5), "dicom_id"]
+        is_later = ~images["dicom_id"].isin({*of_chex5, *boxes["dicom_id"]}) & (stage == "test")
+        images = images.assign(_later=is_later)[images["dicom_id"].isin(evaluated)]
+        images = images.sort_values(["_later", "dicom_id"]).reset_index(drop=True)
         reports = self.prepared.table("reports")[["study_id", "sentence_id"]].drop_duplicates()
         sentences = (
             images[["dicom_id", "study_id"]]

@@ -192,6 +192,17 @@ def test_evaluation_tables(small_set, small_bert):
     assert not set(validate.images["subject_id"]) & set(test.images["subject_id"])
 
 
+def test_images_of_other_findings_are_tested_after_those_of_chex5(small_set, small_bert, tmp_path):
+    folder = shutil.copytree(small_set, tmp_path / "set")
+    cases = pd.read_parquet(folder / "cases.parquet")
+    first = cases.query("use == 'test'")["dicom_id"].min()
+    other = cases[cases["dicom_id"] == first].head(1).assign(finding="Fracture")
+    write_table(pd.concat([cases[cases["dicom_id"] != first], other]), folder / "cases.parquet", "cases")
+    before, after = (datamodule(place, small_bert).evaluation("test") for place in (small_set, folder))
+    assert after.images["dicom_id"].tolist() == [*before.images["dicom_id"][1:], first]
+    assert before.images["dicom_id"][0] == first and "Fracture" in set(after.cases["finding"])
+
+
 def test_refusals_at_construction(small_set):
     for options, message in (
         ({"crop_size": 600}, r"crop_size 600 must lie in \[1, image_size = 512\]"),
