@@ -29,11 +29,18 @@ from PIL import Image
 from data_prep import images as image_files
 from data_prep import tables
 from data_prep.command import available_cores, progress, run_command, worker_processes
-from data_prep.preparation import chex5_lines, positive
+from data_prep.preparation import case_lines, positive
 from data_prep.releases import SPLITS
-from medclip_dcl.findings import CHEX5, CHEXPERT
+from medclip_dcl.findings import CHEX5
 from medclip_dcl.memory_map import DESCRIPTION, PIXELS, MemoryMap, open_memory_map
-from medclip_dcl.prepared import TABLES, USES, PreparedDataError, PreparedSet
+from medclip_dcl.prepared import (
+    TABLES,
+    USES,
+    PreparedDataError,
+    PreparedSet,
+    case_table,
+    labelled_findings,
+)
 
 PUBLISHED = {
     "images": ("images of the release", 377_110),
@@ -55,7 +62,7 @@ PUBLISHED_MS_CXR = {
 }
 """Counts of MS-CXR, by the keys of counts["ms_cxr"]."""
 
-ALWAYS = ("images", "sentences", "reports", "labels", "chex5")
+ALWAYS = ("images", "sentences", "reports", "labels", "cases")
 """Tables that every set has."""
 
 MAP_SAMPLE = 64
@@ -86,7 +93,7 @@ def check_set(folder: Path, full: bool = False, pool: Executor | None = None) ->
     """
     prepared = PreparedSet(folder)
     found, problems = _read_tables(prepared)
-    for check in (_fingerprint, _unique, _references, _patients, _uses, _boxes, _chex5, _truth):
+    for check in (_fingerprint, _unique, _references, _patients, _uses, _boxes, _cases, _truth):
         problems += check(prepared, found)
     problems += _counts(prepared, found)
     problems += _model_files(prepared, found)
@@ -109,7 +116,8 @@ def _read_tables(prepared: PreparedSet) -> tuple[dict[str, pd.DataFrame], list[s
                 found[name] = prepared.table(name)
             except PreparedDataError as error:
                 problems.append(str(error))
-    return found, problems
+    # Cases of format version 1 are derived: what is wrong with the labels is said once.
+    return found, list(dict.fromkeys(problems))
 
 
 def _some(what: str, cases: Collection[Any], total: int | None = None) -> list[str]:
@@ -122,7 +130,13 @@ def _some(what: str, cases: Collection[Any], total: int | None = None) -> list[s
 
 def _fingerprint(prepared: PreparedSet, found: Tables) -> list[str]:
     expected = prepared.info.get("fingerprint")
-    if any(name not in found for name in ALWAYS) or tables.fingerprint(found) == expected:
+    if any(name not in found for name in ALWAYS):
+        return []
+    if prepared.format_version == 1:
+        # It was taken of CheX5's cases alone.
+        others = {name: table for name, table in found.items() if name != "cases"}
+        found = {**others, "chex5": found["cases"][found["cases"]["finding"].isin(CHEX5)]}
+    if tables.fingerprint(found) == expected:
         return []
     return [
         f"fingerprint: the tables are not those that were written when the set was made (expected {expected}, found "
@@ -162,7 +176,7 @@ def _unique(_: PreparedSet, found: Tables) -> list[str]:
         "sentences": ["sentence_id"],
         "reports": ["study_id", "position"],
         "labels": ["study_id"],
-        "chex5": ["dicom_id", "finding"],
+        "cases": ["dicom_id", "finding"],
         "classes": ["sentence_id"],
     }
     problems = []
@@ -200,7 +214,7 @@ def _references(prepared: PreparedSet, found: Tables) -> list[str]:
             lost = people[~people["study_id"].isin(found["labels"]["study_id"])]["study_id"].drop_duplicates()
             problems += _some("labels.parquet: studies that have no row", lost.tolist())
     if "images" in found:
-        for table in ("chex5", "boxes", "image_classes"):
+        for table in ("cases", "boxes", "image_classes"):
             problems += orphans(table, "dicom_id", set(found["images"]["dicom_id"]), "images.parquet")
     if "sentences" in found and "reports" in found:
         ids = set(found["sentences"]["sentence_id"])
@@ -285,31 +299,34 @@ def _boxes(_: PreparedSet, found: Tables) -> list[str]:
     ]
 
 
-def _chex5(prepared: PreparedSet, found: Tables) -> list[str]:
+def _cases(prepared: PreparedSet, found: Tables) -> list[str]:
     """Cases are what the labels say, in their use; without the option "balanced", all of them."""
-    if any(name not in found for name in ("chex5", "images", "labels")):
+    if any(name not in found for name in ("cases", "images", "labels")):
         return []
-    chex5 = found["chex5"]
-    problems = _some("chex5.parquet: unknown findings", sorted(set(chex5["finding"]) - set(CHEX5)))
+    cases = found["cases"]
     labels = found["labels"].drop_duplicates("study_id")
     images = found["images"].drop_duplicates("dicom_id")
-    every = tables.chex5_table(images, labels, "all")
+    problems = _some(
+        "cases.parquet: findings that labels.parquet does not label",
+        sorted(set(cases["finding"]) - set(labelled_findings(labels))),
+    )
+    every = case_table(images, labels)
     key = ["dicom_id", "finding"]
-    beside = chex5.merge(every, on=key, how="left", suffixes=("", "_expected"))
+    beside = cases.merge(every, on=key, how="left", suffixes=("", "_expected"))
     wrong = beside[(beside["label"] != beside["label_expected"]) | (beside["use"] != beside["use_expected"])]
     problems += _some(
-        "chex5.parquet: cases that labels.parquet and images.parquet do not give",
+        "cases.parquet: cases that labels.parquet and images.parquet do not give",
         [" ".join(row) for row in wrong[key].itertuples(index=False)],
-        len(chex5),
+        len(cases),
     )
-    if prepared.info.get("options", {}).get("chex5", "all") == "all":
-        lacking = every.merge(chex5[key], on=key, how="left", indicator=True).query("_merge == 'left_only'")
+    if prepared.info.get("options", {}).get("cases", "all") == "all":
+        lacking = every.merge(cases[key], on=key, how="left", indicator=True).query("_merge == 'left_only'")
         problems += _some(
-            "chex5.parquet: cases that labels.parquet gives are missing",
+            "cases.parquet: cases that labels.parquet gives are missing",
             [" ".join(row) for row in lacking[key].itertuples(index=False)],
             len(every),
         )
-    given = found["labels"][list(CHEXPERT)]
+    given = found["labels"].drop(columns="study_id")
     wrong_labels = found["labels"][~(given.isna() | given.isin([-1.0, 0.0, 1.0])).all(axis=1)]
     return problems + _some(
         "labels.parquet: labels that are none of 1, 0, -1", wrong_labels["study_id"].tolist()
@@ -554,14 +571,14 @@ def _page(prepared: PreparedSet, found: Tables) -> str:
     lines = [
         f"{prepared.folder}: {info.get('source', 'unknown source')}"
         + (" (digital phantom: no patient data)" if prepared.is_phantom else ""),
-        f"  format {info['format_version']}, fingerprint {info.get('fingerprint')}",
+        f"  format {prepared.format_version}, fingerprint {info.get('fingerprint')}",
         "  options "
         + ", ".join(f"{name} {_value(value)}" for name, value in sorted(info.get("options", {}).items())),
         "",
     ]
     lines += _contents(found)
     if all(name in found for name in ALWAYS):
-        lines += chex5_lines(tables.count(found))
+        lines += case_lines(tables.count(found))
     lines += _model_lines(prepared)
     if (prepared.folder / PIXELS).is_file():
         lines.append(f"  memory map {(prepared.folder / PIXELS).stat().st_size:,} bytes")

@@ -180,7 +180,7 @@ def estimate(prepared: PreparedSet, log_p: str | None = None) -> Estimates:
 def _training_labels(prepared: PreparedSet) -> pd.DataFrame:
     """CheXpert columns of the training studies, by study_id."""
     studies = prepared.studies("train")
-    labels = prepared.table("labels").drop_duplicates("study_id").set_index("study_id")
+    labels = prepared.table("labels").drop_duplicates("study_id").set_index("study_id")[list(CHEXPERT)]
     return labels.loc[labels.index.isin(studies)]
 
 

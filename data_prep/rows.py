@@ -79,8 +79,8 @@ def rows_source(
     Args:
         rows: one for each image, or for each report without one; all text: image (path below ``images/`` of the set
             without its ending; "" for none), file (of the original), patient, study, view, split ("" in all rows: it
-            is drawn), columns of `TEXTS`, and of `CHEXPERT` labels as floats. An index of the name `ROW` says in
-            which row of the file they stand.
+            is drawn), columns of `TEXTS`; all columns of floats are labels of findings. An index of the name `ROW` says
+            in which row of the file they stand.
         settings: the options.
         file: the table, for messages.
         source_counts: "images_in_release", "images_not_frontal".
@@ -136,7 +136,7 @@ def _require_consistent(rows: pd.DataFrame, file: Path) -> None:
             )
         _require_one_spelling(rows[column], column, file)
     _require_apart(rows.loc[rows["image"] != "", "image"], file)
-    for column in ("patient", "split", *TEXTS, *CHEXPERT):
+    for column in ("patient", "split", *TEXTS, *label_columns(rows)):
         if column in rows:
             said = rows[(rows[column] != "") & rows[column].notna()]
             differing = said.groupby("study")[column].nunique()
@@ -290,13 +290,20 @@ def _reports(rows: pd.DataFrame) -> list[Report]:
     return reports
 
 
+def label_columns(rows: pd.DataFrame) -> list[str]:
+    """Columns of rows that hold labels, CheXpert's first."""
+    given = rows.select_dtypes("float64").columns
+    return [*(name for name in CHEXPERT if name in given), *(name for name in given if name not in CHEXPERT)]
+
+
 def _labels(rows: pd.DataFrame) -> pd.DataFrame:
-    """CheXpert columns of the studies that have any label column; what no row says is missing."""
-    given = [finding for finding in CHEXPERT if finding in rows]
+    """CheXpert's columns and the others of the studies that have any label column; what no row says is missing."""
+    given = label_columns(rows)
     if not given:
         return pd.DataFrame({"study_id": pd.Series(dtype="int64"), **dict.fromkeys(CHEXPERT, math.nan)})
     labels = rows.groupby("study_id", as_index=False)[given].max()
-    return labels.reindex(columns=["study_id", *CHEXPERT]).astype(dict.fromkeys(CHEXPERT, "float64"))
+    findings = dict.fromkeys([*CHEXPERT, *given])
+    return labels.reindex(columns=["study_id", *findings]).astype(dict.fromkeys(findings, "float64"))
 
 
 def image_paths(names: pd.Series, root: Path, file: Path) -> list[str]:

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from medclip_dcl.encoders.image import RegionEncoder
 from medclip_dcl.errors import UserError
-from medclip_dcl.findings import CHEXPERT
 from medclip_dcl.formats import NETWORK, VERSION_KEY
 from medclip_dcl.geometry import check_geometry
 from medclip_dcl.network import IMAGENET_MEAN, IMAGENET_STD, build_part, part_config
@@ -31,7 +30,7 @@ class FindingNetwork(nn.Module):
 
     Args:
         image_encoder: images to regions; its projection is kept as it is, unused.
-        findings: columns of CheXpert, one logit each.
+        findings: names, one logit each.
         image_size: side of the whole image as the network sees it in evaluation, in pixels.
         mean: of the three channels, images in [0, 1].
         std: of the three channels.
@@ -39,7 +38,7 @@ class FindingNetwork(nn.Module):
         crop_size: side of the random crops of training, in pixels; None where it is not known.
 
     Raises:
-        ValueError: no finding, one that is no column of CheXpert, or one twice.
+        ValueError: no finding, or one twice.
     """
 
     mean: Tensor
@@ -137,10 +136,6 @@ def _checked_findings(findings: Sequence[str]) -> tuple[str, ...]:
     found = tuple(findings)
     if not found:
         raise UserError("model.findings names no finding; null takes CheX5's five")
-    if unknown := [name for name in found if name not in CHEXPERT]:
-        raise UserError(
-            f"model.findings: {unknown[0]!r} is no column of CheXpert's labels: {', '.join(CHEXPERT)}"
-        )
     if twice := [name for name in found if found.count(name) > 1]:
         raise UserError(f"model.findings names {twice[0]} twice")
     return found

@@ -106,6 +106,12 @@ class MedclipCLI(LightningCLI):
             default=15.0,
             help="Minutes of training that a kill may cost; last.ckpt is also written at each epoch's end.",
         )
+        parser.add_argument(
+            "--prompts",
+            type=str | None,
+            default=None,
+            help="YAML file of finding: [negative, positive] prompts, in place of those of ZeroShotClassification.",
+        )
         parser.link_arguments("run_folder", "trainer.default_root_dir")
         parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
         parser.set_defaults(
@@ -134,6 +140,8 @@ class MedclipCLI(LightningCLI):
             self._claim_folder(config)
         # When the configuration is on disk as the user wrote it: a run folder may move.
         place_loggers(config.trainer.logger, self.run.folder)
+        if config.prompts is not None:
+            _use_prompts(config.prompts, config.trainer.callbacks)
         if self.subcommand == "fit":
             _require_own_checkpoints(config)
             if self.continues:
@@ -332,6 +340,16 @@ def _require_own_checkpoints(config: Namespace) -> None:
                 f"checkpoint.{name}: last.ckpt is written anyway, every checkpoint_minutes, at each epoch's end and at "
                 "a signal; remove this option"
             )
+
+
+def _use_prompts(file: str, callbacks: Any) -> None:
+    """The file is ZeroShotClassification's option; here it need not be written into the list of all callbacks."""
+    listed = callbacks if isinstance(callbacks, list) else [callbacks] if callbacks else []
+    found = [one for one in listed if one.class_path.endswith(".ZeroShotClassification")]
+    if not found:
+        raise UserError(f"--prompts {file}: no ZeroShotClassification among trainer.callbacks would use them")
+    for callback in found:
+        callback.init_args.prompts = file
 
 
 def _forget_initial_weights(model: Namespace) -> None:

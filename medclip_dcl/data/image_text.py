@@ -16,6 +16,7 @@ from medclip_dcl.data.masking import Masking
 from medclip_dcl.data.samplers import EpochSampler, FixedBatches, ShardSampler
 from medclip_dcl.distributed import rank_and_size
 from medclip_dcl.errors import UserError
+from medclip_dcl.findings import CHEX5
 from medclip_dcl.geometry import View
 from medclip_dcl.prepared import PreparedDataError
 
@@ -25,18 +26,25 @@ class EvaluationTables(EvaluatedImages):
     """What the evaluations of image and text need to know besides the images.
 
     Attributes:
-        chex5: dicom_id, finding, label (1 / 0).
+        cases: dicom_id, finding, label (1 / 0), of every finding that the set labels.
         boxes: dicom_id, category, phrase, x, y, w, h in original pixels; empty on validate.
         sentences: dicom_id, sentence_id, text: the sentences of each image's report, each once.
         phantom: True if the images are no patients.
         view: what the model sees of each image.
+        findings: that the set labels, also where no case is on this stage.
     """
 
-    chex5: pd.DataFrame
+    cases: pd.DataFrame
     boxes: pd.DataFrame
     sentences: pd.DataFrame
     phantom: bool
     view: View = View()
+    findings: Sequence[str] = ()
+
+    @property
+    def labelled(self) -> list[str]:
+        """`findings`, and those of the cases."""
+        return list(dict.fromkeys([*self.findings, *self.cases["finding"]]))
 
 
 class ImageTextDataModule(ImagesDataModule):
@@ -255,7 +263,7 @@ class ImageTextDataModule(ImagesDataModule):
     def evaluation(self, stage: str) -> EvaluationTables:
         """Tables of the evaluations on "validate" or "test".
 
-        Test: the images of chex5 (official test split) and every image with a box. Validate: the images of
+        Test: the images of cases (official test split) and every image with a box. Validate: the images of
         validate patients whose report has a sentence.
         """
         if stage not in ("validate", "test"):
@@ -265,19 +273,23 @@ class ImageTextDataModule(ImagesDataModule):
         return self._evaluation[stage]
 
     def _evaluation_tables(self, stage: str) -> EvaluationTables:
-        chex5 = self.prepared.table("chex5").query("use == @stage")
+        cases = self.prepared.table("cases").query("use == @stage")
         images = self.prepared.table("images")
         if stage == "validate":
             boxes = pd.DataFrame(columns=["dicom_id", "category", "phrase", "x", "y", "w", "h"])
             evaluated = set(self._reported("validate").images["dicom_id"])
         else:
             boxes = self.prepared.table("boxes") if self.prepared.has("boxes") else self._no_boxes()
-            evaluated = set(chex5["dicom_id"]) | set(boxes["dicom_id"])
+            evaluated = set(cases["dicom_id"]) | set(boxes["dicom_id"])
             if not evaluated:
                 raise PreparedDataError(
-                    f"{self.folder} has nothing to test on: no CheX5 label and no box; prepare it with --ms_cxr FILE"
+                    f"{self.folder} has nothing to test on: no label and no box; prepare it with --ms_cxr FILE"
                 )
-        images = images[images["dicom_id"].isin(evaluated)].sort_values("dicom_id").reset_index(drop=True)
+        # Images of CheX5 and of boxes first: their batches are the same whatever other findings there are.
+        of_chex5 = cases.loc[cases["finding"].isin(CHEX5), "dicom_id"]
+        is_later = ~images["dicom_id"].isin({*of_chex5, *boxes["dicom_id"]}) & (stage == "test")
+        images = images.assign(_later=is_later)[images["dicom_id"].isin(evaluated)]
+        images = images.sort_values(["_later", "dicom_id"]).reset_index(drop=True)
         reports = self.prepared.table("reports")[["study_id", "sentence_id"]].drop_duplicates()
         sentences = (
             images[["dicom_id", "study_id"]]
@@ -286,9 +298,10 @@ class ImageTextDataModule(ImagesDataModule):
         )
         return EvaluationTables(
             images=images[["dicom_id", "subject_id", "study_id", "height", "width"]],
-            chex5=chex5.loc[chex5["dicom_id"].isin(evaluated), ["dicom_id", "finding", "label"]].reset_index(
+            cases=cases.loc[cases["dicom_id"].isin(evaluated), ["dicom_id", "finding", "label"]].reset_index(
                 drop=True
             ),
+            findings=self.prepared.findings,
             boxes=boxes.reset_index(drop=True),
             sentences=sentences[["dicom_id", "sentence_id", "text"]],
             phantom=self.prepared.is_phantom,

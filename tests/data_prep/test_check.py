@@ -140,10 +140,10 @@ DAMAGES = [
     ("sentences", lambda frame: frame.iloc[:-1], "log_p/a.parquet: rows of unknown sentences: 1 "),
     ("labels", lambda frame: frame.iloc[1:], "labels.parquet: studies that have no row: 1 .first: 50000001."),
     ("labels", lambda frame: put(frame, 0, Edema=0.5), "labels that are none of 1, 0, -1: 1 .first: 50000001."),
-    ("chex5", lambda frame: put(frame, 0, label=0), f"that labels.parquet and .* do not give: 1 of 6 .*{dicom(5)}"),
-    ("chex5", lambda frame: put(frame, 0, use="test"), "cases that labels.parquet and .* do not give: 1 of 6 "),
-    ("chex5", lambda frame: put(frame, 0, finding="Fracture"), "chex5.parquet: unknown findings: 1 .first: Fracture."),
-    ("chex5", lambda frame: frame.iloc[:-2], "cases that labels.parquet gives are missing: 2 of 6 "),
+    ("cases", lambda frame: put(frame, 0, label=0), f"that labels.parquet and .* do not give: 1 of 6 .*{dicom(5)}"),
+    ("cases", lambda frame: put(frame, 0, use="test"), "cases that labels.parquet and .* do not give: 1 of 6 "),
+    ("cases", lambda frame: put(frame, 0, finding="Fracture"), "labels.parquet does not label: 1 .first: Fracture."),
+    ("cases", lambda frame: frame.iloc[:-2], "cases that labels.parquet gives are missing: 2 of 6 "),
     ("boxes", lambda frame: put(frame, 0, w=40.0), f"boxes that are not inside their image: 1 of 3 .first: {dicom(7)}"),
     ("boxes", lambda frame: put(frame, 2, x=float("nan")), "boxes that are not inside their image: 1 of 3 "),
     ("boxes", lambda frame: put(frame, 1, phrase=" "), "boxes without phrase or category: 1 of 3 "),
@@ -277,7 +277,7 @@ def test_an_image_of_another_original_is_named(damaged: Path) -> None:
     [
         (("options", "geometry"), "pad", "made with geometry stretch and size 16, not as dataset.json says: 11 of"),
         (("counts", "sentences"), 3, r"dataset.json: counts that are not those of the tables: 1 \(first: sentences"),
-        (("counts", "chex5"), [], r"dataset.json: counts that are not those of the tables: 1 \(first: chex5"),
+        (("counts", "cases"), [], r"dataset.json: counts that are not those of the tables: 1 \(first: cases"),
         (("counts", "rejects"), {"image": 4}, r"rejects.csv: expected the rows that .* \(\{'image': 4\}\), found"),
     ],
 )  # fmt: skip
@@ -298,9 +298,9 @@ def test_a_lost_list_of_rejects_is_a_problem(damaged: Path) -> None:
 
 
 def test_balanced_cases_need_not_be_all(damaged: Path) -> None:
-    edit(damaged, "chex5", lambda frame: frame.iloc[:-1])
+    edit(damaged, "cases", lambda frame: frame.iloc[:-1])
     info = json.loads((damaged / "dataset.json").read_text())
-    info["options"]["chex5"] = "balanced"
+    info["options"]["cases"] = "balanced"
     (damaged / "dataset.json").write_text(json.dumps(info))
     assert check_set(damaged)[1] == []
 

@@ -68,6 +68,65 @@ def rejects(prepared: PreparedSet) -> list[list[str]]:
     return pd.read_csv(prepared.folder / "rejects.csv", dtype=str).to_numpy().tolist()
 
 
+def test_label_columns_are_findings_like_any_other(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = read(table).assign(
+        **{"Rib fracture": ["", "1", "0", "1.0", "0"], "nodule": ["", "", "-1", "", ""]}
+    )
+    rows["age"] = "71"
+    write(table, rows)
+    prepare(settings(table, label_columns=("Rib fracture", "nodule")))
+    prepared = PreparedSet(table.parent.parent / "set")
+    assert prepared.findings == ["Cardiomegaly", "Rib fracture", "nodule"]
+    labels = prepared.table("labels").set_index("study_id")
+    assert list(labels.columns) == [*CHEXPERT, "Rib fracture", "nodule"]
+    assert labels["Rib fracture"].to_dict() == {
+        1: 1,
+        2: 0,
+        3: 1,
+        4: 0,
+    }  # of study 1 its lateral image says it
+    cases = prepared.table("cases").query("finding == 'Rib fracture'")
+    assert cases[["dicom_id", "label"]].to_numpy().tolist() == [["b.tif", 1], ["c", 0]]
+    said = capsys.readouterr().out
+    assert "columns that are not used: age (--label_columns" in said
+    assert "others     validate (yes/no): Rib fracture 1/0, nodule 0/0" in said
+    check.main(["--data", str(prepared.folder), "--workers", "1"])
+    assert "no problem found" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "message"),
+    [
+        ("Nodule", "01011", None),
+        ("Nodule", "01211", "column Nodule: expected 1, 0, -1 or empty, found '2'"),
+        ("Nodules", "01011", "lacks the column Nodule; found .*--label_columns"),
+        ("view", "01011", "view of --label_columns has another meaning"),
+        ("height", "01011", "height of --label_columns has another meaning"),
+    ],
+)
+def test_label_columns_are_checked(table: Path, column: str, values: str, message: str | None) -> None:
+    rows = read(table)
+    rows[column] = list(values) if column not in rows else rows[column]
+    write(table, rows)
+    named = "Nodule" if column == "Nodules" else column
+    options = [
+        "--table",
+        str(table),
+        "--output",
+        str(table.parent.parent / "set"),
+        "--size",
+        "16",
+        "--workers",
+        "1",
+    ]
+    if message is None:
+        command.main([*options, "--label_columns", named, "Cardiomegaly"])
+        assert PreparedSet(table.parent.parent / "set").findings == ["Cardiomegaly", "Nodule"]
+    else:
+        with pytest.raises(ReleaseError, match=message):
+            command.main([*options, "--label_columns", named])
+
+
 def test_the_prepared_set_of_a_table(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prepare(settings(table))
     prepared = PreparedSet(table.parent.parent / "set")
@@ -96,7 +155,7 @@ def test_the_prepared_set_of_a_table(table: Path, capsys: pytest.CaptureFixture[
     labels = prepared.table("labels").set_index("study_id")
     assert labels["Cardiomegaly"].to_dict() == {1: pytest.approx(np.nan, nan_ok=True), 2: 1, 3: 0, 4: -1}
     assert labels[[name for name in CHEXPERT if name != "Cardiomegaly"]].isna().all(axis=None)
-    assert prepared.table("chex5").to_numpy().tolist() == [["b.tif", "Cardiomegaly", 0, "validate"]]
+    assert prepared.table("cases").to_numpy().tolist() == [["b.tif", "Cardiomegaly", 0, "validate"]]
     assert rejects(prepared) == []
     assert read(prepared.folder / "identifiers.csv").to_numpy().tolist() == [
         ["patient", "Q-7", "1"],
@@ -431,7 +490,7 @@ def test_a_set_of_reports_alone(text_set: Path, capsys: pytest.CaptureFixture[st
         [3, 2, "validate", "validate"],
         [4, 3, "test", "test"],
     ]
-    assert [len(prepared.table(name)) for name in ("images", "chex5")] == [0, 0]
+    assert [len(prepared.table(name)) for name in ("images", "cases")] == [0, 0]
     assert prepared.studies("train").tolist() == [1, 2]
     assert prepared.table("labels")["study_id"].tolist() == [1, 2, 3, 4]
     assert prepared.info["counts"]["studies_by_use"]["train"] == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -67,10 +68,15 @@ def exported(small_bert, tmp_path_factory) -> Path:
 
 
 @pytest.mark.filterwarnings("ignore:test. ")
-def test_an_exported_folder_is_tested(exported, small_set, tmp_path):
+@pytest.mark.parametrize("place", ["configuration", "file"])
+def test_an_exported_folder_is_tested(exported, small_set, tmp_path, place):
     run = tmp_path / "run"
+    prompts: Any = {"Edema": ["No edema", ["Edema", "Mild edema."]]}
+    if place == "file":
+        (tmp_path / "prompts.yaml").write_text(yaml.safe_dump(prompts))
+        prompts = str(tmp_path / "prompts.yaml")
     options = {
-        "ZeroShotClassification": {"prompts": {"Edema": ["No edema", ["Edema", "Mild edema."]]}},
+        "ZeroShotClassification": {"prompts": prompts},
         "Grounding": {"heat_map_size": "model", "smoothing": 2},
     }
     callbacks = [
