@@ -125,10 +125,10 @@ class OtherPatients(NegativeWeights):
 def test_a_users_objective_trains_on_a_file_of_theirs_and_learns_from_zero(small_bert, small_set, tmp_path):
     file = tmp_path / "my_fields.parquet"
     pd.DataFrame({"sentence_id": range(8, -1, -1), "difficulty": [x / 9 for x in range(9)]}).to_parquet(file)
-    options = {"image_size": 48, "crop_size": 32, "batch_size": 24, "num_workers": 0}
+    options: dict[str, Any] = {"image_size": 48, "crop_size": 32, "batch_size": 24, "num_workers": 0}
     data = ImageTextDataModule(str(small_set), fields=str(file), **options)
     model = build(small_bert, negative_weights=OtherPatients())
-    model.objective.class_probability = Learned()
+    model.objective.class_probability = rule = Learned()
     fit = trainer(tmp_path, max_epochs=2, callbacks=[ClassProbabilityTable()])
     fit.fit(model, data)
     batch = next(iter(data.train_dataloader()))
@@ -136,13 +136,13 @@ def test_a_users_objective_trains_on_a_file_of_theirs_and_learns_from_zero(small
     assert batch["anchor"]["difficulty"].tolist() == pytest.approx(expected)
     # 24 images of 12 patients: of 23 negatives one does not count.
     assert fit.logged_metrics["train/weight"].item() == pytest.approx(22 / 23)
-    learned = model.class_probability.scale.item()
+    learned = rule.scale.item()
     assert math.isfinite(learned) and learned != 0
     table = pd.read_parquet(tmp_path / "class_probability.parquet")
     assert {"difficulty", "n_reports", "eta"} <= set(table) and (table["eta"] == 0).all()
     fit.save_checkpoint(tmp_path / "a.ckpt")
     again = ImageTextModel.load_from_checkpoint(tmp_path / "a.ckpt")
-    assert again.class_probability.scale.item() == learned
+    assert again.class_probability.state_dict()["scale"].item() == learned
     assert load(tmp_path / "a.ckpt").network.image_size == 48
 
 
