@@ -22,28 +22,39 @@ def rank_and_size() -> tuple[int, int]:
     return (dist.get_rank(), dist.get_world_size()) if is_distributed() else (0, 1)
 
 
+_NOT_DIFFERENTIABLE_TWICE = (
+    "gather_with_grad takes part in loss.backward() alone: several processes support neither torch.func nor a second "
+    "derivative (create_graph=True); compute them in one process"
+)
+
+
 class _GatherRagged(torch.autograd.Function):
     """Forward: the rows of all ranks in rank order. Backward: summed over ranks, then this rank's slice."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor) -> Tensor:
-        rank, size = rank_and_size()
-        count = torch.tensor([rows.shape[0]], device=rows.device)
-        counts_by_rank = [torch.empty_like(count) for _ in range(size)]
-        dist.all_gather(counts_by_rank, count)
-        counts = [int(c) for c in counts_by_rank]
+    def forward(rows: Tensor, counts: list[int], rank: int) -> Tensor:
         padded = rows.new_zeros((max(counts), *rows.shape[1:]))
         padded[: rows.shape[0]] = rows
-        gathered = [torch.empty_like(padded) for _ in range(size)]
+        gathered = [torch.empty_like(padded) for _ in counts]
         dist.all_gather(gathered, padded)
-        ctx.start, ctx.count = sum(counts[:rank]), counts[rank]
         return torch.cat([part[:n] for part, n in zip(gathered, counts, strict=True)])
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        total = gradients[0].contiguous().clone()
+    def setup_context(ctx: Any, inputs: tuple[Tensor, list[int], int], output: Tensor) -> None:
+        _, counts, rank = inputs
+        ctx.start, ctx.count = sum(counts[:rank]), counts[rank]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(_NOT_DIFFERENTIABLE_TWICE)
+        total = gradient.contiguous().clone()
         dist.all_reduce(total)
-        return total[ctx.start : ctx.start + ctx.count]
+        return total[ctx.start : ctx.start + ctx.count], None, None
+
+    @staticmethod
+    def vmap(*arguments: Any) -> None:
+        raise RuntimeError(_NOT_DIFFERENTIABLE_TWICE)
 
 
 def gather_with_grad(rows: Shaped[Tensor, "local ..."]) -> Shaped[Tensor, "all ..."]:
@@ -55,7 +66,9 @@ def gather_with_grad(rows: Shaped[Tensor, "local ..."]) -> Shaped[Tensor, "all .
 
     Outside a process group it returns its argument.
     """
-    return _GatherRagged.apply(rows) if is_distributed() else rows
+    if not is_distributed():
+        return rows
+    return _GatherRagged.apply(rows, _counts(rows.shape[0], rows.device), dist.get_rank())
 
 
 def global_mean(values: Shaped[Tensor, "local"]) -> Shaped[Tensor, ""]:
@@ -79,12 +92,15 @@ def global_count(count: int, device: torch.device | None = None) -> int:
 
 def local_offset(count: int, device: torch.device | None = None) -> int:
     """Number of rows that lower ranks hold when this rank holds `count`: where its rows start after a gather."""
-    if not is_distributed():
-        return 0
+    return sum(_counts(count, device)[: dist.get_rank()]) if is_distributed() else 0
+
+
+def _counts(count: int, device: torch.device | None) -> list[int]:
+    """The counts of all processes, by rank."""
     mine = torch.tensor([count], device=device)
     counts = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(counts, mine)
-    return int(sum(int(c) for c in counts[: dist.get_rank()]))
+    return [int(count) for count in counts]
 
 
 def gather_objects(value: T) -> list[T]:

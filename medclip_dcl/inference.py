@@ -1,13 +1,14 @@
 """Load a trained model and ask it about images, without Lightning, data sets or the original paths.
 
 >>> from medclip_dcl import load                                        # doctest: +SKIP
->>> model = load("runs/demo/checkpoints/best.ckpt")                     # doctest: +SKIP
+>>> model = load("runs/demo")                                           # doctest: +SKIP
 >>> model.classify("chest.jpg")                                         # doctest: +SKIP
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -27,7 +28,13 @@ from medclip_dcl.grey import UnusableImageError, to_grey
 from medclip_dcl.image_file import read_grey
 from medclip_dcl.network import ImageTextNetwork, load_exactly
 from medclip_dcl.similarity import at_image_size, cosine_heat_maps
-from medclip_dcl.weight_files import CONFIG_FILE, WEIGHTS_FILE, read_checkpoint
+from medclip_dcl.weight_files import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    checkpoint_of_run,
+    is_exported,
+    read_checkpoint,
+)
 
 ImageLike: TypeAlias = "str | Path | Image.Image | np.ndarray"
 
@@ -35,10 +42,11 @@ _NETWORK_PREFIX = "network."
 
 
 def load(source: str | Path, device: str | torch.device = "cpu") -> ImageTextInference:
-    """Load a model from a training checkpoint, an exported folder, or a Hugging Face repository.
+    """Load a model from a run, a training checkpoint, an exported folder, or a Hugging Face repository.
 
     Args:
-        source: a .ckpt file of `fit`, a folder of `save_pretrained`, or a repository id.
+        source: a run folder (its best checkpoint by validation, else the last), a .ckpt file of `fit`, a folder of
+            `save_pretrained`, or a repository id.
         device: where the model computes.
 
     Raises:
@@ -46,11 +54,25 @@ def load(source: str | Path, device: str | torch.device = "cpu") -> ImageTextInf
         ValueError: not a model of this program, or weights that do not fit.
     """
     path = Path(source).expanduser()
+    if (path / "checkpoints").is_dir() and not is_exported(path):
+        path = _checkpoint_of_run(path)
     if path.is_file():
         network = _from_checkpoint(path)
     else:
         network = ImageTextNetwork.from_pretrained(path if path.is_dir() else _download(str(source)))
     return ImageTextInference(network.to(device))
+
+
+def _checkpoint_of_run(folder: Path) -> Path:
+    file = checkpoint_of_run(folder / "checkpoints")
+    if file is None:
+        raise MissingFileError(
+            f"{folder / 'checkpoints'} holds neither best.ckpt nor last.ckpt; wait for the run's first checkpoint, or "
+            "give a .ckpt file"
+        )
+    if file.name != "best.ckpt":
+        warnings.warn(f"{folder} has no best.ckpt by validation yet: loading {file}", stacklevel=3)
+    return file
 
 
 def _from_checkpoint(file: Path) -> ImageTextNetwork:
@@ -80,8 +102,9 @@ def _download(repository: str) -> Path:
 class ImageTextInference:
     """A trained image-text network for images as they come: paths (also of DICOM files), PIL images or uint8 arrays.
 
-    Images are turned grey and fitted to the size at which the network was evaluated, as its training images were
-    (`medclip_dcl.geometry`); of a model of geometry "shortest", the middle square is looked at.
+    Methods take one or several, and return an empty result for an empty list. Images are turned grey and fitted to the
+    size at which the network was evaluated, as its training images were (`medclip_dcl.geometry`); of a model of
+    geometry "shortest", the middle square is looked at.
 
     Args:
         network: in evaluation mode.
@@ -100,6 +123,8 @@ class ImageTextInference:
             self.network.similarity(self._regions(image), sentences) / self.network.similarity.gamma2
             for image in _images(images)
         ]
+        if not parts:
+            return np.empty((0, len(sentences)), np.float32)
         return torch.cat(parts, dim=1).T.float().cpu().numpy()
 
     @torch.inference_mode()
@@ -107,7 +132,14 @@ class ImageTextInference:
         """Cosine of the text with the image's regions, bilinearly interpolated to the image's own pixels.
 
         NaN where the network does not look: outside the middle square, with geometry "shortest".
+
+        Raises:
+            TypeError: not one image and one text.
         """
+        if not isinstance(text, str):
+            raise TypeError(
+                f"heat_map takes one text, a string, got {type(text).__name__}; call it for each text"
+            )
         grey = as_grey(image)
         feature_map = self._feature_map(grey)
         sentence = self.network.embed_texts([text])
@@ -154,6 +186,8 @@ class ImageTextInference:
         Their cosine with a sentence is not `similarity` where that looks at single regions (LSE+NL).
         """
         parts = [self._regions(image).mean(1) for image in _images(images)]
+        if not parts:
+            return np.empty((0, self.network.image_encoder.dim), np.float32)
         return normalize(torch.cat(parts), dim=-1).float().cpu().numpy()
 
     @torch.inference_mode()
@@ -220,14 +254,34 @@ def as_grey(image: ImageLike) -> Image.Image:
 
 
 def _images(images: Any) -> Iterator[ImageLike]:
-    """One image or several, one by one."""
+    """One image or several, one by one; an array of another shape than one image's is a row of grey images.
+
+    Raises:
+        ValueError: an array (3, H, W), which may be one image or three.
+    """
     is_array = isinstance(images, np.ndarray)
     is_one_array = is_array and (images.ndim == 2 or (images.ndim == 3 and images.shape[2] == 3))
-    if is_one_array or isinstance(images, (str, Path, Image.Image)):
+    if is_array and images.ndim == 3 and images.shape[0] == 3 and not is_one_array:
+        raise UserError(
+            f"an array of shape {images.shape} may be a colour image or three grey ones: give "
+            "array.transpose(1, 2, 0), of shape (H, W, 3), or list(array)"
+        )
+    if is_one_array or isinstance(images, (str, Path, Image.Image)) or not isinstance(images, Iterable):
         yield images
     else:
         yield from images
 
 
 def _texts(texts: str | Sequence[str]) -> list[str]:
-    return [texts] if isinstance(texts, str) else list(texts)
+    """One text or several, as a list.
+
+    Raises:
+        TypeError: anything but strings.
+    """
+    listed = [texts] if isinstance(texts, str) or not isinstance(texts, Iterable) else list(texts)
+    for place, text in enumerate(listed):
+        if not isinstance(text, str):
+            raise TypeError(
+                f"texts must be a string or a list of strings, got {type(text).__name__} at position {place}"
+            )
+    return listed

@@ -20,6 +20,7 @@ from medclip_dcl.errors import UserError
 from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.prepared import write_json, write_text
 from medclip_dcl.resuming import find_readable
+from medclip_dcl.weight_files import checkpoint_of_run
 
 CONFIG_FILE = "config.yaml"
 FIT_FILE = "fit.json"
@@ -157,13 +158,13 @@ class RunFolder:
         Raises:
             RunFolderError: the run has none.
         """
-        for name in ("best.ckpt", "last.ckpt"):
-            if (self.checkpoints / name).is_file():
-                return self.checkpoints / name
-        raise RunFolderError(
-            f"{self.checkpoints} holds no checkpoint; train first (python -m medclip_dcl fit --run_folder "
-            f"{self.folder} ...) or give --ckpt_path"
-        )
+        file = checkpoint_of_run(self.checkpoints)
+        if file is None:
+            raise RunFolderError(
+                f"{self.checkpoints} holds no checkpoint; train first (python -m medclip_dcl fit --run_folder "
+                f"{self.folder} ...) or give --ckpt_path"
+            )
+        return file
 
 
 def _differences(old: Any, new: Any, name: str = "") -> set[str]:

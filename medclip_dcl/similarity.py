@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
-from torch.nn.functional import embedding, interpolate
+from torch.nn.functional import embedding, interpolate, normalize
 from torch.utils.checkpoint import checkpoint
 
 from medclip_dcl.errors import UserError
@@ -43,7 +42,7 @@ INTERPOLATIONS = ("bilinear", "nearest")
 
 def cosine_maps(regions: Regions, sentences: Sentences) -> CosineMaps:
     """Cosine of every sentence with every region of every image, in [-1, 1]."""
-    return _map(unit_vectors(sentences), unit_vectors(regions))
+    return _map(normalize(sentences, dim=-1), normalize(regions, dim=-1))
 
 
 def cosine_heat_maps(
@@ -151,7 +150,18 @@ class Similarity(nn.Module):
         return dict(self._initial)
 
     def forward(self, regions: Regions, sentences: Sentences) -> Logits:
-        """Logits of all pairs; computed in float32 at least, whatever autocast says."""
+        """Logits of all pairs; computed in float32 at least, whatever autocast says.
+
+        Raises:
+            ValueError: shapes that do not fit each other or the similarity.
+        """
+        dim = getattr(self, "dim", "dim")
+        fits = regions.dim() == 3 and sentences.dim() == 2 and regions.shape[2] == sentences.shape[1]
+        if not fits or dim not in ("dim", regions.shape[2]) or not regions.shape[1]:
+            raise ValueError(
+                f"{type(self).__name__} takes regions (image, region, {dim}) and sentences (sentence, {dim}), got the "
+                f"shapes {tuple(regions.shape)} and {tuple(sentences.shape)}"
+            )
         with torch.autocast(device_type=regions.device.type, enabled=False):
             if regions.dtype in (torch.float16, torch.bfloat16):
                 regions = regions.float()
@@ -166,7 +176,15 @@ class Similarity(nn.Module):
         if not torch.is_grad_enabled():
             return torch.cat([self.scores(part, sentences) for part in parts], dim=1)
         options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}  # nothing is random
-        return torch.cat([checkpoint(self.scores, part, sentences, **options) for part in parts], dim=1)
+        try:
+            return torch.cat([checkpoint(self.scores, part, sentences, **options) for part in parts], dim=1)
+        except RuntimeError as error:
+            if "saved tensor hooks" not in str(error):
+                raise
+            raise RuntimeError(
+                f"{images * of_image:,} cosines exceed map_budget = {self.map_budget:,}, and torch.func.grad does not "
+                f"support the parts that are computed again: set {type(self).__name__}.map_budget = None"
+            ) from error
 
     def scores(self, regions: Regions, sentences: Sentences) -> Logits:
         """Scores of all pairs in [-1, 1]."""
@@ -282,51 +300,49 @@ class LSENonLocal(Similarity):
         return (soft + non_local) / 2
 
 
-class _UnitVectors(torch.autograd.Function):
-    """x / |x| along the last axis, as torch's normalize with a backward pass of fewer steps: (g - u <u,g>) / |x|."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min_(1e-12)
-        unit = x / length
-        ctx.save_for_backward(unit, length)
-        return unit
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        unit, length = ctx.saved_tensors
-        along = torch.linalg.vecdot(unit, gradient)[..., None]
-        return torch.addcmul(gradient, unit, along, value=-1).div_(length)
-
-
-def unit_vectors(x: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows dim"]:
-    """Vectors of length 1; the zero vector stays."""
-    return _UnitVectors.apply(x)
-
-
 class _SoftMaximum(torch.autograd.Function):
-    """log sum_n exp(r c_n) of unit vectors, and argmax_n c_n; the maps are made again in the backward pass."""
+    """log sum_n exp(r c_n) of unit vectors, and argmax_n c_n; the maps are made again in the backward pass.
+
+    They are made whole only where the gradient is itself to be differentiated.
+    """
+
+    generate_vmap_rule = True
 
     @staticmethod
-    def forward(ctx: Any, sentences: Tensor, regions: Tensor, sharpness: float) -> tuple[Tensor, Tensor]:
+    def forward(sentences: Tensor, regions: Tensor, sharpness: float) -> tuple[Tensor, Tensor]:
         found = []
         for _, exponents in _maps_in_blocks(sharpness * sentences, regions):
             largest, critical = exponents.max(-1)
             found.append((exponents.sub_(largest[..., None]).exp_().sum(-1).log_().add_(largest), critical))
         log_sum, critical = (torch.cat(parts, dim=1) for parts in zip(*found, strict=True))
-        ctx.save_for_backward(sentences, regions, log_sum)
-        ctx.sharpness = sharpness
-        ctx.mark_non_differentiable(critical)
         return log_sum, critical
 
     @staticmethod
-    @once_differentiable
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: tuple[Tensor, Tensor]) -> None:
+        sentences, regions, ctx.sharpness = inputs
+        log_sum, critical = output
+        ctx.save_for_backward(sentences, regions, log_sum)
+        ctx.save_for_forward(sentences, regions, log_sum)
+        ctx.mark_non_differentiable(critical)
+
+    @staticmethod
+    def jvp(ctx: Any, of_sentences: Tensor, of_regions: Tensor, _: None) -> tuple[Tensor, None]:
+        sentences, regions, log_sum = ctx.saved_tensors
+        of_map = _map(of_sentences, regions) + _map(sentences, of_regions)
+        softmax = _softmax_over_regions(sentences, regions, log_sum, ctx.sharpness)
+        return ctx.sharpness * (softmax * of_map).sum(-1), None
+
+    @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None]:
         sentences, regions, log_sum = ctx.saved_tensors
-        of_sentences, of_regions = torch.zeros_like(sentences), regions.new_empty(regions.shape)
         with torch.autocast(device_type=regions.device.type, enabled=False):
             gradient = ctx.sharpness * gradient
+            if torch.is_grad_enabled():
+                softmax = _softmax_over_regions(sentences, regions, log_sum, ctx.sharpness)
+                whole = (softmax * gradient[..., None]).flatten(1)
+                of_regions = (whole.T @ sentences).unflatten(0, regions.shape[:2])
+                return whole @ regions.flatten(0, 1), of_regions, None
+            of_sentences, of_regions = torch.zeros_like(sentences), regions.new_empty(regions.shape)
             for images, exponents in _maps_in_blocks(ctx.sharpness * sentences, regions):
                 softmax = exponents.sub_(log_sum[:, images, None]).exp_()
                 of_map = softmax.mul_(gradient[:, images, None]).flatten(1)
@@ -335,10 +351,17 @@ class _SoftMaximum(torch.autograd.Function):
         return of_sentences, of_regions, None
 
 
+def _softmax_over_regions(
+    sentences: Sentences, regions: Regions, log_sum: Logits, sharpness: float
+) -> CosineMaps:
+    """Softmax of r times the cosines, in operations that can be differentiated again."""
+    return (_map(sharpness * sentences, regions) - log_sum[..., None]).exp()
+
+
 def soft_maximum(regions: Regions, sentences: Sentences, sharpness: float) -> tuple[Logits, Critical]:
     """(1/r) log mean_n exp(r c_n) over the cosines c, and the critical region, argmax_n c_n."""
     log_sum, critical = _SoftMaximum.apply(
-        unit_vectors(sentences), unit_vectors(regions).contiguous(), sharpness
+        normalize(sentences, dim=-1), normalize(regions, dim=-1).contiguous(), sharpness
     )
     return (log_sum - math.log(regions.shape[1])) / sharpness, critical
 
@@ -346,21 +369,17 @@ def soft_maximum(regions: Regions, sentences: Sentences, sharpness: float) -> tu
 @torch.no_grad()
 def critical_regions(regions: Regions, sentences: Sentences) -> Critical:
     """The region whose cosine with the sentence is highest."""
-    blocks = _maps_in_blocks(unit_vectors(sentences), unit_vectors(regions))
+    blocks = _maps_in_blocks(normalize(sentences, dim=-1), normalize(regions, dim=-1))
     return torch.cat([cosines.argmax(-1) for _, cosines in blocks], dim=1)
 
 
 def _maps_in_blocks(sentences: Sentences, regions: Regions) -> Iterator[tuple[slice, CosineMaps]]:
-    """Maps of a few images at a time, from unit vectors, and which images they are; each is written over the last."""
+    """Maps of a few images at a time, from unit vectors, and which images they are."""
     elements = _BLOCK_ELEMENTS.get(regions.device.type, _BLOCK_ELEMENTS_ELSEWHERE)
-    of_image = len(sentences) * regions.shape[1]
-    block = max(1, elements // max(1, of_image))
-    space = regions.new_empty(min(block, len(regions)) * of_image)
+    block = max(1, elements // max(1, len(sentences) * regions.shape[1]))
     for start in range(0, max(1, len(regions)), block):
         images = slice(start, start + block)
-        rows = regions[images].flatten(0, 1)
-        out = space[: len(sentences) * len(rows)].view(len(sentences), len(rows))
-        yield images, torch.mm(sentences, rows.T, out=out).unflatten(1, regions[images].shape[:2])
+        yield images, _map(sentences, regions[images])
 
 
 def _map(sentences: Sentences, regions: Regions) -> CosineMaps:
@@ -384,13 +403,13 @@ def critical_score(smoothed: Regions, sentences: Sentences, critical: Critical) 
         return cosine_maps(smoothed, sentences).gather(-1, critical[..., None]).squeeze(-1)
     rows = critical + regions * torch.arange(images, device=critical.device)
     # Not indexing: the backward pass of an embedding sums in a fixed order.
-    picked = embedding(rows, unit_vectors(smoothed).flatten(0, 1))
-    return (picked @ unit_vectors(sentences)[..., None]).squeeze(-1)
+    picked = embedding(rows, normalize(smoothed, dim=-1).flatten(0, 1))
+    return (picked @ normalize(sentences, dim=-1)[..., None]).squeeze(-1)
 
 
 def pooled_score(regions: Regions, sentences: Sentences) -> Logits:
     """Cosine of each sentence with the mean region."""
-    return unit_vectors(sentences) @ unit_vectors(regions.mean(dim=1)).T
+    return normalize(sentences, dim=-1) @ normalize(regions.mean(dim=1), dim=-1).T
 
 
 def _checked_sharpness(sharpness: float) -> float:

@@ -127,6 +127,12 @@ def read_exported_config(folder: Path) -> dict[str, Any]:
     return config
 
 
+def checkpoint_of_run(checkpoints: Path) -> Path | None:
+    """Of a run's checkpoints the best by validation, else the last; None if there is neither."""
+    files = (checkpoints / name for name in ("best.ckpt", "last.ckpt"))
+    return next((file for file in files if file.is_file()), None)
+
+
 def is_exported(folder: Path) -> bool:
     """True for a folder that `ImageTextNetwork.save_pretrained` wrote, whole or not."""
     file = folder / CONFIG_FILE

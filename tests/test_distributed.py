@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -66,6 +67,16 @@ def _process(rank: int, folder: str) -> None:
         parameter.grad /= 2  # what DistributedDataParallel does
     assert gather_objects(rank) == [0, 1]
     assert gather_objects([rank] * rank) == [[], [1]]
+    squared = (gather_with_grad(leaf := torch.ones(2, requires_grad=True)) ** 2).sum()
+    for twice in (
+        lambda: torch.autograd.grad(squared, leaf, create_graph=True),
+        lambda: torch.func.grad(lambda rows: gather_with_grad(rows).sum())(torch.ones(2)),
+        lambda: torch.func.vmap(gather_with_grad)(torch.ones(2, 1)),
+    ):
+        with pytest.raises(
+            RuntimeError, match="gather_with_grad .* neither torch.func nor a second derivative"
+        ):
+            twice()
     if rank == 0:
         torch.save({name: p.grad for name, p in model.items()}, Path(folder) / "gradients.pt")
     dist.destroy_process_group()

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from jaxtyping import config as jaxtyping_config
 from PIL import Image
 
 from data_prep.images import Job, prepare_image
@@ -184,6 +185,56 @@ def test_exports_keep_their_geometry_and_older_ones_have_none(model, tmp_path):
     assert (network.geometry, network.prepared_size) == ("stretch", None)
     with pytest.raises(ValueError, match="geometry must be one of"):
         ImageTextNetwork.from_config({**older, "geometry": "crop"})
+
+
+def test_a_run_folder_loads_its_best_checkpoint_else_its_last(model, grey, tmp_path):
+    checkpoints = tmp_path / "run/checkpoints"
+    checkpoints.mkdir(parents=True)
+    with pytest.raises(FileNotFoundError, match="holds neither best.ckpt nor last.ckpt"):
+        load(tmp_path / "run")
+    network = model.network
+    for name, gain in (("last", 1.0), ("best", 3.0)):
+        state = {f"network.{key}": value * gain for key, value in network.state_dict().items()}
+        torch.save({"network": network.config(), "state_dict": state}, checkpoints / f"{name}.ckpt")
+        if name == "last":
+            with pytest.warns(UserWarning, match="no best.ckpt .* loading .*last.ckpt"):
+                assert load(tmp_path / "run").network.similarity.gamma2.item() == pytest.approx(14.0)
+    assert load(tmp_path / "run").network.similarity.gamma2.item() == pytest.approx(100.0)
+    torch.save({"network": {**network.config(), "findings": []}, "state_dict": {}}, checkpoints / "best.ckpt")
+    with pytest.raises(ValueError, match="this model is a classifier of findings"):
+        load(tmp_path / "run")
+
+
+def test_empty_lists_give_empty_results(model, grey):
+    assert model.similarity([], TEXTS).shape == (0, 3)
+    assert model.similarity([grey], []).shape == (1, 0)
+    assert model.embed_images([]).shape == (0, 16) and model.embed_texts([]).shape == (0, 16)
+    empty = model.classify([])
+    assert len(empty) == 0 and list(empty.columns) == list(CHEX5)
+
+
+@pytest.fixture
+def without_type_checks():
+    """Own errors are seen only where jaxtyping does not speak first, as in production."""
+    jaxtyping_config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping_config.update("jaxtyping_disable", False)
+
+
+def test_what_is_no_text_and_no_image_is_named(model, grey, without_type_checks):
+    channels_first = np.stack([grey] * 3)
+    for call, error, message in (
+        (lambda: model.heat_map(grey, ["x"]), TypeError, "heat_map takes one text, a string, got list"),
+        (lambda: model.heat_map([grey], "x"), TypeError, "an image must be a path, .* got list"),
+        (lambda: model.heat_map(channels_first, "x"), ValueError, r"got \(3, 90, 70\)"),
+        (lambda: model.classify(None), TypeError, "an image must be a path, .* got NoneType"),
+        (lambda: model.classify(channels_first), ValueError, r"shape \(3, 90, 70\) .*transpose\(1, 2, 0\)"),
+        (lambda: model.similarity(grey, ["x", ["y"]]), TypeError, "got list at position 1"),
+        (lambda: model.similarity(grey, None), TypeError, "texts must be .* got NoneType"),
+    ):
+        with pytest.raises(error, match=message):
+            call()
+    assert model.similarity(channels_first[:2], "x").shape == (2, 1)
 
 
 @pytest.mark.parametrize(

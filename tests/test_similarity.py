@@ -5,16 +5,17 @@ Then what makes them fast and small: parts of the images, blocks of maps, and ba
 
 from __future__ import annotations
 
+import inspect
 import math
 
 import pytest
 import torch
-from torch.nn.functional import cosine_similarity, interpolate, normalize
+from torch.nn.functional import cosine_similarity, interpolate
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from medclip_dcl import similarity as similarity_module
 from medclip_dcl.objectives import contrastive_loss
-from medclip_dcl.similarity import LSE, GlobalCosine, LSENonLocal, NonLocal, at_image_size, unit_vectors
+from medclip_dcl.similarity import LSE, GlobalCosine, LSENonLocal, NonLocal, at_image_size
 
 ALL = [GlobalCosine, LSE, NonLocal, LSENonLocal]
 
@@ -153,12 +154,34 @@ def test_gradients_equal_those_of_plain_operations(name, images, regions, senten
         torch.testing.assert_close(found[part], expected, rtol=1e-10, atol=1e-12, msg=part)
 
 
-def test_unit_vectors_are_torchs():
-    x = torch.randn(4, 3, 5, dtype=torch.float64)
-    torch.testing.assert_close(unit_vectors(x), normalize(x, dim=-1))
-    x.requires_grad_()
-    assert torch.autograd.gradcheck(unit_vectors, (x,))
-    assert (unit_vectors(torch.zeros(2, 3)) == 0).all()
+@pytest.mark.parametrize("name", [*WITH_MAPS, "global"])
+@pytest.mark.parametrize("dim", [3, 8])
+def test_torch_func_and_second_derivatives(name, dim):
+    similarity = (GlobalCosine() if name == "global" else WITH_MAPS[name](dim)).double()
+    v = torch.randn(3, 2, 5, dim, dtype=torch.float64)
+    t = torch.randn(3, 4, dim, dtype=torch.float64)
+
+    def energy(v, t):
+        return (similarity(v, t) ** 2).sum()
+
+    logits = torch.func.vmap(similarity)(v, t)
+    gradients = torch.func.vmap(torch.func.grad(energy, (0, 1)))(v, t)
+    for i in range(3):
+        torch.testing.assert_close(logits[i], similarity(v[i], t[i]).detach())
+        leaves = [x[i].clone().requires_grad_() for x in (v, t)]
+        for found, expected in zip(gradients, torch.autograd.grad(energy(*leaves), leaves), strict=True):
+            torch.testing.assert_close(found[i], expected)
+    assert torch.autograd.gradgradcheck(energy, (v[0].requires_grad_(), t[0].requires_grad_()))
+    v, t = v[1].detach(), t[1]
+    hessian = torch.func.hessian(energy, 1)(v, t)
+    torch.testing.assert_close(hessian, torch.func.jacrev(torch.func.jacrev(energy, 1), 1)(v, t))
+
+
+def test_parts_of_the_images_under_torch_func_are_refused_in_a_line():
+    similarity = LSE()
+    similarity.map_budget = 1
+    with pytest.raises(RuntimeError, match="12 cosines exceed map_budget = 1, .* LSE.map_budget = None"):
+        torch.func.grad(lambda v: similarity(v, torch.randn(2, 4)).sum())(torch.randn(2, 3, 4))
 
 
 class _Largest(TorchDispatchMode):
@@ -253,6 +276,26 @@ def test_config_builds_the_same_similarity(kind):
     second.load_state_dict(first.state_dict())
     v, t = torch.randn(2, 5, 128), torch.randn(3, 128)
     torch.testing.assert_close(first(v, t), second(v, t), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    "kind, regions, sentences, message",
+    [
+        (
+            LSENonLocal,
+            (2, 9, 16),
+            (3, 16),
+            r"LSENonLocal .* \(image, region, 128\) .* \(2, 9, 16\) and \(3, 16\)",
+        ),
+        (GlobalCosine, (2, 9, 16), (3, 8), r"GlobalCosine .* \(image, region, dim\) .* and \(3, 8\)"),
+        (LSE, (9, 16), (3, 16), r"LSE .* \(9, 16\) and"),
+        (LSE, (2, 0, 16), (3, 16), r"LSE .* \(2, 0, 16\) and"),
+    ],
+)
+def test_wrong_shapes_are_named(kind, regions, sentences, message):
+    forward = inspect.unwrap(kind.forward)  # without the checks of the tests, as users call it
+    with pytest.raises(ValueError, match=message):
+        forward(kind(), torch.zeros(regions), torch.zeros(sentences))
 
 
 @pytest.mark.parametrize(

@@ -1,56 +1,137 @@
-"""Fields of sentences and images that an objective asks for by name, from the tables of a prepared data set."""
+"""Fields of sentences and images that an objective asks for by name.
+
+They are the numeric columns of the tables of a prepared data set, and of one Parquet file of the user's.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import torch
+from pandas.api.types import is_bool_dtype, is_integer_dtype
 from torch import Tensor
 
-from medclip_dcl.errors import UserError
+from medclip_dcl.errors import MissingFileError, UserError
 from medclip_dcl.findings import CHEXPERT
-from medclip_dcl.prepared import PreparedDataError, PreparedSet, report_embedding
+from medclip_dcl.prepared import TABLES, PreparedDataError, PreparedSet, report_embedding
 
-SENTENCE_FIELDS = {"log_p": "log_p", "rho": "classes", "sentence_share": "classes", "class_id": "classes"}
+
+def _numeric(*tables: str) -> dict[str, str]:
+    """Numeric columns -> the table that they stand in."""
+    return {column: table for table in tables for column, kind in TABLES[table].items() if kind != "str"}
+
+
+SENTENCE_FIELDS = _numeric("sentences", "classes", "log_p")
 """Fields of anchors (sentences) by name -> the table that they stand in."""
+del SENTENCE_FIELDS["sentence_id"]
 
-IMAGE_FIELDS = {"labels": "labels", "text_embedding": "text_embedding", "image_classes": "image_classes"}
+IMAGE_FIELDS = {
+    **_numeric("labels", "images"),
+    **{table: table for table in ("labels", "text_embedding", "image_classes")},
+}
 """Fields of candidates (images) by name -> the table that they stand in."""
 
 
-def check_fields(of_sentences: Sequence[str], of_images: Sequence[str]) -> None:
-    """Refuse a field that the objective asks for and no table has.
+class OwnFields(NamedTuple):
+    """Fields of a Parquet file of the user's."""
+
+    file: Path
+    key: str
+    """Column that says to what a row belongs: sentence_id or dicom_id."""
+    columns: pd.DataFrame
+    """Numeric columns, by key."""
+
+
+def read_own_fields(file: str | Path) -> OwnFields:
+    """The numeric columns of a Parquet file with one row for each sentence_id, or each dicom_id.
 
     Raises:
-        ValueError: names it, and what there is.
+        UserError: no such file, no Parquet, not exactly one of the two keys, or one that repeats or is of another type.
     """
-    for kind, names, there in (
-        ("sentences", of_sentences, SENTENCE_FIELDS),
-        ("images", of_images, IMAGE_FIELDS),
+    file = Path(file).expanduser()
+    if not file.is_file():
+        raise MissingFileError(f"data.fields: no file {file}")
+    try:
+        frame = pd.read_parquet(file)
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"data.fields {file}: not readable as Parquet ({error})") from error
+    if frame.index.name is not None:
+        frame = frame.reset_index()
+    keys = [key for key in ("sentence_id", "dicom_id") if key in frame]
+    if len(keys) != 1:
+        raise UserError(
+            f"data.fields {file}: expected one key, a column sentence_id or a column dicom_id, found the columns "
+            f"{list(frame.columns)}"
+        )
+    key = keys[0]
+    if key == "sentence_id" and not is_integer_dtype(frame[key]):
+        raise UserError(
+            f"data.fields {file}: expected integers in sentence_id, found {frame[key].dtype}; sentences.parquet of the "
+            "prepared set has them"
+        )
+    if (repeated := frame[key].duplicated()).any():
+        raise UserError(
+            f"data.fields {file}: expected one row for each {key}, {int(repeated.sum())} repeat one (first: "
+            f"{frame.loc[repeated, key].iloc[0]})"
+        )
+    columns = frame.set_index(key).select_dtypes(["number", "bool"])
+    is_bool = {name: "int64" for name in columns if is_bool_dtype(columns[name])}
+    return OwnFields(file, key, columns.astype(is_bool))
+
+
+def check_fields(of_sentences: Sequence[str], of_images: Sequence[str], own: OwnFields | None = None) -> None:
+    """Refuse a field that the objective asks for and no table has, or two have.
+
+    Raises:
+        UserError: names it, and what there is.
+    """
+    for kind, key, names, there in (
+        ("sentences", "sentence_id", of_sentences, SENTENCE_FIELDS),
+        ("images", "dicom_id", of_images, IMAGE_FIELDS),
     ):
-        if unknown := [name for name in names if name not in there]:
-            raise UserError(
-                f"the objective asks for a field {unknown[0]!r} of {kind}, but {kind} have {sorted(there)}"
-            )
+        mine = list(own.columns) if own is not None and own.key == key else []
+        for name in names:
+            if name in there and name in mine:
+                raise UserError(
+                    f"the objective asks for a field {name!r} of {kind}, which the prepared set ({there[name]}) and "
+                    f"{own.file if own else ''} have; rename the column of the file"
+                )
+            if name not in there and name not in mine:
+                raise UserError(
+                    f"the objective asks for a field {name!r} of {kind}, but {kind} have {sorted(there)}"
+                    + (f", and {own.file} has {mine}, by {own.key}" if own else "")
+                    + "; data.fields takes a Parquet file with further ones"
+                )
 
 
-def sentence_fields(prepared: PreparedSet, names: Sequence[str], log_p: str | None = None) -> pd.DataFrame:
+def sentence_fields(
+    prepared: PreparedSet, names: Sequence[str], log_p: str | None = None, own: OwnFields | None = None
+) -> pd.DataFrame:
     """Columns of the sentence tables, by sentence_id.
 
     Args:
         prepared: the set.
-        names: of `SENTENCE_FIELDS`.
+        names: of `SENTENCE_FIELDS`, or of the user's.
         log_p: which scores; None for the only ones.
+        own: the user's.
 
     Raises:
         PreparedDataError: the table is not there; names the command that makes it.
+        UserError: the user's file has no value for a sentence.
     """
     columns = {}
     for name in names:
-        frame = prepared.log_p(log_p) if name == "log_p" else prepared.table(SENTENCE_FIELDS[name])
-        columns[name] = frame.set_index("sentence_id")[name]
+        table = SENTENCE_FIELDS.get(name)
+        if table is None:
+            columns[name] = _own_column(own, name, prepared.table("sentences")["sentence_id"])
+        else:
+            frame = prepared.log_p(log_p) if table == "log_p" else prepared.table(table)
+            columns[name] = frame.set_index("sentence_id")[name]
     return pd.DataFrame(columns)
 
 
@@ -59,39 +140,69 @@ def image_fields(
     names: Sequence[str],
     images: pd.DataFrame,
     text_embedding: str | None = None,
+    own: OwnFields | None = None,
 ) -> dict[str, Tensor]:
     """Fields of images by name, (image, ...) in the order of `images`.
 
-    labels: (image, 14), the CheXpert columns of the study, NaN where the labeller says nothing. text_embedding:
-    (image, dim), the mean of the report's sentence embeddings. image_classes: (image, class), 1 where the class is true
-    of the image.
+    labels: (image, 14), the CheXpert columns of the study, NaN where the labeller says nothing; each of them by its own
+    name (image,). text_embedding: (image, dim), the mean of the report's sentence embeddings. image_classes: (image,
+    class), 1 where the class is true of the image. All others are columns (image,): integers are int64, others float32.
 
     Args:
         prepared: the set.
-        names: of `IMAGE_FIELDS`.
+        names: of `IMAGE_FIELDS`, or of the user's.
         images: rows of images.parquet, of studies with a report.
         text_embedding: which embeddings; None for the only ones.
+        own: the user's.
 
     Raises:
         PreparedDataError: the table is not there, or says nothing about any of the images.
+        UserError: the user's file has no value for an image.
     """
     fields = {}
     for name in names:
         if name == "labels":
-            fields[name] = _labels(prepared, images)
+            fields[name] = _labels(prepared, images, list(CHEXPERT))
+        elif name in CHEXPERT:
+            fields[name] = _labels(prepared, images, [name])[:, 0]
         elif name == "text_embedding":
             fields[name] = _report_embeddings(prepared, images, text_embedding)
-        else:
+        elif name == "image_classes":
             fields[name] = _image_classes(prepared, images)
+        else:
+            column = images[name] if name in IMAGE_FIELDS else _own_column(own, name, images["dicom_id"])
+            kind = np.int64 if is_integer_dtype(column) else np.float32
+            fields[name] = torch.from_numpy(column.to_numpy(kind, copy=True))
     return fields
 
 
-def _labels(prepared: PreparedSet, images: pd.DataFrame) -> Tensor:
+def _own_column(own: OwnFields | None, name: str, keys: pd.Series) -> pd.Series:
+    """A column of the user's file for these sentences or images.
+
+    Raises:
+        UserError: one has no row, or no finite value.
+    """
+    if own is None:
+        raise UserError(f"no field {name!r}")
+    missing = ~keys.isin(own.columns.index)
+    column = own.columns[name].loc[keys[~missing]]
+    bad = column.index[~np.isfinite(column.to_numpy(np.float64, na_value=np.nan))]
+    for problem, at in (("no row", keys[missing].tolist()), ("no finite value", bad.tolist())):
+        if at:
+            raise UserError(
+                f"data.fields {own.file}: {len(at):,} of {len(keys):,} {own.key} of the prepared set have {problem} "
+                f"for {name!r} (first: {at[0]})"
+            )
+    return column.astype("int64" if is_integer_dtype(column) else "float64")
+
+
+def _labels(prepared: PreparedSet, images: pd.DataFrame, names: list[str]) -> Tensor:
     # A few studies of the release have no row: as good as a row of blanks.
-    rows = prepared.table("labels").set_index("study_id")[list(CHEXPERT)].reindex(images["study_id"])
+    rows = prepared.table("labels").set_index("study_id")[names].reindex(images["study_id"])
     if not rows.notna().any(axis=None):
         raise PreparedDataError(
-            f"{prepared.folder}: labels.parquet has no CheXpert label for any of {len(rows)} images, and the objective "
+            f"{prepared.folder}: labels.parquet has no {'CheXpert' if len(names) > 1 else names[0]} label for any of "
+            f"{len(rows)} images, and the objective "
             "compares studies by their labels; prepare the set from a release with mimic-cxr-2.0.0-chexpert.csv"
         )
     return torch.tensor(rows.to_numpy(), dtype=torch.float32)
@@ -110,6 +221,6 @@ def _image_classes(prepared: PreparedSet, images: pd.DataFrame) -> Tensor:
     row_of = pd.Series(np.arange(len(images)), index=images["dicom_id"])
     table = table[table["dicom_id"].isin(row_of.index)]
     found = torch.zeros(len(images), classes, dtype=torch.uint8)
-    row, column = row_of[table["dicom_id"]].to_numpy(), table["class_id"].to_numpy(copy=True)
+    row, column = row_of[table["dicom_id"]].to_numpy(copy=True), table["class_id"].to_numpy(copy=True)
     found[torch.from_numpy(row), torch.from_numpy(column)] = 1
     return found

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import pandas as pd
 from torch.utils.data import DataLoader
 
 from medclip_dcl.data.examples import Reported, ReportedExamples, Views
-from medclip_dcl.data.fields import check_fields, image_fields, sentence_fields
+from medclip_dcl.data.fields import (
+    OwnFields,
+    check_fields,
+    image_fields,
+    read_own_fields,
+    sentence_fields,
+)
 from medclip_dcl.data.images import EvaluatedImages, ImagesDataModule, check_augmentation, usual_crop
 from medclip_dcl.data.masking import Masking
 from medclip_dcl.data.samplers import EpochSampler, FixedBatches, ShardSampler
@@ -76,6 +83,8 @@ class ImageTextDataModule(ImagesDataModule):
         contrast: factor varies in 1 +- contrast (choice: 0.2).
         log_p: which sentence scores, the stem of a file in log_p/; null for the only one there.
         text_embedding: which sentence embeddings, the stem of a file in text_embedding/; null for the only one there.
+        fields: a Parquet file with further fields for an objective of your own: a column sentence_id (or dicom_id) and
+            numeric columns, which a class probability or a negative weight requires by name; null for none.
         mask_probability: share of word pieces that are hidden, where the objective models masked language, in (0, 1).
         num_workers: loader processes; 0 loads in the training process.
         cache_images: True keeps all images at image_size in memory (bytes = images * image_size^2).
@@ -108,6 +117,7 @@ class ImageTextDataModule(ImagesDataModule):
         text_embedding: str | None = None,
         mask_probability: float = 0.15,
         evaluation_crop: int | None = None,
+        fields: str | None = None,
     ) -> None:
         super().__init__(folder, image_size, batch_size, num_workers, cache_images, predict_use, seed)
         image_size = self.image_size
@@ -138,6 +148,7 @@ class ImageTextDataModule(ImagesDataModule):
         self.sentences, self.log_p_name = sentences, log_p
         self.contrastive_batch, self.views = contrastive_batch or batch_size, views
         self.text_embedding_name, self.mask_probability = text_embedding, mask_probability
+        self.fields_file = fields
         self._train: ReportedExamples | None = None
         self._tokens: dict[int, list[int]] | None = None
         self._evaluation: dict[str, EvaluationTables] = {}
@@ -188,7 +199,11 @@ class ImageTextDataModule(ImagesDataModule):
         Raises:
             PreparedDataError: the table is not there; names the command that makes it.
         """
-        return sentence_fields(self.prepared, names, self.log_p_name)
+        return sentence_fields(self.prepared, names, self.log_p_name, self._own_fields)
+
+    @cached_property
+    def _own_fields(self) -> OwnFields | None:
+        return None if self.fields_file is None else read_own_fields(self.fields_file)
 
     def _check_batches(self, images: int) -> None:
         """What the loaders would refuse belongs here, not into the first epoch."""
@@ -215,11 +230,13 @@ class ImageTextDataModule(ImagesDataModule):
         """Examples with all that the objective asks for."""
         model = self._model()
         of_sentences, of_images = model.required_fields
-        check_fields(of_sentences, of_images)
+        check_fields(of_sentences, of_images, self._own_fields)
         # Plain values, not the datamodule: loader processes need no trainer and no model.
         table = self.sentence_fields(of_sentences)
         anchor: dict[str, dict[Any, Any]] = {name: table[name].to_dict() for name in of_sentences}
-        candidate = image_fields(self.prepared, of_images, reported.images, self.text_embedding_name)
+        candidate = image_fields(
+            self.prepared, of_images, reported.images, self.text_embedding_name, self._own_fields
+        )
         if augmented:
             model.check_fields(candidate)
         masking, extra = None, {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from pathlib import Path
 
@@ -51,7 +52,8 @@ def class_probability_table(model: ImageTextModel, data: ImageTextDataModule) ->
     fields = {name: torch.tensor(table[name].to_numpy()) for name in requires}
     fields = {name: x.float() if x.is_floating_point() else x for name, x in fields.items()}
     with torch.no_grad():
-        table["eta"] = model.class_probability.cpu()(**fields).numpy()
+        # A copy: a rule with parameters stays where it is trained.
+        table["eta"] = copy.deepcopy(model.class_probability).cpu()(**fields).numpy()
     return table
 
 

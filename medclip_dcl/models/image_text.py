@@ -244,7 +244,9 @@ class ImageTextModel(LightningModule):
         # Lists: the optimiser's state in a checkpoint goes by the order of parameters.
         transformer = list(self.network.text_encoder.transformer.parameters())
         own = {id(p) for p in transformer}
-        others = [p for p in self.network.parameters() if id(p) not in own]
+        # An objective may learn, too: a class probability with parameters.
+        every = [*self.network.parameters(), *self.objective.parameters()]
+        others = [p for p in every if id(p) not in own]
         groups = [
             *parameter_groups(
                 transformer,

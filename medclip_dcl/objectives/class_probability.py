@@ -37,6 +37,25 @@ def unusual_median(eta: np.ndarray) -> str:
 class ClassProbability(nn.Module):
     """Base class: a rule that gives each anchor its eta, capped at `max_eta`.
 
+    A rule of your own is a class in any module that Python finds, and `class_path: my_rules.Learned` in the YAML file.
+    It may require any numeric column of sentences, classes and log_p of the prepared set, or of the Parquet file in
+    `data.init_args.fields`; its parameters are trained with the network::
+
+        class Learned(ClassProbability):
+            requires = ("difficulty",)
+
+            def __init__(self, max_eta: float = 0.3) -> None:
+                super().__init__(max_eta)
+                self.scale = nn.Parameter(torch.tensor(1.0))
+
+            def config(self) -> dict[str, Any]:
+                return {"max_eta": self.max_eta}
+
+            def forward(self, difficulty: Tensor) -> Tensor:  # (anchor,), as the result, which must lie in [0, 1)
+                return self.max_eta * torch.sigmoid(self.scale * difficulty)
+
+    `capped`, like every clamp of torch, lets no gradient through where it acts: what is learned needs another bound.
+
     Args:
         max_eta: cap of eta, in [0, 1). 1/(1 - eta) explodes near 1, and anchors at the floor do not train
             (choice, not from the paper, whose a = 0.2 caps eta implicitly).

@@ -32,6 +32,8 @@ class NegativeWeights(nn.Module):
     """Base class: how much each candidate counts as a negative of each anchor, at least 0.
 
     A rule defines `pair_weights`; `finished` then scales or draws, row by row, among the candidates that are negatives.
+    A rule of your own may require of candidates any numeric column of images and labels of the prepared set, or of the
+    Parquet file in `data.init_args.fields`, and of anchors what a `ClassProbability` may.
 
     Attributes:
         anchor_requires: names of the anchors' (sentences') fields that the rule takes by keyword.

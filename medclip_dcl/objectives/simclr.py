@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import normalize
 
 from medclip_dcl.objectives.contrastive import (
@@ -134,25 +133,55 @@ class _NegativesInBlocks(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, views: Tensor, gamma2: float, block: int) -> Tensor:
-        log_sum = torch.cat([log_sum_exp_(logits) for _, logits in _blocks(views, gamma2, block)])
-        ctx.save_for_backward(views, log_sum)
-        ctx.gamma2, ctx.block = gamma2, block
-        return log_sum
+    def forward(views: Tensor, gamma2: float, block: int) -> Tensor:
+        return torch.cat([log_sum_exp_(logits) for _, logits in _blocks(views, gamma2, block)])
 
     @staticmethod
-    @once_differentiable
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float, int], output: Tensor) -> None:
+        views, ctx.gamma2, ctx.block = inputs
+        ctx.save_for_backward(views, output)
+        ctx.save_for_forward(views, output)
+
+    @staticmethod
+    def jvp(ctx: Any, of_views: Tensor, *_: None) -> Tensor:
+        views, log_sum = ctx.saved_tensors
+        of_logits = of_views @ views.T + views @ of_views.T
+        return ctx.gamma2 * (_softmax(views, ctx.gamma2, log_sum) * of_logits).sum(1)
+
+    @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         views, log_sum = ctx.saved_tensors
-        # An empty row has no softmax: minus infinity makes its exponentials 0.
-        log_sum = log_sum.where(log_sum > -math.inf, math.inf)
-        found, space = torch.empty_like(views), views.new_empty(min(ctx.block, len(views)), len(views))
         with torch.autocast(device_type=views.device.type, enabled=False):
+            if torch.is_grad_enabled():
+                of_rows = _softmax(views, ctx.gamma2, log_sum) * gradient[:, None]
+                return ctx.gamma2 * (of_rows + of_rows.T) @ views, None, None
+            log_sum = _finite(log_sum)
+            found, space = torch.empty_like(views), views.new_empty(min(ctx.block, len(views)), len(views))
             for rows, logits in _blocks(views, ctx.gamma2, ctx.block):
                 of_others = torch.sub(logits, log_sum, out=space[: len(logits)]).exp_().mul_(gradient)
                 own = logits.sub_(log_sum[rows, None]).exp_().mul_(gradient[rows, None])
                 torch.mm(own.add_(of_others), views, out=found[rows])
         return found.mul_(ctx.gamma2), None, None
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int, None, None], views: Tensor, gamma2: float, block: int
+    ) -> tuple[Tensor, int]:
+        # Blocks are written over each other, hence one problem after the other.
+        problems = views.unbind(in_dims[0])
+        return torch.stack([_NegativesInBlocks.apply(own, gamma2, block) for own in problems]), 0
+
+
+def _softmax(views: Tensor, gamma2: float, log_sum: Tensor) -> Tensor:
+    """The whole matrix of the rows' softmax, in operations that can be differentiated again."""
+    own = torch.eye(len(views), dtype=torch.bool, device=views.device)
+    excluded = own | own.roll(len(views) // 2, 0)
+    return (gamma2 * views @ views.T - _finite(log_sum)[:, None]).masked_fill(excluded, -math.inf).exp()
+
+
+def _finite(log_sum: Tensor) -> Tensor:
+    """An empty row has no softmax: minus infinity makes its exponentials 0."""
+    return log_sum.where(log_sum > -math.inf, math.inf)
 
 
 def _blocks(views: Tensor, gamma2: float, block: int) -> Iterator[tuple[slice, Tensor]]:

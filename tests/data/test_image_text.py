@@ -16,11 +16,14 @@ from medclip_dcl.data.fields import IMAGE_FIELDS
 from medclip_dcl.data.image_text import ImageTextDataModule
 from medclip_dcl.data.transforms import load_grey, to_input
 from medclip_dcl.encoders.text import BertSentences
+from medclip_dcl.errors import UserError
 from medclip_dcl.geometry import Seen, View
 from medclip_dcl.prepared import PreparedDataError, write_json, write_table
 
 
 def datamodule(folder, small_bert, fields=(), masked=False, **options) -> ImageTextDataModule:
+    if isinstance(fields, str):  # a user's file
+        fields, options = (), {**options, "fields": fields}
     options = {"image_size": 40, "crop_size": 32, "batch_size": 8, "num_workers": 0, **options}
     data = ImageTextDataModule(str(folder), **options)
     network = SimpleNamespace(text_encoder=BertSentences(str(small_bert)))
@@ -310,6 +313,67 @@ def test_fields_of_images(small_set, small_bert):
             assert found["image_classes"][row].nonzero().flatten().tolist() == sorted(mine)
 
 
+def test_columns_of_the_tables_are_fields(small_set, small_bert):
+    of_images = ("Edema", "height", "subject_id", "study_id")
+    data = datamodule(small_set, small_bert, fields=("n_reports", "n_tokens", *of_images), sentences="all")
+    data.setup("fit")
+    images = data.prepared.table("images").set_index("dicom_id")
+    labels = data.prepared.table("labels").set_index("study_id")["Edema"]
+    for batch in batches(data.train_dataloader()):
+        assert {name: field.dtype for name, field in batch["candidate"].items()} == {
+            "Edema": torch.float32,
+            **dict.fromkeys(of_images[1:], torch.int64),
+        }
+        for name in of_images[1:]:
+            assert batch["candidate"][name].tolist() == images.loc[batch["dicom_id"], name].tolist()
+        assert batch["candidate"]["Edema"].tolist() == labels[batch["study_id"].tolist()].tolist()
+        assert set(batch["anchor"]["n_reports"].tolist()) == {3}
+        assert batch["anchor"]["n_tokens"].dtype == torch.int64
+
+
+def test_fields_of_a_users_file(small_set, small_bert, tmp_path):
+    ids = pd.read_parquet(small_set / "images.parquet")["dicom_id"]
+    file = tmp_path / "mine.parquet"
+
+    def setup(frame, *names, of_images=True):
+        frame.to_parquet(file)
+        data = datamodule(small_set, small_bert, fields=str(file), batch_size=24)
+        data._model().required_fields = ((), names) if of_images else (names, ())
+        data.setup("fit")
+        return batches(data.train_dataloader())[0]
+
+    large = 2**53 + 1  # no float64
+    frame = pd.DataFrame({"dicom_id": ids, "site": large, "dose": 0.5, "lateral": True, "room": "A"})
+    found = setup(frame, "site", "dose", "lateral")["candidate"]
+    assert set(found["site"].tolist()) == {large} and set(found["dose"].tolist()) == {0.5}
+    assert found["lateral"].dtype == torch.int64
+    of_sentences = pd.DataFrame({"mood": range(9)}, index=pd.Index(range(9), name="sentence_id"))
+    batch = setup(of_sentences, "mood", of_images=False)
+    assert batch["anchor"]["mood"].tolist() == batch["sentence_id"].tolist()
+    for wrong, name, message in (
+        (frame.drop(columns="dicom_id"), "site", r"expected one key, .* found the columns \['site', 'dose'"),
+        (frame.assign(sentence_id=1), "site", "expected one key"),
+        (pd.concat([frame, frame[:1]]), "site", "one row for each dicom_id, 1 repeat one .first: 00000000-0"),
+        (frame[3:], "site", "3 of 24 dicom_id of the prepared set have no row for 'site' .first: 00000000-0"),
+        (frame.assign(dose=float("nan")), "dose", "24 of 24 dicom_id .* no finite value for 'dose'"),
+        (
+            frame,
+            "room",
+            r"'room' of images, but images have .*mine.parquet has \['site', 'dose', 'lateral'\]",
+        ),
+        (frame.assign(height=1), "height", "which the prepared set .images. and .*mine.parquet have; rename"),
+        (of_sentences, "mood", "'mood' of images, but .* by sentence_id"),
+        (of_sentences.set_axis(of_sentences.index.astype(str)), "mood", "expected integers in sentence_id"),
+    ):
+        with pytest.raises(UserError, match=message):
+            setup(wrong, name)
+    file.write_bytes(b"no table")
+    with pytest.raises(UserError, match="mine.parquet: not readable as Parquet"):
+        datamodule(small_set, small_bert, fields=str(file))._own_fields  # noqa: B018
+    with pytest.raises(FileNotFoundError, match="data.fields: no file nowhere.parquet"):
+        datamodule(small_set, small_bert, fields="nowhere.parquet")._own_fields  # noqa: B018
+
+
 def test_report_embeddings_are_the_mean_of_the_reports_sentences(embedded_set, small_bert):
     data = datamodule(embedded_set, small_bert, fields=("text_embedding",), sentences="one")
     data.setup("fit")
@@ -379,7 +443,10 @@ def test_a_field_on_the_wrong_side_is_named(small_set, small_bert):
     data = datamodule(small_set, small_bert)
     for required, message in (
         ((("labels",), ()), r"a field 'labels' of sentences, but sentences have \['class_id', 'log_p'"),
-        (((), ("log_p",)), r"a field 'log_p' of images, but images have \['image_classes', 'labels'"),
+        (
+            ((), ("log_p",)),
+            r"a field 'log_p' of images, but images have \['Atelectasis', .* 'height', 'image_",
+        ),
     ):
         data._model().required_fields = required
         with pytest.raises(ValueError, match=message):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from pytorch_lightning import Callback, Trainer
@@ -12,6 +13,7 @@ from pytorch_lightning import Callback, Trainer
 from medclip_dcl.data.image_text import ImageTextDataModule
 from medclip_dcl.encoders.image import RegionEncoder, ResNetRegions
 from medclip_dcl.encoders.text import BertSentences
+from medclip_dcl.evaluation.class_probability import ClassProbabilityTable
 from medclip_dcl.inference import load
 from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.models.optimisation import (
@@ -20,7 +22,12 @@ from medclip_dcl.models.optimisation import (
     parameter_groups,
     warmup_cosine,
 )
-from medclip_dcl.objectives import LanguageModelClassProbability, contrastive_loss
+from medclip_dcl.objectives import (
+    ClassProbability,
+    LanguageModelClassProbability,
+    NegativeWeights,
+    contrastive_loss,
+)
 from medclip_dcl.similarity import LSENonLocal
 
 
@@ -81,6 +88,62 @@ def test_training_learns_and_the_checkpoint_loads_anywhere(small_bert, data, tmp
     assert torch.equal(again.network.embed_texts(texts), expected)
     assert again.class_probability.config() == {"a": 0.2, "k": 0.35, "max_eta": 0.3}
     assert again.learning_rate == 1e-3 and again.network.image_size == 48
+
+
+class Learned(ClassProbability):
+    """A user's rule: a factor that is learned from 0 on, times a column of the user's file."""
+
+    requires = ("difficulty", "n_reports")
+
+    def __init__(self, start: float = 0.0) -> None:
+        super().__init__()
+        self.start = start
+        self.scale = torch.nn.Parameter(torch.tensor(start))
+
+    def config(self) -> dict[str, Any]:
+        return {"start": self.start}
+
+    def forward(self, difficulty, n_reports):
+        assert difficulty.dtype == torch.float32 and n_reports.dtype == torch.int64
+        eta = self.scale * difficulty
+        return self.capped(eta + (eta.clamp(min=0) - eta).detach())  # a clamp alone has no gradient at 0
+
+
+class OtherPatients(NegativeWeights):
+    """A user's rule: images of the anchor's patient are no negatives."""
+
+    candidate_requires = ("subject_id",)
+
+    def config(self) -> dict[str, Any]:
+        return {}
+
+    def pair_weights(self, anchor, candidate, logits):
+        assert candidate["subject_id"].dtype == torch.int64
+        return (anchor["subject_id"][:, None] != candidate["subject_id"]).float()
+
+
+def test_a_users_objective_trains_on_a_file_of_theirs_and_learns_from_zero(small_bert, small_set, tmp_path):
+    file = tmp_path / "my_fields.parquet"
+    pd.DataFrame({"sentence_id": range(8, -1, -1), "difficulty": [x / 9 for x in range(9)]}).to_parquet(file)
+    options: dict[str, Any] = {"image_size": 48, "crop_size": 32, "batch_size": 24, "num_workers": 0}
+    data = ImageTextDataModule(str(small_set), fields=str(file), **options)
+    model = build(small_bert, negative_weights=OtherPatients())
+    model.objective.class_probability = rule = Learned()
+    fit = trainer(tmp_path, max_epochs=2, callbacks=[ClassProbabilityTable()])
+    fit.fit(model, data)
+    batch = next(iter(data.train_dataloader()))
+    expected = [(8 - i) / 9 for i in batch["sentence_id"].tolist()]
+    assert batch["anchor"]["difficulty"].tolist() == pytest.approx(expected)
+    # 24 images of 12 patients: of 23 negatives one does not count.
+    assert fit.logged_metrics["train/weight"].item() == pytest.approx(22 / 23)
+    learned = rule.scale.item()
+    assert math.isfinite(learned) and learned != 0
+    table = pd.read_parquet(tmp_path / "class_probability.parquet")
+    assert {"difficulty", "n_reports", "eta"} <= set(table) and (table["eta"] == 0).all()
+    fit.save_checkpoint(tmp_path / "a.ckpt")
+    again = ImageTextModel.load_from_checkpoint(tmp_path / "a.ckpt")
+    assert again.class_probability.state_dict()["scale"].item() == learned
+    assert load(tmp_path / "a.ckpt").network.image_size == 48
 
 
 def test_a_step_is_the_written_loss(small_bert, data, tmp_path):

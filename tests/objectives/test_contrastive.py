@@ -123,6 +123,95 @@ def test_gradient_equals_finite_differences():
 
 
 @pytest.mark.parametrize("several_positives", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("floor", [-math.inf, -14.0, -0.2])
+@pytest.mark.parametrize("eta", [0.0, 0.2, 0.999])
+def test_gradient_into_eta_equals_finite_differences(eta, floor, weighted, several_positives):
+    logits = torch.randn(6, 7, dtype=torch.float64)
+    weights = torch.rand(6, 7, dtype=torch.float64) if weighted else None
+    if weights is not None:
+        weights[2] = 0.0  # an anchor without negatives
+    positives = torch.eye(6, 7).bool() | (torch.rand(6, 7) < 0.2) if several_positives else torch.arange(6)
+
+    def loss(eta, dtype=torch.float64):
+        own = None if weights is None else weights.to(dtype)
+        options = {"class_probability": eta.to(dtype), "floor": floor, "weights": own, "reduction": "none"}
+        return contrastive_loss(logits.to(dtype), positives, **options)
+
+    at = torch.full((6,), eta, dtype=torch.float64, requires_grad=True)
+    (found,) = torch.autograd.grad(loss(at).sum(), at)
+    step = 1e-7
+    with torch.no_grad():  # from the right: at 0 there is no other side
+        expected = (loss(at + step) - loss(at)) / step
+    torch.testing.assert_close(found, expected, rtol=1e-3 if eta == 0.999 else 1e-5, atol=1e-6)
+    assert found.any() or floor == -0.2
+    (single,) = torch.autograd.grad(loss(at, torch.float32).sum(), at)
+    torch.testing.assert_close(single, found, rtol=1e-2, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("scale", [1.0, 100.0, 5000.0])
+def test_gradients_at_an_eta_of_zero_are_finite_for_any_logits(dtype, scale):
+    logits = (scale * torch.randn(6, 8, dtype=dtype)).requires_grad_()
+    eta = torch.tensor([0.0, 0.0, 0.0, 0.3, 1e-30, 1 - 1e-7], dtype=dtype, requires_grad=True)
+    contrastive_loss(logits, torch.arange(6), class_probability=eta).backward()
+    assert eta.grad is not None and logits.grad is not None
+    assert eta.grad.isfinite().all() and logits.grad.isfinite().all()
+
+
+def problems():
+    """Three problems of one shape: logits, positives, eta with a 0, floor and weights with a 0."""
+    weights = torch.rand(3, 4, 5, dtype=torch.float64)
+    weights[:, 1, 2] = 0.0
+    eta = torch.tensor([0.0, 0.3, 0.1, 0.5], dtype=torch.float64).repeat(3, 1)
+    floors = torch.tensor([-0.1, -3.0, -math.inf], dtype=torch.float64)
+    return torch.randn(3, 4, 5, dtype=torch.float64), torch.randint(5, (3, 4)), eta, floors, weights
+
+
+def loss_of_problem(logits, positives, eta, floor, weights):
+    return contrastive_loss(logits, positives, class_probability=eta, floor=floor, weights=weights)
+
+
+def test_torch_func_gives_each_problems_loss_and_gradients():
+    every = problems()
+    losses = torch.func.vmap(loss_of_problem)(*every)
+    gradients = torch.func.vmap(torch.func.grad(loss_of_problem, (0, 2, 4)))(*every)
+    for i, (logits, positives, eta, floor, weights) in enumerate(zip(*every, strict=True)):
+        leaves = [x.clone().requires_grad_() for x in (logits, eta, weights)]
+        loss = loss_of_problem(leaves[0], positives, leaves[1], floor, leaves[2])
+        torch.testing.assert_close(losses[i], loss.detach())
+        for found, expected in zip(gradients, torch.autograd.grad(loss, leaves), strict=True):
+            torch.testing.assert_close(found[i], expected)
+
+
+def test_second_derivatives_equal_finite_differences():
+    logits, positives, eta, _, weights = (x[0] for x in problems())
+    several = torch.eye(4, 5).bool() | (torch.arange(5) == torch.tensor([[4], [3], [2], [2]]))
+    leaves = tuple(x.clone().requires_grad_() for x in (logits, eta + 0.01, weights + 0.01))
+    for columns, floor in ((positives, -3.0), (several, -math.inf), (several, -0.1)):
+        assert torch.autograd.gradgradcheck(
+            lambda x, e, w, p=columns, f=floor: loss_of_problem(x, p, e, f, w), leaves
+        )
+    # Forward over reverse, and at an eta of 0, where differences would have one side.
+    hessian = torch.func.hessian(lambda x: loss_of_problem(x, positives, eta, -3.0, weights))(logits)
+    twice = torch.func.jacrev(torch.func.jacrev(lambda x: loss_of_problem(x, positives, eta, -3.0, weights)))
+    torch.testing.assert_close(hessian, twice(logits))
+    assert hessian.isfinite().all() and hessian.any()
+
+
+def test_vmap_over_bool_positives_is_refused_in_a_line():
+    mask = torch.eye(4, 5).bool().repeat(3, 1, 1)
+    with pytest.raises(RuntimeError, match=r"takes the positives of each problem as integers \(anchor,\)"):
+        torch.func.vmap(contrastive_loss)(torch.randn(3, 4, 5), mask)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.int8, torch.uint8])
+def test_positives_may_be_of_any_integer_type(dtype):
+    logits, columns = torch.randn(4, 6), torch.randint(6, (4,))
+    assert torch.equal(contrastive_loss(logits, columns.to(dtype)), contrastive_loss(logits, columns))
+
+
+@pytest.mark.parametrize("several_positives", [False, True])
 def test_gradients_into_weights_and_floor_equal_finite_differences(several_positives):
     logits = torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
     weights = torch.rand(4, 5, dtype=torch.float64, requires_grad=True)
@@ -214,7 +303,9 @@ P = torch.tensor([0, 1])
     [
         ((torch.zeros(2, 3, 1), P, {}), r"logits must be floating point of shape \(anchor, candidate\)"),
         ((torch.zeros(2, 3, dtype=torch.int64), P, {}), r"got torch.int64 \(2, 3\)"),
-        ((L, torch.tensor([0, 1, 2]), {}), r"positives must be int64 of shape \(2,\)"),
+        ((L[:0], P[:0], {}), r"at least one anchor, got shape \(0, 3\)"),
+        ((L, torch.tensor([0, 1, 2]), {}), r"positives must be integers of shape \(2,\)"),
+        ((L, torch.tensor([0.0, 1.0]), {}), r"positives must be integers .* got torch.float32 \(2,\)"),
         ((L, torch.tensor([0, 3]), {}), r"columns in \[0, 3\), got \[0, 3\]"),
         (
             (L, torch.zeros(3, 2).bool(), {}),

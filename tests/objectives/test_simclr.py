@@ -82,6 +82,34 @@ def test_gradient_equals_finite_differences():
     )
 
 
+def test_gradient_into_an_eta_of_zero_equals_the_finite_difference():
+    first, second = torch.randn(2, 4, 3, dtype=torch.float64)
+    eta = torch.zeros(4, dtype=torch.float64, requires_grad=True)
+    simclr_loss(first, second, class_probability=eta).backward()
+    step = 1e-7 * torch.eye(4, dtype=torch.float64)
+    losses = torch.stack([simclr_loss(first, second, class_probability=row) for row in step])
+    expected = (losses - simclr_loss(first, second)) / 1e-7
+    torch.testing.assert_close(eta.grad, expected, rtol=1e-5, atol=1e-8)
+
+
+def test_torch_func_and_second_derivatives():
+    first, second = torch.randn(2, 3, 4, 5, dtype=torch.float64)
+
+    def loss(a, b):
+        return simclr_loss(a, b, class_probability=0.1, block=3)
+
+    gradients = torch.func.vmap(torch.func.grad(loss))(first, second)
+    for i, losses in enumerate(torch.func.vmap(loss)(first, second)):
+        leaf = first[i].clone().requires_grad_()
+        expected = loss(leaf, second[i])
+        torch.testing.assert_close(losses, expected.detach())
+        torch.testing.assert_close(gradients[i], torch.autograd.grad(expected, leaf)[0])
+    assert torch.autograd.gradgradcheck(loss, (first[0].requires_grad_(), second[0].requires_grad_()))
+    hessian = torch.func.hessian(loss)(first[1].detach(), second[1])
+    twice = torch.func.jacrev(torch.func.jacrev(loss))(first[1].detach(), second[1])
+    torch.testing.assert_close(hessian, twice)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_computed_in_float32(dtype):
     first, second = torch.randn(2, 9, 8).to(dtype)
