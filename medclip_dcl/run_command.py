@@ -8,7 +8,7 @@ import signal
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import yaml
@@ -105,6 +105,12 @@ class MedclipCLI(LightningCLI):
             type=NonNegativeFloat,
             default=15.0,
             help="Minutes of training that a kill may cost; last.ckpt is also written at each epoch's end.",
+        )
+        parser.add_argument(
+            "--prediction_format",
+            type=Literal["parquet", "csv"],
+            default="parquet",
+            help="Format of the tables that `predict` writes; in CSV an embedding is a column for each number.",
         )
         parser.link_arguments("run_folder", "trainer.default_root_dir")
         parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
@@ -216,8 +222,8 @@ class MedclipCLI(LightningCLI):
             *(config.callbacks or []),
             SeededBatches(),
             ClassProbabilityTable(),
-            PredictionWriter(),
-            FindingPredictionWriter(),
+            PredictionWriter(options.prediction_format),
+            FindingPredictionWriter(options.prediction_format),
             self.record,
             self.results,
             FiniteCheck(),

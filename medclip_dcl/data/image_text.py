@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from torch.utils.data import DataLoader
 
@@ -27,9 +28,11 @@ class EvaluationTables(EvaluatedImages):
     Attributes:
         chex5: dicom_id, finding, label (1 / 0).
         boxes: dicom_id, category, phrase, x, y, w, h in original pixels; empty on validate.
-        sentences: dicom_id, sentence_id, text: the sentences of each image's report, each once.
+        sentences: dicom_id, sentence_id, text: the sentences of each image's report, each once; on test of the images
+            whose reports are retrieved.
         phantom: True if the images are no patients.
         view: what the model sees of each image.
+        reports_in_words: which reports of the set these are.
     """
 
     chex5: pd.DataFrame
@@ -37,6 +40,7 @@ class EvaluationTables(EvaluatedImages):
     sentences: pd.DataFrame
     phantom: bool
     view: View = View()
+    reports_in_words: str = "all"
 
 
 class ImageTextDataModule(ImagesDataModule):
@@ -73,6 +77,7 @@ class ImageTextDataModule(ImagesDataModule):
         seed: of the order, the crops and the sentence choice.
         evaluation_crop: validation, test and prediction see the middle of the image, a square of so many pixels; null
             for the whole image, from which no box can fall (choice: SSD does not say).
+        test_reports: most reports that `test` retrieves; of more, so many studies are drawn, the same in every run.
 
     Raises:
         ValueError: an option out of its range.
@@ -98,6 +103,7 @@ class ImageTextDataModule(ImagesDataModule):
         text_embedding: str | None = None,
         mask_probability: float = 0.15,
         evaluation_crop: int | None = None,
+        test_reports: int = 5000,
     ) -> None:
         super().__init__(folder, image_size, batch_size, num_workers, cache_images, predict_use, seed)
         if not 1 <= crop_size <= image_size:
@@ -107,7 +113,10 @@ class ImageTextDataModule(ImagesDataModule):
                 f"data.evaluation_crop {evaluation_crop} must lie in [1, image_size = {image_size}]; null for the "
                 "whole image"
             )
+        if test_reports < 1:
+            raise UserError(f"data.test_reports must be at least 1, got {test_reports}")
         self.view = View(evaluation_crop or image_size, image_size)
+        self.test_reports = test_reports
         if sentences not in ("one", "all"):
             raise UserError(f'data.sentences must be "one" or "all", got {sentences!r}')
         check_augmentation(brightness, contrast)
@@ -147,7 +156,9 @@ class ImageTextDataModule(ImagesDataModule):
 
     def _reported(self, use: str) -> Reported:
         """Images of one use with the distinct sentences of their reports; images without any are left out."""
-        images = self.prepared.table("images").query("use == @use")
+        return self._with_reports(self.prepared.table("images").query("use == @use"))
+
+    def _with_reports(self, images: pd.DataFrame) -> Reported:
         reports = self.prepared.table("reports")
         reports = reports[reports["study_id"].isin(images["study_id"])]
         by_study = {
@@ -248,8 +259,10 @@ class ImageTextDataModule(ImagesDataModule):
     def evaluation(self, stage: str) -> EvaluationTables:
         """Tables of the evaluations on "validate" or "test".
 
-        Test: the images of chex5 (official test split) and every image with a box. Validate: the images of
-        validate patients whose report has a sentence.
+        Test: the images of chex5 (official test split), every image with a box, and, for the retrieval of reports, the
+        images of the official test split whose report has a sentence, as for chex5 whether they have a box or not: the
+        candidates are the same with and without boxes. Images of other splits that serve grounding are none of them.
+        Validate: the images of validate patients whose report has a sentence.
         """
         if stage not in ("validate", "test"):
             raise UserError(f'stage must be "validate" or "test", got {stage!r}')
@@ -262,18 +275,26 @@ class ImageTextDataModule(ImagesDataModule):
         images = self.prepared.table("images")
         if stage == "validate":
             boxes = pd.DataFrame(columns=["dicom_id", "category", "phrase", "x", "y", "w", "h"])
-            evaluated = set(self._reported("validate").images["dicom_id"])
+            reported = measured = self._reported("validate").images
+            in_words = "all"
         else:
             boxes = self.prepared.table("boxes") if self.prepared.has("boxes") else self._no_boxes()
-            evaluated = set(chex5["dicom_id"]) | set(boxes["dicom_id"])
-            if not evaluated:
+            measured = pd.concat([chex5["dicom_id"], boxes["dicom_id"]]).to_frame()
+            reported, in_words = self._retrieved()
+            if measured.empty and reported.empty:
                 raise PreparedDataError(
-                    f"{self.folder} has nothing to test on: no CheX5 label and no box; prepare it with --ms_cxr FILE"
+                    f"{self.folder} has nothing to test on: no image of the test split has a report or a label, and "
+                    "there is no box; prepare it again with test patients (a column split, or --split_shares, of "
+                    "data_prep.folder; the split file of MIMIC-CXR)"
                 )
-        images = images[images["dicom_id"].isin(evaluated)].sort_values("dicom_id").reset_index(drop=True)
+        evaluated = set(measured["dicom_id"]) | set(reported["dicom_id"])
+        images = images[images["dicom_id"].isin(evaluated)]
+        # What is classified and grounded comes first: its batches are the same whatever reports there are.
+        images = images.assign(_later=~images["dicom_id"].isin(measured["dicom_id"]))
+        images = images.sort_values(["_later", "dicom_id"]).reset_index(drop=True)
         reports = self.prepared.table("reports")[["study_id", "sentence_id"]].drop_duplicates()
         sentences = (
-            images[["dicom_id", "study_id"]]
+            images.loc[images["dicom_id"].isin(reported["dicom_id"]), ["dicom_id", "study_id"]]
             .merge(reports, on="study_id")
             .merge(self.prepared.table("sentences")[["sentence_id", "text"]], on="sentence_id")
         )
@@ -286,7 +307,30 @@ class ImageTextDataModule(ImagesDataModule):
             sentences=sentences[["dicom_id", "sentence_id", "text"]],
             phantom=self.prepared.is_phantom,
             view=self.fitted_view,
+            reports_in_words=in_words,
         )
+
+    def _retrieved(self) -> tuple[pd.DataFrame, str]:
+        """Test images whose reports are retrieved, and which these are."""
+        images = self.prepared.table("images").query(
+            "official_split == 'test' and use in ('test', 'grounding')"
+        )
+        images = self._with_reports(images).images
+        studies = np.sort(images["study_id"].unique())
+        if len(studies) <= self.test_reports:
+            return images, "all"
+        # Not by `seed`: runs of several seeds are compared on the same reports.
+        drawn = np.random.default_rng(0).choice(studies, self.test_reports, replace=False)
+        in_words = f"{self.test_reports:,} of {len(studies):,}, studies drawn at random (seed 0)"
+        return images[images["study_id"].isin(drawn)], in_words
+
+    def predict_dataloader(self) -> DataLoader:
+        if self.predict_use != "test":
+            return super().predict_dataloader()
+        # Beside those of `test` the images that it has no use for.
+        tested = self.evaluation("test").images["dicom_id"].tolist()
+        images = self.prepared.table("images").query("use == 'test'")["dicom_id"]
+        return self._image_loader([*tested, *sorted(set(images) - set(tested))])
 
     @staticmethod
     def _no_boxes() -> pd.DataFrame:
