@@ -418,7 +418,7 @@ def _notes(comparison: Comparison) -> list[str]:
     if len(sizes) > 1:
         notes.append(f"the runs were shown images of different sizes: {', '.join(sizes)}")
     if names := settings_that_differ(comparison):
-        notes.append(f"the runs differ in {len(names)} settings besides their numbers: {', '.join(names)}")
+        notes.append(f"the settings of the runs differ in {', '.join(names)} (table below)")
     without = [row.name for row in comparison.rows if REPORTS not in row.results["metrics"]]
     if 0 < len(without) < len(comparison.rows):
         notes.append(

@@ -439,16 +439,13 @@ def _layout_4(results: Results) -> Layout:
 
 def _layout_5(results: Results) -> Layout:
     counts = results["counts"].get("retrieval", {})
-    among = f"{counts.get('boxes', 0):,} candidates"
     return Layout(
         title="Table 5. Cross-modal retrieval",
         columns=_retrieval_columns("retrieval"),
         published=PUBLISHED_5,
         variants={"duplicate-tolerant": _paths("retrieval/tolerant", _RETRIEVAL)},
-        groups=[
-            (f"Image to text (box to phrase), {among}", 4),
-            (f"Text to image (phrase to box), {among}", 4),
-        ],
+        counts=("candidates", [f"{counts.get('boxes', 0):,}"] * 8),
+        groups=[("Image to text (box to phrase)", 4), ("Text to image (phrase to box)", 4)],
         note=f"{counts.get('boxes', 0):,} boxes, {counts.get('phrases', 0):,} distinct phrases; correct is the paired"
         " item only, or, duplicate-tolerant, every item with the same phrase.",
     )
@@ -479,10 +476,8 @@ def _layout_reports(results: Results, task: str, texts: str, name: str) -> Layou
         columns=_retrieval_columns(f"{REPORTS}/{task}"),
         published={},
         variants=variants,
-        groups=[
-            (f"Image to {name.lower()}, {n_texts:,} candidates", 4),
-            (f"{name} to image, {n_images:,} candidates", 4),
-        ],
+        counts=("candidates", [f"{n:,}" for n in (n_texts, n_images) for _ in range(4)]),
+        groups=[(f"Image to {name.lower()}", 4), (f"{name} to image", 4)],
         note=note,
     )
 

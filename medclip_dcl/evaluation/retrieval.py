@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pandas as pd
@@ -43,8 +43,6 @@ KS = (10, 50, 100)
 WHOLE = View()
 DIRECTIONS = ("image_to_text", "text_to_image")
 COLUMNS = ["direction", "dicom_id", "subject_id", "phrase", "box", "rank", "rank_tolerant", "n_candidates"]
-REPORT_COLUMNS = ["task", "direction", "query", "subject_id", "rank", "rank_tolerant", "n_candidates"]
-"""Columns of predictions/report_retrieval.parquet; query: the dicom_id, study_id or sentence_id that was asked with."""
 _IMAGES_PER_CHUNK = 512
 
 
@@ -116,7 +114,7 @@ class Retrieval(EvaluationCallback):
 class _Items(Protocol):
     """What is searched for what; the methods are those of an evaluation."""
 
-    section: ClassVar[str]
+    section: str
     images: set[str]
 
     def measure(
@@ -301,7 +299,8 @@ class ImagesAndReports:
     duplicate-tolerant variant accepts every report that consists of the same sentences.
 
     Candidates are the images of ``EvaluationTables.sentences``, which the datamodule keeps to a number of reports; the
-    scores of all of them with all sentences are held in memory (4 bytes each, twice for a moment).
+    scores of all of them with all sentences are held in memory (4 bytes each, twice for a moment). The predictions'
+    `query` is the dicom_id, study_id or sentence_id whose counterpart is searched.
     """
 
     section = "report_retrieval"
@@ -335,62 +334,60 @@ class ImagesAndReports:
         pairs = self._pairs[self._pairs["dicom_id"].isin(values)]
         if pairs.empty:
             return Findings(metrics={}, scalars={})
-        images = pd.Index(list(values))
-        kept = pd.Index(pairs["sentence_id"].unique()).sort_values()
-        of_images = np.stack(list(values.values()))
-        if len(kept) < len(self._texts):
-            of_images = of_images[:, self._texts.index.get_indexer(kept)]
-        by_image = pairs.drop_duplicates("dicom_id").set_index("dicom_id").loc[images]
-        by_study = pairs.drop_duplicates("study_id").set_index("study_id")
-        by_sentence = pairs.drop_duplicates("sentence_id").set_index("sentence_id").loc[kept]
-        said = pairs.drop_duplicates(["study_id", "sentence_id"])
-        # A number for each set of sentences: reports that consist of the same have the same.
-        group = torch.tensor(pd.factorize(said.groupby("study_id")["sentence_id"].agg(tuple))[0])
-        study = torch.tensor(by_study.index.get_indexer(by_image["study_id"]))
-        is_said = torch.zeros(of_images.shape, dtype=torch.bool)
-        is_said[images.get_indexer(pairs["dicom_id"]), kept.get_indexer(pairs["sentence_id"])] = True
-        of_sentences = torch.from_numpy(of_images)
-        of_reports = torch.from_numpy(
-            _report_scores(
-                of_images,
-                by_study.index.get_indexer(said["study_id"]),
-                kept.get_indexer(said["sentence_id"]),
+        ids, place, patients = {}, {}, {}
+        for name in ("dicom_id", "study_id", "sentence_id"):
+            ids[name], first, place[name] = np.unique(
+                pairs[name].to_numpy(), return_index=True, return_inverse=True
             )
-        )
-        is_own = study[:, None] == torch.arange(len(by_study))
-        is_like_own = group[study][:, None] == group
+            patients[name] = pairs["subject_id"].to_numpy()[first]
+        of_sentences = np.stack([values[dicom_id] for dicom_id in ids["dicom_id"]])
+        if len(ids["sentence_id"]) < len(self._texts):
+            of_sentences = of_sentences[:, self._texts.index.isin(ids["sentence_id"])]
+        is_said = torch.zeros(of_sentences.shape, dtype=torch.bool)
+        is_said[place["dicom_id"], place["sentence_id"]] = True
+        report, sentence = np.unique(np.stack([place["study_id"], place["sentence_id"]]), axis=1)
+        of_reports = _report_scores(of_sentences, report, sentence)
+        own = torch.zeros(len(ids["dicom_id"]), dtype=torch.int64)
+        own[place["dicom_id"]] = torch.from_numpy(place["study_id"])
+        # Reports that consist of the same sentences have the same number.
+        group = torch.from_numpy(pd.factorize(pd.Series(sentence).groupby(report).agg(tuple))[0])
+        is_own = own[:, None] == torch.arange(len(group))
+        is_like_own = group[own][:, None] == group
         found: dict[str, Any] = {}
         chance: dict[str, Any] = {}
-        queries = []
-        for task, similarities, correct, tolerant, text in (
-            ("image_report", of_reports, is_own, is_like_own, by_study),
-            ("image_sentence", of_sentences, is_said, None, by_sentence),
+        queries: list[pd.DataFrame] = []
+        for task, text, of_texts, correct, alike in (
+            ("image_report", "study_id", of_reports, is_own, is_like_own),
+            ("image_sentence", "sentence_id", of_sentences, is_said, is_said),
         ):
-            both = ((similarities, correct, tolerant, by_image), (similarities.T, correct.T, tolerant, text))
-            ranks, ranks_tolerant, chance[task] = {}, {}, {}
-            for direction, (of_queries, is_correct, accepted, asked) in zip(DIRECTIONS, both, strict=True):
-                ranks[direction] = retrieval_ranks(of_queries, is_correct)
-                ranks_tolerant[direction] = ranks[direction]
-                if accepted is not None:
-                    accepted = accepted if direction == DIRECTIONS[0] else accepted.T
-                    ranks_tolerant[direction] = retrieval_ranks(of_queries, accepted)
+            similarities = torch.from_numpy(of_texts)
+            both = (("dicom_id", similarities, correct, alike), (text, similarities.T, correct.T, alike.T))
+            by_direction, chance[task] = {}, {}
+            for direction, (asked, of_queries, is_correct, is_alike) in zip(DIRECTIONS, both, strict=True):
+                ranks = retrieval_ranks(of_queries, is_correct).numpy()
                 chance[task][direction] = by_chance(is_correct.sum(dim=1).numpy(), of_queries.shape[1])
-                queries.append(
-                    pd.DataFrame(
-                        {
-                            "task": task,
-                            "direction": direction,
-                            "query": asked.index.astype(str),
-                            "subject_id": asked["subject_id"].to_numpy(),
-                            "rank": ranks[direction].numpy(),
-                            "rank_tolerant": ranks_tolerant[direction].numpy(),
-                            "n_candidates": of_queries.shape[1],
-                        }
-                    )
+                by_direction[direction] = pd.DataFrame(
+                    {
+                        "task": task,
+                        "direction": direction,
+                        "query": ids[asked].astype(str),
+                        "subject_id": patients[asked],
+                        "rank": ranks,
+                        "rank_tolerant": ranks
+                        if alike is correct
+                        else retrieval_ranks(of_queries, is_alike).numpy(),
+                        "n_candidates": of_queries.shape[1],
+                    }
                 )
-            found[task] = summarise_directions(ranks)
-            if tolerant is not None:
-                found[task]["tolerant"] = summarise_directions(ranks_tolerant)
+            found[task], tolerant = (
+                summarise_directions(
+                    {d: torch.tensor(rows[name].to_numpy()) for d, rows in by_direction.items()}
+                )
+                for name in ("rank", "rank_tolerant")
+            )
+            if alike is not correct:
+                found[task]["tolerant"] = tolerant
+            queries += by_direction.values()
         return Findings(
             metrics=found,
             scalars={f"{task}_{name}": found[task][name] for task in found for name in ("recall", "medr")},
@@ -408,14 +405,14 @@ class ImagesAndReports:
                 "patient_of_a_sentence": "of the first report that holds it, by study_id",
             },
             counts={
-                "images": len(images),
-                "patients": int(by_image["subject_id"].nunique()),
-                "reports": len(by_study),
+                "images": len(ids["dicom_id"]),
+                "patients": len(np.unique(patients["dicom_id"])),
+                "reports": len(ids["study_id"]),
                 "distinct_reports": int(group.max()) + 1,
-                "sentences": len(kept),
+                "sentences": len(ids["sentence_id"]),
                 "by_chance": chance,
             },
-            predictions=pd.concat(queries, ignore_index=True)[REPORT_COLUMNS],
+            predictions=pd.concat(queries, ignore_index=True),
         )
 
 
