@@ -73,7 +73,8 @@ class ImageTextDataModule(ImagesDataModule):
         mask_probability: share of word pieces that are hidden, where the objective models masked language, in (0, 1).
         num_workers: loader processes; 0 loads in the training process.
         cache_images: True keeps all images at image_size in memory (bytes = images * image_size^2).
-        predict_use: which images `predict` takes: "test", all that `test` evaluates; or train, validate, grounding.
+        predict_use: which images `predict` takes: "test", all of that use and all that `test` evaluates; or train,
+            validate, grounding.
         seed: of the order, the crops and the sentence choice.
         evaluation_crop: validation, test and prediction see the middle of the image, a square of so many pixels; null
             for the whole image, from which no box can fall (choice: SSD does not say).

@@ -139,7 +139,7 @@ def _tables(run: Path, results: dict[str, Any]) -> _Piece:
     tables = []
     for layout in report_tables.layouts(list(results.values())):
         tables.append(report_tables.filled(layout, results, intervals))
-        if layout.columns[0].path.startswith("grounding/"):
+        if layout.title == report_tables.TABLE_4:
             tables += [table for table in [report_tables.by_category(results, intervals)] if table]
     piece.content["tables"] = tables
     piece.content["method"] = method() if intervals and tables else None

@@ -18,6 +18,7 @@ Results = Mapping[str, Any]
 
 RUN, UNTRAINED, PUBLISHED, PLAIN, CHANCE = "run", "untrained", "published", "plain", "chance"
 NOTHING = "–"
+TABLE_4 = "Table 4. Visual grounding"
 CLASSIFIER = "finding_classification"
 """Section of results.json that a classifier's run has, and no other."""
 REPORTS = "report_retrieval"
@@ -426,7 +427,7 @@ def _layout_4(results: Results) -> Layout:
     boxes = results["counts"].get("grounding", {})
     headings = ("CNR ↑", "signed CNR ↑", "mIoU ↑")
     return Layout(
-        title="Table 4. Visual grounding",
+        title=TABLE_4,
         columns=[
             Column(heading, path, 3)
             for heading, path in zip(headings, _paths("grounding", _GROUNDING), strict=True)

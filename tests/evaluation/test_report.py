@@ -354,6 +354,22 @@ def test_of_a_set_without_labels_and_boxes_the_report_shows_what_was_measured(tm
     labelled = elsewhere_tested(tmp_path, "classification")
     assert [row[0] for row in labelled.tables[0]][2:] == ["this run", "tested on", "chance level"]
     assert "MedR" not in labelled.text
+    boxed = elsewhere_tested(tmp_path, "grounding", "retrieval")
+    assert boxed.text.count("Grounding by category") == 1 and "Table 1. Grounding and retrieval" in boxed.text
+
+
+def test_a_run_that_an_older_program_tested_has_a_report(copy):
+    old = results()
+    for part in ("metrics", "counts"):
+        del old[part]["report_retrieval"]
+    for name in ("folder", "images", "patients", "image_size"):
+        del old["dataset"][name]
+    (copy / "results.json").write_text(json.dumps(old))
+    (copy / "results_untrained.json").write_text(json.dumps(old))
+    page = Page(render(copy))
+    assert page.row(4, "this run")[3] == "61.5" and page.row(4, "chance level")[3] == "724.5"
+    assert "mimic-cxr-2.0.0, 1,448 boxes" in page.text
+    assert not {"Report retrieval", "image-report"} & set(page.text.split("\n"))
 
 
 def test_of_anothers_checkpoint_nobody_asks_to_train_on(tmp_path):
