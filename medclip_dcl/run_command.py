@@ -8,7 +8,7 @@ import signal
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import yaml
@@ -111,6 +111,12 @@ class MedclipCLI(LightningCLI):
             type=str | None,
             default=None,
             help="YAML file of finding: [negative, positive] prompts, in place of those of ZeroShotClassification.",
+        )
+        parser.add_argument(
+            "--prediction_format",
+            type=Literal["parquet", "csv"],
+            default="parquet",
+            help="Format of the tables that `predict` writes; in CSV an embedding is a column for each number.",
         )
         parser.link_arguments("run_folder", "trainer.default_root_dir")
         parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
@@ -228,8 +234,8 @@ class MedclipCLI(LightningCLI):
             *(config.callbacks or []),
             SeededBatches(),
             ClassProbabilityTable(),
-            PredictionWriter(),
-            FindingPredictionWriter(),
+            PredictionWriter(options.prediction_format),
+            FindingPredictionWriter(options.prediction_format),
             self.record,
             self.results,
             FiniteCheck(),

@@ -17,12 +17,12 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from medclip_dcl.distributed import device_name
 from medclip_dcl.errors import UserError
+from medclip_dcl.evaluation.saved_results import CONFIG_FILE, differing_settings
 from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.prepared import write_json, write_text
 from medclip_dcl.resuming import find_readable
 from medclip_dcl.weight_files import checkpoint_of_run
 
-CONFIG_FILE = "config.yaml"
 FIT_FILE = "fit.json"
 INITIAL_WEIGHTS_FILE = "initial_weights.json"
 CLASS_PROBABILITY_FILE = "class_probability.parquet"
@@ -32,25 +32,6 @@ UNTRAINED_CHECKPOINT = "untrained.ckpt"
 DATA_FILE = "data.json"
 
 _ROWS = "metrics_rows"
-
-_NOT_COMPARED = (
-    "checkpoint.dirpath",
-    "checkpoint_minutes",
-    "ckpt_path",
-    "config",
-    "run_folder",
-    "share_patient_data",
-    "trainer.default_root_dir",
-    "weights_only",
-    "data.init_args.num_workers",
-    "trainer.accelerator",
-    "trainer.devices",
-    "trainer.enable_progress_bar",
-    "trainer.logger",
-    "trainer.num_nodes",
-    "trainer.strategy",
-)
-"""Settings that say where and how a run is computed and not what: it may continue in another place."""
 
 
 class RunFolderError(UserError):
@@ -106,7 +87,7 @@ class RunFolder:
         found: Mapping[str, Any] = self.saved_config()
         if found != config:
             found = complete(dict(found))
-        if differing := sorted(_differences(found, config)):
+        if differing := sorted(differing_settings(found, config)):
             raise RunFolderError(
                 f"{self.folder} already holds another run: its {CONFIG_FILE} differs in {', '.join(differing)}; "
                 f"choose another --run_folder, or continue that run with --config {file}"
@@ -165,16 +146,6 @@ class RunFolder:
                 f"{self.folder} ...) or give --ckpt_path"
             )
         return file
-
-
-def _differences(old: Any, new: Any, name: str = "") -> set[str]:
-    """Dotted names of the settings that differ, apart from `_NOT_COMPARED`."""
-    if name in _NOT_COMPARED or old == new:
-        return set()
-    if not (isinstance(old, Mapping) and isinstance(new, Mapping)):
-        return {name}
-    keys = set(old) | set(new)
-    return set().union(*(_differences(old.get(k), new.get(k), f"{name}.{k}" if name else k) for k in keys))
 
 
 class MetricsFile(Logger):

@@ -9,6 +9,7 @@ import math
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -285,16 +286,32 @@ def test_predict_writes_embeddings_and_scores(finished):
     scores = pd.read_parquet(finished / "predictions/finding_scores.parquet")
     sentences = pd.read_parquet(finished / "predictions/sentence_embeddings.parquet")
     assert len(images) == 10 and len(scores) == 50 and len(images["embedding"][0]) == 128
+    for table in (images, scores):
+        assert list(table)[:3] == ["dicom_id", "subject_id", "study_id"]
     assert set(sentences["sentence_id"]) <= set(range(9))
     # The same numbers as the notebook's model gives for the prepared image.
     config = yaml.safe_load((finished / "config.yaml").read_text())
     folder = Path(config["data"]["init_args"]["folder"])
     row = pd.read_parquet(folder / "images.parquet").query("use == 'test'").iloc[0]
+    (first,) = images.query("dicom_id == @row.dicom_id").to_dict("records")
+    assert (first["subject_id"], first["study_id"]) == (row["subject_id"], row["study_id"])
     difference = load(finished / "checkpoints/best.ckpt").classify(folder / "images" / row["path"])
     mine = scores.query("dicom_id == @row.dicom_id").set_index("finding")
     for finding in CHEX5:
         expected = (mine["score_positive"] - mine["score_negative"])[finding]
         assert difference[finding].iloc[0] == pytest.approx(expected, abs=1e-4)
+    # For a spreadsheet: the same, an embedding as a column for each number.
+    main(["predict", "--config", str(finished / "config.yaml"), "--prediction_format", "csv"])
+    pd.testing.assert_frame_equal(
+        pd.read_csv(finished / "predictions/finding_scores.csv"),
+        scores.reset_index(drop=True),
+        check_dtype=False,
+    )
+    wide = pd.read_csv(finished / "predictions/image_embeddings.csv")
+    assert list(wide)[:4] == ["dicom_id", "subject_id", "study_id", "embedding_0"] and wide.shape == (10, 131)
+    assert wide.filter(like="embedding_").to_numpy() == pytest.approx(
+        np.stack(images["embedding"].tolist()), abs=1e-6
+    )
 
 
 def test_prompts_of_a_file_take_the_place_of_the_callbacks(finished, tmp_path, capsys):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from torch.utils.data import DataLoader
 
@@ -35,10 +36,12 @@ class EvaluationTables(EvaluatedImages):
     Attributes:
         cases: dicom_id, finding, label (1 / 0), of every finding that the set labels.
         boxes: dicom_id, category, phrase, x, y, w, h in original pixels; empty on validate.
-        sentences: dicom_id, sentence_id, text: the sentences of each image's report, each once.
+        sentences: dicom_id, sentence_id, text: the sentences of each image's report, each once; on test of the images
+            whose reports are retrieved.
         phantom: True if the images are no patients.
         view: what the model sees of each image.
         findings: that the set labels, also where no case is on this stage.
+        reports_in_words: which reports of the set these are.
     """
 
     cases: pd.DataFrame
@@ -47,6 +50,7 @@ class EvaluationTables(EvaluatedImages):
     phantom: bool
     view: View = View()
     findings: Sequence[str] = ()
+    reports_in_words: str = "all"
 
     @property
     def labelled(self) -> list[str]:
@@ -88,10 +92,12 @@ class ImageTextDataModule(ImagesDataModule):
         mask_probability: share of word pieces that are hidden, where the objective models masked language, in (0, 1).
         num_workers: loader processes; 0 loads in the training process.
         cache_images: True keeps all images at image_size in memory (bytes = images * image_size^2).
-        predict_use: which images `predict` takes: "test", all that `test` evaluates; or train, validate, grounding.
+        predict_use: which images `predict` takes: "test", all of that use and all that `test` evaluates; or train,
+            validate, grounding.
         seed: of the order, the crops and the sentence choice.
         evaluation_crop: validation, test and prediction see the middle of the image, a square of so many pixels; null
             for the whole image, from which no box can fall (choice: SSD does not say).
+        test_reports: most reports that `test` retrieves; of more, so many studies are drawn, the same in every run.
 
     Raises:
         ValueError: an option out of its range.
@@ -118,6 +124,7 @@ class ImageTextDataModule(ImagesDataModule):
         mask_probability: float = 0.15,
         evaluation_crop: int | None = None,
         fields: str | None = None,
+        test_reports: int = 5000,
     ) -> None:
         super().__init__(folder, image_size, batch_size, num_workers, cache_images, predict_use, seed)
         image_size = self.image_size
@@ -132,7 +139,10 @@ class ImageTextDataModule(ImagesDataModule):
                 f"data.evaluation_crop {evaluation_crop} must lie in [1, image_size = {image_size}]; null for the "
                 "whole image"
             )
+        if test_reports < 1:
+            raise UserError(f"data.test_reports must be at least 1, got {test_reports}")
         self.view = View(evaluation_crop or image_size, image_size)
+        self.test_reports = test_reports
         if sentences not in ("one", "all"):
             raise UserError(f'data.sentences must be "one" or "all", got {sentences!r}')
         check_augmentation(brightness, contrast)
@@ -173,7 +183,9 @@ class ImageTextDataModule(ImagesDataModule):
 
     def _reported(self, use: str) -> Reported:
         """Images of one use with the distinct sentences of their reports; images without any are left out."""
-        images = self.prepared.table("images").query("use == @use")
+        return self._with_reports(self.prepared.table("images").query("use == @use"))
+
+    def _with_reports(self, images: pd.DataFrame) -> Reported:
         reports = self.prepared.table("reports")
         reports = reports[reports["study_id"].isin(images["study_id"])]
         by_study = {
@@ -280,8 +292,10 @@ class ImageTextDataModule(ImagesDataModule):
     def evaluation(self, stage: str) -> EvaluationTables:
         """Tables of the evaluations on "validate" or "test".
 
-        Test: the images of cases (official test split) and every image with a box. Validate: the images of
-        validate patients whose report has a sentence.
+        Test: the images of cases (official test split), every image with a box, and, for the retrieval of reports, the
+        images of the official test split whose report has a sentence, as for cases whether they have a box or not: the
+        candidates are the same with and without boxes. Images of other splits that serve grounding are none of them.
+        Validate: the images of validate patients whose report has a sentence.
         """
         if stage not in ("validate", "test"):
             raise UserError(f'stage must be "validate" or "test", got {stage!r}')
@@ -294,22 +308,27 @@ class ImageTextDataModule(ImagesDataModule):
         images = self.prepared.table("images")
         if stage == "validate":
             boxes = pd.DataFrame(columns=["dicom_id", "category", "phrase", "x", "y", "w", "h"])
-            evaluated = set(self._reported("validate").images["dicom_id"])
+            reported = measured = self._reported("validate").images
+            in_words = "all"
         else:
             boxes = self.prepared.table("boxes") if self.prepared.has("boxes") else self._no_boxes()
-            evaluated = set(cases["dicom_id"]) | set(boxes["dicom_id"])
-            if not evaluated:
+            measured = pd.concat([cases["dicom_id"], boxes["dicom_id"]]).to_frame()
+            reported, in_words = self._retrieved()
+            if measured.empty and reported.empty:
                 raise PreparedDataError(
-                    f"{self.folder} has nothing to test on: no label and no box; prepare it with --ms_cxr FILE"
+                    f"{self.folder} has nothing to test on: no image of the test split has a report or a label, and "
+                    "there is no box; prepare it again with test patients (a column split, or --split_shares, of "
+                    "data_prep.folder; the split file of MIMIC-CXR)"
                 )
-        # Images of CheX5 and of boxes first: their batches are the same whatever other findings there are.
+        evaluated = set(measured["dicom_id"]) | set(reported["dicom_id"])
+        # Images of CheX5 and of boxes first: their batches are the same whatever other findings and reports there are.
         of_chex5 = cases.loc[cases["finding"].isin(CHEX5), "dicom_id"]
         is_later = ~images["dicom_id"].isin({*of_chex5, *boxes["dicom_id"]}) & (stage == "test")
         images = images.assign(_later=is_later)[images["dicom_id"].isin(evaluated)]
         images = images.sort_values(["_later", "dicom_id"]).reset_index(drop=True)
         reports = self.prepared.table("reports")[["study_id", "sentence_id"]].drop_duplicates()
         sentences = (
-            images[["dicom_id", "study_id"]]
+            images.loc[images["dicom_id"].isin(reported["dicom_id"]), ["dicom_id", "study_id"]]
             .merge(reports, on="study_id")
             .merge(self.prepared.table("sentences")[["sentence_id", "text"]], on="sentence_id")
         )
@@ -323,7 +342,30 @@ class ImageTextDataModule(ImagesDataModule):
             sentences=sentences[["dicom_id", "sentence_id", "text"]],
             phantom=self.prepared.is_phantom,
             view=self.fitted_view,
+            reports_in_words=in_words,
         )
+
+    def _retrieved(self) -> tuple[pd.DataFrame, str]:
+        """Test images whose reports are retrieved, and which these are."""
+        images = self.prepared.table("images").query(
+            "official_split == 'test' and use in ('test', 'grounding')"
+        )
+        images = self._with_reports(images).images
+        studies = np.sort(images["study_id"].unique())
+        if len(studies) <= self.test_reports:
+            return images, "all"
+        # Not by `seed`: runs of several seeds are compared on the same reports.
+        drawn = np.random.default_rng(0).choice(studies, self.test_reports, replace=False)
+        in_words = f"{self.test_reports:,} of {len(studies):,}, studies drawn at random (seed 0)"
+        return images[images["study_id"].isin(drawn)], in_words
+
+    def predict_dataloader(self) -> DataLoader:
+        if self.predict_use != "test":
+            return super().predict_dataloader()
+        # Beside those of `test` the images that it has no use for.
+        tested = self.evaluation("test").images["dicom_id"].tolist()
+        images = self.prepared.table("images").query("use == 'test'")["dicom_id"]
+        return self._image_loader([*tested, *sorted(set(images) - set(tested))])
 
     @staticmethod
     def _no_boxes() -> pd.DataFrame:

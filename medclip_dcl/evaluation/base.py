@@ -46,6 +46,7 @@ class Findings:
         counts: what the metrics are averages over.
         notes: what the reader must know: too few cases, nothing to evaluate.
         predictions: a row for each case, from which the metrics can be computed again.
+        also: further sections of results.json that the same evaluation found, by their names.
     """
 
     metrics: dict[str, Any]
@@ -54,6 +55,7 @@ class Findings:
     counts: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     predictions: pd.DataFrame = field(default_factory=pd.DataFrame)
+    also: dict[str, Findings] = field(default_factory=dict)
 
 
 class EvaluationCallback(Callback, ABC):
@@ -183,9 +185,10 @@ class EvaluationCallback(Callback, ABC):
                 f"{self.section}: {n_missing} of {len(self._expected)} images were not evaluated: the run was limited"
                 " to some batches"
             )
-        for note in found.notes:
+        sections = (found, *found.also.values())
+        for note in (note for one in sections for note in one.notes):
             rank_zero_warn(f"{stage}: {note}", category=UserWarning)
-        for name, value in found.scalars.items():
+        for name, value in (item for one in sections for item in one.scalars.items()):
             if stage == "test" and math.isnan(value):
                 continue
             # Every process has all values and computes the same; averaging them changes nothing.
@@ -217,14 +220,19 @@ def embed_texts(network: ImageTextNetwork, texts: Sequence[str]) -> Float[Tensor
     known = _embedded.setdefault(network, {})
     new = [text for text in dict.fromkeys(texts) if text not in known]
     if new:
-        embeddings = network.embed_texts(new).float()
-        n_nan = int(embeddings.isnan().any(dim=1).sum())
-        if n_nan:
-            raise UserError(f"{n_nan} of {len(new)} sentence embeddings hold NaN: training has diverged")
-        known.update(zip(new, embeddings, strict=True))
+        known.update(zip(new, embed_anew(network, new), strict=True))
     if not texts:
         return network.embed_texts([]).float()
     return torch.stack([known[text] for text in texts])
+
+
+def embed_anew(network: ImageTextNetwork, texts: Sequence[str]) -> Float[Tensor, "sentence dim"]:
+    """Sentence embeddings in float32, of which none is kept; see `embed_texts`."""
+    embeddings = network.embed_texts(texts).float()
+    n_nan = int(embeddings.isnan().any(dim=1).sum())
+    if n_nan:
+        raise UserError(f"{n_nan} of {len(texts)} sentence embeddings hold NaN: training has diverged")
+    return embeddings
 
 
 def scores(

@@ -31,6 +31,7 @@ from medclip_dcl.findings import CHEX5, read_prompts, require_labelled
 from medclip_dcl.metrics import mean_over_findings, zero_shot_metrics
 from medclip_dcl.network import ImageTextNetwork
 
+NO_CASES = "no image has a label of these findings: zero-shot classification is not measured"
 COLUMNS = ["dicom_id", "subject_id", "finding", "label", "score_positive", "score_negative"]
 ENSEMBLES = {
     "scores": "mean of the prompts' scores",
@@ -156,12 +157,14 @@ class ZeroShotClassification(EvaluationCallback):
             "auc": nan if average.auc is None else average.auc,
             "acc": nan if average.acc is None else average.acc,
         }
-        notes = []
+        notes = [NO_CASES] if cases.empty else []
         for finding, found in by_finding.items():
             if finding not in tables.labelled:
                 notes.append(f"{finding}: no AUC and accuracy: the data set does not label it")
                 continue
             if found.auc is None or found.acc is None:
+                if cases.empty:
+                    continue
                 notes.append(
                     f"{finding}: no AUC and accuracy from {found.positives} positive and {found.negatives} negative"
                     f" cases; at least {self.min_cases} of each are needed (min_cases)"

@@ -1,7 +1,8 @@
 """Runs side by side: ``python -m medclip_dcl.evaluation.compare RUN1 RUN2 ...``.
 
-Tables in the shape of SSD's tables 1, 3, 4 and 5 with bootstrap intervals, paired differences from a baseline and the
-paper's own rows, as Markdown, LaTeX, HTML and JSON. Runs that were not tested in the same way on the same cases are
+Tables in the shape of SSD's tables 1, 3, 4 and 5 with bootstrap intervals, paired differences from a baseline, the
+paper's own rows where the set is the paper's, and the settings in which the runs differ, as Markdown, LaTeX, HTML and
+JSON. Runs that were not tested in the same way on the same cases are
 refused. No text of a report is read out: the files hold numbers, names of runs and the protocol.
 """
 
@@ -35,16 +36,26 @@ from medclip_dcl.evaluation.report_tables import (
     NOTHING,
     PLAIN,
     PUBLISHED,
+    REPORTS,
     UNTRAINED,
     Cell,
     Layout,
     Row,
     Table,
+    data_in_words,
     filled,
     layouts,
+    why_left_out,
 )
-from medclip_dcl.evaluation.saved_results import SavedResultsError, command_of_test, read_results
-from medclip_dcl.evaluation.table_formats import to_latex, to_markdown
+from medclip_dcl.evaluation.saved_results import (
+    SavedResultsError,
+    command_of_test,
+    differing_settings,
+    read_config,
+    read_results,
+    setting,
+)
+from medclip_dcl.evaluation.table_formats import markdown_text, to_latex, to_markdown
 from medclip_dcl.prepared import write_json, write_text
 
 FORMAT_VERSION = 1
@@ -144,15 +155,15 @@ def compare(
 
 
 def tables(comparison: Comparison, published: bool = True) -> list[Table]:
-    """Tables 1, 3, 4 and 5, or those of classifiers.
+    """Tables 1, 3, 4, 5 and those of image-report retrieval, of what was measured, or those of classifiers.
 
     Args:
         comparison: of :func:`compare`.
-        published: with the rows of the paper.
+        published: with the rows of the paper; those of another set are folded.
     """
     results = {row.name: row.results for row in comparison.rows}
     found = []
-    for layout in layouts(comparison.rows[0].results):
+    for layout in layouts([row.results for row in comparison.rows]):
         table = filled(
             layout if published else replace(layout, published={}),
             results,
@@ -170,10 +181,10 @@ def write_comparison(comparison: Comparison, output: Path, published: bool = Tru
         The Markdown.
     """
     shown = tables(comparison, published)
-    markdown = _markdown(comparison, shown)
+    markdown = _markdown(comparison, shown, published)
     write_text(markdown, output / "comparison.md")
-    write_text(_latex(comparison, shown), output / "comparison.tex")
-    write_text(_html(comparison, shown), output / "comparison.html")
+    write_text(_latex(comparison, shown, published), output / "comparison.tex")
+    write_text(_html(comparison, shown, published), output / "comparison.html")
     write_json(_json(comparison), output / "comparison.json")
     return markdown
 
@@ -237,10 +248,15 @@ def _tested(run: Path, name: str, suffix: str) -> Tested:
 
 
 def _require_same_test(first: Tested, other: Tested) -> None:
-    """Refuse numbers that mean different things; an evaluation without numbers, such as a picture, may differ."""
+    """Refuse numbers that mean different things; an evaluation without numbers, such as a picture, may differ.
+
+    A run that was tested before there was a retrieval of reports is compared in the rest.
+    """
     measured = {
         section for row in (first, other) for section, found in row.results["metrics"].items() if found
     }
+    if not all(REPORTS in row.results["metrics"] for row in (first, other)):
+        measured -= {REPORTS}
     for part, keys in (("dataset", {"fingerprint"}), ("protocol", measured), ("counts", measured)):
         a, b = ({key: row.results[part].get(key) for key in keys} for row in (first, other))
         difference = next(_differences(a, b, part), None)
@@ -330,6 +346,7 @@ def _facts(comparison: Comparison) -> Table:
                     row.run.resolve().name,
                     row.results["checkpoint"]["file"],
                     row.results["checkpoint"]["weights"],
+                    _image_size(row),
                     row.results["precision"],
                     row.results["versions"].get("medclip_dcl"),
                 )
@@ -340,10 +357,45 @@ def _facts(comparison: Comparison) -> Table:
     fingerprint = comparison.rows[0].results["dataset"].get("fingerprint")
     return Table(
         "Networks",
-        ["run folder", "checkpoint", "weights", "precision", "medclip_dcl"],
+        ["run folder", "checkpoint", "weights", "images shown at", "precision", "medclip_dcl"],
         rows,
         f"All on the prepared set with fingerprint {fingerprint}.",
     )
+
+
+def _image_size(row: Tested) -> str | None:
+    """Side of the images that the test showed; of runs tested before it was recorded, that of the training."""
+    size = row.results["dataset"].get("image_size") or setting(
+        read_config(row.run), "data.init_args.image_size"
+    )
+    return None if size is None else f"{size} pixels"
+
+
+def settings_that_differ(comparison: Comparison) -> dict[str, list[Any]]:
+    """Dotted name of each setting in which the runs' config.yaml differ -> its value in each run, in their order.
+
+    A path is shown by its last part.
+    """
+    configs = [read_config(row.run) for row in comparison.rows if not row.suffix]
+    known = [config for config in configs if config is not None]
+    names = {name for config in known[1:] for name in differing_settings(known[0], config)}
+    return {name: [_without_place(setting(config, name)) for config in configs] for name in sorted(names)}
+
+
+def _without_place(value: Any) -> Any:
+    is_place = isinstance(value, str) and Path(value).is_absolute()
+    return f".../{Path(value).name}" if is_place else value
+
+
+def _settings(comparison: Comparison) -> Table:
+    names = [row.name for row in comparison.rows if not row.suffix]
+    rows = [
+        Row(name, PLAIN, [Cell(_short(value).strip('"')) for value in values])
+        for name, values in settings_that_differ(comparison).items()
+    ]
+    without = [row.name for row in comparison.rows if not row.suffix and read_config(row.run) is None]
+    note = f"No config.yaml, so that the settings are not known: {', '.join(without)}." if without else ""
+    return Table("Settings that differ", names, rows, note if rows or without else "None.")
 
 
 def _explanation(comparison: Comparison) -> str:
@@ -362,6 +414,16 @@ def _notes(comparison: Comparison) -> list[str]:
     precisions = sorted({str(row.results["precision"]) for row in comparison.rows})
     if len(precisions) > 1:
         notes.append(f"the networks were tested in different precisions: {', '.join(precisions)}")
+    sizes = dict.fromkeys(str(_image_size(row)) for row in comparison.rows)
+    if len(sizes) > 1:
+        notes.append(f"the runs were shown images of different sizes: {', '.join(sizes)}")
+    if names := settings_that_differ(comparison):
+        notes.append(f"the settings of the runs differ in {', '.join(names)} (table below)")
+    without = [row.name for row in comparison.rows if REPORTS not in row.results["metrics"]]
+    if 0 < len(without) < len(comparison.rows):
+        notes.append(
+            f"tested before there was a retrieval of reports: {', '.join(without)}; test them again for these numbers"
+        )
     return list(dict.fromkeys(notes))
 
 
@@ -369,38 +431,51 @@ def _is_phantom(comparison: Comparison) -> bool:
     return bool(comparison.rows[0].results["dataset"].get("phantom"))
 
 
-def _markdown(comparison: Comparison, shown: Sequence[Table]) -> str:
-    head = [_explanation(comparison)]
+def _left_out(comparison: Comparison, published: bool) -> str:
+    """Why there are no published rows, where they were asked for."""
+    return why_left_out(comparison.rows[0].results) if published else ""
+
+
+def _markdown(comparison: Comparison, shown: Sequence[Table], published: bool) -> str:
+    head = [f"Data: {markdown_text(data_in_words(comparison.rows[0].results))}.", _explanation(comparison)]
     if _is_phantom(comparison):
         head.append(f"**Phantom numbers are not patient numbers.** {_PHANTOM}")
     if notes := _notes(comparison):
         head.append("\n".join(f"- {note}" for note in notes))
-    return (
-        "\n\n".join([*head, *(to_markdown(table).rstrip() for table in [*shown, _facts(comparison)])]) + "\n"
-    )
+    if reason := _left_out(comparison, published):
+        head.append(f"{reason} They are left out.")
+    every = [*shown, _facts(comparison), _settings(comparison)]
+    return "\n\n".join([*head, *(to_markdown(table).rstrip() for table in every)]) + "\n"
 
 
-def _latex(comparison: Comparison, shown: Sequence[Table]) -> str:
-    head = ["% \\usepackage{booktabs}", f"% {_explanation(comparison)}"]
+def _latex(comparison: Comparison, shown: Sequence[Table], published: bool) -> str:
+    data = data_in_words(comparison.rows[0].results)
+    head = ["% \\usepackage{booktabs}", f"% Data: {data}", f"% {_explanation(comparison)}"]
+    if reason := _left_out(comparison, published):
+        head.append(f"% {reason} They are left out.")
+    if names := settings_that_differ(comparison):
+        head.append(f"% Settings that differ: {', '.join(names)}")
     if _is_phantom(comparison):
         head.append(f"% Phantom numbers are not patient numbers. {_PHANTOM}")
     return "\n".join([*head, "", *(to_latex(table) for table in shown)])
 
 
-def _html(comparison: Comparison, shown: Sequence[Table]) -> str:
+def _html(comparison: Comparison, shown: Sequence[Table], published: bool) -> str:
     first = comparison.rows[0].results
     return (
         page_environment()
         .get_template("compare_template.html")
         .render(
             names=[row.name for row in comparison.rows if not row.suffix],
-            source=first["dataset"].get("source"),
+            data=data_in_words(first),
+            reason=_left_out(comparison, published),
             is_phantom=_is_phantom(comparison),
             phantom_note=_PHANTOM,
             method=_explanation(comparison),
             notes=_notes(comparison),
             tables=shown,
             facts=_facts(comparison),
+            settings=_settings(comparison),
             protocol=json.dumps(first["protocol"], indent=2, ensure_ascii=False),
         )
     )
@@ -422,6 +497,7 @@ def _json(comparison: Comparison) -> dict[str, Any]:
         "format_version": FORMAT_VERSION,
         "rows": rows,
         "baseline": comparison.baseline,
+        "settings_that_differ": settings_that_differ(comparison),
         "bootstrap": {
             "unit": "patient",
             "interval": "percentile",

@@ -143,8 +143,10 @@ def rank_figure(predictions: pd.DataFrame) -> Figure:
     return figure
 
 
-def draw_ranks(axes: Axes, by_run: Mapping[str, pd.DataFrame], title: str) -> None:
-    """Histogram of ranks on a logarithmic axis, with the median rank and the rank expected by chance."""
+def draw_ranks(
+    axes: Axes, by_run: Mapping[str, pd.DataFrame], title: str, chance: float | None = None
+) -> None:
+    """Histogram of ranks on a logarithmic axis, with the median rank and that by chance; None: of one correct item."""
     n_candidates = max(int(rows["n_candidates"].max()) for rows in by_run.values())
     edges = np.geomspace(0.9, max(n_candidates, 2) * 1.1, 26)
     # The first is filled, the second an outline, so that neither hides the other.
@@ -156,7 +158,7 @@ def draw_ranks(axes: Axes, by_run: Mapping[str, pd.DataFrame], title: str) -> No
         median = float(rows["rank"].median())
         axes.hist(rows["rank"], bins=list(edges), label=f"{name}: median {median:g}", **style)
         axes.axvline(median, color=style["color"], linewidth=1.2)
-    chance = (n_candidates + 1) / 2
+    chance = (n_candidates + 1) / 2 if chance is None else chance
     axes.axvline(chance, color=MUTED, linewidth=1.0, linestyle=":", label=f"chance: {chance:g}")
     axes.set(
         xscale="log", xlabel=f"rank of the correct item among {n_candidates:,}", ylabel="queries", title=title

@@ -57,7 +57,10 @@ REGION_CENTRES = {
 
 _TRUNCATE = 4.0
 _SHOWN_PIXELS = 700
-NO_BOXES = "there are no boxes: prepare the set with --ms_cxr FILE to evaluate grounding and retrieval"
+NO_BOXES = (
+    "the set has no boxes: grounding, and retrieval of boxes and phrases, are not measured (boxes come with "
+    "data_prep.mimic_cxr --ms_cxr FILE)"
+)
 
 
 class Box(NamedTuple):

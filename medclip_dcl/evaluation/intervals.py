@@ -41,12 +41,14 @@ _COLUMNS = {
     "finding_classification": ("dicom_id", "subject_id", "finding", "label", "logit"),
     "grounding": ("dicom_id", "subject_id", "category", "phrase", "box", *_GROUNDING),
     "retrieval": ("direction", "dicom_id", "subject_id", "box", "rank", "rank_tolerant"),
+    "report_retrieval": ("task", "direction", "query", "subject_id", "rank", "rank_tolerant"),
 }
 _CASES = {
     "classification": ["finding", "dicom_id", "subject_id", "label"],
     "finding_classification": ["finding", "dicom_id", "subject_id", "label"],
     "grounding": ["box", "dicom_id", "subject_id", "category", "phrase"],
     "retrieval": ["direction", "box", "dicom_id", "subject_id"],
+    "report_retrieval": ["task", "direction", "query", "subject_id"],
 }
 """What tells the cases of two runs apart."""
 _CLASSIFICATIONS = ("classification", "finding_classification")
@@ -103,8 +105,8 @@ class Predictions:
     """What intervals are computed from.
 
     Attributes:
-        tables: "classification", "finding_classification", "grounding", "retrieval" -> rows as the evaluations write
-            them; any may lack.
+        tables: "classification", "finding_classification", "grounding", "retrieval", "report_retrieval" -> rows as the
+            evaluations write them; any may lack.
         min_cases: cases of either class that a finding needs (protocol of the classification, of which a run has one).
         name: for messages.
     """
@@ -362,7 +364,12 @@ def _numbers(predictions: Predictions, n_draws: int, seed: int) -> Numbers:
         if section in _CLASSIFICATIONS:
             numbers = _classification(rows, counts, predictions.min_cases)
         else:
-            numbers = {"grounding": _grounding, "retrieval": _retrieval}[section](rows, counts)
+            of_section = {
+                "grounding": _grounding,
+                "retrieval": _retrieval,
+                "report_retrieval": _report_retrieval,
+            }
+            numbers = of_section[section](rows, counts)
         found |= {f"{section}/{path}": values for path, values in numbers.items()}
     return found
 
@@ -430,6 +437,17 @@ def _retrieval(queries: pd.DataFrame, counts: np.ndarray) -> Numbers:
         **_retrieval_of(queries, counts, "", "rank"),
         **_retrieval_of(queries, counts, "tolerant/", "rank_tolerant"),
     }
+
+
+def _report_retrieval(queries: pd.DataFrame, counts: np.ndarray) -> Numbers:
+    """Of images and reports, of which several may say the same, and of images and sentences."""
+    found: Numbers = {}
+    for task, rows in queries.groupby("task"):
+        numbers = (
+            _retrieval(rows, counts) if task == "image_report" else _retrieval_of(rows, counts, "", "rank")
+        )
+        found |= {f"{task}/{path}": values for path, values in numbers.items()}
+    return found
 
 
 def _retrieval_of(queries: pd.DataFrame, counts: np.ndarray, prefix: str, column: str) -> Numbers:

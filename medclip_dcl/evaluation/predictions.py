@@ -1,4 +1,4 @@
-"""What `predict` writes: embeddings and zero-shot scores, or a classifier's probabilities, as Parquet."""
+"""What `predict` writes: embeddings and zero-shot scores, or a classifier's probabilities, as Parquet or CSV."""
 
 from __future__ import annotations
 
@@ -16,18 +16,43 @@ from medclip_dcl.evaluation.base import forget_texts
 from medclip_dcl.evaluation.classification import ZeroShotClassification
 from medclip_dcl.models.classifier import Classifier
 from medclip_dcl.models.image_text import ImageTextModel
-from medclip_dcl.prepared import write_parquet
+from medclip_dcl.prepared import write_parquet, write_text
+
+
+def write_predictions(table: pd.DataFrame, file: Path) -> None:
+    """Write a table as Parquet, or, by the file's ending, as CSV, in which a vector is a column for each number."""
+    if file.suffix == ".parquet":
+        write_parquet(table, file)
+        return
+    vectors = [name for name in table if table[name].map(lambda value: isinstance(value, np.ndarray)).any()]
+    for name in vectors:
+        wide = pd.DataFrame(np.stack(table[name].tolist()), index=table.index).add_prefix(f"{name}_")
+        table = pd.concat([table.drop(columns=name), wide], axis=1)
+    write_text(table.to_csv(index=False), file)
+
+
+def _with_patient_and_study(table: pd.DataFrame, trainer: Trainer) -> pd.DataFrame:
+    """The table with subject_id and study_id beside its dicom_id."""
+    images = getattr(trainer, "datamodule").prepared.table("images")  # noqa: B009
+    found = table.merge(images[["dicom_id", "subject_id", "study_id"]], on="dicom_id", how="left")
+    first = ["dicom_id", "subject_id", "study_id"]
+    return found[[*first, *(name for name in table if name not in first)]]
 
 
 class PredictionWriter(Callback):
     """Writes, under predictions/ of the run folder, for the images that `predict` was given:
 
-    image_embeddings.parquet (dicom_id, embedding: mean of the projected regions), finding_scores.parquet (dicom_id,
-    finding, score_negative, score_positive: similarities in [-1, 1], by the prompts of the run's ZeroShotClassification
-    or else CheX5's) and sentence_embeddings.parquet (sentence_id, embedding) of the sentences of their reports.
+    image_embeddings (dicom_id, subject_id, study_id, embedding: mean of the projected regions), finding_scores
+    (dicom_id, subject_id, study_id, finding, score_negative, score_positive: similarities in [-1, 1], by the prompts of
+    the run's ZeroShotClassification or else CheX5's) and sentence_embeddings (sentence_id, embedding) of the sentences
+    of their reports.
+
+    Args:
+        suffix: of the files, "parquet" or "csv".
     """
 
-    def __init__(self) -> None:
+    def __init__(self, suffix: str = "parquet") -> None:
+        self.suffix = suffix
         self._parts: list[tuple[list[str], np.ndarray, np.ndarray]] = []
         self._zero_shot = ZeroShotClassification()
 
@@ -65,7 +90,8 @@ class PredictionWriter(Callback):
         folder = Path(trainer.default_root_dir) / "predictions"
         embeddings = np.concatenate([part[1] for part in parts])
         images = pd.DataFrame({"dicom_id": ids, "embedding": list(embeddings)}).sort_values("dicom_id")
-        write_parquet(images, folder / "image_embeddings.parquet")
+        images = _with_patient_and_study(images, trainer)
+        write_predictions(images, folder / f"image_embeddings.{self.suffix}")
         findings = list(self._zero_shot.prompts)
         scores = np.concatenate([part[2] for part in parts]).reshape(len(ids), 2, len(findings))
         rows = [
@@ -74,22 +100,24 @@ class PredictionWriter(Callback):
             for finding, negative, positive in zip(findings, *of_image, strict=True)
         ]
         columns = ["dicom_id", "finding", "score_negative", "score_positive"]
-        write_parquet(
-            pd.DataFrame(rows, columns=columns).sort_values(["dicom_id", "finding"]),
-            folder / "finding_scores.parquet",
-        )
-        write_parquet(
-            _sentence_embeddings(pl_module, datamodule, ids), folder / "sentence_embeddings.parquet"
-        )
+        long = pd.DataFrame(rows, columns=columns).sort_values(["dicom_id", "finding"])
+        write_predictions(_with_patient_and_study(long, trainer), folder / f"finding_scores.{self.suffix}")
+        sentences = _sentence_embeddings(pl_module, datamodule, ids)
+        write_predictions(sentences, folder / f"sentence_embeddings.{self.suffix}")
 
 
 class FindingPredictionWriter(Callback):
-    """Writes predictions/finding_probabilities.parquet of a classifier's run: dicom_id, finding, logit, probability.
+    """Writes predictions/finding_probabilities of a classifier's run.
 
-    Probabilities are the logits' sigmoids, not calibrated on other images than those of the training.
+    Columns: dicom_id, subject_id, study_id, finding, logit, probability, the logit's sigmoid, not calibrated on other
+    images than those of the training.
+
+    Args:
+        suffix: of the file, "parquet" or "csv".
     """
 
-    def __init__(self) -> None:
+    def __init__(self, suffix: str = "parquet") -> None:
+        self.suffix = suffix
         self._logits: dict[str, list[float]] = {}
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -122,10 +150,8 @@ class FindingPredictionWriter(Callback):
         )
         long["probability"] = torch.tensor(long["logit"].to_numpy()).sigmoid().numpy()
         folder = Path(trainer.default_root_dir) / "predictions"
-        write_parquet(
-            long.sort_values(["dicom_id", "finding"], ignore_index=True),
-            folder / "finding_probabilities.parquet",
-        )
+        long = _with_patient_and_study(long.sort_values(["dicom_id", "finding"], ignore_index=True), trainer)
+        write_predictions(long, folder / f"finding_probabilities.{self.suffix}")
 
 
 def _sentence_embeddings(

@@ -1,7 +1,8 @@
 """The run report: ``python -m medclip_dcl.evaluation.report RUN`` writes RUN/report.html from the run folder alone.
 
-One file that opens from disk, without network: tables in the shape of SSD's tables 1, 3, 4 and 5, training curves,
-the class probability, heat maps, configuration, versions and timings. What the folder lacks is named in the report.
+One file that opens from disk, without network: tables in the shape of SSD's tables 1, 3, 4 and 5 and of image-report
+retrieval, training curves, the class probability, heat maps, configuration, versions and timings. What the folder lacks
+is named in the report; what was not measured, or never trained in this folder, is left out.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from medclip_dcl.evaluation.saved_results import (
     command_of_test,
     read_json,
     read_results,
+    value_at,
 )
 from medclip_dcl.prepared import write_text
 
@@ -90,7 +92,7 @@ def render(run: Path) -> str:
         _curves(run),
         _predictions(run, results),
         # A classifier has neither.
-        *([] if is_classifier else [_class_probability(run), _heat_maps(run)]),
+        *([] if is_classifier else [_class_probability(run), _heat_maps(run, results)]),
         _facts(run, results),
     ]
     is_phantom = bool(results) and all(found["dataset"]["phantom"] for found in results.values())
@@ -99,6 +101,12 @@ def render(run: Path) -> str:
         "is_phantom": is_phantom,
         "is_known": bool(results),
         "is_classifier": is_classifier,
+        "has_untrained": _UNTRAINED in results,
+        "eta": None,
+        "heat_maps": [],
+        "embedding_map": None,
+        "is_trained_here": _is_trained_here(run),
+        "data": report_tables.data_in_words(next(iter(results.values()))) if results else None,
     }
     for piece in pieces:
         content |= piece.content
@@ -106,25 +114,39 @@ def render(run: Path) -> str:
     return page_environment().get_template("report_template.html").render(content)
 
 
+def _is_trained_here(run: Path) -> bool:
+    """False of a folder that holds the test of another's checkpoint or of an exported model alone."""
+    return any((run / name).exists() for name in ("config.yaml", "metrics.csv", "checkpoints"))
+
+
 def _tables(run: Path, results: dict[str, Any]) -> _Piece:
-    piece = _Piece({"tables": [], "notes": [], "headline": [], "method": None})
+    piece = _Piece(
+        {"tables": [], "notes": [], "headline": [], "method": None, "reason": "", "is_paper": False}
+    )
     test = command_of_test(run)
     if _TRAINED not in results:
         piece.missing.append(f"results.json: the run has not been tested; made by: {test}")
     is_classifier = bool(results) and report_tables.is_of_classifier(next(iter(results.values())))
-    if _UNTRAINED not in results and not is_classifier:
+    if _UNTRAINED not in results and not is_classifier and _is_trained_here(run):
         piece.missing.append(
             "results_untrained.json: no row of the untrained network, against which to read the others; made by the"
             f" same `test` where checkpoints/untrained.ckpt is there: {test}"
         )
     if not results:
         return piece
-    layouts = report_tables.layouts(next(iter(results.values())))
+    first = next(iter(results.values()))
     intervals, problems = _intervals(run, results)
-    *tables, last = [report_tables.filled(layout, results, intervals) for layout in layouts]
-    categories = report_tables.by_category(results, intervals)
-    piece.content["tables"] = [*tables, *([categories] if categories else []), last]
-    piece.content["method"] = method() if intervals else None
+    tables = []
+    for layout in report_tables.layouts(list(results.values())):
+        tables.append(report_tables.filled(layout, results, intervals))
+        if layout.title == report_tables.TABLE_4:
+            tables += [table for table in [report_tables.by_category(results, intervals)] if table]
+    piece.content["tables"] = tables
+    piece.content["method"] = method() if intervals and tables else None
+    piece.content["reason"] = report_tables.why_left_out(first)
+    piece.content["is_paper"] = any(
+        row.kind == report_tables.PUBLISHED for table in tables for row in table.rows
+    )
     found_notes = (
         note for found in results.values() for section in found["notes"].values() for note in section
     )
@@ -153,6 +175,8 @@ def _headline(results: dict[str, Any]) -> list[dict[str, str | None]]:
         ("mIoU", "grounding", "miou", 3),
         ("Recall", "retrieval", "recall", 3),
         ("MedR", "retrieval", "medr", 0),
+        ("image-report Recall", report_tables.REPORTS, "image_report/recall", 3),
+        ("image-report MedR", report_tables.REPORTS, "image_report/medr", 0),
     )
     is_classifier = report_tables.is_of_classifier(next(iter(results.values())))
     if is_classifier:
@@ -161,14 +185,16 @@ def _headline(results: dict[str, Any]) -> list[dict[str, str | None]]:
     tiles = []
     for label, section, key, digits in chosen:
         values = {
-            name: report_tables.number((found["metrics"].get(section) or {}).get(key), digits)
+            name: report_tables.number(value_at(found["metrics"], f"{section}/{key}"), digits)
             for name, found in results.items()
         }
+        if not set(values.values()) - {report_tables.NOTHING}:
+            continue
         tiles.append(
             {
                 "label": label,
                 "value": values.get(_TRAINED, report_tables.NOTHING),
-                "untrained": None if is_classifier else values.get(_UNTRAINED, report_tables.NOTHING),
+                "untrained": values.get(_UNTRAINED),
             }
         )
     return tiles
@@ -177,7 +203,8 @@ def _headline(results: dict[str, Any]) -> list[dict[str, str | None]]:
 def _curves(run: Path) -> _Piece:
     file = run / "metrics.csv"
     if not file.is_file():
-        return _Piece({"curves": []}, ["metrics.csv: no training curves; made by: python -m medclip_dcl fit"])
+        missing = ["metrics.csv: no training curves; made by: python -m medclip_dcl fit"]
+        return _Piece({"curves": []}, missing if _is_trained_here(run) else [])
     try:
         metrics = pd.read_csv(file)
     except (pd.errors.ParserError, pd.errors.EmptyDataError) as error:
@@ -202,13 +229,20 @@ def _predictions(run: Path, results: dict[str, Any]) -> _Piece:
     if is_classifier:
         return piece
     by_run = {}
+    boxes = report_tables.is_measured(results[_TRAINED], "retrieval")
+    section = "retrieval" if boxes else report_tables.REPORTS
     for name, suffix in ((_TRAINED, ""), (_UNTRAINED, "_untrained")):
-        if name in results:
-            queries = _table(run / f"predictions{suffix}" / "retrieval.parquet", piece)
-            if queries is not None and len(queries):
-                by_run[name] = queries
+        if name in results and report_tables.is_measured(results[name], section):
+            queries = _table(run / f"predictions{suffix}" / f"{section}.parquet", piece)
+            if queries is not None:
+                by_run[name] = queries if boxes else queries[queries["task"] == "image_report"]
     if _TRAINED in by_run:
-        piece.content["ranks"] = report_charts.ranks(by_run)
+        items, path = (
+            (("box", "phrase"), section) if boxes else (("image", "report"), f"{section}/image_report")
+        )
+        levels = report_tables.chance_levels(results[_TRAINED])
+        chance = {d: levels.get(f"{path}/{d}/MedR") for d in ("image_to_text", "text_to_image")}
+        piece.content["ranks"] = report_charts.ranks(by_run, items, chance)
     return piece
 
 
@@ -216,10 +250,10 @@ def _class_probability(run: Path) -> _Piece:
     file = run / "class_probability.parquet"
     nothing: dict[str, Any] = {"eta": None, "truth": None, "most_probable": [], "least_probable": []}
     if not file.is_file():
-        return _Piece(
-            nothing,
-            ["class_probability.parquet: no η by sentence (a constant η has none; else `fit` writes it)"],
-        )
+        missing = [
+            "class_probability.parquet: no η by sentence (a constant η has none; else `fit` writes it)"
+        ]
+        return _Piece(nothing, missing if _is_trained_here(run) else [])
     piece = _Piece(nothing)
     table = _table(file, piece)
     if table is None or table.empty:
@@ -235,11 +269,12 @@ def _class_probability(run: Path) -> _Piece:
     return piece
 
 
-def _heat_maps(run: Path) -> _Piece:
+def _heat_maps(run: Path, results: dict[str, Any]) -> _Piece:
     files = {group: sorted((run / "figures").glob(f"grounding_{group}_*.png")) for group in _GROUPS}
     groups = [(group, [_embedded_image(file) for file in found]) for group, found in files.items() if found]
+    is_grounded = any(report_tables.is_measured(found, "grounding") for found in results.values())
     missing = (
-        [] if groups else ["figures/grounding_*.png: no heat maps; `test` draws them where there are boxes"]
+        ["figures/grounding_*.png: no heat maps; `test` draws them"] if is_grounded and not groups else []
     )
     drawn = run / "figures" / "embedding_map.png"
     return _Piece(
@@ -252,9 +287,9 @@ def _facts(run: Path, results: dict[str, Any]) -> _Piece:
     fit = run / "fit.json"
     shown = results.get(_TRAINED) or results.get(_UNTRAINED) or {}
     missing = []
-    if not config.is_file():
+    if not config.is_file() and _is_trained_here(run):
         missing.append("config.yaml: the configuration of the run is not there")
-    if not fit.is_file():
+    if not fit.is_file() and _is_trained_here(run):
         missing.append(
             "fit.json: training has not come to its end; continue it with: python -m medclip_dcl fit"
         )

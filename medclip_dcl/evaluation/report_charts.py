@@ -73,9 +73,11 @@ def roc(predictions: pd.DataFrame, aucs: Mapping[str, float | None]) -> Markup:
     return _chart("roc", (4.6, 4.4), draw_roc, predictions, aucs)
 
 
-def ranks(by_run: Mapping[str, pd.DataFrame]) -> list[Markup]:
-    """Rank histograms, one chart for each direction."""
-    titles = {"image_to_text": "box to phrase", "text_to_image": "phrase to box"}
+def ranks(
+    by_run: Mapping[str, pd.DataFrame], items: tuple[str, str], chance: Mapping[str, float | None]
+) -> list[Markup]:
+    """Rank histograms, one chart for each direction between two kinds of items, with the median rank by chance."""
+    titles = {"image_to_text": " to ".join(items), "text_to_image": " to ".join(reversed(items))}
     return [
         _chart(
             f"ranks-{direction}",
@@ -83,6 +85,7 @@ def ranks(by_run: Mapping[str, pd.DataFrame]) -> list[Markup]:
             draw_ranks,
             {name: rows[rows["direction"] == direction] for name, rows in by_run.items()},
             title,
+            chance[direction],
         )
         for direction, title in titles.items()
     ]

@@ -17,7 +17,7 @@ from medclip_dcl import __version__
 from medclip_dcl.distributed import device_name, rank_and_size
 from medclip_dcl.encoders.pretrained import weights_fingerprint
 from medclip_dcl.errors import UserError
-from medclip_dcl.evaluation.base import EvaluationCallback
+from medclip_dcl.evaluation.base import EvaluationCallback, Findings
 from medclip_dcl.evaluation.figures import write_figure
 from medclip_dcl.prepared import write_json, write_parquet
 from medclip_dcl.training.image_sizes import image_settings
@@ -76,9 +76,9 @@ class ResultsWriter(Callback):
         datamodule = getattr(trainer, "datamodule")  # noqa: B009
         drawn: dict[str, Path] = {}
         _forget_earlier(folder, self.file_name)
-        for section, callback in evaluations.items():
-            assert callback.found is not None
-            write_parquet(callback.found.predictions, folder / f"predictions{suffix}" / f"{section}.parquet")
+        for section, found in _sections(evaluations).items():
+            write_parquet(found.predictions, folder / f"predictions{suffix}" / f"{section}.parquet")
+        for callback in evaluations.values():
             if self.figures:
                 for name, figure in callback.figures(datamodule.load_image):
                     drawn[f"test/{name}"] = folder / f"figures{suffix}" / f"{name}.png"
@@ -118,10 +118,9 @@ def _results(
     seconds: float,
     exported: Path | None,
 ) -> dict[str, Any]:
-    found = {
-        section: callback.found for section, callback in evaluations.items() if callback.found is not None
-    }
-    prepared = getattr(trainer, "datamodule").prepared  # noqa: B009
+    found = _sections(evaluations)
+    datamodule = getattr(trainer, "datamodule")  # noqa: B009
+    prepared, images = datamodule.prepared, datamodule.evaluation("test").images
     return strict(
         {
             "format_version": FORMAT_VERSION,
@@ -137,6 +136,10 @@ def _results(
                 "source": prepared.info.get("source"),
                 "fingerprint": prepared.info.get("fingerprint"),
                 "phantom": prepared.is_phantom,
+                "folder": prepared.folder.resolve().name,
+                "images": len(images),
+                "patients": int(images["subject_id"].nunique()),
+                "image_size": datamodule.image_size,
             },
             "precision": str(trainer.precision),
             "versions": {
@@ -155,6 +158,15 @@ def _results(
             },
         }
     )
+
+
+def _sections(evaluations: Mapping[str, EvaluationCallback]) -> dict[str, Findings]:
+    """What was found, by its section of results.json; an evaluation may have several."""
+    found: dict[str, Findings] = {}
+    for section, callback in evaluations.items():
+        if callback.found is not None:
+            found |= {section: callback.found, **callback.found.also}
+    return found
 
 
 def _relative(file: Any, folder: Path) -> str | None:

@@ -1,15 +1,18 @@
-"""Cross-modal retrieval: boxes and phrases of MS-CXR on test (SSD, table 5), images and sentences on validate."""
+"""Cross-modal retrieval: boxes and phrases of MS-CXR (SSD, table 5), images and their reports, images and sentences."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, Protocol
 
 import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float
 from matplotlib.figure import Figure
+from scipy.sparse import csr_matrix
+from scipy.special import gammaln
 from torch import Tensor
 from torchvision.ops import roi_align
 
@@ -18,6 +21,7 @@ from medclip_dcl.evaluation.base import (
     EvaluationCallback,
     Findings,
     check_choice,
+    embed_anew,
     embed_texts,
     punctuation,
     scores,
@@ -39,18 +43,21 @@ KS = (10, 50, 100)
 WHOLE = View()
 DIRECTIONS = ("image_to_text", "text_to_image")
 COLUMNS = ["direction", "dicom_id", "subject_id", "phrase", "box", "rank", "rank_tolerant", "n_candidates"]
+_IMAGES_PER_CHUNK = 512
 
 
 class Retrieval(EvaluationCallback):
     """Recall at 10, 50 and 100 and the median rank, from image to text and from text to image.
 
-    On test a query is a box or the phrase of a box, see :class:`BoxesAndPhrases`; on validate, to watch training,
-    an image or a sentence of a report, see :class:`ImagesAndSentences`.
+    On test a query is a box or the phrase of a box, see :class:`BoxesAndPhrases`, and, in a section of its own of
+    results.json (report_retrieval), an image, a report or a sentence, see :class:`ImagesAndReports`; on validate, to
+    watch training, an image or a sentence of a report, see :class:`ImagesAndSentences`.
 
     Logs on test ``test/recall`` (mean of the six recalls), ``test/medr`` (mean of the two median ranks),
     ``test/<direction>_recall_at_<k>`` and ``test/<direction>_medr`` with the directions image_to_text and
-    text_to_image, and ``test/recall_tolerant``, ``test/medr_tolerant``; on validate ``validate/retrieval_recall``,
-    ``validate/medr`` and ``validate/<direction>_medr``.
+    text_to_image, and ``test/recall_tolerant``, ``test/medr_tolerant``, all of boxes; ``test/image_report_recall``,
+    ``test/image_report_medr``, ``test/image_sentence_recall`` and ``test/image_sentence_medr``; on validate
+    ``validate/retrieval_recall``, ``validate/medr`` and ``validate/<direction>_medr``.
 
     Args:
         region_centres: where a region lies, for the features of boxes; see :class:`Grounding`.
@@ -66,14 +73,14 @@ class Retrieval(EvaluationCallback):
         super().__init__()
         check_choice("Retrieval", "region_centres", region_centres, REGION_CENTRES)
         self.region_centres = region_centres
-        self._items: BoxesAndPhrases | ImagesAndSentences | None = None
+        self._items: list[_Items] = []
 
     def prepare(self, tables: EvaluationTables, stage: str) -> set[str]:
         if stage == "test":
-            self._items = BoxesAndPhrases(tables, self.region_centres)
+            self._items = [BoxesAndPhrases(tables, self.region_centres), ImagesAndReports(tables)]
         else:
-            self._items = ImagesAndSentences(tables)
-        return self._items.images
+            self._items = [ImagesAndSentences(tables)]
+        return set().union(*(items.images for items in self._items))
 
     def measure(
         self,
@@ -81,20 +88,45 @@ class Retrieval(EvaluationCallback):
         feature_map: Float[Tensor, "image dim region_row region_column"],
         dicom_ids: Sequence[str],
     ) -> Mapping[str, Any]:
-        assert self._items is not None
-        return self._items.measure(network, feature_map, dicom_ids)
+        found = [items.measure(network, feature_map, dicom_ids) for items in self._items]
+        measured = dict.fromkeys(dicom_id for of_images in found for dicom_id in of_images)
+        return {dicom_id: [of_images.get(dicom_id) for of_images in found] for dicom_id in measured}
 
     def summarise(
         self, network: ImageTextNetwork, values: Mapping[str, Any], tables: EvaluationTables
     ) -> Findings:
-        assert self._items is not None
-        return self._items.summarise(network, values, tables)
+        (_, first), *others = (
+            (
+                items,
+                items.summarise(network, {d: v[i] for d, v in values.items() if v[i] is not None}, tables),
+            )
+            for i, items in enumerate(self._items)
+        )
+        return replace(first, also={items.section: found for items, found in others if found.metrics})
 
     def figures(self, load_image: Any) -> Iterator[tuple[str, Figure]]:
         """Histograms of the ranks in both directions."""
         assert self.found is not None
         if not self.found.predictions.empty:
             yield "ranks", rank_figure(self.found.predictions)
+
+
+class _Items(Protocol):
+    """What is searched for what; the methods are those of an evaluation."""
+
+    section: str
+    images: set[str]
+
+    def measure(
+        self,
+        network: ImageTextNetwork,
+        feature_map: Float[Tensor, "image dim region_row region_column"],
+        dicom_ids: Sequence[str],
+    ) -> Mapping[str, Any]: ...
+
+    def summarise(
+        self, network: ImageTextNetwork, values: Mapping[str, Any], tables: EvaluationTables
+    ) -> Findings: ...
 
 
 class BoxesAndPhrases:
@@ -107,6 +139,8 @@ class BoxesAndPhrases:
     Raises:
         ValueError: see :func:`medclip_dcl.evaluation.grounding.boxes_by_image`.
     """
+
+    section = "retrieval"
 
     def __init__(self, tables: EvaluationTables, region_centres: str = "cell") -> None:
         self.region_centres = region_centres
@@ -204,6 +238,8 @@ class ImagesAndSentences:
     all images whose report holds a sentence; the best-ranked correct candidate counts.
     """
 
+    section = "retrieval"
+
     def __init__(self, tables: EvaluationTables) -> None:
         distinct = tables.sentences.drop_duplicates("sentence_id").sort_values("sentence_id")
         self.images = set(tables.sentences["dicom_id"])
@@ -252,6 +288,171 @@ class ImagesAndSentences:
             },
             counts={"images": len(row), "sentences": len(kept)},
         )
+
+
+class ImagesAndReports:
+    """Retrieval between test images and their reports, and between images and the distinct sentences of the reports.
+
+    The score of an image and a report is the mean of the image's scores with the report's distinct sentences (choice).
+    From an image, correct is its own report, or any sentence of it; from a report, any image of the study; from a
+    sentence, any image whose report holds it. The best-ranked correct candidate counts. Beside it, for reports, the
+    duplicate-tolerant variant accepts every report that consists of the same sentences.
+
+    Candidates are the images of ``EvaluationTables.sentences``, which the datamodule keeps to a number of reports; the
+    scores of all of them with all sentences are held in memory (4 bytes each, twice for a moment). The predictions'
+    `query` is the dicom_id, study_id or sentence_id whose counterpart is searched.
+    """
+
+    section = "report_retrieval"
+
+    def __init__(self, tables: EvaluationTables) -> None:
+        pairs = tables.sentences.merge(tables.images[["dicom_id", "study_id", "subject_id"]], on="dicom_id")
+        self._pairs = pairs.sort_values(["study_id", "dicom_id", "sentence_id"])
+        self._texts = pairs.drop_duplicates("sentence_id").set_index("sentence_id")["text"].sort_index()
+        self._embedded: Tensor | None = None
+        self.images = set(pairs["dicom_id"])
+
+    def measure(
+        self,
+        network: ImageTextNetwork,
+        feature_map: Float[Tensor, "image dim region_row region_column"],
+        dicom_ids: Sequence[str],
+    ) -> dict[str, np.ndarray]:
+        """Scores of all sentences for each image that has a report."""
+        rows = [row for row, dicom_id in enumerate(dicom_ids) if dicom_id in self.images]
+        if not rows:
+            return {}
+        if self._embedded is None:
+            # Apart from the phrases and prompts: in a batch with other texts their last bits would be others.
+            self._embedded = embed_anew(network, self._texts.tolist())
+        by_image = scores(network, feature_map[rows], self._embedded).T.contiguous().numpy()
+        return {dicom_ids[row]: of_image for row, of_image in zip(rows, by_image, strict=True)}
+
+    def summarise(
+        self, network: ImageTextNetwork, values: Mapping[str, Any], tables: EvaluationTables
+    ) -> Findings:
+        pairs = self._pairs[self._pairs["dicom_id"].isin(values)]
+        if pairs.empty:
+            return Findings(metrics={}, scalars={})
+        ids, place, patients = {}, {}, {}
+        for name in ("dicom_id", "study_id", "sentence_id"):
+            ids[name], first, place[name] = np.unique(
+                pairs[name].to_numpy(), return_index=True, return_inverse=True
+            )
+            patients[name] = pairs["subject_id"].to_numpy()[first]
+        of_sentences = np.stack([values[dicom_id] for dicom_id in ids["dicom_id"]])
+        if len(ids["sentence_id"]) < len(self._texts):
+            of_sentences = of_sentences[:, self._texts.index.isin(ids["sentence_id"])]
+        is_said = torch.zeros(of_sentences.shape, dtype=torch.bool)
+        is_said[place["dicom_id"], place["sentence_id"]] = True
+        report, sentence = np.unique(np.stack([place["study_id"], place["sentence_id"]]), axis=1)
+        of_reports = _report_scores(of_sentences, report, sentence)
+        own = torch.zeros(len(ids["dicom_id"]), dtype=torch.int64)
+        own[place["dicom_id"]] = torch.from_numpy(place["study_id"])
+        # Reports that consist of the same sentences have the same number.
+        group = torch.from_numpy(pd.factorize(pd.Series(sentence).groupby(report).agg(tuple))[0])
+        is_own = own[:, None] == torch.arange(len(group))
+        is_like_own = group[own][:, None] == group
+        found: dict[str, Any] = {}
+        chance: dict[str, Any] = {}
+        queries: list[pd.DataFrame] = []
+        for task, text, of_texts, correct, alike in (
+            ("image_report", "study_id", of_reports, is_own, is_like_own),
+            ("image_sentence", "sentence_id", of_sentences, is_said, is_said),
+        ):
+            similarities = torch.from_numpy(of_texts)
+            both = (("dicom_id", similarities, correct, alike), (text, similarities.T, correct.T, alike.T))
+            by_direction, chance[task] = {}, {}
+            for direction, (asked, of_queries, is_correct, is_alike) in zip(DIRECTIONS, both, strict=True):
+                ranks = retrieval_ranks(of_queries, is_correct).numpy()
+                chance[task][direction] = by_chance(is_correct.sum(dim=1).numpy(), of_queries.shape[1])
+                by_direction[direction] = pd.DataFrame(
+                    {
+                        "task": task,
+                        "direction": direction,
+                        "query": ids[asked].astype(str),
+                        "subject_id": patients[asked],
+                        "rank": ranks,
+                        "rank_tolerant": ranks
+                        if alike is correct
+                        else retrieval_ranks(of_queries, is_alike).numpy(),
+                        "n_candidates": of_queries.shape[1],
+                    }
+                )
+            found[task], tolerant = (
+                summarise_directions(
+                    {d: torch.tensor(rows[name].to_numpy()) for d, rows in by_direction.items()}
+                )
+                for name in ("rank", "rank_tolerant")
+            )
+            if alike is not correct:
+                found[task]["tolerant"] = tolerant
+            queries += by_direction.values()
+        return Findings(
+            metrics=found,
+            scalars={f"{task}_{name}": found[task][name] for task in found for name in ("recall", "medr")},
+            protocol={
+                "view": str(tables.view),
+                "score": "similarity logit / gamma^2; of a report: the mean over its distinct sentences",
+                "sentence_punctuation": punctuation(network),
+                "candidates": "images of the test split that have a report, their reports, the sentences of these",
+                "reports": tables.reports_in_words,
+                "correct": "from an image its report, or any sentence of it; from a report any image of its study; from"
+                " a sentence any image whose report holds it; tolerant: every report that consists of the same"
+                " sentences",
+                "several_correct": "the best-ranked counts",
+                "ties": "mean rank of the tied",
+                "patient_of_a_sentence": "of the first report that holds it, by study_id",
+            },
+            counts={
+                "images": len(ids["dicom_id"]),
+                "patients": len(np.unique(patients["dicom_id"])),
+                "reports": len(ids["study_id"]),
+                "distinct_reports": int(group.max()) + 1,
+                "sentences": len(ids["sentence_id"]),
+                "by_chance": chance,
+            },
+            predictions=pd.concat(queries, ignore_index=True),
+        )
+
+
+def _report_scores(
+    of_images: Float[np.ndarray, "image sentence"],
+    report: np.ndarray,
+    sentence: np.ndarray,
+) -> Float[np.ndarray, "image report"]:
+    """Mean score of each report's sentences, given as pairs of positions; equal reports tie exactly."""
+    n_sentences = np.bincount(report)
+    share = (1 / n_sentences)[report].astype(np.float32)
+    means = csr_matrix((share, (report, sentence)), shape=(len(n_sentences), of_images.shape[1]))
+    chunks = range(0, len(of_images), _IMAGES_PER_CHUNK)
+    return np.concatenate([(means @ of_images[i : i + _IMAGES_PER_CHUNK].T).T for i in chunks])
+
+
+def by_chance(n_correct: np.ndarray, n_candidates: int) -> dict[str, float]:
+    """R@K and median rank that a random order of the candidates gives on average.
+
+    Args:
+        n_correct: correct candidates of each query, at least 1, of which the best-ranked counts.
+        n_candidates: that are ranked.
+    """
+    numbers, counts = np.unique(n_correct, return_counts=True)
+    ranks = np.arange(1, n_candidates + 1)
+    within = np.zeros(n_candidates)
+    for number, count in zip(numbers, counts, strict=True):
+        # All correct candidates lie beyond rank r: C(n - r, m) / C(n, m).
+        left = (n_candidates - ranks).clip(min=number)
+        log_beyond = (
+            gammaln(left + 1) - gammaln(left - number + 1)
+            - gammaln(n_candidates + 1) + gammaln(n_candidates - number + 1)
+        )  # fmt: skip
+        within += count * (1 - np.where(n_candidates - ranks < number, 0.0, np.exp(log_beyond)))
+    within /= counts.sum()
+    middle = [ranks[within >= 0.5 - 1e-9][0], ranks[within > 0.5 + 1e-9][0]]
+    return {
+        **{f"R@{k}": float(within[min(k, n_candidates) - 1]) for k in KS},
+        "MedR": float(np.mean(middle)),
+    }
 
 
 def box_features(

@@ -7,9 +7,31 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from medclip_dcl.errors import UserError
 
 RESULTS_FORMAT_VERSION = 1
+CONFIG_FILE = "config.yaml"
+NOT_COMPARED = (
+    "checkpoint.dirpath",
+    "checkpoint_minutes",
+    "ckpt_path",
+    "config",
+    "prediction_format",
+    "run_folder",
+    "share_patient_data",
+    "trainer.default_root_dir",
+    "weights_only",
+    "data.init_args.num_workers",
+    "trainer.accelerator",
+    "trainer.devices",
+    "trainer.enable_progress_bar",
+    "trainer.logger",
+    "trainer.num_nodes",
+    "trainer.strategy",
+)
+"""Settings that say where and how a run is computed and not what: it may continue in another place."""
 _PARTS = ("metrics", "protocol", "counts", "notes", "checkpoint", "dataset", "precision", "versions")
 
 
@@ -61,6 +83,44 @@ def read_json(file: Path) -> dict[str, Any]:
         raise SavedResultsError(
             f"{file} is not readable JSON ({error}); delete it and run the command that wrote it"
         ) from error
+
+
+def read_config(run: Path) -> dict[str, Any] | None:
+    """config.yaml of a run folder; None where there is none, as where another's model was tested.
+
+    Raises:
+        SavedResultsError: it is not readable.
+    """
+    file = run / CONFIG_FILE
+    if not file.is_file():
+        return None
+    try:
+        return yaml.safe_load(file.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise SavedResultsError(f"{file} is not readable YAML ({error})") from error
+
+
+def differing_settings(old: Any, new: Any, name: str = "") -> set[str]:
+    """Dotted names of the settings that differ, apart from `NOT_COMPARED`; numbers stand for places in a list."""
+    if name in NOT_COMPARED or old == new:
+        return set()
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        old, new = (dict(enumerate(values)) for values in (old, new))
+    if not (isinstance(old, Mapping) and isinstance(new, Mapping)):
+        return {name}
+    keys = set(old) | set(new)
+    return set().union(
+        *(differing_settings(old.get(k), new.get(k), f"{name}.{k}" if name else str(k)) for k in keys)
+    )
+
+
+def setting(config: Any, name: str) -> Any:
+    """A setting by its dotted name; None where it is not there."""
+    for key in name.split("."):
+        if isinstance(config, list):
+            config = dict(zip(map(str, range(len(config))), config, strict=True))
+        config = config.get(key) if isinstance(config, Mapping) else None
+    return config
 
 
 def command_of_test(run: Path) -> str:

@@ -206,11 +206,49 @@ def test_images_of_other_findings_are_tested_after_those_of_chex5(small_set, sma
     assert before.images["dicom_id"][0] == first and "Fracture" in set(after.cases["finding"])
 
 
+def test_reports_of_the_test_split_are_served_after_what_is_classified_and_grounded(
+    small_set, small_bert, tmp_path
+):
+    data = datamodule(small_set, small_bert)
+    images = data.prepared.table("images")
+    split = set(images.query("official_split == 'test'")["dicom_id"])
+    test = data.evaluation("test")
+    assert set(test.sentences["dicom_id"]) == split and test.reports_in_words == "all"
+    # Without labels and boxes, as any hospital's; one label left: its image comes first.
+    folder = shutil.copytree(small_set, tmp_path / "set")
+    (folder / "boxes.parquet").unlink()
+    cases = pd.read_parquet(folder / "cases.parquet")
+    last = max(split)
+    write_table(cases[cases["dicom_id"] == last], folder / "cases.parquet", "cases")
+    ids = datamodule(folder, small_bert).evaluation("test").images["dicom_id"].tolist()
+    assert ids == [last, *sorted(split - {last})]
+    write_table(cases[:0], folder / "cases.parquet", "cases")
+    plain = datamodule(folder, small_bert).evaluation("test")
+    assert set(plain.images["dicom_id"]) == split and plain.cases.empty and plain.boxes.empty
+    few = [datamodule(folder, small_bert, test_reports=2, seed=seed).evaluation("test") for seed in (0, 1)]
+    assert (
+        few[0].images["dicom_id"].tolist() == few[1].images["dicom_id"].tolist() and len(few[0].images) == 2
+    )
+    assert few[0].reports_in_words.startswith("2 of 6, studies drawn")
+    predicted = datamodule(folder, small_bert, test_reports=2).predict_dataloader()
+    assert {x for batch in predicted for x in batch["dicom_id"]} == split
+    write_table(
+        pd.read_parquet(folder / "images.parquet").assign(official_split="train", use="train"),
+        folder / "images.parquet",
+        "images",
+    )
+    with pytest.raises(
+        PreparedDataError, match="nothing to test on: no image of the test split has .*data_prep.folder"
+    ):
+        datamodule(folder, small_bert).evaluation("test")
+
+
 def test_refusals_at_construction(small_set):
     for options, message in (
         ({"crop_size": 600}, r"crop_size 600 must lie in \[1, image_size = 512\]"),
         ({"sentences": "two"}, 'must be "one" or "all", got \'two\''),
         ({"brightness": 1.5}, r"data.brightness must lie in \[0, 1\), got 1.5"),
+        ({"test_reports": 0}, "data.test_reports must be at least 1, got 0"),
     ):
         with pytest.raises(ValueError, match=message):
             ImageTextDataModule(str(small_set), **options)

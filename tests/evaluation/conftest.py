@@ -82,11 +82,27 @@ def _predictions(skill: float = 1.0, seed: int = 0) -> Tables:
         )
         for direction in ("image_to_text", "text_to_image")
     ]
+    reports = [
+        pd.DataFrame(
+            {
+                "task": task,
+                "direction": direction,
+                "query": [f"q{i}" for i in range(N_PATIENTS + 50)],
+                "subject_id": 100 + np.arange(N_PATIENTS + 50) % N_PATIENTS,
+                "rank": scores.integers(2, 2 * 150, N_PATIENTS + 50) / 2,
+                "rank_tolerant": scores.integers(2, 2 * 110, N_PATIENTS + 50) / 2,
+                "n_candidates": N_PATIENTS + 50,
+            }
+        )
+        for task in ("image_report", "image_sentence")
+        for direction in ("image_to_text", "text_to_image")
+    ]
     columns = ["dicom_id", "subject_id", "finding", "label", "score_positive", "score_negative"]
     return {
         "classification": pd.DataFrame(chex5, columns=columns),
         "grounding": grounding,
         "retrieval": pd.concat(queries, ignore_index=True),
+        "report_retrieval": pd.concat(reports, ignore_index=True),
     }
 
 
@@ -114,10 +130,19 @@ def _measured(tables: Tables, decided_on: Tables | None = None) -> dict[str, Any
     pairs = pairs.rename(columns=lambda name: name.removeprefix("pair_")).assign(
         cnr=pairs["pair_cnr_signed"].abs()
     )
-    retrieval = {
-        column: _recalls({str(d): r[column] for d, r in tables["retrieval"].groupby("direction")})
-        for column in ("rank", "rank_tolerant")
-    }
+    retrieval, of_reports, of_sentences = (
+        {
+            column: _recalls({str(d): r[column] for d, r in rows.groupby("direction")})
+            for column in ("rank", "rank_tolerant")
+        }
+        for rows in (
+            tables["retrieval"],
+            *(
+                tables["report_retrieval"].query("task == @task")
+                for task in ("image_report", "image_sentence")
+            ),
+        )
+    )
     return {
         "classification": {
             **{
@@ -135,6 +160,10 @@ def _measured(tables: Tables, decided_on: Tables | None = None) -> dict[str, Any
             "by_pair": _means(pairs),
         },
         "retrieval": {**retrieval["rank"], "tolerant": retrieval["rank_tolerant"]},
+        "report_retrieval": {
+            "image_report": {**of_reports["rank"], "tolerant": of_reports["rank_tolerant"]},
+            "image_sentence": of_sentences["rank"],
+        },
     }
 
 
@@ -180,6 +209,7 @@ def _tested_run(
                 "classification": {"min_cases": MIN_CASES, "prompts": {"Edema": {"positive": "Edema"}}},
                 "grounding": {"interpolation": "bilinear", "thresholds": list(np.linspace(-1, 1, 41))},
                 "retrieval": {"ties": "mean rank of the tied"},
+                "report_retrieval": {"reports": "all"},
             },
             "counts": {
                 "classification": {
@@ -194,6 +224,7 @@ def _tested_run(
                     "boxes_by_category": boxes["category"].value_counts().to_dict(),
                 },
                 "retrieval": {"boxes": len(boxes), "phrases": 2},
+                "report_retrieval": {"images": 40, "reports": 40, "distinct_reports": 39, "sentences": 40},
             },
             "notes": {"classification": ["a note"], "grounding": [], "retrieval": []},
             "checkpoint": {"file": "checkpoints/best.ckpt", "weights": weights},

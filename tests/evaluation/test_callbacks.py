@@ -31,7 +31,7 @@ from medclip_dcl.evaluation import Grounding, ResultsWriter, Retrieval, ZeroShot
 from medclip_dcl.evaluation.grounding import boxes_by_image, chosen_examples
 from medclip_dcl.evaluation.intervals import bootstrap_intervals
 from medclip_dcl.evaluation.report import render
-from medclip_dcl.evaluation.retrieval import box_features
+from medclip_dcl.evaluation.retrieval import box_features, by_chance
 from medclip_dcl.geometry import View
 from medclip_dcl.network import ImageTextNetwork
 from medclip_dcl.similarity import GlobalCosine
@@ -101,7 +101,9 @@ class ColourData(LightningDataModule):
         )
         self.batch_size = batch_size
         self.order = list(range(N_IMAGES)) if order is None else order
-        self.prepared = SimpleNamespace(info={"source": "colours", "fingerprint": "f00d"}, is_phantom=True)
+        info = {"source": "colours", "fingerprint": "f00d"}
+        self.prepared = SimpleNamespace(info=info, is_phantom=True, folder=Path("somewhere/colour_set"))
+        self.image_size = ROWS * STRIDE
         ids = [f"image{i:02}" for i in range(N_IMAGES)]
         random = np.random.default_rng(5)
         images = pd.DataFrame(
@@ -598,10 +600,85 @@ def test_retrieval_is_a_sorted_list_of_cosines(tested):
     assert metrics["tolerant"]["medr"] <= metrics["medr"]
 
 
+def ranks_of(scores: np.ndarray, correct: np.ndarray) -> np.ndarray:
+    """Rank of the best correct candidate of each row, its ties at their mean."""
+    best = np.where(correct, scores, -np.inf).max(axis=1, keepdims=True)
+    return (scores > best).sum(axis=1) + ((scores == best).sum(axis=1) + 1) / 2
+
+
+def test_reports_and_sentences_are_retrieved_beside_boxes(tmp_path):
+    """Numpy, from the definitions: two images of a study, studies of the same sentences, an image without report."""
+    data = ColourData()
+    images = data.tables.images.copy()
+    images["study_id"] = images["study_id"].replace(5001, 5000)
+    of_image = {str(d): set(rows["sentence_id"]) for d, rows in data.tables.sentences.groupby("dicom_id")}
+    of_image["image01"] = of_image["image00"]
+    of_image["image05"] = of_image["image04"] = {1, 3}
+    rows = [(d, j, list(WORDS)[j]) for d, ids in of_image.items() for j in sorted(ids)]
+    sentences = pd.DataFrame(rows, columns=["dicom_id", "sentence_id", "text"])
+    data.tables = dataclasses.replace(data.tables, images=images, sentences=sentences)
+    trainer = trainer_for(tmp_path, Retrieval(), ResultsWriter(figures=False))
+    (logged,) = trainer.test(ColourModel(), datamodule=data, verbose=False)
+    results = json.loads((tmp_path / "results.json").read_text())
+    found = results["metrics"]["report_retrieval"]
+
+    ids = sorted(of_image)
+    mean_regions = regions_of(data).reshape(N_IMAGES, -1, 3).mean(1)[[int(d[5:]) for d in ids]]
+    words = list(WORDS.values())[:5]  # nobody says "dark"
+    of_words = np.stack([cosine(mean_regions, np.array(vector)) for vector in words], axis=1)
+    study_of: dict[str, int] = dict(zip(images["dicom_id"], images["study_id"], strict=True))
+    studies = sorted({study_of[d] for d in ids})
+    said = {study: of_image[next(d for d in ids if study_of[d] == study)] for study in studies}
+    of_reports = np.stack([of_words[:, sorted(said[s])].mean(axis=1) for s in studies], axis=1)
+    own = np.array([[study_of[d] == s for s in studies] for d in ids])
+    alike = np.array([[of_image[d] == said[s] for s in studies] for d in ids])
+    holds = np.array([[j in of_image[d] for j in range(5)] for d in ids])
+    assert len(studies) == len(ids) - 1 and alike.sum() > own.sum() + 1
+    # Equal reports tie, which rounding must not undo.
+    for task, scores, correct in (
+        ("image_report", of_reports.round(9), own),
+        ("tolerant", of_reports.round(9), alike),
+        ("image_sentence", of_words, holds),
+    ):
+        one = found["image_report"]["tolerant"] if task == "tolerant" else found[task]
+        both = ranks_of(scores, correct), ranks_of(scores.T, correct.T)
+        for direction, ranks in zip(("image_to_text", "text_to_image"), both, strict=True):
+            assert one[direction]["MedR"] == np.median(ranks), (task, direction)
+            assert one[direction]["R@10"] == pytest.approx((ranks <= 10).mean())
+    assert logged["test/image_report_medr"] == found["image_report"]["medr"]
+    assert logged["test/image_sentence_recall"] == pytest.approx(found["image_sentence"]["recall"])
+    counts = results["counts"]["report_retrieval"]
+    assert (counts["images"], counts["reports"], counts["sentences"]) == (22, 21, 5)
+    assert counts["distinct_reports"] == len({tuple(sorted(ids)) for ids in said.values()}) < 21
+    queries = pd.read_parquet(tmp_path / "predictions/report_retrieval.parquet")
+    assert len(queries) == 2 * 22 + 21 + 5 and "text" not in queries
+    assert bootstrap_intervals(tmp_path, n_draws=100)["report_retrieval/image_report/recall"].low is not None
+
+
+@pytest.mark.parametrize(("n_correct", "n_candidates"), [([1], 12), ([1, 1, 4, 12], 12), ([2, 3], 200)])
+def test_chance_is_that_of_shuffled_candidates(n_correct, n_candidates):
+    random = np.random.default_rng(0)
+    ranks = [1 + np.sort(random.permutation(n_candidates)[:n]).min() for _ in range(6000) for n in n_correct]
+    expected = by_chance(np.array(n_correct), n_candidates)
+    assert expected["R@10"] == pytest.approx(np.mean(np.array(ranks) <= 10), abs=0.015)
+    assert expected["MedR"] == pytest.approx(np.median(ranks), rel=0.1)
+    if set(n_correct) == {1}:
+        assert expected["MedR"] == (n_candidates + 1) / 2
+        assert expected["R@10"] == pytest.approx(10 / n_candidates)
+
+
 def test_results_say_what_they_are_of(tested):
     results = tested.results
     assert results["format_version"] == 1
-    assert results["dataset"] == {"source": "colours", "fingerprint": "f00d", "phantom": True}
+    assert results["dataset"] == {
+        "source": "colours",
+        "fingerprint": "f00d",
+        "phantom": True,
+        "folder": "colour_set",
+        "images": N_IMAGES,
+        "patients": 12,
+        "image_size": ROWS * STRIDE,
+    }
     assert results["precision"] == "32-true"
     assert results["checkpoint"]["file"] is None and len(results["checkpoint"]["weights"]) == 16
     assert results["protocol"]["grounding"]["comparison"] == ">"
@@ -698,7 +775,7 @@ def test_nothing_of_an_earlier_test_stays(tmp_path):
         "grounding.parquet",
     ]
     assert list((tmp_path / "figures").iterdir()) == []
-    assert len(list((tmp_path / "predictions_untrained").iterdir())) == 3
+    assert len(list((tmp_path / "predictions_untrained").iterdir())) == 4
     assert len(list((tmp_path / "figures_untrained").iterdir())) == 5
 
 
@@ -716,8 +793,8 @@ def test_each_phrase_is_encoded_once_for_all_callbacks(tmp_path):
     model = ColourModel()
     trainer = trainer_for(tmp_path, ZeroShotClassification(PROMPTS), Grounding(examples=0), Retrieval())
     trainer.test(model, datamodule=ColourData(batch_size=3), verbose=False)
-    # six prompts; the phrases red, green and blue are among them.
-    assert model.network.text_encoder.n_encoded == 6
+    # Six prompts, the phrases red, green and blue among them; the reports' sentences, five words, in a batch of theirs.
+    assert model.network.text_encoder.n_encoded == 6 + 5
 
 
 @pytest.mark.filterwarnings("ignore:test. Rarity")
@@ -777,7 +854,7 @@ def test_nothing_to_evaluate_is_said_and_not_fatal(tmp_path):
         findings=list(PROMPTS),
     )
     trainer = trainer_for(tmp_path, *all_callbacks())
-    with pytest.warns(UserWarning, match="there are no boxes: prepare the set with --ms_cxr FILE"):
+    with pytest.warns(UserWarning, match="the set has no boxes: .*data_prep.mimic_cxr --ms_cxr FILE"):
         (logged,) = trainer.test(ColourModel(), datamodule=data, verbose=False)
     results = json.loads((tmp_path / "results.json").read_text())
     metrics = results["metrics"]
@@ -835,7 +912,8 @@ def test_a_limited_run_says_so(tmp_path):
     with pytest.warns(UserWarning, match="grounding: 8 of 12 images were not evaluated: the run was limited"):
         trainer.test(ColourModel(), datamodule=ColourData(), verbose=False)
     results = json.loads((tmp_path / "results.json").read_text())
-    assert results["notes"]["retrieval"][0].startswith("retrieval: 8 of 12 images were not evaluated")
+    assert results["notes"]["retrieval"][0].startswith("retrieval: 15 of 23 images were not evaluated")
+    assert results["counts"]["report_retrieval"]["images"] == 8
     assert results["counts"]["grounding"]["images"] == 4
 
 

@@ -17,6 +17,13 @@ from medclip_dcl.evaluation.intervals import bootstrap_differences, bootstrap_in
 from medclip_dcl.evaluation.table_formats import latex_text, markdown_text
 
 DRAWS = 100
+AS_PUBLISHED = [
+    ("dataset", "phantom", False),
+    ("dataset", "source", "mimic-cxr-2.0.0"),
+    ("counts", "grounding", "boxes", 1448),
+    ("counts", "grounding", "pairs", 1162),
+]
+"""What results.json says of the set that the paper's rows are of."""
 DASH = "–"
 PUBLISHED = """
 BioViL .78 .62 1.14 .17 .25 148 | LSE+NL .79 .65 1.40 .19 .29 115
@@ -131,8 +138,16 @@ def test_differences_are_paired_with_the_baseline_and_marked(runs, written):
     assert "untrained − infonce" in shown[0]
 
 
-def test_published_rows_are_those_of_the_paper(written):
-    text = (written / "comparison.md").read_text(encoding="utf-8")
+def test_published_rows_are_those_of_the_paper(pair, tmp_path):
+    for part, *path, value in AS_PUBLISHED:
+        _change(part, *path, value=value)(pair[0])
+    main(command(pair[0], "--output", tmp_path))
+    text = (tmp_path / "comparison.md").read_text(encoding="utf-8")
+    assert "left out" not in text
+    assert (
+        "<details"
+        not in (tmp_path / "comparison.html").read_text(encoding="utf-8").split("What was compared")[0]
+    )
     blocks = text.split("| *published, not rerun; MIMIC-CXR/MS-CXR* |")
     assert len(blocks) == 5
     expected = []
@@ -146,6 +161,47 @@ def test_published_rows_are_those_of_the_paper(written):
             found.append([cells[0].replace("η = ", "η="), *cells[1:]])
     assert len(found) == 9 + 3 + 3 + 3
     assert found == expected
+
+
+@pytest.mark.parametrize("other", AS_PUBLISHED[:3])
+def test_beside_another_set_published_rows_are_folded_or_left_out_with_the_reason(pair, tmp_path, other):
+    for part, *path, value in AS_PUBLISHED:
+        if (part, *path, value) != other:
+            _change(part, *path, value=value)(pair[0])
+    _change("counts", "grounding", "images", value=138 if other[-1] == 1448 else 1047)(pair[0])
+    main(command(pair[0], "--output", tmp_path))
+    html = (tmp_path / "comparison.html").read_text(encoding="utf-8")
+    results = json.loads((pair[0] / "results.json").read_text())
+    reason = {
+        "phantom": "this set is a phantom",
+        "source": "this set is a source",
+        "boxes": f"this set has {results['counts']['grounding']['boxes']} boxes",
+    }[other[-2]]
+    for name in FILES[:3]:
+        text = (tmp_path / name).read_text(encoding="utf-8")
+        assert reason in text and "1,448 boxes, 1,162 image-phrase pairs on 1,047 images" in text, name
+        assert ("BioViL" in text) == (name == "comparison.html")
+    folded = re.findall(r"<details class=\"published\">.*?</details>", html, flags=re.DOTALL)
+    assert len(folded) == 4 and all(reason in one for one in folded)
+    assert html.count("BioViL") == sum(one.count("BioViL") for one in folded)
+
+
+def test_each_table_has_its_chance_level_and_number_of_cases(runs, written):
+    shown = markdown_tables((written / "comparison.md").read_text(encoding="utf-8"))
+    counts = json.loads((runs["infonce"] / "results.json").read_text())["counts"]
+    n = counts["grounding"]["boxes"]
+    recall = f"{sum(min(1, k / n) for k in (10, 50, 100)) / 3:.2f}".lstrip("0")
+    assert [shown[0]["chance level"][i] for i in (0, 2, 3, 4, 5, 6)] == [
+        ".50", DASH, ".00", DASH, recall, paper_number((n + 1) / 2, 0)
+    ]  # fmt: skip
+    commoner = [
+        max(cases.values()) / sum(cases.values()) for cases in counts["classification"]["by_finding"].values()
+    ]
+    assert shown[0]["chance level"][1] == paper_number(sum(commoner) / 5, 2)
+    assert shown[0]["tested on"][2:6] == [f"{n} boxes"] * 3 + [f"{n} candidates"]
+    assert shown[3]["candidates"] == [str(n)] * 8 and shown[3]["chance level"][3] == paper_number(
+        (n + 1) / 2, 0
+    )
 
 
 def test_published_rows_can_be_left_out(runs, tmp_path, capsys):
@@ -226,12 +282,13 @@ def test_html_is_well_formed_and_needs_nothing_else(written):
     html = (written / "comparison.html").read_text(encoding="utf-8")
     page = Nesting(html)
     assert page.open == [] and page.wrong == []
-    assert len(page.widths) == 5
+    # Six tables, four of them with folded rows of the paper, the networks and their settings.
+    assert len(page.widths) == 6 + 4 + 2
     for widths in page.widths:
         assert len(set(widths)) == 1
     assert page.addresses == [] and not re.search(r"url\(|@import|<link|<script", html)
     assert "Phantom numbers are not patient numbers" in html
-    assert "published, not rerun; MIMIC-CXR/MS-CXR" in html and "<li>a note</li>" in html
+    assert "<li>a note</li>" in html
 
 
 def test_latex_is_well_formed(written):
@@ -240,8 +297,8 @@ def test_latex_is_well_formed(written):
     assert code.isascii()
     bare = re.sub(r"\\[\\{}&%$#_]", "", code)
     assert bare.count("{") == bare.count("}") and bare.count("$") % 2 == 0
-    assert re.findall(r"\\begin\{(\w+)\}", code) == ["table", "tabular"] * 4
-    assert re.findall(r"\\end\{(\w+)\}", code) == ["tabular", "table"] * 4
+    assert re.findall(r"\\begin\{(\w+)\}", code) == ["table", "tabular"] * 6
+    assert re.findall(r"\\end\{(\w+)\}", code) == ["tabular", "table"] * 6
     for columns, body in re.findall(
         r"\\begin\{tabular\}\{(\w+)\}(.*?)\\end\{tabular\}", code, flags=re.DOTALL
     ):
@@ -350,6 +407,49 @@ def test_a_run_without_one_of_the_evaluations_is_refused(pair, capsys):
     assert "protocol.retrieval is not given there and {" in refused(capsys, *pair)
 
 
+def test_a_run_from_before_the_retrieval_of_reports_is_compared_in_the_rest(pair, capsys, tmp_path):
+    file = pair[1] / "results.json"
+    results = json.loads(file.read_text())
+    for part in ("metrics", "protocol", "counts"):
+        del results[part]["report_retrieval"]
+    file.write_text(json.dumps(results))
+    for order in (pair, pair[::-1]):
+        main(command(*order, "--output", tmp_path / "out"))
+        text = capsys.readouterr().out
+        assert "tested before there was a retrieval of reports: b; test them again" in text
+        shown = markdown_tables(text)
+        assert shown[4]["b"] == [DASH] * 8 and DASH not in shown[4]["a"] and DASH not in shown[3]["b"]
+
+
+def test_settings_that_differ_stand_in_the_comparison(pair, capsys, tmp_path):
+    for run, size, frozen, source in zip(pair, (128, 144), (True, False), ("x", "y"), strict=True):
+        config = {
+            "run_folder": str(run),
+            "trainer": {"devices": size, "callbacks": [{"init_args": {"min_cases": 5, "seed": size}}]},
+            "model": {
+                "init_args": {"frozen": frozen, "init_from": f"/somewhere/{source}/best_{source}.ckpt"}
+            },
+            "data": {"init_args": {"image_size": size, "seed": 3}},
+        }
+        (run / "config.yaml").write_text(json.dumps(config))  # JSON is YAML
+    main(command(*pair, "--output", tmp_path / "out"))
+    text = capsys.readouterr().out
+    assert markdown_tables(text)[-1] == {
+        "": ["a", "b"],
+        "data.init_args.image_size": ["128", "144"],
+        "model.init_args.frozen": ["true", "false"],
+        "model.init_args.init_from": [".../best_x.ckpt", ".../best_y.ckpt"],
+        "trainer.callbacks.0.init_args.seed": ["128", "144"],
+    }
+    assert "shown images of different sizes: 128 pixels, 144 pixels" in text
+    for name in FILES:
+        written = (tmp_path / "out" / name).read_text(encoding="utf-8")
+        assert "model.init_args.frozen" in written.replace(r"\_", "_") and "/somewhere" not in written, name
+    (pair[1] / "config.yaml").unlink()
+    main(command(*pair, "--output", tmp_path / "out"))
+    assert "settings are not known: b" in capsys.readouterr().out
+
+
 def test_an_untrained_network_that_was_tested_otherwise_is_refused(pair, capsys):
     file = pair[1] / "results_untrained.json"
     file.write_text(file.read_text().replace('"bilinear"', '"nearest"'))
@@ -403,9 +503,10 @@ def test_one_run_alone_and_a_run_without_boxes_are_shown(make_tested_run, tmp_pa
         pd.read_parquet(file).head(0).to_parquet(file)
         results["metrics"][section] = {"cnr": None, "recall": None}
     (run / "results.json").write_text(json.dumps(results))
-    table_1 = tables(compare([run], n_draws=DRAWS), published=False)[0]
-    assert [cell.text for cell in table_1.rows[0].cells][2:] == [DASH] * 5
-    assert table_1.rows[0].cells[0].interval.startswith("[")
+    shown = tables(compare([run], n_draws=DRAWS), published=False)
+    assert shown[0].columns == ["AUC ↑", "ACC ↑"]
+    assert shown[0].rows[0].cells[0].interval.startswith("[")
+    assert not [table.title for table in shown if "ounding" in table.title or "Table 5" in table.title]
 
 
 def test_compare_errors_are_saved_results_errors(pair):

@@ -19,8 +19,10 @@ from medclip_dcl.cli import main
 from medclip_dcl.encoders.image import ResNetRegions
 from medclip_dcl.encoders.pretrained import ModelFolderError
 from medclip_dcl.encoders.text import BertSentences
+from medclip_dcl.evaluation.report import render
 from medclip_dcl.findings import CHEX5
 from medclip_dcl.network import ImageTextNetwork
+from medclip_dcl.prepared import write_table
 from medclip_dcl.similarity import LSENonLocal
 from tests.encoders.test_biovil import image_state, write_text_folder
 
@@ -95,6 +97,25 @@ def test_an_exported_folder_is_tested(exported, small_set, tmp_path, place):
     assert results["checkpoint"]["file"] == "model"
     assert not (run / "results_untrained.json").exists()
     assert results["counts"]["grounding"]["boxes"] == 4
+
+
+@pytest.mark.filterwarnings("ignore:test. ")
+def test_a_set_without_labels_and_boxes_is_tested_by_its_reports(exported, small_set, tmp_path):
+    folder = shutil.copytree(small_set, tmp_path / "set")
+    (folder / "boxes.parquet").unlink()
+    write_table(pd.read_parquet(folder / "cases.parquet")[:0], folder / "cases.parquet", "cases")
+    run = tmp_path / "run"
+    main(arguments(run, exported, folder))
+    results = json.loads((run / "results.json").read_text())
+    assert (
+        results["metrics"]["classification"]["auc"] is None
+        and results["metrics"]["retrieval"]["recall"] is None
+    )
+    assert results["metrics"]["report_retrieval"]["image_report"]["medr"] >= 1
+    assert results["counts"]["report_retrieval"]["reports"] == results["dataset"]["images"] == 6
+    notes = {note for section in results["notes"].values() for note in section}
+    assert len(notes) == 2 and not any("0 positive" in note for note in notes)
+    assert "Report retrieval" in render(run)
 
 
 @pytest.mark.filterwarnings("ignore:test. ")

@@ -225,7 +225,7 @@ def test_a_blank_may_be_a_negative_case(labelled_set, tuned, tmp_path):
 def test_predictions_are_probabilities_of_the_tested_images(tuned):
     found = pd.read_parquet(tuned / "predictions/finding_probabilities.parquet")
     cases = pd.read_parquet(tuned / "predictions/finding_classification.parquet")
-    assert len(found) == 9 * 3
+    assert len(found) == 9 * 3 and list(found)[:3] == ["dicom_id", "subject_id", "study_id"]
     merged = cases.merge(found, on=["dicom_id", "finding"], suffixes=("", "_predicted"))
     assert len(merged) == len(cases)
     assert merged["logit_predicted"].to_numpy() == pytest.approx(merged["logit"].to_numpy(), abs=1e-5)

@@ -238,7 +238,8 @@ def test_predictions_without_the_pairs_columns_have_no_interval_for_pairs(tables
 
 
 def test_nothing_to_evaluate_has_no_intervals(tables):
-    tables["grounding"], tables["retrieval"] = tables["grounding"].head(0), tables["retrieval"].head(0)
+    for section in ("grounding", "retrieval", "report_retrieval"):
+        tables[section] = tables[section].head(0)
     found = bootstrap_intervals(Predictions(tables), 100)
     assert {path.split("/")[0] for path in found} == {"classification"}
 

@@ -66,8 +66,8 @@ class Page(HTMLParser):
         return row[1:]
 
 
-def results(shift: float = 0.0, phantom: bool = True) -> dict:
-    """results.json with numbers that are all different."""
+def results(shift: float = 0.0, phantom: bool = False) -> dict:
+    """results.json with numbers that are all different, of the set that the paper's rows are of."""
     recalls = {
         "R@10": 0.1001 + shift,
         "R@50": 0.2002 + shift,
@@ -90,25 +90,51 @@ def results(shift: float = 0.0, phantom: bool = True) -> dict:
             "classification": {"auc": 0.8123 + shift, "acc": 0.7, "n_findings": 4, "by_finding": by_finding},
             "grounding": {**grounding, "by_category": {"Edema": grounding}, "by_pair": grounding},
             "retrieval": {**retrieval, "tolerant": retrieval},
+            "report_retrieval": {
+                "image_report": {**retrieval, "tolerant": retrieval},
+                "image_sentence": retrieval,
+            },
         },
         "protocol": {"grounding": {"comparison": ">"}},
         "counts": {
             "classification": {"by_finding": {f: {"positives": 31, "negatives": 77} for f in CHEX5}},
             "grounding": {"boxes": 1448, "images": 1047, "boxes_by_category": {"Edema": 1448}},
             "retrieval": {"boxes": 1448, "phrases": 900},
+            "report_retrieval": {
+                "images": 3403,
+                "patients": 293,
+                "reports": 3269,
+                "distinct_reports": 3100,
+                "sentences": 9999,
+                "by_chance": {
+                    task: dict.fromkeys(
+                        ("image_to_text", "text_to_image"),
+                        {"R@10": 0.01, "R@50": 0.02, "R@100": 0.06, "MedR": 777.0},
+                    )
+                    for task in ("image_report", "image_sentence")
+                },
+            },
         },
         "notes": {
             "classification": ["Pneumothorax: no AUC and accuracy from 2 positive and 7 negative cases"]
         },
         "checkpoint": {"file": "checkpoints/best.ckpt", "weights": "0123456789abcdef"},
-        "dataset": {"source": "a source", "fingerprint": "f00d", "phantom": phantom},
+        "dataset": {
+            "source": "mimic-cxr-2.0.0",
+            "fingerprint": "f00d",
+            "phantom": phantom,
+            "folder": "a_set",
+            "images": 4000,
+            "patients": 1100,
+            "image_size": 512,
+        },
         "precision": "32-true",
         "versions": {"torch": "9.8.7"},
         "timings": {"test_seconds": 12.3, "metric_seconds": {"grounding": 1.5}},
     }
 
 
-def make_run(folder: Path, phantom: bool = True) -> Path:
+def make_run(folder: Path, phantom: bool = False) -> Path:
     """A complete run folder."""
     random = np.random.default_rng(0)
     (folder / "results.json").write_text(json.dumps(results(phantom=phantom)))
@@ -231,7 +257,7 @@ def test_text_of_reports_and_configuration_is_escaped(page):
 
 
 def test_most_and_least_probable_sentences_are_listed_in_order(page):
-    most, least = page.tables[5], page.tables[6]
+    most, least = page.tables[7], page.tables[8]
     assert [row[0] for row in most[1:4]] == ["Sentence number 0.", "Sentence number 1.", "Sentence number 2."]
     # The other page, of data_prep.eta_report, counts the training reports.
     assert most[0][1] == "reports (whole set)"
@@ -253,20 +279,113 @@ def test_charts_take_the_columns_that_exist(page):
 
 
 def test_configuration_versions_timings_and_notes_are_shown(page):
-    for text in ("learning_rate: 1.0e-05", "9.8.7", "127.5", "12.3", "0123456789abcdef", '"comparison": ">"'):
+    for text in (
+        "512 pixels",
+        "learning_rate: 1.0e-05",
+        "9.8.7",
+        "127.5",
+        "12.3",
+        "0123456789abcdef",
+        '"comparison": ">"',
+    ):
         assert text in page.text
     assert "Pneumothorax: no AUC and accuracy from 2 positive and 7 negative cases" in page.text
     assert "Not in this run folder" not in page.text
 
 
 def test_head_says_whose_numbers_they_are(html, copy):
-    assert "Phantom numbers are not patient numbers" in html
-    assert "contains patient data" not in html
+    assert "contains patient data" in html and "Phantom numbers" not in html
+    assert "a_set (mimic-cxr-2.0.0), 4,000 test images of 1,100 patients, 1,448 boxes" in html
     for name in ("results.json", "results_untrained.json"):
-        (copy / name).write_text(json.dumps(results(phantom=False)))
-    real = render(copy)
-    assert "contains patient data" in real
-    assert "Phantom numbers" not in real
+        (copy / name).write_text(json.dumps(results(phantom=True)))
+    phantom = render(copy)
+    assert "Phantom numbers are not patient numbers" in phantom and "contains patient data" not in phantom
+    few = results()
+    few["counts"]["grounding"] |= {"boxes": 138, "images": 70}
+    (copy / "results.json").write_text(json.dumps(few))
+    assert (
+        "a_set (in the layout of mimic-cxr-2.0.0), 4,000 test images of 1,100 patients, 138 boxes"
+        in render(copy)
+    )
+
+
+def test_published_rows_of_another_set_are_folded_with_the_reason(copy):
+    few = results()
+    few["counts"]["grounding"] |= {"boxes": 138, "images": 70}
+    (copy / "results.json").write_text(json.dumps(few))
+    page = Page(render(copy))
+    labels = [[row[0] for row in table if row] for table in page.tables]
+    with_paper = [found for found in labels if "BioViL" in found]
+    assert len(with_paper) == 4 and not any("this run" in found for found in with_paper)
+    assert page.tags.count("details") == 4 + 2
+    assert page.text.count("this set has 138 boxes") == 4
+    assert "The rows below the dashed line" not in page.text
+
+
+def test_each_table_has_its_chance_level(page):
+    assert page.row(0, "chance level") == ["0.50", "0.71", "–", "0.00", "–", "0.04", "724.5"]
+    assert page.row(0, "tested on")[2:6] == ["1,448 boxes"] * 3 + ["1,448 candidates"]
+    assert page.row(1, "chance level") == ["0.500"] * 4 + ["–", "0.500"]  # pneumothorax has too few cases
+    assert page.row(2, "chance level") == ["–", "0.000", "–"]
+    assert page.row(4, "chance level")[3] == "724.5" and page.row(4, "candidates") == ["1,448"] * 8
+    for table, texts in ((5, "3,269"), (6, "9,999")):
+        assert page.row(table, "chance level") == ["0.01", "0.02", "0.06", "777"] * 2
+        assert page.row(table, "candidates") == [texts] * 4 + ["3,403"] * 4
+        assert page.row(table, "this run")[3] == "61.5"
+
+
+def elsewhere_tested(folder: Path, *sections: str) -> Page:
+    """The report of a folder that holds the test of another's checkpoint alone, of some sections of results.json."""
+    found = results()
+    found["dataset"]["source"] = "folder of images with a table"
+    for section in {"classification", "grounding", "retrieval", "report_retrieval"} - set(sections):
+        found["metrics"][section] = {}
+        found["counts"][section] = {"boxes": 0} if section == "grounding" else {}
+    found["notes"] = {"grounding": ["the set has no boxes"]}
+    (folder / "results.json").write_text(json.dumps(found))
+    return Page(render(folder))
+
+
+def test_of_a_set_without_labels_and_boxes_the_report_shows_what_was_measured(tmp_path):
+    page = elsewhere_tested(tmp_path, "report_retrieval")
+    assert len(page.tables) == 2 and page.row(0, "this run")[3] == page.row(1, "this run")[3] == "61.5"
+    for absent in ("AUC", "Table", "0 boxes", "Heat maps", "BioViL"):
+        assert absent not in page.text, absent
+    assert "no boxes" in page.text and "image-report Recall" in page.text
+    assert "The test measured nothing" in elsewhere_tested(tmp_path).text
+    labelled = elsewhere_tested(tmp_path, "classification")
+    assert [row[0] for row in labelled.tables[0]][2:] == ["this run", "tested on", "chance level"]
+    assert "MedR" not in labelled.text
+    boxed = elsewhere_tested(tmp_path, "grounding", "retrieval")
+    assert boxed.text.count("Grounding by category") == 1 and "Table 1. Grounding and retrieval" in boxed.text
+
+
+def test_a_run_that_an_older_program_tested_has_a_report(copy):
+    old = results()
+    for part in ("metrics", "counts"):
+        del old[part]["report_retrieval"]
+    for name in ("folder", "images", "patients", "image_size"):
+        del old["dataset"][name]
+    (copy / "results.json").write_text(json.dumps(old))
+    (copy / "results_untrained.json").write_text(json.dumps(old))
+    page = Page(render(copy))
+    assert page.row(4, "this run")[3] == "61.5" and page.row(4, "chance level")[3] == "724.5"
+    assert "mimic-cxr-2.0.0, 1,448 boxes" in page.text
+    assert not {"Report retrieval", "image-report"} & set(page.text.split("\n"))
+
+
+def test_of_anothers_checkpoint_nobody_asks_to_train_on(tmp_path):
+    page = elsewhere_tested(tmp_path, "classification", "grounding", "retrieval", "report_retrieval")
+    assert "holds the test of checkpoints/best.ckpt alone" in page.text
+    for absent in (
+        "medclip_dcl fit",
+        "Training",
+        "untrained",
+        "Class probability",
+        "metrics.csv:",
+        "config.yaml:",
+    ):
+        assert absent not in page.text, absent
 
 
 @pytest.mark.parametrize(
