@@ -20,6 +20,7 @@ from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
+from medclip_dcl.config_errors import ConfigParser
 from medclip_dcl.errors import MissingFileError, UserError
 from medclip_dcl.evaluation.class_probability import ClassProbabilityTable
 from medclip_dcl.evaluation.predictions import FindingPredictionWriter, PredictionWriter
@@ -36,7 +37,7 @@ from medclip_dcl.run_folder import (
     RunFolder,
     RunRecord,
 )
-from medclip_dcl.training import AveragedWeights, FiniteCheck, Throughput, in_order
+from medclip_dcl.training import AveragedWeights, FiniteCheck, LastEpoch, Throughput, in_order
 from medclip_dcl.training.sharing import check_loggers, place_loggers
 from medclip_dcl.weight_files import read_exported_config, read_torch_file
 
@@ -77,6 +78,7 @@ class MedclipCLI(LightningCLI):
                 save_config_callback=None,
                 auto_configure_optimizers=False,
                 seed_everything_default=0,
+                parser_class=ConfigParser,
                 args=args,
             )
         except BaseException:
@@ -153,11 +155,17 @@ class MedclipCLI(LightningCLI):
         """Check on every process, before any waits for another; then the first writes."""
         self._dump_config()
         data = {"fingerprint": _data_fingerprint(config)}
-        self.run.check(self.config_dump, data, self._completed)
-        if self.run.is_finished:
-            raise FinishedRun(f"{self.run.folder} is finished: nothing to do")
+        is_longer = self.run.check(self.config_dump, data, self._completed)
+        if self.run.is_finished and not is_longer:
+            raise FinishedRun(
+                f"{self.run.folder} is finished: nothing to do; a larger --trainer.max_epochs (it had "
+                f"{config.trainer.max_epochs}) trains it longer"
+            )
         if getattr(rank_zero_only, "rank", 0) == 0:  # known from the environment before any process group
-            self.has_claimed = self.run.claim(self.config_dump, data)
+            if is_longer:
+                self.run.extend(self.config_dump)
+            else:
+                self.has_claimed = self.run.claim(self.config_dump, data)
         resume = self._checkpoint_to_resume(config.ckpt_path)
         if resume is not None:
             instead = "" if config.ckpt_path is None else f", where it has come to since {config.ckpt_path}"
@@ -221,6 +229,7 @@ class MedclipCLI(LightningCLI):
             self.record,
             self.results,
             FiniteCheck(),
+            LastEpoch(),
             throughput.arrival,
             throughput,
             *([] if options.ema_decay is None else [AveragedWeights(options.ema_decay)]),

@@ -55,6 +55,19 @@ def finished(tmp_path_factory, small_set, small_bert) -> Path:
     return run
 
 
+@pytest.fixture
+def info():
+    """Lines that the program says, not as warnings."""
+    caught = io.StringIO()
+    handler, logger = (
+        logging.StreamHandler(caught),
+        logging.getLogger("pytorch_lightning.utilities.rank_zero"),
+    )
+    logger.addHandler(handler)
+    yield lambda: caught.getvalue().splitlines()
+    logger.removeHandler(handler)
+
+
 def test_a_run_folder_holds_everything(finished):
     names = {path.name for path in finished.iterdir()}
     expected = {"config.yaml", "checkpoints", "metrics.csv", "fit.json", "class_probability.parquet"}
@@ -133,6 +146,74 @@ def test_an_interrupted_run_continues_and_keeps_its_metrics(finished, small_set,
     assert metrics["train/loss"].count() == 12 and metrics["validate/loss"].count() == 4
     assert metrics.loc[metrics["train/loss"].notna(), "step"].tolist() == list(range(12))
     assert json.loads((run / "fit.json").read_text())["epochs"] == 4
+
+
+def test_a_finished_run_is_trained_longer(finished, small_set, small_bert, tmp_path, info, monkeypatch):
+    run = shutil.copytree(finished, tmp_path / "run")
+    # Killed between any two of its writes, the same command goes on.
+    monkeypatch.setattr(
+        "medclip_dcl.run_folder.write_text", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+    )
+    longer = ["fit", *small(run, small_set, small_bert), "--trainer.max_epochs", "3"]
+    with pytest.raises(KeyboardInterrupt):
+        main(longer)
+    assert not (run / "fit.json").exists() and (run / "checkpoints/last.ckpt").is_file()
+    monkeypatch.undo()
+    main(longer)
+    assert json.loads((run / "fit.json").read_text())["epochs"] == 3
+    assert yaml.safe_load((run / "config.yaml").read_text())["trainer"]["max_epochs"] == 3
+    metrics = pd.read_csv(run / "metrics.csv")
+    assert metrics["validate/loss"].count() == 3
+    # The schedule of 9 steps with 2 of warm-up: the seventh step has the rate of the fifth of 7 that decay.
+    rates = metrics["train/learning_rate"].dropna().tolist()
+    assert rates[6:] == pytest.approx([1e-3 * 0.5 * (1 + math.cos(math.pi * k / 7)) for k in (4, 5, 6)])
+    said = next(line for line in info() if "learning rate at step 6" in line)
+    assert f"{rates[6]:.3g}" in said and "0 by the schedule" in said and "all 9 steps" in said
+    # What was measured at the end of the second epoch is not taken for the third's.
+    assert not (run / "results.json").exists() and not (run / "predictions").exists()
+    assert (run / "results_2_epochs.json").read_text() == (finished / "results.json").read_text()
+    assert (run / "predictions_2_epochs").is_dir() and (run / "figures_2_epochs").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        (["--trainer.max_epochs", "1"], ["trainer.max_epochs", "NUMBER above 2"]),
+        (
+            ["--model.init_args.beta2", "0.9"],
+            ["model.init_args.beta2", "init_from", "best.ckpt", "NUMBER above 2"],
+        ),
+    ],
+)
+def test_another_run_in_a_finished_folder_hears_what_is_possible(
+    more, named, finished, small_set, small_bert, capsys
+):
+    with pytest.raises(SystemExit):
+        main(["fit", *small(finished, small_set, small_bert, *more)])
+    message = capsys.readouterr().err
+    assert all(words in message for words in named)
+
+
+def test_a_run_without_its_last_checkpoint_is_not_trained_longer(
+    finished, small_set, small_bert, tmp_path, capsys
+):
+    run = shutil.copytree(finished, tmp_path / "run")
+    for name in ("last.ckpt", "previous.ckpt"):
+        (run / "checkpoints" / name).unlink()
+    with pytest.raises(SystemExit):
+        main(["fit", *small(run, small_set, small_bert), "--trainer.max_epochs", "3"])
+    assert "no last.ckpt" in capsys.readouterr().err
+    assert (run / "fit.json").is_file() and (run / "results.json").is_file()
+
+
+def test_a_run_shorter_than_every_interval_has_a_best_checkpoint_and_metrics(small_set, small_bert, tmp_path):
+    run = tmp_path / "run"
+    options = ["--trainer.max_epochs", "1", "--trainer.check_val_every_n_epoch", "3"]
+    main(["fit", *small(run, small_set, small_bert, *options, "--trainer.log_every_n_steps", "50")])
+    assert (run / "checkpoints/best.ckpt").is_file()
+    metrics = pd.read_csv(run / "metrics.csv")
+    assert metrics.loc[metrics["train/loss"].notna(), "step"].tolist() == [2]
+    assert metrics["validate/loss"].count() == 1 and metrics["train/images_per_second"].count() == 1
 
 
 def test_a_folder_of_unknown_origin_is_refused(small_set, small_bert, tmp_path, capsys):
@@ -231,7 +312,7 @@ def test_a_trial_run_claims_no_folder(small_set, small_bert, tmp_path):
     assert not [file for file in tmp_path.rglob("*") if file.is_file()], "a trial leaves nothing behind"
 
 
-def test_an_unfinished_run_goes_on_from_where_it_came_to(small_set, small_bert, tmp_path, capsys):
+def test_an_unfinished_run_goes_on_from_where_it_came_to(small_set, small_bert, tmp_path, capsys, info):
     run, bert = tmp_path / "run", tmp_path / "bert"
     shutil.copytree(small_bert, bert)
     arguments = ["fit", *small(run, small_set, bert, "--trainer.max_epochs", "1")]
@@ -241,11 +322,8 @@ def test_an_unfinished_run_goes_on_from_where_it_came_to(small_set, small_bert, 
     weights = torch.load(run / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
     (run / "fit.json").unlink()
     shutil.rmtree(bert)  # what the text encoder was built from: the run's own checkpoints have it
-    caught = io.StringIO()
-    handler = logging.StreamHandler(caught)
-    logging.getLogger("pytorch_lightning.utilities.rank_zero").addHandler(handler)
     main([*arguments, "--ckpt_path", str(best)])
-    assert f"last.ckpt, where it has come to since {best}" in caught.getvalue()
+    assert any(f"last.ckpt, where it has come to since {best}" in line for line in info())
     again = torch.load(run / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
     assert all(torch.equal(weights[name], again[name]) for name in weights)
     shutil.copytree(small_bert, bert)
@@ -258,7 +336,6 @@ def test_an_unfinished_run_goes_on_from_where_it_came_to(small_set, small_bert, 
     with pytest.warns(UserWarning, match=r"can be read .*; continuing from .*elsewhere.ckpt"):
         main([*arguments, "--ckpt_path", str(best)])
     assert (run / "fit.json").is_file()
-    logging.getLogger("pytorch_lightning.utilities.rank_zero").removeHandler(handler)
 
 
 @pytest.mark.parametrize("option", ["save_last", "save_on_exception"])
