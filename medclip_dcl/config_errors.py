@@ -74,7 +74,8 @@ def explain(message: str, options: Iterable[str]) -> str:
     if absent := re.match(r"No module named '([^']+)'", leaf):
         return f"{where}: {_no_module(absent[1], class_path)}"
     if absent := re.match(r"module '([^']+)' has no attribute '([^']+)'", leaf):
-        near = _nearest(absent[2], _names(absent[1]))
+        is_class = absent[2][0].isupper()
+        near = _nearest(absent[2], [name for name in _names(absent[1]) if name[0].isupper() == is_class])
         return f"{where}: {absent[1]} has no {absent[2]} (class_path {class_path}){near}"
     if expected := re.match(r"Expected an? (.+?)(?:\. Got value: (.*))?$", leaf):
         kind = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", expected[1])
@@ -121,7 +122,8 @@ def _imported(class_path: str) -> Any:
 
 
 def _names(module: str) -> list[str]:
-    return [name for name in dir(importlib.import_module(module)) if not name.startswith("_")]
+    there = importlib.import_module(module)
+    return [name for name in {*dir(there), *getattr(there, "__all__", ())} if not name.startswith("_")]
 
 
 def _options(parser: Any) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import signal
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from medclip_dcl.formats import CHECKPOINT
 from medclip_dcl.models.classifier import Classifier
 from medclip_dcl.models.seeded_batches import SeededBatches
 from medclip_dcl.network import ImageTextNetwork
+from medclip_dcl.output import plain_output
 from medclip_dcl.prepared import PreparedSet
 from medclip_dcl.resuming import AtomicCheckpointIO, LastCheckpoint, ResumeError, Stopped
 from medclip_dcl.run_folder import (
@@ -51,12 +51,11 @@ def run(args: Sequence[str] | None = None) -> None:
         SystemExit: with status 128 + the signal's number if `fit` was stopped by one before its end, so that a batch
             system does not take the run for completed: 143 for SIGTERM, 138 for SIGUSR1, 130 for Ctrl-C.
     """
-    # Lightning's own use of a deprecated test, at every step of the user's program.
-    warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
-    try:
-        MedclipCLI(args=None if args is None else list(args))
-    except FinishedRun as finished:
-        rank_zero_info(str(finished))
+    with plain_output():
+        try:
+            MedclipCLI(args=None if args is None else list(args))
+        except FinishedRun as finished:
+            rank_zero_info(str(finished))
 
 
 class FinishedRun(Exception):
@@ -276,7 +275,11 @@ class MedclipCLI(LightningCLI):
 
     def predict(self, model: LightningModule, **kwargs: Any) -> None:
         """Predictions go to disk, by PredictionWriter; Lightning would keep every feature map in memory."""
+        before = _states_of(self.run.folder / "predictions")
         self.trainer.predict(model, **{**kwargs, "return_predictions": False})
+        now = _states_of(self.run.folder / "predictions")
+        written = sorted(str(file) for file, state in now.items() if before.get(file) != state)
+        rank_zero_info(f"predictions: {', '.join(written)}" if written else "predictions: none were written")
 
 
 def best_precision(accelerator: Any = "auto") -> str:
@@ -380,6 +383,11 @@ def _is_comparable(results: Path, untrained: Path) -> bool:
     return all(
         a.get(key) == b.get(key) for key in ("format_version", "protocol", "dataset", "counts", "precision")
     )
+
+
+def _states_of(folder: Path) -> dict[Path, tuple[int, int]]:
+    """Which file stands under each name of a folder: another one after it was written anew."""
+    return {file: (file.stat().st_ino, file.stat().st_mtime_ns) for file in folder.glob("*.parquet")}
 
 
 def _without(arguments: dict[str, Any], name: str) -> dict[str, Any]:

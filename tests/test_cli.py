@@ -7,6 +7,8 @@ import json
 import logging
 import math
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -66,6 +68,34 @@ def info():
     logger.addHandler(handler)
     yield lambda: caught.getvalue().splitlines()
     logger.removeHandler(handler)
+
+
+def test_fit_and_test_say_what_matters_and_each_warning_once(small_set, small_bert, tmp_path):
+    """In a process of its own: as a terminal shows it."""
+    arguments = small(tmp_path / "run", small_set, small_bert, "--trainer.limit_val_batches", "2")
+    arguments += ["--data.init_args.batch_size", "7", "--trainer.log_every_n_steps", "50"]
+    said = [
+        subprocess.run(
+            [sys.executable, "-m", "medclip_dcl", *command], capture_output=True, text=True, check=True
+        )
+        for command in (["fit", *arguments], ["test", "--config", str(tmp_path / "run/config.yaml")])
+    ]
+    for one in said:
+        text = one.stdout + one.stderr
+        for advertisement in (
+            "litlogger",
+            "💡",
+            "GPU available",
+            "TPU available",
+            "LeafSpec",
+            "does not have many",
+        ):
+            assert advertisement not in text
+        lines = [line for line in text.splitlines() if "warning" in line.lower()]
+        assert lines and len(lines) == len(set(lines)), "each once"
+    fit, test = (one.stdout + one.stderr for one in said)
+    assert "3 of 24 training images do not fill a batch of 7 and are left out of each epoch" in fit
+    assert f"results: {tmp_path / 'run/results.json'}" in test
 
 
 def test_a_run_folder_holds_everything(finished):
@@ -356,8 +386,13 @@ def test_untrained_results_of_another_protocol_are_measured_again(finished):
     assert again["precision"] == stale["precision"] and again["metrics"] == stale["metrics"]
 
 
-def test_predict_writes_embeddings_and_scores(finished):
+def test_predict_writes_embeddings_and_scores(finished, info):
     main(["predict", "--config", str(finished / "config.yaml")])
+    (said,) = (line for line in info() if line.startswith("predictions: "))
+    assert all(
+        str(finished / f"predictions/{name}.parquet") in said for name in ("image_embeddings", "chex5_scores")
+    )
+    assert "classification.parquet" not in said, "test wrote it"
     images = pd.read_parquet(finished / "predictions/image_embeddings.parquet")
     scores = pd.read_parquet(finished / "predictions/chex5_scores.parquet")
     sentences = pd.read_parquet(finished / "predictions/sentence_embeddings.parquet")
@@ -433,6 +468,8 @@ def test_a_run_starts_from_another_runs_weights_and_outlives_them(finished, smal
     assert results[0]["checkpoint"]["weights"] != results[1]["checkpoint"]["weights"]
     # An exported folder is tested as it is, whatever the run started from.
     load(finished / "checkpoints/best.ckpt").save_pretrained(tmp_path / "exported")
+    modes = {file.name: file.stat().st_mode for file in (tmp_path / "exported").iterdir()}
+    assert modes["model.safetensors"] == modes["config.json"]
     options = ["--ckpt_path", str(tmp_path / "exported"), "--run_folder", str(tmp_path / "other")]
     main(["test", "--config", str(run / "config.yaml"), *options])
 
