@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import inspect
@@ -12,6 +11,9 @@ from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from pytorch_lightning.cli import LightningArgumentParser
+
+from medclip_dcl.config_keys import message as unknown_message
+from medclip_dcl.config_keys import nearest
 
 PROGRAM = "medclip-dcl"
 _DESCRIPTION = (
@@ -51,9 +53,9 @@ def explain(message: str, options: Iterable[str]) -> str:
         options: the dotted keys that there are outside of classes.
     """
     if unknown := re.match(r"unrecognized arguments: --([\w.+-]+)", message):
-        return _unknown(unknown[1].split("=")[0], options)
+        return unknown_message(unknown[1].split("=")[0], options)
     if unknown := re.match(r"Subcommand '\w+' does not accept option '(.+)'", message):
-        return _unknown(unknown[1], options)
+        return unknown_message(unknown[1], options)
     keys: list[str] = []
     class_path, leaf = "", ""
     lines = [line.strip().removeprefix("- ") for line in message.splitlines()]
@@ -70,12 +72,12 @@ def explain(message: str, options: Iterable[str]) -> str:
     if unknown := re.match(r"Option '(.+)' is not accepted", leaf):
         name = class_path.rpartition(".")[2]
         known = inspect.signature(_imported(class_path)).parameters
-        return f"{where}.init_args.{_unknown(unknown[1], known)} (a setting of {name})"
+        return f"{where}.init_args.{unknown_message(unknown[1], known)} (a setting of {name})"
     if absent := re.match(r"No module named '([^']+)'", leaf):
         return f"{where}: {_no_module(absent[1], class_path)}"
     if absent := re.match(r"module '([^']+)' has no attribute '([^']+)'", leaf):
         is_class = absent[2][0].isupper()
-        near = _nearest(absent[2], [name for name in _names(absent[1]) if name[0].isupper() == is_class])
+        near = nearest(absent[2], [name for name in _names(absent[1]) if name[0].isupper() == is_class])
         return f"{where}: {absent[1]} has no {absent[2]} (class_path {class_path}){near}"
     if expected := re.match(r"Expected an? (.+?)(?:\. Got value: (.*))?$", leaf):
         kind = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", expected[1])
@@ -87,15 +89,6 @@ def explain(message: str, options: Iterable[str]) -> str:
     return f"{where + ': ' if where else ''}{whole}{found}"
 
 
-def _unknown(key: str, known: Iterable[str]) -> str:
-    return f"{key}: there is no such key{_nearest(key, known)}"
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {near[0]}?" if near else ""
-
-
 def _no_module(name: str, class_path: str) -> str:
     if not class_path.startswith(f"{name}."):
         return (
@@ -103,7 +96,7 @@ def _no_module(name: str, class_path: str) -> str:
         )
     parent, _, last = name.rpartition(".")
     if parent and importlib.util.find_spec(parent) is not None:
-        return f"{parent} has no module {last} (class_path {class_path}){_nearest(last, _names(parent))}"
+        return f"{parent} has no module {last} (class_path {class_path}){nearest(last, _names(parent))}"
     return (
         f"no module {name} can be imported (class_path {class_path}); run this from the folder that holds {name}, or "
         "add that folder to PYTHONPATH"

@@ -43,10 +43,12 @@ def plain_output() -> Iterator[None]:
                 said.add((category, str(message)))
                 show(message, category, *where, **options)
 
-        def one_line(message: Any, category: type[Warning], filename: str, *where: Any) -> str:
+        def one_line(
+            message: Any, category: type[Warning], filename: str, lineno: int, line: str | None = None
+        ) -> str:
             if Path(filename).resolve().is_relative_to(_PACKAGE):
                 return f"medclip_dcl: warning: {message}\n"
-            return formatted(message, category, filename, *where)
+            return formatted(message, category, filename, lineno, line)
 
         warnings.showwarning, warnings.formatwarning = once, one_line
         logger.addFilter(_is_worth_saying)

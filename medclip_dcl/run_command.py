@@ -17,7 +17,7 @@ from pytorch_lightning import LightningDataModule, LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
-from pytorch_lightning.utilities.exceptions import SIGTERMException
+from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException
 
 from medclip_dcl.config_errors import ConfigParser
 from medclip_dcl.errors import MissingFileError, UserError
@@ -233,7 +233,11 @@ class MedclipCLI(LightningCLI):
             throughput,
             *([] if options.ema_decay is None else [AveragedWeights(options.ema_decay)]),
         ]
-        trainer = super().instantiate_trainer(**kwargs)
+        try:
+            trainer = super().instantiate_trainer(**kwargs)
+        except (MisconfigurationException, ModuleNotFoundError, ValueError) as error:
+            # An accelerator that is not there, an unknown strategy, options that exclude others.
+            raise UserError(f"trainer: {' '.join(str(error).split())}") from error
         # After the checkpoint of the best: its state goes into this one. ModelCheckpoint's own `save_last` leaves
         # out every epoch that is not the best so far, and what it saves in an epoch lacks the row of metrics.
         last = LastCheckpoint(self.run.checkpoints, self.config_init[self.subcommand].checkpoint_minutes)

@@ -586,3 +586,24 @@ def test_an_unknown_option_is_named(capsys):
         main(["fit", "--config", DEMO, "--run_folder", "x", "--data.init_args.batch_sise", "3"])
     assert error.value.code == 2
     assert "batch_sise" in capsys.readouterr().err
+
+
+def test_the_recipe_for_a_small_machine_trains_without_downloads(small_set, small_bert, tmp_path):
+    arguments = [
+        item
+        for name in ("mimic_cxr", "small_machine")
+        for item in ("--config", f"{ROOT}/configs/{name}.yaml")
+    ]
+    run = tmp_path / "run"
+    main(
+        [
+            "fit", *arguments, "--run_folder", str(run),
+            "--data.init_args.folder", str(small_set),
+            "--model.init_args.text_encoder.init_args.pretrained", str(small_bert),
+            "--trainer.max_steps", "1", "--trainer.limit_val_batches", "1",
+        ]
+    )  # fmt: skip
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    encoder = config["model"]["init_args"]["image_encoder"]
+    assert encoder["init_args"]["weights"] is None and encoder["init_args"]["stride"] == 16
+    assert config["data"]["init_args"]["num_workers"] == 0 and (run / "checkpoints/best.ckpt").is_file()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,7 @@ class Builds(Callback):
 
 
 @pytest.fixture
-def module(tmp_path, monkeypatch) -> Path:
+def module(tmp_path, monkeypatch) -> Iterator[Path]:
     """A folder with a user's module users_classes, on the path."""
     (tmp_path / "users_classes.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
