@@ -8,24 +8,43 @@ evaluates the untrained network beside the trained one.
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 
+from medclip_dcl.config_keys import unknown_key
 from medclip_dcl.errors import UserError
 
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run one command; errors of the user's making end with a message and status 2."""
+    # In the real parser's words, but before it is imported: that takes seconds.
+    if (unknown := unknown_key(sys.argv[1:] if args is None else args)) is not None:
+        print(f"medclip_dcl: error: {unknown}", file=sys.stderr)
+        raise SystemExit(2)
     # Imported here: importing this module, as the console script does, should not cost six seconds.
     from medclip_dcl.run_command import run
 
     try:
         run(args)
+        return
     except Exception as error:
         about_input = next((cause for cause in _causes(error) if isinstance(cause, UserError)), None)
-        if about_input is None:
-            raise  # a fault of the program, or of a class of the user's: the traceback shows where
-        print(f"medclip_dcl: error: {about_input}", file=sys.stderr)
-        raise SystemExit(2) from error
+        if about_input is not None:
+            print(f"medclip_dcl: error: {about_input}", file=sys.stderr)
+            raise SystemExit(2) from error
+        fault = _unwrapped(error)
+    # A fault of the program, or of a class of the user's: the traceback shows where.
+    raise fault
+
+
+def _unwrapped(error: Exception) -> BaseException:
+    """The error that a class raised when it was built, without the parser's, which repeats the configuration."""
+    return next(cause for cause in _causes(error) if not (cause.__cause__ and _is_of_the_parser(cause)))
+
+
+def _is_of_the_parser(error: BaseException) -> bool:
+    *_, last = traceback.walk_tb(error.__traceback__)
+    return last[0].f_globals["__name__"].split(".")[0] == "jsonargparse"
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -14,7 +14,6 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from medclip_dcl.encoders.image import RegionEncoder
@@ -24,7 +23,13 @@ from medclip_dcl.formats import NETWORK, VERSION_KEY
 from medclip_dcl.geometry import check_geometry
 from medclip_dcl.prepared import write_text
 from medclip_dcl.similarity import LSENonLocal, Similarity
-from medclip_dcl.weight_files import CONFIG_FILE, WEIGHTS_FILE, read_exported_config, read_state_dict
+from medclip_dcl.weight_files import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    read_exported_config,
+    read_state_dict,
+    write_safetensors,
+)
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -181,7 +186,7 @@ class ImageTextNetwork(nn.Module):
         folder.mkdir(parents=True, exist_ok=True)
         weights = {name: value.detach().cpu().contiguous() for name, value in self.state_dict().items()}
         temporary = folder / f".{WEIGHTS_FILE}.tmp"
-        save_file(weights, temporary, metadata={"format": "pt"})
+        write_safetensors(weights, temporary)
         temporary.replace(folder / WEIGHTS_FILE)
         write_text(json.dumps(self.config(), indent=2, sort_keys=True) + "\n", folder / CONFIG_FILE)
 
@@ -257,6 +262,6 @@ def build_part(config: dict[str, Any], base: type[Part]) -> Part:
     if not (isinstance(kind, type) and issubclass(kind, base)):
         raise UserError(
             f"the checkpoint names {config['class_path']}, which is no known {base.__name__}; "
-            "if it is a class of yours, import its module before loading"
+            f"if it is a class of yours, import {module_name} before loading (from a folder on PYTHONPATH)"
         )
     return kind(**config["init_args"])

@@ -18,10 +18,12 @@ from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
+from torch.optim.lr_scheduler import LambdaLR
 
 from medclip_dcl.data.samplers import ResumableLoader
 from medclip_dcl.distributed import gather_objects, greatest_of_all
 from medclip_dcl.errors import UserError
+from medclip_dcl.training.last_epoch import is_last_step
 from medclip_dcl.weight_files import read_torch_file
 
 LAST, PREVIOUS, UNREADABLE = "last.ckpt", "previous.ckpt", "unreadable.ckpt"
@@ -214,6 +216,7 @@ class LastCheckpoint(Checkpoint):
                 + ", ".join(f"process {rank} {start}" for rank, start in enumerate(starts))
                 + "; see that all of them read the same files"
             )
+        _follow_schedule(trainer)
         was_asked = trainer.received_sigterm
         if trainer.is_global_zero:
             _remove_leftovers(self.folder)
@@ -244,7 +247,11 @@ class LastCheckpoint(Checkpoint):
         batches = trainer.fit_loop.epoch_loop.batch_progress
         is_epochs_end = batches.is_last_batch
         has_stepped = is_epochs_end or batches.current.ready % trainer.accumulate_grad_batches == 0
-        if not has_stepped or not (is_epochs_end or self._may_stop_in_an_epoch):
+        if (
+            not has_stepped
+            or not (is_epochs_end or self._may_stop_in_an_epoch)
+            or not _is_begun_again(trainer)
+        ):
             return
         stop, is_due = self._asked(trainer, min(self.seconds, _LEAST_SECONDS))
         if stop or is_due:
@@ -308,6 +315,27 @@ class LastCheckpoint(Checkpoint):
         raise Stopped(number)
 
 
+def _follow_schedule(trainer: Trainer) -> None:
+    """Give the next step the rate of this run's own schedule; says so where the checkpoint's has another length."""
+    for config in trainer.lr_scheduler_configs:
+        schedule = config.scheduler
+        if not isinstance(schedule, LambdaLR):
+            continue  # its state came from the checkpoint
+        rates = [
+            base * factor(schedule.last_epoch)
+            for base, factor in zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)
+        ]
+        groups = schedule.optimizer.param_groups
+        if rates != [group["lr"] for group in groups]:
+            rank_zero_info(
+                f"learning rate at step {trainer.global_step}: {groups[-1]['lr']:.3g} by the schedule that the "
+                f"checkpoint was trained with, {rates[-1]:.3g} from here on by that of all "
+                f"{trainer.estimated_stepping_batches} steps"
+            )
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate
+
+
 def _remove_leftovers(folder: Path) -> None:
     """Delete what a run that was killed had begun to write."""
     for file in (folder / _NEW, *folder.glob(".*.ckpt.tmp")):
@@ -316,6 +344,20 @@ def _remove_leftovers(folder: Path) -> None:
 
 def _is_in_training(trainer: Trainer) -> bool:
     return trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
+
+
+def _is_begun_again(trainer: Trainer) -> bool:
+    """True if Lightning, resumed at the start of this validation, begins it again.
+
+    It does not where max_steps were made, nor where `LastEpoch` validates between two validations of an epoch.
+    """
+    if is_last_step(trainer):
+        return False
+    batches, interval = trainer.fit_loop.epoch_loop.batch_progress, trainer.val_check_batch
+    if interval == float("inf"):
+        return True
+    count = batches.total if trainer.check_val_every_n_epoch is None else batches.current
+    return interval is not None and count.ready % interval == 0
 
 
 @contextmanager

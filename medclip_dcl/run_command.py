@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import signal
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -18,8 +17,9 @@ from pytorch_lightning import LightningDataModule, LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
-from pytorch_lightning.utilities.exceptions import SIGTERMException
+from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException
 
+from medclip_dcl.config_errors import ConfigParser
 from medclip_dcl.errors import UserError
 from medclip_dcl.evaluation.class_probability import ClassProbabilityTable
 from medclip_dcl.evaluation.predictions import FindingPredictionWriter, PredictionWriter
@@ -27,6 +27,7 @@ from medclip_dcl.evaluation.results import RESULTS_FILE, UNTRAINED_FILE, Results
 from medclip_dcl.models.classifier import Classifier
 from medclip_dcl.models.seeded_batches import SeededBatches
 from medclip_dcl.network import ImageTextNetwork
+from medclip_dcl.output import plain_output
 from medclip_dcl.prepared import PreparedSet
 from medclip_dcl.resuming import AtomicCheckpointIO, LastCheckpoint, ResumeError, Stopped
 from medclip_dcl.run_folder import (
@@ -35,7 +36,7 @@ from medclip_dcl.run_folder import (
     RunFolder,
     RunRecord,
 )
-from medclip_dcl.training import AveragedWeights, FiniteCheck, Throughput, in_order
+from medclip_dcl.training import AveragedWeights, FiniteCheck, LastEpoch, Throughput, in_order
 from medclip_dcl.training.image_sizes import Source, fill_image_sizes, image_settings, other_images
 from medclip_dcl.training.sharing import check_loggers, place_loggers
 
@@ -49,12 +50,11 @@ def run(args: Sequence[str] | None = None) -> None:
         SystemExit: with status 128 + the signal's number if `fit` was stopped by one before its end, so that a batch
             system does not take the run for completed: 143 for SIGTERM, 138 for SIGUSR1, 130 for Ctrl-C.
     """
-    # Lightning's own use of a deprecated test, at every step of the user's program.
-    warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
-    try:
-        MedclipCLI(args=None if args is None else list(args))
-    except FinishedRun as finished:
-        rank_zero_info(str(finished))
+    with plain_output():
+        try:
+            MedclipCLI(args=None if args is None else list(args))
+        except FinishedRun as finished:
+            rank_zero_info(str(finished))
 
 
 class FinishedRun(Exception):
@@ -77,6 +77,7 @@ class MedclipCLI(LightningCLI):
                 save_config_callback=None,
                 auto_configure_optimizers=False,
                 seed_everything_default=0,
+                parser_class=ConfigParser,
                 args=args,
             )
         except BaseException:
@@ -180,11 +181,17 @@ class MedclipCLI(LightningCLI):
         """Check on every process, before any waits for another; then the first writes."""
         self._dump_config()
         data = {"fingerprint": _data_fingerprint(config)}
-        self.run.check(self.config_dump, data, self._completed)
-        if self.run.is_finished:
-            raise FinishedRun(f"{self.run.folder} is finished: nothing to do")
+        is_longer = self.run.check(self.config_dump, data, self._completed)
+        if self.run.is_finished and not is_longer:
+            raise FinishedRun(
+                f"{self.run.folder} is finished: nothing to do; a larger --trainer.max_epochs (it had "
+                f"{config.trainer.max_epochs}) trains it longer"
+            )
         if getattr(rank_zero_only, "rank", 0) == 0:  # known from the environment before any process group
-            self.has_claimed = self.run.claim(self.config_dump, data)
+            if is_longer:
+                self.run.extend(self.config_dump)
+            else:
+                self.has_claimed = self.run.claim(self.config_dump, data)
         resume = self._checkpoint_to_resume(config.ckpt_path)
         if resume is not None:
             instead = "" if config.ckpt_path is None else f", where it has come to since {config.ckpt_path}"
@@ -239,11 +246,16 @@ class MedclipCLI(LightningCLI):
             self.record,
             self.results,
             FiniteCheck(),
+            LastEpoch(),
             throughput.arrival,
             throughput,
             *([] if options.ema_decay is None else [AveragedWeights(options.ema_decay)]),
         ]
-        trainer = super().instantiate_trainer(**kwargs)
+        try:
+            trainer = super().instantiate_trainer(**kwargs)
+        except (MisconfigurationException, ModuleNotFoundError, ValueError) as error:
+            # An accelerator that is not there, an unknown strategy, options that exclude others.
+            raise UserError(f"trainer: {' '.join(str(error).split())}") from error
         # After the checkpoint of the best: its state goes into this one. ModelCheckpoint's own `save_last` leaves
         # out every epoch that is not the best so far, and what it saves in an epoch lacks the row of metrics.
         last = LastCheckpoint(self.run.checkpoints, self.config_init[self.subcommand].checkpoint_minutes)
@@ -285,7 +297,11 @@ class MedclipCLI(LightningCLI):
 
     def predict(self, model: LightningModule, **kwargs: Any) -> None:
         """Predictions go to disk, by PredictionWriter; Lightning would keep every feature map in memory."""
+        before = _states_of(self.run.folder / "predictions")
         self.trainer.predict(model, **{**kwargs, "return_predictions": False})
+        now = _states_of(self.run.folder / "predictions")
+        written = sorted(str(file) for file, state in now.items() if before.get(file) != state)
+        rank_zero_info(f"predictions: {', '.join(written)}" if written else "predictions: none were written")
 
 
 def best_precision(accelerator: Any = "auto") -> str:
@@ -389,6 +405,11 @@ def _is_comparable(results: Path, untrained: Path) -> bool:
     a, b = (json.loads(file.read_text(encoding="utf-8")) for file in (results, untrained))
     keys = ("format_version", "protocol", "dataset", "images", "counts", "precision")
     return all(a.get(key) == b.get(key) for key in keys)
+
+
+def _states_of(folder: Path) -> dict[Path, tuple[int, int]]:
+    """Which file stands under each name of a folder: another one after it was written anew."""
+    return {file: (file.stat().st_ino, file.stat().st_mtime_ns) for file in folder.glob("*.*")}
 
 
 def _without(arguments: dict[str, Any], name: str) -> dict[str, Any]:

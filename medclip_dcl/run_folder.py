@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -32,6 +33,10 @@ UNTRAINED_CHECKPOINT = "untrained.ckpt"
 DATA_FILE = "data.json"
 
 _ROWS = "metrics_rows"
+
+_LENGTH = "trainer.max_epochs"
+_OF_THE_END = ("results.json", "predictions", "figures", "report.html")
+"""What was measured or drawn at the end of training."""
 
 
 class RunFolderError(UserError):
@@ -64,8 +69,11 @@ class RunFolder:
         config: Mapping[str, Any],
         data: Mapping[str, Any],
         complete: Callable[[dict[str, Any]], Mapping[str, Any]] = dict,
-    ) -> None:
+    ) -> bool:
         """Refuse a folder that holds anything but this run; every process calls it, before any waits for another.
+
+        Returns:
+            True if it holds this run with fewer epochs: `extend` lets it have more.
 
         Args:
             config: resolved configuration of the run.
@@ -83,14 +91,16 @@ class RunFolder:
                     f"{self.folder} holds results but no {CONFIG_FILE}: not a run of this program; "
                     "choose another --run_folder"
                 )
-            return
+            return False
         found: Mapping[str, Any] = self.saved_config()
         if found != config:
             found = complete(dict(found))
-        if differing := sorted(differing_settings(found, config)):
+        differing = sorted(differing_settings(found, config))
+        is_longer = differing == [_LENGTH] and _is_longer(found["trainer"], config["trainer"])
+        if differing and not is_longer:
             raise RunFolderError(
                 f"{self.folder} already holds another run: its {CONFIG_FILE} differs in {', '.join(differing)}; "
-                f"choose another --run_folder, or continue that run with --config {file}"
+                f"choose another --run_folder{self._advice(found)}"
             )
         data_file = self.folder / DATA_FILE
         if data_file.is_file() and json.loads(data_file.read_text(encoding="utf-8")) != dict(data):
@@ -98,6 +108,45 @@ class RunFolder:
                 f"{self.folder} already holds a run on other data: the prepared set has changed since; "
                 "choose another --run_folder, or delete this one to train again"
             )
+        return is_longer
+
+    def _advice(self, config: Mapping[str, Any]) -> str:
+        """Commands that go on from the run that is here."""
+        if not self.is_finished:
+            return f", or continue that run with --config {self.folder / CONFIG_FILE}"
+        start = ""
+        if "init_from" in config.get("model", {}).get("init_args", {}):
+            start = f" and start from its weights by --model.init_args.init_from {self.checkpoint_to_test()}"
+        epochs = config.get("trainer", {}).get("max_epochs")
+        return (
+            f"{start}; or train that run, which is finished, longer: --config {self.folder / CONFIG_FILE} "
+            f"--{_LENGTH} NUMBER above {epochs}"
+        )
+
+    def extend(self, config: Mapping[str, Any]) -> None:
+        """Let the run have more epochs; one process calls it, after `check`.
+
+        What was measured at its earlier end gets a name of its own (results_12_epochs.json): nothing of it is taken
+        for the longer run's. Killed at any moment, the same command does the rest.
+
+        Raises:
+            RunFolderError: there is no checkpoint to go on from.
+        """
+        if self.checkpoint_to_resume() is None:
+            raise RunFolderError(
+                f"{self.checkpoints} holds no last.ckpt: the run cannot be trained longer; choose another --run_folder"
+            )
+        if self.is_finished:
+            epochs = read_fit_record(self.folder).get("epochs")
+            for name in _OF_THE_END:
+                earlier = self.folder / f"{Path(name).stem}_{epochs}_epochs{Path(name).suffix}"
+                if (self.folder / name).exists():
+                    if earlier.is_dir():
+                        shutil.rmtree(earlier)
+                    os.replace(self.folder / name, earlier)
+            # Before the configuration: a run with that of more epochs would be taken for finished.
+            (self.folder / FIT_FILE).unlink()
+        write_text(yaml.safe_dump(dict(config), sort_keys=False), self.folder / CONFIG_FILE)
 
     def claim(self, config: Mapping[str, Any], data: Mapping[str, Any]) -> bool:
         """Write config.yaml and data.json unless they are there; one process calls it, after `check`.
@@ -146,6 +195,11 @@ class RunFolder:
                 f"{self.folder} ...) or give --ckpt_path"
             )
         return file
+
+
+def _is_longer(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """True if both say how many epochs, and the second says more."""
+    return 0 < (before["max_epochs"] or 0) < (now["max_epochs"] or 0)
 
 
 class MetricsFile(Logger):

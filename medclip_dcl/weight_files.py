@@ -10,7 +10,7 @@ from zipfile import is_zipfile
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from medclip_dcl.errors import MissingFileError, UserError
@@ -72,6 +72,14 @@ def read_state_dict(file: str | Path) -> dict[str, Tensor]:
         raise UserError(
             f"{file} is no safetensors file, or it is truncated: {error}; copy it again"
         ) from error
+
+
+def write_safetensors(state: dict[str, Tensor], file: Path) -> None:
+    """Write tensors as safetensors, with the permissions of any new file (safetensors' own are 0600)."""
+    file.touch()
+    mode = file.stat().st_mode
+    save_file(state, file, metadata={"format": "pt"})
+    file.chmod(mode)
 
 
 def as_state_dict(content: Any, file: str | Path) -> dict[str, Tensor]:

@@ -7,6 +7,8 @@ import json
 import logging
 import math
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +56,47 @@ def finished(tmp_path_factory, small_set, small_bert) -> Path:
     main(["fit", *small(run, small_set, small_bert)])
     main(["test", "--config", str(run / "config.yaml")])
     return run
+
+
+@pytest.fixture
+def info():
+    """Lines that the program says, not as warnings."""
+    caught = io.StringIO()
+    handler, logger = (
+        logging.StreamHandler(caught),
+        logging.getLogger("pytorch_lightning.utilities.rank_zero"),
+    )
+    logger.addHandler(handler)
+    yield lambda: caught.getvalue().splitlines()
+    logger.removeHandler(handler)
+
+
+def test_fit_and_test_say_what_matters_and_each_warning_once(small_set, small_bert, tmp_path):
+    """In a process of its own: as a terminal shows it."""
+    arguments = small(tmp_path / "run", small_set, small_bert, "--trainer.limit_val_batches", "2")
+    arguments += ["--data.init_args.batch_size", "7", "--trainer.log_every_n_steps", "50"]
+    said = [
+        subprocess.run(
+            [sys.executable, "-m", "medclip_dcl", *command], capture_output=True, text=True, check=True
+        )
+        for command in (["fit", *arguments], ["test", "--config", str(tmp_path / "run/config.yaml")])
+    ]
+    for one in said:
+        text = one.stdout + one.stderr
+        for advertisement in (
+            "litlogger",
+            "💡",
+            "GPU available",
+            "TPU available",
+            "LeafSpec",
+            "does not have many",
+        ):
+            assert advertisement not in text
+        lines = [line for line in text.splitlines() if "warning" in line.lower()]
+        assert lines and len(lines) == len(set(lines)), "each once"
+    fit, test = (one.stdout + one.stderr for one in said)
+    assert "3 of 24 training images do not fill a batch of 7 and are left out of each epoch" in fit
+    assert f"results: {tmp_path / 'run/results.json'}" in test
 
 
 def test_a_run_folder_holds_everything(finished):
@@ -134,6 +177,74 @@ def test_an_interrupted_run_continues_and_keeps_its_metrics(finished, small_set,
     assert metrics["train/loss"].count() == 12 and metrics["validate/loss"].count() == 4
     assert metrics.loc[metrics["train/loss"].notna(), "step"].tolist() == list(range(12))
     assert json.loads((run / "fit.json").read_text())["epochs"] == 4
+
+
+def test_a_finished_run_is_trained_longer(finished, small_set, small_bert, tmp_path, info, monkeypatch):
+    run = shutil.copytree(finished, tmp_path / "run")
+    # Killed between any two of its writes, the same command goes on.
+    monkeypatch.setattr(
+        "medclip_dcl.run_folder.write_text", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+    )
+    longer = ["fit", *small(run, small_set, small_bert), "--trainer.max_epochs", "3"]
+    with pytest.raises(KeyboardInterrupt):
+        main(longer)
+    assert not (run / "fit.json").exists() and (run / "checkpoints/last.ckpt").is_file()
+    monkeypatch.undo()
+    main(longer)
+    assert json.loads((run / "fit.json").read_text())["epochs"] == 3
+    assert yaml.safe_load((run / "config.yaml").read_text())["trainer"]["max_epochs"] == 3
+    metrics = pd.read_csv(run / "metrics.csv")
+    assert metrics["validate/loss"].count() == 3
+    # The schedule of 9 steps with 2 of warm-up: the seventh step has the rate of the fifth of 7 that decay.
+    rates = metrics["train/learning_rate"].dropna().tolist()
+    assert rates[6:] == pytest.approx([1e-3 * 0.5 * (1 + math.cos(math.pi * k / 7)) for k in (4, 5, 6)])
+    said = next(line for line in info() if "learning rate at step 6" in line)
+    assert f"{rates[6]:.3g}" in said and "0 by the schedule" in said and "all 9 steps" in said
+    # What was measured at the end of the second epoch is not taken for the third's.
+    assert not (run / "results.json").exists() and not (run / "predictions").exists()
+    assert (run / "results_2_epochs.json").read_text() == (finished / "results.json").read_text()
+    assert (run / "predictions_2_epochs").is_dir() and (run / "figures_2_epochs").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        (["--trainer.max_epochs", "1"], ["trainer.max_epochs", "NUMBER above 2"]),
+        (
+            ["--model.init_args.beta2", "0.9"],
+            ["model.init_args.beta2", "init_from", "best.ckpt", "NUMBER above 2"],
+        ),
+    ],
+)
+def test_another_run_in_a_finished_folder_hears_what_is_possible(
+    more, named, finished, small_set, small_bert, capsys
+):
+    with pytest.raises(SystemExit):
+        main(["fit", *small(finished, small_set, small_bert, *more)])
+    message = capsys.readouterr().err
+    assert all(words in message for words in named)
+
+
+def test_a_run_without_its_last_checkpoint_is_not_trained_longer(
+    finished, small_set, small_bert, tmp_path, capsys
+):
+    run = shutil.copytree(finished, tmp_path / "run")
+    for name in ("last.ckpt", "previous.ckpt"):
+        (run / "checkpoints" / name).unlink()
+    with pytest.raises(SystemExit):
+        main(["fit", *small(run, small_set, small_bert), "--trainer.max_epochs", "3"])
+    assert "no last.ckpt" in capsys.readouterr().err
+    assert (run / "fit.json").is_file() and (run / "results.json").is_file()
+
+
+def test_a_run_shorter_than_every_interval_has_a_best_checkpoint_and_metrics(small_set, small_bert, tmp_path):
+    run = tmp_path / "run"
+    options = ["--trainer.max_epochs", "1", "--trainer.check_val_every_n_epoch", "3"]
+    main(["fit", *small(run, small_set, small_bert, *options, "--trainer.log_every_n_steps", "50")])
+    assert (run / "checkpoints/best.ckpt").is_file()
+    metrics = pd.read_csv(run / "metrics.csv")
+    assert metrics.loc[metrics["train/loss"].notna(), "step"].tolist() == [2]
+    assert metrics["validate/loss"].count() == 1 and metrics["train/images_per_second"].count() == 1
 
 
 def test_a_folder_of_unknown_origin_is_refused(small_set, small_bert, tmp_path, capsys):
@@ -232,7 +343,7 @@ def test_a_trial_run_claims_no_folder(small_set, small_bert, tmp_path):
     assert not [file for file in tmp_path.rglob("*") if file.is_file()], "a trial leaves nothing behind"
 
 
-def test_an_unfinished_run_goes_on_from_where_it_came_to(small_set, small_bert, tmp_path, capsys):
+def test_an_unfinished_run_goes_on_from_where_it_came_to(small_set, small_bert, tmp_path, capsys, info):
     run, bert = tmp_path / "run", tmp_path / "bert"
     shutil.copytree(small_bert, bert)
     arguments = ["fit", *small(run, small_set, bert, "--trainer.max_epochs", "1")]
@@ -242,11 +353,8 @@ def test_an_unfinished_run_goes_on_from_where_it_came_to(small_set, small_bert, 
     weights = torch.load(run / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
     (run / "fit.json").unlink()
     shutil.rmtree(bert)  # what the text encoder was built from: the run's own checkpoints have it
-    caught = io.StringIO()
-    handler = logging.StreamHandler(caught)
-    logging.getLogger("pytorch_lightning.utilities.rank_zero").addHandler(handler)
     main([*arguments, "--ckpt_path", str(best)])
-    assert f"last.ckpt, where it has come to since {best}" in caught.getvalue()
+    assert any(f"last.ckpt, where it has come to since {best}" in line for line in info())
     again = torch.load(run / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
     assert all(torch.equal(weights[name], again[name]) for name in weights)
     shutil.copytree(small_bert, bert)
@@ -259,7 +367,6 @@ def test_an_unfinished_run_goes_on_from_where_it_came_to(small_set, small_bert, 
     with pytest.warns(UserWarning, match=r"can be read .*; continuing from .*elsewhere.ckpt"):
         main([*arguments, "--ckpt_path", str(best)])
     assert (run / "fit.json").is_file()
-    logging.getLogger("pytorch_lightning.utilities.rank_zero").removeHandler(handler)
 
 
 @pytest.mark.parametrize("option", ["save_last", "save_on_exception"])
@@ -280,8 +387,13 @@ def test_untrained_results_of_another_protocol_are_measured_again(finished):
     assert again["precision"] == stale["precision"] and again["metrics"] == stale["metrics"]
 
 
-def test_predict_writes_embeddings_and_scores(finished):
+def test_predict_writes_embeddings_and_scores(finished, info):
     main(["predict", "--config", str(finished / "config.yaml")])
+    (said,) = (line for line in info() if line.startswith("predictions: "))
+    assert all(
+        str(finished / f"predictions/{name}.parquet") in said for name in ("image_embeddings", "chex5_scores")
+    )
+    assert "classification.parquet" not in said, "test wrote it"
     images = pd.read_parquet(finished / "predictions/image_embeddings.parquet")
     scores = pd.read_parquet(finished / "predictions/finding_scores.parquet")
     sentences = pd.read_parquet(finished / "predictions/sentence_embeddings.parquet")
@@ -391,6 +503,8 @@ def test_a_run_starts_from_another_runs_weights_and_outlives_them(finished, smal
     assert results[0]["checkpoint"]["weights"] != results[1]["checkpoint"]["weights"]
     # An exported folder is tested as it is, whatever the run started from.
     load(finished / "checkpoints/best.ckpt").save_pretrained(tmp_path / "exported")
+    modes = {file.name: file.stat().st_mode for file in (tmp_path / "exported").iterdir()}
+    assert modes["model.safetensors"] == modes["config.json"]
     options = ["--ckpt_path", str(tmp_path / "exported"), "--run_folder", str(tmp_path / "other")]
     main(["test", "--config", str(run / "config.yaml"), *options])
 
@@ -507,3 +621,24 @@ def test_an_unknown_option_is_named(capsys):
         main(["fit", "--config", DEMO, "--run_folder", "x", "--data.init_args.batch_sise", "3"])
     assert error.value.code == 2
     assert "batch_sise" in capsys.readouterr().err
+
+
+def test_the_recipe_for_a_small_machine_trains_without_downloads(small_set, small_bert, tmp_path):
+    arguments = [
+        item
+        for name in ("mimic_cxr", "small_machine")
+        for item in ("--config", f"{ROOT}/configs/{name}.yaml")
+    ]
+    run = tmp_path / "run"
+    main(
+        [
+            "fit", *arguments, "--run_folder", str(run),
+            "--data.init_args.folder", str(small_set),
+            "--model.init_args.text_encoder.init_args.pretrained", str(small_bert),
+            "--trainer.max_steps", "1", "--trainer.limit_val_batches", "1",
+        ]
+    )  # fmt: skip
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    encoder = config["model"]["init_args"]["image_encoder"]
+    assert encoder["init_args"]["weights"] is None and encoder["init_args"]["stride"] == 16
+    assert config["data"]["init_args"]["num_workers"] == 0 and (run / "checkpoints/best.ckpt").is_file()

@@ -298,7 +298,7 @@ class ImageTextDataModule(ImagesDataModule):
         Validate: the images of validate patients whose report has a sentence.
         """
         if stage not in ("validate", "test"):
-            raise UserError(f'stage must be "validate" or "test", got {stage!r}')
+            raise ValueError(f'stage must be "validate" or "test", got {stage!r}')
         if stage not in self._evaluation:
             self._evaluation[stage] = self._evaluation_tables(stage)
         return self._evaluation[stage]

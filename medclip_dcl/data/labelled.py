@@ -274,7 +274,7 @@ class LabelledDataModule(ImagesDataModule):
         elif stage == "test":
             images = images.query("official_split == 'test' and use in ('test', 'grounding')")
         else:
-            raise UserError(f'stage must be "validate" or "test", got {stage!r}')
+            raise ValueError(f'stage must be "validate" or "test", got {stage!r}')
         labelled = self._labelled(images)
         findings = [finding for finding in self._model().findings if finding in self.prepared.findings]
         if labelled.empty or not findings:

@@ -210,10 +210,13 @@ class LengthSampler(TrainingOrder):
         ValueError: fewer sentences than one batch, or a batch that does not divide by the number of processes.
     """
 
+    unit = "sentences"
+
     def __init__(self, lengths: Int[np.ndarray, " sentence"], batch_size: int, seed: int) -> None:
         self.rank, self.num_replicas = rank_and_size()
-        require_whole_batches(len(lengths), batch_size, self.num_replicas, "sentences")
-        self.lengths, self.batch_size, self.seed, self.epoch = lengths, batch_size, seed, 0
+        require_whole_batches(len(lengths), batch_size, self.num_replicas, self.unit)
+        self.lengths, self.count = lengths, len(lengths)
+        self.batch_size, self.seed, self.epoch = batch_size, seed, 0
 
     def __len__(self) -> int:
         return len(self.lengths) // self.batch_size

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from pytorch_lightning import LightningDataModule
+from pytorch_lightning.utilities import rank_zero_info
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from medclip_dcl.distributed import rank_and_size
@@ -24,9 +25,13 @@ _SECONDS_AFTER_SIGTERM = 300
 class TrainingOrder(DistributedSampler):
     """A training order that is a function of (seed, epoch), and may begin in the middle of an epoch.
 
-    A subclass leaves out of its order the global batches that `trained_on` counts, and sets `epoch`.
+    A subclass leaves out of its order the global batches that `trained_on` counts, and sets `epoch`, `count` (of its
+    examples) and `batch_size` (of all processes together).
     """
 
+    unit = "images"
+    count: int
+    batch_size: int
     _start = (0, 0)
 
     def start_at(self, epoch: int, batch: int) -> None:
@@ -104,6 +109,11 @@ class EpochDataModule(LightningDataModule):
             **options: of torch's DataLoader.
         """
         sampler.start_at(self.first_epoch, self.first_batch)
+        if left_out := sampler.count % sampler.batch_size:
+            rank_zero_info(
+                f"{left_out} of {sampler.count} training {sampler.unit} do not fill a batch of {sampler.batch_size} "
+                "and are left out of each epoch, others each time"
+            )
         options.setdefault("worker_init_fn", outlast_stop_signals)
         return ResumableLoader(dataset, sampler=sampler, **options)
 
@@ -164,7 +174,7 @@ class EpochSampler(TrainingOrder):
 
     def __init__(self, count: int, batch_size: int, seed: int) -> None:
         self.rank, self.num_replicas = rank_and_size()
-        require_whole_batches(count, batch_size, self.num_replicas, "images")
+        require_whole_batches(count, batch_size, self.num_replicas, self.unit)
         self.count, self.batch_size, self.seed, self.epoch = count, batch_size, seed, 0
 
     @property

@@ -173,7 +173,13 @@ def _resnet(depth: int, weights: str | None) -> ResNet:
     if weights in (None, "None"):  # jsonargparse's reading of null on the command line, two classes deep
         return build(weights=None)
     if weights == IMAGENET:
-        return build(weights="IMAGENET1K_V1")
+        try:
+            return build(weights="IMAGENET1K_V1")
+        except OSError as error:
+            raise UserError(
+                f'image encoder weights: "imagenet" could not be downloaded ({error}); give the path of a state dict '
+                f"of torchvision's ResNet-{depth} (.pth), or null for random weights"
+            ) from error
     if not Path(weights).is_file():
         raise MissingFileError(
             f'image encoder weights: no file {weights} (a state dict of torchvision, "imagenet" or null)'

@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM, BertModel, BertTokenizer
 
 from medclip_dcl.errors import UserError
-from medclip_dcl.weight_files import read_state_dict
+from medclip_dcl.weight_files import read_state_dict, write_safetensors
 
 CONFIG_FILE = "config.json"
 SAFETENSORS_FILE = "model.safetensors"
@@ -300,7 +299,7 @@ def save_language_model(model: BertForMaskedLM, tokenizer: BertTokenizer, folder
     config.save_pretrained(temporary)
     tied = (_DECODER_WEIGHT, _DECODER_BIAS) if config.tie_word_embeddings else ()
     state = {key: value.cpu().contiguous() for key, value in model.state_dict().items() if key not in tied}
-    save_file(state, temporary / SAFETENSORS_FILE, metadata={"format": "pt"})
+    write_safetensors(state, temporary / SAFETENSORS_FILE)
     tokenizer.save_pretrained(temporary)
     _drop_machine_settings(temporary / "tokenizer_config.json")
     if folder.exists():

@@ -53,7 +53,13 @@ def class_probability_table(model: ImageTextModel, data: ImageTextDataModule) ->
     fields = {name: x.float() if x.is_floating_point() else x for name, x in fields.items()}
     with torch.no_grad():
         # A copy: a rule with parameters stays where it is trained.
-        table["eta"] = copy.deepcopy(model.class_probability).cpu()(**fields).numpy()
+        eta = copy.deepcopy(model.class_probability).cpu()(**fields)
+    if eta.shape != (len(table),):
+        raise ValueError(
+            f"{type(model.class_probability).__name__} returned a class probability of shape {tuple(eta.shape)}, "
+            f"expected one for each anchor: {(len(table),)}"
+        )
+    table["eta"] = eta.numpy()
     return table
 
 

@@ -2,7 +2,8 @@
 
 from medclip_dcl.training.averaging import AveragedWeights
 from medclip_dcl.training.finite import FiniteCheck, NonFiniteError
+from medclip_dcl.training.last_epoch import LastEpoch
 from medclip_dcl.training.order import in_order
 from medclip_dcl.training.throughput import Throughput
 
-__all__ = ["AveragedWeights", "FiniteCheck", "NonFiniteError", "Throughput", "in_order"]
+__all__ = ["AveragedWeights", "FiniteCheck", "LastEpoch", "NonFiniteError", "Throughput", "in_order"]

@@ -8,6 +8,7 @@ from pytorch_lightning import Callback
 from pytorch_lightning.callbacks import Checkpoint, EMAWeightAveraging, WeightAveraging
 
 from medclip_dcl.errors import UserError
+from medclip_dcl.training.last_epoch import LastEpoch
 from medclip_dcl.training.throughput import Arrival, Throughput
 
 
@@ -17,6 +18,7 @@ def in_order(callbacks: Iterable[Callback]) -> list[Callback]:
     - Averaged weights behind all that evaluate: they are put in before the first batch is evaluated, and taken out
       only after every evaluation has summarised.
     - Then whatever writes checkpoints (as Lightning orders them).
+    - Then what makes training end with a validation and a row of metrics, after a Timer.
     - Last the clock, and first the one that notes when a batch has come: the time that others take between two steps
       is not time spent waiting for the next batch.
 
@@ -41,5 +43,5 @@ def in_order(callbacks: Iterable[Callback]) -> list[Callback]:
 def _place(callback: Callback) -> int:
     if isinstance(callback, Arrival):
         return -1
-    kinds = (WeightAveraging, Checkpoint, Throughput)
+    kinds = (WeightAveraging, Checkpoint, LastEpoch, Throughput)
     return next((1 + place for place, kind in enumerate(kinds) if isinstance(callback, kind)), 0)

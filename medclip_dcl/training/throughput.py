@@ -119,7 +119,7 @@ class Throughput(Callback):
         # After a step of the optimiser, where the other figures of training are logged as well.
         is_new, self._last_step = trainer.global_step != self._last_step, trainer.global_step
         every = self._log_every(trainer)
-        if not is_new or not every or trainer.global_step % every:
+        if not is_new or not every or (trainer.global_step % every and not trainer.should_stop):
             return
         window, self._logged = self._logged, _Window()
         figures = {

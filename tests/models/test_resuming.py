@@ -33,6 +33,7 @@ from medclip_dcl.objectives import ResampleByTextSimilarity
 from medclip_dcl.resuming import AtomicCheckpointIO, LastCheckpoint, Stopped, find_readable
 from medclip_dcl.run_folder import MetricsFile, RunFolder, RunRecord
 from medclip_dcl.similarity import LSENonLocal
+from medclip_dcl.training import LastEpoch
 
 EPOCHS = 3
 
@@ -109,7 +110,9 @@ CASES = {
     "resampling": Case({"negative_weights": ResampleByTextSimilarity(), "image_to_text": 0.3}),
     "validating_often": Case(trainer={"val_check_interval": 0.5}),
     "validating_seldom": Case(trainer={"check_val_every_n_epoch": 2}),
+    "validating_between": Case(trainer={"val_check_interval": 4}),
     "by_steps": Case(trainer={"max_steps": 15, "max_epochs": -1}),
+    "by_steps_of_whole_epochs": Case(trainer={"max_steps": 12, "max_epochs": -1}),
     "bfloat16": Case(trainer={"precision": "bf16-mixed"}),
     "logging_seldom": Case(trainer={"log_every_n_steps": 4}),
     "language_model": Case(of_language=True),
@@ -150,7 +153,7 @@ def train(
             "default_root_dir": folder,
             "logger": [MetricsFile(folder)],
             "plugins": [AtomicCheckpointIO()],
-            "callbacks": [*callbacks, RunRecord(RunFolder(folder)), best],
+            "callbacks": [*callbacks, RunRecord(RunFolder(folder)), LastEpoch(), best],
             "log_every_n_steps": 1,
             "limit_val_batches": 2,
             "num_sanity_val_steps": 0,
@@ -257,6 +260,28 @@ def test_killed_after_a_validation_in_the_middle_of_an_epoch(whole, embedded_set
     )
     run(CASES["validating_often"], tmp_path, embedded_set, small_bert, *kills)
     assert_same_run(whole("validating_often"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "validations", "last_epoch"),
+    [
+        ("plain", 3, 2),
+        ("validating_seldom", 2, 2),
+        ("validating_between", 4, 2),
+        ("by_steps", 3, 2),
+        ("by_steps_of_whole_epochs", 2, 1),
+    ],
+)
+def test_training_ends_with_one_validation_also_if_killed_in_it(
+    name, validations, last_epoch, whole, embedded_set, small_bert, tmp_path
+):
+    metrics = pd.read_csv(whole(name) / "metrics.csv")
+    validated = metrics.loc[metrics["validate/loss"].notna(), "step"]
+    assert len(validated) == len(set(validated)) == validations
+    last = metrics["step"] == metrics["step"].max()
+    assert metrics.loc[last, "validate/loss"].notna().any() and metrics.loc[last, "train/loss"].notna().any()
+    run(CASES[name], tmp_path, embedded_set, small_bert, Kill("on_validation_batch_end", last_epoch, 1))
+    assert_same_run(whole(name), tmp_path)
 
 
 class Signal(Callback):

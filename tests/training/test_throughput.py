@@ -47,6 +47,7 @@ class Run:
         self.logged: list[dict[str, float]] = []
         self.trainer, self.module = Mock(spec=Trainer), Mock(spec=LightningModule)
         self.trainer.global_step, self.trainer.log_every_n_steps = 0, log_every
+        self.trainer.should_stop = False
         self.trainer.world_size, self.trainer.datamodule = processes, SimpleNamespace(**data)
         self.module.log_dict = lambda figures, batch_size: self.logged.append(figures)
         watch.on_train_start(self.trainer, self.module)
