@@ -4,21 +4,23 @@
 
 Every table is compared with the format, with the fingerprint that was taken when the set was made, and with the other
 tables; every image file must be there and whole, with the header, size and making of the set; a memory map must be of
-this set, whole, and hold the pixels of the images, of which some are compared. --full decodes all images, and compares
-their checksums and all of the map. The page goes to standard output, problems last; the exit status is 1 if there are
-any.
+this set, whole, and hold the pixels of the images, of which some are compared. --full decodes all images, compares
+their checksums and all of the map, and finds pictures that stand under several names: a warning where they are of
+several patients, a problem where they serve several purposes. The page goes to standard output, problems last; the exit
+status is 1 if there are any.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pandas as pd
@@ -27,11 +29,18 @@ from PIL import Image
 from data_prep import images as image_files
 from data_prep import tables
 from data_prep.command import available_cores, progress, run_command, worker_processes
-from data_prep.preparation import chex5_lines, positive
+from data_prep.preparation import case_lines, positive
 from data_prep.releases import SPLITS
-from medclip_dcl.findings import CHEX5, CHEXPERT
+from medclip_dcl.findings import CHEX5
 from medclip_dcl.memory_map import DESCRIPTION, PIXELS, MemoryMap, open_memory_map
-from medclip_dcl.prepared import TABLES, USES, PreparedDataError, PreparedSet
+from medclip_dcl.prepared import (
+    TABLES,
+    USES,
+    PreparedDataError,
+    PreparedSet,
+    case_table,
+    labelled_findings,
+)
 
 PUBLISHED = {
     "images": ("images of the release", 377_110),
@@ -53,7 +62,7 @@ PUBLISHED_MS_CXR = {
 }
 """Counts of MS-CXR, by the keys of counts["ms_cxr"]."""
 
-ALWAYS = ("images", "sentences", "reports", "labels", "chex5")
+ALWAYS = ("images", "sentences", "reports", "labels", "cases")
 """Tables that every set has."""
 
 MAP_SAMPLE = 64
@@ -84,14 +93,18 @@ def check_set(folder: Path, full: bool = False, pool: Executor | None = None) ->
     """
     prepared = PreparedSet(folder)
     found, problems = _read_tables(prepared)
-    for check in (_fingerprint, _unique, _references, _patients, _uses, _boxes, _chex5, _truth):
+    for check in (_fingerprint, _unique, _references, _patients, _uses, _boxes, _cases, _truth):
         problems += check(prepared, found)
     problems += _counts(prepared, found)
     problems += _model_files(prepared, found)
+    page = _page(prepared, found)
     if "images" in found:
-        problems += _image_files(prepared, found["images"], full, pool)
+        of_files, digests = _image_files(prepared, found["images"], full, pool)
+        of_pictures, warnings = _pictures(found["images"], digests)
+        problems += of_files + of_pictures
         problems += _memory_map(prepared, found["images"], full, pool)
-    return _page(prepared, found), problems
+        page = "\n".join([page, *(f"  warning    {warning}" for warning in warnings)])
+    return page, problems
 
 
 def _read_tables(prepared: PreparedSet) -> tuple[dict[str, pd.DataFrame], list[str]]:
@@ -103,7 +116,8 @@ def _read_tables(prepared: PreparedSet) -> tuple[dict[str, pd.DataFrame], list[s
                 found[name] = prepared.table(name)
             except PreparedDataError as error:
                 problems.append(str(error))
-    return found, problems
+    # Cases of format version 1 are derived: what is wrong with the labels is said once.
+    return found, list(dict.fromkeys(problems))
 
 
 def _some(what: str, cases: Collection[Any], total: int | None = None) -> list[str]:
@@ -116,7 +130,13 @@ def _some(what: str, cases: Collection[Any], total: int | None = None) -> list[s
 
 def _fingerprint(prepared: PreparedSet, found: Tables) -> list[str]:
     expected = prepared.info.get("fingerprint")
-    if any(name not in found for name in ALWAYS) or tables.fingerprint(found) == expected:
+    if any(name not in found for name in ALWAYS):
+        return []
+    if prepared.format_version == 1:
+        # It was taken of CheX5's cases alone.
+        others = {name: table for name, table in found.items() if name != "cases"}
+        found = {**others, "chex5": found["cases"][found["cases"]["finding"].isin(CHEX5)]}
+    if tables.fingerprint(found) == expected:
         return []
     return [
         f"fingerprint: the tables are not those that were written when the set was made (expected {expected}, found "
@@ -156,7 +176,7 @@ def _unique(_: PreparedSet, found: Tables) -> list[str]:
         "sentences": ["sentence_id"],
         "reports": ["study_id", "position"],
         "labels": ["study_id"],
-        "chex5": ["dicom_id", "finding"],
+        "cases": ["dicom_id", "finding"],
         "classes": ["sentence_id"],
     }
     problems = []
@@ -194,7 +214,7 @@ def _references(prepared: PreparedSet, found: Tables) -> list[str]:
             lost = people[~people["study_id"].isin(found["labels"]["study_id"])]["study_id"].drop_duplicates()
             problems += _some("labels.parquet: studies that have no row", lost.tolist())
     if "images" in found:
-        for table in ("chex5", "boxes", "image_classes"):
+        for table in ("cases", "boxes", "image_classes"):
             problems += orphans(table, "dicom_id", set(found["images"]["dicom_id"]), "images.parquet")
     if "sentences" in found and "reports" in found:
         ids = set(found["sentences"]["sentence_id"])
@@ -279,31 +299,34 @@ def _boxes(_: PreparedSet, found: Tables) -> list[str]:
     ]
 
 
-def _chex5(prepared: PreparedSet, found: Tables) -> list[str]:
+def _cases(prepared: PreparedSet, found: Tables) -> list[str]:
     """Cases are what the labels say, in their use; without the option "balanced", all of them."""
-    if any(name not in found for name in ("chex5", "images", "labels")):
+    if any(name not in found for name in ("cases", "images", "labels")):
         return []
-    chex5 = found["chex5"]
-    problems = _some("chex5.parquet: unknown findings", sorted(set(chex5["finding"]) - set(CHEX5)))
+    cases = found["cases"]
     labels = found["labels"].drop_duplicates("study_id")
     images = found["images"].drop_duplicates("dicom_id")
-    every = tables.chex5_table(images, labels, "all")
+    problems = _some(
+        "cases.parquet: findings that labels.parquet does not label",
+        sorted(set(cases["finding"]) - set(labelled_findings(labels))),
+    )
+    every = case_table(images, labels)
     key = ["dicom_id", "finding"]
-    beside = chex5.merge(every, on=key, how="left", suffixes=("", "_expected"))
+    beside = cases.merge(every, on=key, how="left", suffixes=("", "_expected"))
     wrong = beside[(beside["label"] != beside["label_expected"]) | (beside["use"] != beside["use_expected"])]
     problems += _some(
-        "chex5.parquet: cases that labels.parquet and images.parquet do not give",
+        "cases.parquet: cases that labels.parquet and images.parquet do not give",
         [" ".join(row) for row in wrong[key].itertuples(index=False)],
-        len(chex5),
+        len(cases),
     )
-    if prepared.info.get("options", {}).get("chex5", "all") == "all":
-        lacking = every.merge(chex5[key], on=key, how="left", indicator=True).query("_merge == 'left_only'")
+    if prepared.info.get("options", {}).get("cases", "all") == "all":
+        lacking = every.merge(cases[key], on=key, how="left", indicator=True).query("_merge == 'left_only'")
         problems += _some(
-            "chex5.parquet: cases that labels.parquet gives are missing",
+            "cases.parquet: cases that labels.parquet gives are missing",
             [" ".join(row) for row in lacking[key].itertuples(index=False)],
             len(every),
         )
-    given = found["labels"][list(CHEXPERT)]
+    given = found["labels"].drop(columns="study_id")
     wrong_labels = found["labels"][~(given.isna() | given.isin([-1.0, 0.0, 1.0])).all(axis=1)]
     return problems + _some(
         "labels.parquet: labels that are none of 1, 0, -1", wrong_labels["study_id"].tolist()
@@ -340,10 +363,10 @@ def _model_files(prepared: PreparedSet, found: Tables) -> list[str]:
             problems += _some(f"{kind}/{name}.parquet: rows of unknown sentences", extra)
             if kind == "log_p":
                 scored = table[table["n_tokens"] > 0]
-                bad = scored[~np.isfinite(scored["log_p"]) | (scored["log_p"] > 0)]
+                # Reading refused what is infinite or above 0.
                 problems += _some(
-                    f"{kind}/{name}.parquet: log_p that is no logarithm of a probability",
-                    bad["sentence_id"].tolist(),
+                    f"{kind}/{name}.parquet: sentences with word pieces whose log_p is NaN",
+                    scored.loc[scored["log_p"].isna(), "sentence_id"].tolist(),
                 )
     return problems
 
@@ -356,27 +379,67 @@ def _names(prepared: PreparedSet, kind: str) -> list[str]:
 # --- Images ------------------------------------------------------------------------------------------------------
 
 
-def _image_files(prepared: PreparedSet, images: pd.DataFrame, full: bool, pool: Executor | None) -> list[str]:
-    """Every image's file is there, an 8-bit grey JPEG of the set's size; and no file is of no image."""
+def _image_files(
+    prepared: PreparedSet, images: pd.DataFrame, full: bool, pool: Executor | None
+) -> tuple[list[str], dict[str, bytes]]:
+    """Every image's file is there, an 8-bit grey JPEG of the set's size; and no file is of no image.
+
+    Returns:
+        problems; and by path, with `full`, the digests of the pixels that could be decoded.
+    """
     root = prepared.folder / "images"
     leaving = [path for path in images["path"] if not _stays_below(path)]
     problems = _some("images.parquet: paths that leave the folder images/", leaving)
     paths = [path for path in images["path"] if _stays_below(path)]
     options = prepared.info.get("options", {})
     look = partial(
-        image_problem, size=options.get("size"), geometry=options.get("geometry", "stretch"), full=full
+        examine_image, size=options.get("size"), geometry=options.get("geometry", "stretch"), full=full
     )
     files = [root / path for path in paths]
     sizes = images.loc[images["path"].map(_stays_below).astype(bool), ["height", "width"]]
     originals = list(sizes.itertuples(index=False, name=None))
     results = pool.map(look, files, originals, chunksize=64) if pool else map(look, files, originals)
-    reasons = list(progress(results, len(files), "image files", "images")) if files else []
+    examined = list(progress(results, len(files), "image files", "images")) if files else []
+    reasons = [reason for reason, _ in examined]
+    digests = {path: digest for path, (_, digest) in zip(paths, examined, strict=True) if digest}
     for reason in sorted(set(reasons) - {""}):
         of_reason = [path for path, why in zip(paths, reasons, strict=True) if why == reason]
         problems += _some(f"images/: {reason}", of_reason, len(paths))
     known = {str(PurePosixPath(path)) for path in paths}
     there = {str(PurePosixPath(file.relative_to(root))) for file in _files(root)}
-    return problems + _some("images/: files that are not in images.parquet", sorted(there - known))
+    return problems + _some("images/: files that are not in images.parquet", sorted(there - known)), digests
+
+
+def _pictures(images: pd.DataFrame, digests: Mapping[str, bytes]) -> tuple[list[str], list[str]]:
+    """Pictures that stand under several names: problems (of several purposes) and warnings (of several patients)."""
+    images = images.drop_duplicates("path")
+    # As for patients, test beside grounding may be.
+    images = images.assign(
+        digest=images["path"].map(digests), purpose=images["use"].replace("grounding", "test")
+    )
+    images = images[images["digest"].notna() & images["digest"].duplicated(keep=False)]
+    of_purposes = _pairs(images[images["use"] != "excluded"], "purpose")
+    of_patients = _pairs(images[~images["digest"].isin(of_purposes)], "subject_id")
+    what = "images/: the same picture, pixel by pixel, under several names"
+    return (
+        _some(
+            f"{what}, for several purposes; leave all but one out of the source", list(of_purposes.values())
+        ),
+        _some(f"{what}, of several patients", list(of_patients.values())),
+    )
+
+
+def _pairs(images: pd.DataFrame, column: str) -> dict[Any, str]:
+    """For each picture that stands under several values of a column, two paths that differ in it."""
+    several = images[images.groupby("digest")[column].transform("nunique") > 1]
+    pairs = {}
+    for digest, group in several.groupby("digest", sort=False):
+        first = group.iloc[0]
+        other = group[group[column] != first[column]].iloc[0]
+        pairs[digest] = " = ".join(
+            f"{row['path']} ({row['use']}, patient {row['subject_id']})" for row in (first, other)
+        )
+    return pairs
 
 
 def _stays_below(path: str) -> bool:
@@ -387,10 +450,10 @@ def _files(root: Path) -> Iterator[Path]:
     return (file for file in root.rglob("*") if file.is_file())
 
 
-def image_problem(
+def examine_image(
     file: Path, original: tuple[int, int], *, size: int | None, geometry: str, full: bool
-) -> str:
-    """What is wrong with a prepared image; "" for nothing.
+) -> tuple[str, bytes]:
+    """What is wrong with a prepared image, "" for nothing; and a digest of the pixels of a sound one that was decoded.
 
     Args:
         file: the JPEG.
@@ -401,25 +464,41 @@ def image_problem(
     """
     try:
         with file.open("rb") as stream, Image.open(stream) as image:
-            if image.format != "JPEG" or image.mode != "L":
-                return f"a file is no grey JPEG but {image.format} of mode {image.mode}"
-            is_square = geometry != "shortest"
-            if size is not None and (min(image.size) != size or (is_square and max(image.size) != size)):
-                return f"a file has not {size} pixels a side"
-            if full:
-                image.load()
-            if not image_files.ends_whole(stream):
-                return "a file is cut off"
-            stamp = image_files.read_stamp(image.info.get("comment", b""))
-            if problem := _stamp_problem(stamp, original, size, geometry):
-                return problem
-            stream.seek(0)
-            if full and stamp is not None and not image_files.is_as_written(stream.read(), stamp):
-                return "a file is damaged: its bytes are not those that were written"
+            if problem := _image_problem(stream, image, original, size, geometry, full):
+                return problem, b""
+            if not full:
+                return "", b""
+            pixels = f"{image.size} ".encode() + image.tobytes()
+            return "", hashlib.blake2b(pixels, digest_size=16).digest()
     except FileNotFoundError:
-        return "a file is missing"
+        return "a file is missing", b""
     except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError):
-        return "a file cannot be decoded"
+        return "a file cannot be decoded", b""
+
+
+def _image_problem(
+    stream: BinaryIO,
+    image: Image.Image,
+    original: tuple[int, int],
+    size: int | None,
+    geometry: str,
+    full: bool,
+) -> str:
+    if image.format != "JPEG" or image.mode != "L":
+        return f"a file is no grey JPEG but {image.format} of mode {image.mode}"
+    is_square = geometry != "shortest"
+    if size is not None and (min(image.size) != size or (is_square and max(image.size) != size)):
+        return f"a file has not {size} pixels a side"
+    if full:
+        image.load()
+    if not image_files.ends_whole(stream):
+        return "a file is cut off"
+    stamp = image_files.read_stamp(image.info.get("comment", b""))
+    if problem := _stamp_problem(stamp, original, size, geometry):
+        return problem
+    stream.seek(0)
+    if full and stamp is not None and not image_files.is_as_written(stream.read(), stamp):
+        return "a file is damaged: its bytes are not those that were written"
     return ""
 
 
@@ -475,7 +554,7 @@ _MAP_ADVICE = f"delete {DESCRIPTION} and run the command that prepared the set a
 
 
 def row_differs(memory_map: MemoryMap, row: int, file: Path) -> bool:
-    """True if a row holds other pixels than its image; False where the image cannot be decoded (`image_problem`)."""
+    """True if a row holds other pixels than its image; False where the image cannot be decoded (`examine_image`)."""
     try:
         with Image.open(file, formats=("JPEG",)) as image:
             pixels = np.asarray(image.convert("L"))
@@ -492,14 +571,14 @@ def _page(prepared: PreparedSet, found: Tables) -> str:
     lines = [
         f"{prepared.folder}: {info.get('source', 'unknown source')}"
         + (" (digital phantom: no patient data)" if prepared.is_phantom else ""),
-        f"  format {info['format_version']}, fingerprint {info.get('fingerprint')}",
+        f"  format {prepared.format_version}, fingerprint {info.get('fingerprint')}",
         "  options "
         + ", ".join(f"{name} {_value(value)}" for name, value in sorted(info.get("options", {}).items())),
         "",
     ]
     lines += _contents(found)
     if all(name in found for name in ALWAYS):
-        lines += chex5_lines(tables.count(found))
+        lines += case_lines(tables.count(found))
     lines += _model_lines(prepared)
     if (prepared.folder / PIXELS).is_file():
         lines.append(f"  memory map {(prepared.folder / PIXELS).stat().st_size:,} bytes")
@@ -630,7 +709,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--full",
         action="store_true",
-        help="decode every image, compare its checksum, and compare all of a memory map",
+        help="decode every image, compare its checksum, compare all of a memory map, and find the same picture under "
+        "several names",
     )
     parser.add_argument(
         "--workers", type=positive, default=available_cores(), help="processes (as many as there are cores)"

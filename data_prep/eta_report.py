@@ -12,6 +12,8 @@ Into SET/eta/ (or --output FOLDER) go
 - class_probability.yaml, the configuration to train with:
   python -m medclip_dcl fit --config configs/mimic_cxr.yaml --config configs/objective/dcl_lm.yaml \
       --config SET/eta/class_probability.yaml
+  Where training would warn that these (a, k) do not fit the scores, it holds SSD's constant eta instead, and the
+  command says so.
 
 All is computed on the sentences of the training reports, each weighted by the number of training reports that hold it,
 because that is how often it is an anchor. The default estimate, "reports", is the maximum-likelihood fit to in how many
@@ -42,10 +44,9 @@ if TYPE_CHECKING:
 
 MAX_ETA = 0.3
 SSD = (0.2, 0.35)
+SSD_CONSTANT = 0.05
 DEFAULT_ESTIMATE = "reports"
 _QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
-# Outside, eta is next to InfoNCE or next to the floor for most anchors (METHOD: warn).
-_USUAL_MEDIAN = (1e-4, 0.5)
 # Ratio of the 95% to the 5% quantile of eta below which the sentence hardly matters.
 _LEAST_SPREAD = 2.0
 _SHOWN_SENTENCES = 15
@@ -179,7 +180,7 @@ def estimate(prepared: PreparedSet, log_p: str | None = None) -> Estimates:
 def _training_labels(prepared: PreparedSet) -> pd.DataFrame:
     """CheXpert columns of the training studies, by study_id."""
     studies = prepared.studies("train")
-    labels = prepared.table("labels").drop_duplicates("study_id").set_index("study_id")
+    labels = prepared.table("labels").drop_duplicates("study_id").set_index("study_id")[list(CHEXPERT)]
     return labels.loc[labels.index.isin(studies)]
 
 
@@ -209,7 +210,8 @@ def write_report(
         log_p: stem of a file in SET/log_p; None for the only one there.
         output: folder.
         given: (a, k) to look at instead of an estimate; the configuration then has these.
-        chosen: name of the estimate for the configuration.
+        chosen: name of the estimate for the configuration. Where its median eta is unusual, the configuration has
+            SSD's constant.
 
     Raises:
         PreparedDataError: see `estimate`; an estimate that this set does not allow; (a, k) out of range; `output` is
@@ -233,15 +235,19 @@ def write_report(
         )
     fit = found.fits[chosen]
     summary = [*_summary(found, fit, chosen, name), *_estimates_table(found), *_log_linearity(found)]
-    warnings = _warnings(found, fit)
+    problem = _unusual(found, fit)
+    warnings = _warnings(found, fit) + _refusal(found, chosen, name, problem)
     text = [f"# eta of {name}", "", *summary, *warnings, "", "![](eta.png)", "", *_sentences(found, fit)]
     texts = {
         "report.md": "\n".join(text) + "\n",
-        "class_probability.yaml": _yaml(fit, chosen, name, found),
+        "class_probability.yaml": _constant_yaml(problem, chosen, name)
+        if problem
+        else _yaml(fit, chosen, name, found),
     }
     _write(output, texts, _figure(found, fit, chosen))
     print("\n".join([*summary, *warnings]))
-    print(f"written: {output / 'report.md'}, eta.png, class_probability.yaml")
+    constant = f" (a constant eta, {SSD_CONSTANT})" if problem else ""
+    print(f"written: {output / 'report.md'}, eta.png, class_probability.yaml{constant}")
     return fit
 
 
@@ -354,6 +360,11 @@ def _parameter(fit: LogLinearFit, name: str) -> str:
 def _a(fit: LogLinearFit) -> float:
     """`a` to four digits, but below 1."""
     return min(float(f"{fit.a:.4g}"), 0.9999)
+
+
+def _k(fit: LogLinearFit) -> float:
+    """`k` to four digits."""
+    return float(f"{fit.k:.4g}")
 
 
 def _counted(found: Estimates, name: str) -> str:
@@ -472,13 +483,41 @@ def _warnings(found: Estimates, fit: LogLinearFit) -> list[str]:
             f"warning: eta is {low:.3g} to {high:.3g} for nine anchors of ten: next to a constant class probability; "
             "the scores say little about how common a sentence is"
         )
-    median = float(np.median(of_anchors))
-    if not _USUAL_MEDIAN[0] <= median <= _USUAL_MEDIAN[1]:
-        lines.append(
-            f"warning: the median of eta, {median:.3g}, lies outside [{_USUAL_MEDIAN[0]:g}, {_USUAL_MEDIAN[1]:g}]: "
-            + ("hardly any correction" if median < _USUAL_MEDIAN[0] else "most anchors will sit on the floor")
-        )
     return lines
+
+
+def _unusual(found: Estimates, fit: LogLinearFit) -> str:
+    """What training would say of the median eta, by its own rule and rounding; "" for nothing."""
+    import torch
+
+    from medclip_dcl.objectives.class_probability import LanguageModelClassProbability, unusual_median
+
+    log_p = torch.tensor(found.table["log_p"].to_numpy()).float()
+    return unusual_median(LanguageModelClassProbability(_a(fit), _k(fit), MAX_ETA)(log_p).numpy())
+
+
+def _refusal(found: Estimates, chosen: str, name: str, problem: str) -> list[str]:
+    """Why the configuration has no (a, k), and what can be done."""
+    if not problem:
+        return []
+    others = [
+        other
+        for other, fit in found.fits.items()
+        if other not in (chosen, "given")
+        and not _unusual(found, fit)
+        # At its lower bound k = 0 eta depends on no score.
+        and not any(bound.startswith("k ") for bound in fit.at_bound)
+    ]
+    instead = (
+        f"within this range: --estimate {' or '.join(others)}"
+        if others
+        else f"no estimate in which eta depends on log p lies within it: the scores of {name} cannot carry eta here"
+    )
+    return [
+        f"warning: {problem} (a, k by {chosen}); {instead}. class_probability.yaml holds SSD's constant eta, "
+        f"{SSD_CONSTANT}, instead; SSD's (a, k) = {SSD} belong to the scores of CXR-BERT "
+        "(configs/objective/dcl_lm.yaml has them)"
+    ]
 
 
 def _against_constant(found: Estimates, fit: LogLinearFit) -> list[str]:
@@ -516,7 +555,7 @@ def _sentences(found: Estimates, fit: LogLinearFit) -> list[str]:
         lines += ["| log p | eta | training reports | sentence |", "|---|---|---|---|"]
         for row in some.to_dict("records"):
             text = " ".join(str(row["text"]).replace("|", "\\|").split())
-            lines.append(f"| {row['log_p']:.2f} | {row['eta']:.4f} | {row['train_reports']} | {text} |")
+            lines.append(f"| {row['log_p']:.2f} | {row['eta']:.3g} | {row['train_reports']} | {text} |")
         lines.append("")
     return lines
 
@@ -528,16 +567,19 @@ def _figure(found: Estimates, fit: LogLinearFit, chosen: str) -> Figure:
 
     from data_prep.eta_estimates import binned_means
 
-    sources = found.sources
+    sources = [name for name in found.sources if found.source(name).rho.any()]
     figure = Figure(figsize=(13.5, 7.6), layout="constrained")
-    axes = figure.subplots(2, 3).flat
+    grid = figure.add_gridspec(2 if sources else 1, 2 * max(len(sources), 1))
+    half = grid.ncols // 2
+    axes = [figure.add_subplot(grid[0, :half]), figure.add_subplot(grid[0, half:])]
+    axes += [figure.add_subplot(grid[1, 2 * place : 2 * place + 2]) for place in range(len(sources))]
     log_p, weights = found.table["log_p"].to_numpy(), found.table["train_reports"].to_numpy()
     # The few very improbable ones would press all others into a corner.
     left, right = float(np.quantile(np.repeat(log_p, weights), _NOT_SHOWN)), max(0.0, float(log_p.max()))
     if left == right:
         left -= 1.0
     axis_label = f"log p (natural); {_NOT_SHOWN:.0%} of the anchors lie further left"
-    edges = np.linspace(left, right, 41)
+    edges = np.linspace(left, right, 41).tolist()
     for values, label in ((np.ones(len(log_p)), "distinct sentences"), (weights, "as often as they occur")):
         axes[0].hist(np.maximum(log_p, left), edges, weights=values / values.sum(), alpha=0.6, label=label)
     axes[0].set(
@@ -549,14 +591,10 @@ def _figure(found: Estimates, fit: LogLinearFit, chosen: str) -> Figure:
     axes[1].hist(_eta_of_anchors(found, fit), 40, color="#3a9d5d")
     axes[1].set(xlabel=f"eta ({chosen})", ylabel="anchors", title="eta of the anchors")
     axes[1].locator_params(axis="x", nbins=6)
-    for axis in axes[2 + len(sources) :]:
-        axis.set_axis_off()
-    for axis, name in zip(axes[2 : 2 + len(sources)], sources, strict=True):
+    for axis, name in zip(axes[2:], sources, strict=True):
         source = found.source(name)
         x, rho, w = source.where(source.rho > 0)
         axis.set(xlabel=axis_label, ylabel="rho", yscale="log", title=f"rho: {name}")
-        if not len(rho):
-            continue
         axis.scatter(x, rho, s=np.clip(w, 3, 60), alpha=0.25, color="#3b7dd8", linewidths=0)
         order = np.argsort(x)
         means, bins = binned_means(x, np.log(rho), w, _bins(w))
@@ -580,6 +618,19 @@ def _spearman(log_p: np.ndarray, other: pd.Series) -> str:
     return f"{spearmanr(log_p[known], other[known]).statistic:.3f}"
 
 
+def _constant_yaml(problem: str, chosen: str, name: str) -> str:
+    return f"""\
+# SSD's constant eta, by data_prep.eta_report, and not eta(x) = a * p_LM(x)^k of the scores {json.dumps(name)}:
+# with (a, k) by "{chosen}" {problem}.
+model:
+  init_args:
+    class_probability:
+      class_path: medclip_dcl.objectives.ConstantClassProbability
+      init_args:
+        eta: {SSD_CONSTANT}
+"""
+
+
 def _yaml(fit: LogLinearFit, chosen: str, name: str, found: Estimates) -> str:
     return f"""\
 # eta(x) = a * p_LM(x)^k by data_prep.eta_report, estimate "{chosen}" (choice, not from the paper), on
@@ -591,7 +642,7 @@ model:
       class_path: medclip_dcl.objectives.LanguageModelClassProbability
       init_args:
         a: {_a(fit)}
-        k: {float(f"{fit.k:.4g}")}
+        k: {_k(fit)}
         max_eta: {MAX_ETA}
 data:
   init_args:

@@ -10,7 +10,8 @@ FILE.csv (or .csv.gz) has a header and one row for each image, in these columns,
     study        optional, name or number; rows of one study share their report. Without it every row is a study
     view         optional; images of other views than PA, AP and FRONTAL (option --views) are left out
     split        optional: train, validate or test. Without it patients are drawn by --split_seed and --split_shares
-    Atelectasis, Cardiomegaly, ... (CheXpert's names, in any case): optional labels: 1, 0, -1 (uncertain) or empty
+    Atelectasis, Cardiomegaly, ... (CheXpert's names, in any case): optional labels: 1, 0, -1 (uncertain) or empty;
+                 so are the columns of other findings that --label_columns names
 
 With --text_only there are no images, and images.parquet is empty: the set serves the language model, sentence scores
 and embeddings, and cannot train or evaluate a model of images. Names of patients and studies that are no whole numbers
@@ -33,8 +34,9 @@ from data_prep import rows as row_tables
 from data_prep.command import run_command
 from data_prep.preparation import Source
 from data_prep.releases import ReleaseError, header_of, matches, read_table, require
-from data_prep.rows import TEXTS, image_path, rows_source, split_names
+from data_prep.rows import ROW, TEXTS, image_paths, label_columns, rows_source, split_names
 from medclip_dcl.findings import CHEXPERT
+from medclip_dcl.prepared import TABLES
 
 VIEWS = ("PA", "AP", "FRONTAL")
 """Views that are frontal, whatever the case of their letters."""
@@ -42,6 +44,10 @@ VIEWS = ("PA", "AP", "FRONTAL")
 _ADVICE = "mend the table"
 _READING_ADVICE = f"{_ADVICE}, or name its --encoding (as cp1252 or utf-16) and its --delimiter"
 _COLUMNS = ("image", *TEXTS, "patient", "study", "view", "split")
+_RESERVED = {*_COLUMNS, "file", *(column for columns in TABLES.values() for column in columns)} - set(
+    CHEXPERT
+)
+"""Names that a finding cannot have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +59,7 @@ class Settings(row_tables.Settings):
         images: folder of the images; None for the table's own.
         image_column, text_column, findings_column, impression_column, patient_column, study_column, view_column,
             split_column: names in the table; None for the name before "_column".
+        label_columns: of labels of findings that are not CheXpert's.
         views: frontal views, where there is a column for it.
         delimiter: between two values of the table.
         encoding: of the table.
@@ -68,6 +75,7 @@ class Settings(row_tables.Settings):
     study_column: str | None = None
     view_column: str | None = None
     split_column: str | None = None
+    label_columns: Sequence[str] = ()
     views: tuple[str, ...] = VIEWS
     delimiter: str = ","
     encoding: str = "utf-8-sig"
@@ -153,21 +161,35 @@ def _columns(settings: Settings) -> dict[str, str]:
 
 
 def _label_columns(settings: Settings, header: Sequence[str]) -> dict[str, str]:
-    """CheXpert's findings -> their columns, by name: "pleural_effusion" is "Pleural Effusion".
+    """Findings -> their columns: CheXpert's by name ("pleural_effusion" is "Pleural Effusion"), others as named.
 
     Raises:
-        ReleaseError: a finding has several columns.
+        ReleaseError: a finding has several columns; a column of --label_columns is missing, or cannot be a finding.
     """
     found: dict[str, str] = {}
-    for finding in CHEXPERT:
-        alike = [name for name in header if " ".join(re.split(r"[\s_]+", name)).lower() == finding.lower()]
+    others = [name for name in settings.label_columns if _plain(name) not in map(_plain, CHEXPERT)]
+    for finding in (*CHEXPERT, *others):
+        alike = [name for name in header if _plain(name) == _plain(finding)]
         if len(alike) > 1:
             raise ReleaseError(
                 f"{settings.table}: expected one column of {finding}, found {' and '.join(alike)}; {_ADVICE}"
             )
-        if alike:
+        if alike and finding in (*CHEXPERT, *alike):
             found[finding] = alike[0]
+    for name in settings.label_columns:
+        if name not in found.values():
+            raise _lacks(settings, name, header, "--label_columns names columns that are there")
+        if name in _RESERVED:
+            raise ReleaseError(
+                f"{settings.table}: the column {name} of --label_columns has another meaning in a prepared set; "
+                "rename it in the table"
+            )
     return found
+
+
+def _plain(name: str) -> str:
+    """The same for names that differ in case, spaces and underscores."""
+    return " ".join(re.split(r"[\s_]+", name)).strip().lower()
 
 
 def _lacks(settings: Settings, column: str, header: Sequence[str], advice: str) -> ReleaseError:
@@ -184,6 +206,11 @@ def _lacks(settings: Settings, column: str, header: Sequence[str], advice: str) 
 def _read(settings: Settings, columns: dict[str, str]) -> Source:
     """Read and check the table."""
     file = settings.table
+    header = header_of(file, advice=_READING_ADVICE, delimiter=settings.delimiter, encoding=settings.encoding)
+    if unused := [name for name in header if name not in columns.values()]:
+        print(
+            f"{file}: columns that are not used: {', '.join(unused)} (--label_columns takes labels of findings)"
+        )
     # Two purposes may share a column: a table whose rows are studies of patients that it does not name.
     table = read_table(
         file,
@@ -193,7 +220,9 @@ def _read(settings: Settings, columns: dict[str, str]) -> Source:
         encoding=settings.encoding,
     )
     rows = pd.DataFrame({name: table[column] for name, column in columns.items()})
-    for finding in set(CHEXPERT) & set(columns):
+    # Texts may hold line breaks: these are rows as a spreadsheet counts them, not lines.
+    rows.index = pd.RangeIndex(2, len(rows) + 2, name=ROW)
+    for finding in [name for name in columns if name not in _COLUMNS]:
         require(rows, finding, matches(r"(?:-?1(?:\.0)?|0(?:\.0)?)?"), "1, 0, -1 or empty", file, _ADVICE)
         rows[finding] = pd.to_numeric(rows[finding].replace("", None)).astype("float64")
     if "study" not in rows:
@@ -208,12 +237,12 @@ def _read(settings: Settings, columns: dict[str, str]) -> Source:
                 f"{file}: no row has one of the views {', '.join(settings.views)}; found "
                 f"{', '.join(sorted(set(rows['view']))[:10])} (option --views)"
             )
-        rows = _shared_by_study(rows, is_frontal)[is_frontal].reset_index(drop=True)
+        rows = _shared_by_study(rows, is_frontal)[is_frontal]
     rows = rows.assign(**{name: "" for name in ("image", "view") if name not in rows})
     root = settings.images if settings.images is not None else file.parent
     if not settings.text_only and not root.is_dir():
         raise ReleaseError(f"--images {root} is not a folder")
-    rows["image"] = [image_path(name, root, file) if name else "" for name in rows["image"]]
+    rows["image"] = image_paths(rows["image"], root, file)
     rows["file"] = [str(root / name) for name in rows["image"]]
     frontal = int((rows["image"] != "").sum())
     return rows_source(
@@ -227,7 +256,7 @@ def _shared_by_study(rows: pd.DataFrame, is_frontal: pd.Series) -> pd.DataFrame:
     # What a frontal row says comes first.
     order = (~is_frontal).sort_values(kind="stable").index
     study = [rows.loc[order, "patient"], rows.loc[order, "study"]]
-    for column in (*TEXTS, *CHEXPERT):
+    for column in (*TEXTS, *label_columns(rows)):
         if column in rows:
             said = rows[column].replace("", None)
             shared = said.loc[order].groupby(study).transform("first").reindex(rows.index)
@@ -266,6 +295,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     for name in _COLUMNS:
         parser.add_argument(f"--{name}_column", metavar="NAME", help=f"column of the table ({name})")
+    parser.add_argument(
+        "--label_columns",
+        nargs="+",
+        default=(),
+        metavar="NAME",
+        help="columns of labels of other findings than CheXpert's; the columns' names are the findings'",
+    )
     parser.add_argument(
         "--views",
         type=lambda text: tuple(view.strip() for view in text.split(",")),

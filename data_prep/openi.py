@@ -10,9 +10,9 @@ RAW is one of the collection's two public forms, or a folder that holds it:
                             ``images/images_normalized/1_IM-0001-3001.dcm.png``
 
 The XML files do not say which image is frontal: --projections takes Kaggle's file for that, --all_views takes every
-image. Images that are not there are left out, with their names in ``rejects.csv``; with --text_only all of them are,
-and the set serves language models and scores (see `data_prep.folder`). A report is a patient, since the collection
-names none; patients are drawn for train, validate and test. There are no CheXpert labels; --labels takes
+image. Images that are not there are left out, however many, with their names in ``rejects.csv``; with --text_only all
+of them are, and the set serves language models and scores (see `data_prep.folder`). A report is a patient, since the
+collection names none; patients are drawn for train, validate and test. There are no CheXpert labels; --labels takes
 ``negbio_gold_14_labels.csv``: the seven findings and No Finding that mean the same as CheXpert's, where 0 stands for
 "not positive", mentioned or not.
 """

@@ -28,19 +28,23 @@ from data_prep.command import available_cores, progress, worker_processes
 from data_prep.memory_map import has_memory_map, memory_map_bytes, write_memory_map
 from data_prep.releases import ReleaseError, file_hash
 from data_prep.reports import Report, Sentences, read_sentences
+from medclip_dcl.errors import UserError
+from medclip_dcl.findings import CHEX5
+from medclip_dcl.formats import PREPARED_SET
 from medclip_dcl.geometry import GEOMETRIES
 from medclip_dcl.memory_map import DESCRIPTION, PIXELS
 from medclip_dcl.prepared import (
     FORMAT_VERSION,
     PreparedDataError,
     PreparedSet,
+    case_table,
     write_json,
     write_table,
     write_text,
 )
 
 REJECTED_SHARE = 0.01
-"""More images (or report files) than this share, and more than one, that cannot be used: the source is damaged."""
+"""More of the images, or more of the reports, than this share, and more than one, cannot be used: a damaged source."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +55,10 @@ class Settings:
         output: the prepared set's folder.
         size: side of the prepared images, pixels.
         sections: from `sections.SECTIONS`.
-        chex5: from `tables.CHEX5_CASES`, which exact labels the table "chex5" holds.
+        cases: from `tables.CASES`, which exact labels the table "cases" holds.
         limit: at most so many patients of each use, None for all.
-        rejected_share: more unusable images or report files than this share end the preparation.
+        rejected_share: more of the images that cannot be used, or of the reports that are missing, unreadable or
+            empty, than this share end the preparation.
         workers: processes.
         memory_map: also write the images as one file that is read without decoding.
         geometry: how images become squares, from `medclip_dcl.geometry.GEOMETRIES`.
@@ -62,7 +67,7 @@ class Settings:
     output: Path
     size: int = 512
     sections: tuple[str, ...] = sections.SECTIONS
-    chex5: str = "all"
+    cases: str = "all"
     limit: int | None = None
     rejected_share: float = REJECTED_SHARE
     workers: int = 1
@@ -179,13 +184,13 @@ def _make(
     write_json(made_from, settings.output / _UNFINISHED)
     with worker_processes(settings.workers) as pool:
         found = read_sentences(source.reports, source.n_reports, settings.sections, pool, source.no_reports)
-        unreadable = {str(study): found.reasons[study] for study in found.unreadable}
-        _refuse_many(settings, "report", unreadable, source.n_reports)
+        unusable = {str(study): found.reasons[study] for study in found.unusable}
+        _refuse_many(settings, "report", unusable, source.n_reports)
         images, image_rejects = _prepare_images(source.images, jobs, settings, pool)
-    written, rejects, counts = _assemble(source, images, found, settings.chex5)
+    written, rejects, counts = _assemble(source, images, found, settings.cases)
     rejects = [*source.rejects, *image_rejects, *rejects]
     # A set whose missing images were made again is a finished one no more while its tables are written again.
-    for name in (DESCRIPTION, "dataset.json"):
+    for name in (DESCRIPTION, "dataset.json", "chex5.parquet"):  # the last is of format version 1
         (settings.output / name).unlink(missing_ok=True)
     for name, frame in written.items():
         write_table(frame, settings.output / f"{name}.parquet", name)
@@ -243,7 +248,7 @@ def _one_process_in(output: Path) -> Iterator[bool]:
 
 
 def _assemble(
-    source: Source, images: pd.DataFrame, found: Sentences, chex5: str
+    source: Source, images: pd.DataFrame, found: Sentences, cases: str
 ) -> tuple[dict[str, pd.DataFrame], list[tables.Reject], dict[str, Any]]:
     """The tables of the set, what was left out of them, and counts."""
     written: dict[str, pd.DataFrame] = {}
@@ -265,7 +270,7 @@ def _assemble(
     written["images"] = tables.typed(images, "images")
     written["sentences"], written["reports"] = tables.sentence_tables(texts)
     written["labels"], without_labels = tables.study_labels(studies, source.labels)
-    written["chex5"] = tables.chex5_table(images, written["labels"], chex5)
+    written["cases"] = case_table(images, written["labels"], cases)
     if source.truth is not None:
         written["classes"], written["image_classes"] = tables.class_tables(
             source.truth, written["sentences"], written["images"]
@@ -309,7 +314,7 @@ _UNFINISHED = "unfinished.json"
 _LOCK = ".lock"
 
 # Options that older sets do not name, with the value by which those were made.
-_SINCE_ADDED: dict[str, Any] = {"chex5": "all", "limit": None, "subset": None}
+_SINCE_ADDED: dict[str, Any] = {"cases": "all", "limit": None, "subset": None}
 
 
 def made_from(
@@ -335,7 +340,7 @@ def made_from(
             "filter": image_files.FILTER,
             "jpeg_quality": image_files.QUALITY,
             "sections": list(settings.sections),
-            "chex5": settings.chex5,
+            "cases": settings.cases,
             "limit": settings.limit,
             "section_rules": sections.RULES_VERSION,
             "sentence_rules": sentences.RULES_VERSION,
@@ -398,11 +403,11 @@ def _lacks_images(output: Path, say: bool) -> bool:
     return bool(missing)
 
 
-def _differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    if there.get("format_version") != now["format_version"]:
-        return [
-            f"format version {there.get('format_version')} there, this program writes version {now['format_version']}"
-        ]
+def _differences(there: dict[str, Any], now: Mapping[str, Any]) -> list[str]:
+    try:
+        PREPARED_SET.upgrade(there, "dataset.json there")
+    except UserError as error:
+        return [str(error)]
     found = []
     if there.get("source") != now["source"]:
         found.append(f"source: {there.get('source')} there, {now['source']} now")
@@ -513,19 +518,20 @@ def summary(output: Path, info: Mapping[str, Any]) -> str:
     if "studies_by_use" in counts:
         studies = ", ".join(f"{use} {n:,}" for use, n in counts["studies_by_use"].items())
         lines[1] = f"  text only  no images; studies: {studies}"
-    return "\n".join([*lines, *chex5_lines(counts)])
+    return "\n".join([*lines, *case_lines(counts)])
 
 
-def chex5_lines(counts: Mapping[str, Any]) -> list[str]:
-    """One line of CheX5 cases for each use that has any; none for a set without images, which are the cases."""
+def case_lines(counts: Mapping[str, Any]) -> list[str]:
+    """The cases of each use that has any, CheX5's in a line of their own; none for a set without images."""
     if "studies_by_use" in counts:
         return []
     lines = []
-    for use, findings in counts["chex5"].items():
-        cases = ", ".join(f"{finding} {n['yes']:,}/{n['no']:,}" for finding, n in findings.items())
-        if any(n["yes"] or n["no"] for n in findings.values()):
-            lines.append(f"  CheX5      {use} (yes/no): {cases}")
-    return lines or ["  CheX5      no case: no label is exactly 1 or 0"]
+    for use, findings in counts["cases"].items():
+        for title, names in (("CheX5", list(CHEX5)), ("others", [f for f in findings if f not in CHEX5])):
+            cases = ", ".join(f"{f} {findings[f]['yes']:,}/{findings[f]['no']:,}" for f in names)
+            if any(findings[f]["yes"] or findings[f]["no"] for f in names):
+                lines.append(f"  {title:<10} {use} (yes/no): {cases}")
+    return lines or ["  cases      none: no label is exactly 1 or 0"]
 
 
 # --- The command line --------------------------------------------------------------------------------------------
@@ -554,8 +560,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="findings,impression (both)",
     )
     parser.add_argument(
-        "--chex5",
-        choices=tables.CHEX5_CASES,
+        "--cases",
+        choices=tables.CASES,
         default="all",
         help="cases of a finding: all, or balanced (as many with it as without)",
     )
@@ -567,7 +573,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_share,
         default=REJECTED_SHARE,
         metavar="SHARE",
-        help="share of images or reports that may be unusable (0.01)",
+        help="share of the images, and of the reports, that may be missing, damaged or empty and are left out; more of "
+        "either end the preparation, a single one never does (0.01)",
     )
     parser.add_argument(
         "--workers", type=positive, default=available_cores(), help="processes (as many as there are cores)"

@@ -13,7 +13,7 @@ import io
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -323,6 +323,10 @@ def file_hash(file: Path) -> str:
         raise ReleaseError(f"{file} cannot be read ({error.strerror}); put a readable file there") from error
 
 
+SHOWN = 5
+"""Cases that a message lists behind the first one."""
+
+
 def read_table(
     file: Path,
     columns: Iterable[str],
@@ -359,18 +363,22 @@ def read_table(
             if twice := [column for column in wanted if header.count(column) > 1]:
                 raise ReleaseError(f"{file} has the column {twice[0]} twice; {advice}")
             places = [header.index(column) for column in wanted]
-            rows = []
+            rows, wrong = [], []
             for row in lines:
                 if len(row) == len(header):
                     rows.append([row[place].strip() for place in places])
                 # A blank line is no row. A longer one would be shifted, or lose its end.
                 elif row:
-                    raise ReleaseError(
-                        f"{file}, line {lines.line_num}: {len(row)} values for {len(header)} columns (a value that "
-                        f"holds {delimiter!r} or a line break must stand in quotes); {advice}"
-                    )
+                    wrong.append((lines.line_num, len(row)))
     except (OSError, EOFError, zlib.error, UnicodeError, csv.Error) as error:
         raise ReleaseError(f"{file} cannot be read ({error}); {advice}") from error
+    if wrong:
+        number, values = wrong[0]
+        others = and_others([f"line {number}" for number, _ in wrong[1:]])
+        raise ReleaseError(
+            f"{file}, line {number}: {values} values for {len(header)} columns (a value that holds {delimiter!r} or a "
+            f"line break must stand in quotes){others}; {advice}"
+        )
     if not rows:
         raise ReleaseError(f"{file} holds no row; {advice}")
     return pd.DataFrame(rows, columns=wanted, dtype=str)
@@ -418,11 +426,19 @@ def require(
     """
     right = holds(frame[column]).astype(bool)
     if not right.all():
-        first = frame.loc[~right, column].iloc[0]
+        first, *others = [repr(str(value)[:60]) for value in frame.loc[~right, column].unique()]
         raise ReleaseError(
-            f"{file}, column {column}: expected {expected}, found {str(first)[:60]!r} "
-            f"({int((~right).sum()):,} of {len(right):,} rows); {advice}"
+            f"{file}, column {column}: expected {expected}, found {first} "
+            f"({int((~right).sum()):,} of {len(right):,} rows){and_others(others)}; {advice}"
         )
+
+
+def and_others(others: Sequence[str]) -> str:
+    """What follows the first case in a message: the number of further ones, and some of them; "" for none."""
+    if not others:
+        return ""
+    some = ", ".join(case[:100] for case in others[:SHOWN])
+    return f", and {len(others):,} more: {some}{', ...' if len(others) > SHOWN else ''}"
 
 
 def _require_same_images(metadata: pd.DataFrame, split: pd.DataFrame, release: Release) -> None:

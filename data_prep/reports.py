@@ -38,6 +38,8 @@ _DAMAGED_ZIP = (
     NotImplementedError,
 )
 
+_NOTHING = "report has no findings or impression"
+
 # Reports that are with the workers at a time: what an archive holds is never all in memory.
 _BLOCK = 4096
 
@@ -61,11 +63,16 @@ class Report(NamedTuple):
 
 
 class Passages(NamedTuple):
-    """What one report holds: (section, passage) in order, or why it cannot be used."""
+    """What one report holds: (section, passage) in order, or why it cannot be used.
+
+    `is_unreadable`: there is no text to read. `has_others`: there are findings or an impression, but not what was
+    chosen.
+    """
 
     found: tuple[tuple[str, str], ...] = ()
     reason: str = ""
     is_unreadable: bool = False
+    has_others: bool = False
 
 
 @dataclass
@@ -75,13 +82,13 @@ class Sentences:
     Attributes:
         of_study: study_id -> (section, sentence) in order; only studies that have any.
         reasons: study_id -> why it has none.
-        unreadable: studies whose report file is missing, empty or unreadable (the others have no such text).
+        unusable: studies whose report is missing, unreadable or empty (the others lack the chosen sections only).
         without_letter: how many sentences were dropped because they hold no letter.
     """
 
     of_study: dict[int, list[tuple[str, str]]] = field(default_factory=dict)
     reasons: dict[int, str] = field(default_factory=dict)
-    unreadable: set[int] = field(default_factory=set)
+    unusable: set[int] = field(default_factory=set)
     without_letter: int = 0
 
 
@@ -249,12 +256,15 @@ def read_passages(report: Report, wanted: Sequence[str]) -> Passages:
         sections, every = tuple(study_sections(text, wanted)), partial(study_sections, text)
     else:
         held = [section for section in sections if has_letter(section.text)]
+        if not held:
+            return Passages(reason=_NOTHING, is_unreadable=True)
         sections, every = tuple(section for section in held if section.name in wanted), partial(list, held)
     if not sections:
-        lacking = (
-            f"none of the chosen sections ({', '.join(wanted)})" if every() else "no findings or impression"
-        )
-        return Passages(reason=f"report has {lacking}")
+        if every():
+            return Passages(
+                reason=f"report has none of the chosen sections ({', '.join(wanted)})", has_others=True
+            )
+        return Passages(reason=_NOTHING)
     return Passages(
         tuple((section.name, passage) for section in sections for passage in passages(section.text))
     )
@@ -295,6 +305,6 @@ def _collect(texts: Mapping[int, Passages], sentences_of: Mapping[str, Sequence[
             result.of_study[study_id] = kept
         else:
             result.reasons[study_id] = text.reason or "report has no sentence with a letter"
-        if text.is_unreadable:
-            result.unreadable.add(study_id)
+            if not text.has_others:
+                result.unusable.add(study_id)
     return result

@@ -15,7 +15,7 @@ import pandas as pd
 
 from data_prep import preparation, tables
 from data_prep.preparation import Source
-from data_prep.releases import SPLITS, ReleaseError
+from data_prep.releases import SHOWN, SPLITS, ReleaseError, and_others
 from data_prep.reports import Report
 from data_prep.sections import Section
 from medclip_dcl.findings import CHEXPERT
@@ -26,6 +26,9 @@ TEXTS = ("text", "findings", "impression")
 SHARES = (0.8, 0.1, 0.1)
 """Of the patients, for train, validate and test, where a source has no split."""
 
+ROW = "row"
+"""Name of the index of rows that says where they stand in their file, where its header is row 1."""
+
 IDENTIFIERS = "identifiers.csv"
 """In a prepared set: the source's names of patients and studies that are no whole numbers, and their numbers."""
 
@@ -35,6 +38,7 @@ _SPLIT_NAMES = {
     "test": ("test", "testing"),
 }
 _PATIENT_ADVICE = "put all rows of a patient into one split"
+_IMAGE_ADVICE = "leave one row of each"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +79,8 @@ def rows_source(
     Args:
         rows: one for each image, or for each report without one; all text: image (path below ``images/`` of the set
             without its ending; "" for none), file (of the original), patient, study, view, split ("" in all rows: it
-            is drawn), columns of `TEXTS`, and of `CHEXPERT` labels as floats.
+            is drawn), columns of `TEXTS`; all columns of floats are labels of findings. An index of the name `ROW` says
+            in which row of the file they stand.
         settings: the options.
         file: the table, for messages.
         source_counts: "images_in_release", "images_not_frontal".
@@ -125,58 +130,73 @@ def _require_consistent(rows: pd.DataFrame, file: Path) -> None:
     """What belongs to a study is the same in all its rows, where it is given; an image stands once."""
     for column in ("patient", "study"):
         if (rows[column] == "").any():
+            nameless = rows[rows[column] == ""]
             raise ReleaseError(
-                f"{file}: {int((rows[column] == '').sum()):,} rows name no {column}; every row needs one"
+                f"{file}: {len(nameless):,} rows name no {column}{_row_numbers(nameless)}; every row needs one"
             )
         _require_one_spelling(rows[column], column, file)
     _require_apart(rows.loc[rows["image"] != "", "image"], file)
-    for column in ("patient", "split", *TEXTS, *CHEXPERT):
+    for column in ("patient", "split", *TEXTS, *label_columns(rows)):
         if column in rows:
             said = rows[(rows[column] != "") & rows[column].notna()]
             differing = said.groupby("study")[column].nunique()
             if (differing > 1).any():
+                first, *others = differing.index[differing > 1]
                 raise ReleaseError(
-                    f"{file}: {int((differing > 1).sum()):,} studies have rows that disagree about {column} (first: "
-                    f"study {differing.index[differing > 1][0]}); rows of one study must agree"
+                    f"{file}: {len(others) + 1:,} studies have rows that disagree about {column} (first: "
+                    f"study {first}){and_others(others)}; rows of one study must agree"
                 )
+
+
+def _row_numbers(rows: pd.DataFrame | pd.Series) -> str:
+    """Where rows stand in their file, if they say so."""
+    if rows.index.name != ROW:
+        return ""
+    numbers = ", ".join(str(number) for number in rows.index[:SHOWN])
+    return f" (row{'s' * (len(rows) > 1)} {numbers}{', ...' if len(rows) > SHOWN else ''})"
 
 
 def _require_one_spelling(names: pd.Series, kind: str, file: Path) -> None:
     """A number is written in one way: "7", "007" and "7.0" as three patients may be one, in training and in test."""
     spelled: dict[str, str] = {}
+    pairs = []
     for name in names.unique():
         if match := re.fullmatch(r"0*([0-9]+)(?:\.0+)?", name):
             other = spelled.setdefault(match[1], name)
             if other != name:
-                raise ReleaseError(
-                    f"{file}: expected one way of writing the number of a {kind}, found {other!r} beside {name!r}; "
-                    "write both in the same way if they are the same, or add a letter to one of them if they are not"
-                )
+                pairs.append(f"{other!r} beside {name!r}")
+    if pairs:
+        raise ReleaseError(
+            f"{file}: expected one way of writing the number of a {kind}, found {pairs[0]}{and_others(pairs[1:])}; "
+            "write both in the same way if they are the same, or add a letter to one of them if they are not"
+        )
 
 
 def _require_apart(images: pd.Series, file: Path) -> None:
     """Each image stands once, and has a prepared file of its own."""
-    known = set(images)
-    if images.duplicated().any():
+    twice = images[images.duplicated(keep=False)].groupby(images, sort=False)
+    if repeated := [f"{image!r} again{_row_numbers(rows)}" for image, rows in twice]:
         raise ReleaseError(
-            f"{file}: expected each image once, found {images[images.duplicated()].iloc[0]!r} again"
+            f"{file}: expected each image once, found {repeated[0]}{and_others(repeated[1:])}; {_IMAGE_ADVICE}"
         )
-    for image in images:
-        if folder := next((str(f) for f in PurePosixPath(image).parents if str(f) in known), None):
-            raise ReleaseError(
-                f"{file}: found the images {folder!r} and {image!r}: a file is where a folder must be; rename one of "
-                "them, in the folder and in the table"
-            )
+    known = set(images)
+    parents = [(next((f for f in map(str, PurePosixPath(i).parents) if f in known), ""), i) for i in images]
+    if inside := [f"{folder!r} and {image!r}" for folder, image in parents if folder]:
+        raise ReleaseError(
+            f"{file}: found the images {inside[0]}: a file is where a folder must be{and_others(inside[1:])}; rename "
+            "one of them, in the folder and in the table"
+        )
     # "a" and "a.jpg" would both become "a.jpg".
     paths = _prepared_paths(images)
     folders = {str(parent) for path in paths for parent in PurePosixPath(path).parents}
     shared = paths.duplicated(keep=False) | paths.isin(folders)
     if shared.any():
-        first = paths[shared].iloc[0]
+        first, *others = map(str, paths[shared].unique())
         names = images[(paths == first) | images.str.startswith(f"{first}/")]
         raise ReleaseError(
             f"{file}: expected images that have prepared files of their own, found {names.iloc[0]!r} and "
-            f"{names.iloc[1]!r}, which both need {first!r}; rename one of them, in the folder and in the table"
+            f"{names.iloc[1]!r}, which both need {first!r}{and_others(others)}; rename one of them, in the folder "
+            "and in the table"
         )
 
 
@@ -195,9 +215,10 @@ def split_names(column: pd.Series, file: Path) -> pd.Series:
     known = {name: split for split, names in _SPLIT_NAMES.items() for name in names}
     splits = column.str.lower().map(known)
     if splits.isna().any():
+        first, *others = [repr(name[:40]) for name in column[splits.isna()].unique()]
         raise ReleaseError(
-            f"{file}, split: expected {', '.join(SPLITS)} in every row, found {column[splits.isna()].iloc[0][:40]!r} "
-            f"({int(splits.isna().sum()):,} of {len(column):,} rows)"
+            f"{file}, split: expected {', '.join(SPLITS)} in every row, found {first} "
+            f"({int(splits.isna().sum()):,} of {len(column):,} rows){and_others(others)}"
         )
     return splits
 
@@ -269,13 +290,34 @@ def _reports(rows: pd.DataFrame) -> list[Report]:
     return reports
 
 
+def label_columns(rows: pd.DataFrame) -> list[str]:
+    """Columns of rows that hold labels, CheXpert's first."""
+    given = rows.select_dtypes("float64").columns
+    return [*(name for name in CHEXPERT if name in given), *(name for name in given if name not in CHEXPERT)]
+
+
 def _labels(rows: pd.DataFrame) -> pd.DataFrame:
-    """CheXpert columns of the studies that have any label column; what no row says is missing."""
-    given = [finding for finding in CHEXPERT if finding in rows]
+    """CheXpert's columns and the others of the studies that have any label column; what no row says is missing."""
+    given = label_columns(rows)
     if not given:
         return pd.DataFrame({"study_id": pd.Series(dtype="int64"), **dict.fromkeys(CHEXPERT, math.nan)})
     labels = rows.groupby("study_id", as_index=False)[given].max()
-    return labels.reindex(columns=["study_id", *CHEXPERT]).astype(dict.fromkeys(CHEXPERT, "float64"))
+    findings = dict.fromkeys([*CHEXPERT, *given])
+    return labels.reindex(columns=["study_id", *findings]).astype(dict.fromkeys(findings, "float64"))
+
+
+def image_paths(names: pd.Series, root: Path, file: Path) -> list[str]:
+    """`image_path` of all names of a column, "" where there is none; all wrong ones are listed at once."""
+    paths, wrong = [], []
+    for name in names:
+        try:
+            paths.append(image_path(name, root, file) if name else "")
+        except ReleaseError as error:
+            wrong.append((name, error))
+    if wrong:
+        others = and_others([repr(name[:80]) for name, _ in wrong[1:]])
+        raise ReleaseError(f"{wrong[0][1]}{others}")
+    return paths
 
 
 def image_path(name: str, root: Path, file: Path) -> str:

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from data_prep.releases import FRONTAL_VIEWS, ReleaseError
+from data_prep.releases import FRONTAL_VIEWS, ReleaseError, and_others
 from medclip_dcl.findings import CHEX5
-from medclip_dcl.prepared import TABLES, USES
+from medclip_dcl.prepared import TABLES, USES, labelled_findings
 
 Reject = tuple[str, str, str]
 """Kind (image, report, box), id, reason: a row of rejects.csv."""
 
-CHEX5_CASES = ("all", "balanced")
+CASES = ("all", "balanced")
 """Which of the exact labels become cases: all of them, or as many with a finding as without it."""
 
 DAMAGED_SPLIT = "the official split keeps patients apart, so the split table is damaged: download it again"
@@ -132,47 +132,11 @@ def require_disjoint_patients(images: pd.DataFrame, advice: str = DAMAGED_SPLIT)
     # Grounding beside validate cannot come from the official split either, but only from a patient in two splits.
     mixed = purposes[purposes.str.contains(" and ")]
     if len(mixed):
+        others = and_others([str(patient) for patient in mixed.index[1:]])
         raise ReleaseError(
             f"{len(mixed):,} of {len(purposes):,} patients stand both in training and in evaluation, or in two "
-            f"parts of the evaluation (first: patient {mixed.index[0]}, in {mixed.iloc[0]}); {advice}"
+            f"parts of the evaluation (first: patient {mixed.index[0]}, in {mixed.iloc[0]}){others}; {advice}"
         )
-
-
-def chex5_table(images: pd.DataFrame, labels: pd.DataFrame, cases: str = "all") -> pd.DataFrame:
-    """Labels of the five findings where they are exactly 1 or 0, for test and validate images (SSD, section 3.2).
-
-    Images of the official test split have use "test" even where they also serve grounding.
-
-    Args:
-        images: with official_split and use.
-        labels: from `study_labels`.
-        cases: from `CHEX5_CASES`; "balanced" leaves out, of each use and finding, the surplus of the commoner label
-            (choice: those whose hashed dicom_id comes last, so that the draw depends on nothing else).
-    """
-    is_test = (images["official_split"] == "test") & images["use"].isin(["test", "grounding"])
-    evaluated = images[is_test | (images["use"] == "validate")].copy()
-    evaluated["use"] = np.where(evaluated["official_split"] == "test", "test", "validate")
-    long = evaluated.merge(labels, on="study_id").melt(
-        id_vars=["dicom_id", "use"], value_vars=list(CHEX5), var_name="finding", value_name="label"
-    )
-    long = long[long["label"].isin([0.0, 1.0])]
-    if cases == "balanced":
-        long = _balanced(long)
-    order = {finding: place for place, finding in enumerate(CHEX5)}
-    long = long.sort_values(
-        ["finding", "dicom_id"], key=lambda column: column.map(order) if column.name == "finding" else column
-    )
-    return typed(long, "chex5")
-
-
-def _balanced(cases: pd.DataFrame) -> pd.DataFrame:
-    """As many cases of label 1 as of label 0 for each use and finding."""
-    draw = cases["dicom_id"].map(lambda name: hashlib.sha256(str(name).encode()).hexdigest())
-    groups = [cases["use"], cases["finding"]]
-    place = draw.groupby([*groups, cases["label"]]).rank(method="first")
-    positive = (cases["label"] == 1).groupby(groups).transform("sum")
-    negative = (cases["label"] == 0).groupby(groups).transform("sum")
-    return cases[place <= np.minimum(positive, negative)]
 
 
 def study_labels(images: pd.DataFrame, labels: pd.DataFrame) -> tuple[pd.DataFrame, int]:
@@ -246,9 +210,10 @@ def class_tables(
 
 def count(written: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
     """Numbers that describe a set, for dataset.json and for the user."""
-    images, reports, chex5 = written["images"], written["reports"], written["chex5"]
+    images, reports = written["images"], written["reports"]
     people = written.get("studies", images)
-    cases = chex5.groupby(["use", "finding", "label"]).size()
+    cases = written["cases"].groupby(["use", "finding", "label"]).size()
+    findings = dict.fromkeys([*CHEX5, *labelled_findings(written["labels"])])
     text_only = {}
     if "studies" in written:
         text_only["studies_by_use"] = {use: int((people["use"] == use).sum()) for use in USES}
@@ -267,12 +232,12 @@ def count(written: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
         "report_sentences": len(reports),
         "sentences": len(written["sentences"]),
         "boxes": len(written["boxes"]) if "boxes" in written else 0,
-        "chex5": {
+        "cases": {
             use: {
                 finding: {
                     name: int(cases.get((use, finding, label), 0)) for name, label in (("yes", 1), ("no", 0))
                 }
-                for finding in CHEX5
+                for finding in findings
             }
             for use in ("validate", "test")
         },
@@ -280,8 +245,13 @@ def count(written: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
 
 
 def typed(frame: pd.DataFrame, table: str) -> pd.DataFrame:
-    """The frame with exactly the columns and types that the format has for a table, rows counted from 0."""
+    """The frame with exactly the columns and types that the format has for a table, rows counted from 0.
+
+    All columns of "labels" stay: they are findings.
+    """
     columns = TABLES[table]
+    if table == "labels":
+        columns = columns | {str(name): "float64" for name in frame if name not in columns}
     types = {name: "object" if kind == "str" else kind for name, kind in columns.items()}
     return frame[list(columns)].astype(types).reset_index(drop=True)
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from medclip_dcl.encoders.image import RegionEncoder
 from medclip_dcl.errors import UserError
-from medclip_dcl.findings import CHEXPERT
 from medclip_dcl.formats import NETWORK, VERSION_KEY
+from medclip_dcl.geometry import check_geometry
 from medclip_dcl.network import IMAGENET_MEAN, IMAGENET_STD, build_part, part_config
 
 
@@ -30,13 +30,15 @@ class FindingNetwork(nn.Module):
 
     Args:
         image_encoder: images to regions; its projection is kept as it is, unused.
-        findings: columns of CheXpert, one logit each.
+        findings: names, one logit each.
         image_size: side of the whole image as the network sees it in evaluation, in pixels.
         mean: of the three channels, images in [0, 1].
         std: of the three channels.
+        geometry: how images were fitted to a square in training, see `medclip_dcl.geometry`.
+        crop_size: side of the random crops of training, in pixels; None where it is not known.
 
     Raises:
-        ValueError: no finding, one that is no column of CheXpert, or one twice.
+        ValueError: no finding, or one twice.
     """
 
     mean: Tensor
@@ -51,11 +53,13 @@ class FindingNetwork(nn.Module):
         image_size: int = 512,
         mean: Sequence[float] = IMAGENET_MEAN,
         std: Sequence[float] = IMAGENET_STD,
+        geometry: str = "stretch",
+        crop_size: int | None = None,
     ) -> None:
         super().__init__()
         self.findings = _checked_findings(findings)
         self.image_encoder = image_encoder
-        self.image_size = image_size
+        self.image_size, self.crop_size, self.geometry = image_size, crop_size, check_geometry(geometry)
         self.head = nn.Linear(image_encoder.feature_dim, len(self.findings))
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
@@ -100,6 +104,8 @@ class FindingNetwork(nn.Module):
             "image_size": self.image_size,
             "mean": self.mean.flatten().tolist(),
             "std": self.std.flatten().tolist(),
+            "geometry": self.geometry,
+            "crop_size": self.crop_size,
         }
 
     @classmethod
@@ -120,6 +126,9 @@ class FindingNetwork(nn.Module):
             image_size=config["image_size"],
             mean=config["mean"],
             std=config["std"],
+            # Models of before these were kept.
+            geometry=config.get("geometry", "stretch"),
+            crop_size=config.get("crop_size"),
         )
 
 
@@ -127,10 +136,6 @@ def _checked_findings(findings: Sequence[str]) -> tuple[str, ...]:
     found = tuple(findings)
     if not found:
         raise UserError("model.findings names no finding; null takes CheX5's five")
-    if unknown := [name for name in found if name not in CHEXPERT]:
-        raise UserError(
-            f"model.findings: {unknown[0]!r} is no column of CheXpert's labels: {', '.join(CHEXPERT)}"
-        )
     if twice := [name for name in found if found.count(name) > 1]:
         raise UserError(f"model.findings names {twice[0]} twice")
     return found

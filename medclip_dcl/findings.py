@@ -1,8 +1,13 @@
-"""The findings that the project speaks about: CheXpert's label columns and the five prompts pairs of CheX5."""
+"""Findings and their prompts: CheXpert's label columns, CheX5's pairs of prompts, and prompts that a user gives."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+from medclip_dcl.errors import MissingFileError, UserError
 
 CHEXPERT: tuple[str, ...] = (
     "Atelectasis",
@@ -38,3 +43,88 @@ CHEX5: dict[str, Prompts] = {
     "Pneumothorax": Prompts("No pneumothorax", "Pneumothorax"),
 }
 """Prompts of Wang et al., MLHC 2023, table 2, keyed by CheXpert column, in the order of their table 3."""
+
+Texts: TypeAlias = "str | Sequence[str]"
+PromptSource: TypeAlias = "Mapping[str, Sequence[Texts]] | str | Path"
+"""Finding -> (negative, positive), each one prompt or several; or the path of a YAML file that holds such pairs."""
+
+PromptEnsembles: TypeAlias = "dict[str, tuple[tuple[str, ...], tuple[str, ...]]]"
+"""Finding -> negative and positive prompts."""
+
+
+def read_prompts(prompts: PromptSource, owner: str = "prompts") -> PromptEnsembles:
+    """Prompts as they are used, from pairs or from a YAML file of pairs (``configs/prompts/chexpert14.yaml``).
+
+    Args:
+        prompts: the pairs, or the file.
+        owner: names the pairs in an error; a file names itself.
+
+    Raises:
+        UserError: no file, or none of YAML; no finding at all; a finding without its two prompts, with an empty one,
+            or with one twice. Names the file and the finding.
+    """
+    if isinstance(prompts, (str, Path)):
+        owner = f"{owner}, {prompts}"
+        prompts = _of_file(Path(prompts).expanduser(), owner)
+    if not isinstance(prompts, Mapping) or not prompts:
+        raise UserError(
+            f"{owner}: prompts name no finding: expected finding: [negative, positive], found {prompts!r}"
+        )
+    return {str(finding): _pair(pair, f"{owner}: {finding}") for finding, pair in prompts.items()}
+
+
+def _of_file(file: Path, owner: str) -> Any:
+    import yaml
+
+    try:
+        return yaml.safe_load(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise MissingFileError(
+            f"{owner}: no such file; expected a YAML file of finding: [negative, positive]"
+        ) from error
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        said = " ".join(str(error).split())
+        raise UserError(f"{owner}: not readable as YAML ({said})") from error
+
+
+def _pair(pair: Any, owner: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Negative and positive prompts, each one or several."""
+    listed = isinstance(pair, Sequence) and not isinstance(pair, str)
+    both = [(texts,) if isinstance(texts, str) else texts for texts in pair] if listed else []
+    if len(both) != 2 or not all(_are_texts(texts) for texts in both):
+        raise UserError(f"{owner} needs a negative and a positive prompt: found {pair!r}")
+    for texts in both:
+        if len(set(texts)) < len(texts):
+            raise UserError(f"{owner} has a prompt twice: {list(texts)}")
+    return tuple(both[0]), tuple(both[1])
+
+
+def _are_texts(texts: Any) -> bool:
+    return (
+        isinstance(texts, Sequence)
+        and len(texts) > 0
+        and all(isinstance(text, str) and text.strip() for text in texts)
+    )
+
+
+def in_order(findings: Iterable[str]) -> list[str]:
+    """CheX5's findings first, in their order; then the others as they come."""
+    listed = list(findings)
+    return [*(name for name in CHEX5 if name in listed), *(name for name in listed if name not in CHEX5)]
+
+
+def require_labelled(asked: Iterable[str], labelled: Sequence[str], owner: str) -> None:
+    """Refuse a finding that a data set does not label.
+
+    Raises:
+        UserError: names the finding, one that is spelt alike, and those that the set labels.
+    """
+    for finding in asked:
+        if finding not in labelled:
+            by_letters = {name.lower(): name for name in labelled}
+            alike = difflib.get_close_matches(finding.lower(), by_letters, n=1)
+            meant = f" (did you mean {by_letters[alike[0]]!r}?)" if alike else ""
+            raise UserError(
+                f"{owner}: the data set does not label {finding!r}{meant}; it labels "
+                f"{', '.join(labelled) or 'no finding at all: prepare it from a source with labels'}"
+            )

@@ -1,4 +1,4 @@
-"""Versions of what is kept for long - checkpoints and exported models - and the steps that bring old ones up to date.
+"""Versions of what is kept for long - checkpoints, exported models, prepared sets - and the steps that update old ones.
 
 A format gets a new version when files of the old one can no longer be read as they are. The change then comes with a
 step below, from the old version to the new one, and with a file of the old version in tests/models/checkpoints.
@@ -107,8 +107,18 @@ def _architecture(bert: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _from_chex5(info: dict[str, Any]) -> None:
+    """Version 2 holds the cases of every finding, version 1 those of CheX5; the others follow from its labels."""
+    options = info.get("options", {})
+    if isinstance(options, dict) and "chex5" in options:
+        options["cases"] = options.pop("chex5")
+
+
 CHECKPOINT = Format("checkpoint", 1, {0: _from_unversioned})
 """What `fit` writes, of every model here."""
 
 NETWORK = Format("network configuration", 1)
 """`ImageTextNetwork.config()`: config.json of an exported folder, and "network" of a checkpoint."""
+
+PREPARED_SET = Format("prepared data set", 2, {1: _from_chex5})
+"""dataset.json, for the tables of its set."""

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -22,7 +22,7 @@ from torch.nn.functional import normalize
 
 from medclip_dcl.data.transforms import centre_crop, scaled, to_input
 from medclip_dcl.errors import MissingFileError, UserError
-from medclip_dcl.findings import CHEX5, Prompts
+from medclip_dcl.findings import CHEX5, PromptSource, read_prompts
 from medclip_dcl.geometry import View, fit
 from medclip_dcl.grey import UnusableImageError, to_grey
 from medclip_dcl.image_file import read_grey
@@ -154,7 +154,7 @@ class ImageTextInference:
     def classify(
         self,
         images: ImageLike | Sequence[ImageLike],
-        prompts: Mapping[str, Prompts | tuple[str, str]] = CHEX5,
+        prompts: PromptSource = CHEX5,
     ) -> pd.DataFrame:
         """Zero-shot scores: similarity with the positive minus that with the negative prompt.
 
@@ -162,16 +162,22 @@ class ImageTextInference:
 
         Args:
             images: one or several.
-            prompts: finding -> (negative, positive) prompt.
+            prompts: finding -> (negative, positive), each a prompt or several whose scores are averaged; or a YAML
+                file of them (configs/prompts/chexpert14.yaml).
 
         Returns:
             One row an image, one column a finding; the index holds paths where images are paths.
+
+        Raises:
+            ValueError: prompts that `medclip_dcl.findings.read_prompts` refuses.
         """
-        listed = list(_images(images))
-        texts = [text for negative, positive in prompts.values() for text in (negative, positive)]
-        scores = self.similarity(listed, texts).reshape(len(listed), len(prompts), 2)
+        listed, pairs = list(_images(images)), read_prompts(prompts)
+        ensembles = [texts for pair in pairs.values() for texts in pair]
+        scores = self.similarity(listed, [text for texts in ensembles for text in texts])
+        ends = np.cumsum([len(texts) for texts in ensembles])[:-1]
+        means = np.stack([part.mean(axis=1) for part in np.split(scores, ends, axis=1)], axis=1)
         index = [str(x) if isinstance(x, (str, Path)) else i for i, x in enumerate(listed)]
-        return pd.DataFrame(scores[..., 1] - scores[..., 0], index=index, columns=list(prompts))
+        return pd.DataFrame(means[:, 1::2] - means[:, ::2], index=index, columns=list(pairs))
 
     @torch.inference_mode()
     def embed_images(self, images: ImageLike | Sequence[ImageLike]) -> Float[np.ndarray, "image dim"]:

@@ -44,6 +44,7 @@ class ImageTextNetwork(nn.Module):
         std: of the three channels.
         geometry: how images were fitted to a square in training, see `medclip_dcl.geometry`.
         prepared_size: to which they were fitted before they were scaled to `image_size`; None for the same.
+        crop_size: side of the random crops of training, in pixels; None where it is not known.
 
     Raises:
         ValueError: encoders (or the similarity) of different embedding sizes; an unknown geometry.
@@ -62,6 +63,7 @@ class ImageTextNetwork(nn.Module):
         std: Sequence[float] = IMAGENET_STD,
         geometry: str = "stretch",
         prepared_size: int | None = None,
+        crop_size: int | None = None,
     ) -> None:
         super().__init__()
         self.image_encoder = image_encoder
@@ -71,7 +73,7 @@ class ImageTextNetwork(nn.Module):
         sizes["similarity"] = getattr(self.similarity, "dim", image_encoder.dim)
         if len(set(sizes.values())) > 1:
             raise UserError(f"embedding sizes (dim) must agree, got {sizes}")
-        self.image_size = image_size
+        self.image_size, self.crop_size = image_size, crop_size
         self.geometry, self.prepared_size = check_geometry(geometry), prepared_size
         self.register_buffer("mean", torch.tensor(list(mean)).view(3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(list(std)).view(3, 1, 1), persistent=False)
@@ -141,6 +143,7 @@ class ImageTextNetwork(nn.Module):
             "std": self.std.flatten().tolist(),
             "geometry": self.geometry,
             "prepared_size": self.prepared_size,
+            "crop_size": self.crop_size,
         }
 
     @classmethod
@@ -169,6 +172,7 @@ class ImageTextNetwork(nn.Module):
             # Models of before there was a choice.
             geometry=config.get("geometry", "stretch"),
             prepared_size=config.get("prepared_size"),
+            crop_size=config.get("crop_size"),
         )
 
     def save_pretrained(self, folder: str | Path) -> None:

@@ -7,6 +7,7 @@ and a fingerprint of the content.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import uuid
@@ -21,9 +22,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from medclip_dcl.errors import UserError
-from medclip_dcl.findings import CHEXPERT
+from medclip_dcl.findings import CHEXPERT, in_order
+from medclip_dcl.formats import PREPARED_SET, VERSION_KEY
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = PREPARED_SET.version
 
 TABLES: dict[str, dict[str, str]] = {
     "images": {
@@ -41,7 +43,7 @@ TABLES: dict[str, dict[str, str]] = {
     "sentences": {"sentence_id": "int64", "text": "str", "n_reports": "int64"},
     "reports": {"study_id": "int64", "section": "str", "position": "int64", "sentence_id": "int64"},
     "labels": {"study_id": "int64", **dict.fromkeys(CHEXPERT, "float64")},
-    "chex5": {"dicom_id": "str", "finding": "str", "label": "int64", "use": "str"},
+    "cases": {"dicom_id": "str", "finding": "str", "label": "int64", "use": "str"},
     "boxes": {
         "dicom_id": "str",
         "category": "str",
@@ -57,6 +59,8 @@ TABLES: dict[str, dict[str, str]] = {
 }
 """Table name -> column -> type ("str" columns hold no missing values).
 
+"labels" may have further float64 columns: findings of other names than CheXpert's. "cases" holds the evaluated cases of
+every finding (`case_table`).
 A set of reports alone has no row in "images", and the use of each study in "studies", which other sets do not have.
 """
 
@@ -99,6 +103,8 @@ def check_table(frame: pd.DataFrame, table: str) -> None:
         PreparedDataError: a column is missing, unknown, of another type, or holds missing text.
     """
     expected = TABLES[table]
+    if table == "labels":
+        expected = expected | dict.fromkeys(frame.columns[len(expected) :], "float64")
     if list(frame.columns) != list(expected):
         raise PreparedDataError(
             f"table {table}: expected the columns {list(expected)}, found {list(frame.columns)}"
@@ -111,6 +117,50 @@ def check_table(frame: pd.DataFrame, table: str) -> None:
             is_right = str(found) == kind
         if not is_right:
             raise PreparedDataError(f"table {table}, column {column}: expected {kind}, found {found}")
+
+
+def labelled_findings(labels: pd.DataFrame) -> list[str]:
+    """Findings of which the table "labels" says anything, if only that it is uncertain; CheX5's first."""
+    return in_order(labels.columns[1:][labels.iloc[:, 1:].notna().any()])
+
+
+def case_table(images: pd.DataFrame, labels: pd.DataFrame, cases: str = "all") -> pd.DataFrame:
+    """The table "cases": labels that are exactly 1 or 0, of test and validate images (SSD, section 3.2, for CheX5).
+
+    Images of the official test split have use "test" even where they also serve grounding.
+
+    Args:
+        images: the table "images", or one with its columns.
+        labels: the table "labels".
+        cases: "all"; "balanced" leaves out, of each use and finding, the surplus of the commoner label (choice: those
+            whose hashed dicom_id comes last, so that the draw depends on nothing else).
+    """
+    is_test = (images["official_split"] == "test") & images["use"].isin(["test", "grounding"])
+    use = np.where(is_test, "test", "validate")
+    evaluated = images[["dicom_id", "study_id"]].assign(use=use)[is_test | (images["use"] == "validate")]
+    findings = labelled_findings(labels)
+    long = evaluated.merge(labels, on="study_id").melt(
+        id_vars=["dicom_id", "use"], value_vars=findings, var_name="finding", value_name="label"
+    )
+    long = long[long["label"].isin([0.0, 1.0])]
+    if cases == "balanced":
+        long = _balanced(long)
+    order = {finding: place for place, finding in enumerate(findings)}
+    long = long.sort_values(
+        ["finding", "dicom_id"], key=lambda column: column.map(order) if column.name == "finding" else column
+    )
+    types = {name: "object" if kind == "str" else kind for name, kind in TABLES["cases"].items()}
+    return long[list(types)].astype(types).reset_index(drop=True)
+
+
+def _balanced(cases: pd.DataFrame) -> pd.DataFrame:
+    """As many cases of label 1 as of label 0 for each use and finding."""
+    draw = cases["dicom_id"].map(lambda name: hashlib.sha256(str(name).encode()).hexdigest())
+    groups = [cases["use"], cases["finding"]]
+    place = draw.groupby([*groups, cases["label"]]).rank(method="first")
+    positive = (cases["label"] == 1).groupby(groups).transform("sum")
+    negative = (cases["label"] == 0).groupby(groups).transform("sum")
+    return cases[place <= np.minimum(positive, negative)]
 
 
 def _read_table(file: Path, table: str) -> pd.DataFrame:
@@ -325,6 +375,10 @@ class PreparedSet:
     Args:
         folder: what `data_prep.mimic_cxr`, `folder` or `openi` wrote.
 
+    Attributes:
+        info: dataset.json, brought up to this program's format version.
+        format_version: of the set as it is on the disk; the cases of version 1 are derived from its labels.
+
     Raises:
         PreparedDataError: the folder does not exist, holds no finished set, or one of another format version.
     """
@@ -347,12 +401,11 @@ class PreparedSet:
             raise PreparedDataError(f"{file} is not JSON ({error}); {again}") from error
         if not isinstance(info, dict):
             raise PreparedDataError(f"{file}: expected an object, found {str(info)[:60]!r}; {again}")
-        found = info.get("format_version")
-        if found != FORMAT_VERSION:
-            raise PreparedDataError(
-                f"{file}: format version {found}, this program reads version {FORMAT_VERSION}; "
-                "prepare the set again with data_prep.mimic_cxr into a new folder"
-            )
+        self.format_version = info.get(VERSION_KEY)
+        try:
+            PREPARED_SET.upgrade(info, str(file))
+        except UserError as error:
+            raise PreparedDataError(f"{error}; or {again}") from error
         for name, kind in _INFO.items():
             value = info.get(name, None if name == "phantom" else kind())
             if not isinstance(value, kind):
@@ -377,6 +430,9 @@ class PreparedSet:
         Raises:
             PreparedDataError: the table is not there (names the command that makes it) or malformed.
         """
+        if table not in self._tables and table == "cases" and self.format_version == 1:
+            of_set = self.info["options"].get("cases", "all")
+            self._tables[table] = case_table(self.table("images"), self.table("labels"), of_set)
         if table not in self._tables:
             file = self.folder / f"{table}.parquet"
             if not file.is_file():
@@ -385,6 +441,11 @@ class PreparedSet:
                 )
             self._tables[table] = _read_table(file, table)
         return self._tables[table]
+
+    @cached_property
+    def findings(self) -> list[str]:
+        """Findings that the set labels, CheX5's first."""
+        return labelled_findings(self.table("labels"))
 
     def studies(self, use: str) -> pd.Series:
         """Numbers (study_id) of the studies of one use: of its images, or of its reports in a set of text alone."""

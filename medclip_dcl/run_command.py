@@ -20,11 +20,10 @@ from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
-from medclip_dcl.errors import MissingFileError, UserError
+from medclip_dcl.errors import UserError
 from medclip_dcl.evaluation.class_probability import ClassProbabilityTable
 from medclip_dcl.evaluation.predictions import FindingPredictionWriter, PredictionWriter
 from medclip_dcl.evaluation.results import RESULTS_FILE, UNTRAINED_FILE, ResultsWriter
-from medclip_dcl.formats import CHECKPOINT
 from medclip_dcl.models.classifier import Classifier
 from medclip_dcl.models.seeded_batches import SeededBatches
 from medclip_dcl.network import ImageTextNetwork
@@ -37,8 +36,8 @@ from medclip_dcl.run_folder import (
     RunRecord,
 )
 from medclip_dcl.training import AveragedWeights, FiniteCheck, Throughput, in_order
+from medclip_dcl.training.image_sizes import Source, fill_image_sizes, image_settings, other_images
 from medclip_dcl.training.sharing import check_loggers, place_loggers
-from medclip_dcl.weight_files import read_exported_config, read_torch_file
 
 _TERMINATED = 128 + signal.SIGTERM
 
@@ -67,6 +66,7 @@ class MedclipCLI(LightningCLI):
 
     def __init__(self, args: list[str] | None = None) -> None:
         self.exported: Path | None = None
+        self.source: Source | None = None
         self.has_claimed = self.continues = False
         try:
             super().__init__(
@@ -106,6 +106,12 @@ class MedclipCLI(LightningCLI):
             default=15.0,
             help="Minutes of training that a kill may cost; last.ckpt is also written at each epoch's end.",
         )
+        parser.add_argument(
+            "--prompts",
+            type=str | None,
+            default=None,
+            help="YAML file of finding: [negative, positive] prompts, in place of those of ZeroShotClassification.",
+        )
         parser.link_arguments("run_folder", "trainer.default_root_dir")
         parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
         parser.set_defaults(
@@ -128,26 +134,41 @@ class MedclipCLI(LightningCLI):
         # Lightning's default would unpickle whatever a checkpoint holds.
         config.weights_only = True
         check_loggers(config.trainer.logger, config.share_patient_data or _is_phantom(config))
+        if self.subcommand == "fit":
+            self._fill_image_sizes(config)
         if self.subcommand == "fit" and not config.trainer.fast_dev_run:
             self._claim_folder(config)
         # When the configuration is on disk as the user wrote it: a run folder may move.
         place_loggers(config.trainer.logger, self.run.folder)
+        if config.prompts is not None:
+            _use_prompts(config.prompts, config.trainer.callbacks)
         if self.subcommand == "fit":
             _require_own_checkpoints(config)
             if self.continues:
                 # The configuration is the run's own; what its parts once came from may be gone by now.
-                _take_network_from(Path(config.ckpt_path), config.model)
+                _take_network_from(Source.read(config.ckpt_path), config.model)
             elif config.ckpt_path is not None:
-                _take_missing_encoder_from(Path(config.ckpt_path), config.model)
+                _take_missing_encoder_from(Source.read(config.ckpt_path), config.model)
                 _forget_initial_weights(config.model)
             return
         if config.ckpt_path is None:
             config.ckpt_path = str(self.run.checkpoint_to_test())
-        source = Path(config.ckpt_path)
-        _take_network_from(source, config.model)
-        if source.is_dir():
+        self.source = Source.read(config.ckpt_path)
+        _take_network_from(self.source, config.model)
+        fill_image_sizes(config, self.source.network, trains=False)
+        if self.source.path.is_dir():
             # Lightning reads checkpoints only: the weights are put into the model when it is there.
-            self.exported, config.ckpt_path = source, None
+            self.exported, config.ckpt_path = self.source.path, None
+
+    def _fill_image_sizes(self, config: Namespace) -> None:
+        """Sizes that are null are those of the run that goes on, or of the training that a new one starts from."""
+        if saved := self.run.saved_config():
+            fill_image_sizes(config, saved.get("data", {}).get("init_args", {}))
+            return
+        path = config.ckpt_path or config.model.get("init_args", Namespace()).get("init_from")
+        if path is not None and Path(path).expanduser().exists():  # one that is missing is named later
+            self.source = Source.read(path)
+        fill_image_sizes(config, {} if self.source is None else self.source.network)
 
     def _claim_folder(self, config: Namespace) -> None:
         """Check on every process, before any waits for another; then the first writes."""
@@ -182,22 +203,13 @@ class MedclipCLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         super().instantiate_classes()
-        if self.exported is None:
-            return
-        network = ImageTextNetwork.from_pretrained(self.exported)
-        shown = getattr(self.datamodule, "image_size", network.image_size)
-        if shown != network.image_size:
-            rank_zero_warn(
-                f"{self.exported} was made for images of {network.image_size} pixels; data.image_size shows it {shown}"
-            )
-        geometry = getattr(self.datamodule, "fitting", (network.geometry, None))[0]
-        if geometry != network.geometry:
-            rank_zero_warn(
-                f"{self.exported} was made for images of geometry {network.geometry}; those of data.folder were "
-                f"prepared with {geometry}"
-            )
-        self.model.network = network
-        self.results.exported = self.exported
+        if self.source is not None:
+            for warning in other_images(self.source, image_settings(self.datamodule)):
+                rank_zero_warn(warning)
+            self.results.trained_on = self.source.images()
+        if self.exported is not None:
+            self.model.network = ImageTextNetwork.from_pretrained(self.exported)
+            self.results.exported = self.exported
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         config = self.config_init[self.subcommand].trainer
@@ -278,21 +290,13 @@ def best_precision(accelerator: Any = "auto") -> str:
     return "bf16-mixed" if has_bf16 else "32-true"
 
 
-def _take_network_from(checkpoint: Path, model: Namespace) -> None:
+def _take_network_from(source: Source, model: Namespace) -> None:
     """Let encoders and similarity be built as the checkpoint describes them, not from where they first came from.
 
     The language model's folder may be gone or hold another model by now; the checkpoint has all of it.
     """
-    described: dict[str, Any] | None
-    if checkpoint.is_dir():
-        described = read_exported_config(checkpoint)
-    elif checkpoint.is_file():
-        content = read_torch_file(checkpoint)
-        CHECKPOINT.upgrade(content, str(checkpoint))
-        described = content.get("network")
-    else:
-        raise MissingFileError(f"no checkpoint and no exported folder at {checkpoint} (--ckpt_path)")
-    if described is None:
+    described = source.network
+    if not described:
         return
     if ("findings" in described) != _is_classifier(model):
         there, here = (
@@ -300,7 +304,7 @@ def _take_network_from(checkpoint: Path, model: Namespace) -> None:
             for is_classifier in ("findings" in described, _is_classifier(model))
         )
         raise UserError(
-            f"{checkpoint} is of {there}, this configuration of {here} (model: {model.class_path}); to train a "
+            f"{source.path} is of {there}, this configuration of {here} (model: {model.class_path}); to train a "
             "classifier that starts from an image-text model, give it as model.init_args.init_from to fit"
         )
     for part in ("image_encoder", "text_encoder", "similarity"):
@@ -313,13 +317,12 @@ def _take_network_from(checkpoint: Path, model: Namespace) -> None:
     _forget_initial_weights(model)
 
 
-def _take_missing_encoder_from(checkpoint: Path, model: Namespace) -> None:
+def _take_missing_encoder_from(source: Source, model: Namespace) -> None:
     """A classifier that is configured without an encoder has that of the checkpoint."""
     if not _is_classifier(model) or model.init_args.get("image_encoder") is not None:
         return
-    described = read_torch_file(checkpoint).get("network", {})
-    if "image_encoder" in described:
-        part = described["image_encoder"]
+    if "image_encoder" in source.network:
+        part = source.network["image_encoder"]
         model.init_args.image_encoder = Namespace(
             class_path=part["class_path"], init_args=Namespace(**part["init_args"])
         )
@@ -337,6 +340,16 @@ def _require_own_checkpoints(config: Namespace) -> None:
                 f"checkpoint.{name}: last.ckpt is written anyway, every checkpoint_minutes, at each epoch's end and at "
                 "a signal; remove this option"
             )
+
+
+def _use_prompts(file: str, callbacks: Any) -> None:
+    """The file is ZeroShotClassification's option; here it need not be written into the list of all callbacks."""
+    listed = callbacks if isinstance(callbacks, list) else [callbacks] if callbacks else []
+    found = [one for one in listed if one.class_path.endswith(".ZeroShotClassification")]
+    if not found:
+        raise UserError(f"--prompts {file}: no ZeroShotClassification among trainer.callbacks would use them")
+    for callback in found:
+        callback.init_args.prompts = file
 
 
 def _forget_initial_weights(model: Namespace) -> None:
@@ -368,9 +381,8 @@ def _is_comparable(results: Path, untrained: Path) -> bool:
     if not (results.is_file() and untrained.is_file()):
         return False
     a, b = (json.loads(file.read_text(encoding="utf-8")) for file in (results, untrained))
-    return all(
-        a.get(key) == b.get(key) for key in ("format_version", "protocol", "dataset", "counts", "precision")
-    )
+    keys = ("format_version", "protocol", "dataset", "images", "counts", "precision")
+    return all(a.get(key) == b.get(key) for key in keys)
 
 
 def _without(arguments: dict[str, Any], name: str) -> dict[str, Any]:

@@ -73,6 +73,11 @@ class RunFolder:
         """True once `fit` has come to its end."""
         return (self.folder / FIT_FILE).is_file()
 
+    def saved_config(self) -> dict[str, Any]:
+        """The run's resolved configuration; empty for a new run."""
+        file = self.folder / CONFIG_FILE
+        return yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
     def check(
         self,
         config: Mapping[str, Any],
@@ -98,9 +103,9 @@ class RunFolder:
                     "choose another --run_folder"
                 )
             return
-        found = yaml.safe_load(file.read_text(encoding="utf-8"))
+        found: Mapping[str, Any] = self.saved_config()
         if found != config:
-            found = complete(found)
+            found = complete(dict(found))
         if differing := sorted(_differences(found, config)):
             raise RunFolderError(
                 f"{self.folder} already holds another run: its {CONFIG_FILE} differs in {', '.join(differing)}; "

@@ -21,6 +21,7 @@ from transformers import BertConfig, BertForMaskedLM, BertTokenizer  # noqa: E40
 from medclip_dcl.encoders.pretrained import save_language_model  # noqa: E402
 from medclip_dcl.findings import CHEX5, CHEXPERT  # noqa: E402
 from medclip_dcl.prepared import (  # noqa: E402
+    FORMAT_VERSION,
     TABLES,
     TextEmbedding,
     write_json,
@@ -85,7 +86,7 @@ def write_small_set(folder: Path) -> None:
     images: list[tuple] = []
     reports: list[tuple] = []
     labels: list[tuple] = []
-    chex5: list[tuple] = []
+    cases: list[tuple] = []
     boxes: list[tuple] = []
     for i, use in enumerate(uses):
         dicom_id, study, subject = f"{i:08x}-0", 5000 + i, 100 + i // 2
@@ -102,7 +103,7 @@ def write_small_set(folder: Path) -> None:
             reports.append((study, "findings", position, sentence))
         labels.append((study, *([float(i % 2)] * len(CHEXPERT))))
         if use in ("validate", "test"):
-            chex5 += [(dicom_id, finding, (i + j) % 2, use) for j, finding in enumerate(CHEX5)]
+            cases += [(dicom_id, finding, (i + j) % 2, use) for j, finding in enumerate(CHEX5)]
         if use == "grounding":
             boxes.append((dicom_id, "Edema", SENTENCES[i % 9], 5.0 + i % 3, 10.0, 20.0, 30.0))
     frames: dict[str, list[tuple]] = {
@@ -110,7 +111,7 @@ def write_small_set(folder: Path) -> None:
         "sentences": [(i, text, 3) for i, text in enumerate(SENTENCES)],
         "reports": reports,
         "labels": labels,
-        "chex5": chex5,
+        "cases": cases,
         "boxes": boxes,
         "classes": [(i, 10 + i, 0.1 * i, 0.01 * i) for i in range(9)],
         "image_classes": [
@@ -123,7 +124,7 @@ def write_small_set(folder: Path) -> None:
         file = folder / ("log_p/small-0123.parquet" if name == "log_p" else f"{name}.parquet")
         write_table(frame, file, name)
     info = {
-        "format_version": 1,
+        "format_version": FORMAT_VERSION,
         "source": "test",
         "phantom": True,
         "options": {},

@@ -282,7 +282,7 @@ def test_untrained_results_of_another_protocol_are_measured_again(finished):
 def test_predict_writes_embeddings_and_scores(finished):
     main(["predict", "--config", str(finished / "config.yaml")])
     images = pd.read_parquet(finished / "predictions/image_embeddings.parquet")
-    scores = pd.read_parquet(finished / "predictions/chex5_scores.parquet")
+    scores = pd.read_parquet(finished / "predictions/finding_scores.parquet")
     sentences = pd.read_parquet(finished / "predictions/sentence_embeddings.parquet")
     assert len(images) == 10 and len(scores) == 50 and len(images["embedding"][0]) == 128
     assert set(sentences["sentence_id"]) <= set(range(9))
@@ -295,6 +295,24 @@ def test_predict_writes_embeddings_and_scores(finished):
     for finding in CHEX5:
         expected = (mine["score_positive"] - mine["score_negative"])[finding]
         assert difference[finding].iloc[0] == pytest.approx(expected, abs=1e-4)
+
+
+def test_prompts_of_a_file_take_the_place_of_the_callbacks(finished, tmp_path, capsys):
+    (tmp_path / "mine.yaml").write_text(
+        "Nodule: [No nodule, [Nodule, Mass]]\nFractur: [No fracture, Fracture]\n"
+    )
+    command = ["--config", str(finished / "config.yaml"), "--prompts", str(tmp_path / "mine.yaml")]
+    main(["predict", *command])
+    scores = pd.read_parquet(finished / "predictions/finding_scores.parquet")
+    assert len(scores) == 20 and set(scores["finding"]) == {"Nodule", "Fractur"}
+    before = (finished / "results.json").read_bytes()
+    (tmp_path / "mine.yaml").write_text("Fractur: [No fracture, Fracture]\n")
+    with pytest.raises(SystemExit) as error:
+        main(["test", *command])
+    assert error.value.code == 2
+    said = capsys.readouterr().err
+    assert "does not label 'Fractur' (did you mean 'Fracture'?)" in said and "Support Devices" in said
+    assert (finished / "results.json").read_bytes() == before
 
 
 def test_a_run_from_before_an_option_is_continued_not_refused(

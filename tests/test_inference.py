@@ -88,6 +88,15 @@ def test_classify_is_positive_minus_negative(model, grey, tmp_path):
     assert list(model.classify(grey, {"x": ("no x", "x")}).columns) == ["x"]
 
 
+def test_classify_takes_ensembles_and_files_of_prompts(model, grey, tmp_path):
+    (tmp_path / "prompts.yaml").write_text("x: [no x, [x, much x]]\ny: [no y, y]\n")
+    frame = model.classify([grey, grey[::-1]], tmp_path / "prompts.yaml")
+    scores = model.similarity([grey, grey[::-1]], ["no x", "x", "much x", "no y", "y"])
+    expected = [scores[:, 1:3].mean(1) - scores[:, 0], scores[:, 4] - scores[:, 3]]
+    assert list(frame.columns) == ["x", "y"]
+    np.testing.assert_allclose(frame.to_numpy(), np.stack(expected, axis=1), atol=1e-6)
+
+
 def test_embeddings_have_length_one(model, grey):
     assert np.linalg.norm(model.embed_images([grey, grey]), axis=1) == pytest.approx([1, 1])
     assert np.linalg.norm(model.embed_texts(TEXTS), axis=1) == pytest.approx([1, 1, 1])
@@ -218,6 +227,7 @@ def test_what_is_no_text_and_no_image_is_named(model, grey, without_type_checks)
         (lambda: model.heat_map(grey, ["x"]), TypeError, "heat_map takes one text, a string, got list"),
         (lambda: model.heat_map([grey], "x"), TypeError, "an image must be a path, .* got list"),
         (lambda: model.heat_map(channels_first, "x"), ValueError, r"got \(3, 90, 70\)"),
+        (lambda: model.classify(grey, ["Edema"]), ValueError, r"expected finding: \[negative, positive\]"),
         (lambda: model.classify(None), TypeError, "an image must be a path, .* got NoneType"),
         (lambda: model.classify(channels_first), ValueError, r"shape \(3, 90, 70\) .*transpose\(1, 2, 0\)"),
         (lambda: model.similarity(grey, ["x", ["y"]]), TypeError, "got list at position 1"),

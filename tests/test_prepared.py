@@ -51,7 +51,9 @@ def test_missing_folder_and_unfinished_set(tmp_path):
 def test_another_format_version(copy):
     info = json.loads((copy / "dataset.json").read_text())
     write_json({**info, "format_version": 99}, copy / "dataset.json")
-    with pytest.raises(PreparedDataError, match="format version 99, this program reads version 1; prepare"):
+    with pytest.raises(
+        PreparedDataError, match="format version 99, this program reads up to version 2; .* prepare"
+    ):
         PreparedSet(copy)
 
 

@@ -18,11 +18,12 @@ from medclip_dcl.data.fields import (
     read_own_fields,
     sentence_fields,
 )
-from medclip_dcl.data.images import EvaluatedImages, ImagesDataModule, check_augmentation
+from medclip_dcl.data.images import EvaluatedImages, ImagesDataModule, check_augmentation, usual_crop
 from medclip_dcl.data.masking import Masking
 from medclip_dcl.data.samplers import EpochSampler, FixedBatches, ShardSampler
 from medclip_dcl.distributed import rank_and_size
 from medclip_dcl.errors import UserError
+from medclip_dcl.findings import CHEX5
 from medclip_dcl.geometry import View
 from medclip_dcl.prepared import PreparedDataError
 
@@ -32,18 +33,25 @@ class EvaluationTables(EvaluatedImages):
     """What the evaluations of image and text need to know besides the images.
 
     Attributes:
-        chex5: dicom_id, finding, label (1 / 0).
+        cases: dicom_id, finding, label (1 / 0), of every finding that the set labels.
         boxes: dicom_id, category, phrase, x, y, w, h in original pixels; empty on validate.
         sentences: dicom_id, sentence_id, text: the sentences of each image's report, each once.
         phantom: True if the images are no patients.
         view: what the model sees of each image.
+        findings: that the set labels, also where no case is on this stage.
     """
 
-    chex5: pd.DataFrame
+    cases: pd.DataFrame
     boxes: pd.DataFrame
     sentences: pd.DataFrame
     phantom: bool
     view: View = View()
+    findings: Sequence[str] = ()
+
+    @property
+    def labelled(self) -> list[str]:
+        """`findings`, and those of the cases."""
+        return list(dict.fromkeys([*self.findings, *self.cases["finding"]]))
 
 
 class ImageTextDataModule(ImagesDataModule):
@@ -58,8 +66,10 @@ class ImageTextDataModule(ImagesDataModule):
     Args:
         folder: the prepared data set.
         image_size: side in pixels to which the whole image is scaled; the shorter one of a set that was prepared with
-            geometry shortest, of which evaluation sees the middle square.
-        crop_size: side of the random training crop, in pixels; at most image_size.
+            geometry shortest, of which evaluation sees the middle square. null: 512; on the command line the size at
+            which the checkpoint, or what training starts from, was trained.
+        crop_size: side of the random training crop, in pixels; at most image_size. null: 15/16 of image_size (SSD's
+            480 of 512); with image_size null on the command line the crop of that training.
         batch_size: images per batch, of all processes together.
         contrastive_batch: images that are contrasted in a step, of all processes together, a multiple of batch_size:
             they are encoded batch_size at a time, and again for their gradients (GradCache), so that they need not
@@ -91,8 +101,8 @@ class ImageTextDataModule(ImagesDataModule):
     def __init__(
         self,
         folder: str,
-        image_size: int = 512,
-        crop_size: int = 480,
+        image_size: int | None = None,
+        crop_size: int | None = None,
         batch_size: int = 64,
         sentences: str = "one",
         brightness: float = 0.2,
@@ -110,8 +120,13 @@ class ImageTextDataModule(ImagesDataModule):
         fields: str | None = None,
     ) -> None:
         super().__init__(folder, image_size, batch_size, num_workers, cache_images, predict_use, seed)
+        image_size = self.image_size
+        crop_size = usual_crop(image_size) if crop_size is None else crop_size
         if not 1 <= crop_size <= image_size:
-            raise UserError(f"crop_size {crop_size} must lie in [1, image_size = {image_size}]")
+            raise UserError(
+                f"data.crop_size {crop_size} must lie in [1, image_size = {image_size}]; null takes "
+                f"{usual_crop(image_size)}"
+            )
         if evaluation_crop is not None and not 1 <= evaluation_crop <= image_size:
             raise UserError(
                 f"data.evaluation_crop {evaluation_crop} must lie in [1, image_size = {image_size}]; null for the "
@@ -265,7 +280,7 @@ class ImageTextDataModule(ImagesDataModule):
     def evaluation(self, stage: str) -> EvaluationTables:
         """Tables of the evaluations on "validate" or "test".
 
-        Test: the images of chex5 (official test split) and every image with a box. Validate: the images of
+        Test: the images of cases (official test split) and every image with a box. Validate: the images of
         validate patients whose report has a sentence.
         """
         if stage not in ("validate", "test"):
@@ -275,19 +290,23 @@ class ImageTextDataModule(ImagesDataModule):
         return self._evaluation[stage]
 
     def _evaluation_tables(self, stage: str) -> EvaluationTables:
-        chex5 = self.prepared.table("chex5").query("use == @stage")
+        cases = self.prepared.table("cases").query("use == @stage")
         images = self.prepared.table("images")
         if stage == "validate":
             boxes = pd.DataFrame(columns=["dicom_id", "category", "phrase", "x", "y", "w", "h"])
             evaluated = set(self._reported("validate").images["dicom_id"])
         else:
             boxes = self.prepared.table("boxes") if self.prepared.has("boxes") else self._no_boxes()
-            evaluated = set(chex5["dicom_id"]) | set(boxes["dicom_id"])
+            evaluated = set(cases["dicom_id"]) | set(boxes["dicom_id"])
             if not evaluated:
                 raise PreparedDataError(
-                    f"{self.folder} has nothing to test on: no CheX5 label and no box; prepare it with --ms_cxr FILE"
+                    f"{self.folder} has nothing to test on: no label and no box; prepare it with --ms_cxr FILE"
                 )
-        images = images[images["dicom_id"].isin(evaluated)].sort_values("dicom_id").reset_index(drop=True)
+        # Images of CheX5 and of boxes first: their batches are the same whatever other findings there are.
+        of_chex5 = cases.loc[cases["finding"].isin(CHEX5), "dicom_id"]
+        is_later = ~images["dicom_id"].isin({*of_chex5, *boxes["dicom_id"]}) & (stage == "test")
+        images = images.assign(_later=is_later)[images["dicom_id"].isin(evaluated)]
+        images = images.sort_values(["_later", "dicom_id"]).reset_index(drop=True)
         reports = self.prepared.table("reports")[["study_id", "sentence_id"]].drop_duplicates()
         sentences = (
             images[["dicom_id", "study_id"]]
@@ -296,9 +315,10 @@ class ImageTextDataModule(ImagesDataModule):
         )
         return EvaluationTables(
             images=images[["dicom_id", "subject_id", "study_id", "height", "width"]],
-            chex5=chex5.loc[chex5["dicom_id"].isin(evaluated), ["dicom_id", "finding", "label"]].reset_index(
+            cases=cases.loc[cases["dicom_id"].isin(evaluated), ["dicom_id", "finding", "label"]].reset_index(
                 drop=True
             ),
+            findings=self.prepared.findings,
             boxes=boxes.reset_index(drop=True),
             sentences=sentences[["dicom_id", "sentence_id", "text"]],
             phantom=self.prepared.is_phantom,

@@ -21,6 +21,14 @@ from medclip_dcl.geometry import View
 from medclip_dcl.memory_map import MemoryMap, open_memory_map
 from medclip_dcl.prepared import PreparedDataError, PreparedSet
 
+USUAL_SIZE = 512
+"""Side of the whole image in pixels, where nothing says another (SSD, section 3.2)."""
+
+
+def usual_crop(image_size: int) -> int:
+    """Side of the training crop, in pixels, where nothing says another: SSD's 480 of 512."""
+    return max(1, image_size * 15 // 16)
+
 
 class Images:
     """Grey images by position, read when needed or held in memory.
@@ -102,7 +110,7 @@ class ImagesDataModule(EpochDataModule):
     Args:
         folder: the prepared data set.
         image_size: side in pixels to which the whole image is scaled; the shorter one of a set that was prepared with
-            geometry shortest.
+            geometry shortest; None for SSD's 512.
         batch_size: images per batch, of all processes together.
         num_workers: loader processes; 0 loads in the training process.
         cache_images: True keeps all images at image_size in memory (bytes = images * image_size^2).
@@ -116,7 +124,7 @@ class ImagesDataModule(EpochDataModule):
     def __init__(
         self,
         folder: str,
-        image_size: int,
+        image_size: int | None,
         batch_size: int,
         num_workers: int,
         cache_images: bool,
@@ -124,10 +132,11 @@ class ImagesDataModule(EpochDataModule):
         seed: int,
     ) -> None:
         super().__init__()
-        self.folder, self.image_size, self.batch_size = folder, image_size, batch_size
+        self.folder, self.batch_size = folder, batch_size
+        self.image_size = USUAL_SIZE if image_size is None else image_size
         self.num_workers, self.cache_images = num_workers, cache_images
         self.predict_use, self.seed = predict_use, seed
-        self.view = View(image_size, image_size)
+        self.view = View(self.image_size, self.image_size)
         self._prepared: PreparedSet | None = None
         self._images: dict[str, Images] = {}
 

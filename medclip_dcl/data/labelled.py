@@ -19,7 +19,7 @@ from medclip_dcl.data.samplers import EpochSampler, ShardSampler, require_whole_
 from medclip_dcl.data.transforms import augment, to_input
 from medclip_dcl.distributed import rank_and_size
 from medclip_dcl.errors import UserError
-from medclip_dcl.findings import CHEXPERT
+from medclip_dcl.findings import require_labelled
 from medclip_dcl.geometry import View
 from medclip_dcl.prepared import PreparedDataError
 
@@ -34,7 +34,7 @@ class LabelledImages(EvaluatedImages):
 
     Attributes:
         labels: dicom_id, finding, label: 1, 0, -1 (uncertain) or NaN (blank), as the labeller left them; a row for each
-            image and finding of the model.
+            image and each finding of the model that the set labels.
         view: what the model sees of each image.
     """
 
@@ -43,19 +43,21 @@ class LabelledImages(EvaluatedImages):
 
 
 class LabelledDataModule(ImagesDataModule):
-    """Images with the CheXpert labels of their studies, for training, validation, test and prediction.
+    """Images with the labels of their studies, for training, validation, test and prediction.
 
     A batch is a dict: images (image, 3, H, W) in [0, 1], or features (image, channel) where the model is a linear
     probe; labels (image, finding), 1, 0, or NaN for an entry that is left out; dicom_id. Test and prediction batches
-    hold whole images only. Which findings there are, the model says.
+    hold whole images only. The model names the findings: any that the set labels.
 
-    A study in which all 14 columns are blank is not labelled: its images are used nowhere. Test images are those of the
-    official test split (as for the zero-shot evaluation), validation images those of `validate` patients.
+    A study in which all label columns are blank is not labelled: its images are used nowhere. Test images are those
+    of the official test split (as for the zero-shot evaluation), validation images those of `validate` patients.
 
     Args:
         folder: the prepared data set.
-        image_size: side in pixels to which the whole image is scaled; what evaluation and a linear probe see.
-        crop_size: side of the random training crop, in pixels, at most image_size; null for the whole image.
+        image_size: side in pixels to which the whole image is scaled; what evaluation and a linear probe see. null:
+            512; on the command line the size at which the checkpoint, or what training starts from, was trained.
+        crop_size: side of the random training crop, in pixels, at most image_size; null for the whole image, or, in
+            fine-tuning by the command line with image_size null, for the crop of that training.
         batch_size: images per step, of all processes together; where the labelled training images are fewer, all of
             them.
         uncertain: what a label of -1 counts as in training: "ones", "zeros", or "ignore" (left out of the loss).
@@ -71,6 +73,7 @@ class LabelledDataModule(ImagesDataModule):
 
     Raises:
         ValueError: an option out of its range; with a linear probe, one that would vary the images.
+        ValueError: when training is set up, a finding of the model that the set does not label.
         PreparedDataError: when it is set up: a set that is missing, or lacks what the run needs; a finding of which
             no training label is positive, or none negative.
     """
@@ -78,8 +81,8 @@ class LabelledDataModule(ImagesDataModule):
     def __init__(
         self,
         folder: str,
-        image_size: int = 512,
-        crop_size: int | None = 480,
+        image_size: int | None = None,
+        crop_size: int | None = None,
         batch_size: int = 64,
         uncertain: str = "ignore",
         blank: str = "zeros",
@@ -93,6 +96,7 @@ class LabelledDataModule(ImagesDataModule):
         seed: int = 0,
     ) -> None:
         super().__init__(folder, image_size, batch_size, num_workers, cache_images, predict_use, seed)
+        image_size = self.image_size
         if crop_size is not None and not 1 <= crop_size <= image_size:
             raise UserError(
                 f"data.crop_size {crop_size} must lie in [1, image_size = {image_size}], or be null"
@@ -114,6 +118,7 @@ class LabelledDataModule(ImagesDataModule):
         if stage != "fit":
             return
         self._require_images_to_fit()
+        require_labelled(self._model().findings, self.prepared.findings, "model.findings")
         if self._model().frozen:
             self._require_no_augmentation()
         self._train = self._training_targets()
@@ -167,8 +172,9 @@ class LabelledDataModule(ImagesDataModule):
     # Labels
 
     def _labelled(self, images: pd.DataFrame) -> pd.DataFrame:
-        """Those of the images whose study has a label, with the 14 columns beside them, by dicom_id."""
-        labels = self.prepared.table("labels").dropna(subset=list(CHEXPERT), how="all")
+        """Those of the images whose study has a label, with all label columns beside them, by dicom_id."""
+        labels = self.prepared.table("labels")
+        labels = labels[labels.drop(columns="study_id").notna().any(axis=1)]
         return images.merge(labels, on="study_id").sort_values("dicom_id").reset_index(drop=True)
 
     def _targets(self, use: str) -> Targets:
@@ -191,8 +197,8 @@ class LabelledDataModule(ImagesDataModule):
         of_all = self._all_targets("train")
         if not of_all.dicom_ids:
             raise PreparedDataError(
-                f"{self.folder}: labels.parquet has no CheXpert label of any training image; prepare the set from a "
-                "release with mimic-cxr-2.0.0-chexpert.csv"
+                f"{self.folder}: labels.parquet has no label of any training image; prepare the set from a "
+                "release with mimic-cxr-2.0.0-chexpert.csv, or a table with label columns"
             )
         drawn = draw_patients(of_all.subject_ids, self.label_fraction, self.label_seed)
         is_used = np.isin(of_all.subject_ids, drawn) & ~of_all.labels.isnan().all(1).numpy()
@@ -270,13 +276,16 @@ class LabelledDataModule(ImagesDataModule):
         else:
             raise UserError(f'stage must be "validate" or "test", got {stage!r}')
         labelled = self._labelled(images)
-        if labelled.empty:
+        findings = [finding for finding in self._model().findings if finding in self.prepared.findings]
+        if labelled.empty or not findings:
+            there = f"; it labels {', '.join(self.prepared.findings)}" if self.prepared.findings else ""
             raise PreparedDataError(
-                f"{self.folder} has no labelled {stage} images to evaluate a classifier on"
+                f"{self.folder} has no labelled {stage} images to evaluate a classifier of "
+                f"{', '.join(self._model().findings)} on{there}"
             )
         long = labelled.melt(
             id_vars="dicom_id",
-            value_vars=list(self._model().findings),
+            value_vars=findings,
             var_name="finding",
             value_name="label",
         )

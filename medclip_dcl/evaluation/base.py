@@ -152,10 +152,10 @@ class EvaluationCallback(Callback, ABC):
             return
         network = self._network(pl_module)
         if isinstance(network, ImageTextNetwork):
-            _embedded.pop(network, None)
+            forget_texts(network)
         started = time.perf_counter()
         self._values = {}
-        tables = _evaluation_tables(trainer, stage)
+        tables = evaluation_tables(trainer, stage)
         self._expected = self.prepare(tables, stage)
         self._tables = tables
         self.seconds = time.perf_counter() - started
@@ -201,6 +201,11 @@ class EvaluationCallback(Callback, ABC):
                 f" {type(pl_module).__name__} has {type(network).__name__}"
             )
         return network
+
+
+def forget_texts(network: ImageTextNetwork) -> None:
+    """Let `embed_texts` encode anew: the network may have been trained since."""
+    _embedded.pop(network, None)
 
 
 def embed_texts(network: ImageTextNetwork, texts: Sequence[str]) -> Float[Tensor, "sentence dim"]:
@@ -262,7 +267,12 @@ def check_choice(owner: str, name: str, value: str, choices: Iterable[str]) -> N
         raise UserError(f"{owner}: {name} must be one of {', '.join(listed)}: found {value!r}")
 
 
-def _evaluation_tables(trainer: Trainer, stage: str) -> EvaluatedImages:
+def evaluation_tables(trainer: Trainer, stage: str) -> Any:
+    """What the datamodule's `evaluation(stage)` gives.
+
+    Raises:
+        ValueError: the trainer has no datamodule of that kind.
+    """
     datamodule: Any = getattr(trainer, "datamodule", None)
     if not hasattr(datamodule, "evaluation"):
         raise UserError(

@@ -9,6 +9,7 @@ import pandas as pd
 import torch
 from jaxtyping import Float
 from matplotlib.figure import Figure
+from pytorch_lightning import LightningModule, Trainer
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -19,13 +20,14 @@ from medclip_dcl.evaluation.base import (
     Findings,
     check_choice,
     embed_texts,
+    evaluation_tables,
     finding_key,
     punctuation,
     scores,
     subject_ids,
 )
 from medclip_dcl.evaluation.figures import roc_figure
-from medclip_dcl.findings import CHEX5
+from medclip_dcl.findings import CHEX5, read_prompts, require_labelled
 from medclip_dcl.metrics import mean_over_findings, zero_shot_metrics
 from medclip_dcl.network import ImageTextNetwork
 
@@ -48,8 +50,9 @@ class ZeroShotClassification(EvaluationCallback):
     ``<stage>/acc_<finding>`` (lower case, underscores).
 
     Args:
-        prompts: finding (a CheXpert column) -> (negative, positive); each is a prompt, or a list of several that
-            speak together. null for CheX5's five pairs.
+        prompts: finding -> (negative, positive), for any finding that the data set labels; each is a prompt, or a
+            list of several that speak together. Or a YAML file of such pairs (configs/prompts/chexpert14.yaml).
+            null for CheX5's five pairs, of which the set may label any or none.
         ensemble: how several prompts speak together. "scores": the mean of their scores, which is defined for every
             similarity; "embeddings": the score of the mean of their embeddings of length 1, as CLIP has it (choice,
             not from the paper). A single prompt is the same by both.
@@ -57,8 +60,8 @@ class ZeroShotClassification(EvaluationCallback):
             warning says so (choice, not from the paper).
 
     Raises:
-        ValueError: ``min_cases`` below 1; no finding at all; a finding without its two prompts, with an empty one, or
-            with one twice; another ensemble.
+        ValueError: ``min_cases`` below 1; another ensemble; prompts that `medclip_dcl.findings.read_prompts` refuses;
+            when a run begins, a finding of `prompts` that the data set does not label.
     """
 
     section = "classification"
@@ -66,7 +69,7 @@ class ZeroShotClassification(EvaluationCallback):
 
     def __init__(
         self,
-        prompts: Mapping[str, tuple[str | list[str], str | list[str]]] | None = None,
+        prompts: Mapping[str, tuple[str | list[str], str | list[str]]] | str | None = None,
         min_cases: int = 5,
         ensemble: str = "scores",
     ) -> None:
@@ -74,16 +77,23 @@ class ZeroShotClassification(EvaluationCallback):
         if min_cases < 1:
             raise UserError(f"ZeroShotClassification: min_cases must be at least 1: found {min_cases}")
         check_choice("ZeroShotClassification", "ensemble", ensemble, ENSEMBLES)
-        chosen = CHEX5 if prompts is None else prompts
-        if not chosen:
-            raise UserError("ZeroShotClassification: prompts name no finding; null takes CheX5's")
-        self.prompts = {finding: _checked_pair(finding, pair) for finding, pair in chosen.items()}
+        self.is_default = prompts is None
+        self.prompts = read_prompts(CHEX5 if prompts is None else prompts, "ZeroShotClassification")
         self.min_cases, self.ensemble = min_cases, ensemble
         self._labelled: set[str] = set()
 
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # A misspelt finding should not wait for the first validation.
+        self._require_labelled(evaluation_tables(trainer, "validate"))
+
+    def _require_labelled(self, tables: EvaluationTables) -> None:
+        if not self.is_default:
+            require_labelled(self.prompts, tables.labelled, "ZeroShotClassification: prompts")
+
     def prepare(self, tables: EvaluationTables, stage: str) -> set[str]:
-        asked = tables.chex5["finding"].isin(self.prompts)
-        self._labelled = set(tables.chex5.loc[asked, "dicom_id"])
+        self._require_labelled(tables)
+        asked = tables.cases["finding"].isin(self.prompts)
+        self._labelled = set(tables.cases.loc[asked, "dicom_id"])
         return self._labelled
 
     def measure(
@@ -93,13 +103,21 @@ class ZeroShotClassification(EvaluationCallback):
         dicom_ids: Sequence[str],
     ) -> dict[str, list[float]]:
         """Scores of all negative prompts, then of all positive prompts, for each image that has a label."""
-        negative, positive = zip(*self.prompts.values(), strict=True)
-        by_image = self._scores(network, feature_map, [*negative, *positive]).T.tolist()
+        by_image = self.scores(network, feature_map).T.tolist()
         return {
             dicom_id: row
             for dicom_id, row in zip(dicom_ids, by_image, strict=True)
             if dicom_id in self._labelled
         }
+
+    def scores(
+        self,
+        network: ImageTextNetwork,
+        feature_map: Float[Tensor, "image dim region_row region_column"],
+    ) -> Float[Tensor, "prompt image"]:
+        """Scores of each finding's negative prompts, then of each one's positive prompts."""
+        negative, positive = zip(*self.prompts.values(), strict=True)
+        return self._scores(network, feature_map, [*negative, *positive])
 
     def _scores(
         self,
@@ -140,6 +158,9 @@ class ZeroShotClassification(EvaluationCallback):
         }
         notes = []
         for finding, found in by_finding.items():
+            if finding not in tables.labelled:
+                notes.append(f"{finding}: no AUC and accuracy: the data set does not label it")
+                continue
             if found.auc is None or found.acc is None:
                 notes.append(
                     f"{finding}: no AUC and accuracy from {found.positives} positive and {found.negatives} negative"
@@ -198,7 +219,7 @@ class ZeroShotClassification(EvaluationCallback):
     def _cases(self, values: Mapping[str, Any], tables: EvaluationTables) -> pd.DataFrame:
         """A row for each image and finding with a label, in the order of the prompts."""
         order = {finding: position for position, finding in enumerate(self.prompts)}
-        cases = tables.chex5[tables.chex5["finding"].isin(order) & tables.chex5["dicom_id"].isin(values)]
+        cases = tables.cases[tables.cases["finding"].isin(order) & tables.cases["dicom_id"].isin(values)]
         cases = cases.assign(
             subject_id=subject_ids(tables, cases["dicom_id"]),
             label=cases["label"].astype("int64"),
@@ -217,19 +238,6 @@ class ZeroShotClassification(EvaluationCallback):
             .astype({"score_positive": "float64", "score_negative": "float64"})
             .reset_index(drop=True)
         )
-
-
-def _checked_pair(finding: str, pair: Sequence[Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Negative and positive prompts, each as an ensemble of one or several."""
-    both = [(texts,) if isinstance(texts, str) else tuple(texts) for texts in pair]
-    if len(both) != 2 or not all(texts and all(text.strip() for text in texts) for texts in both):
-        raise UserError(
-            f"ZeroShotClassification: {finding} needs a negative and a positive prompt: found {list(pair)}"
-        )
-    for texts in both:
-        if len(set(texts)) < len(texts):
-            raise UserError(f"ZeroShotClassification: {finding} has a prompt twice: {list(texts)}")
-    return both[0], both[1]
 
 
 def _in_words(texts: tuple[str, ...]) -> str | list[str]:

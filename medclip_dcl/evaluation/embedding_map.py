@@ -25,7 +25,7 @@ SEVERAL, NONE = "several", "none of them"
 
 
 class EmbeddingMap(EvaluationCallback):
-    """t-SNE of the mean region of each labelled test image, normalised (van der Maaten & Hinton, JMLR 2008).
+    """t-SNE of the mean region, normalised, of each test image with a case of CheX5 (van der Maaten & Hinton, 2008).
 
     An image is coloured by its CheX5 finding if it has exactly one; it is a picture to look at, not a measurement:
     distances between groups mean little.
@@ -53,7 +53,8 @@ class EmbeddingMap(EvaluationCallback):
         self._labelled: set[str] = set()
 
     def prepare(self, tables: EvaluationTables, stage: str) -> set[str]:
-        labelled = np.array(sorted(tables.chex5["dicom_id"].unique()), dtype=object)
+        cases = tables.cases[tables.cases["finding"].isin(CHEX5)]
+        labelled = np.array(sorted(cases["dicom_id"].unique()), dtype=object)
         if len(labelled) > self.most_images:
             labelled = np.random.default_rng(self.seed).choice(labelled, self.most_images, replace=False)
         self._labelled = set(labelled)
@@ -78,7 +79,7 @@ class EmbeddingMap(EvaluationCallback):
     ) -> Findings:
         dicom_ids = pd.Series(list(values), dtype=object)
         places = embedding_map(np.array(list(values.values())), self.perplexity, self.seed)
-        groups = groups_of_images(tables.chex5).reindex(dicom_ids)
+        groups = groups_of_images(tables.cases).reindex(dicom_ids)
         cases = pd.DataFrame(
             {
                 "dicom_id": dicom_ids,
@@ -123,9 +124,9 @@ def embedding_map(
     return TSNE(perplexity=fewer, init="pca", random_state=seed).fit_transform(vectors)
 
 
-def groups_of_images(chex5: pd.DataFrame) -> pd.Series:
+def groups_of_images(cases: pd.DataFrame) -> pd.Series:
     """By dicom_id: the finding of an image that has exactly one of CheX5, else "several" or "none of them"."""
-    positive = chex5[(chex5["label"] == 1) & chex5["finding"].isin(CHEX5)]
-    count = positive.groupby("dicom_id")["finding"].nunique().reindex(chex5["dicom_id"].unique()).fillna(0)
+    positive = cases[(cases["label"] == 1) & cases["finding"].isin(CHEX5)]
+    count = positive.groupby("dicom_id")["finding"].nunique().reindex(cases["dicom_id"].unique()).fillna(0)
     only = positive.drop_duplicates("dicom_id").set_index("dicom_id")["finding"].reindex(count.index)
     return only.where(count == 1, np.where(count > 1, SEVERAL, NONE))

@@ -12,7 +12,8 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 
 from medclip_dcl.data.image_text import ImageTextDataModule
 from medclip_dcl.distributed import gather_objects
-from medclip_dcl.findings import CHEX5
+from medclip_dcl.evaluation.base import forget_texts
+from medclip_dcl.evaluation.classification import ZeroShotClassification
 from medclip_dcl.models.classifier import Classifier
 from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.prepared import write_parquet
@@ -21,20 +22,21 @@ from medclip_dcl.prepared import write_parquet
 class PredictionWriter(Callback):
     """Writes, under predictions/ of the run folder, for the images that `predict` was given:
 
-    image_embeddings.parquet (dicom_id, embedding: mean of the projected regions), chex5_scores.parquet (dicom_id,
-    finding, score_negative, score_positive: similarities in [-1, 1]) and sentence_embeddings.parquet (sentence_id,
-    embedding) of the sentences of their reports.
+    image_embeddings.parquet (dicom_id, embedding: mean of the projected regions), finding_scores.parquet (dicom_id,
+    finding, score_negative, score_positive: similarities in [-1, 1], by the prompts of the run's ZeroShotClassification
+    or else CheX5's) and sentence_embeddings.parquet (sentence_id, embedding) of the sentences of their reports.
     """
 
     def __init__(self) -> None:
         self._parts: list[tuple[list[str], np.ndarray, np.ndarray]] = []
-        self._prompts = torch.empty(0)
+        self._zero_shot = ZeroShotClassification()
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._parts = []
         if isinstance(pl_module, ImageTextModel):
-            texts = [text for prompts in CHEX5.values() for text in prompts]
-            self._prompts = pl_module.network.embed_texts(texts)
+            given = (x for x in trainer.callbacks if isinstance(x, ZeroShotClassification))  # type: ignore[attr-defined]
+            self._zero_shot = next(given, self._zero_shot)
+            forget_texts(pl_module.network)
 
     def on_predict_batch_end(
         self,
@@ -47,11 +49,10 @@ class PredictionWriter(Callback):
     ) -> None:
         if not isinstance(pl_module, ImageTextModel):
             return
-        regions = pl_module.network.regions(outputs["feature_map"]).float()
-        similarity = pl_module.network.similarity
-        scores = similarity(regions, self._prompts) / similarity.gamma2
-        embeddings = regions.mean(1)
-        self._parts.append((outputs["dicom_id"], embeddings.cpu().numpy(), scores.T.float().cpu().numpy()))
+        feature_map = outputs["feature_map"].float()
+        scores = self._zero_shot.scores(pl_module.network, feature_map)
+        embeddings = pl_module.network.regions(feature_map).mean(1)
+        self._parts.append((outputs["dicom_id"], embeddings.cpu().numpy(), scores.T.numpy()))
 
     def on_predict_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         datamodule = getattr(trainer, "datamodule", None)
@@ -65,16 +66,17 @@ class PredictionWriter(Callback):
         embeddings = np.concatenate([part[1] for part in parts])
         images = pd.DataFrame({"dicom_id": ids, "embedding": list(embeddings)}).sort_values("dicom_id")
         write_parquet(images, folder / "image_embeddings.parquet")
-        scores = np.concatenate([part[2] for part in parts]).reshape(len(ids), len(CHEX5), 2)
+        findings = list(self._zero_shot.prompts)
+        scores = np.concatenate([part[2] for part in parts]).reshape(len(ids), 2, len(findings))
         rows = [
             (dicom_id, finding, float(negative), float(positive))
             for dicom_id, of_image in zip(ids, scores, strict=True)
-            for finding, (negative, positive) in zip(CHEX5, of_image, strict=True)
+            for finding, negative, positive in zip(findings, *of_image, strict=True)
         ]
         columns = ["dicom_id", "finding", "score_negative", "score_positive"]
         write_parquet(
             pd.DataFrame(rows, columns=columns).sort_values(["dicom_id", "finding"]),
-            folder / "chex5_scores.parquet",
+            folder / "finding_scores.parquet",
         )
         write_parquet(
             _sentence_embeddings(pl_module, datamodule, ids), folder / "sentence_embeddings.parquet"

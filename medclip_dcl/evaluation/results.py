@@ -20,6 +20,7 @@ from medclip_dcl.errors import UserError
 from medclip_dcl.evaluation.base import EvaluationCallback
 from medclip_dcl.evaluation.figures import write_figure
 from medclip_dcl.prepared import write_json, write_parquet
+from medclip_dcl.training.image_sizes import image_settings
 from medclip_dcl.training.sharing import show_figures
 
 FORMAT_VERSION = 1
@@ -42,6 +43,7 @@ class ResultsWriter(Callback):
 
     Attributes:
         exported: folder of the evaluated network where it came from no checkpoint; results.json names it.
+        trained_on: image_size and geometry of the network's training, where they are known.
 
     Raises:
         ValueError: a file name that is not ``results<suffix>.json``.
@@ -54,6 +56,7 @@ class ResultsWriter(Callback):
         self.figures = figures
         self.share_patient_data = share_patient_data
         self.exported: Path | None = None
+        self.trained_on: dict[str, Any] = {}
         self._started = 0.0
         _suffix(file_name)
 
@@ -81,7 +84,9 @@ class ResultsWriter(Callback):
                     drawn[f"test/{name}"] = folder / f"figures{suffix}" / f"{name}.png"
                     write_figure(figure, drawn[f"test/{name}"])
         # Last: where results.json is, everything else is.
-        write_json(_results(trainer, pl_module, evaluations, seconds, self.exported), folder / self.file_name)
+        results = _results(trainer, pl_module, evaluations, seconds, self.exported)
+        images = {"shown": image_settings(datamodule), "trained": self.trained_on}
+        write_json({**results, "images": images}, folder / self.file_name)
         show_figures(trainer.loggers, drawn, self.share_patient_data or datamodule.prepared.is_phantom)
 
 

@@ -38,7 +38,7 @@ _SCALED_BY = 1000
 
 
 class Classifier(LightningModule):
-    """Multi-label classification of findings (CheXpert's columns) on an image encoder.
+    """Multi-label classification of findings on an image encoder.
 
     Two kinds of training. Linear probe (`frozen: true`): the encoder stays as it is, in evaluation mode; its features
     are computed once, of whole images, and the linear layer is trained upon them from memory. Fine-tuning (`frozen:
@@ -50,7 +50,7 @@ class Classifier(LightningModule):
     processes; entries that the data leaves out (see `LabelledDataModule`) count for nothing.
 
     Args:
-        findings: CheXpert columns; null for CheX5's five.
+        findings: any that the data set labels; null for CheX5's five.
         image_encoder: images to regions; null to build the one that `init_from` describes.
         init_from: where the encoder's weights come from: a checkpoint of an image-text model or of a classifier, an
             exported folder, or a state dict of torchvision's ResNet (.pth or .safetensors; give `image_encoder` with
@@ -148,10 +148,13 @@ class Classifier(LightningModule):
         return seeded_batches(self)
 
     def setup(self, stage: str) -> None:
-        """The network takes over the size at which the datamodule shows whole images."""
+        """The network takes over how the datamodule shows images."""
         datamodule = getattr(self.trainer, "datamodule", None)
         if datamodule is not None:
             self.network.image_size = datamodule.image_size
+            self.network.geometry = getattr(datamodule, "fitting", ("stretch", None))[0]
+            if stage == "fit":
+                self.network.crop_size = getattr(datamodule, "crop_size", None)
 
     def on_fit_start(self) -> None:
         """What follows from the training images: weights of the classes, scale of the features."""

@@ -140,7 +140,7 @@ class ImageTextModel(LightningModule):
         return seeded_batches(self)
 
     def setup(self, stage: str) -> None:
-        """The network takes over the size at which the datamodule shows whole images, and how they became square."""
+        """The network takes over how the datamodule shows images: size, training crop, and how they became square."""
         datamodule = getattr(self.trainer, "datamodule", None)
         if datamodule is None:
             return
@@ -153,6 +153,8 @@ class ImageTextModel(LightningModule):
                 "at the border would reach beyond the image and heat maps would be shifted"
             )
         self.network.image_size = size
+        if stage == "fit":
+            self.network.crop_size = getattr(datamodule, "crop_size", None)
         self.network.geometry, self.network.prepared_size = getattr(datamodule, "fitting", ("stretch", None))
 
     def on_fit_start(self) -> None:

@@ -10,11 +10,28 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from medclip_dcl.errors import UserError
+
+USUAL_MEDIAN = (1e-4, 0.5)
+"""Range of the median eta; outside, most sentences are next to InfoNCE or next to the floor."""
+
+
+def unusual_median(eta: np.ndarray) -> str:
+    """What is wrong with the eta of the distinct training sentences, each counted once; "" for nothing."""
+    median = float(np.median(eta))
+    least, greatest = USUAL_MEDIAN
+    if least <= median <= greatest:
+        return ""
+    effect = "most of them are hardly corrected" if median < least else "most of them will sit on the floor"
+    return (
+        f"the median eta of {len(eta):,} distinct training sentences, {median:.3g}, lies outside "
+        f"[{least:g}, {greatest:g}]: {effect}"
+    )
 
 
 class ClassProbability(nn.Module):
@@ -101,8 +118,8 @@ class ConstantClassProbability(ClassProbability):
 class LanguageModelClassProbability(ClassProbability):
     """eta_LM(x) = a * p_LM(x)^k from the sentence's masked-LM pseudo-likelihood (Wang et al., MLHC 2023, section 2.3).
 
-    (0.2, 0.35) belong to CXR-BERT's scale of log p; for another language model estimate them
-    (`data_prep.eta_report`).
+    (0.2, 0.35) belong to CXR-BERT's scale of log p; `data_prep.eta_report` says whether another language model's
+    scores can carry eta, and with which (a, k).
 
     Args:
         a: 0 <= a < 1, eta of a sentence whose probability is 1.

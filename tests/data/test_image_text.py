@@ -187,12 +187,23 @@ def test_rows_of_a_view():
 def test_evaluation_tables(small_set, small_bert):
     data = datamodule(small_set, small_bert)
     test = data.evaluation("test")
-    assert len(test.chex5) == 30 and len(test.boxes) == 4 and test.phantom
+    assert len(test.cases) == 30 and len(test.boxes) == 4 and test.phantom
     assert set(test.images.columns) == {"dicom_id", "subject_id", "study_id", "height", "width"}
     validate = data.evaluation("validate")
-    assert len(validate.boxes) == 0 and len(validate.images) == 8 and len(validate.chex5) == 40
+    assert len(validate.boxes) == 0 and len(validate.images) == 8 and len(validate.cases) == 40
     assert not validate.sentences.duplicated(["dicom_id", "sentence_id"]).any()
     assert not set(validate.images["subject_id"]) & set(test.images["subject_id"])
+
+
+def test_images_of_other_findings_are_tested_after_those_of_chex5(small_set, small_bert, tmp_path):
+    folder = shutil.copytree(small_set, tmp_path / "set")
+    cases = pd.read_parquet(folder / "cases.parquet")
+    first = cases.query("use == 'test'")["dicom_id"].min()
+    other = cases[cases["dicom_id"] == first].head(1).assign(finding="Fracture")
+    write_table(pd.concat([cases[cases["dicom_id"] != first], other]), folder / "cases.parquet", "cases")
+    before, after = (datamodule(place, small_bert).evaluation("test") for place in (small_set, folder))
+    assert after.images["dicom_id"].tolist() == [*before.images["dicom_id"][1:], first]
+    assert before.images["dicom_id"][0] == first and "Fracture" in set(after.cases["finding"])
 
 
 def test_refusals_at_construction(small_set):

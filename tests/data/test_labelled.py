@@ -15,6 +15,7 @@ import torch
 
 from medclip_dcl.data.labelled import LabelledDataModule, draw_patients
 from medclip_dcl.data.transforms import load_grey, to_input
+from medclip_dcl.errors import UserError
 from medclip_dcl.findings import CHEXPERT
 from medclip_dcl.prepared import PreparedDataError, write_table
 
@@ -222,6 +223,28 @@ def test_a_linear_probe_refuses_what_would_vary_its_images(labelled_set):
             datamodule(labelled_set, frozen=True, **(whole | option)).setup("fit")
 
 
+def test_a_finding_of_any_name_that_the_set_labels(labelled_set, tmp_path):
+    folder = shutil.copytree(labelled_set, tmp_path / "set")
+    labels = pd.read_parquet(folder / "labels.parquet")
+    ribs = labels["Fracture"].where(labels["study_id"] % 3 > 0)
+    write_table(labels.assign(**{"Rib fracture": ribs}), folder / "labels.parquet", "labels")
+    data = datamodule(folder, ("Rib fracture", "Edema"), batch_size=1)
+    of_study = data.prepared.table("images").set_index("dicom_id")["study_id"]
+    expected = labels.assign(ribs=ribs).set_index("study_id")["ribs"].replace(-1, 9.0).fillna(0.0)
+    assert {row[0] == expected[of_study[dicom_id]] for dicom_id, row in served(data).items()} == {True}
+    assert set(data.evaluation("test").labels["finding"]) == {"Rib fracture", "Edema"}
+    with pytest.raises(
+        UserError, match="'rib fractures' .did you mean 'Rib fracture'.*Cardiomegaly, .*Rib fracture"
+    ):
+        datamodule(folder, ("rib fractures",)).setup("fit")
+    # A classifier from elsewhere is tested on the findings that this set labels.
+    assert set(datamodule(folder, ("Edema", "Nodule")).evaluation("test").labels["finding"]) == {"Edema"}
+    with pytest.raises(
+        PreparedDataError, match="no labelled test images .* Nodule on; it labels Cardiomegaly, "
+    ):
+        datamodule(folder, ("Nodule",)).evaluation("test")
+
+
 def test_refusals_at_setup(labelled_set, tmp_path):
     folder = shutil.copytree(labelled_set, tmp_path / "set")
     (folder / "labels.parquet").unlink()
@@ -232,9 +255,13 @@ def test_refusals_at_setup(labelled_set, tmp_path):
     labels = pd.read_parquet(labelled_set / "labels.parquet")
     empty = labels.assign(**dict.fromkeys(CHEXPERT, np.nan))
     write_table(empty, folder / "labels.parquet", "labels")
-    with pytest.raises(PreparedDataError, match="labels.parquet has no CheXpert label of any training image"):
+    with pytest.raises(
+        UserError, match="model.findings: .* does not label 'Pneumonia'; it labels no finding at all"
+    ):
         datamodule(folder).setup("fit")
-    with pytest.raises(PreparedDataError, match="has no labelled test images to evaluate a classifier on"):
+    with pytest.raises(
+        PreparedDataError, match="has no labelled test images to evaluate a classifier of Pneumonia,"
+    ):
         datamodule(folder).evaluation("test")
     write_table(labels, folder / "labels.parquet", "labels")
     images = pd.read_parquet(folder / "images.parquet")

@@ -140,10 +140,10 @@ DAMAGES = [
     ("sentences", lambda frame: frame.iloc[:-1], "log_p/a.parquet: rows of unknown sentences: 1 "),
     ("labels", lambda frame: frame.iloc[1:], "labels.parquet: studies that have no row: 1 .first: 50000001."),
     ("labels", lambda frame: put(frame, 0, Edema=0.5), "labels that are none of 1, 0, -1: 1 .first: 50000001."),
-    ("chex5", lambda frame: put(frame, 0, label=0), f"that labels.parquet and .* do not give: 1 of 6 .*{dicom(5)}"),
-    ("chex5", lambda frame: put(frame, 0, use="test"), "cases that labels.parquet and .* do not give: 1 of 6 "),
-    ("chex5", lambda frame: put(frame, 0, finding="Fracture"), "chex5.parquet: unknown findings: 1 .first: Fracture."),
-    ("chex5", lambda frame: frame.iloc[:-2], "cases that labels.parquet gives are missing: 2 of 6 "),
+    ("cases", lambda frame: put(frame, 0, label=0), f"that labels.parquet and .* do not give: 1 of 6 .*{dicom(5)}"),
+    ("cases", lambda frame: put(frame, 0, use="test"), "cases that labels.parquet and .* do not give: 1 of 6 "),
+    ("cases", lambda frame: put(frame, 0, finding="Fracture"), "labels.parquet does not label: 1 .first: Fracture."),
+    ("cases", lambda frame: frame.iloc[:-2], "cases that labels.parquet gives are missing: 2 of 6 "),
     ("boxes", lambda frame: put(frame, 0, w=40.0), f"boxes that are not inside their image: 1 of 3 .first: {dicom(7)}"),
     ("boxes", lambda frame: put(frame, 2, x=float("nan")), "boxes that are not inside their image: 1 of 3 "),
     ("boxes", lambda frame: put(frame, 1, phrase=" "), "boxes without phrase or category: 1 of 3 "),
@@ -226,6 +226,44 @@ def test_images_whose_content_was_changed_are_named(damaged: Path) -> None:
     ]
 
 
+def test_the_same_picture_under_several_names_is_found(damaged: Path) -> None:
+    images = pd.read_parquet(damaged / "images.parquet")
+
+    def copy(first: pd.Series, second: pd.Series) -> str:
+        shutil.copy(damaged / "images" / first["path"], damaged / "images" / second["path"])
+        return " = ".join(
+            f"{row['path']} ({row['use']}, patient {row['subject_id']})" for row in (first, second)
+        )
+
+    rows = [row for _, row in images.iterrows()]
+    trained = [row for row in rows if row["use"] == "train"]
+    tested = [row for row in rows if row["use"] == "test"]
+    # Two images of one patient may be the same picture.
+    assert trained[0]["subject_id"] == trained[1]["subject_id"]
+    copy(trained[0], trained[1])
+    page, problems = check_set(damaged, full=True)
+    assert problems == [] and "warning" not in page
+    # Two patients of one purpose: told, and no problem.
+    assert tested[0]["subject_id"] != tested[1]["subject_id"]
+    patients = copy(tested[0], tested[1])
+    page, problems = check_set(damaged, full=True)
+    assert problems == [] and f"several names, of several patients: 1 (first: {patients})" in page
+    # Training and evaluation.
+    purposes = copy(trained[2], next(row for row in rows if row["use"] == "validate"))
+    page, problems = check_set(damaged, full=True)
+    assert len(problems) == 1
+    assert "for several purposes" in problems[0] and problems[0].endswith(f": 1 (first: {purposes})")
+    assert f"several names, of several patients: 1 (first: {patients})" in page
+
+
+def test_scores_may_be_as_far_above_0_as_rounding_brings_them(damaged: Path) -> None:
+    file = damaged / "log_p" / "a.parquet"
+    put(pd.read_parquet(file), 2, log_p=5e-5).to_parquet(file, index=False)
+    assert check_set(damaged)[1] == []
+    put(pd.read_parquet(file), 2, log_p=float("nan")).to_parquet(file, index=False)
+    assert "word pieces whose log_p is NaN: 1 (first: 2)" in check_set(damaged)[1][0]
+
+
 def test_an_image_of_another_original_is_named(damaged: Path) -> None:
     edit(damaged, "images", lambda frame: put(frame, 2, height=HEIGHT + 1))
     assert check_set(damaged)[1] == [
@@ -239,7 +277,7 @@ def test_an_image_of_another_original_is_named(damaged: Path) -> None:
     [
         (("options", "geometry"), "pad", "made with geometry stretch and size 16, not as dataset.json says: 11 of"),
         (("counts", "sentences"), 3, r"dataset.json: counts that are not those of the tables: 1 \(first: sentences"),
-        (("counts", "chex5"), [], r"dataset.json: counts that are not those of the tables: 1 \(first: chex5"),
+        (("counts", "cases"), [], r"dataset.json: counts that are not those of the tables: 1 \(first: cases"),
         (("counts", "rejects"), {"image": 4}, r"rejects.csv: expected the rows that .* \(\{'image': 4\}\), found"),
     ],
 )  # fmt: skip
@@ -260,9 +298,9 @@ def test_a_lost_list_of_rejects_is_a_problem(damaged: Path) -> None:
 
 
 def test_balanced_cases_need_not_be_all(damaged: Path) -> None:
-    edit(damaged, "chex5", lambda frame: frame.iloc[:-1])
+    edit(damaged, "cases", lambda frame: frame.iloc[:-1])
     info = json.loads((damaged / "dataset.json").read_text())
-    info["options"]["chex5"] = "balanced"
+    info["options"]["cases"] = "balanced"
     (damaged / "dataset.json").write_text(json.dumps(info))
     assert check_set(damaged)[1] == []
 

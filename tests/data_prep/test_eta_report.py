@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from data_prep import eta_report
 from data_prep.eta_estimates import LogLinearFit, bound_term, count_sentences
 from data_prep.eta_report import estimate, main
+from medclip_dcl.evaluation.class_probability import _report_quantiles
 from medclip_dcl.findings import CHEXPERT
 from medclip_dcl.objectives import LanguageModelClassProbability
 from medclip_dcl.prepared import FORMAT_VERSION, PreparedDataError, PreparedSet, write_json, write_table
@@ -126,6 +127,8 @@ def test_the_figure_shows_where_the_anchors_are(tmp_path: Path) -> None:
         assert right == 0
         assert occurs[log_p < left].sum() <= 0.05 * occurs.sum() <= occurs[log_p <= left].sum()
     assert shown[0].get_xlim()[0] > -10
+    # No cell of the figure is blank.
+    assert len(figure.axes) == 4 and all(axis.axison and axis.has_data() for axis in figure.axes)
 
 
 def legend_of_truth(figure: Figure) -> list[str]:
@@ -408,6 +411,53 @@ def test_warns_where_eta_is_constant_or_next_to_nothing(
     assert "warning: k is at its bound 0; log p says nothing about how common a sentence is" in printed
     assert "undefined (one of the two does not vary)" in printed
     assert "for nine anchors of ten: next to a constant class probability" in printed
+
+
+def test_what_training_would_warn_about_is_not_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_set(tmp_path / "set")
+    given = ["--a", "0.001", "--k"]
+    # log p of the median sentence is near -4.8, of the median anchor near -1.2: each distinct one counts once.
+    main(["--data", str(folder), *given, "0.45"])
+    assert class_probability(folder / "eta")["k"] == 0.45
+    capsys.readouterr()
+    main(["--data", str(folder), *given, "0.5"])
+    overlay = yaml.safe_load((folder / "eta" / "class_probability.yaml").read_text())
+    assert overlay == {
+        "model": {
+            "init_args": {
+                "class_probability": {
+                    "class_path": "medclip_dcl.objectives.ConstantClassProbability",
+                    "init_args": {"eta": 0.05},
+                }
+            }
+        }
+    }
+    said = capsys.readouterr().out
+    assert "e-05, lies outside [0.0001, 0.5]" in said
+    assert "--estimate reports or reports_least_squares or reports_bound" in said
+    assert "SSD's constant eta, 0.05" in said and "CXR-BERT" in said
+    # The least probable sentences have an eta above 0.
+    report = (folder / "eta" / "report.md").read_text()
+    assert " 0.0000 |" not in report and "e-05 |" in report
+    # No estimate that depends on the scores: nothing is recommended for them.
+    write_scores(folder, "bert-12345678", np.arange(40) / 4 - 10)
+    main(["--data", str(folder), *given, "9", "--output", str(tmp_path / "other")])
+    said = capsys.readouterr().out
+    assert "the scores of bert-12345678 cannot carry eta here" in said and "--estimate r" not in said
+
+
+def test_training_warns_by_the_same_rule(recwarn: pytest.WarningsRecorder) -> None:
+    _report_quantiles(pd.Series([0.1, 0.5, 0.6, 1e-4, 1e-5, 1e-5, 1e-4]), True)
+    assert not recwarn
+    with pytest.warns(
+        UserWarning, match=r"lies outside .*data_prep\.eta_report says whether .*dcl_005\.yaml"
+    ):
+        _report_quantiles(pd.Series([0.3, 1e-5, 9.9e-5]), True)
+    # The truth has no (a, k).
+    with pytest.warns(UserWarning, match=r"lies outside .*floor$"):
+        _report_quantiles(pd.Series([0.3, 0.51, 0.6]), False)
 
 
 def _nan(folder: Path) -> None:

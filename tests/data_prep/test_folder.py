@@ -68,6 +68,65 @@ def rejects(prepared: PreparedSet) -> list[list[str]]:
     return pd.read_csv(prepared.folder / "rejects.csv", dtype=str).to_numpy().tolist()
 
 
+def test_label_columns_are_findings_like_any_other(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = read(table).assign(
+        **{"Rib fracture": ["", "1", "0", "1.0", "0"], "nodule": ["", "", "-1", "", ""]}
+    )
+    rows["age"] = "71"
+    write(table, rows)
+    prepare(settings(table, label_columns=("Rib fracture", "nodule")))
+    prepared = PreparedSet(table.parent.parent / "set")
+    assert prepared.findings == ["Cardiomegaly", "Rib fracture", "nodule"]
+    labels = prepared.table("labels").set_index("study_id")
+    assert list(labels.columns) == [*CHEXPERT, "Rib fracture", "nodule"]
+    assert labels["Rib fracture"].to_dict() == {
+        1: 1,
+        2: 0,
+        3: 1,
+        4: 0,
+    }  # of study 1 its lateral image says it
+    cases = prepared.table("cases").query("finding == 'Rib fracture'")
+    assert cases[["dicom_id", "label"]].to_numpy().tolist() == [["b.tif", 1], ["c", 0]]
+    said = capsys.readouterr().out
+    assert "columns that are not used: age (--label_columns" in said
+    assert "others     validate (yes/no): Rib fracture 1/0, nodule 0/0" in said
+    check.main(["--data", str(prepared.folder), "--workers", "1"])
+    assert "no problem found" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "message"),
+    [
+        ("Nodule", "01011", None),
+        ("Nodule", "01211", "column Nodule: expected 1, 0, -1 or empty, found '2'"),
+        ("Nodules", "01011", "lacks the column Nodule; found .*--label_columns"),
+        ("view", "01011", "view of --label_columns has another meaning"),
+        ("height", "01011", "height of --label_columns has another meaning"),
+    ],
+)
+def test_label_columns_are_checked(table: Path, column: str, values: str, message: str | None) -> None:
+    rows = read(table)
+    rows[column] = list(values) if column not in rows else rows[column]
+    write(table, rows)
+    named = "Nodule" if column == "Nodules" else column
+    options = [
+        "--table",
+        str(table),
+        "--output",
+        str(table.parent.parent / "set"),
+        "--size",
+        "16",
+        "--workers",
+        "1",
+    ]
+    if message is None:
+        command.main([*options, "--label_columns", named, "Cardiomegaly"])
+        assert PreparedSet(table.parent.parent / "set").findings == ["Cardiomegaly", "Nodule"]
+    else:
+        with pytest.raises(ReleaseError, match=message):
+            command.main([*options, "--label_columns", named])
+
+
 def test_the_prepared_set_of_a_table(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prepare(settings(table))
     prepared = PreparedSet(table.parent.parent / "set")
@@ -96,7 +155,7 @@ def test_the_prepared_set_of_a_table(table: Path, capsys: pytest.CaptureFixture[
     labels = prepared.table("labels").set_index("study_id")
     assert labels["Cardiomegaly"].to_dict() == {1: pytest.approx(np.nan, nan_ok=True), 2: 1, 3: 0, 4: -1}
     assert labels[[name for name in CHEXPERT if name != "Cardiomegaly"]].isna().all(axis=None)
-    assert prepared.table("chex5").to_numpy().tolist() == [["b.tif", "Cardiomegaly", 0, "validate"]]
+    assert prepared.table("cases").to_numpy().tolist() == [["b.tif", "Cardiomegaly", 0, "validate"]]
     assert rejects(prepared) == []
     assert read(prepared.folder / "identifiers.csv").to_numpy().tolist() == [
         ["patient", "Q-7", "1"],
@@ -272,6 +331,39 @@ def test_a_table_that_cannot_be_right_is_named(table: Path, change: Any, message
     assert not (table.parent.parent / "set").exists()
 
 
+@pytest.mark.parametrize(
+    ("change", "parts"),
+    [
+        (
+            lambda rows: pd.concat([rows, rows.iloc[[0, 2, 3]], rows.iloc[[0]]]),
+            ["'a/1.png' again (rows 2, 7, 10), and 2 more: 'a/2.jpg' again (rows 4, 8), 'b.tif' again (rows 5, 9)"],
+        ),
+        (lambda rows: rows.assign(image="../" + rows["image"]), ["'../a/1.png'", "'../b.tif'", "'../c'"]),
+        (lambda rows: rows.assign(patient=["", "Q", "Q", "", "R"]), ["2 rows name no patient (rows 2, 5)"]),
+        (lambda rows: rows.assign(split=["trian", "train", "tain", "val", "tst"]), ["'trian'", "'tain'", "'tst'"]),
+        (lambda rows: rows.assign(Cardiomegaly=["y", "", "n", "0", "?"]), ["'y' (3 of 5 rows)", "'n'", "'?'"]),
+        (
+            lambda rows: rows.assign(view="PA", study=["3", "03", "7", "07", "8"]),
+            ["'3' beside '03', and 1 more: '7' beside '07'"],
+        ),
+    ],
+)  # fmt: skip
+def test_all_wrong_rows_are_listed_at_once(table: Path, change: Any, parts: list[str]) -> None:
+    write(table, change(read(table)))
+    with pytest.raises(ReleaseError) as error:
+        prepare(settings(table))
+    assert all(part in str(error.value) for part in parts), error.value
+
+
+def test_all_lines_of_another_length_are_listed_at_once(table: Path) -> None:
+    lines = table.read_text().splitlines()
+    table.write_text("\n".join([*lines, "d.png,Q", "e.png,Q-7,z", ""]))
+    with pytest.raises(
+        ReleaseError, match=r"line \d+: 2 values for 7 columns .*, and 1 more: line \d+; mend"
+    ):
+        prepare(settings(table))
+
+
 def test_a_table_of_another_delimiter_or_encoding_names_the_option(table: Path) -> None:
     rows = read(table)
     rows.to_csv(table, index=False, sep=";")
@@ -362,6 +454,26 @@ def test_rows_without_image_or_text_are_left_out_with_their_reason(table: Path) 
     assert use.to_dict() == {"a/1.png": "train", "a/2.jpg": "excluded"}
 
 
+def test_empty_reports_count_as_unusable(table: Path) -> None:
+    # One has no text, the other none of the image.
+    rows = read(table).replace({"text": {ROWS[2][-1]: "", ROWS[3][-1]: "INDICATION: Cough."}})
+    write(table, rows)
+    for text_only in (False, True):
+        with pytest.raises(
+            ReleaseError, match=r"2 of 4 reports cannot be used, more than 49% .*--rejected_share"
+        ):
+            prepare(settings(table, rejected_share=0.49, text_only=text_only))
+    (table.parent / "b.tif").unlink()  # images are another share: a single one is always allowed
+    prepare(settings(table, rejected_share=0.5))
+    assert [row[0] for row in rejects(PreparedSet(table.parent.parent / "set"))] == [
+        "image",
+        "report",
+    ]
+    write(table, rows.assign(text=""))
+    with pytest.raises(ReleaseError, match="no row has any text"):
+        prepare(settings(table, rejected_share=1.0, output=table.parent / "x"))
+
+
 @pytest.fixture
 def text_set(table: Path) -> Path:
     rows = read(table).drop(columns=["image", "view"]).iloc[[0, 2, 3, 4]]
@@ -378,7 +490,7 @@ def test_a_set_of_reports_alone(text_set: Path, capsys: pytest.CaptureFixture[st
         [3, 2, "validate", "validate"],
         [4, 3, "test", "test"],
     ]
-    assert [len(prepared.table(name)) for name in ("images", "chex5")] == [0, 0]
+    assert [len(prepared.table(name)) for name in ("images", "cases")] == [0, 0]
     assert prepared.studies("train").tolist() == [1, 2]
     assert prepared.table("labels")["study_id"].tolist() == [1, 2, 3, 4]
     assert prepared.info["counts"]["studies_by_use"]["train"] == 2

@@ -125,7 +125,7 @@ def test_a_preparation_killed_before_each_file_is_there_ends_with_the_same_bytes
 ) -> None:
     kills = kill_and_finish(mimic_cxr.main, partial(with_boxes_and_map, raw), tmp_path, chosen=outside_images)
     renamed = [name.removeprefix("rename ") for name in kills if name.startswith("rename ")]
-    tables = ["boxes", "images", "sentences", "reports", "labels", "chex5"]
+    tables = ["boxes", "images", "sentences", "reports", "labels", "cases"]
     assert renamed[:-1] == [
         "unfinished.json",
         *(f"{name}.parquet" for name in tables),

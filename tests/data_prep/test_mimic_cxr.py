@@ -20,7 +20,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from data_prep import images, mimic_cxr, preparation
+from data_prep import images, mimic_cxr, preparation, tables
 from data_prep.check import check_set
 from data_prep.mimic_cxr import Settings, prepare
 from data_prep.releases import ReleaseError
@@ -123,9 +123,9 @@ def test_the_prepared_set_of_a_small_release(raw: Path, capsys: pytest.CaptureFi
     assert set(labels.index) == {study for _, study, view, _ in IMAGES.values() if view != "LATERAL"}
     assert labels.loc[50000004, "Edema"] == -1
     assert labels.loc[50000002].isna().all()
-    chex5 = prepared.table("chex5")
+    cases = prepared.table("cases")
     # Exact labels only; neither training images nor the validate patient who serves grounding.
-    assert chex5.to_numpy().tolist() == [
+    assert cases.to_numpy().tolist() == [
         [dicom(5), "Cardiomegaly", 1, "validate"],
         [dicom(6), "Cardiomegaly", 0, "test"],
         [dicom(9), "Cardiomegaly", 1, "test"],
@@ -323,9 +323,7 @@ def test_a_broken_run_is_finished(raw: Path, monkeypatch: pytest.MonkeyPatch, im
     assert contents(output) == contents(raw.parent / "whole")
 
 
-def test_a_set_that_was_made_differently_is_not_overwritten(
-    raw: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_set_that_was_made_differently_is_not_overwritten(raw: Path) -> None:
     prepare(settings(raw))
     before = contents(raw.parent / "set")
     changes: list[tuple[dict[str, Any], str]] = [
@@ -339,12 +337,11 @@ def test_a_set_that_was_made_differently_is_not_overwritten(
     edit_boxes(raw, lambda content: content["annotations"].pop())
     with pytest.raises(PreparedDataError, match=r"\(boxes\.json has changed\)"):
         prepare(settings(raw))
-    monkeypatch.setattr(preparation, "FORMAT_VERSION", 99)
-    with pytest.raises(
-        PreparedDataError, match=r"\(format version 1 there, this program writes version 99\)"
-    ):
-        prepare(settings(raw))
     assert contents(raw.parent / "set") == before
+    file = raw.parent / "set" / "dataset.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"format_version": 99}))
+    with pytest.raises(PreparedDataError, match="of format version 99, this program reads up to version 2"):
+        prepare(settings(raw))
 
 
 def test_an_unfinished_set_continues_only_with_its_own_options(
@@ -598,7 +595,7 @@ def test_a_set_from_before_an_option_counts_as_made_without_it(
     prepare(settings(raw))
     file = raw.parent / "set" / "dataset.json"
     info = json.loads(file.read_text())
-    for name in ("subset", "limit", "chex5"):
+    for name in ("subset", "limit", "cases"):
         del info["options"][name]
     file.write_text(json.dumps(info))
     prepare(settings(raw))
@@ -614,21 +611,58 @@ def test_balanced_cases_have_as_many_positives_as_negatives(raw: Path) -> None:
     labels.loc[labels["study_id"] == 50000007, "Edema"] = 0
     table(file, labels)
     found = {}
-    for cases in ("all", "balanced"):
-        output = raw.parent / cases
-        prepare(settings(raw, output=output, chex5=cases))
+    for choice in ("all", "balanced"):
+        output = raw.parent / choice
+        prepare(settings(raw, output=output, cases=choice))
         prepared = PreparedSet(output)
-        chex5 = prepared.table("chex5").query("finding == 'Edema' and use == 'test'")
-        found[cases] = chex5.set_index("dicom_id")["label"].to_dict()
-        assert prepared.info["counts"]["chex5"]["test"]["Edema"] == {
-            "yes": sum(found[cases].values()),
+        cases = prepared.table("cases").query("finding == 'Edema' and use == 'test'")
+        found[choice] = cases.set_index("dicom_id")["label"].to_dict()
+        assert prepared.info["counts"]["cases"]["test"]["Edema"] == {
+            "yes": sum(found[choice].values()),
             "no": 1,
         }
     assert found["all"] == {dicom(6): 1, dicom(9): 0, dicom(10): 1}
     assert sorted(found["balanced"].values()) == [0, 1]
     assert found["balanced"].items() < found["all"].items()
     # A finding of one sign only has no balanced case: validate has one image.
-    assert "validate" not in set(PreparedSet(raw.parent / "balanced").table("chex5")["use"])
+    assert "validate" not in set(PreparedSet(raw.parent / "balanced").table("cases")["use"])
+
+
+def test_every_labelled_finding_has_its_cases_also_in_a_set_of_version_1(
+    raw: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = raw / "mimic-cxr-2.0.0-chexpert.csv.gz"
+    labels = pd.read_csv(file)
+    labels.loc[labels["study_id"].isin([50000004, 50000007]), "Fracture"] = 1
+    labels.loc[labels["study_id"].isin([50000003, 50000001]), "Fracture"] = 0  # validate, train
+    labels.loc[labels["study_id"] == 50000008, "Fracture"] = -1
+    table(file, labels)
+    prepare(settings(raw))
+    folder = raw.parent / "set"
+    cases = PreparedSet(folder).table("cases")
+    assert PreparedSet(folder).findings == ["Cardiomegaly", "Edema", "Fracture"]
+    fracture = [[dicom(5), 0, "validate"], [dicom(6), 1, "test"], [dicom(9), 1, "test"]]
+    assert cases[cases["finding"] == "Fracture"].drop(columns="finding").to_numpy().tolist() == fracture
+    assert "others     test (yes/no): Fracture 2/0" in capsys.readouterr().out
+
+    # As the program wrote it before: CheX5's cases alone, and a fingerprint taken of them.
+    of_chex5 = cases[cases["finding"] != "Fracture"]
+    names = ["boxes", "images", "sentences", "reports", "labels"]
+    found = {name: PreparedSet(folder).table(name) for name in names}
+    info = json.loads((folder / "dataset.json").read_text())
+    info |= {"format_version": 1, "fingerprint": tables.fingerprint({**found, "chex5": of_chex5})}
+    info["options"]["chex5"] = info["options"].pop("cases")
+    info["counts"]["chex5"] = info["counts"].pop("cases")
+    (folder / "dataset.json").write_text(json.dumps(info))
+    (folder / "cases.parquet").rename(folder / "chex5.parquet")
+    assert check_set(folder)[1] == []
+    pd.testing.assert_frame_equal(PreparedSet(folder).table("cases"), cases, check_dtype=False)
+    prepare(settings(raw))
+    assert "nothing to do" in capsys.readouterr().out
+    next((folder / "images").rglob("*.jpg")).unlink()
+    prepare(settings(raw))  # what is missing is made again, in this version
+    assert (folder / "cases.parquet").is_file() and not (folder / "chex5.parquet").exists()
+    assert check_set(folder)[1] == []
 
 
 @pytest.mark.parametrize(("number", "split"), [(4, "test"), (4, "validate"), (10, "train"), (10, "validate")])

@@ -224,7 +224,7 @@ def test_labels_that_mean_the_same_are_taken(kaggle: Path) -> None:
     # A mass alone is no "Lung Lesion"; a report without labels has none.
     assert labels["Lung Lesion"].isna().all() and labels.loc[[20]].isna().all(axis=None)
     use = prepared.table("images").set_index("dicom_id")["use"]
-    evaluated = set(prepared.table("chex5")["dicom_id"])
+    evaluated = set(prepared.table("cases")["dicom_id"])
     assert evaluated == {name for name in use.index if name.split("_")[0] in ("1", "2", "25")} & set(
         use.index[use.isin(["validate", "test"])]
     )

@@ -26,6 +26,7 @@ import medclip_dcl.evaluation.base as base
 from medclip_dcl.data.image_text import EvaluationTables
 from medclip_dcl.encoders.image import RegionEncoder
 from medclip_dcl.encoders.text import BertSentences, SentenceEncoder
+from medclip_dcl.errors import UserError
 from medclip_dcl.evaluation import Grounding, ResultsWriter, Retrieval, ZeroShotClassification
 from medclip_dcl.evaluation.grounding import boxes_by_image, chosen_examples
 from medclip_dcl.evaluation.intervals import bootstrap_intervals
@@ -112,8 +113,8 @@ class ColourData(LightningDataModule):
                 "width": 52 + 2 * np.arange(N_IMAGES),
             }
         )
-        chex5 = [(d, f, int(random.integers(2))) for d in ids[:-2] for f in ("Redness", "Blueness")]
-        chex5 += [(ids[i], "Rarity", int(i < 2)) for i in range(9)] + [(ids[0], "Not asked for", 1)]
+        cases = [(d, f, int(random.integers(2))) for d in ids[:-2] for f in ("Redness", "Blueness")]
+        cases += [(ids[i], "Rarity", int(i < 2)) for i in range(9)] + [(ids[0], "Not asked for", 1)]
         boxes = []
         for i in range(0, N_IMAGES, 2):
             for _ in range(1 + i % 3):
@@ -133,7 +134,7 @@ class ColourData(LightningDataModule):
         sentences = [(d, j, list(WORDS)[j]) for i, d in enumerate(ids[:-1]) for j in {i % 4, (i * i) % 6}]
         self.tables = EvaluationTables(
             images=images,
-            chex5=pd.DataFrame(chex5, columns=["dicom_id", "finding", "label"]),
+            cases=pd.DataFrame(cases, columns=["dicom_id", "finding", "label"]),
             boxes=pd.DataFrame(
                 boxes if with_boxes else [], columns=["dicom_id", "category", "phrase", "x", "y", "w", "h"]
             ),
@@ -254,7 +255,7 @@ def test_classification_is_scikit_learns_on_mean_colours(tested):
     mean_regions = regions_of(tested.data).reshape(N_IMAGES, -1, 3).mean(1)
     aucs, accs = [], []
     for finding in ("Redness", "Blueness"):
-        rows = tested.data.tables.chex5.query("finding == @finding")
+        rows = tested.data.tables.cases.query("finding == @finding")
         index = rows["dicom_id"].str[5:].astype(int)
         negative, positive = (cosine(mean_regions[index], np.array(WORDS[text])) for text in PROMPTS[finding])
         aucs.append(roc_auc_score(rows["label"], positive - negative))
@@ -690,10 +691,10 @@ def test_nothing_of_an_earlier_test_stays(tmp_path):
     data = ColourData()
     run_test(tmp_path, data)
     run_test(tmp_path, data, file_name="results_untrained.json")
-    (tmp_path / "predictions/chex5_scores.parquet").write_bytes(b"of predict")
+    (tmp_path / "predictions/finding_scores.parquet").write_bytes(b"of predict")
     trainer_for(tmp_path, Grounding(examples=0), ResultsWriter()).test(ColourModel(), data, verbose=False)
     assert sorted(f.name for f in (tmp_path / "predictions").iterdir()) == [
-        "chex5_scores.parquet",
+        "finding_scores.parquet",
         "grounding.parquet",
     ]
     assert list((tmp_path / "figures").iterdir()) == []
@@ -769,10 +770,11 @@ def test_nothing_to_evaluate_is_said_and_not_fatal(tmp_path):
     data = ColourData(with_boxes=False)
     data.tables = EvaluationTables(
         data.tables.images,
-        data.tables.chex5.query("finding == 'Rarity'"),
+        data.tables.cases.query("finding == 'Rarity'"),
         data.tables.boxes,
         data.tables.sentences,
         True,
+        findings=list(PROMPTS),
     )
     trainer = trainer_for(tmp_path, *all_callbacks())
     with pytest.warns(UserWarning, match="there are no boxes: prepare the set with --ms_cxr FILE"):
@@ -786,6 +788,36 @@ def test_nothing_to_evaluate_is_said_and_not_fatal(tmp_path):
     assert results["notes"]["grounding"] == results["notes"]["retrieval"]
     assert pd.read_parquet(tmp_path / "predictions/grounding.parquet").empty
     assert pd.read_parquet(tmp_path / "predictions/retrieval.parquet").empty
+
+
+def begin_fit(folder: Path, callback: ZeroShotClassification, data: ColourData) -> None:
+    trainer = trainer_for(folder)
+    trainer.datamodule = data  # type: ignore[attr-defined]
+    callback.on_fit_start(trainer, ColourModel())
+
+
+def test_prompts_for_a_finding_that_the_set_does_not_label_are_refused(tmp_path):
+    """Before the first image, and before training."""
+    data = ColourData()
+    for misspelt, known in (("redness", "'Redness'"), ("Rednes", "'Redness'"), ("Absence", None)):
+        callback = ZeroShotClassification({"Blueness": ("yellow", "blue"), misspelt: ("not red", "red")})
+        message = f"does not label '{misspelt}'{f'.*mean {known}' if known else ';'}.*Blueness.*Not asked for"
+        for start in (
+            lambda callback: trainer_for(tmp_path, callback).test(ColourModel(), datamodule=data),
+            lambda callback: begin_fit(tmp_path, callback, data),
+        ):
+            with pytest.raises(UserError, match=message):
+                start(callback)
+
+
+def test_a_set_that_labels_none_of_chex5_is_tested_all_the_same(tmp_path):
+    callback = ZeroShotClassification()
+    begin_fit(tmp_path, callback, ColourData())
+    data = ColourData()
+    assert callback.prepare(data.tables, "test") == set()
+    found = callback.summarise(ColourModel().network, {}, data.tables)
+    assert "Edema: no AUC and accuracy: the data set does not label it" in found.notes
+    assert found.metrics["n_findings"] == 0
 
 
 def test_sanity_check_is_left_alone(tmp_path):

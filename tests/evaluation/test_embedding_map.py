@@ -48,7 +48,7 @@ def tables(count: int) -> EvaluationTables:
     empty = pd.DataFrame(columns=["dicom_id"])
     return EvaluationTables(
         images=images,
-        chex5=pd.DataFrame(rows, columns=["dicom_id", "finding", "label"]),
+        cases=pd.DataFrame(rows, columns=["dicom_id", "finding", "label"]),
         boxes=empty,
         sentences=empty,
         phantom=True,
@@ -74,8 +74,8 @@ def evaluate(count: int, **options) -> EmbeddingMap:
 
 
 def test_groups():
-    chex5 = pd.DataFrame(CHEX5_ROWS, columns=["dicom_id", "finding", "label"])
-    assert groups_of_images(chex5).to_dict() == {
+    cases = pd.DataFrame(CHEX5_ROWS, columns=["dicom_id", "finding", "label"])
+    assert groups_of_images(cases).to_dict() == {
         "a": "Edema",
         "b": "several",
         "c": "none of them",

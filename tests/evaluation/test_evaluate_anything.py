@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -67,10 +68,15 @@ def exported(small_bert, tmp_path_factory) -> Path:
 
 
 @pytest.mark.filterwarnings("ignore:test. ")
-def test_an_exported_folder_is_tested(exported, small_set, tmp_path):
+@pytest.mark.parametrize("place", ["configuration", "file"])
+def test_an_exported_folder_is_tested(exported, small_set, tmp_path, place):
     run = tmp_path / "run"
+    prompts: Any = {"Edema": ["No edema", ["Edema", "Mild edema."]]}
+    if place == "file":
+        (tmp_path / "prompts.yaml").write_text(yaml.safe_dump(prompts))
+        prompts = str(tmp_path / "prompts.yaml")
     options = {
-        "ZeroShotClassification": {"prompts": {"Edema": ["No edema", ["Edema", "Mild edema."]]}},
+        "ZeroShotClassification": {"prompts": prompts},
         "Grounding": {"heat_map_size": "model", "smoothing": 2},
     }
     callbacks = [
@@ -93,12 +99,24 @@ def test_an_exported_folder_is_tested(exported, small_set, tmp_path):
 
 @pytest.mark.filterwarnings("ignore:test. ")
 def test_another_image_size_than_the_exports_is_said(exported, small_set, tmp_path):
-    with pytest.warns(UserWarning, match="was made for images of 64 pixels; data.image_size shows it 96"):
+    with pytest.warns(UserWarning, match="trained on images of 64 pixels, data.image_size is 96"):
         main(arguments(tmp_path / "run", exported, small_set, "--data.init_args.image_size", "96"))
+    images = json.loads((tmp_path / "run/results.json").read_text())["images"]
+    assert (images["trained"]["image_size"], images["shown"]["image_size"]) == (64, 96)
     config = json.loads((exported / "config.json").read_text())
     again = shutil.copytree(exported, tmp_path / "again")
     (again / "config.json").write_text(json.dumps({**config, "image_size": 96}))
     assert_results_are_the_loaded_models(tmp_path / "run", again, small_set)
+
+
+@pytest.mark.filterwarnings("ignore:test. ")
+def test_without_an_image_size_images_are_shown_as_the_network_was_trained(exported, small_set, tmp_path):
+    config = json.loads((exported / "config.json").read_text())
+    again = shutil.copytree(exported, tmp_path / "again")
+    (again / "config.json").write_text(json.dumps({**config, "image_size": 80, "crop_size": 48}))
+    main(arguments(tmp_path / "run", again, small_set, "--data.init_args.image_size", "null"))
+    images = json.loads((tmp_path / "run/results.json").read_text())["images"]
+    assert images["trained"]["image_size"] == images["shown"]["image_size"] == 80
 
 
 def test_folders_that_are_no_export_are_refused(exported, small_bert, small_set, tmp_path, capsys):
@@ -132,7 +150,7 @@ def test_biovils_weights_from_the_published_names_to_results(small_bert, small_s
     export_biovil([*files, "--output", str(folder)])
     assert "BioViL; evaluate it with" in capsys.readouterr().out
     shutil.rmtree(text)  # the export needs no file of theirs
-    with pytest.warns(UserWarning, match="was made for images of 512 pixels; data.image_size shows it 64"):
+    with pytest.warns(UserWarning, match="trained on images of 512 pixels, data.image_size is 64"):
         main(arguments(run, folder, small_set))
     results = json.loads((run / "results.json").read_text())
     assert results["protocol"]["classification"]["prompt_punctuation"].startswith("a period is added")

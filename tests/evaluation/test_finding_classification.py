@@ -58,11 +58,12 @@ def labelled_set(small_set, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory) -> Path:
-    """A classifier's checkpoint of a small ResNet, as a source."""
+    """A classifier's checkpoint of a small ResNet, as a source, trained at 32 pixels with crops of 24."""
     torch.manual_seed(11)
     file = tmp_path_factory.mktemp("source") / "source.ckpt"
     model = Classifier(["Edema"], ResNetRegions(dim=5, stride=16))
     model.network.mean.fill_(0.3)
+    model.network.image_size, model.network.crop_size = 32, 24
     content: dict[str, Any] = {"state_dict": model.state_dict()}
     model.on_save_checkpoint(content)
     torch.save(content, file)
@@ -93,10 +94,8 @@ def words(
         "--model.init_args.findings", json.dumps(FINDINGS),
         *([] if source is None else ["--model.init_args.init_from", str(source)]),
         "--data.init_args.folder", str(folder),
-        "--data.init_args.image_size", "32",
         "--data.init_args.batch_size", "8",
         "--data.init_args.num_workers", "0",
-        *([] if probe else ["--data.init_args.crop_size", "24"]),
         *more,
     ]  # fmt: skip
 
@@ -123,6 +122,29 @@ def probed(labelled_set, encoder, tmp_path_factory) -> Path:
 
 def results(run: Path) -> dict[str, Any]:
     return json.loads((run / "results.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(("run", "crop"), [("tuned", 24), ("probed", None)])
+def test_images_are_shown_as_the_source_was_trained(run, crop, request):
+    folder = request.getfixturevalue(run)
+    data = yaml.safe_load((folder / "config.yaml").read_text())["data"]["init_args"]
+    assert (data["image_size"], data["crop_size"]) == (32, crop)
+    assert results(folder)["images"]["shown"] == {"image_size": 32, "geometry": "stretch"}
+
+
+def test_another_size_than_the_sources_is_said(labelled_set, encoder, tmp_path):
+    other = ["--data.init_args.image_size", "48", "--trainer.max_epochs", "1"]
+    with pytest.warns(
+        UserWarning, match=r"trained on images of 32 pixels, data.image_size is 48.* null takes 32"
+    ):
+        main(["fit", *words(tmp_path / "run", labelled_set, encoder, *other, probe=True)])
+
+
+def test_a_run_keeps_its_sizes_where_the_source_is_gone(tuned, labelled_set, encoder, caplog):
+    gone = yaml.safe_load((tuned / "config.yaml").read_text())["model"]["init_args"]["init_from"]
+    with caplog.at_level("INFO"):
+        main(["fit", *words(tuned, labelled_set, Path(gone), "--model.init_args.balanced", "true")])
+    assert "nothing to do" in caplog.text
 
 
 def test_a_run_folder_of_a_classifier(tuned):
@@ -349,7 +371,7 @@ def error_of(arguments: list[str], capsys) -> str:
 def test_errors_come_without_a_traceback_and_say_what_to_do(labelled_set, encoder, tmp_path, capsys):
     run = tmp_path / "run"
     for more, message in (
-        (["--model.init_args.findings", '["Oedema"]'], "'Oedema' is no column of CheXpert's labels"),
+        (["--model.init_args.findings", '["Oedema"]'], "does not label 'Oedema' .did you mean 'Edema'"),
         (
             ["--model.init_args.frozen", "true"],
             "set encoder_learning_rate: null, layer_decay: 1.0 and frozen_steps: 0",

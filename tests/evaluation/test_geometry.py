@@ -57,7 +57,7 @@ def test_the_heat_map_lies_on_the_box(
     columns = ["dicom_id", "category", "phrase", "x", "y", "w", "h"]
     tables = EvaluationTables(
         images=pd.DataFrame({"dicom_id": ["a"], "height": [height], "width": [width]}),
-        chex5=nothing,
+        cases=nothing,
         boxes=pd.DataFrame([("a", "Edema", "edema", *BOX)], columns=columns),
         sentences=nothing,
         phantom=True,

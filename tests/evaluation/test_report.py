@@ -233,6 +233,8 @@ def test_text_of_reports_and_configuration_is_escaped(page):
 def test_most_and_least_probable_sentences_are_listed_in_order(page):
     most, least = page.tables[5], page.tables[6]
     assert [row[0] for row in most[1:4]] == ["Sentence number 0.", "Sentence number 1.", "Sentence number 2."]
+    # The other page, of data_prep.eta_report, counts the training reports.
+    assert most[0][1] == "reports (whole set)"
     assert most[1][1:] == ["1,000", "-2.00", "0.0993"]
     assert [row[0] for row in least[1:3]] == ["Sentence number 39.", "Sentence number 38."]
 

@@ -20,9 +20,9 @@ ROOT = Path(__file__).resolve().parents[2]
 def odd_set(small_set, tmp_path_factory) -> Path:
     """The small set without the labels of one test image: nine images are evaluated."""
     folder = shutil.copytree(small_set, tmp_path_factory.mktemp("odd") / "set")
-    chex5 = pd.read_parquet(folder / "chex5.parquet")
-    dropped = chex5.loc[chex5["use"] == "test", "dicom_id"].iloc[0]
-    write_table(chex5[chex5["dicom_id"] != dropped], folder / "chex5.parquet", "chex5")
+    cases = pd.read_parquet(folder / "cases.parquet")
+    dropped = cases.loc[cases["use"] == "test", "dicom_id"].iloc[0]
+    write_table(cases[cases["dicom_id"] != dropped], folder / "cases.parquet", "cases")
     return folder
 
 

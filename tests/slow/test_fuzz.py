@@ -363,7 +363,7 @@ def prepare_one(number: int, root: Path, output: Path) -> tuple[list[str], Calla
         "rejected_share": draw.choice([0.01, 0.5, 1.0]),
         "limit": draw.choice([None, None, 1]),
         "sections": draw.choice([("findings", "impression"), ("impression",), ("findings",)]),
-        "chex5": draw.choice(["all", "balanced"]),
+        "cases": draw.choice(["all", "balanced"]),
     }
     form = number % 10
     if form < 7:

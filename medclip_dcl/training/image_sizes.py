@@ -1,0 +1,98 @@
+"""Show images to a trained network at the size at which it was trained, or say what another size does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import Namespace
+from pytorch_lightning import LightningDataModule
+
+from medclip_dcl.data.images import usual_crop
+from medclip_dcl.errors import MissingFileError
+from medclip_dcl.formats import CHECKPOINT
+from medclip_dcl.weight_files import read_exported_config, read_torch_file
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint or an exported folder that a run evaluates, or starts from.
+
+    Attributes:
+        path: of the file or folder.
+        network: its description (`ImageTextNetwork.config`); empty where the file holds weights alone.
+    """
+
+    path: Path
+    network: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, path: str | Path) -> Source:
+        """Read the description of a checkpoint, an exported folder or a state dict.
+
+        Raises:
+            MissingFileError: nothing there.
+            UserError: not readable, or of a newer version of this program.
+        """
+        path = Path(path).expanduser()
+        if path.is_dir():
+            return cls(path, read_exported_config(path))
+        if not path.is_file():
+            raise MissingFileError(f"no checkpoint and no exported folder at {path}")
+        content = {} if path.suffix == ".safetensors" else read_torch_file(path)
+        if not (isinstance(content, dict) and "state_dict" in content):
+            return cls(path, {})
+        CHECKPOINT.upgrade(content, str(path))
+        return cls(path, content.get("network") or {})
+
+    def images(self) -> dict[str, Any]:
+        """The size and geometry of the images of its training, as far as they are known."""
+        return {name: self.network[name] for name in ("image_size", "geometry") if name in self.network}
+
+
+def fill_image_sizes(config: Namespace, known: Mapping[str, Any], trains: bool = True) -> None:
+    """Replace image sizes that are null in the configuration of a command.
+
+    Args:
+        config: of `fit`, `validate`, `test` or `predict`; changed in place.
+        known: image_size and crop_size of a training, each where it is known; without image_size the datamodule's
+            own defaults stand.
+        trains: False for a command that crops no image: a crop that is larger than the images is then no mistake.
+    """
+    options = config.get("data", Namespace()).get("init_args", Namespace())
+    size = known.get("image_size")
+    if size is None or "image_size" not in options or options.image_size is not None:
+        return
+    options.image_size = size
+    if not trains:
+        options.crop_size = None
+    elif options.crop_size is None and not config.model.init_args.get("frozen"):
+        options.crop_size = known.get("crop_size") or usual_crop(size)
+
+
+def image_settings(data: LightningDataModule) -> dict[str, Any]:
+    """The size and geometry at which a datamodule shows images; empty for one without images."""
+    if not hasattr(data, "image_size"):
+        return {}
+    return {"image_size": data.image_size, "geometry": getattr(data, "fitting", ("stretch", None))[0]}
+
+
+def other_images(source: Source, shown: Mapping[str, Any]) -> list[str]:
+    """Sentences on how the images shown differ from those of the training; none where they are alike."""
+    trained, found = source.images(), []
+    size, other = trained.get("image_size"), shown.get("image_size")
+    if size and other and size != other:
+        found.append(
+            f"{source.path} was trained on images of {size} pixels, data.image_size is {other}: structures appear "
+            f"{other / size:.2g} times as large as in its training, which usually costs accuracy, and an image takes "
+            f"{(other / size) ** 2:.2g} times the computation; --data.init_args.image_size null takes {size}"
+        )
+    if "geometry" in trained and "geometry" in shown and trained["geometry"] != shown["geometry"]:
+        found.append(
+            f"{source.path} was trained on images of geometry {trained['geometry']}, those of data.folder were "
+            f"prepared with {shown['geometry']}; prepare the set with --geometry {trained['geometry']} to show them "
+            "alike"
+        )
+    return found
