@@ -227,6 +227,7 @@ def test_what_is_no_text_and_no_image_is_named(model, grey, without_type_checks)
         (lambda: model.heat_map(grey, ["x"]), TypeError, "heat_map takes one text, a string, got list"),
         (lambda: model.heat_map([grey], "x"), TypeError, "an image must be a path, .* got list"),
         (lambda: model.heat_map(channels_first, "x"), ValueError, r"got \(3, 90, 70\)"),
+        (lambda: model.classify(grey, ["Edema"]), ValueError, r"expected finding: \[negative, positive\]"),
         (lambda: model.classify(None), TypeError, "an image must be a path, .* got NoneType"),
         (lambda: model.classify(channels_first), ValueError, r"shape \(3, 90, 70\) .*transpose\(1, 2, 0\)"),
         (lambda: model.similarity(grey, ["x", ["y"]]), TypeError, "got list at position 1"),
