@@ -17,8 +17,9 @@ from typing import Any
 import yaml
 
 TOP = (
-    "checkpoint", "checkpoint_minutes", "ckpt_path", "config", "data", "ema_decay", "help", "model", "prediction_format",
-    "print_config", "prompts", "return_predictions", "run_folder", "seed_everything", "share_patient_data", "trainer", "verbose", "weights_only",
+    "checkpoint", "checkpoint_minutes", "ckpt_path", "config", "data", "ema_decay", "help", "model",
+    "prediction_format", "print_config", "prompts", "return_predictions", "run_folder", "seed_everything",
+    "share_patient_data", "trainer", "verbose", "weights_only",
 )  # fmt: skip
 """Top-level keys of all commands."""
 _COMMANDS = ("fit", "validate", "test", "predict")
