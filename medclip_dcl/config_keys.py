@@ -1,6 +1,6 @@
-"""Misspelt keys of a configuration, found in the sources before Lightning is imported, which takes seconds.
+"""Misspelt keys and missing files of a configuration, found before Lightning is imported, which takes seconds.
 
-Only what certainly is no key is named; everything else, and every value, is left to the parser (`config_errors`).
+Keys are looked up in the sources. Only what certainly is no key is named; everything else, and every value, is left to the parser (`config_errors`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def unknown_key(arguments: Sequence[str]) -> str | None:
-    """What is wrong with the first key that no class of this package and no Trainer has; None if nothing is found.
+    """The first key that no class of this package and no Trainer has, or file that is missing; None: none is found.
 
     Args:
         arguments: of the command line.
@@ -61,8 +61,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def _in_file(name: str, classes: dict[str, str | None]) -> str | None:
+    file = Path(name)
+    if file.suffix in (".yaml", ".yml") and "://" not in name and not file.exists():
+        return f"config: File does not exist: {str(file.absolute())!r}"
     try:
-        content = yaml.safe_load(Path(name).read_text(encoding="utf-8"))
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
         return None
     if not isinstance(content, dict) or any(key in _COMMANDS for key in content):

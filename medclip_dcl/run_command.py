@@ -189,6 +189,11 @@ class MedclipCLI(LightningCLI):
             )
         if getattr(rank_zero_only, "rank", 0) == 0:  # known from the environment before any process group
             if is_longer:
+                if self.run.is_finished:
+                    rank_zero_info(
+                        f"{self.run.folder} was finished and goes on to {config.trainer.max_epochs} epochs; results, "
+                        "predictions, figures and report of its earlier end get that number of epochs in their names"
+                    )
                 self.run.extend(self.config_dump)
             else:
                 self.has_claimed = self.run.claim(self.config_dump, data)

@@ -107,6 +107,7 @@ OTHER = "{class_path: medclip_dcl.similarity.LSE, init_args: {attention: mean}}"
         ("data: {init_args: {batch_sise: 3}}", []),
         ("model: {init_args: {text_encoder: {init_args: {poolin: mean}}}}", []),
         (FULL % OTHER, []),
+        ("seed_everything: 1", ["--config", "nowhere.yaml"]),
         ("seed_everything: 1", ["--modle", "3"]),
         ("seed_everything: 1", ["--trainer.max_epoch", "3"]),
         ("seed_everything: 1", [f"{DATA}batch_sise=3"]),
