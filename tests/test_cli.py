@@ -121,7 +121,8 @@ def test_results_of_the_untrained_and_the_trained_network_differ(finished):
     untrained = json.loads((finished / "results_untrained.json").read_text())
     assert trained["checkpoint"]["weights"] != untrained["checkpoint"]["weights"]
     assert trained["protocol"] == untrained["protocol"] and trained["counts"] == untrained["counts"]
-    assert set(trained["metrics"]) == {"classification", "grounding", "retrieval", "embedding_map"}
+    sections = {"classification", "grounding", "retrieval", "report_retrieval", "embedding_map"}
+    assert set(trained["metrics"]) == sections
 
 
 def test_eta_of_the_training_sentences_is_kept(finished):
