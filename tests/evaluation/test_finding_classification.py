@@ -371,7 +371,7 @@ def error_of(arguments: list[str], capsys) -> str:
 def test_errors_come_without_a_traceback_and_say_what_to_do(labelled_set, encoder, tmp_path, capsys):
     run = tmp_path / "run"
     for more, message in (
-        (["--model.init_args.findings", '["Oedema"]'], "does not label 'Oedema' .did you mean 'Edema'"),
+        (["--model.init_args.findings", '["Oedema"]'], "does not label 'Oedema' (did you mean 'Edema'?)"),
         (
             ["--model.init_args.frozen", "true"],
             "set encoder_learning_rate: null, layer_decay: 1.0 and frozen_steps: 0",
