@@ -365,9 +365,9 @@ def _facts(comparison: Comparison) -> Table:
 
 def _image_size(row: Tested) -> str | None:
     """Side of the images that the test showed; of runs tested before it was recorded, that of the training."""
-    size = row.results["dataset"].get("image_size") or setting(
-        read_config(row.run), "data.init_args.image_size"
-    )
+    if known := images_in_words(row.results):
+        return known
+    size = setting(read_config(row.run), "data.init_args.image_size")
     return None if size is None else f"{size} pixels"
 
 
@@ -415,8 +415,8 @@ def _notes(comparison: Comparison) -> list[str]:
     if len(precisions) > 1:
         notes.append(f"the networks were tested in different precisions: {', '.join(precisions)}")
     sizes = dict.fromkeys(str(_image_size(row)) for row in comparison.rows)
-    if len(sizes) > 1:
-        notes.append(f"the runs were shown images of different sizes: {', '.join(sizes)}")
+    if len(sizes) > 1 or any("trained at" in size for size in sizes):
+        notes.append(f"the runs were shown images of other sizes, or than they were trained on: {', '.join(sizes)}")
     if names := settings_that_differ(comparison):
         notes.append(f"the settings of the runs differ in {', '.join(names)} (table below)")
     without = [row.name for row in comparison.rows if REPORTS not in row.results["metrics"]]

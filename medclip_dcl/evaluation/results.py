@@ -84,9 +84,8 @@ class ResultsWriter(Callback):
                     drawn[f"test/{name}"] = folder / f"figures{suffix}" / f"{name}.png"
                     write_figure(figure, drawn[f"test/{name}"])
         # Last: where results.json is, everything else is.
-        results = _results(trainer, pl_module, evaluations, seconds, self.exported)
-        images = {"shown": image_settings(datamodule), "trained": self.trained_on}
-        write_json({**results, "images": images}, folder / self.file_name)
+        results = _results(trainer, pl_module, evaluations, seconds, self.exported, self.trained_on)
+        write_json(results, folder / self.file_name)
         show_figures(trainer.loggers, drawn, self.share_patient_data or datamodule.prepared.is_phantom)
 
 
@@ -117,6 +116,7 @@ def _results(
     evaluations: Mapping[str, EvaluationCallback],
     seconds: float,
     exported: Path | None,
+    trained_on: Mapping[str, Any],
 ) -> dict[str, Any]:
     found = _sections(evaluations)
     datamodule = getattr(trainer, "datamodule")  # noqa: B009
@@ -139,8 +139,8 @@ def _results(
                 "folder": prepared.folder.resolve().name,
                 "images": len(images),
                 "patients": int(images["subject_id"].nunique()),
-                "image_size": datamodule.image_size,
             },
+            "images": {"shown": image_settings(datamodule), "trained": trained_on},
             "precision": str(trainer.precision),
             "versions": {
                 "medclip_dcl": __version__,

@@ -123,6 +123,15 @@ def setting(config: Any, name: str) -> Any:
     return config
 
 
+def images_in_words(results: Mapping[str, Any]) -> str | None:
+    """Size of the images that a test showed, and that of the training where it was another; None where unknown."""
+    images = results.get("images", {})
+    shown, trained = (images.get(which, {}).get("image_size") for which in ("shown", "trained"))
+    if shown is None:
+        return None
+    return f"{shown} pixels" + (f", trained at {trained}" if trained not in (None, shown) else "")
+
+
 def command_of_test(run: Path) -> str:
     """The command that writes the results of a run."""
     return f"python -m medclip_dcl test --config {run / 'config.yaml'} --run_folder {run}"

@@ -677,8 +677,8 @@ def test_results_say_what_they_are_of(tested):
         "folder": "colour_set",
         "images": N_IMAGES,
         "patients": 12,
-        "image_size": ROWS * STRIDE,
     }
+    assert results["images"]["shown"]["image_size"] == ROWS * STRIDE
     assert results["precision"] == "32-true"
     assert results["checkpoint"]["file"] is None and len(results["checkpoint"]["weights"]) == 16
     assert results["protocol"]["grounding"]["comparison"] == ">"
