@@ -1,6 +1,7 @@
 """Misspelt keys and missing files of a configuration, found before Lightning is imported, which takes seconds.
 
-Keys are looked up in the sources. Only what certainly is no key is named; everything else, and every value, is left to the parser (`config_errors`).
+Keys are looked up in the sources. Only what certainly is no key is named; everything else, and every value, is left to
+the parser (`config_errors`).
 """
 
 from __future__ import annotations
