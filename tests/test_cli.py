@@ -393,7 +393,8 @@ def test_predict_writes_embeddings_and_scores(finished, info):
     main(["predict", "--config", str(finished / "config.yaml")])
     (said,) = (line for line in info() if line.startswith("predictions: "))
     assert all(
-        str(finished / f"predictions/{name}.parquet") in said for name in ("image_embeddings", "finding_scores")
+        str(finished / f"predictions/{name}.parquet") in said
+        for name in ("image_embeddings", "finding_scores")
     )
     assert "classification.parquet" not in said, "test wrote it"
     images = pd.read_parquet(finished / "predictions/image_embeddings.parquet")

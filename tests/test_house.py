@@ -17,7 +17,7 @@ FLOORS = [
     ("encoders", "network", "finding_network", "initial_weights", "scoring"),
     ("models", "data"),
     ("evaluation", "inference", "run_folder", "resuming", "training"),
-    ("cli", "run_command", "config_keys", "config_errors", "output", "__main__"),
+    ("cli", "config_errors", "config_keys", "output", "run_command", "__main__"),
 ]
 FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names}
 FILES = sorted((ROOT / "medclip_dcl").rglob("*.py"))

@@ -51,6 +51,7 @@ from medclip_dcl.evaluation.saved_results import (
     SavedResultsError,
     command_of_test,
     differing_settings,
+    images_in_words,
     read_config,
     read_results,
     setting,
@@ -416,7 +417,7 @@ def _notes(comparison: Comparison) -> list[str]:
         notes.append(f"the networks were tested in different precisions: {', '.join(precisions)}")
     sizes = dict.fromkeys(str(_image_size(row)) for row in comparison.rows)
     if len(sizes) > 1 or any("trained at" in size for size in sizes):
-        notes.append(f"the runs were shown images of other sizes, or than they were trained on: {', '.join(sizes)}")
+        notes.append(f"sizes of the images differ: {', '.join(sizes)}")
     if names := settings_that_differ(comparison):
         notes.append(f"the settings of the runs differ in {', '.join(names)} (table below)")
     without = [row.name for row in comparison.rows if REPORTS not in row.results["metrics"]]

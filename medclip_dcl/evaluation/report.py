@@ -27,6 +27,7 @@ from medclip_dcl.evaluation.report_page import page_environment
 from medclip_dcl.evaluation.saved_results import (
     SavedResultsError,
     command_of_test,
+    images_in_words,
     read_json,
     read_results,
     value_at,
@@ -150,7 +151,11 @@ def _tables(run: Path, results: dict[str, Any]) -> _Piece:
     found_notes = (
         note for found in results.values() for section in found["notes"].values() for note in section
     )
-    notes = [*found_notes, *problems]
+    sizes = {size for found in results.values() if "trained at" in (size := images_in_words(found) or "")}
+    other_sizes = [
+        f"images were shown at {size}: numbers at the size of the training differ" for size in sizes
+    ]
+    notes = [*other_sizes, *found_notes, *problems]
     piece.content["notes"] = list(dict.fromkeys(notes))
     piece.content["headline"] = _headline(results)
     return piece
@@ -298,6 +303,7 @@ def _facts(run: Path, results: dict[str, Any]) -> _Piece:
         {
             "config": config.read_text(encoding="utf-8") if config.is_file() else None,
             "dataset": shown.get("dataset"),
+            "images": images_in_words(shown),
             "checkpoint": shown.get("checkpoint"),
             "precision": shown.get("precision"),
             "versions": shown.get("versions", {}),

@@ -441,7 +441,7 @@ def test_settings_that_differ_stand_in_the_comparison(pair, capsys, tmp_path):
         "model.init_args.init_from": [".../best_x.ckpt", ".../best_y.ckpt"],
         "trainer.callbacks.0.init_args.seed": ["128", "144"],
     }
-    assert "shown images of different sizes: 128 pixels, 144 pixels" in text
+    assert "sizes of the images differ: 128 pixels, 144 pixels" in text
     for name in FILES:
         written = (tmp_path / "out" / name).read_text(encoding="utf-8")
         assert "model.init_args.frozen" in written.replace(r"\_", "_") and "/somewhere" not in written, name
