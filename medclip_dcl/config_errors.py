@@ -8,12 +8,13 @@ import inspect
 import re
 import sys
 from collections.abc import Iterable
+from itertools import takewhile
 from typing import Any, NoReturn
 
 from pytorch_lightning.cli import LightningArgumentParser
 
 from medclip_dcl.config_keys import message as unknown_message
-from medclip_dcl.config_keys import nearest
+from medclip_dcl.config_keys import nearest, one_of
 
 PROGRAM = "medclip-dcl"
 _DESCRIPTION = (
@@ -21,6 +22,7 @@ _DESCRIPTION = (
     "predict writes embeddings and scores. A configuration (--config configs/*.yaml) says everything; later ones and "
     "options override earlier ones."
 )
+_EXPECTED = r"Expected an? (.+?)(?:\. Got value: (.*))?$"
 # Lines of jsonargparse that say where it looked, not what is wrong.
 _FRAME = re.compile(
     r"Does not validate against|Subtypes: |Errors:$|Expected a path but |Given value type: |Given value: "
@@ -79,9 +81,17 @@ def explain(message: str, options: Iterable[str]) -> str:
         is_class = absent[2][0].isupper()
         near = nearest(absent[2], [name for name in _names(absent[1]) if name[0].isupper() == is_class])
         return f"{where}: {absent[1]} has no {absent[2]} (class_path {class_path}){near}"
-    if expected := re.match(r"Expected an? (.+?)(?:\. Got value: (.*))?$", leaf):
-        kind = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", expected[1])
-        return f"{where}: expected {kind}, found {expected[2] or _given(lines)}"
+    if expected := re.match(_EXPECTED, leaf):
+        # One line for each kind that would do, as far in as the first.
+        indent, _, rest = next(x for x in message.splitlines() if leaf in x).partition("- ")
+        after = message.partition(leaf)[2].splitlines()[1:] if rest else []
+        others = takewhile(bool, (re.match(re.escape(f"{indent}- ") + _EXPECTED, line) for line in after))
+        kinds = [
+            re.sub(r"<class '(?:\w+\.)*(\w+)'>|typing\.(.+)", r"\1\2", kind[1])
+            for kind in (expected, *others)
+            if kind
+        ]
+        return f"{where}: expected {one_of(kinds)}, found {expected[2] or _given(lines)}"
     if "_checkpoint_folder(run_folder)" in leaf:
         return "run_folder is missing: give --run_folder, the folder of this run, e.g. runs/NAME"
     whole = leaf if where else " ".join(line for line in lines if line)

@@ -1,13 +1,14 @@
-"""Misspelt keys and missing files of a configuration, found before Lightning is imported, which takes seconds.
+"""Mistakes in a configuration that are found in the sources, before Lightning is imported, which takes seconds.
 
-Keys are looked up in the sources. Only what is certainly not a key is named; everything else, and every value, is left
-to the parser (`config_errors`).
+Misspelt keys, classes of this package that do not exist, values that are not of a plain type, missing files. Only what
+is certainly wrong is named, in the words of the parser (`config_errors`); everything else is left to it.
 """
 
 from __future__ import annotations
 
 import ast
 import difflib
+import math
 import re
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -25,10 +26,12 @@ TOP = (
 """Top-level keys of all commands."""
 _COMMANDS = ("fit", "validate", "test", "predict")
 _PACKAGE = Path(__file__).resolve().parent
+_TRAINER = "pytorch_lightning.trainer.trainer.Trainer"
+_NUMBER = re.compile(r"[-+.\d]|inf|nan|null|none", re.IGNORECASE)
 
 
-def unknown_key(arguments: Sequence[str]) -> str | None:
-    """The first key that no class of this package and no Trainer has, or file that is missing; None: none is found.
+def first_mistake(arguments: Sequence[str]) -> str | None:
+    """The first thing that is certainly wrong; None where nothing is found.
 
     Args:
         arguments: of the command line.
@@ -55,6 +58,12 @@ def message(key: str, known: Iterable[str]) -> str:
     return f"{key}: there is no such key{nearest(key, known)}"
 
 
+def one_of(kinds: Sequence[str]) -> str:
+    """The types that a setting may have, in words."""
+    named = ["null" if kind in ("None", "NoneType") else kind for kind in dict.fromkeys(kinds)]
+    return " or ".join([", ".join(named[:-1]), named[-1]] if len(named) > 1 else named)
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """The name that was perhaps meant."""
     near = difflib.get_close_matches(name, list(known), n=1)
@@ -74,12 +83,22 @@ def _in_file(name: str, classes: dict[str, str | None]) -> str | None:
     for key, value in content.items():
         found = _check_option(str(key))
         if found is None and key == "trainer" and isinstance(value, dict):
-            found = next((x for name in value if (x := _check_option(f"trainer.{name}"))), None)
+            found = next((x for y in value.items() if (x := _in_trainer(*y, classes))), None)
         if found is None and key in ("model", "data"):
             found = _in_class(key, value, classes)
         if found is not None:
             return found
     return None
+
+
+def _in_trainer(name: str, value: Any, classes: dict[str, str | None]) -> str | None:
+    key = f"trainer.{name}"
+    if found := _check_option(key) or _check_value(key, value, _parameters(_TRAINER)):
+        return found
+    callbacks = value if name.rstrip("+") == "callbacks" and isinstance(value, list) else []
+    return next(
+        (x for callback in callbacks if (x := _in_class("trainer.callbacks", callback, classes))), None
+    )
 
 
 def _in_class(path: str, value: Any, classes: dict[str, str | None]) -> str | None:
@@ -90,9 +109,11 @@ def _in_class(path: str, value: Any, classes: dict[str, str | None]) -> str | No
     if not value.keys() & {"class_path", "init_args"}:
         return None
     classes[path] = value.get("class_path", classes.get(path))
+    if found := _check_class(path, classes[path]):
+        return found
     settings = value.get("init_args")
     for key, inner in settings.items() if isinstance(settings, dict) else ():
-        found = _check_setting(path, str(key), classes) or _in_class(
+        found = _check_setting(path, str(key), inner, classes) or _in_class(
             f"{path}.init_args.{key}", inner, classes
         )
         if found is not None:
@@ -102,17 +123,27 @@ def _in_class(path: str, value: Any, classes: dict[str, str | None]) -> str | No
 
 def _in_option(name: str, value: str, classes: dict[str, str | None]) -> str | None:
     if name.split(".")[0] not in ("model", "data"):
-        return _check_option(name)
+        wrong = _check_option(name)
+        return wrong or _check_value(name, _loaded(value), _parameters(_TRAINER))
     if re.fullmatch(r"\w+(\.init_args\.\w+)+", name):
         path, _, key = name.rpartition(".init_args.")
-        if found := _check_setting(path, key, classes):
+        if found := _check_setting(path, key, _loaded(value), classes):
             return found
     # Another class perhaps, below which other keys are known.
     for path in [path for path in classes if path == name or path.startswith(f"{name}.")]:
         classes[path] = None
-    if value.startswith("medclip_dcl."):
-        classes[name] = value
-    return None
+    if not value.startswith("medclip_dcl."):
+        return None
+    place = name.removesuffix(".class_path")
+    classes[place] = value
+    return _check_class(place, value)
+
+
+def _loaded(value: str) -> Any:
+    try:
+        return yaml.safe_load(value)
+    except yaml.YAMLError:
+        return value
 
 
 def _check_option(name: str) -> str | None:
@@ -120,40 +151,115 @@ def _check_option(name: str) -> str | None:
     top, _, rest = name.rstrip("+").partition(".")
     if top not in TOP:
         return message(name, TOP)
-    known = _parameters("pytorch_lightning.trainer.trainer.Trainer")
+    known = _parameters(_TRAINER)
     if top == "trainer" and rest and known is not None and rest.split(".")[0] not in known:
         return message(name, [f"trainer.{key}" for key in known])
     return None
 
 
-def _check_setting(path: str, key: str, classes: dict[str, str | None]) -> str | None:
+def _check_setting(path: str, key: str, value: Any, classes: dict[str, str | None]) -> str | None:
     class_path = classes.get(path)
     known = None if class_path is None else _parameters(class_path)
-    if class_path is None or known is None or key.rstrip("+") in known:
+    if class_path is None or known is None:
         return None
+    if key.rstrip("+") in known:
+        return _check_value(f"{path}.init_args.{key}", value, known)
     name = class_path.rpartition(".")[2]
     return f"{path}.init_args.{message(key, known)} (a setting of {name})"
 
 
+def _check_value(path: str, value: Any, known: dict[str, str] | None) -> str | None:
+    """A value of a setting that takes numbers, true and false alone."""
+    kinds = (known or {}).get(path.rpartition(".")[2], "").split(" | ")
+    if not set(kinds) <= {"int", "float", "bool", "None"} or value is None or str(value).startswith("--"):
+        return None  # of another type, null, or no value but the next option
+    is_right = isinstance(value, bool) if "bool" in kinds else False
+    if not is_right and not isinstance(value, bool):
+        try:
+            is_right = (
+                "float" in kinds and math.isfinite(float(value)) or "int" in kinds and int(value) == value
+            )
+        except (TypeError, ValueError):
+            # Infinities have many spellings, and so has a whole number.
+            is_right = isinstance(value, str) and _NUMBER.match(value) is not None
+    return None if is_right else f"{path}: expected {one_of(kinds)}, found {value}"
+
+
+def _check_class(path: str, class_path: str | None) -> str | None:
+    """A class of this package that does not exist."""
+    parts = (class_path or "").split(".")
+    if parts[0] != _PACKAGE.name:
+        return None
+    for place in range(1, len(parts)):
+        module = ".".join(parts[:place])
+        source = _source(module)
+        if source is None:
+            return None
+        inner = {file.stem for file in _folder(module).glob("*")} if place < len(parts) - 1 else set()
+        is_class = parts[place][:1].isupper()
+        names = {name for name in _names(source) | inner if name[:1].isupper() == is_class}
+        if parts[place] not in names:
+            return f"{path}: {module} has no {parts[place]} (class_path {class_path}){nearest(parts[place], names)}"
+    return None
+
+
 @cache
-def _parameters(class_path: str) -> tuple[str, ...] | None:
-    """Arguments of a class by its source; None where it cannot be told."""
+def _parameters(class_path: str) -> dict[str, str] | None:
+    """Arguments of a class and their types by its source; None where it cannot be told."""
     module, _, name = class_path.rpartition(".")
-    package, *parts = module.split(".")
-    if package == "medclip_dcl":
-        folder = _PACKAGE
-    elif package == "pytorch_lightning" and (spec := find_spec(package)) is not None and spec.origin:
-        folder = Path(spec.origin).parent
-    else:
+    source = _source(module)
+    if source is None:
         return None
-    file = folder.joinpath(*parts).with_suffix(".py")
-    if not parts or not file.is_file():
-        return None
-    body = ast.parse(file.read_text(encoding="utf-8")).body
-    kind = next((node for node in body if isinstance(node, ast.ClassDef) and node.name == name), None)
+    for node in ast.walk(source):
+        if isinstance(node, ast.ImportFrom) and name in (alias.asname or alias.name for alias in node.names):
+            return _parameters(f"{node.module}.{name}")
+    kind = next((node for node in source.body if isinstance(node, ast.ClassDef) and node.name == name), None)
     for node in [] if kind is None else kind.body:
         if isinstance(node, ast.FunctionDef) and node.name == "__init__":
             if node.args.kwarg or node.args.vararg:
                 return None
-            return tuple(argument.arg for argument in (*node.args.args[1:], *node.args.kwonlyargs))
+            arguments = (*node.args.args[1:], *node.args.kwonlyargs)
+            return {x.arg: _kind(x.annotation) for x in arguments}
+    return None
+
+
+def _kind(annotation: ast.expr | None) -> str:
+    """A type as alternatives: Optional[Union[int, float]] is int | float | None."""
+    if isinstance(annotation, ast.Subscript) and isinstance(annotation.value, ast.Name):
+        inner = annotation.slice.elts if isinstance(annotation.slice, ast.Tuple) else [annotation.slice]
+        if annotation.value.id in ("Optional", "Union"):
+            return " | ".join([*map(_kind, inner), *(["None"] if annotation.value.id == "Optional" else [])])
+    return "" if annotation is None else ast.unparse(annotation)
+
+
+def _names(source: ast.Module) -> set[str]:
+    """Names that a module has, also those that it imports when they are asked for."""
+    found = set()
+    for node in ast.walk(source):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            found.add(node.name)
+        elif isinstance(node, ast.alias):
+            found.add((node.asname or node.name).split(".")[0])
+        elif isinstance(node, ast.Name):
+            found.add(node.id)
+    return found
+
+
+def _folder(module: str) -> Path:
+    package, *parts = module.split(".")
+    if package == _PACKAGE.name:
+        return _PACKAGE.joinpath(*parts)
+    spec = find_spec(package)
+    return Path(spec.origin if spec and spec.origin else "").parent.joinpath(*parts)
+
+
+@cache
+def _source(module: str) -> ast.Module | None:
+    """The source of a module or package of this project, or of Lightning; None of any other."""
+    if module.split(".")[0] not in (_PACKAGE.name, "pytorch_lightning"):
+        return None
+    folder = _folder(module)
+    for file in (folder.with_suffix(".py"), folder / "__init__.py"):
+        if file.is_file():
+            return ast.parse(file.read_text(encoding="utf-8"))
     return None

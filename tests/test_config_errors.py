@@ -9,7 +9,7 @@ import pytest
 from pytorch_lightning.cli import LightningCLI
 
 from medclip_dcl.cli import main
-from medclip_dcl.config_keys import TOP, unknown_key
+from medclip_dcl.config_keys import TOP, first_mistake
 from medclip_dcl.run_command import MedclipCLI
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
@@ -38,7 +38,7 @@ def said(capsys, *arguments: str) -> str:
         ([f"{DATA}batch_sise", "3"], ["data.init_args.batch_sise:", "mean batch_size?"]),
         ([f"--{BERT}.poolin", "mean"], [f"{BERT}.poolin:", "mean pooling?"]),
         ([f"{DATA}batch_size", "abc"], ["data.init_args.batch_size: expected int, found abc"]),
-        (["--trainer.max_epochs", "abc"], ["trainer.max_epochs: expected int, found abc"]),
+        (["--trainer.max_epochs", "abc"], ["trainer.max_epochs: expected int or null, found abc"]),
         (["--ema_decay", "1.5"], ["ema_decay", "v<1", "found 1.5"]),
         ([f"{MODEL}similarity", "medclip_dcl.similarity.LSEE"], ["model.init_args.similarity", "LSEE", "mean LSE?"]),
         ([f"{MODEL}similarity", "medclip_dcl.similarty.LSE"], ["similarty", "mean similarity?"]),
@@ -112,16 +112,31 @@ OTHER = "{class_path: medclip_dcl.similarity.LSE, init_args: {attention: mean}}"
         ("seed_everything: 1", ["--trainer.max_epoch", "3"]),
         ("seed_everything: 1", [f"{DATA}batch_sise=3"]),
         ("seed_everything: 1", [f"--{BERT}.poolin", "mean"]),
+        (
+            "trainer: {callbacks: [{class_path: medclip_dcl.evaluation.Retrieval, init_args: {centres: cell}}]}",
+            [],
+        ),
+        ("trainer: {callbacks: [{class_path: medclip_dcl.evaluation.Retrieva}]}", []),
+        ("trainer: {max_epochs: soon}", []),
+        ("seed_everything: 1", ["--trainer.gradient_clip_val", "abc"]),
+        ("seed_everything: 1", [f"{DATA}batch_size", "1.5"]),
+        ("seed_everything: 1", [f"{DATA}evaluation_crop", "abc"]),
+        ("seed_everything: 1", [f"{DATA}cache_images", "7"]),
+        ("seed_everything: 1", [f"{MODEL}learning_rate=[1]"]),
+        ("model: {init_args: {learning_rate: true}}", []),
+        ("seed_everything: 1", [f"{MODEL}similarity", "medclip_dcl.similarity.LSEE"]),
+        ("seed_everything: 1", [f"{MODEL}similarity.class_path=medclip_dcl.similarty.LSE"]),
+        ("model: {class_path: medclip_dcl.models.image_text.ImageTextModl}", []),
     ],
 )
-def test_a_key_is_refused_before_lightning_is_imported_in_the_parsers_words(
+def test_a_mistake_is_refused_before_lightning_is_imported_in_the_parsers_words(
     text, options, tmp_path, capsys, monkeypatch
 ):
     (tmp_path / "more.yaml").write_text(text)
     arguments = ["--config", str(tmp_path / "more.yaml"), *options]
     line = said(capsys, *arguments)
-    assert unknown_key(["fit", "--config", DEMO, *arguments]) == line.removeprefix("medclip_dcl: error: ")
-    monkeypatch.setattr("medclip_dcl.cli.unknown_key", lambda arguments: None)
+    assert first_mistake(["fit", "--config", DEMO, *arguments]) == line.removeprefix("medclip_dcl: error: ")
+    monkeypatch.setattr("medclip_dcl.cli.first_mistake", lambda arguments: None)
     assert said(capsys, *arguments) == line
 
 
@@ -137,12 +152,17 @@ def test_a_key_is_refused_before_lightning_is_imported_in_the_parsers_words(
         [*OF_DEMO, f"{MODEL}similarity", "users.Similarity", f"{MODEL}similarity.init_args.mine", "8"],
         [*OF_DEMO, f"{MODEL}similarity", "LSE", f"{MODEL}similarity.init_args.dim", "8"],
         [*OF_DEMO, "--model.learning_rate", "3"],
+        # Values as they may be written.
+        *([*OF_DEMO, f"{MODEL}learning_rate", number] for number in ("1e-3", "1", ".5", "null")),
+        *([*OF_DEMO, f"{DATA}{setting}"] for setting in ("cache_images=yes", "evaluation_crop=null")),
+        [*OF_DEMO, "--trainer.fast_dev_run", "--trainer.max_epochs", "3"],
+        [*OF_DEMO, f"{MODEL}class_probability", "medclip_dcl.objectives.ConstantClassProbability"],
         [*OF_DEMO, "--trainer.callbacks+=medclip_dcl.evaluation.Retrieval", "--trainer.callbacks.init_args.x", "1"],
     ],
     ids=lambda options: Path(options[-1]).name,
 )  # fmt: skip
 def test_what_may_be_right_is_left_to_the_parser(options):
-    assert unknown_key(["fit", *options]) is None
+    assert first_mistake(["fit", *options]) is None
 
 
 def test_the_top_level_keys_are_those_of_all_commands(monkeypatch):
