@@ -139,7 +139,11 @@ def _tables(run: Path, results: dict[str, Any]) -> _Piece:
     intervals, problems = _intervals(run, results)
     tables = []
     for layout in report_tables.layouts(list(results.values())):
-        tables.append(report_tables.filled(layout, results, intervals))
+        is_of_findings = layout.columns[0].path.startswith("classification/by_finding")
+        if not is_of_findings or layout.title == report_tables.TABLE_3:
+            tables.append(report_tables.filled(layout, results, intervals))
+        if is_of_findings:
+            tables.append(report_tables.by_finding(results, intervals))
         if layout.title == report_tables.TABLE_4:
             tables += [table for table in [report_tables.by_category(results, intervals)] if table]
     piece.content["tables"] = tables

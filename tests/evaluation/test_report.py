@@ -126,8 +126,8 @@ def results(shift: float = 0.0, phantom: bool = False) -> dict:
             "folder": "a_set",
             "images": 4000,
             "patients": 1100,
-            "image_size": 512,
         },
+        "images": {"shown": {"image_size": 512}, "trained": {"image_size": 480}},
         "precision": "32-true",
         "versions": {"torch": "9.8.7"},
         "timings": {"test_seconds": 12.3, "metric_seconds": {"grounding": 1.5}},
@@ -225,22 +225,27 @@ def test_numbers_of_this_run_and_of_the_untrained_stand_in_the_papers_tables(pag
     assert page.row(0, "untrained") == ["0.71", "0.70", "1.13", "0.89", "0.02", "0.13", "66.8"]
     assert page.row(1, "this run") == ["0.700", "0.710", "0.720", "0.730", "–", "0.812"]
     assert page.row(1, "positive / negative cases")[:2] == ["31 / 77", "31 / 77"]
-    assert page.row(2, "untrained") == ["1.135", "0.888", "0.023"]
-    assert page.row(2, "this run, per image-phrase pair") == ["1.235", "0.988", "0.123"]
-    assert page.row(3, "Edema") == ["1,448", "1.23", "0.99", "0.12", "1.13", "0.89", "0.02"]
-    assert page.row(4, "this run") == ["0.10", "0.20", "0.30", "61.5", "0.15", "0.25", "0.35", "72"]
-    assert page.row(4, "untrained, duplicate-tolerant")[3] == "51.5"
+    assert page.row(2, "Edema") == ["31 / 77", "0.710", "0.600", "0.610", "0.600", "0.713"]
+    assert page.row(3, "untrained") == ["1.135", "0.888", "0.023"]
+    assert page.row(3, "this run, per image-phrase pair") == ["1.235", "0.988", "0.123"]
+    assert page.row(4, "Edema") == ["1,448", "1.23", "0.99", "0.12", "1.13", "0.89", "0.02"]
+    assert page.row(5, "this run") == ["0.10", "0.20", "0.30", "61.5", "0.15", "0.25", "0.35", "72"]
+    assert page.row(5, "untrained, duplicate-tolerant")[3] == "51.5"
+
+
+def test_images_of_another_size_than_the_trainings_are_said(page):
+    assert "images were shown at 512 pixels, trained at 480" in page.text
 
 
 def test_published_rows_are_marked_and_follow_the_own_ones(page):
-    for table, published in ((0, PUBLISHED_1), (1, PUBLISHED_3), (2, PUBLISHED_4), (4, PUBLISHED_5)):
+    for table, published in ((0, PUBLISHED_1), (1, PUBLISHED_3), (3, PUBLISHED_4), (5, PUBLISHED_5)):
         labels = [row[0] for row in page.tables[table] if row]
         divider = labels.index("published, not rerun; MIMIC-CXR/MS-CXR")
         assert labels[divider + 1 :] == list(published)
         assert labels.index("untrained") < divider
     assert page.row(0, "DCL, η_LM") == ["0.86", "0.72", "1.49", "–", "0.20", "0.30", "104"]
     assert page.row(1, "BioViL") == ["0.752", "0.887", "0.914", "0.768", "0.594", "0.783"]
-    assert page.row(4, "LSE+NL") == ["0.09", "0.29", "0.44", "123", "0.10", "0.32", "0.49", "107"]
+    assert page.row(5, "LSE+NL") == ["0.09", "0.29", "0.44", "123", "0.10", "0.32", "0.49", "107"]
 
 
 def test_the_report_is_one_file_that_needs_nothing_else(html, page):
@@ -257,7 +262,7 @@ def test_text_of_reports_and_configuration_is_escaped(page):
 
 
 def test_most_and_least_probable_sentences_are_listed_in_order(page):
-    most, least = page.tables[7], page.tables[8]
+    most, least = page.tables[8], page.tables[9]
     assert [row[0] for row in most[1:4]] == ["Sentence number 0.", "Sentence number 1.", "Sentence number 2."]
     # The other page, of data_prep.eta_report, counts the training reports.
     assert most[0][1] == "reports (whole set)"
@@ -326,9 +331,9 @@ def test_each_table_has_its_chance_level(page):
     assert page.row(0, "chance level") == ["0.50", "0.71", "–", "0.00", "–", "0.04", "724.5"]
     assert page.row(0, "tested on")[2:6] == ["1,448 boxes"] * 3 + ["1,448 candidates"]
     assert page.row(1, "chance level") == ["0.500"] * 4 + ["–", "0.500"]  # pneumothorax has too few cases
-    assert page.row(2, "chance level") == ["–", "0.000", "–"]
-    assert page.row(4, "chance level")[3] == "724.5" and page.row(4, "candidates") == ["1,448"] * 8
-    for table, texts in ((5, "3,269"), (6, "9,999")):
+    assert page.row(3, "chance level") == ["–", "0.000", "–"]
+    assert page.row(5, "chance level")[3] == "724.5" and page.row(5, "candidates") == ["1,448"] * 8
+    for table, texts in ((6, "3,269"), (7, "9,999")):
         assert page.row(table, "chance level") == ["0.01", "0.02", "0.06", "777"] * 2
         assert page.row(table, "candidates") == [texts] * 4 + ["3,403"] * 4
         assert page.row(table, "this run")[3] == "61.5"
@@ -364,13 +369,14 @@ def test_a_run_that_an_older_program_tested_has_a_report(copy):
     old = results()
     for part in ("metrics", "counts"):
         del old[part]["report_retrieval"]
-    for name in ("folder", "images", "patients", "image_size"):
+    for name in ("folder", "images", "patients"):
         del old["dataset"][name]
+    del old["images"]
     (copy / "results.json").write_text(json.dumps(old))
     (copy / "results_untrained.json").write_text(json.dumps(old))
     page = Page(render(copy))
-    assert page.row(4, "this run")[3] == "61.5" and page.row(4, "chance level")[3] == "724.5"
-    assert "mimic-cxr-2.0.0, 1,448 boxes" in page.text
+    assert page.row(5, "this run")[3] == "61.5" and page.row(5, "chance level")[3] == "724.5"
+    assert "mimic-cxr-2.0.0, 1,448 boxes" in page.text and "trained at" not in page.text
     assert not {"Report retrieval", "image-report"} & set(page.text.split("\n"))
 
 
@@ -428,10 +434,15 @@ def test_a_run_that_only_began_has_a_report(tmp_path):
 def test_findings_of_ones_own_have_no_published_rows(copy):
     found = results()
     found["metrics"]["classification"]["by_finding"] = {"Fracture": {"auc": 0.6, "acc": 0.5}}
+    found["counts"]["classification"]["by_finding"] = {"Fracture": {"positives": 30, "negatives": 70}}
     (copy / "results.json").write_text(json.dumps(found))
     page = Page(render(copy))
-    assert page.row(1, "this run") == ["0.600", "0.812"]
+    assert (
+        page.row(1, "Fracture")[:3] == ["30 / 70", "0.600", "0.500"]
+        and page.row(1, "Fracture")[-1] == "0.700"
+    )
     assert "BioViL" not in [row[0] for row in page.tables[1] if row]
+    assert page.row(0, "BioViL")[:3] == ["–", "–", "1.14"]  # the paper's AUC and ACC are of CheX5
 
 
 @pytest.mark.parametrize(
