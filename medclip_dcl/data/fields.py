@@ -84,15 +84,26 @@ def read_own_fields(file: str | Path) -> OwnFields:
     return OwnFields(file, key, columns.astype(is_bool))
 
 
-def check_fields(of_sentences: Sequence[str], of_images: Sequence[str], own: OwnFields | None = None) -> None:
+def check_fields(
+    of_sentences: Sequence[str],
+    of_images: Sequence[str],
+    own: OwnFields | None = None,
+    findings: Sequence[str] = (),
+) -> None:
     """Refuse a field that the objective asks for and no table has, or two have.
+
+    Args:
+        of_sentences: names.
+        of_images: names.
+        own: the user's fields.
+        findings: label columns of the set, of whatever name.
 
     Raises:
         UserError: names it, and what there is.
     """
     for kind, key, names, there in (
         ("sentences", "sentence_id", of_sentences, SENTENCE_FIELDS),
-        ("images", "dicom_id", of_images, IMAGE_FIELDS),
+        ("images", "dicom_id", of_images, {**IMAGE_FIELDS, **dict.fromkeys(findings, "labels")}),
     ):
         mine = list(own.columns) if own is not None and own.key == key else []
         for name in names:
@@ -144,13 +155,13 @@ def image_fields(
 ) -> dict[str, Tensor]:
     """Fields of images by name, (image, ...) in the order of `images`.
 
-    labels: (image, 14), the CheXpert columns of the study, NaN where the labeller says nothing; each of them by its own
-    name (image,). text_embedding: (image, dim), the mean of the report's sentence embeddings. image_classes: (image,
+    labels: (image, 14), the CheXpert columns of the study, NaN where the labeller says nothing; each label column of
+    the set by its own name (image,). text_embedding: (image, dim), the mean of the report's sentence embeddings. image_classes: (image,
     class), 1 where the class is true of the image. All others are columns (image,): integers are int64, others float32.
 
     Args:
         prepared: the set.
-        names: of `IMAGE_FIELDS`, or of the user's.
+        names: of `IMAGE_FIELDS`, of the set's findings, or of the user's.
         images: rows of images.parquet, of studies with a report.
         text_embedding: which embeddings; None for the only ones.
         own: the user's.
@@ -163,7 +174,7 @@ def image_fields(
     for name in names:
         if name == "labels":
             fields[name] = _labels(prepared, images, list(CHEXPERT))
-        elif name in CHEXPERT:
+        elif name in prepared.findings or name in CHEXPERT:
             fields[name] = _labels(prepared, images, [name])[:, 0]
         elif name == "text_embedding":
             fields[name] = _report_embeddings(prepared, images, text_embedding)

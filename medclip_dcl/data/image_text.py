@@ -242,7 +242,8 @@ class ImageTextDataModule(ImagesDataModule):
         """Examples with all that the objective asks for."""
         model = self._model()
         of_sentences, of_images = model.required_fields
-        check_fields(of_sentences, of_images, self._own_fields)
+        findings = self.prepared.findings if of_images else []
+        check_fields(of_sentences, of_images, self._own_fields, findings)
         # Plain values, not the datamodule: loader processes need no trainer and no model.
         table = self.sentence_fields(of_sentences)
         anchor: dict[str, dict[Any, Any]] = {name: table[name].to_dict() for name in of_sentences}

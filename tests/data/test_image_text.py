@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from medclip_dcl.data.fields import IMAGE_FIELDS
+from medclip_dcl.data.fields import SENTENCE_FIELDS
 from medclip_dcl.data.image_text import ImageTextDataModule
 from medclip_dcl.data.transforms import load_grey, to_input
 from medclip_dcl.encoders.text import BertSentences
@@ -28,7 +28,8 @@ def datamodule(folder, small_bert, fields=(), masked=False, **options) -> ImageT
     data = ImageTextDataModule(str(folder), **options)
     network = SimpleNamespace(text_encoder=BertSentences(str(small_bert)))
     required = tuple(
-        tuple(name for name in fields if (name in IMAGE_FIELDS) == of_images) for of_images in (False, True)
+        tuple(name for name in fields if (name not in SENTENCE_FIELDS) == of_images)
+        for of_images in (False, True)
     )
     model = SimpleNamespace(
         network=network,
@@ -351,20 +352,23 @@ def test_fields_of_images(small_set, small_bert):
             assert found["image_classes"][row].nonzero().flatten().tolist() == sorted(mine)
 
 
-def test_columns_of_the_tables_are_fields(small_set, small_bert):
-    of_images = ("Edema", "height", "subject_id", "study_id")
-    data = datamodule(small_set, small_bert, fields=("n_reports", "n_tokens", *of_images), sentences="all")
+def test_columns_of_the_tables_are_fields(small_set, small_bert, tmp_path):
+    folder = shutil.copytree(small_set, tmp_path / "set")
+    table = pd.read_parquet(folder / "labels.parquet")
+    write_table(table.assign(**{"Rib fracture": 1 - table["Edema"]}), folder / "labels.parquet", "labels")
+    of_images = ("Rib fracture", "height", "subject_id", "study_id")
+    data = datamodule(folder, small_bert, fields=("n_reports", "n_tokens", *of_images), sentences="all")
     data.setup("fit")
     images = data.prepared.table("images").set_index("dicom_id")
-    labels = data.prepared.table("labels").set_index("study_id")["Edema"]
+    labels = data.prepared.table("labels").set_index("study_id")["Rib fracture"]
     for batch in batches(data.train_dataloader()):
         assert {name: field.dtype for name, field in batch["candidate"].items()} == {
-            "Edema": torch.float32,
+            "Rib fracture": torch.float32,
             **dict.fromkeys(of_images[1:], torch.int64),
         }
         for name in of_images[1:]:
             assert batch["candidate"][name].tolist() == images.loc[batch["dicom_id"], name].tolist()
-        assert batch["candidate"]["Edema"].tolist() == labels[batch["study_id"].tolist()].tolist()
+        assert batch["candidate"]["Rib fracture"].tolist() == labels[batch["study_id"].tolist()].tolist()
         assert set(batch["anchor"]["n_reports"].tolist()) == {3}
         assert batch["anchor"]["n_tokens"].dtype == torch.int64
 
