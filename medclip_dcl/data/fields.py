@@ -156,8 +156,9 @@ def image_fields(
     """Fields of images by name, (image, ...) in the order of `images`.
 
     labels: (image, 14), the CheXpert columns of the study, NaN where the labeller says nothing; each label column of
-    the set by its own name (image,). text_embedding: (image, dim), the mean of the report's sentence embeddings. image_classes: (image,
-    class), 1 where the class is true of the image. All others are columns (image,): integers are int64, others float32.
+    the set by its own name (image,). text_embedding: (image, dim), the mean of the report's sentence embeddings.
+    image_classes: (image, class), 1 where the class is true of the image. All others are columns (image,): integers are
+    int64, others float32.
 
     Args:
         prepared: the set.

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from medclip_dcl.data.fields import SENTENCE_FIELDS
+from medclip_dcl.data.fields import IMAGE_FIELDS
 from medclip_dcl.data.image_text import ImageTextDataModule
 from medclip_dcl.data.transforms import load_grey, to_input
 from medclip_dcl.encoders.text import BertSentences
@@ -28,7 +28,7 @@ def datamodule(folder, small_bert, fields=(), masked=False, **options) -> ImageT
     data = ImageTextDataModule(str(folder), **options)
     network = SimpleNamespace(text_encoder=BertSentences(str(small_bert)))
     required = tuple(
-        tuple(name for name in fields if (name not in SENTENCE_FIELDS) == of_images)
+        tuple(name for name in fields if (name in {*IMAGE_FIELDS, "Rib fracture"}) == of_images)
         for of_images in (False, True)
     )
     model = SimpleNamespace(
