@@ -31,7 +31,6 @@ from data_prep import tables
 from data_prep.command import available_cores, progress, run_command, worker_processes
 from data_prep.preparation import case_lines, positive
 from data_prep.releases import SPLITS
-from medclip_dcl.findings import CHEX5
 from medclip_dcl.memory_map import DESCRIPTION, PIXELS, MemoryMap, open_memory_map
 from medclip_dcl.prepared import (
     TABLES,
@@ -132,10 +131,6 @@ def _fingerprint(prepared: PreparedSet, found: Tables) -> list[str]:
     expected = prepared.info.get("fingerprint")
     if any(name not in found for name in ALWAYS):
         return []
-    if prepared.format_version == 1:
-        # It was taken of CheX5's cases alone.
-        others = {name: table for name, table in found.items() if name != "cases"}
-        found = {**others, "chex5": found["cases"][found["cases"]["finding"].isin(CHEX5)]}
     if tables.fingerprint(found) == expected:
         return []
     return [

@@ -561,6 +561,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--cases",
+        "--chex5",  # its name before there were cases of other findings
+        dest="cases",
         choices=tables.CASES,
         default="all",
         help="cases of a finding: all, or balanced (as many with it as without)",

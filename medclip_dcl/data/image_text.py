@@ -322,7 +322,7 @@ class ImageTextDataModule(ImagesDataModule):
                     "data_prep.folder; the split file of MIMIC-CXR)"
                 )
         evaluated = set(measured["dicom_id"]) | set(reported["dicom_id"])
-        # Images of CheX5 and of boxes first: their batches are the same whatever other findings and reports there are.
+        # Images of CheX5 and of boxes first: whatever other findings and reports there are, they stand alike.
         of_chex5 = cases.loc[cases["finding"].isin(CHEX5), "dicom_id"]
         is_later = ~images["dicom_id"].isin({*of_chex5, *boxes["dicom_id"]}) & (stage == "test")
         images = images.assign(_later=is_later)[images["dicom_id"].isin(evaluated)]

@@ -180,15 +180,15 @@ class EvaluationCallback(Callback, ABC):
         self._values = {}
         found = self.summarise(self._network(pl_module), dict(sorted(values.items())), tables)
         n_missing = len(self._expected - values.keys())
-        if n_missing:
-            found.notes.append(
-                f"{self.section}: {n_missing} of {len(self._expected)} images were not evaluated: the run was limited"
-                " to some batches"
+        sections = {self.section: found, **found.also}
+        for name, one in sections.items() if n_missing else ():
+            one.notes.append(
+                f"{name}: {n_missing} of {len(self._expected)} images were not evaluated: the run was limited to some"
+                " batches"
             )
-        sections = (found, *found.also.values())
-        for note in (note for one in sections for note in one.notes):
+        for note in (note for one in sections.values() for note in one.notes):
             rank_zero_warn(f"{stage}: {note}", category=UserWarning)
-        for name, value in (item for one in sections for item in one.scalars.items()):
+        for name, value in (item for one in sections.values() for item in one.scalars.items()):
             if stage == "test" and math.isnan(value):
                 continue
             # Every process has all values and computes the same; averaging them changes nothing.

@@ -85,14 +85,14 @@ class ZeroShotClassification(EvaluationCallback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # A misspelt finding should not wait for the first validation.
-        self._require_labelled(evaluation_tables(trainer, "validate"))
-
-    def _require_labelled(self, tables: EvaluationTables) -> None:
         if not self.is_default:
-            require_labelled(self.prompts, tables.labelled, "ZeroShotClassification: prompts")
+            labelled = evaluation_tables(trainer, "validate").labelled
+            require_labelled(self.prompts, labelled, "ZeroShotClassification: prompts")
 
     def prepare(self, tables: EvaluationTables, stage: str) -> set[str]:
-        self._require_labelled(tables)
+        # A set without any label, as many hospitals', is tested in the rest.
+        if not self.is_default and tables.labelled:
+            require_labelled(self.prompts, tables.labelled, "ZeroShotClassification: prompts")
         asked = tables.cases["finding"].isin(self.prompts)
         self._labelled = set(tables.cases.loc[asked, "dicom_id"])
         return self._labelled

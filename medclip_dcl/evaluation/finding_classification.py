@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -111,7 +111,7 @@ class FindingClassification(EvaluationCallback):
                     for finding, found in by_finding.items()
                 },
             },
-            notes=self._notes(by_finding),
+            notes=self._notes(by_finding, set(tables.labels["finding"])),
             predictions=cases,
         )
 
@@ -122,10 +122,12 @@ class FindingClassification(EvaluationCallback):
         if any(auc is not None for auc in aucs.values()):
             yield "roc", roc_figure(self.found.predictions, aucs)
 
-    def _notes(self, by_finding: Mapping[str, FindingMetrics]) -> list[str]:
+    def _notes(self, by_finding: Mapping[str, FindingMetrics], labelled: Collection[str]) -> list[str]:
         return [
             f"{finding}: no number from {found.positives} positive and {found.negatives} negative cases; at least"
             f" {self.min_cases} of each are needed (min_cases)"
+            if finding in labelled
+            else f"{finding}: no number: the data set does not label it"
             for finding, found in by_finding.items()
             if found.auc is None
         ]

@@ -20,7 +20,11 @@ from medclip_dcl.prepared import write_parquet, write_text
 
 
 def write_predictions(table: pd.DataFrame, file: Path) -> None:
-    """Write a table as Parquet, or, by the file's ending, as CSV, in which a vector is a column for each number."""
+    """Write a table as Parquet, or, by the file's ending, as CSV, in which a vector is a column for each number.
+
+    The same table in the other format, of an earlier command, goes.
+    """
+    file.with_suffix(".csv" if file.suffix == ".parquet" else ".parquet").unlink(missing_ok=True)
     if file.suffix == ".parquet":
         write_parquet(table, file)
         return
@@ -102,6 +106,7 @@ class PredictionWriter(Callback):
         columns = ["dicom_id", "finding", "score_negative", "score_positive"]
         long = pd.DataFrame(rows, columns=columns).sort_values(["dicom_id", "finding"])
         write_predictions(_with_patient_and_study(long, trainer), folder / f"finding_scores.{self.suffix}")
+        (folder / "chex5_scores.parquet").unlink(missing_ok=True)  # its earlier name
         sentences = _sentence_embeddings(pl_module, datamodule, ids)
         write_predictions(sentences, folder / f"sentence_embeddings.{self.suffix}")
 

@@ -175,6 +175,8 @@ def unlike_published(results: Results) -> str:
         return "this set is a phantom"
     if not str(dataset.get("source")).startswith("mimic-cxr"):
         return f"this set is {dataset.get('source')}"
+    if "grounding" not in results["counts"]:
+        return "its boxes were not evaluated"
     same = {name for name, count in PUBLISHED_COUNTS.items() if counts.get(name) == count}
     if "boxes" not in same or len(same) < 2:
         pairs = f"{counts.get('pairs') or 0:,} image-phrase pairs on {counts.get('images') or 0:,} images"
@@ -198,7 +200,7 @@ def data_in_words(results: Results) -> str:
     """The tested set by what it is: its name and source, and how many images and boxes were tested."""
     dataset, counts = results["dataset"], results["counts"]
     source = str(dataset.get("source"))
-    if unlike_published(results) and source.startswith("mimic-cxr"):
+    if "grounding" in counts and unlike_published(results) and source.startswith("mimic-cxr"):
         source = f"in the layout of {source}"
     name = f"{dataset['folder']} ({source})" if dataset.get("folder") else source
     words = []

@@ -299,8 +299,8 @@ class ImagesAndReports:
     duplicate-tolerant variant accepts every report that consists of the same sentences.
 
     Candidates are the images of ``EvaluationTables.sentences``, which the datamodule keeps to a number of reports; the
-    scores of all of them with all sentences are held in memory (4 bytes each, twice for a moment). The predictions'
-    `query` is the dicom_id, study_id or sentence_id whose counterpart is searched.
+    scores of all of them with all sentences are held in the memory of every process (4 bytes each, twice for a moment).
+    The predictions' `query` is the dicom_id, study_id or sentence_id whose counterpart is searched.
     """
 
     section = "report_retrieval"
@@ -365,7 +365,7 @@ class ImagesAndReports:
             by_direction, chance[task] = {}, {}
             for direction, (asked, of_queries, is_correct, is_alike) in zip(DIRECTIONS, both, strict=True):
                 ranks = retrieval_ranks(of_queries, is_correct).numpy()
-                chance[task][direction] = by_chance(is_correct.sum(dim=1).numpy(), of_queries.shape[1])
+                chance[task][direction] = by_chance(is_correct.numpy().sum(axis=1), of_queries.shape[1])
                 by_direction[direction] = pd.DataFrame(
                     {
                         "task": task,

@@ -24,6 +24,8 @@ NOT_COMPARED = (
     "trainer.default_root_dir",
     "weights_only",
     "data.init_args.num_workers",
+    "data.init_args.predict_use",
+    "data.init_args.test_reports",
     "trainer.accelerator",
     "trainer.devices",
     "trainer.enable_progress_bar",

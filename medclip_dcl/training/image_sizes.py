@@ -10,7 +10,7 @@ from typing import Any
 from jsonargparse import Namespace
 from pytorch_lightning import LightningDataModule
 
-from medclip_dcl.data.images import usual_crop
+from medclip_dcl.data.images import USUAL_SIZE, usual_crop
 from medclip_dcl.errors import MissingFileError
 from medclip_dcl.formats import CHECKPOINT
 from medclip_dcl.weight_files import read_exported_config, read_torch_file
@@ -53,23 +53,27 @@ class Source:
 
 
 def fill_image_sizes(config: Namespace, known: Mapping[str, Any], trains: bool = True) -> None:
-    """Replace image sizes that are null in the configuration of a command.
+    """Replace image sizes that are null in the configuration of a command; one that does not train needs no crop.
 
     Args:
         config: of `fit`, `validate`, `test` or `predict`; changed in place.
-        known: image_size and crop_size of a training, each where it is known; without image_size the datamodule's
-            own defaults stand.
+        known: image_size and crop_size of a training, each where it is known; without image_size SSD's 512 and 480.
         trains: False for a command that crops no image: a crop that is larger than the images is then no mistake.
     """
     options = config.get("data", Namespace()).get("init_args", Namespace())
-    size = known.get("image_size")
-    if size is None or "image_size" not in options or options.image_size is not None:
+    if "image_size" not in options:
         return
-    options.image_size = size
-    if not trains:
+    has_crop = "crop_size" in options
+    if has_crop and not trains:
         options.crop_size = None
-    elif options.crop_size is None and not config.model.init_args.get("frozen"):
-        options.crop_size = known.get("crop_size") or usual_crop(size)
+    if options.image_size is not None:
+        return
+    size, crop = known.get("image_size"), known.get("crop_size")
+    if size is None:
+        size, crop = USUAL_SIZE, None
+    options.image_size = size
+    if has_crop and trains and options.crop_size is None and not config.model.init_args.get("frozen"):
+        options.crop_size = crop or usual_crop(size)
 
 
 def image_settings(data: LightningDataModule) -> dict[str, Any]:
