@@ -71,7 +71,10 @@ def explain(message: str, options: Iterable[str]) -> str:
             leaf = line
             break
     where = ".".join(keys)
-    if unknown := re.match(r"Option '(.+)' is not accepted", leaf):
+    unknown = re.match(r"Option '(.+)' is not accepted", leaf)
+    if unknown and not class_path:
+        return unknown_message(".".join([*keys, unknown[1]]), options)
+    if unknown:
         name = class_path.rpartition(".")[2]
         known = inspect.signature(_imported(class_path)).parameters
         return f"{where}.init_args.{unknown_message(unknown[1], known)} (a setting of {name})"

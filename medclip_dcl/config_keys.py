@@ -1,6 +1,7 @@
 """Mistakes in a configuration that are found in the sources, before Lightning is imported, which takes seconds.
 
-Misspelt keys, classes of this package that do not exist, values that are not of a plain type, missing files. Only what
+Misspelt keys, classes of this package that do not exist, values that are not of a plain type, files, data sets and
+prompts that are missing or do not fit. Only what
 is certainly wrong is named, in the words of the parser (`config_errors`); everything else is left to it.
 """
 
@@ -36,6 +37,8 @@ def first_mistake(arguments: Sequence[str]) -> str | None:
     Args:
         arguments: of the command line.
     """
+    if len(arguments) > 2 and arguments[0] in ("--config", "-c") and not _has_command(arguments[1]):
+        return f"{arguments[0]}: give the command first, {' | '.join(_COMMANDS)}, then its options"
     if not arguments or arguments[0] not in _COMMANDS:
         return None
     classes: dict[str, str | None] = {}
@@ -50,6 +53,52 @@ def first_mistake(arguments: Sequence[str]) -> str | None:
             continue
         if found is not None:
             return found
+    is_run = not any(word in ("-h", "--help") or word.startswith("--print_config") for word in words)
+    if is_run and str(classes.get("data")).startswith(
+        f"{_PACKAGE.name}."
+    ):  # another's folder may be anything
+        folder, prompts = _last(words, "data.init_args.folder"), _last(words, "prompts")
+        return _in_files(folder, prompts, needs_labels=arguments[0] != "predict")
+    return None
+
+
+def _has_command(name: str) -> bool:
+    """A file may hold the settings of several commands, each under its name."""
+    content = _content(name)
+    return content is None or any(key in _COMMANDS for key in content)
+
+
+def _last(words: Sequence[str], option: str) -> Any:
+    """The last value of a setting, of the command line or of a file that it names."""
+    last = None
+    for word, value in zip(words, [*words[1:], ""], strict=True):
+        if word in ("--config", "-c"):
+            found: Any = _content(value)
+            for key in option.split("."):
+                found = found.get(key) if isinstance(found, dict) else None
+            last = last if found is None else found
+        elif word == f"--{option}":
+            last = value
+        elif word.startswith(f"--{option}="):
+            last = word.partition("=")[2]
+    return last
+
+
+def _in_files(folder: Any, prompts: Any, needs_labels: bool) -> str | None:
+    """A prepared set that is not there; prompts that cannot be read, or of findings that the set does not label."""
+    from medclip_dcl.errors import UserError
+    from medclip_dcl.findings import read_prompts, require_labelled
+
+    try:
+        pairs = read_prompts(prompts) if isinstance(prompts, str) and prompts not in ("null", "~") else {}
+        if isinstance(folder, str) and (pairs or not (Path(folder) / "dataset.json").is_file()):
+            from medclip_dcl.prepared import PreparedSet
+
+            labelled = PreparedSet(folder).findings
+            if labelled and needs_labels:
+                require_labelled(pairs, labelled, "ZeroShotClassification: prompts")
+    except UserError as error:
+        return str(error)
     return None
 
 
@@ -60,7 +109,7 @@ def message(key: str, known: Iterable[str]) -> str:
 
 def one_of(kinds: Sequence[str]) -> str:
     """The types that a setting may have, in words."""
-    named = ["null" if kind in ("None", "NoneType") else kind for kind in dict.fromkeys(kinds)]
+    named = sorted(set(kinds) - {"None", "NoneType"}) + ["null"] * bool({"None", "NoneType"} & set(kinds))
     return " or ".join([", ".join(named[:-1]), named[-1]] if len(named) > 1 else named)
 
 
@@ -74,11 +123,8 @@ def _in_file(name: str, classes: dict[str, str | None]) -> str | None:
     file = Path(name)
     if file.suffix in (".yaml", ".yml") and "://" not in name and not file.exists():
         return f"config: File does not exist: {str(file.absolute())!r}"
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
-        return None
-    if not isinstance(content, dict) or any(key in _COMMANDS for key in content):
+    content = _content(name)
+    if content is None or any(key in _COMMANDS for key in content):
         return None
     for key, value in content.items():
         found = _check_option(str(key))
@@ -89,6 +135,15 @@ def _in_file(name: str, classes: dict[str, str | None]) -> str | None:
         if found is not None:
             return found
     return None
+
+
+def _content(name: str) -> dict[str, Any] | None:
+    """A configuration file; None where it cannot be read as one."""
+    try:
+        content = yaml.safe_load(Path(name).read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+    return content if isinstance(content, dict) else None
 
 
 def _in_trainer(name: str, value: Any, classes: dict[str, str | None]) -> str | None:
@@ -175,12 +230,10 @@ def _check_value(path: str, value: Any, known: dict[str, str] | None) -> str | N
         return None  # of another type, null, or no value but the next option
     is_right = isinstance(value, bool) if "bool" in kinds else False
     if not is_right and not isinstance(value, bool):
-        try:
-            is_right = (
-                "float" in kinds and math.isfinite(float(value)) or "int" in kinds and int(value) == value
-            )
-        except (TypeError, ValueError):
-            # Infinities have many spellings, and so has a whole number.
+        if isinstance(value, int | float):
+            is_right = "float" in kinds or ("int" in kinds and math.isfinite(value) and int(value) == value)
+        else:
+            # Numbers have many spellings.
             is_right = isinstance(value, str) and _NUMBER.match(value) is not None
     return None if is_right else f"{path}: expected {one_of(kinds)}, found {value}"
 

@@ -80,7 +80,8 @@ def _of_file(file: Path, owner: str) -> Any:
         return yaml.safe_load(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise MissingFileError(
-            f"{owner}: no such file; expected a YAML file of finding: [negative, positive]"
+            f"{owner}: no such file; expected a YAML file of finding: [negative, positive], such as "
+            "configs/prompts/chexpert14.yaml"
         ) from error
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         said = " ".join(str(error).split())

@@ -56,6 +56,8 @@ def load(source: str | Path, device: str | torch.device = "cpu") -> ImageTextInf
     path = Path(source).expanduser()
     if (path / "checkpoints").is_dir() and not is_exported(path):
         path = _checkpoint_of_run(path)
+    if path.suffix in (".yaml", ".json") or (path / "dataset.json").is_file():
+        raise UserError(f"{path} is not a model: give a run folder, a checkpoint or an exported folder")
     if path.is_file():
         network = _from_checkpoint(path)
     else:

@@ -111,6 +111,7 @@ class TakenOver:
         kept: the network's tensors that have what they were configured with: random values, or those of `pretrained`.
         left_out: the source's tensors that are not used.
         settings: what differs between the two and changes no tensor.
+        image_size: side in pixels of the images that the source was trained on, where it says so.
     """
 
     source: str
@@ -118,6 +119,7 @@ class TakenOver:
     kept: list[str]
     left_out: list[str]
     settings: list[str]
+    image_size: int | None = None
 
     def record(self) -> dict[str, Any]:
         """Plain values, from which it is made again."""
@@ -192,6 +194,7 @@ def take_over(
         kept=[name for name in before if name not in new],
         left_out=[*_left_out(found, plans), *found.others],
         settings=[line for plan in plans.values() for line in plan.settings],
+        image_size=found.config.get("image_size") if "image_encoder" in wanted else None,
     )
 
 

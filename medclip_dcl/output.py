@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 _PACKAGE = Path(__file__).resolve().parent
-_LOGGER = "pytorch_lightning.utilities.rank_zero"
+_LOGGERS = ("pytorch_lightning.utilities.rank_zero", "lightning_fabric.utilities.seed")
 _REMARKS = re.compile(
-    r"💡|[A-Z]PU available: |Loading `train_dataloader` to estimate|Restoring states from|Restored all states from"
+    r"💡|Seed set to |[A-Z]PU available: |Loading `train_dataloader` to estimate"
+    r"|Restoring states from|Restored all states from"
 )
 _WARNINGS = (
     # Lightning's own use of a deprecated test, at every step of the user's program.
@@ -22,6 +23,8 @@ _WARNINGS = (
     r"The number of training batches \(\d+\) is smaller than the logging interval",
     # A run that goes on.
     r"Checkpoint directory .* exists and is not empty",
+    # A checkpoint of another folder is tested.
+    r"The dirpath has changed from",
     # `Throughput` measures whether the loader is too slow.
     r"The '\w+' does not have many workers",
     r"Precision .* is not supported by the model summary",
@@ -32,7 +35,7 @@ _WARNINGS = (
 def plain_output() -> Iterator[None]:
     """Within it a warning is one line and stands there once, however often it is raised."""
     said: set[tuple[type, str]] = set()
-    logger, formatted = logging.getLogger(_LOGGER), warnings.formatwarning
+    loggers, formatted = [logging.getLogger(name) for name in _LOGGERS], warnings.formatwarning
     with warnings.catch_warnings():
         for message in _WARNINGS:
             warnings.filterwarnings("ignore", message=message)
@@ -51,11 +54,13 @@ def plain_output() -> Iterator[None]:
             return formatted(message, category, filename, lineno, line)
 
         warnings.showwarning, warnings.formatwarning = once, one_line
-        logger.addFilter(_is_worth_saying)
+        for logger in loggers:
+            logger.addFilter(_is_worth_saying)
         try:
             yield
         finally:
-            logger.removeFilter(_is_worth_saying)
+            for logger in loggers:
+                logger.removeFilter(_is_worth_saying)
             warnings.formatwarning = formatted
 
 

@@ -192,7 +192,8 @@ class MedclipCLI(LightningCLI):
                 if self.run.is_finished:
                     rank_zero_info(
                         f"{self.run.folder} was finished and goes on to {config.trainer.max_epochs} epochs; results, "
-                        "predictions, figures and report of its earlier end get that number of epochs in their names"
+                        "predictions, figures and report of its earlier end get their number of epochs in their "
+                        "names; the learning rate follows the schedule of the new length from here on"
                     )
                 self.run.extend(self.config_dump)
             else:

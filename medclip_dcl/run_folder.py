@@ -60,9 +60,26 @@ class RunFolder:
         return (self.folder / FIT_FILE).is_file()
 
     def saved_config(self) -> dict[str, Any]:
-        """The run's resolved configuration; empty for a new run."""
+        """The run's resolved configuration; empty for a new run.
+
+        Raises:
+            RunFolderError: it cannot be read, or the folder is a file.
+        """
+        if self.folder.exists() and not self.folder.is_dir():
+            raise RunFolderError(f"{self.folder} is a file; --run_folder takes a folder")
         file = self.folder / CONFIG_FILE
-        return yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        if not file.is_file():
+            return {}
+        instead = "restore it, or choose another --run_folder"
+        try:
+            found = yaml.safe_load(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            raise RunFolderError(
+                f"{file} cannot be read ({' '.join(str(error).split())}); {instead}"
+            ) from error
+        if not isinstance(found, dict):
+            raise RunFolderError(f"{file} holds no configuration; {instead}")
+        return found
 
     def check(
         self,

@@ -45,6 +45,8 @@ def said(capsys, *arguments: str) -> str:
         ([f"{MODEL}class_probability", "nowhere.Mine"], ["no module nowhere", "nowhere.Mine", "PYTHONPATH"]),
         ([f"{MODEL}similarity", "torch.nn.Linear"], ["model.init_args.similarity", "Similarity", "torch.nn.Linear"]),
         (["--config", "nowhere.yaml"], ["config", "nowhere.yaml"]),
+        ([f"{DATA}folder", "nowhere"], ["prepared data set nowhere does not exist"]),
+        ([f"{DATA}folder", "nowhere", "--prompts", "chexpert14"], ["chexpert14: no such file", "configs/prompts"]),
         (["--trainer.callbacks+=medclip_dcl.evaluation.Retrieva"], ["trainer.callbacks", "mean Retrieval?"]),
     ],
 )  # fmt: skip
@@ -127,6 +129,7 @@ OTHER = "{class_path: medclip_dcl.similarity.LSE, init_args: {attention: mean}}"
         ("seed_everything: 1", [f"{MODEL}similarity", "medclip_dcl.similarity.LSEE"]),
         ("seed_everything: 1", [f"{MODEL}similarity.class_path=medclip_dcl.similarty.LSE"]),
         ("model: {class_path: medclip_dcl.models.image_text.ImageTextModl}", []),
+        ("run_folder: nowhere", [f"{DATA}folder", "nowhere"]),
     ],
 )
 def test_a_mistake_is_refused_before_lightning_is_imported_in_the_parsers_words(
@@ -155,6 +158,8 @@ def test_a_mistake_is_refused_before_lightning_is_imported_in_the_parsers_words(
         # Values as they may be written.
         *([*OF_DEMO, f"{MODEL}learning_rate", number] for number in ("1e-3", "1", ".5", "null")),
         *([*OF_DEMO, f"{DATA}{setting}"] for setting in ("cache_images=yes", "evaluation_crop=null")),
+        [*OF_DEMO, "--trainer.gradient_clip_val", ".inf"],
+        [*OF_DEMO, f"{DATA}brightness=.nan"],
         [*OF_DEMO, "--trainer.fast_dev_run", "--trainer.max_epochs", "3"],
         [*OF_DEMO, f"{MODEL}class_probability", "medclip_dcl.objectives.ConstantClassProbability"],
         [*OF_DEMO, "--trainer.callbacks+=medclip_dcl.evaluation.Retrieval", "--trainer.callbacks.init_args.x", "1"],
@@ -162,7 +167,12 @@ def test_a_mistake_is_refused_before_lightning_is_imported_in_the_parsers_words(
     ids=lambda options: Path(options[-1]).name,
 )  # fmt: skip
 def test_what_may_be_right_is_left_to_the_parser(options):
-    assert first_mistake(["fit", *options]) is None
+    assert first_mistake(["fit", *options, "--print_config"]) is None  # whose data set need not be there
+
+
+def test_the_command_comes_before_its_options():
+    line = first_mistake(["--config", DEMO, "fit", "--run_folder", "x"])
+    assert line is not None and "give the command first, fit | validate" in line
 
 
 def test_the_top_level_keys_are_those_of_all_commands(monkeypatch):

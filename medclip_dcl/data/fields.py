@@ -79,8 +79,12 @@ def read_own_fields(file: str | Path) -> OwnFields:
             f"data.fields {file}: expected one row for each {key}, {int(repeated.sum())} repeat one (first: "
             f"{frame.loc[repeated, key].iloc[0]})"
         )
-    columns = frame.set_index(key).select_dtypes(["number", "bool"])
-    is_bool = {name: "int64" for name in columns if is_bool_dtype(columns[name])}
+    columns = frame.set_index(key).select_dtypes(["number", "bool"], exclude=["timedelta"])
+    is_bool = {
+        name: "Int64" if columns[name].isna().any() else "int64"
+        for name in columns
+        if is_bool_dtype(columns[name])
+    }
     return OwnFields(file, key, columns.astype(is_bool))
 
 
@@ -198,7 +202,11 @@ def _own_column(own: OwnFields | None, name: str, keys: pd.Series) -> pd.Series:
         raise UserError(f"no field {name!r}")
     missing = ~keys.isin(own.columns.index)
     column = own.columns[name].loc[keys[~missing]]
-    bad = column.index[~np.isfinite(column.to_numpy(np.float64, na_value=np.nan))]
+    if is_integer_dtype(column) and len(column) and int(column.max()) > np.iinfo(np.int64).max:
+        raise UserError(f"data.fields {own.file}: {name!r} exceeds 64-bit integers; store it as float")
+    with np.errstate(over="ignore"):  # what float32 cannot hold is not finite there
+        values = column.to_numpy(np.float64, na_value=np.nan).astype(np.float32)
+    bad = column.index[~np.isfinite(values)]
     for problem, at in (("no row", keys[missing].tolist()), ("no finite value", bad.tolist())):
         if at:
             raise UserError(

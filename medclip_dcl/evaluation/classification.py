@@ -157,9 +157,12 @@ class ZeroShotClassification(EvaluationCallback):
             "auc": nan if average.auc is None else average.auc,
             "acc": nan if average.acc is None else average.acc,
         }
-        notes = [NO_CASES] if cases.empty else []
+        notes = []
+        if cases.empty:
+            others = f"; the set labels {', '.join(tables.labelled)} (--prompts)" if tables.labelled else ""
+            notes.append(f"{NO_CASES}{others}")
         for finding, found in by_finding.items():
-            if finding not in tables.labelled:
+            if finding not in tables.labelled and not cases.empty:
                 notes.append(f"{finding}: no AUC and accuracy: the data set does not label it")
                 continue
             if found.auc is None or found.acc is None:

@@ -416,7 +416,7 @@ def _notes(comparison: Comparison) -> list[str]:
     if len(precisions) > 1:
         notes.append(f"the networks were tested in different precisions: {', '.join(precisions)}")
     sizes = dict.fromkeys(str(_image_size(row)) for row in comparison.rows)
-    if len(sizes) > 1 or any("trained at" in size for size in sizes):
+    if len(sizes) > 1 or any("," in size for size in sizes):
         notes.append(f"sizes of the images differ: {', '.join(sizes)}")
     if names := settings_that_differ(comparison):
         notes.append(f"the settings of the runs differ in {', '.join(names)} (table below)")

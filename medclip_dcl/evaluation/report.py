@@ -155,7 +155,7 @@ def _tables(run: Path, results: dict[str, Any]) -> _Piece:
     found_notes = (
         note for found in results.values() for section in found["notes"].values() for note in section
     )
-    sizes = {size for found in results.values() if "trained at" in (size := images_in_words(found) or "")}
+    sizes = {size for found in results.values() if "," in (size := images_in_words(found) or "")}
     other_sizes = [
         f"images were shown at {size}: numbers at the size of the training differ" for size in sizes
     ]

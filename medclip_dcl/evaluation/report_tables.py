@@ -293,6 +293,8 @@ def filled(
     for name, values in layout.published.items():
         digits = (column.digits for column in layout.columns)
         cells = [Cell(show(value, places)) for value, places in zip(values, digits, strict=True)]
+        if all(value is None for value in values):
+            continue  # AUC and ACC of other findings than the paper's
         published.append(Row(name, PUBLISHED, cells))
     is_like = not unlike_published(next(iter(runs.values())))
     return Table(

@@ -43,7 +43,8 @@ class ResultsWriter(Callback):
 
     Attributes:
         exported: folder of the evaluated network where it came from no checkpoint; results.json names it.
-        trained_on: image_size and geometry of the network's training, where they are known.
+        trained_on: image_size and geometry of the network's training, and image_size_before, of that which it had
+            started from, where they are known.
 
     Raises:
         ValueError: a file name that is not ``results<suffix>.json``.

@@ -126,12 +126,16 @@ def setting(config: Any, name: str) -> Any:
 
 
 def images_in_words(results: Mapping[str, Any]) -> str | None:
-    """Size of the images that a test showed, and that of the training where it was another; None where unknown."""
+    """Size of the images that a test showed, and those of the training where they were others; None where unknown."""
     images = results.get("images", {})
-    shown, trained = (images.get(which, {}).get("image_size") for which in ("shown", "trained"))
+    shown, trained = images.get("shown", {}).get("image_size"), images.get("trained", {})
     if shown is None:
         return None
-    return f"{shown} pixels" + (f", trained at {trained}" if trained not in (None, shown) else "")
+    others = {
+        "trained at": trained.get("image_size"),
+        "started from weights of": trained.get("image_size_before"),
+    }
+    return ", ".join([f"{shown} pixels", *(f"{k} {x}" for k, x in others.items() if x not in (None, shown))])
 
 
 def command_of_test(run: Path) -> str:

@@ -64,8 +64,9 @@ def contrastive_loss(
 
     averaged over the M positives x+ of an anchor (choice, not from the papers, which have one). ``eta = 0`` is
     cross entropy (InfoNCE), a constant eta is DCL, one eta for each anchor the sample-specific loss. All of it
-    is computed in log space and in float32 at least. Gradients flow into the logits, eta, the floor and the weights;
-    `torch.func` and second derivatives work, but `vmap` takes values unchecked.
+    is computed in log space and in float32 at least. Gradients flow into the logits, eta, the floor and the
+    weights above 0 (a weight of 0 takes its candidate out, and gets none). `torch.func` and second derivatives
+    work, but `vmap` takes values unchecked.
 
     Args:
         logits: (anchor, candidate) similarities s.

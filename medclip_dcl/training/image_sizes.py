@@ -23,10 +23,12 @@ class Source:
     Attributes:
         path: of the file or folder.
         network: its description (`ImageTextNetwork.config`); empty where the file holds weights alone.
+        before: image_size of the training that its own had started from, if that is known.
     """
 
     path: Path
     network: Mapping[str, Any]
+    before: int | None = None
 
     @classmethod
     def read(cls, path: str | Path) -> Source:
@@ -45,11 +47,13 @@ class Source:
         if not (isinstance(content, dict) and "state_dict" in content):
             return cls(path, {})
         CHECKPOINT.upgrade(content, str(path))
-        return cls(path, content.get("network") or {})
+        before = (content.get("initial_weights") or {}).get("image_size")
+        return cls(path, content.get("network") or {}, before)
 
     def images(self) -> dict[str, Any]:
         """The size and geometry of the images of its training, as far as they are known."""
-        return {name: self.network[name] for name in ("image_size", "geometry") if name in self.network}
+        known = {name: self.network[name] for name in ("image_size", "geometry") if name in self.network}
+        return known if self.before is None else {**known, "image_size_before": self.before}
 
 
 def fill_image_sizes(config: Namespace, known: Mapping[str, Any], trains: bool = True) -> None:

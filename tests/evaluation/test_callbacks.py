@@ -893,7 +893,8 @@ def test_a_set_that_labels_none_of_chex5_is_tested_all_the_same(tmp_path):
     data = ColourData()
     assert callback.prepare(data.tables, "test") == set()
     found = callback.summarise(ColourModel().network, {}, data.tables)
-    assert "Edema: no AUC and accuracy: the data set does not label it" in found.notes
+    (note,) = found.notes
+    assert "zero-shot classification is not measured" in note and "the set labels Redness" in note
     assert found.metrics["n_findings"] == 0
 
 

@@ -138,6 +138,10 @@ def test_another_size_than_the_sources_is_said(labelled_set, encoder, tmp_path):
         UserWarning, match=r"trained on images of 32 pixels, data.image_size is 48.* null takes 32"
     ):
         main(["fit", *words(tmp_path / "run", labelled_set, encoder, *other, probe=True)])
+    main(["test", "--config", str(tmp_path / "run/config.yaml")])
+    trained = {"image_size": 48, "geometry": "stretch", "image_size_before": 32}
+    assert results(tmp_path / "run")["images"]["trained"] == trained
+    assert "48 pixels, started from weights of 32" in render(tmp_path / "run")
 
 
 def test_a_run_keeps_its_sizes_where_the_source_is_gone(tuned, labelled_set, encoder, caplog):
