@@ -19,6 +19,15 @@ MODEL, DATA = "--model.init_args.", "--data.init_args."
 BERT = "model.init_args.text_encoder.init_args"
 
 
+@pytest.fixture(autouse=True)
+def data_sets_are_there(tmp_path, monkeypatch):
+    """A prepared set that is missing would be named before what only the parser finds."""
+    for name in ("phantom", "mimic_cxr"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        (tmp_path / "data" / name / "dataset.json").touch()
+    monkeypatch.chdir(tmp_path)
+
+
 def said(capsys, *arguments: str) -> str:
     """What `fit` writes to standard error; it ends with status 2."""
     with pytest.raises(SystemExit) as error:
