@@ -340,7 +340,8 @@ def by_finding(
     levels = chance_levels(first)
     _, cases = _cases_by_finding(first, "classification")
     rows = []
-    for finding, of_finding in zip(first["metrics"]["classification"]["by_finding"], cases, strict=False):
+    findings = first["metrics"]["classification"]["by_finding"]
+    for finding, of_finding in zip(findings, cases[:-1], strict=True):  # the last is that of the average
         path = f"classification/by_finding/{finding}"
         cells = [Cell(of_finding)]
         for name, results in runs.items():
