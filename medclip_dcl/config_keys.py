@@ -53,10 +53,9 @@ def first_mistake(arguments: Sequence[str]) -> str | None:
             continue
         if found is not None:
             return found
-    is_run = not any(word in ("-h", "--help") or word.startswith("--print_config") for word in words)
-    if is_run and str(classes.get("data")).startswith(
-        f"{_PACKAGE.name}."
-    ):  # another's folder may be anything
+    runs = not any(word in ("-h", "--help") or word.startswith("--print_config") for word in words)
+    # The folder of another's datamodule may be anything.
+    if runs and str(classes.get("data")).startswith(f"{_PACKAGE.name}."):
         folder, prompts = _last(words, "data.init_args.folder"), _last(words, "prompts")
         return _in_files(folder, prompts, needs_labels=arguments[0] != "predict")
     return None
