@@ -918,3 +918,14 @@ def test_a_full_disk_is_noticed_before_the_work(raw: Path, monkeypatch: pytest.M
     with pytest.raises(ValueError, match=r"\(11 JPEG files\), 0.00 GB are free"):
         prepare(settings(raw))
     assert not (raw.parent / "set").exists()
+
+
+def test_a_set_that_is_made_again_has_the_fingerprint_of_format_version_1():
+    cases = pd.DataFrame(
+        {"dicom_id": ["a", "b"], "finding": ["Edema", "Fracture"], "label": [1, 0], "use": "test"}
+    )
+    of_chex5 = cases[cases["finding"] == "Edema"]
+    assert tables.fingerprint({"cases": cases}) == tables.fingerprint({"chex5": of_chex5})
+    assert tables.fingerprint({"cases": cases.assign(label=[0, 0])}) != tables.fingerprint(
+        {"chex5": of_chex5}
+    )
