@@ -49,7 +49,7 @@ $(DEMO)/results.json: $(DEMO)/fit.json
 	$(RUN) -m medclip_dcl test --config $(DEMO)/config.yaml
 
 $(DEMO)/report.html: $(DEMO)/results.json
-	$(RUN) -m medclip_dcl.evaluation.report $(DEMO)
+	$(RUN) -m medclip_dcl.report $(DEMO)
 
 test: $(INSTALLED)
 	$(VENV)/bin/ruff check .

@@ -23,9 +23,9 @@ def export_biovil(image_weights: Path, text_model: Path, output: Path, final_per
         ModelFolderError: a file is missing or is not BioViL's, or the output is something else.
     """
     # Imported here: `--help` should not pay for torch.
-    from medclip_dcl.encoders.biovil import load_biovil
     from medclip_dcl.encoders.pretrained import ModelFolderError
-    from medclip_dcl.network import WEIGHTS_FILE
+    from medclip_dcl.networks.biovil import load_biovil
+    from medclip_dcl.networks.image_text import WEIGHTS_FILE
 
     if (
         output.exists()

@@ -26,13 +26,13 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 
-from data_prep import images as image_files
-from data_prep import tables
 from data_prep.command import available_cores, progress, run_command, worker_processes
-from data_prep.preparation import case_lines, positive
-from data_prep.releases import SPLITS
-from medclip_dcl.memory_map import DESCRIPTION, PIXELS, MemoryMap, open_memory_map
-from medclip_dcl.prepared import (
+from data_prep.sources import images as image_files
+from data_prep.sources import tables
+from data_prep.sources.preparation import case_lines, positive
+from data_prep.sources.releases import SPLITS
+from medclip_dcl.data.memory_map import DESCRIPTION, PIXELS, MemoryMap, open_memory_map
+from medclip_dcl.data.prepared import (
     TABLES,
     USES,
     PreparedDataError,

@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 from jaxtyping import Float, Int
 
 from data_prep.command import progress, run_command
-from data_prep.language_model import (
+from data_prep.scores.language_model import (
     FINGERPRINT_DIGITS,
     Parts,
     choose_device,
@@ -34,14 +34,14 @@ from data_prep.language_model import (
     require_writable,
     settings_fingerprint,
 )
-from medclip_dcl.errors import UserError
-from medclip_dcl.prepared import (
+from medclip_dcl.data.prepared import (
     PreparedDataError,
     PreparedSet,
     TextEmbedding,
     report_embedding,
     write_text_embedding,
 )
+from medclip_dcl.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import BertModel

@@ -18,8 +18,8 @@ Into SET/eta/ (or --output FOLDER) go
 All is computed on the sentences of the training reports, each weighted by the number of training reports that hold it,
 because that is how often it is an anchor. The default estimate, "reports", is the maximum-likelihood fit to in how many
 VALIDATE reports each sentence stands, zero included: counting in the training reports would be biased, since every
-sentence was found there at least once. Test and grounding patients are not looked at. See data_prep.eta_estimates for
-the others.
+sentence was found there at least once. Test and grounding patients are not looked at. See
+data_prep.scores.eta_estimates for the others.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from data_prep.command import run_command
+from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
+from medclip_dcl.files import write_text
 from medclip_dcl.findings import CHEXPERT
-from medclip_dcl.prepared import PreparedDataError, PreparedSet, write_text
 
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from data_prep.eta_estimates import LogLinearFit
+    from data_prep.scores.eta_estimates import LogLinearFit
 
 MAX_ETA = 0.3
 SSD = (0.2, 0.35)
@@ -121,7 +122,7 @@ def estimate(prepared: PreparedSet, log_p: str | None = None) -> Estimates:
         PreparedDataError: no scores; training sentences without a score; no sentence in common between training and
             validate reports.
     """
-    from data_prep.eta_estimates import (
+    from data_prep.scores.eta_estimates import (
         binomial_fit,
         bound_fit,
         count_sentences,
@@ -217,7 +218,7 @@ def write_report(
         PreparedDataError: see `estimate`; an estimate that this set does not allow; (a, k) out of range; `output` is
             no folder or cannot be written.
     """
-    from data_prep.eta_estimates import LogLinearFit
+    from data_prep.scores.eta_estimates import LogLinearFit
 
     _check_output(output)
     found = estimate(prepared, log_p)
@@ -315,7 +316,7 @@ def _estimates_table(found: Estimates) -> list[str]:
     """How far each eta is from each rho, as Markdown."""
     import numpy as np
 
-    from data_prep.eta_estimates import best_constant, bound_term
+    from data_prep.scores.eta_estimates import best_constant, bound_term
 
     sources = {name: found.bounded(name) for name in found.sources}
     lines = [
@@ -342,7 +343,7 @@ def _estimates_table(found: Estimates) -> list[str]:
     listed = ", ".join(f"{value:.3g}" for value in constants.values())
     best = terms({n: np.full_like(s.rho, constants[n]) for n, s in sources.items()})
     lines.append(f"| the best constant for each ({listed}) | | | {best} |")
-    from data_prep.eta_estimates import LogLinearFit
+    from data_prep.scores.eta_estimates import LogLinearFit
 
     for label, fit in {"SSD's, for CXR-BERT": LogLinearFit(*SSD), **found.fits}.items():
         row = terms({n: fit.eta(s.log_p) for n, s in sources.items()})
@@ -404,7 +405,7 @@ def _linearity_of(found: Estimates, name: str) -> str:
     """
     import numpy as np
 
-    from data_prep.eta_estimates import adjusted_r_squared, binned_means, straight_line
+    from data_prep.scores.eta_estimates import adjusted_r_squared, binned_means, straight_line
 
     source = found.source(name)
     log_p, rho, weights = source.where(source.rho > 0)
@@ -444,7 +445,7 @@ def _too_few(name: str, source: Source, bins: int) -> str:
     """That nothing can be said, and why."""
     import numpy as np
 
-    from data_prep.eta_estimates import effective_number
+    from data_prep.scores.eta_estimates import effective_number
 
     log_p, rho, weights = source.where(source.rho > 0)
     return (
@@ -466,7 +467,7 @@ def _left_out(source: Source) -> str:
 
 def _bins(weights: np.ndarray) -> int:
     """Bins of log p that so many sentences can fill."""
-    from data_prep.eta_estimates import effective_number
+    from data_prep.scores.eta_estimates import effective_number
 
     return int(min(20, max(3, effective_number(weights) // 10)))
 
@@ -524,7 +525,7 @@ def _against_constant(found: Estimates, fit: LogLinearFit) -> list[str]:
     """Says so where eta is no closer to the class frequency, if that is known from elsewhere, than a constant is."""
     import numpy as np
 
-    from data_prep.eta_estimates import best_constant, bound_term
+    from data_prep.scores.eta_estimates import best_constant, bound_term
 
     name = next((name for name in ("truth", "labels") if name in found.sources), None)
     if name is None:
@@ -565,7 +566,7 @@ def _figure(found: Estimates, fit: LogLinearFit, chosen: str) -> Figure:
     import numpy as np
     from matplotlib.figure import Figure
 
-    from data_prep.eta_estimates import binned_means
+    from data_prep.scores.eta_estimates import binned_means
 
     sources = [name for name in found.sources if found.source(name).rho.any()]
     figure = Figure(figsize=(13.5, 7.6), layout="constrained")

@@ -15,7 +15,8 @@ FILE.csv (or .csv.gz) has a header and one row for each image, in these columns,
 
 With --text_only there are no images, and images.parquet is empty: the set serves the language model, sentence scores
 and embeddings, and cannot train or evaluate a model of images. Names of patients and studies that are no whole numbers
-are numbered; ``identifiers.csv`` of the set says how. Nothing is written outside SET; see `data_prep.preparation`.
+are numbered; ``identifiers.csv`` of the set says how. Nothing is written outside SET; see
+`data_prep.sources.preparation`.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from pathlib import Path
 
 import pandas as pd
 
-from data_prep import preparation
-from data_prep import rows as row_tables
 from data_prep.command import run_command
-from data_prep.preparation import Source
-from data_prep.releases import ReleaseError, header_of, matches, read_table, require
-from data_prep.rows import ROW, TEXTS, image_paths, label_columns, rows_source, split_names
+from data_prep.sources import preparation
+from data_prep.sources import rows as row_tables
+from data_prep.sources.preparation import Source
+from data_prep.sources.releases import ReleaseError, header_of, matches, read_table, require
+from data_prep.sources.rows import ROW, TEXTS, image_paths, label_columns, rows_source, split_names
+from medclip_dcl.data.prepared import TABLES
 from medclip_dcl.findings import CHEXPERT
-from medclip_dcl.prepared import TABLES
 
 VIEWS = ("PA", "AP", "FRONTAL")
 """Views that are frontal, whatever the case of their letters."""

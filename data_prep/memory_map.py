@@ -1,4 +1,4 @@
-"""Write the memory map of a prepared set from its JPEG files (see `medclip_dcl.memory_map`)."""
+"""Write the memory map of a prepared set from its JPEG files (see `medclip_dcl.data.memory_map`)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ import numpy as np
 from PIL import Image
 
 from data_prep.command import progress
-from data_prep.images import ImageStageError, require_space
-from medclip_dcl.memory_map import DESCRIPTION, PIXELS, description, open_memory_map
-from medclip_dcl.prepared import PreparedDataError, PreparedSet, write_json
+from data_prep.sources.images import ImageStageError, require_space
+from medclip_dcl.data.memory_map import DESCRIPTION, PIXELS, description, open_memory_map
+from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
+from medclip_dcl.files import write_json
 
 _AT_ONCE = 32
 

@@ -4,9 +4,9 @@
 
 RAW holds the tables ``mimic-cxr-2.0.0-{metadata,split,chexpert}.csv.gz`` and ``files/``; the reports lie in
 ``RAW/files``, in ``RAW/mimic-cxr-reports/files``, in ``RAW/mimic-cxr-reports.zip`` (read without unpacking) or in
-PLACE. SET becomes a prepared data set (see `medclip_dcl.prepared`): frontal images of one size, sentences of the
+PLACE. SET becomes a prepared data set (see `medclip_dcl.data.prepared`): frontal images of one size, sentences of the
 findings and impression sections, labels, boxes, and what each image is for. RAW is only read; see
-`data_prep.preparation`.
+`data_prep.sources.preparation`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import Any
 
 import pandas as pd
 
-from data_prep import preparation, tables
 from data_prep.command import run_command
-from data_prep.preparation import Source
-from data_prep.releases import (
+from data_prep.sources import preparation, tables
+from data_prep.sources.preparation import Source
+from data_prep.sources.releases import (
     FRONTAL_VIEWS,
     LABELERS,
     SPLITS,
@@ -38,7 +38,7 @@ from data_prep.releases import (
     require_ms_cxr,
     truth_files,
 )
-from data_prep.reports import Study, find_reports, no_reports, report_places
+from data_prep.text.reports import Study, find_reports, no_reports, report_places
 
 
 @dataclass(frozen=True, kw_only=True)

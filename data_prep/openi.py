@@ -32,14 +32,14 @@ from xml.etree import ElementTree
 
 import pandas as pd
 
-from data_prep import preparation
-from data_prep import rows as row_tables
 from data_prep.command import run_command
-from data_prep.preparation import Source
-from data_prep.releases import ReleaseError, matches, read_table, require
-from data_prep.reports import MOST_BYTES
-from data_prep.rows import image_path, rows_source
-from data_prep.tables import Reject
+from data_prep.sources import preparation
+from data_prep.sources import rows as row_tables
+from data_prep.sources.preparation import Source
+from data_prep.sources.releases import ReleaseError, matches, read_table, require
+from data_prep.sources.rows import image_path, rows_source
+from data_prep.sources.tables import Reject
+from data_prep.text.reports import MOST_BYTES
 
 ARCHIVE = "NLMCXR_reports.tgz"
 XML_FOLDERS = ("ecgen-radiology", "NLMCXR_reports/ecgen-radiology", ".")

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from data_prep.command import run_command
-from data_prep.language_model import (
+from data_prep.scores.language_model import (
     FINGERPRINT_DIGITS,
     Parts,
     choose_device,
@@ -32,7 +32,7 @@ from data_prep.language_model import (
     require_writable,
     settings_fingerprint,
 )
-from medclip_dcl.prepared import PreparedDataError, PreparedSet, check_table, write_table
+from medclip_dcl.data.prepared import PreparedDataError, PreparedSet, check_table, write_table
 
 if TYPE_CHECKING:
     import numpy as np

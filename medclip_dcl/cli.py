@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 
-from medclip_dcl.config_keys import first_mistake
+from medclip_dcl.command.config_keys import first_mistake
 from medclip_dcl.errors import UserError
 
 
@@ -22,7 +22,7 @@ def main(args: Sequence[str] | None = None) -> None:
         print(f"medclip_dcl: error: {mistake}", file=sys.stderr)
         raise SystemExit(2)
     # Imported here: importing this module, as the console script does, should not cost six seconds.
-    from medclip_dcl.run_command import run
+    from medclip_dcl.command.lightning_cli import run
 
     try:
         run(args)

@@ -20,13 +20,13 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from medclip_dcl.data.transforms import centre_crop, scaled, to_input
 from medclip_dcl.errors import MissingFileError, UserError
 from medclip_dcl.findings import CHEX5, PromptSource, read_prompts
-from medclip_dcl.geometry import View, fit
-from medclip_dcl.grey import UnusableImageError, to_grey
-from medclip_dcl.image_file import read_grey
-from medclip_dcl.network import ImageTextNetwork, load_exactly
+from medclip_dcl.networks.image_text import ImageTextNetwork, load_exactly
+from medclip_dcl.pictures.geometry import View, fit
+from medclip_dcl.pictures.grey import UnusableImageError, to_grey
+from medclip_dcl.pictures.image_file import read_grey
+from medclip_dcl.pictures.transforms import centre_crop, scaled, to_input
 from medclip_dcl.similarity import at_image_size, cosine_heat_maps
 from medclip_dcl.weight_files import (
     CONFIG_FILE,
@@ -105,8 +105,8 @@ class ImageTextInference:
     """A trained image-text network for images as they come: paths (also of DICOM files), PIL images or uint8 arrays.
 
     Methods take one or several, and return an empty result for an empty list. Images are turned grey and fitted to the
-    size at which the network was evaluated, as its training images were (`medclip_dcl.geometry`); of a model of
-    geometry "shortest", the middle square is looked at.
+    size at which the network was evaluated, as its training images were (`medclip_dcl.pictures.geometry`); of a model
+    of geometry "shortest", the middle square is looked at.
 
     Args:
         network: in evaluation mode.

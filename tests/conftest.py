@@ -18,16 +18,10 @@ import torch  # noqa: E402
 from PIL import Image  # noqa: E402
 from transformers import BertConfig, BertForMaskedLM, BertTokenizer  # noqa: E402
 
+from medclip_dcl.data.prepared import FORMAT_VERSION, TABLES, TextEmbedding, write_table, write_text_embedding  # noqa: E402
 from medclip_dcl.encoders.pretrained import save_language_model  # noqa: E402
+from medclip_dcl.files import write_json  # noqa: E402
 from medclip_dcl.findings import CHEX5, CHEXPERT  # noqa: E402
-from medclip_dcl.prepared import (  # noqa: E402
-    FORMAT_VERSION,
-    TABLES,
-    TextEmbedding,
-    write_json,
-    write_table,
-    write_text_embedding,
-)
 
 ROOT = Path(__file__).resolve().parent.parent
 

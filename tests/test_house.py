@@ -11,13 +11,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 FLOORS = [
-    ("errors", "findings", "prepared", "distributed", "formats", "weight_files")
-    + ("grey", "dicom", "geometry", "image_file", "memory_map"),
+    ("errors", "files", "findings", "distributed", "formats", "weight_files", "pictures"),
     ("objectives", "similarity", "metrics"),
-    ("encoders", "network", "finding_network", "initial_weights", "scoring"),
+    ("encoders", "networks", "scoring"),
     ("models", "data"),
-    ("evaluation", "inference", "run_folder", "resuming", "training"),
-    ("cli", "config_errors", "config_keys", "output", "run_command", "__main__"),
+    ("training", "evaluation", "report", "inference"),
+    ("command", "cli", "__main__"),
 ]
 FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names}
 FILES = sorted((ROOT / "medclip_dcl").rglob("*.py"))

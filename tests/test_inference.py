@@ -12,14 +12,14 @@ import torch
 from jaxtyping import config as jaxtyping_config
 from PIL import Image
 
-from data_prep.images import Job, prepare_image
+from data_prep.sources.images import Job, prepare_image
 from medclip_dcl import load
-from medclip_dcl.data.transforms import centre_crop, load_grey, to_input
 from medclip_dcl.encoders.image import ResNetRegions
 from medclip_dcl.encoders.text import BertSentences
 from medclip_dcl.findings import CHEX5
 from medclip_dcl.inference import ImageTextInference, as_grey
-from medclip_dcl.network import ImageTextNetwork
+from medclip_dcl.networks.image_text import ImageTextNetwork
+from medclip_dcl.pictures.transforms import centre_crop, load_grey, to_input
 from medclip_dcl.similarity import LSENonLocal
 
 

@@ -15,7 +15,7 @@ from PIL import Image
 from data_prep import eta_report, mimic_cxr, score_sentences
 from medclip_dcl import load
 from medclip_dcl.cli import main
-from medclip_dcl.evaluation.report import write_report
+from medclip_dcl.report.report import write_report
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIGS = ROOT / "configs"

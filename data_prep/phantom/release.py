@@ -31,6 +31,7 @@ from data_prep.phantom.findings import CATEGORIES, FindingClass, StudyState
 from data_prep.phantom.reports import Report, chexpert_labels, choose_wording, negbio_labels, write_report
 from data_prep.phantom.studies import PlannedStudy, draw_state, plan_studies
 from medclip_dcl.errors import UserError
+from medclip_dcl.files import write_bytes
 from medclip_dcl.findings import CHEXPERT
 
 GENERATOR_VERSION = 1
@@ -277,7 +278,7 @@ def write_study(folder: Path, options: Options, planned: PlannedStudy) -> StudyR
         _stream(seed, _REPORT),
     )
     study_folder = Path(images[0].path).parent
-    _write_whole(folder / f"{study_folder}.txt", report.text.encode())
+    write_bytes(report.text.encode(), folder / f"{study_folder}.txt", durable=False)
     boxes = []
     for number, image in enumerate(images):
         boxes += _write_image(folder, seed, planned, state, report, image, number)
@@ -345,7 +346,7 @@ def _write_image(
     if not _is_whole_jpeg(file):
         buffer = io.BytesIO()
         Image.fromarray(picture.pixels).save(buffer, "JPEG", quality=_QUALITY)
-        _write_whole(file, buffer.getvalue())
+        write_bytes(buffer.getvalue(), file, durable=False)
     if not has_boxes:
         return []
     rng = np.random.default_rng([*seed, _PHRASES, number])
@@ -457,15 +458,15 @@ def _write_boxes(folder: Path, records: Sequence[StudyRecord]) -> None:
         + [shown[b.dicom_id].columns, shown[b.dicom_id].rows]
         for b in boxes
     )
-    _write_whole(folder / "MS_CXR_Local_Alignment_v1.0.0.csv", _csv_bytes(BOX_COLUMNS, rows))
+    write_bytes(_csv_bytes(BOX_COLUMNS, rows), folder / "MS_CXR_Local_Alignment_v1.0.0.csv", durable=False)
 
 
 def _write_truth(truth: Path, records: Sequence[StudyRecord]) -> None:
     classes = catalogue()
-    _write_whole(truth / "classes.csv", _csv_bytes(*_class_table(classes, records)))
-    _write_whole(truth / "sentences.csv", _csv_bytes(("text", "class_id"), classes.sentences()))
+    write_bytes(_csv_bytes(*_class_table(classes, records)), truth / "classes.csv", durable=False)
+    write_bytes(_csv_bytes(("text", "class_id"), classes.sentences()), truth / "sentences.csv", durable=False)
     rows = ([i.dicom_id, c] for r in records for i in r.images for c in r.holding)
-    _write_whole(truth / "image_classes.csv", _csv_bytes(("dicom_id", "class_id"), rows))
+    write_bytes(_csv_bytes(("dicom_id", "class_id"), rows), truth / "image_classes.csv", durable=False)
 
 
 def _class_table(
@@ -506,16 +507,8 @@ def _is_whole_jpeg(file: Path) -> bool:
         return start == b"\xff\xd8" and stream.read(2) == b"\xff\xd9"
 
 
-def _write_whole(file: Path, content: bytes) -> None:
-    """Write under another name and rename: a file is there wholly or not at all."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-    temporary.write_bytes(content)
-    os.replace(temporary, file)
-
-
 def _write_json(file: Path, value: object) -> None:
-    _write_whole(file, (json.dumps(value, indent=2) + "\n").encode())
+    write_bytes((json.dumps(value, indent=2) + "\n").encode(), file)
 
 
 def _csv_bytes(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> bytes:
@@ -528,4 +521,4 @@ def _csv_bytes(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> byte
 
 def _write_gzip_csv(file: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     # Without a time stamp, or no two runs would give the same file.
-    _write_whole(file, gzip.compress(_csv_bytes(columns, rows), mtime=0))
+    write_bytes(gzip.compress(_csv_bytes(columns, rows), mtime=0), file)

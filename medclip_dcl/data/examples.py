@@ -14,9 +14,9 @@ from torch.utils.data import Dataset
 
 from medclip_dcl.data.images import Images
 from medclip_dcl.data.masking import Masking
-from medclip_dcl.data.transforms import augment, centre_crop, to_input
 from medclip_dcl.encoders.masked_language import IGNORED
-from medclip_dcl.network import pad_tokens
+from medclip_dcl.networks.image_text import pad_tokens
+from medclip_dcl.pictures.transforms import augment, centre_crop, to_input
 
 # The last number of a generator's seed, so that hiding word pieces changes neither crops nor sentence choice.
 _MASKING_STREAM = 1

@@ -21,12 +21,12 @@ from medclip_dcl.data.fields import (
 )
 from medclip_dcl.data.images import EvaluatedImages, ImagesDataModule, check_augmentation, usual_crop
 from medclip_dcl.data.masking import Masking
+from medclip_dcl.data.prepared import PreparedDataError
 from medclip_dcl.data.samplers import EpochSampler, FixedBatches, ShardSampler
 from medclip_dcl.distributed import rank_and_size
 from medclip_dcl.errors import UserError
 from medclip_dcl.findings import CHEX5
-from medclip_dcl.geometry import View
-from medclip_dcl.prepared import PreparedDataError
+from medclip_dcl.pictures.geometry import View
 
 
 @dataclass(frozen=True)

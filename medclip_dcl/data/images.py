@@ -13,13 +13,13 @@ import torch
 from jaxtyping import UInt8
 from torch.utils.data import DataLoader, Dataset
 
+from medclip_dcl.data.memory_map import MemoryMap, open_memory_map
+from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
 from medclip_dcl.data.samplers import EpochDataModule, ShardSampler, require_whole_batches, worker_options
-from medclip_dcl.data.transforms import centre_crop, load_grey, to_input
 from medclip_dcl.distributed import rank_and_size
 from medclip_dcl.errors import UserError
-from medclip_dcl.geometry import View
-from medclip_dcl.memory_map import MemoryMap, open_memory_map
-from medclip_dcl.prepared import PreparedDataError, PreparedSet
+from medclip_dcl.pictures.geometry import View
+from medclip_dcl.pictures.transforms import centre_crop, load_grey, to_input
 
 USUAL_SIZE = 512
 """Side of the whole image in pixels, where nothing says another (SSD, section 3.2)."""

@@ -15,13 +15,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from medclip_dcl.data.images import EvaluatedImages, Images, ImagesDataModule, check_augmentation
+from medclip_dcl.data.prepared import PreparedDataError
 from medclip_dcl.data.samplers import EpochSampler, ShardSampler, require_whole_batches
-from medclip_dcl.data.transforms import augment, to_input
 from medclip_dcl.distributed import rank_and_size
 from medclip_dcl.errors import UserError
 from medclip_dcl.findings import require_labelled
-from medclip_dcl.geometry import View
-from medclip_dcl.prepared import PreparedDataError
+from medclip_dcl.pictures.geometry import View
+from medclip_dcl.pictures.transforms import augment, to_input
 
 UNCERTAIN, BLANK = -1.0, float("nan")
 MEANINGS = {"ones": 1.0, "zeros": 0.0, "ignore": float("nan")}

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from transformers import BertTokenizer
 
 from medclip_dcl.data.masking import SPECIAL_TOKENS, Masking
+from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
 from medclip_dcl.data.samplers import (
     EpochDataModule,
     ShardSampler,
@@ -27,7 +28,6 @@ from medclip_dcl.distributed import gather_objects, rank_and_size
 from medclip_dcl.encoders.masked_language import IGNORED
 from medclip_dcl.encoders.pretrained import load_tokenizer, resolve_folder, word_pieces
 from medclip_dcl.errors import UserError
-from medclip_dcl.prepared import PreparedDataError, PreparedSet
 
 # Batches are cut from this many batches' worth of sentences, sorted by length: little padding, yet random.
 _POOL = 32

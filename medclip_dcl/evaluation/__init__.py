@@ -33,7 +33,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # `python -m medclip_dcl.evaluation.report` must not pay for Lightning.
+    # `python -m medclip_dcl.report` must not pay for Lightning.
     if name in _HOME:
         return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from medclip_dcl.data.images import EvaluatedImages
 from medclip_dcl.distributed import gather_objects
 from medclip_dcl.errors import UserError
-from medclip_dcl.network import ImageTextNetwork
+from medclip_dcl.networks.image_text import ImageTextNetwork
 
 _ELEMENTS_PER_CHUNK = 2**24
 """Region-sentence cosines computed at a time; bounds the memory whatever the number of sentences."""

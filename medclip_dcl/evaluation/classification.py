@@ -29,7 +29,7 @@ from medclip_dcl.evaluation.base import (
 from medclip_dcl.evaluation.figures import roc_figure
 from medclip_dcl.findings import CHEX5, read_prompts, require_labelled
 from medclip_dcl.metrics import mean_over_findings, zero_shot_metrics
-from medclip_dcl.network import ImageTextNetwork
+from medclip_dcl.networks.image_text import ImageTextNetwork
 
 NO_CASES = "no image has a label of these findings: zero-shot classification is not measured"
 COLUMNS = ["dicom_id", "subject_id", "finding", "label", "score_positive", "score_negative"]

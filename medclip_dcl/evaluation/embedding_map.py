@@ -18,7 +18,7 @@ from medclip_dcl.errors import UserError
 from medclip_dcl.evaluation.base import EvaluationCallback, Findings, subject_ids
 from medclip_dcl.evaluation.figures import embedding_map_figure
 from medclip_dcl.findings import CHEX5
-from medclip_dcl.network import ImageTextNetwork
+from medclip_dcl.networks.image_text import ImageTextNetwork
 
 COLUMNS = ["dicom_id", "subject_id", "group", "x", "y"]
 SEVERAL, NONE = "several", "none of them"

@@ -5,8 +5,6 @@ Built on matplotlib's Figure without pyplot, so that no global state or display 
 
 from __future__ import annotations
 
-import io
-import os
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from sklearn.metrics import roc_curve
 
+from medclip_dcl.files import replacing
 from medclip_dcl.findings import CHEX5
 
 DPI = 110
@@ -168,14 +167,10 @@ def draw_ranks(
 
 
 def write_figure(figure: Figure, file: Path) -> None:
-    """Write a PNG under a temporary name and rename it."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    buffer = io.BytesIO()
+    """Write a figure as PNG."""
     FigureCanvasAgg(figure)
-    figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-    temporary.write_bytes(buffer.getvalue())
-    os.replace(temporary, file)
+    with replacing(file) as stream:
+        figure.savefig(stream, format="png", dpi=DPI, metadata={"Software": None})
 
 
 def _draw_box(axes: Axes, box: Sequence[float], colour: str, width: float, style: str) -> None:

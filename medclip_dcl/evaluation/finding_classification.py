@@ -22,8 +22,8 @@ from medclip_dcl.evaluation.base import (
     subject_ids,
 )
 from medclip_dcl.evaluation.figures import roc_figure
-from medclip_dcl.finding_network import FindingNetwork
 from medclip_dcl.metrics import FindingMetrics, finding_metrics
+from medclip_dcl.networks.classifier import FindingNetwork
 
 COLUMNS = ["dicom_id", "subject_id", "finding", "label", "logit"]
 NUMBERS = ("auc", "average_precision", "acc")

@@ -25,9 +25,9 @@ from medclip_dcl.evaluation.base import (
     subject_ids,
 )
 from medclip_dcl.evaluation.figures import heat_map_figure
-from medclip_dcl.geometry import Seen, View
 from medclip_dcl.metrics import Agreement, BoxedHeatMap, Rectangle, box_bounds, default_thresholds
-from medclip_dcl.network import ImageTextNetwork
+from medclip_dcl.networks.image_text import ImageTextNetwork
+from medclip_dcl.pictures.geometry import Seen, View
 from medclip_dcl.similarity import INTERPOLATIONS, at_image_size, cosine_heat_maps
 
 COLUMNS = [

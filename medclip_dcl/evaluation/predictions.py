@@ -14,9 +14,9 @@ from medclip_dcl.data.image_text import ImageTextDataModule
 from medclip_dcl.distributed import gather_objects
 from medclip_dcl.evaluation.base import forget_texts
 from medclip_dcl.evaluation.classification import ZeroShotClassification
+from medclip_dcl.files import write_parquet, write_text
 from medclip_dcl.models.classifier import Classifier
 from medclip_dcl.models.image_text import ImageTextModel
-from medclip_dcl.prepared import write_parquet, write_text
 
 
 def write_predictions(table: pd.DataFrame, file: Path) -> None:

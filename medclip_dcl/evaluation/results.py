@@ -19,7 +19,7 @@ from medclip_dcl.encoders.pretrained import weights_fingerprint
 from medclip_dcl.errors import UserError
 from medclip_dcl.evaluation.base import EvaluationCallback, Findings
 from medclip_dcl.evaluation.figures import write_figure
-from medclip_dcl.prepared import write_json, write_parquet
+from medclip_dcl.files import write_json, write_parquet
 from medclip_dcl.training.image_sizes import image_settings
 from medclip_dcl.training.sharing import show_figures
 

@@ -35,9 +35,9 @@ from medclip_dcl.evaluation.grounding import (
     image_sizes,
     region_centre,
 )
-from medclip_dcl.geometry import View
 from medclip_dcl.metrics import cosine_retrieval_ranks, retrieval_ranks, summarise_ranks
-from medclip_dcl.network import ImageTextNetwork
+from medclip_dcl.networks.image_text import ImageTextNetwork
+from medclip_dcl.pictures.geometry import View
 
 KS = (10, 50, 100)
 WHOLE = View()

@@ -24,13 +24,13 @@ from medclip_dcl.distributed import (
 )
 from medclip_dcl.encoders.image import RegionEncoder
 from medclip_dcl.errors import UserError
-from medclip_dcl.finding_network import FindingNetwork
 from medclip_dcl.findings import CHEX5
 from medclip_dcl.formats import CHECKPOINT, drop_hyper_parameters
-from medclip_dcl.initial_weights import TakenOver, image_encoder_weights, take_over
 from medclip_dcl.models.optimisation import adamw_warmup_cosine, learning_rates, parameter_groups
 from medclip_dcl.models.seeded_batches import seeded_batches
-from medclip_dcl.network import build_part, load_exactly
+from medclip_dcl.networks.classifier import FindingNetwork
+from medclip_dcl.networks.image_text import build_part, load_exactly
+from medclip_dcl.networks.initial_weights import TakenOver, image_encoder_weights, take_over
 from medclip_dcl.weight_files import read_checkpoint
 
 _SCALED_BY = 1000

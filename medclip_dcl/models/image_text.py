@@ -16,11 +16,11 @@ from medclip_dcl.encoders.image import RegionEncoder
 from medclip_dcl.encoders.text import SentenceEncoder
 from medclip_dcl.errors import MissingFileError, UserError
 from medclip_dcl.formats import CHECKPOINT, drop_hyper_parameters
-from medclip_dcl.initial_weights import PARTS, TakenOver, take_over
 from medclip_dcl.models.gradient_cache import in_chunks
 from medclip_dcl.models.optimisation import adamw_warmup_cosine, learning_rates, parameter_groups
 from medclip_dcl.models.seeded_batches import seeded_batches
-from medclip_dcl.network import ImageTextNetwork, build_part, load_exactly, part_config
+from medclip_dcl.networks.image_text import ImageTextNetwork, build_part, load_exactly, part_config
+from medclip_dcl.networks.initial_weights import PARTS, TakenOver, take_over
 from medclip_dcl.objectives import ClassProbability, NegativeWeights
 from medclip_dcl.objectives.in_batch import InBatchObjective
 from medclip_dcl.similarity import Similarity

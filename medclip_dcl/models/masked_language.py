@@ -27,7 +27,7 @@ from medclip_dcl.errors import UserError
 from medclip_dcl.formats import CHECKPOINT, drop_hyper_parameters
 from medclip_dcl.models.optimisation import adamw_warmup_cosine, learning_rates, parameter_groups
 from medclip_dcl.models.seeded_batches import seeded_batches
-from medclip_dcl.network import load_exactly
+from medclip_dcl.networks.image_text import load_exactly
 from medclip_dcl.weight_files import read_torch_file
 
 _WEIGHTS_PREFIX = "language_model."

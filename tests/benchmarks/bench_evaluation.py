@@ -43,7 +43,7 @@ from medclip_dcl.metrics import (
     mean_iou,
     retrieval_ranks,
 )
-from medclip_dcl.network import ImageTextNetwork
+from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.similarity import at_image_size
 
 HERE = Path(__file__).resolve()

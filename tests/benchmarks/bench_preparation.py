@@ -33,8 +33,8 @@ from PIL import Image
 from results_file import write_section
 
 from data_prep.command import available_cores, worker_processes
-from data_prep.images import Job, prepare_image
-from medclip_dcl.memory_map import MemoryMap
+from data_prep.sources.images import Job, prepare_image
+from medclip_dcl.data.memory_map import MemoryMap
 
 HERE = Path(__file__).resolve()
 REAL = Path(os.environ.get("MEDCLIP_DCL_REAL_DATA", HERE.parents[2].parent / "shared" / "data"))

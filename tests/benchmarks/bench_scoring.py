@@ -43,7 +43,7 @@ import transformers
 from results_file import write_section
 from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 
-from data_prep.sentences import passages, split_sentences
+from data_prep.text.sentences import passages, split_sentences
 from medclip_dcl.distributed import device_name
 from medclip_dcl.encoders.pretrained import load_tokenizer, word_pieces
 from medclip_dcl.scoring import ScoringPlan, default_token_budget, pseudo_log_likelihood, score_batches

@@ -34,14 +34,14 @@ from results_file import write_section
 from torch.utils.data import DataLoader
 from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 
-from medclip_dcl.data.transforms import augment, load_grey
+from medclip_dcl.command.lightning_cli import best_precision
 from medclip_dcl.distributed import device_name
 from medclip_dcl.encoders.image import ResNetRegions
 from medclip_dcl.encoders.pretrained import save_language_model
 from medclip_dcl.encoders.text import BertSentences
 from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.objectives import LanguageModelClassProbability
-from medclip_dcl.run_command import best_precision
+from medclip_dcl.pictures.transforms import augment, load_grey
 from medclip_dcl.similarity import LSENonLocal
 from medclip_dcl.training import AveragedWeights, FiniteCheck, Throughput, in_order
 

@@ -32,7 +32,7 @@ from pathlib import Path
 import torch
 from results_file import write_section
 
-from medclip_dcl.evaluation.saved_results import read_results, value_at
+from medclip_dcl.report.saved_results import read_results, value_at
 
 PROJECT = Path(__file__).resolve().parents[2]
 TITLE = "What the objective is worth on the phantom"

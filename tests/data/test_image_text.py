@@ -14,11 +14,12 @@ from PIL import Image
 
 from medclip_dcl.data.fields import IMAGE_FIELDS
 from medclip_dcl.data.image_text import ImageTextDataModule
-from medclip_dcl.data.transforms import load_grey, to_input
+from medclip_dcl.data.prepared import PreparedDataError, write_table
 from medclip_dcl.encoders.text import BertSentences
 from medclip_dcl.errors import UserError
-from medclip_dcl.geometry import Seen, View
-from medclip_dcl.prepared import PreparedDataError, write_json, write_table
+from medclip_dcl.files import write_json
+from medclip_dcl.pictures.geometry import Seen, View
+from medclip_dcl.pictures.transforms import load_grey, to_input
 
 
 def datamodule(folder, small_bert, fields=(), masked=False, **options) -> ImageTextDataModule:

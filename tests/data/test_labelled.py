@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from medclip_dcl.data.labelled import LabelledDataModule, draw_patients
-from medclip_dcl.data.transforms import load_grey, to_input
+from medclip_dcl.data.prepared import PreparedDataError, write_table
 from medclip_dcl.errors import UserError
 from medclip_dcl.findings import CHEXPERT
-from medclip_dcl.prepared import PreparedDataError, write_table
+from medclip_dcl.pictures.transforms import load_grey, to_input
 
 FINDINGS = ("Pneumonia", "Edema", "Fracture")
 

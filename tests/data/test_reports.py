@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from medclip_dcl.data.masking import Masking
+from medclip_dcl.data.prepared import FORMAT_VERSION, PreparedDataError, write_table
 from medclip_dcl.data.reports import LengthSampler, ReportsDataModule, train_word_pieces
 from medclip_dcl.encoders.masked_language import IGNORED
-from medclip_dcl.prepared import FORMAT_VERSION, PreparedDataError, write_json, write_table
+from medclip_dcl.files import write_json
 
 TEXTS = [
     "No pneumothorax.",  # 0: studies 1, 2, 3 (train) and 11 (validate); twice in study 1

@@ -18,8 +18,8 @@ from data_prep import check as command
 from data_prep.check import check_set
 from data_prep.memory_map import write_memory_map
 from data_prep.mimic_cxr import Settings, prepare
-from medclip_dcl.memory_map import DESCRIPTION, PIXELS
-from medclip_dcl.prepared import PreparedDataError, PreparedSet, TextEmbedding, write_text_embedding
+from medclip_dcl.data.memory_map import DESCRIPTION, PIXELS
+from medclip_dcl.data.prepared import PreparedDataError, PreparedSet, TextEmbedding, write_text_embedding
 from tests.data_prep.small_release import HEIGHT, dicom, image_path, report_path, write_release
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.command import WorkerKilledError, progress, run_command, worker_processes
-from data_prep.releases import ReleaseError
+from data_prep.sources.releases import ReleaseError
 
 ROOT = Path(__file__).parents[2]
 

@@ -22,7 +22,14 @@ from transformers import BertConfig, BertModel
 
 import data_prep.embed_sentences
 from data_prep.embed_sentences import main, report_cosines
-from data_prep.sentences import passages, split_sentences
+from data_prep.text.sentences import passages, split_sentences
+from medclip_dcl.data.prepared import (
+    PreparedDataError,
+    PreparedSet,
+    TextEmbedding,
+    report_embedding,
+    write_table,
+)
 from medclip_dcl.encoders.pretrained import (
     ModelFolderError,
     load_bert,
@@ -31,7 +38,6 @@ from medclip_dcl.encoders.pretrained import (
     save_language_model,
     weights_fingerprint,
 )
-from medclip_dcl.prepared import PreparedDataError, PreparedSet, TextEmbedding, report_embedding, write_table
 
 ROOT = Path(__file__).resolve().parents[2]
 # A budget of which two of the set's sentences that have one length fill no batch.

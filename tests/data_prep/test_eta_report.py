@@ -12,12 +12,13 @@ import yaml
 from matplotlib.figure import Figure
 
 from data_prep import eta_report
-from data_prep.eta_estimates import LogLinearFit, bound_term, count_sentences
 from data_prep.eta_report import estimate, main
-from medclip_dcl.evaluation.class_probability import _report_quantiles
+from data_prep.scores.eta_estimates import LogLinearFit, bound_term, count_sentences
+from medclip_dcl.data.prepared import FORMAT_VERSION, PreparedDataError, PreparedSet, write_table
+from medclip_dcl.files import write_json
 from medclip_dcl.findings import CHEXPERT
 from medclip_dcl.objectives import LanguageModelClassProbability
-from medclip_dcl.prepared import FORMAT_VERSION, PreparedDataError, PreparedSet, write_json, write_table
+from medclip_dcl.training.class_probability import _report_quantiles
 
 
 def write_set(folder: Path, with_truth: bool = False, with_labels: bool = False) -> Path:

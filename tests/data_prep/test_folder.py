@@ -16,13 +16,13 @@ from PIL import Image
 from data_prep import check, score_sentences
 from data_prep import folder as command
 from data_prep.folder import Settings, prepare
-from data_prep.preparation import summary
-from data_prep.releases import ReleaseError
-from data_prep.rows import draw_split
+from data_prep.sources.preparation import summary
+from data_prep.sources.releases import ReleaseError
+from data_prep.sources.rows import draw_split
 from medclip_dcl.data.image_text import ImageTextDataModule
+from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
 from medclip_dcl.data.reports import ReportsDataModule
 from medclip_dcl.findings import CHEXPERT
-from medclip_dcl.prepared import PreparedDataError, PreparedSet
 
 ROOT = Path(__file__).parents[2]
 

@@ -20,8 +20,8 @@ from data_prep import folder as folder_command
 from data_prep import mimic_cxr
 from data_prep.check import check_set
 from medclip_dcl.data.image_text import ImageTextDataModule
-from medclip_dcl.memory_map import DESCRIPTION, PIXELS, open_memory_map
-from medclip_dcl.prepared import PreparedDataError, PreparedSet
+from medclip_dcl.data.memory_map import DESCRIPTION, PIXELS, open_memory_map
+from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
 from tests.data_prep.killing import Watch, changes, content, differing, run
 from tests.data_prep.small_release import image_path, report_path, write_release
 

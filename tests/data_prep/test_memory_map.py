@@ -14,15 +14,16 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from data_prep import images as image_files
 from data_prep import memory_map as writing
-from data_prep.images import ImageStageError
 from data_prep.memory_map import write_memory_map
+from data_prep.sources import images as image_files
+from data_prep.sources.images import ImageStageError
 from medclip_dcl.data.image_text import ImageTextDataModule
 from medclip_dcl.data.images import Images
-from medclip_dcl.data.transforms import load_grey
-from medclip_dcl.memory_map import DESCRIPTION, PIXELS, open_memory_map
-from medclip_dcl.prepared import PreparedDataError, PreparedSet, write_json
+from medclip_dcl.data.memory_map import DESCRIPTION, PIXELS, open_memory_map
+from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
+from medclip_dcl.files import write_json
+from medclip_dcl.pictures.transforms import load_grey
 
 
 @pytest.fixture

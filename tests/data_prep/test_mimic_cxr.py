@@ -20,12 +20,13 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from data_prep import images, mimic_cxr, preparation, tables
+from data_prep import mimic_cxr
 from data_prep.check import check_set
 from data_prep.mimic_cxr import Settings, prepare
-from data_prep.releases import ReleaseError
-from data_prep.reports import read_sentences
-from medclip_dcl.prepared import PreparedDataError, PreparedSet, write_table
+from data_prep.sources import images, preparation, tables
+from data_prep.sources.releases import ReleaseError
+from data_prep.text.reports import read_sentences
+from medclip_dcl.data.prepared import PreparedDataError, PreparedSet, write_table
 from tests.data_prep.small_release import (
     HEIGHT,
     IMAGES,

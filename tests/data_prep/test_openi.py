@@ -15,8 +15,8 @@ import pytest
 from PIL import Image
 
 from data_prep.openi import NEGBIO, Settings, parse_report, prepare
-from data_prep.releases import ReleaseError
-from medclip_dcl.prepared import PreparedDataError, PreparedSet
+from data_prep.sources.releases import ReleaseError
+from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
 
 # uid -> findings, impression, images (official name, view)
 REPORTS: dict[int, tuple[str, str, list[tuple[str, str]]]] = {

@@ -15,6 +15,7 @@ import torch
 from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 
 from data_prep.score_sentences import main
+from medclip_dcl.data.prepared import FORMAT_VERSION, PreparedDataError, PreparedSet, write_table
 from medclip_dcl.encoders.pretrained import (
     ModelFolderError,
     load_masked_language_model,
@@ -22,7 +23,7 @@ from medclip_dcl.encoders.pretrained import (
     save_language_model,
     weights_fingerprint,
 )
-from medclip_dcl.prepared import FORMAT_VERSION, PreparedDataError, PreparedSet, write_json, write_table
+from medclip_dcl.files import write_json
 from medclip_dcl.scoring import pseudo_log_likelihood
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,7 +7,7 @@ import torch
 from transformers import BertModel
 
 from medclip_dcl.encoders.text import BertSentences, with_final_period
-from medclip_dcl.network import pad_tokens
+from medclip_dcl.networks.image_text import pad_tokens
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean"])

@@ -29,11 +29,11 @@ from medclip_dcl.encoders.text import BertSentences, SentenceEncoder
 from medclip_dcl.errors import UserError
 from medclip_dcl.evaluation import Grounding, ResultsWriter, Retrieval, ZeroShotClassification
 from medclip_dcl.evaluation.grounding import boxes_by_image, chosen_examples
-from medclip_dcl.evaluation.intervals import bootstrap_intervals
-from medclip_dcl.evaluation.report import render
 from medclip_dcl.evaluation.retrieval import box_features, by_chance
-from medclip_dcl.geometry import View
-from medclip_dcl.network import ImageTextNetwork
+from medclip_dcl.networks.image_text import ImageTextNetwork
+from medclip_dcl.pictures.geometry import View
+from medclip_dcl.report.intervals import bootstrap_intervals
+from medclip_dcl.report.report import render
 from medclip_dcl.similarity import GlobalCosine
 
 STRIDE, ROWS, COLUMNS = 4, 3, 5

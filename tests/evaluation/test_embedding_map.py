@@ -15,8 +15,8 @@ from medclip_dcl.encoders.image import RegionEncoder
 from medclip_dcl.encoders.text import SentenceEncoder
 from medclip_dcl.evaluation import EmbeddingMap
 from medclip_dcl.evaluation.embedding_map import embedding_map, groups_of_images
-from medclip_dcl.evaluation.report import render
-from medclip_dcl.network import ImageTextNetwork
+from medclip_dcl.networks.image_text import ImageTextNetwork
+from medclip_dcl.report.report import render
 
 CHEX5_ROWS = [
     ("a", "Edema", 1),

@@ -16,15 +16,15 @@ import yaml
 from data_prep.biovil import main as export_biovil
 from medclip_dcl import load
 from medclip_dcl.cli import main
+from medclip_dcl.data.prepared import write_table
 from medclip_dcl.encoders.image import ResNetRegions
 from medclip_dcl.encoders.pretrained import ModelFolderError
 from medclip_dcl.encoders.text import BertSentences
-from medclip_dcl.evaluation.report import render
 from medclip_dcl.findings import CHEX5
-from medclip_dcl.network import ImageTextNetwork
-from medclip_dcl.prepared import write_table
+from medclip_dcl.networks.image_text import ImageTextNetwork
+from medclip_dcl.report.report import render
 from medclip_dcl.similarity import LSENonLocal
-from tests.encoders.test_biovil import image_state, write_text_folder
+from tests.networks.test_biovil import image_state, write_text_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 

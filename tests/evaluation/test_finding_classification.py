@@ -16,20 +16,20 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 
 from data_prep import mimic_cxr
 from medclip_dcl.cli import main
+from medclip_dcl.data.prepared import write_table
 from medclip_dcl.encoders.image import ResNetRegions
-from medclip_dcl.evaluation.compare import compare, write_comparison
 from medclip_dcl.evaluation.finding_classification import FindingClassification
-from medclip_dcl.evaluation.intervals import (
+from medclip_dcl.findings import CHEXPERT
+from medclip_dcl.models.classifier import Classifier
+from medclip_dcl.report.compare import compare, write_comparison
+from medclip_dcl.report.intervals import (
     Predictions,
     bootstrap_intervals,
     bootstrap_numbers,
     patient_draws,
     weighted_average_precision,
 )
-from medclip_dcl.evaluation.report import render
-from medclip_dcl.findings import CHEXPERT
-from medclip_dcl.models.classifier import Classifier
-from medclip_dcl.prepared import write_table
+from medclip_dcl.report.report import render
 
 ROOT = Path(__file__).resolve().parents[2]
 FINDINGS = ("Edema", "Fracture", "Support Devices")
@@ -395,7 +395,7 @@ def test_errors_come_without_a_traceback_and_say_what_to_do(labelled_set, encode
 
 def test_a_checkpoint_of_another_kind_is_refused_with_the_remedy(tuned, small_bert, tmp_path, capsys):
     from medclip_dcl.encoders.text import BertSentences
-    from medclip_dcl.network import ImageTextNetwork
+    from medclip_dcl.networks.image_text import ImageTextNetwork
 
     network = ImageTextNetwork(ResNetRegions(dim=5, stride=16), BertSentences(str(small_bert), dim=5), None)
     network.save_pretrained(tmp_path / "exported")

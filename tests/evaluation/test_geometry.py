@@ -12,12 +12,12 @@ from PIL import Image
 from torch import Tensor
 
 from medclip_dcl.data.image_text import EvaluationTables
-from medclip_dcl.data.transforms import centre_crop
 from medclip_dcl.evaluation import grounding
 from medclip_dcl.evaluation.grounding import Grounding
 from medclip_dcl.evaluation.retrieval import box_features
-from medclip_dcl.geometry import GEOMETRIES, View, fit
-from medclip_dcl.network import ImageTextNetwork
+from medclip_dcl.networks.image_text import ImageTextNetwork
+from medclip_dcl.pictures.geometry import GEOMETRIES, View, fit
+from medclip_dcl.pictures.transforms import centre_crop
 
 STRIDE, SIZE = 4, 96
 SHAPES = [(150, 260), (250, 140), (160, 160)]

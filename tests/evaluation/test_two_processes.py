@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from medclip_dcl.cli import main
-from medclip_dcl.prepared import write_table
+from medclip_dcl.data.prepared import write_table
 
 ROOT = Path(__file__).resolve().parents[2]
 

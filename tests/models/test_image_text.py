@@ -13,7 +13,6 @@ from pytorch_lightning import Callback, Trainer
 from medclip_dcl.data.image_text import ImageTextDataModule
 from medclip_dcl.encoders.image import RegionEncoder, ResNetRegions
 from medclip_dcl.encoders.text import BertSentences
-from medclip_dcl.evaluation.class_probability import ClassProbabilityTable
 from medclip_dcl.inference import load
 from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.models.optimisation import (
@@ -29,6 +28,7 @@ from medclip_dcl.objectives import (
     contrastive_loss,
 )
 from medclip_dcl.similarity import LSENonLocal
+from medclip_dcl.training.class_probability import ClassProbabilityTable
 
 
 def build(small_bert, **options) -> ImageTextModel:

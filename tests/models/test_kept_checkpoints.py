@@ -23,7 +23,7 @@ from medclip_dcl.encoders.text import BertSentences
 from medclip_dcl.formats import CHECKPOINT
 from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.models.masked_language import BertArchitecture, MaskedLanguageModel
-from medclip_dcl.network import ImageTextNetwork
+from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.similarity import LSENonLocal
 
 KEPT = Path(__file__).resolve().parent / "checkpoints"

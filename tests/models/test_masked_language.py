@@ -16,6 +16,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import Tensor
 
 from medclip_dcl.cli import main
+from medclip_dcl.data.prepared import FORMAT_VERSION, write_table
 from medclip_dcl.data.reports import ReportsDataModule
 from medclip_dcl.encoders.masked_language import IGNORED
 from medclip_dcl.encoders.pretrained import (
@@ -23,8 +24,8 @@ from medclip_dcl.encoders.pretrained import (
     load_tokenizer,
     weights_fingerprint,
 )
+from medclip_dcl.files import write_json
 from medclip_dcl.models.masked_language import BertArchitecture, MaskedLanguageModel
-from medclip_dcl.prepared import FORMAT_VERSION, write_json, write_table
 from medclip_dcl.scoring import pseudo_log_likelihood
 
 ROOT = Path(__file__).resolve().parents[2]

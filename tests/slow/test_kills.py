@@ -20,7 +20,8 @@ import pandas as pd
 import pytest
 import torch
 
-from medclip_dcl.prepared import FORMAT_VERSION, write_json, write_table
+from medclip_dcl.data.prepared import FORMAT_VERSION, write_table
+from medclip_dcl.files import write_json
 
 ROOT = Path(__file__).resolve().parents[2]
 

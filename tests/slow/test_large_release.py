@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from medclip_dcl.prepared import PreparedSet
+from medclip_dcl.data.prepared import PreparedSet
 
 ROOT = Path(__file__).resolve().parents[2]
 GIGABYTE = 2**30

@@ -19,8 +19,8 @@ from PIL import Image
 
 from data_prep import folder, mimic_cxr, openi
 from data_prep.phantom import __main__ as phantom
-from medclip_dcl.memory_map import DESCRIPTION, PIXELS
-from medclip_dcl.prepared import TABLES
+from medclip_dcl.data.memory_map import DESCRIPTION, PIXELS
+from medclip_dcl.data.prepared import TABLES
 from tests.data_prep.killing import Watch, changes, content, differing, run
 from tests.data_prep.small_release import write_release
 from tests.data_prep.test_kills import kill_and_finish, outside_images, require_honest, with_boxes_and_map

@@ -1,0 +1,1 @@
+"""Shared by the commands that run a language model over every sentence of a set."""

@@ -1,0 +1,247 @@
+"""Radiographs of a release, resized once: 8-bit grey JPEG files of one size under the release's relative paths.
+
+How a rectangle becomes a square is a choice, see `medclip_dcl.pictures.geometry`.
+
+What becomes of odd files (tests/data_prep/sources/test_images.py has a case of each):
+
+- more than 8 bits: scaled from the image's own minimum and maximum; DICOM: by its VOI transformation
+- white is zero (TIFF's header, DICOM's MONOCHROME1): inverted; JPEG and PNG cannot say so and are taken as they are
+- colour, CMYK, palette: luma; transparency is left out
+- turned by its Exif orientation: upright, and height and width are those of the upright picture
+- rejected, with the reason: missing, empty or truncated files, unknown formats, several pictures in one file, more than
+  `image_file.MOST_PIXELS` pixels, a side below `LEAST_SIDE`, strips (`MOST_TIMES_LONGER`), one grey level everywhere,
+  NaN or infinite grey levels, what `medclip_dcl.pictures.dicom` says of DICOM
+
+JPEG sources are decoded in full: PIL's draft mode would halve the time, but an image would come out up to four grey
+levels off what the same picture gives as PNG or DICOM, or to the network that is asked about the original file.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import re
+import shutil
+import zlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from PIL import Image
+
+from medclip_dcl.errors import UserError
+from medclip_dcl.files import write_bytes
+from medclip_dcl.pictures.geometry import fit, fitted_axes
+from medclip_dcl.pictures.grey import UnusableImageError
+from medclip_dcl.pictures.image_file import read_grey
+
+QUALITY = 95
+"""JPEG quality of the prepared images."""
+
+FILTER = "bilinear"
+"""Antialiased: the triangle filter grows with the reduction."""
+
+LEAST_SIDE = 16
+"""Pixels; what has a shorter side is a thumbnail or an icon."""
+
+MOST_TIMES_LONGER = 8
+"""One side than the other; a film of a whole spine is 3 times as long as wide."""
+
+# Real radiographs take 0.15 to 0.34 bytes a pixel; with "shortest" their longer side counts, 1.2 times on average.
+_LONGER = 1.3
+_BYTES_PER_PIXEL = 0.35
+_BLOCK = 4096
+
+# Images of older sets have no checksum.
+_STAMP = re.compile(
+    rb"(?P<made>medclip_dcl 1; (?P<geometry>\w+) (?P<size>\d+) \w+ q\d+; "
+    rb"from (?P<width>\d+) x (?P<height>\d+) pixels, \d+ bytes)(?:; crc (?P<crc>[0-9a-f]{8}))?"
+)
+_NO_CRC = b"; crc 00000000"
+_JPEG_END = b"\xff\xd9"
+
+
+class ImageStageError(UserError):
+    """Images cannot be written; what was finished stays."""
+
+
+class Job(NamedTuple):
+    """One image to prepare.
+
+    Attributes:
+        source: file of the original.
+        target: file of the prepared image.
+        size: side of the prepared image in pixels; the shorter one for geometry "shortest".
+        geometry: from `medclip_dcl.pictures.geometry.GEOMETRIES`.
+    """
+
+    source: Path
+    target: Path
+    size: int
+    geometry: str = "stretch"
+
+
+class Outcome(NamedTuple):
+    """Size of the original in pixels, or why the image cannot be used."""
+
+    height: int = 0
+    width: int = 0
+    reason: str = ""
+
+
+def require_space(folder: Path, jobs: Sequence[Job], further: int = 0) -> None:
+    """Check that the disk has room for the images that are not there yet.
+
+    Args:
+        folder: of the prepared set; need not exist.
+        jobs: all of them.
+        further: bytes of the memory map, if one will be written.
+
+    Raises:
+        ImageStageError: it has not; names what is needed and what is free.
+    """
+    missing = [
+        job.size**2 * (_LONGER if job.geometry == "shortest" else 1)
+        for job in jobs
+        if not job.target.exists()
+    ]
+    needed = further + sum(_BLOCK * -(-int(_BYTES_PER_PIXEL * pixels) // _BLOCK) for pixels in missing)
+    place = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    free = shutil.disk_usage(place).free
+    if needed > free:
+        raise ImageStageError(
+            f"{folder}: about {needed / 1e9:,.2f} GB are needed ({len(missing):,} JPEG files"
+            f"{f', {further / 1e9:,.2f} GB of memory map' if further else ''}), {free / 1e9:,.2f} GB are free; make "
+            "room, or choose another --output"
+        )
+
+
+def prepare_images(jobs: Sequence[Job], pool: Executor | None = None) -> Iterator[Outcome]:
+    """Decode, resize and write images; the outcomes come in the order of the jobs.
+
+    Args:
+        jobs: see `Job`.
+        pool: processes to share the work; None works in this one.
+
+    Raises:
+        ImageStageError: the disk is full.
+        OSError: an image could not be written for another reason; unreadable sources are outcomes.
+    """
+    yield from pool.map(prepare_image, jobs, chunksize=16) if pool else map(prepare_image, jobs)
+
+
+def prepare_image(job: Job) -> Outcome:
+    """Prepare one image, unless it was prepared from the same file in the same way before."""
+    try:
+        size_of_file = job.source.stat().st_size
+        finished = _finished(job, size_of_file)
+        if finished is not None:
+            return finished
+        grey = read_grey(job.source)
+    except FileNotFoundError:
+        return Outcome(reason="image file is missing")
+    except UnusableImageError as error:
+        return Outcome(reason=str(error))
+    except OSError as error:
+        return Outcome(reason=f"image file cannot be read: {error.strerror}")
+    width, height = grey.size
+    if max(width, height) > MOST_TIMES_LONGER * min(width, height):
+        return Outcome(reason=f"image of {width} x {height} pixels is a strip and no radiograph")
+    if min(width, height) < LEAST_SIDE:
+        return Outcome(
+            reason=f"image of {width} x {height} pixels; expected at least {LEAST_SIDE} on each side"
+        )
+    prepared = fit(grey, job.geometry, job.size, Image.Resampling.BILINEAR)
+    darkest, brightest = (prepared if job.geometry != "pad" else grey).getextrema()
+    if darkest == brightest:
+        return Outcome(reason=f"image is blank: grey level {darkest} everywhere")
+    outcome = Outcome(height, width)
+    _write(prepared, job.target, _making(job, outcome, size_of_file))
+    return outcome
+
+
+class Stamp(NamedTuple):
+    """What a prepared file says of itself, in a comment.
+
+    Attributes:
+        made: how, and from what.
+        geometry: from `medclip_dcl.pictures.geometry.GEOMETRIES`.
+        size: see `Job`.
+        height: of the original, in pixels; `width` likewise.
+        crc: checksum of the file with zeros in its place; "" in older files.
+    """
+
+    made: bytes
+    geometry: str
+    size: int
+    height: int
+    width: int
+    crc: str
+
+
+def read_stamp(comment: bytes) -> Stamp | None:
+    """The stamp in a JPEG file's comment, None where it is another comment."""
+    match = _STAMP.fullmatch(comment)
+    if match is None:
+        return None
+    said = {name: (value or b"").decode() for name, value in match.groupdict().items()}
+    size, height, width = (int(said[name]) for name in ("size", "height", "width"))
+    return Stamp(match["made"], said["geometry"], size, height, width, said["crc"])
+
+
+def is_as_written(content: bytes, stamp: Stamp) -> bool:
+    """Whether the bytes of a prepared file are those that were written; True where its stamp has no checksum."""
+    return not stamp.crc or _checksum(content.replace(f"; crc {stamp.crc}".encode(), _NO_CRC, 1)) == stamp.crc
+
+
+def _checksum(content: bytes) -> str:
+    return f"{zlib.crc32(content):08x}"
+
+
+def _making(job: Job, outcome: Outcome, size_of_file: int) -> bytes:
+    """What the stamp says: by this a finished image is known from a stale one."""
+    made = f"{job.geometry} {job.size} {FILTER} q{QUALITY}"
+    original = f"from {outcome.width} x {outcome.height} pixels, {size_of_file} bytes"
+    return f"medclip_dcl 1; {made}; {original}".encode()
+
+
+def _finished(job: Job, size_of_file: int) -> Outcome | None:
+    """The outcome of a prepared image that is there, whole, and of this making; None if there is none."""
+    try:
+        with job.target.open("rb") as stream, Image.open(stream, formats=("JPEG",)) as image:
+            stamp = read_stamp(image.info.get("comment", b""))
+            is_whole, size = ends_whole(stream), image.size
+    except OSError:
+        # Not there, or no JPEG (UnidentifiedImageError is one as well).
+        return None
+    if stamp is None or not is_whole:
+        return None
+    outcome = Outcome(stamp.height, stamp.width)
+    if stamp.made != _making(job, outcome, size_of_file):
+        return None
+    rows, columns = fitted_axes(job.geometry, outcome.height, outcome.width, job.size)
+    return outcome if size == (columns.whole, rows.whole) else None
+
+
+def ends_whole(stream: BinaryIO) -> bool:
+    """Whether a JPEG file ends as such a file does."""
+    stream.seek(-len(_JPEG_END), os.SEEK_END)
+    return stream.read() == _JPEG_END
+
+
+def _write(prepared: Image.Image, target: Path, making: bytes) -> None:
+    """Write a JPEG file atomically, with what it was made from and its checksum in the comment."""
+    encoded = io.BytesIO()
+    prepared.save(encoded, format="JPEG", quality=QUALITY, comment=making + _NO_CRC)
+    content = encoded.getvalue()
+    content = content.replace(_NO_CRC, f"; crc {_checksum(content)}".encode(), 1)
+    try:
+        write_bytes(content, target, durable=False)  # a rerun checks every image
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise ImageStageError(
+            f"{target.parent}: {error.strerror}; make room and run the same command again: it continues"
+        ) from error

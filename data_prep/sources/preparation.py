@@ -1,0 +1,609 @@
+"""From a source that was read to a prepared set: what `mimic_cxr`, `folder` and `openi` share.
+
+Each of them reads its own tables and hands over a `Source`; here the reports are cut into sentences, the images
+resized, the tables of the set put together and written, and what cannot be used is left out, with its reason in
+``rejects.csv``. Images are finished one by one, so that a broken run continues; ``dataset.json`` is written last. A
+finished set is left as it is, and one that was made in another way is never overwritten.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from data_prep.command import available_cores, progress, worker_processes
+from data_prep.memory_map import has_memory_map, memory_map_bytes, write_memory_map
+from data_prep.sources import images as image_files
+from data_prep.sources import tables
+from data_prep.sources.releases import ReleaseError, file_hash
+from data_prep.text import sections, sentences
+from data_prep.text.reports import Report, Sentences, read_sentences
+from medclip_dcl.data.memory_map import DESCRIPTION, PIXELS
+from medclip_dcl.data.prepared import FORMAT_VERSION, PreparedDataError, PreparedSet, case_table, write_table
+from medclip_dcl.errors import UserError
+from medclip_dcl.files import write_json, write_text
+from medclip_dcl.findings import CHEX5
+from medclip_dcl.formats import PREPARED_SET
+from medclip_dcl.pictures.geometry import GEOMETRIES
+
+REJECTED_SHARE = 0.01
+"""More of the images, or more of the reports, than this share, and more than one, cannot be used: a damaged source."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What every command that prepares a set is told.
+
+    Attributes:
+        output: the prepared set's folder.
+        size: side of the prepared images, pixels.
+        sections: from `sections.SECTIONS`.
+        cases: from `tables.CASES`, which exact labels the table "cases" holds.
+        limit: at most so many patients of each use, None for all.
+        rejected_share: more of the images that cannot be used, or of the reports that are missing, unreadable or
+            empty, than this share end the preparation.
+        workers: processes.
+        memory_map: also write the images as one file that is read without decoding.
+        geometry: how images become squares, from `medclip_dcl.pictures.geometry.GEOMETRIES`.
+    """
+
+    output: Path
+    size: int = 512
+    sections: tuple[str, ...] = sections.SECTIONS
+    cases: str = "all"
+    limit: int | None = None
+    rejected_share: float = REJECTED_SHARE
+    workers: int = 1
+    memory_map: bool = False
+    geometry: str = "stretch"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """What a command has read and checked before any image or report is opened.
+
+    Attributes:
+        images: those that are wanted: dicom_id, subject_id, study_id, view, official_split, path (of the prepared
+            file below ``images/``, ending in .jpg) and file (where the original lies); perhaps rows and columns
+            (pixels that a table promises).
+        reports: of the studies of `images`, or of `studies`; read once.
+        n_reports: how many they are.
+        no_reports: what to say where not one of them was found.
+        labels: by study, as `releases.read_labels` gives them.
+        studies: study_id, subject_id, official_split of reports that come without images; None where there are images.
+        release_images: every image with its view, also those that are not wanted (for boxes).
+        boxes: of MS-CXR, None without its file.
+        grounding_patients: subject_id of every patient of the MS-CXR file.
+        truth: the phantom's, None for a real source.
+        counts: what else stands in dataset.json's counts.
+        rejects: what was left out while the tables were read.
+        files: more files of the set by name, written beside the tables: texts.
+        advice: how a patient in training and in evaluation is put right.
+    """
+
+    images: pd.DataFrame
+    reports: Iterable[Report]
+    n_reports: int
+    no_reports: str
+    labels: pd.DataFrame
+    studies: pd.DataFrame | None = None
+    release_images: pd.DataFrame | None = None
+    boxes: pd.DataFrame | None = None
+    grounding_patients: frozenset[int] = frozenset()
+    truth: Mapping[str, pd.DataFrame] | None = None
+    counts: Mapping[str, Any] = field(default_factory=dict)
+    rejects: Sequence[tables.Reject] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
+    advice: str = tables.DAMAGED_SPLIT
+
+    def with_rejects(self, rejects: Sequence[tables.Reject]) -> Source:
+        """The same source, with more that was left out."""
+        return replace(self, rejects=(*rejects, *self.rejects))
+
+
+def prepare_set(settings: Settings, made_from: Mapping[str, Any], read: Callable[[], Source]) -> None:
+    """Prepare a set, finish a broken one, or say that it is finished.
+
+    Args:
+        settings: the shared options.
+        made_from: from `made_from`.
+        read: reads and checks the source's tables; only called if there is something to do.
+
+    Raises:
+        ReleaseError: the source lacks something, or what it holds cannot be right.
+        PreparedDataError: the output folder holds another set, or something else.
+    """
+    if settings.memory_map and settings.geometry == "shortest":
+        raise PreparedDataError(
+            "--memory_map holds images of one size, with --geometry shortest they have several; leave one of them out"
+        )
+    if _is_finished(settings.output, made_from):
+        _complete(settings)
+        return
+    source = read()
+    # The final uses are checked again; hours of image work should not pass before a damaged split is noticed.
+    patients = source.images if source.studies is None else source.studies.assign(dicom_id="")
+    use = tables.decide_use(patients, source.grounding_patients, (), ())
+    tables.require_disjoint_patients(patients.assign(use=use), source.advice)
+    jobs = _image_jobs(source.images, settings)
+    further = memory_map_bytes(len(jobs), settings.size) if settings.memory_map else 0
+    image_files.require_space(settings.output, jobs, further)
+    with _one_process_in(settings.output) as is_alone:
+        # While this process was reading, another may have made the set.
+        is_made = _is_finished(settings.output, made_from, say=False)
+        info = {} if is_made else _make(settings, made_from, source, jobs, is_alone)
+    if is_made:
+        _complete(settings)
+    else:
+        print(summary(settings.output, info))
+
+
+def _complete(settings: Settings) -> None:
+    """Remove what a killed run left in a finished set, and write its memory map if that is wanted and not there."""
+    output = settings.output
+    leftovers = list(output.glob(".*.tmp"))
+    wanted = settings.memory_map or _has_lost_memory_map(output)
+    if wanted and not has_memory_map(PreparedSet(output)):
+        with _one_process_in(output) as is_alone:
+            _remove_leftovers(leftovers, is_alone)
+            if _write_memory_map(settings):
+                return
+    elif leftovers:
+        # The set is whole: another process in it, or a folder that cannot be written, is no reason to fail.
+        with suppress(PreparedDataError), _one_process_in(output) as is_alone:
+            _remove_leftovers(leftovers, is_alone)
+    print(f"{output} is a finished set, made with these options from this source: nothing to do")
+
+
+def _make(
+    settings: Settings,
+    made_from: Mapping[str, Any],
+    source: Source,
+    jobs: Sequence[image_files.Job],
+    is_alone: bool,
+) -> dict[str, Any]:
+    """Write the set; returns what dataset.json says."""
+    _remove_leftovers(settings.output.rglob(".*.tmp"), is_alone)
+    write_json(made_from, settings.output / _UNFINISHED)
+    with worker_processes(settings.workers) as pool:
+        found = read_sentences(source.reports, source.n_reports, settings.sections, pool, source.no_reports)
+        unusable = {str(study): found.reasons[study] for study in found.unusable}
+        _refuse_many(settings, "report", unusable, source.n_reports)
+        images, image_rejects = _prepare_images(source.images, jobs, settings, pool)
+    written, rejects, counts = _assemble(source, images, found, settings.cases)
+    rejects = [*source.rejects, *image_rejects, *rejects]
+    # A set whose missing images were made again is a finished one no more while its tables are written again.
+    for name in (DESCRIPTION, "dataset.json", "chex5.parquet"):  # the last is of format version 1
+        (settings.output / name).unlink(missing_ok=True)
+    for name, frame in written.items():
+        write_table(frame, settings.output / f"{name}.parquet", name)
+    for name, text in source.files.items():
+        write_text(text, settings.output / name)
+    _write_rejects(settings.output, rejects)
+    counts["rejects"] = {kind: [row[0] for row in rejects].count(kind) for kind in ("image", "report", "box")}
+    info = {**made_from, "counts": counts, "fingerprint": tables.fingerprint(written)}
+    write_json(info, settings.output / "dataset.json")
+    (settings.output / _UNFINISHED).unlink()
+    if settings.memory_map or _has_lost_memory_map(settings.output):
+        _write_memory_map(settings)
+    return info
+
+
+@contextmanager
+def _one_process_in(output: Path) -> Iterator[bool]:
+    """Keep other processes from writing the same set; the lock ends with this process, however it ends.
+
+    Yields:
+        False where the file system has no locks, so that others may be at work.
+
+    Raises:
+        PreparedDataError: another process has it, or the folder cannot be written.
+    """
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PreparedDataError(
+            f"output {output} cannot be made ({error.strerror}); choose another --output"
+        ) from error
+    try:
+        # A file, opened for writing: locks of folders are not seen from other hosts (NFS). It stays, as who removes it
+        # may remove the lock that another process has just got.
+        file = os.open(output / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise PreparedDataError(
+            f"output {output} cannot be written ({error.strerror}); choose another --output"
+        ) from error
+    try:
+        is_alone = True
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise PreparedDataError(
+                f"output {output} is just being written by another process; wait until that has ended, or choose "
+                "another --output"
+            ) from error
+        except OSError as error:
+            is_alone = False
+            print(f"{output} cannot be locked ({error.strerror}): see that no other process prepares it")
+        yield is_alone
+    finally:
+        os.close(file)
+
+
+def _assemble(
+    source: Source, images: pd.DataFrame, found: Sentences, cases: str
+) -> tuple[dict[str, pd.DataFrame], list[tables.Reject], dict[str, Any]]:
+    """The tables of the set, what was left out of them, and counts."""
+    written: dict[str, pd.DataFrame] = {}
+    box_rejects: list[tables.Reject] = []
+    boxed: set[str] = set()
+    if source.boxes is not None:
+        every = source.release_images if source.release_images is not None else source.images
+        written["boxes"], box_rejects = tables.select_boxes(source.boxes, every, images)
+        boxed = set(written["boxes"]["dicom_id"])
+    images = images.assign(use=tables.decide_use(images, source.grounding_patients, boxed, found.reasons))
+    tables.require_disjoint_patients(images, source.advice)
+    studies = images
+    if source.studies is not None:
+        studies = source.studies.assign(dicom_id="")
+        studies = studies.assign(use=tables.decide_use(studies, (), (), found.reasons))
+        written["studies"] = tables.typed(studies, "studies")
+    present = set(studies["study_id"])
+    texts = {study: text for study, text in found.of_study.items() if study in present}
+    written["images"] = tables.typed(images, "images")
+    written["sentences"], written["reports"] = tables.sentence_tables(texts)
+    written["labels"], without_labels = tables.study_labels(studies, source.labels)
+    written["cases"] = case_table(images, written["labels"], cases)
+    if source.truth is not None:
+        written["classes"], written["image_classes"] = tables.class_tables(
+            source.truth, written["sentences"], written["images"]
+        )
+    counts = {
+        "images_in_release": len(images),
+        "images_not_frontal": 0,
+        **source.counts,
+        **tables.count(written),
+        "studies_without_labels": without_labels,
+        "sentences_without_letter": found.without_letter,
+    }
+    if "rows" in images:
+        is_resized = (images["height"] != images["rows"]) | (images["width"] != images["columns"])
+        counts["images_of_other_size_than_in_metadata"] = int(is_resized.sum())
+    reasons = {study: found.reasons[study] for study in sorted(found.reasons) if study in present}
+    return written, [*(("report", str(s), reason) for s, reason in reasons.items()), *box_rejects], counts
+
+
+def take_patients(images: pd.DataFrame, limit: int | None, use: pd.Series) -> pd.DataFrame:
+    """The images of the first `limit` patients of each use, by number; all of them for None.
+
+    Args:
+        images: subject_id, and whatever else.
+        limit: patients.
+        use: of each image, by what is known before any image or report was opened.
+    """
+    if limit is None:
+        return images
+    # A patient with images of the test split beside boxes counts where grounding stands.
+    order = {name: place for place, name in enumerate(("grounding", "test", "validate", "train"))}
+    of_patient = use.map(order).groupby(images["subject_id"]).min()
+    place = of_patient.groupby(of_patient).cumcount()
+    taken = place.index[place < limit]
+    return images[images["subject_id"].isin(taken)].reset_index(drop=True)
+
+
+# --- What a set was made from ------------------------------------------------------------------------------------
+
+_UNFINISHED = "unfinished.json"
+_LOCK = ".lock"
+
+# Options that older sets do not name, with the value by which those were made.
+_SINCE_ADDED: dict[str, Any] = {"cases": "all", "limit": None, "subset": None}
+
+
+def made_from(
+    settings: Settings, source: str, phantom: bool, files: Sequence[Path], options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Everything that the content of a set depends on, except reports and images themselves (too many to hash).
+
+    Args:
+        settings: the shared options.
+        source: name of what is prepared.
+        phantom: no patient data.
+        files: the tables that were read.
+        options: those of the command's own.
+    """
+    return {
+        "format_version": FORMAT_VERSION,
+        "source": source,
+        "phantom": phantom,
+        "source_files": {file.name: file_hash(file) for file in files},
+        "options": {
+            "size": settings.size,
+            "geometry": settings.geometry,
+            "filter": image_files.FILTER,
+            "jpeg_quality": image_files.QUALITY,
+            "sections": list(settings.sections),
+            "cases": settings.cases,
+            "limit": settings.limit,
+            "section_rules": sections.RULES_VERSION,
+            "sentence_rules": sentences.RULES_VERSION,
+            "pysbd": version("pysbd"),
+            **options,
+        },
+    }
+
+
+def _is_finished(output: Path, made_from: Mapping[str, Any], say: bool = True) -> bool:
+    """True for a finished set of the same making; False for none, or for an unfinished one that may be continued.
+
+    Args:
+        output: the folder.
+        made_from: what it should be made from.
+        say: print how many images are missing.
+
+    Raises:
+        PreparedDataError: the folder holds something else.
+    """
+    if output.exists() and not output.is_dir():
+        raise PreparedDataError(f"output {output} is a file; --output expects a folder of its own")
+    for name in ("dataset.json", _UNFINISHED):
+        file = output / name
+        if not file.is_file():
+            continue
+        try:
+            there = json.loads(file.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise PreparedDataError(
+                f"{file} is not JSON ({error}); delete {output} and prepare it again"
+            ) from error
+        if name == _UNFINISHED and not (output / "images").is_dir() and not any(output.glob("*.parquet")):
+            # Nothing was made yet that depends on an option.
+            return False
+        if differences := _differences(there, made_from):
+            raise PreparedDataError(
+                f"{output} holds a {'prepared' if name == 'dataset.json' else 'partly prepared'} set that was made "
+                f"differently ({'; '.join(differences)}); choose another --output, or delete this folder to prepare "
+                "it again"
+            )
+        # Beside dataset.json: a run that made missing images again was killed, or one that was about to end.
+        return not (output / _UNFINISHED).exists() and not _lacks_images(output, say)
+    if output.is_dir() and any(not entry.name.startswith(".") for entry in output.iterdir()):
+        raise PreparedDataError(
+            f"output {output} is neither empty nor a prepared set; choose another --output, or empty it"
+        )
+    return False
+
+
+def _lacks_images(output: Path, say: bool) -> bool:
+    """True if an image of a finished set is gone, as where a damaged one was deleted: then it is made again."""
+    prepared = PreparedSet(output)
+    paths = prepared.table("images")["path"]
+    missing = [path for path in paths if not prepared.image_file(path).is_file()]
+    if missing and say:
+        print(
+            f"{output}: {len(missing):,} of {len(paths):,} images are missing (first: {missing[0]}) and made again"
+        )
+    return bool(missing)
+
+
+def _differences(there: dict[str, Any], now: Mapping[str, Any]) -> list[str]:
+    try:
+        PREPARED_SET.upgrade(there, "dataset.json there")
+    except UserError as error:
+        return [str(error)]
+    found = []
+    if there.get("source") != now["source"]:
+        found.append(f"source: {there.get('source')} there, {now['source']} now")
+    old, new = there.get("options", {}), now["options"]
+    old = {**_SINCE_ADDED, **old}
+    changed = [name for name in sorted({*old, *new}) if old.get(name) != new.get(name)]
+    found += [f"{name}: {_word(old.get(name))} there, {_word(new.get(name))} now" for name in changed]
+    old, new = there.get("source_files", {}), now["source_files"]
+    found += [f"{name} has changed" for name in sorted(old) if name in new and old[name] != new[name]]
+    if not found and set(old) != set(new):
+        found.append(f"source files: {_word(sorted(old))} there, {_word(sorted(new))} now")
+    return found
+
+
+def _word(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else "none" if value is None else str(value)
+
+
+def _remove_leftovers(files: Iterable[Path], is_alone: bool) -> None:
+    """Remove what a killed run was writing just then, under temporary names; not where it may be still at work."""
+    for file in list(files) if is_alone else ():
+        file.unlink(missing_ok=True)
+        if file.name.startswith(f".{PIXELS}."):
+            print(f"{file.parent}: removed what a killed run left of a memory map (--memory_map writes one)")
+
+
+# --- Images ------------------------------------------------------------------------------------------------------
+
+
+def _image_jobs(images: pd.DataFrame, settings: Settings) -> list[image_files.Job]:
+    folder = settings.output / "images"
+    return [
+        image_files.Job(Path(file), folder / path, settings.size, settings.geometry)
+        for file, path in images[["file", "path"]].itertuples(index=False)
+    ]
+
+
+def _has_lost_memory_map(output: Path) -> bool:
+    """True if there are pixels of a memory map without its description: of older images, or of a killed run."""
+    return (output / PIXELS).exists() and not (output / DESCRIPTION).exists()
+
+
+def _write_memory_map(settings: Settings) -> bool:
+    """True if it was not there yet."""
+    if _has_lost_memory_map(settings.output):
+        print(
+            f"{settings.output}: {PIXELS} is no more, or not yet, described by {DESCRIPTION}; it is written again"
+        )
+    with worker_processes(settings.workers) as pool:
+        return write_memory_map(settings.output, pool)
+
+
+def _prepare_images(
+    images: pd.DataFrame, jobs: Sequence[image_files.Job], settings: Settings, pool: Executor | None
+) -> tuple[pd.DataFrame, list[tables.Reject]]:
+    """Prepare every image; returns those that can be used, with height and width of the originals, and the others.
+
+    Raises:
+        ReleaseError: more than `Settings.rejected_share` cannot be used.
+    """
+    outcomes = list(progress(image_files.prepare_images(jobs, pool), len(jobs), "images", "images"))
+    images = images.assign(height=[o.height for o in outcomes], width=[o.width for o in outcomes])
+    reasons = pd.Series([o.reason for o in outcomes], index=images.index)
+    bad = dict(zip(images.loc[reasons != "", "dicom_id"], reasons[reasons != ""], strict=True))
+    _refuse_many(settings, "image", bad, len(images))
+    rejects = [("image", str(dicom_id), reason) for dicom_id, reason in bad.items()]
+    return images[reasons == ""].reset_index(drop=True), rejects
+
+
+def _refuse_many(settings: Settings, kind: str, reasons: Mapping[str, str], total: int) -> None:
+    """A few damaged files are left out; many mean that the download is broken. One is always allowed."""
+    if len(reasons) <= max(1, settings.rejected_share * total):
+        return
+    _write_rejects(settings.output, [(kind, name, reason) for name, reason in sorted(reasons.items())])
+    first, reason = min(reasons.items())
+    raise ReleaseError(
+        f"{len(reasons):,} of {total:,} {kind}s cannot be used, more than {100 * settings.rejected_share:g}% (first: "
+        f"{first}, {reason}; all of them: {settings.output / 'rejects.csv'}); complete the source, or allow more with "
+        "--rejected_share, then run the same command again"
+    )
+
+
+def _write_rejects(output: Path, rejects: Sequence[tables.Reject]) -> None:
+    frame = pd.DataFrame(rejects, columns=["kind", "id", "reason"])
+    write_text(frame.to_csv(index=False, lineterminator="\n"), output / "rejects.csv")
+
+
+# --- What the user sees ------------------------------------------------------------------------------------------
+
+
+def summary(output: Path, info: Mapping[str, Any]) -> str:
+    """What a finished set holds, by the counts in its dataset.json."""
+    counts = info["counts"]
+    uses = ", ".join(f"{use} {n:,}" for use, n in counts["images_by_use"].items())
+    rejects = ", ".join(f"{kind} {n:,}" for kind, n in counts["rejects"].items())
+    in_sections = ", ".join(f"{name} {n:,}" for name, n in counts["reports_by_section"].items())
+    lines = [
+        f"{output}: prepared from {info['source']}",
+        f"  images     {counts['images']:,} frontal of {counts['images_in_release']:,} ({uses})",
+        f"  patients   {counts['patients']:,}, of whom {counts['patients_grounding']:,} for grounding",
+        f"  reports    {counts['reports']:,} of {counts['studies']:,} studies ({in_sections})",
+        f"  sentences  {counts['report_sentences']:,}, of which {counts['sentences']:,} distinct; "
+        f"{counts['sentences_without_letter']:,} without a letter dropped",
+        f"  boxes      {counts['boxes']:,}",
+        f"  left out   {rejects}"
+        + ("" if not sum(counts["rejects"].values()) else "; reasons in rejects.csv"),
+    ]
+    if "studies_by_use" in counts:
+        studies = ", ".join(f"{use} {n:,}" for use, n in counts["studies_by_use"].items())
+        lines[1] = f"  text only  no images; studies: {studies}"
+    return "\n".join([*lines, *case_lines(counts)])
+
+
+def case_lines(counts: Mapping[str, Any]) -> list[str]:
+    """The cases of each use that has any, CheX5's in a line of their own; none for a set without images."""
+    if "studies_by_use" in counts:
+        return []
+    lines = []
+    for use, findings in counts["cases"].items():
+        for title, names in (("CheX5", list(CHEX5)), ("others", [f for f in findings if f not in CHEX5])):
+            cases = ", ".join(f"{f} {findings[f]['yes']:,}/{findings[f]['no']:,}" for f in names)
+            if any(findings[f]["yes"] or findings[f]["no"] for f in names):
+                lines.append(f"  {title:<10} {use} (yes/no): {cases}")
+    return lines or ["  cases      none: no label is exactly 1 or 0"]
+
+
+# --- The command line --------------------------------------------------------------------------------------------
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `Settings`."""
+    parser.add_argument(
+        "--output", type=Path, required=True, metavar="SET", help="folder of the prepared data set"
+    )
+    parser.add_argument(
+        "--size", type=positive, default=512, help="side of the prepared images, pixels (512)"
+    )
+    parser.add_argument(
+        "--geometry",
+        choices=GEOMETRIES,
+        default="stretch",
+        help="stretch both sides to SIZE (as in the paper), scale the shortest side to SIZE, or scale the longest and "
+        "pad with black (stretch)",
+    )
+    parser.add_argument(
+        "--sections",
+        type=_sections,
+        default=sections.SECTIONS,
+        metavar="NAMES",
+        help="findings,impression (both)",
+    )
+    parser.add_argument(
+        "--cases",
+        "--chex5",  # its name before there were cases of other findings
+        dest="cases",
+        choices=tables.CASES,
+        default="all",
+        help="cases of a finding: all, or balanced (as many with it as without)",
+    )
+    parser.add_argument(
+        "--limit", type=positive, metavar="N", help="at most N patients of each use, for a first try"
+    )
+    parser.add_argument(
+        "--rejected_share",
+        type=_share,
+        default=REJECTED_SHARE,
+        metavar="SHARE",
+        help="share of the images, and of the reports, that may be missing, damaged or empty and are left out; more of "
+        "either end the preparation, a single one never does (0.01)",
+    )
+    parser.add_argument(
+        "--workers", type=positive, default=available_cores(), help="processes (as many as there are cores)"
+    )
+    parser.add_argument(
+        "--memory_map",
+        action="store_true",
+        help="also write memory_map.npy, which training reads without decoding (size^2 bytes an image: 61 GB for "
+        "MIMIC-CXR at 512); also beside a finished set",
+    )
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1, for `argparse`."""
+    if not (text.isascii() and text.isdecimal()) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of at least 1")
+    return int(text)
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number from 0 to 1")
+    return share
+
+
+def _sections(text: str) -> tuple[str, ...]:
+    names = tuple(name for name in sections.SECTIONS if name in text.split(","))
+    if not names or len(names) != len(text.split(",")):
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: expected one or more of {','.join(sections.SECTIONS)}, separated by a comma"
+        )
+    return names

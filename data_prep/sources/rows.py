@@ -1,0 +1,371 @@
+"""From rows of image, text, patient and study to a `Source`: what `folder` and `openi` share after reading."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pandas as pd
+
+from data_prep.sources import preparation, tables
+from data_prep.sources.preparation import Source
+from data_prep.sources.releases import SHOWN, SPLITS, ReleaseError, and_others
+from data_prep.text.reports import Report
+from data_prep.text.sections import Section
+from medclip_dcl.findings import CHEXPERT
+
+TEXTS = ("text", "findings", "impression")
+"""Columns of `rows_source` that hold text: a whole report, or its sections."""
+
+SHARES = (0.8, 0.1, 0.1)
+"""Of the patients, for train, validate and test, where a source has no split."""
+
+ROW = "row"
+"""Name of the index of rows that says where they stand in their file, where its header is row 1."""
+
+IDENTIFIERS = "identifiers.csv"
+"""In a prepared set: the source's names of patients and studies that are no whole numbers, and their numbers."""
+
+_SPLIT_NAMES = {
+    "train": ("train", "training"),
+    "validate": ("validate", "validation", "valid", "val", "dev"),
+    "test": ("test", "testing"),
+}
+_PATIENT_ADVICE = "put all rows of a patient into one split"
+_IMAGE_ADVICE = "leave one row of each"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(preparation.Settings):
+    """Options that sources of rows share.
+
+    Attributes:
+        text_only: the set holds reports alone.
+        split_shares: of the patients, for train, validate and test; None where the source has a split, or for `SHARES`.
+        split_seed: of the draw; None where the source has a split, or for 0.
+    """
+
+    text_only: bool = False
+    split_shares: tuple[float, float, float] | None = None
+    split_seed: int | None = None
+
+    def split_options(self, has_split: bool) -> Any:
+        """What dataset.json says about the split.
+
+        Raises:
+            ReleaseError: the source has a split, and options say how to draw one.
+        """
+        if not has_split:
+            return {"shares": list(self.split_shares or SHARES), "seed": self.split_seed or 0}
+        if self.split_shares is not None or self.split_seed is not None:
+            raise ReleaseError(
+                "--split_shares and --split_seed draw a split, but the table has a column for it; leave them out, or "
+                "the column"
+            )
+        return "column"
+
+
+def rows_source(
+    rows: pd.DataFrame, settings: Settings, file: Path, source_counts: Mapping[str, Any]
+) -> Source:
+    """A source of rows.
+
+    Args:
+        rows: one for each image, or for each report without one; all text: image (path below ``images/`` of the set
+            without its ending; "" for none), file (of the original), patient, study, view, split ("" in all rows: it
+            is drawn), columns of `TEXTS`; all columns of floats are labels of findings. An index of the name `ROW` says
+            in which row of the file they stand.
+        settings: the options.
+        file: the table, for messages.
+        source_counts: "images_in_release", "images_not_frontal".
+
+    Raises:
+        ReleaseError: rows contradict one another, or a split has no patient.
+    """
+    _require_consistent(rows, file)
+    rows = rows.assign(split=_splits(rows, settings, file))
+    subject, names_of_patients = _numbers(rows["patient"], "patient")
+    study, names_of_studies = _numbers(rows["study"], "study")
+    rows = rows.assign(subject_id=subject, study_id=study).rename(columns={"split": "official_split"})
+    rows = rows.sort_values(["subject_id", "study_id", "image"], ignore_index=True)
+    rows = preparation.take_patients(rows, settings.limit, rows["official_split"])
+    images = rows[rows["image"] != ""].reset_index(drop=True)
+    rejects: list[tables.Reject] = []
+    studies = None
+    if settings.text_only:
+        studies = rows.drop_duplicates("study_id")[["study_id", "subject_id", "official_split"]]
+        images, wanted = images.iloc[:0], rows
+    else:
+        has_image = rows["study_id"].isin(images["study_id"])
+        alone = rows.loc[~has_image].drop_duplicates("study_id")
+        rejects = [("report", str(study), "its study has no image") for study in alone["study_id"]]
+        wanted = rows[has_image]
+        if images.empty:
+            raise ReleaseError(
+                f"{file}: no row has a frontal image; for a set of reports alone say --text_only"
+            )
+    reports = _reports(wanted)
+    identifiers = pd.concat([names_of_patients, names_of_studies])
+    return Source(
+        images=_image_table(images),
+        reports=reports,
+        n_reports=len(reports),
+        no_reports=f"{file}: no row has any text",
+        labels=_labels(rows),
+        studies=studies,
+        counts=source_counts,
+        rejects=rejects,
+        files={IDENTIFIERS: identifiers.to_csv(index=False, lineterminator="\n")} if len(identifiers) else {},
+        advice=_PATIENT_ADVICE,
+    )
+
+
+def _require_consistent(rows: pd.DataFrame, file: Path) -> None:
+    """What belongs to a study is the same in all its rows, where it is given; an image stands once."""
+    for column in ("patient", "study"):
+        if (rows[column] == "").any():
+            nameless = rows[rows[column] == ""]
+            raise ReleaseError(
+                f"{file}: {len(nameless):,} rows name no {column}{_row_numbers(nameless)}; every row needs one"
+            )
+        _require_one_spelling(rows[column], column, file)
+    _require_apart(rows.loc[rows["image"] != "", "image"], file)
+    for column in ("patient", "split", *TEXTS, *label_columns(rows)):
+        if column in rows:
+            said = rows[(rows[column] != "") & rows[column].notna()]
+            differing = said.groupby("study")[column].nunique()
+            if (differing > 1).any():
+                first, *others = differing.index[differing > 1]
+                raise ReleaseError(
+                    f"{file}: {len(others) + 1:,} studies have rows that disagree about {column} (first: "
+                    f"study {first}){and_others(others)}; rows of one study must agree"
+                )
+
+
+def _row_numbers(rows: pd.DataFrame | pd.Series) -> str:
+    """Where rows stand in their file, if they say so."""
+    if rows.index.name != ROW:
+        return ""
+    numbers = ", ".join(str(number) for number in rows.index[:SHOWN])
+    return f" (row{'s' * (len(rows) > 1)} {numbers}{', ...' if len(rows) > SHOWN else ''})"
+
+
+def _require_one_spelling(names: pd.Series, kind: str, file: Path) -> None:
+    """A number is written in one way: "7", "007" and "7.0" as three patients may be one, in training and in test."""
+    spelled: dict[str, str] = {}
+    pairs = []
+    for name in names.unique():
+        if match := re.fullmatch(r"0*([0-9]+)(?:\.0+)?", name):
+            other = spelled.setdefault(match[1], name)
+            if other != name:
+                pairs.append(f"{other!r} beside {name!r}")
+    if pairs:
+        raise ReleaseError(
+            f"{file}: expected one way of writing the number of a {kind}, found {pairs[0]}{and_others(pairs[1:])}; "
+            "write both in the same way if they are the same, or add a letter to one of them if they are not"
+        )
+
+
+def _require_apart(images: pd.Series, file: Path) -> None:
+    """Each image stands once, and has a prepared file of its own."""
+    twice = images[images.duplicated(keep=False)].groupby(images, sort=False)
+    if repeated := [f"{image!r} again{_row_numbers(rows)}" for image, rows in twice]:
+        raise ReleaseError(
+            f"{file}: expected each image once, found {repeated[0]}{and_others(repeated[1:])}; {_IMAGE_ADVICE}"
+        )
+    known = set(images)
+    parents = [(next((f for f in map(str, PurePosixPath(i).parents) if f in known), ""), i) for i in images]
+    if inside := [f"{folder!r} and {image!r}" for folder, image in parents if folder]:
+        raise ReleaseError(
+            f"{file}: found the images {inside[0]}: a file is where a folder must be{and_others(inside[1:])}; rename "
+            "one of them, in the folder and in the table"
+        )
+    # "a" and "a.jpg" would both become "a.jpg".
+    paths = _prepared_paths(images)
+    folders = {str(parent) for path in paths for parent in PurePosixPath(path).parents}
+    shared = paths.duplicated(keep=False) | paths.isin(folders)
+    if shared.any():
+        first, *others = map(str, paths[shared].unique())
+        names = images[(paths == first) | images.str.startswith(f"{first}/")]
+        raise ReleaseError(
+            f"{file}: expected images that have prepared files of their own, found {names.iloc[0]!r} and "
+            f"{names.iloc[1]!r}, which both need {first!r}{and_others(others)}; rename one of them, in the folder "
+            "and in the table"
+        )
+
+
+def _prepared_paths(images: pd.Series) -> pd.Series:
+    """Where the prepared images lie: the originals' names, .jpg behind what does not end so."""
+    is_jpeg = images.str.lower().str.endswith((".jpg", ".jpeg")).astype(bool)
+    return images.where(is_jpeg, images + ".jpg")
+
+
+def split_names(column: pd.Series, file: Path) -> pd.Series:
+    """train, validate or test, by the names that are usual for them.
+
+    Raises:
+        ReleaseError: another name, or none.
+    """
+    known = {name: split for split, names in _SPLIT_NAMES.items() for name in names}
+    splits = column.str.lower().map(known)
+    if splits.isna().any():
+        first, *others = [repr(name[:40]) for name in column[splits.isna()].unique()]
+        raise ReleaseError(
+            f"{file}, split: expected {', '.join(SPLITS)} in every row, found {first} "
+            f"({int(splits.isna().sum()):,} of {len(column):,} rows){and_others(others)}"
+        )
+    return splits
+
+
+def _splits(rows: pd.DataFrame, settings: Settings, file: Path) -> pd.Series:
+    if (rows["split"] != "").any():
+        return rows["split"]
+    shares = settings.split_shares or SHARES
+    drawn = draw_split(rows["patient"], shares, settings.split_seed or 0)
+    for split, share in zip(SPLITS, shares, strict=True):
+        if share > 0 and not (drawn == split).any():
+            raise ReleaseError(
+                f"{file}: of {rows['patient'].nunique():,} patients none was drawn for {split}; give the table a "
+                "column split, or choose other --split_shares or another --split_seed"
+            )
+    return drawn
+
+
+def draw_split(patients: pd.Series, shares: Sequence[float], seed: int) -> pd.Series:
+    """Draw train, validate or test for each patient, by a hash of seed and name.
+
+    A patient's split depends on nothing else: it stays when the table grows.
+
+    Args:
+        patients: names.
+        shares: of train, validate, test; their sum is 1.
+        seed: another one gives another draw.
+    """
+    bounds = (shares[0], shares[0] + shares[1])
+
+    def draw(name: str) -> str:
+        place = int(hashlib.sha256(f"{seed} {name}".encode()).hexdigest()[:13], 16) / 16**13
+        return SPLITS[sum(place >= bound for bound in bounds)]
+
+    return patients.map({name: draw(name) for name in patients.unique()})
+
+
+def _numbers(names: pd.Series, kind: str) -> tuple[pd.Series, pd.DataFrame]:
+    """Names as whole numbers: themselves if all are such, else counted from 1 in the order of the names.
+
+    Returns:
+        the numbers; and the table of `IDENTIFIERS`, empty where the names are numbers.
+    """
+    distinct = sorted(set(names))
+    if all(re.fullmatch(r"0|[1-9][0-9]{0,17}", name) for name in distinct):
+        return names.astype("int64"), pd.DataFrame(columns=["kind", "name", "number"])
+    number = {name: place for place, name in enumerate(distinct, start=1)}
+    named = pd.DataFrame({"kind": kind, "name": distinct, "number": range(1, len(distinct) + 1)})
+    return names.map(number).astype("int64"), named
+
+
+def _image_table(images: pd.DataFrame) -> pd.DataFrame:
+    columns = ["dicom_id", "subject_id", "study_id", "view", "official_split", "path", "file"]
+    return images.assign(dicom_id=images["image"], path=_prepared_paths(images["image"]))[columns]
+
+
+def _reports(rows: pd.DataFrame) -> list[Report]:
+    """One report for each study, in the order of their numbers."""
+    names = [name for name in TEXTS if name in rows]
+    # Rows of a study agree, but for those that say nothing.
+    joined = rows.groupby("study_id", as_index=False)[names].max()
+    reports = []
+    for study, *texts in joined.itertuples(index=False):
+        if names == ["text"] and texts[0]:
+            reports.append(Report(int(study), content=texts[0].encode()))
+        else:
+            sections = [Section(*section) for section in zip(names, texts, strict=True) if section[1]]
+            reports.append(Report(int(study), sections=tuple(sections)))
+    return reports
+
+
+def label_columns(rows: pd.DataFrame) -> list[str]:
+    """Columns of rows that hold labels, CheXpert's first."""
+    given = rows.select_dtypes("float64").columns
+    return [*(name for name in CHEXPERT if name in given), *(name for name in given if name not in CHEXPERT)]
+
+
+def _labels(rows: pd.DataFrame) -> pd.DataFrame:
+    """CheXpert's columns and the others of the studies that have any label column; what no row says is missing."""
+    given = label_columns(rows)
+    if not given:
+        return pd.DataFrame({"study_id": pd.Series(dtype="int64"), **dict.fromkeys(CHEXPERT, math.nan)})
+    labels = rows.groupby("study_id", as_index=False)[given].max()
+    findings = dict.fromkeys([*CHEXPERT, *given])
+    return labels.reindex(columns=["study_id", *findings]).astype(dict.fromkeys(findings, "float64"))
+
+
+def image_paths(names: pd.Series, root: Path, file: Path) -> list[str]:
+    """`image_path` of all names of a column, "" where there is none; all wrong ones are listed at once."""
+    paths, wrong = [], []
+    for name in names:
+        try:
+            paths.append(image_path(name, root, file) if name else "")
+        except ReleaseError as error:
+            wrong.append((name, error))
+    if wrong:
+        others = and_others([repr(name[:80]) for name, _ in wrong[1:]])
+        raise ReleaseError(f"{wrong[0][1]}{others}")
+    return paths
+
+
+def image_path(name: str, root: Path, file: Path) -> str:
+    """Path of an image below the images' folder, as named in a table.
+
+    Args:
+        name: relative to `root`, or absolute below it; "/" or "\\" between folders.
+        root: the images' folder.
+        file: the table, for messages.
+
+    Raises:
+        ReleaseError: the path leaves the folder, or is none.
+    """
+    path = PurePosixPath(name.replace("\\", "/"))
+    if path.is_absolute() and path.is_relative_to(root.absolute().as_posix()):
+        path = path.relative_to(root.absolute().as_posix())
+    # The prepared file has the same name, perhaps with .jpg at its end, and a temporary one before.
+    is_long = any(len(part.encode("utf-8", "replace")) > 200 for part in path.parts)
+    if path.is_absolute() or ".." in path.parts or not path.parts or is_long or not name.isprintable():
+        raise ReleaseError(
+            f"{file}: image {name[:80]!r} is not a path below {root}; expected paths relative to --images, without "
+            "'..' and with names of at most 200 bytes"
+        )
+    return str(path)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `Settings`."""
+    parser.add_argument(
+        "--text_only",
+        action="store_true",
+        help="a set of reports alone: for language models, scores and embeddings of sentences",
+    )
+    parser.add_argument(
+        "--split_shares",
+        type=_shares,
+        metavar="SHARES",
+        help="of the patients, for train,validate,test, where there is no split (0.8,0.1,0.1)",
+    )
+    parser.add_argument("--split_seed", type=int, metavar="SEED", help="of that draw (0)")
+    preparation.add_arguments(parser)
+
+
+def _shares(text: str) -> tuple[float, ...]:
+    try:
+        shares = tuple(float(share) for share in text.split(","))
+    except ValueError:
+        shares = ()
+    if len(shares) != 3 or not all(0 <= share <= 1 for share in shares) or not math.isclose(sum(shares), 1):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected three shares whose sum is 1, as in 0.8,0.1,0.1")
+    return shares

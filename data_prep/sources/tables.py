@@ -1,0 +1,273 @@
+"""The tables of a prepared set, from the tables of a release: pure functions, no files.
+
+Which image serves which purpose is decided here (`decide_use`), and nowhere else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from data_prep.sources.releases import FRONTAL_VIEWS, ReleaseError, and_others
+from medclip_dcl.data.prepared import TABLES, USES, labelled_findings
+from medclip_dcl.findings import CHEX5
+
+Reject = tuple[str, str, str]
+"""Kind (image, report, box), id, reason: a row of rejects.csv."""
+
+CASES = ("all", "balanced")
+"""Which of the exact labels become cases: all of them, or as many with a finding as without it."""
+
+DAMAGED_SPLIT = "the official split keeps patients apart, so the split table is damaged: download it again"
+
+
+def select_boxes(
+    boxes: pd.DataFrame, release_images: pd.DataFrame, images: pd.DataFrame
+) -> tuple[pd.DataFrame, list[Reject]]:
+    """Boxes that lie on usable frontal images, clipped to them.
+
+    Args:
+        boxes: from `read_ms_cxr`.
+        release_images: every image of the release, with its view.
+        images: the prepared images, with height and width of the originals in pixels.
+
+    Returns:
+        the table "boxes", in the file's order but for the boxes of one phrase, which stand together; and one reject for
+        each box that is not in it.
+    """
+    views = release_images.set_index("dicom_id")["view"]
+    size = images.set_index("dicom_id")[["height", "width"]]
+    kept, rejects = [], []
+    for box in boxes.itertuples(index=False):
+        reason, clipped = _clip(box, views, size)
+        if clipped is None:
+            rejects.append(("box", str(box.box_id), reason))
+        else:
+            kept.append((box.dicom_id, box.category, box.phrase, *clipped))
+    table = typed(pd.DataFrame(kept, columns=list(TABLES["boxes"])), "boxes")
+    # Several boxes of one phrase are one region: they stand together, where the first of them stands.
+    phrase = table.groupby(["dicom_id", "category", "phrase"], sort=False).ngroup()
+    return table.loc[phrase.sort_values(kind="stable").index].reset_index(drop=True), rejects
+
+
+def _clip(
+    box: object, views: pd.Series, size: pd.DataFrame
+) -> tuple[str, tuple[float, float, float, float] | None]:
+    """Corner and size of a box within its image, or why there is none."""
+    dicom_id, category, phrase, x, y, w, h, drawn_width, drawn_height = (
+        getattr(box, name)
+        for name in ("dicom_id", "category", "phrase", "x", "y", "w", "h", "image_width", "image_height")
+    )
+    if dicom_id not in views.index:
+        return "its image is not in the release", None
+    if dicom_id not in size.index:
+        view = views[dicom_id]
+        is_frontal = view in FRONTAL_VIEWS
+        return (
+            "its image cannot be used"
+            if is_frontal
+            else f"its image is not frontal (view {view or 'unknown'})",
+            None,
+        )
+    if not category or not phrase:
+        return "it has no category or no phrase", None
+    if not np.isfinite([x, y, w, h]).all():
+        return "a coordinate is no finite number", None
+    height, width = (int(side) for side in size.loc[dicom_id])
+    if (drawn_width, drawn_height) != (width, height):
+        return (
+            f"drawn on an image of {drawn_width:g} x {drawn_height:g} pixels, "
+            f"the release's image has {width} x {height} (width x height)",
+            None,
+        )
+    left, top, right, bottom = max(x, 0.0), max(y, 0.0), min(x + w, float(width)), min(y + h, float(height))
+    if w <= 0 or h <= 0 or left >= right or top >= bottom:
+        return "it has no area within its image", None
+    return "", (left, top, right - left, bottom - top)
+
+
+def decide_use(
+    images: pd.DataFrame,
+    grounding_patients: Collection[int],
+    boxed_images: Collection[str],
+    studies_without_text: Collection[int],
+) -> pd.Series:
+    """What each image is for.
+
+    A patient of the MS-CXR file is `grounding` whatever the official split says, except that an image of the official
+    test split which carries no box stays `test`. An image without any sentence is `excluded`, unless it carries a box
+    (grounding needs the box's phrase only). The rest follow the official split.
+
+    Args:
+        images: dicom_id, subject_id, study_id, official_split.
+        grounding_patients: subject_id of every patient of the MS-CXR file.
+        boxed_images: dicom_id of the images in the table "boxes".
+        studies_without_text: study_id of the studies whose report is missing or has no sentence.
+    """
+    use = images["official_split"].copy()
+    has_box = images["dicom_id"].isin(list(boxed_images))
+    is_grounding = images["subject_id"].isin(list(grounding_patients))
+    use[is_grounding & ((images["official_split"] != "test") | has_box)] = "grounding"
+    use[images["study_id"].isin(list(studies_without_text)) & ~has_box] = "excluded"
+    return use.rename("use")
+
+
+def require_disjoint_patients(images: pd.DataFrame, advice: str = DAMAGED_SPLIT) -> None:
+    """Check that no patient has two uses, except test beside grounding.
+
+    Args:
+        images: subject_id, use.
+        advice: what to do, for the message.
+
+    Raises:
+        ReleaseError: some have; the official split cannot do this, so the split file is damaged.
+    """
+    used = images[images["use"] != "excluded"]
+    purpose = used["use"].replace("grounding", "test")
+    purposes = purpose.groupby(used["subject_id"]).agg(lambda column: " and ".join(sorted(set(column))))
+    # Grounding beside validate cannot come from the official split either, but only from a patient in two splits.
+    mixed = purposes[purposes.str.contains(" and ")]
+    if len(mixed):
+        others = and_others([str(patient) for patient in mixed.index[1:]])
+        raise ReleaseError(
+            f"{len(mixed):,} of {len(purposes):,} patients stand both in training and in evaluation, or in two "
+            f"parts of the evaluation (first: patient {mixed.index[0]}, in {mixed.iloc[0]}){others}; {advice}"
+        )
+
+
+def study_labels(images: pd.DataFrame, labels: pd.DataFrame) -> tuple[pd.DataFrame, int]:
+    """One row of labels for each study of the images, empty where the release has none; and how many are empty so."""
+    studies = pd.DataFrame({"study_id": sorted(set(images["study_id"]))}, dtype="int64")
+    missing = int((~studies["study_id"].isin(labels["study_id"])).sum())
+    return typed(studies.merge(labels, on="study_id", how="left"), "labels"), missing
+
+
+def sentence_tables(
+    sentences: Mapping[int, Sequence[tuple[str, str]]],
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Distinct sentences and where they stand.
+
+    Args:
+        sentences: study_id -> (section, sentence) in the report's order.
+
+    Returns:
+        the table "sentences", numbered from 0 in the order of their text, so that the numbers depend on nothing but the
+        set of sentences; and the table "reports", position counted from 0 through all sections of a report.
+    """
+    rows = [
+        (study_id, section, position, text)
+        for study_id in sorted(sentences)
+        for position, (section, text) in enumerate(sentences[study_id])
+    ]
+    reports = pd.DataFrame(rows, columns=["study_id", "section", "position", "text"])
+    texts = sorted(set(reports["text"]))
+    reports["sentence_id"] = reports["text"].map({text: number for number, text in enumerate(texts)})
+    n_reports = reports.groupby("text")["study_id"].nunique()
+    distinct = pd.DataFrame(
+        {"sentence_id": range(len(texts)), "text": texts, "n_reports": n_reports.reindex(texts).to_numpy()}
+    )
+    return typed(distinct, "sentences"), typed(reports, "reports")
+
+
+def class_tables(
+    truth: Mapping[str, pd.DataFrame], sentences: pd.DataFrame, images: pd.DataFrame
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The phantom's truth, by the numbers of this set: tables "classes" and "image_classes".
+
+    Args:
+        truth: "sentences" (text, class_id), "classes" (class_id, rho, sentence_share), "image_classes" (dicom_id,
+            class_id).
+        sentences: the table "sentences".
+        images: the table "images".
+
+    Raises:
+        ReleaseError: a sentence of the set, or its class, is unknown to the truth.
+    """
+    known = truth["sentences"].drop_duplicates()
+    classes = sentences.merge(known, on="text", how="left").merge(truth["classes"], on="class_id", how="left")
+    unknown = classes[classes["rho"].isna()]
+    if len(unknown):
+        raise ReleaseError(
+            f"phantom_truth: {len(unknown):,} of {len(sentences):,} sentences have no known class (first: "
+            f"{unknown['text'].iloc[0]!r}); the truth belongs to another phantom, or the reports were cut into other "
+            "sentences than those that the phantom wrote: generate it again"
+        )
+    if classes["sentence_id"].duplicated().any():
+        first = classes.loc[classes["sentence_id"].duplicated(), "text"].iloc[0]
+        raise ReleaseError(
+            f"phantom_truth: a sentence has several classes (first: {first!r}); generate it again"
+        )
+    image_classes = truth["image_classes"]
+    image_classes = image_classes[image_classes["dicom_id"].isin(images["dicom_id"])]
+    return typed(classes, "classes"), typed(
+        image_classes.sort_values(["dicom_id", "class_id"]), "image_classes"
+    )
+
+
+def count(written: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
+    """Numbers that describe a set, for dataset.json and for the user."""
+    images, reports = written["images"], written["reports"]
+    people = written.get("studies", images)
+    cases = written["cases"].groupby(["use", "finding", "label"]).size()
+    findings = dict.fromkeys([*CHEX5, *labelled_findings(written["labels"])])
+    text_only = {}
+    if "studies" in written:
+        text_only["studies_by_use"] = {use: int((people["use"] == use).sum()) for use in USES}
+    return {
+        **text_only,
+        "images": len(images),
+        "images_by_use": {use: int((images["use"] == use).sum()) for use in USES},
+        "patients": int(people["subject_id"].nunique()),
+        "patients_grounding": int(images.loc[images["use"] == "grounding", "subject_id"].nunique()),
+        "studies": int(people["study_id"].nunique()),
+        "reports": int(reports["study_id"].nunique()),
+        "reports_by_section": {
+            str(section): int(studies.nunique())
+            for section, studies in reports.groupby("section")["study_id"]
+        },
+        "report_sentences": len(reports),
+        "sentences": len(written["sentences"]),
+        "boxes": len(written["boxes"]) if "boxes" in written else 0,
+        "cases": {
+            use: {
+                finding: {
+                    name: int(cases.get((use, finding, label), 0)) for name, label in (("yes", 1), ("no", 0))
+                }
+                for finding in findings
+            }
+            for use in ("validate", "test")
+        },
+    }
+
+
+def typed(frame: pd.DataFrame, table: str) -> pd.DataFrame:
+    """The frame with exactly the columns and types that the format has for a table, rows counted from 0.
+
+    All columns of "labels" stay: they are findings.
+    """
+    columns = TABLES[table]
+    if table == "labels":
+        columns = columns | {str(name): "float64" for name in frame if name not in columns}
+    types = {name: "object" if kind == "str" else kind for name, kind in columns.items()}
+    return frame[list(columns)].astype(types).reset_index(drop=True)
+
+
+def fingerprint(tables: Mapping[str, pd.DataFrame]) -> str:
+    """A hash of the tables' contents: the same for the same content, whatever wrote or compressed it.
+
+    Of the cases those of CheX5 count, under the name that they had in format version 1: a set that is made again has
+    the fingerprint of before. All others follow from labels and images.
+    """
+    if "cases" in tables:
+        cases = tables["cases"]
+        others = {name: table for name, table in tables.items() if name != "cases"}
+        tables = {**others, "chex5": cases[cases["finding"].isin(CHEX5)]}
+    digest = hashlib.sha256()
+    for name in sorted(tables):
+        digest.update(f"{name}\n".encode())
+        digest.update(tables[name].to_csv(index=False, lineterminator="\n").encode())
+    return digest.hexdigest()[:16]

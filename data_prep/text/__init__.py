@@ -1,0 +1,1 @@
+"""Report text: sections, sentences and their boundaries."""

@@ -1,0 +1,310 @@
+"""Reports and the sentences that stand in them; where the report files of MIMIC-CXR lie."""
+
+from __future__ import annotations
+
+import itertools
+import struct
+import sys
+import time
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from data_prep.command import progress
+from data_prep.sources.releases import ReleaseError
+from data_prep.text.sections import Section, study_sections
+from data_prep.text.sentences import has_letter, passages, split_sentences
+
+ARCHIVE = "mimic-cxr-reports.zip"
+"""The download that holds all reports of MIMIC-CXR."""
+
+MOST_BYTES = 2**22
+"""A report of more bytes than this is none (the longest of MIMIC-CXR have some ten thousand)."""
+
+# What `zipfile` raises: damaged content, an encrypted member (RuntimeError), a version or a compression unknown to it.
+_DAMAGED_ZIP = (
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    OSError,
+    EOFError,
+    RuntimeError,
+    ValueError,
+    NotImplementedError,
+)
+
+_NOTHING = "report has no findings or impression"
+
+# Reports that are with the workers at a time: what an archive holds is never all in memory.
+_BLOCK = 4096
+
+
+class Report(NamedTuple):
+    """The report of a study that is wanted: where it lies, or what it says.
+
+    Attributes:
+        study_id: the release's number.
+        files: where its file may lie; the first that exists is taken.
+        content: bytes of its text, taken where none of the files exists.
+        sections: its sections, where the source keeps them apart; then there is neither file nor content.
+        reason: why there is no content, where something is there that cannot be read.
+    """
+
+    study_id: int
+    files: tuple[Path, ...] = ()
+    content: bytes | None = None
+    sections: tuple[Section, ...] | None = None
+    reason: str = ""
+
+
+class Passages(NamedTuple):
+    """What one report holds: (section, passage) in order, or why it cannot be used.
+
+    `is_unreadable`: there is no text to read. `has_others`: there are findings or an impression, but not what was
+    chosen.
+    """
+
+    found: tuple[tuple[str, str], ...] = ()
+    reason: str = ""
+    is_unreadable: bool = False
+    has_others: bool = False
+
+
+@dataclass
+class Sentences:
+    """The sentences of all reports.
+
+    Attributes:
+        of_study: study_id -> (section, sentence) in order; only studies that have any.
+        reasons: study_id -> why it has none.
+        unusable: studies whose report is missing, unreadable or empty (the others lack the chosen sections only).
+        without_letter: how many sentences were dropped because they hold no letter.
+    """
+
+    of_study: dict[int, list[tuple[str, str]]] = field(default_factory=dict)
+    reasons: dict[int, str] = field(default_factory=dict)
+    unusable: set[int] = field(default_factory=set)
+    without_letter: int = 0
+
+
+class Study(NamedTuple):
+    """A study of MIMIC-CXR whose report is wanted, by the release's numbers."""
+
+    study_id: int
+    subject_id: int
+
+    @property
+    def report(self) -> str:
+        """Path of the report below the folder ``files``."""
+        return f"p{self.subject_id // 1_000_000}/p{self.subject_id}/s{self.study_id}.txt"
+
+
+@dataclass(frozen=True)
+class ReportPlaces:
+    """Where reports are looked for.
+
+    Attributes:
+        folders: ``pXX/pXXXXXXXX/sXXXXXXXX.txt`` lie below them; the first that has a report is taken.
+        archive: `ARCHIVE`, read without unpacking it, for what none of the folders has.
+    """
+
+    folders: tuple[Path, ...]
+    archive: Path | None = None
+
+    def __str__(self) -> str:
+        return ", ".join(str(place) for place in (*self.folders, self.archive) if place is not None)
+
+
+_EXPECTED = (
+    f"--reports expects the folder that holds files/pXX/pXXXXXXXX/sXXXXXXXX.txt of MIMIC-CXR, or {ARCHIVE}"
+)
+
+
+def report_places(source: Path, reports: Path | None) -> ReportPlaces:
+    """Folders and archive in which reports are looked for.
+
+    Args:
+        source: the release's folder, taken where `reports` is None.
+        reports: a folder in either layout, the folder ``files`` itself, or the archive.
+
+    Raises:
+        ReleaseError: `reports` is neither a folder nor a zip archive.
+    """
+    folders: tuple[Path, ...] = ()
+    if reports is None:
+        folders = (source / "mimic-cxr-reports" / "files", source / "files")
+        archive = source / ARCHIVE
+    elif reports.is_file():
+        archive = reports
+    elif reports.is_dir():
+        folders = (reports / "mimic-cxr-reports" / "files", reports / "files", reports)
+        archive = reports / ARCHIVE
+    else:
+        raise ReleaseError(f"--reports {reports} is not a folder and no file; {_EXPECTED}")
+    if not archive.is_file():
+        return ReportPlaces(folders)
+    if not zipfile.is_zipfile(archive):
+        raise ReleaseError(f"{archive} is not a zip archive, or was not downloaded whole; {_EXPECTED}")
+    return ReportPlaces(folders, archive)
+
+
+def find_reports(studies: Sequence[Study], places: ReportPlaces) -> Iterator[Report]:
+    """The reports of the studies, in their order.
+
+    Raises:
+        ReleaseError: the archive cannot be read.
+    """
+    with_files = (
+        Report(study.study_id, tuple(folder / study.report for folder in places.folders)) for study in studies
+    )
+    if places.archive is None:
+        yield from with_files
+        return
+    try:
+        with zipfile.ZipFile(places.archive) as archive:
+            members = _report_members(archive)
+            for study, report in zip(studies, with_files, strict=True):
+                yield _with_content(report, archive, members.get(study.report))
+    except _DAMAGED_ZIP as error:
+        raise ReleaseError(f"{places.archive} cannot be read ({error}); download it again") from error
+
+
+def no_reports(studies: Sequence[Study], places: ReportPlaces) -> str:
+    """What to say where not one report was found."""
+    return (
+        f"no report was found: {studies[0].report} and the reports of the other {len(studies) - 1:,} studies are "
+        f"in none of {places}; MIMIC-CXR-JPG comes without reports: download {ARCHIVE} of MIMIC-CXR and put it into "
+        f"the source (packed or unpacked), or say where it is: {_EXPECTED}"
+    )
+
+
+def _report_members(archive: zipfile.ZipFile) -> dict[str, str]:
+    """Path below ``files`` -> the archive's name of it, whatever folders stand before ``files``."""
+    members = {}
+    for name in archive.namelist():
+        if name.endswith(".txt"):
+            members["/".join(name.split("/")[-3:])] = name
+    return members
+
+
+def _with_content(report: Report, archive: zipfile.ZipFile, member: str | None) -> Report:
+    if member is None:
+        return report
+    try:
+        # A damaged or malicious archive may promise little and unpack to much.
+        with archive.open(member) as stream:
+            content = stream.read(MOST_BYTES + 1)
+    except _DAMAGED_ZIP as error:
+        return report._replace(reason=f"report cannot be read from {ARCHIVE}: {error}")
+    return report._replace(content=content)
+
+
+def read_sentences(
+    reports: Iterable[Report], total: int, wanted: Sequence[str], pool: Executor | None, nowhere: str
+) -> Sentences:
+    """Read the reports, choose their sections and cut them into sentences.
+
+    Reports repeat themselves: each distinct passage is cut once. The rate goes to standard error.
+
+    Args:
+        reports: one for each study.
+        total: how many they are.
+        wanted: sections, see `sections.SECTIONS`.
+        pool: processes that share the work, or None.
+        nowhere: what to say if there was nothing to read for any of them.
+
+    Raises:
+        ReleaseError: not one report was found.
+    """
+    read = partial(read_passages, wanted=tuple(wanted))
+    results = progress(_in_blocks(read, iter(reports), pool), total, "reports", "reports")
+    texts = dict(results)
+    if texts and all(text.is_unreadable for text in texts.values()):
+        raise ReleaseError(nowhere)
+    distinct = sorted({passage for text in texts.values() for _, passage in text.found})
+    begin = time.monotonic()
+    cut = pool.map(split_sentences, distinct, chunksize=64) if pool else map(split_sentences, distinct)
+    pieces = list(progress(cut, len(distinct), "sentences", "passages"))
+    seconds, n_sentences = max(time.monotonic() - begin, 1e-9), sum(map(len, pieces))
+    print(
+        f"sentences: {n_sentences:,} in {len(distinct):,} distinct passages ({n_sentences / seconds:,.0f} sentences/s)",
+        file=sys.stderr,
+    )
+    return _collect(texts, dict(zip(distinct, pieces, strict=True)))
+
+
+def _in_blocks(
+    read: partial[Passages], reports: Iterator[Report], pool: Executor | None
+) -> Iterator[tuple[int, Passages]]:
+    while block := list(itertools.islice(reports, _BLOCK)):
+        found = pool.map(read, block, chunksize=64) if pool else map(read, block)
+        yield from zip((report.study_id for report in block), found, strict=True)
+
+
+def read_passages(report: Report, wanted: Sequence[str]) -> Passages:
+    """Passages of the wanted sections of one report."""
+    sections = report.sections
+    if sections is None:
+        text = _text(report)
+        if isinstance(text, Passages):
+            return text
+        sections, every = tuple(study_sections(text, wanted)), partial(study_sections, text)
+    else:
+        held = [section for section in sections if has_letter(section.text)]
+        if not held:
+            return Passages(reason=_NOTHING, is_unreadable=True)
+        sections, every = tuple(section for section in held if section.name in wanted), partial(list, held)
+    if not sections:
+        if every():
+            return Passages(
+                reason=f"report has none of the chosen sections ({', '.join(wanted)})", has_others=True
+            )
+        return Passages(reason=_NOTHING)
+    return Passages(
+        tuple((section.name, passage) for section in sections for passage in passages(section.text))
+    )
+
+
+def _text(report: Report) -> str | Passages:
+    """A report's text, or why there is none."""
+    content = report.content
+    for file in report.files:
+        try:
+            with file.open("rb") as stream:
+                content = stream.read(MOST_BYTES + 1)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            return Passages(reason=f"report cannot be read: {error.strerror}", is_unreadable=True)
+        break
+    if content is None:
+        return Passages(reason=report.reason or "report file is missing", is_unreadable=True)
+    if len(content) > MOST_BYTES:
+        return Passages(reason=f"report has more than {MOST_BYTES:,} bytes", is_unreadable=True)
+    if not content.strip():
+        return Passages(reason="report file is empty", is_unreadable=True)
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        # Any byte is a character of Latin-1, the usual other encoding of such reports.
+        return content.decode("latin-1")
+
+
+def _collect(texts: Mapping[int, Passages], sentences_of: Mapping[str, Sequence[str]]) -> Sentences:
+    result = Sentences()
+    for study_id, text in texts.items():
+        every = [(section, sentence) for section, passage in text.found for sentence in sentences_of[passage]]
+        kept = [(section, sentence) for section, sentence in every if has_letter(sentence)]
+        result.without_letter += len(every) - len(kept)
+        if kept:
+            result.of_study[study_id] = kept
+        else:
+            result.reasons[study_id] = text.reason or "report has no sentence with a letter"
+            if not text.has_others:
+                result.unusable.add(study_id)
+    return result

@@ -1,0 +1,251 @@
+"""The findings and impression sections of a MIMIC-CXR report.
+
+Headers stand at the beginning of a line, in capitals, before a colon (``\\n ([A-Z ()/,-]+):\\s`` in the official
+parser). Beyond that: lower-case headers, headers within a line, missing colons, misspellings, combined headers.
+Drafts and additions (WET READ, PRELIMINARY REPORT, ADDENDUM) and signatures are left out, see `_is_draft`.
+A header that is neither findings nor impression ends the section if it is known to begin another (INDICATION,
+COMPARISON, WET READ, ADDENDUM, ...); an unknown one (HEART, LUNGS, LINES AND TUBES) belongs to the text around it.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Collection, Sequence
+from difflib import SequenceMatcher
+from typing import NamedTuple
+
+from data_prep.text.sentences import has_letter, passages, split_sentences, with_line_breaks
+
+RULES_VERSION = 3
+"""Raised with every change that gives other text; stands in the options of a prepared set."""
+
+SECTIONS = ("findings", "impression")
+"""What can be chosen. A combined section (FINDINGS AND IMPRESSION) counts as either."""
+
+BOTH = "findings_and_impression"
+LAST_PARAGRAPH = "last_paragraph"
+
+_OTHER = "other"
+_REMARK = "remark"
+_VIEWS = "views"
+_TEXT = "text"
+
+# Names of other sections, by any of their words: their text is not about what the image shows.
+_OTHER_WORDS = re.compile(
+    r"\b(?:INDICATIONS?|HISTORY|CLINICAL|REASONS?|COMPARISONS?|COMPARED|PRIORS?|TECHNIQUES?|EXAM|EXAMS|EXAMINATIONS?"
+    r"|PROCEDURES?|PROTOCOL|WET READ|WETREAD|PRELIM(?:INARY)?|PROVISIONAL|PFI|ADDENDUM|ADDENDA|NOTIFICATIONS?"
+    r"|RECOMMENDATIONS?|ATTESTATION|DOSE|FLUOROSCOPY|CONTRAST|DATE|TIME|DICTATED|TRANSCRIBED|APPROVED|SIGNED|REFERRING|ORDERING|QUESTION"
+    r"|COMPLAINT|COMMUNICATION|DIAGNOSIS CODE|ICD|REQUEST|FINAL REPORT)\b"
+)
+# Misspelled ones end a section as well: "COMPARISION", "IDICATION", "NDICATION".
+_OTHER_NAMES = (
+    *("COMPARISON", "COMPARISONS", "INDICATION", "TECHNIQUE", "EXAMINATION", "HISTORY"),
+    *("NOTIFICATION", "RECOMMENDATION", "RECOMMENDATIONS", "ADDENDUM"),
+)
+# These make even a header with FINDINGS or IMPRESSION in it something else: "PROVISIONAL FINDINGS IMPRESSION (PFI)".
+_NOT_FINAL = re.compile(r"\b(?:WET READ|WETREAD|PRELIM(?:INARY)?|PROVISIONAL|PFI|ADDENDUM|ADDENDA)\b")
+# Where a report says nothing elsewhere, its reading may stand under these (some of those that the official script
+# leaves out or lists by hand), if it states something: "EXAMINATION:  The lungs are clear."
+_MAY_HOLD_READING = re.compile(r"\b(?:EXAM|EXAMINATION|PROCEDURE|RECOMMENDATIONS?)\b")
+_STATEMENT = re.compile(
+    r"\b(?:is|are|has|have|there|no|clear|normal|unchanged|stable|recommended)\b", re.IGNORECASE
+)
+_IMPRESSION_WORDS = re.compile(r"\b(?:CONCLUSIONS?|OPINION|SUMMARY|INTERPRETATION|IMP)\b")
+# "CHEST, PA AND LATERAL: The heart is ...": findings where the report has no header for them.
+_VIEW_WORDS = re.compile(
+    r"\b(?:CHEST|RADIOGRAPHS?|VIEWS?|X-?RAYS?|CXR|FRONTAL|PORTABLE|UPRIGHT|SUPINE|REPORT)\b"
+)
+
+# "FINDINGS: ... PROCEDURE: ... BONES: Normal.": findings again.
+_BODY_PART = (
+    r"(?:LUNGS?|HEART|PLEURA|MEDIASTINUM|HILA|BONES?|CHEST WALL|SOFT TISSUES?|OSSEOUS STRUCTURES?|LINES|TUBES"
+    r"|DEVICES|DIAPHRAGMS?|UPPER ABDOMEN|ABDOMEN|AIRWAYS?|TRACHEA|VASCULATURE|CARDIAC SILHOUETTE|SPINE|RIBS)"
+)
+_BODY_PARTS = re.compile(rf"(?:THE )?{_BODY_PART}(?:(?: AND |, (?:AND )?| ?[/&] ?){_BODY_PART})*")
+
+_KNOWN = r"FINDINGS?|IMPRESSIONS?|CONCLUSIONS?|FINDINGS?\s*(?:AND|&|/)\s*IMPRESSIONS?"
+_KNOWN_OTHER = (
+    r"INDICATION|HISTORY|COMPARISONS?|TECHNIQUE|EXAMINATION|WET[ \t]READ|ADDENDUM"
+    r"|RECOMMENDATIONS?|NOTIFICATIONS?"
+)
+_HEADER = re.compile(
+    rf"""
+    ^[ \t]*(?:[\[*\#]+|\d{{1,2}}[.)])?[ \t]*                                             # at the beginning of a line
+      (?P<capitals>[A-Z][A-Z0-9 \t()\[\]/,.&'_-]{{1,70}}?)[ \t]*[\]*]*[:;]\**(?=\s|$)
+    | ^[ \t]*(?P<any_case>(?i:{_KNOWN}|{_KNOWN_OTHER}))[ \t]*:                          # the same, not in capitals
+    | ^[ \t]*(?P<bare>{_KNOWN})[ \t]*$                                                  # without its colon
+    | ^[ \t]*(?P<bare_other>{_KNOWN_OTHER})[ \t]*$
+    | (?:(?<=\s)|(?<=[.)_]))(?P<inside>{_KNOWN}|{_KNOWN_OTHER})[ \t]*:(?=\s|$)           # within a line
+    | (?<=[.?!]\s)(?P<after_stop>Findings|Impression|Conclusion)[ \t]*:(?=\s)
+    | ^[ \t]*(?P<capitalised>[A-Z][a-z]{{5,12}})[ \t]*:(?=\s|$)                            # misspelled
+    # "IMPRESSION  Clear.", "COMPARISON ___": small letters behind the name, which are not those of a sentence
+    | ^[ \t]*(?P<loose>(?:{_KNOWN}|{_KNOWN_OTHER}))(?:[ \t]*[.–-][ \t]|[ \t])[ \t]*(?=[A-Z][a-z]|_|\d)
+    | ^[ \t]*(?P<title>FINAL[ \t]REPORT)[ \t]*$
+    | ^[ \t]*(?P<draft>(?:FINAL[ \t]+)?ADDENDUM|WET[ \t]?READ|PRELIMINARY[ \t]REPORT)\b(?:[^:\n]*:(?=\s|$))?
+    | ^[ \t]*\*{{2,}}[ \t]*(?P<starred>(?:FINAL[ \t]+)?ADDENDUM|WET[ \t]?READ)[ \t]*\*{{2,}}
+    | ^[ \t]*(?P<small_draft>Addendum|Wet[ \t][Rr]ead|Preliminary[ \t][Rr](?:eport|ead))[ \t]*
+      (?:(?:by|from|at|of|on|dated|version|\#|\d|_)[^\n]{{0,60}}?)?:(?=\s|$)
+    | ^[ \t]*(?P<signature>(?i:electronically[ \t]+signed|dictated[ \t]+by|transcribed[ \t]+by|approved[ \t]+by))\b
+    """,
+    re.MULTILINE | re.VERBOSE,
+)
+# A report of several pages: "(Over)", blank lines, the title again, "(Cont)".
+_PAGE_BREAK = re.compile(
+    r"^[ \t]*\(Over\)[ \t]*\n(?:.*\n){0,12}?.*\(Cont\)[ \t]*$", re.MULTILINE | re.IGNORECASE
+)
+# A sentence that only says who was told, or who wrote: "Findings were telephoned to Dr. ___ at 3 p.m."
+_NOTICE = re.compile(
+    r"(?:(?:these|the|above|critical|preliminary|important) )*(?:findings?|results?|report)(?: above)? "
+    r"(?:was|were|has been|have been) (?:\w+ly )?"
+    r"(?:telephoned|discussed|communicated|conveyed|relayed|reported|called|emailed)\b.*\b(?:to|with|by)\b.*"
+    r"|dr\.?(?: \S+){1,3} (?:was|has been) (?:\w+ly )?(?:paged|called|notified|informed|telephoned)\b.*"
+    r"|(?:he|she|dr\.? \S+) (?:understood|acknowledged|agreed|confirmed)\b.*"
+    r"|(?:electronically )?signed(?: by\b.*)?\W*|(?:dictated|transcribed) by\b.*",
+    re.IGNORECASE,
+)
+# Behind such a header the name of a part of the body goes on with the findings: the header's text is no history.
+_INTERRUPTS_FINDINGS = re.compile(r"\b(?:PROCEDURES?|TECHNIQUES?|PROTOCOL|CONTRAST|COMPARISONS?|COMPARED)\b")
+_BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
+
+
+class Section(NamedTuple):
+    """A piece of a report: its kind (`SECTIONS`, `BOTH`, `LAST_PARAGRAPH`) and its text without the header."""
+
+    name: str
+    text: str
+
+
+def study_sections(report: str, wanted: Collection[str] = SECTIONS) -> list[Section]:
+    """The chosen sections of a report in order of appearance.
+
+    Where a report has neither findings nor impression: the text under a header that names the views (CHEST, PA AND
+    LATERAL), else the last paragraph that stands under no header of another section, else a statement under
+    EXAMINATION or RECOMMENDATION.
+
+    Args:
+        report: text of a report file.
+        wanted: from `SECTIONS`.
+
+    Returns:
+        sections that hold a letter; none where the report has nothing of the kind.
+    """
+    pieces = [piece for piece in _pieces(report) if has_letter(piece.text)]
+    main = [piece for piece in pieces if piece.name in (*SECTIONS, BOTH)]
+    if main:
+        return [piece for piece in main if piece.name in wanted or piece.name == BOTH]
+    views = [Section("findings", piece.text) for piece in pieces if piece.name == _VIEWS]
+    if views:
+        return views if "findings" in wanted else []
+    return _last_paragraph(pieces)
+
+
+def _pieces(report: str) -> list[Section]:
+    """Cut a report at its headers. What stands under no header is `_TEXT`."""
+    report = _PAGE_BREAK.sub("", with_line_breaks(report))
+    headers = list(_HEADER.finditer(report))
+    last_title = max((match.start() for match in headers if match["title"]), default=-1)
+    found: list[Section] = []
+    name, start, draft, interruption = _TEXT, 0, "", ""
+    for match in headers:
+        header = match[match.lastgroup or 0]
+        if match["bare_other"] and not _begins_a_line_of_its_own(report, match.start()):
+            continue
+        kind = _TEXT if match["title"] else _kind(header)
+        is_misread = (
+            match["capitalised"] is not None
+            and kind not in (*SECTIONS, BOTH)
+            and not _is_misspelled_other(header.upper())
+        )
+        start_of_text = match.end()
+        if kind is None and _INTERRUPTS_FINDINGS.search(interruption) and not draft:
+            kind, start_of_text = _resumed(header, found), match.start()
+        if kind is None or is_misread or (kind == _VIEWS and name in (*SECTIONS, BOTH)):
+            continue
+        if match["title"]:
+            draft = ""
+        elif beginning := _NOT_FINAL.search(" ".join(header.upper().split())):
+            draft = beginning[0]
+        elif draft and _is_draft(draft, match.start() < last_title, found, name):
+            kind = _OTHER
+        found.append(Section(name, report[start : match.start()]))
+        name, start = kind, start_of_text
+        interruption = header.upper() if kind in (_OTHER, _REMARK) else ""
+    return [*found, Section(name, report[start:])]
+
+
+def _begins_a_line_of_its_own(report: str, start: int) -> bool:
+    """False for a line of wrapped prose: "THE PATIENT HAS A", "HISTORY", "OF SURGERY."."""
+    before = report[:start].rstrip()
+    return not before or before[-1] in ".:;?!)_" or report.count("\n", len(before), start) > 1
+
+
+def _resumed(header: str, found: Sequence[Section]) -> str | None:
+    """The findings, if they came last before the other section and a part of the body goes on with them."""
+    if not _BODY_PARTS.fullmatch(header.strip()):
+        return None
+    main = next((section.name for section in reversed(found) if section.name in (*SECTIONS, BOTH)), None)
+    return main if main in ("findings", BOTH) else None
+
+
+def _is_notice(paragraph: str) -> bool:
+    """True where no sentence says anything of the image; what follows a colon may."""
+    said = [sentence for passage in passages(paragraph) for sentence in split_sentences(passage)]
+    return not re.search(r":\s", paragraph) and all(map(_NOTICE.fullmatch, said))
+
+
+def _is_draft(draft: str, is_before_title: bool, found: Collection[Section], name: str) -> bool:
+    """Whether a section behind WET READ, PRELIMINARY or ADDENDUM belongs to it.
+
+    What stands before the title FINAL REPORT does. Without that title behind it, an addendum to findings or an
+    impression lasts to the end; any other ends with the next section, which is all that there is.
+    """
+    names = {name, *(section.name for section in found if has_letter(section.text))}
+    return is_before_title or (draft.startswith("ADDEND") and not names.isdisjoint((*SECTIONS, BOTH)))
+
+
+@functools.lru_cache(maxsize=65536)
+def _kind(header: str) -> str | None:
+    """What a header begins; None for an unknown one, which belongs to the text around it."""
+    words = " ".join(header.upper().split())
+    if _NOT_FINAL.search(words):
+        return _OTHER
+    is_findings = _resembles(words, "FINDINGS")
+    is_impression = _resembles(words, "IMPRESSION") or _IMPRESSION_WORDS.search(words) is not None
+    if is_findings or is_impression:
+        return BOTH if is_findings and is_impression else "findings" if is_findings else "impression"
+    if _OTHER_WORDS.search(words):
+        return _REMARK if _MAY_HOLD_READING.search(words) and "REASON" not in words else _OTHER
+    if _VIEW_WORDS.search(words):
+        return _VIEWS
+    return _OTHER if _is_misspelled_other(words) else None
+
+
+def _is_misspelled_other(words: str) -> bool:
+    return not _OTHER_WORDS.search(words) and any(_resembles(words, name) for name in _OTHER_NAMES)
+
+
+def _resembles(words: str, name: str) -> bool:
+    """True if one of the words is the name or a misspelling of it: FIDNINGS, IMPRSSION, MPRESSION, IMPRESSIONS."""
+    return any(
+        word == name[1:] or (word[0] == name[0] and SequenceMatcher(None, word, name).ratio() > 0.8)
+        for word in re.findall(r"[A-Z]+", words)
+    )
+
+
+def _last_paragraph(pieces: list[Section]) -> list[Section]:
+    """The last paragraph that says something of the image, else the last one, else a header's remark."""
+    notices = []
+    for piece in reversed(pieces):
+        paragraphs = [text for text in _BLANK_LINE.split(piece.text) if text.strip()]
+        if piece.name in (_OTHER, _REMARK):
+            # The first paragraph is what the header announces; what follows a blank line stands on its own.
+            paragraphs = paragraphs[1:]
+        for text in reversed([text for text in paragraphs if has_letter(text)]):
+            if not _is_notice(text):
+                return [Section(LAST_PARAGRAPH, text)]
+            notices.append(text)
+    if notices:
+        return [Section(LAST_PARAGRAPH, notices[0])]
+    remarks = [text for name, text in pieces if name == _REMARK and _STATEMENT.search(text)]
+    return [Section(LAST_PARAGRAPH, text) for text in remarks[-1:]]

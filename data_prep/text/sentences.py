@@ -1,0 +1,283 @@
+"""Sentences of report text.
+
+First the layout is read (`passages`): wrapped lines are joined; blank lines, ruled lines, ``<BR>``, list items and
+names of whole sections begin a new passage, and dashes, numbers and names are left out, so that "1. No pneumothorax."
+and "No pneumothorax." are one sentence. Then each passage is cut where its words say that a sentence ends
+(`boundaries`, which asks PySBD where it is in doubt). Words stay as they are written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from data_prep.text.boundaries import ABBREVIATIONS, BEFORE_A_NUMBER, line_ends_sentence, sentence_starts
+
+RULES_VERSION = 3
+"""Raised with every change that gives other sentences; stands in the options of a prepared set."""
+
+# HTML's, and that of HL7 messages; "\u2029" is Unicode's, and the one that `with_line_breaks` leaves.
+_LINE_BREAK_TAG = re.compile(r"</?(?:br|p)\s*/?>|\\\.br\\|\u2029", re.IGNORECASE)
+# "The previously<BR>described nodule": a line that was wrapped, in a text whose sentences end with full stops.
+_WRAPPING_TAG = re.compile(r"(?<=[a-z0-9,X_])[ ]?(?:<(?i:br)\s*/?>|\\\.(?i:br)\\)\s*(?=[a-z])")
+_FULL_STOP = re.compile(r"[.?!](?:\s|<|\\|$)")
+# As some databases write a line break into a table: "\n" in two characters. "Right\normal" holds none.
+_ESCAPED_BREAK = re.compile(r"(?:\\r)?\\n|\\r(?=\s|$)")
+_ESCAPED_RETURN = re.compile(r"\\r(?=\n)")
+_CERTAIN_BREAK = re.compile(r"(?:^|[.:;?!\s])(?:\\r)?\\n|(?:\\r)?\\n(?:[^a-z]|$)")
+_RULED_LINE = re.compile(r"(?=.*?[_=*-]{5})[\s_=*-]+")
+# "- No effusion", "* No effusion", "-No effusion"; a number ("- 5") or "-sided" is no list item.
+_DASH = re.compile(
+    r"[-–*•●▪◦·]+\s+(?=[A-Za-z_(])|[-–*•●▪◦·]+(?=[A-Z])|[•●▪◦]+\s*(?=\w)|[-–*]+\s*(?=\(?\d{1,2}[.)]\s*[A-Za-z])"
+)
+# The same within a line: bullets always, dashes behind a closing mark.
+_INNER_DASH = re.compile(r"(?:^|(?<=\s))[•●▪◦]\s*(?=\w)|(?<=[.?!])\s+[-–*]+\s+(?=[A-Z])")
+# "- Clear lungs - Normal heart", where a dash began the line.
+_DASH_BETWEEN = re.compile(r"\s[-–*]+\s+(?=[A-Z])")
+# "1 No effusion" on a line of its own, see `_numbered_lines`.
+_LINE_NUMBER = re.compile(r"(\d{1,2})\s+(?=[A-Z])")
+
+_NAME = r"(?:FINDINGS?|IMPRESSIONS?|CONCLUSIONS?)"
+_NAMES = rf"{_NAME}(?:\s*(?:AND|&|/)\s*{_NAME})?"
+# At the beginning or behind a closing mark in any case; else with a capital behind a small word ("Imaging Findings:"
+# and "no new findings:" are no names of sections).
+_SECTION = re.compile(
+    rf"(?:^|(?<=[.?!)])\s*)(?i:{_NAMES})\s*:\s*"
+    rf"|(?P<word>(?:^|(?<=\s))(?:[a-z]\S*|\d\S*|X+|_+))\s+(?:(?:{_NAMES}|Findings|Impression|Conclusion)\s*:\s*"
+    r"|(?:FINDINGS|IMPRESSION|CONCLUSION)\s+(?=[A-Z][a-z]))"
+)
+
+_LETTER = re.compile(r"[^\W\d_]")
+
+
+def has_letter(sentence: str) -> bool:
+    """False for what says nothing: "___.", "1.", "...."."""
+    return _LETTER.search(sentence) is not None
+
+
+def with_line_breaks(text: str) -> str:
+    """Lines that end where a tag or an escape says so; a tag, which begins a new passage, leaves a sign of its own."""
+    text = _unwrapped(text.replace("\r\n", "\n").replace("\r", "\n"))
+    return _LINE_BREAK_TAG.sub("\n\u2029\n", text)
+
+
+def _unwrapped(text: str) -> str:
+    """Escapes as line breaks, and without the tags at which a line was wrapped."""
+    if "\n" in text:
+        text = _ESCAPED_RETURN.sub("", text)
+    elif _CERTAIN_BREAK.search(text):
+        text = _ESCAPED_BREAK.sub("\n", text)
+    return _WRAPPING_TAG.sub(" ", text) if _FULL_STOP.search(text) else text
+
+
+def passages(text: str) -> list[str]:
+    """Join the wrapped lines of a section; what the layout keeps apart begins a new passage.
+
+    Args:
+        text: a section of a report, without its header.
+
+    Returns:
+        passages in order, none empty, with single blanks; each holds one sentence or more.
+    """
+    text = _unwrapped(text)
+    found = "\n".join(_joined_lines(_LINE_BREAK_TAG.sub("\n\n", text)))
+    found = "\n".join(_INNER_DASH.sub("\n", line) for line in found.split("\n"))
+    found = "\n".join(_SECTION.sub(lambda m: f"{m['word'] or ''}\n", line) for line in found.split("\n"))
+    return [item for item in map(str.strip, _without_marks(found).split("\n")) if item]
+
+
+def split_sentences(passage: str) -> list[str]:
+    """Sentences of one passage, as written, with single blanks; together they are the whole passage.
+
+    Args:
+        passage: one line of text, see `passages`.
+
+    Returns:
+        sentences in order; also those without a letter, see `has_letter`.
+    """
+    passage = " ".join(passage.split())
+    starts = sentence_starts(passage)
+    pieces = (passage[a:b].strip() for a, b in zip(starts, [*starts[1:], len(passage)], strict=True))
+    return [piece for piece in pieces if piece]
+
+
+# --- Lines -------------------------------------------------------------------------------------------------------
+
+
+def _joined_lines(text: str) -> list[str]:
+    joined: list[str] = []
+    is_open = False
+    lines = text.splitlines()
+    width = max((len(line.rstrip()) for line in lines), default=0)
+    numbered = _numbered_lines(lines)
+    previous = 0
+    for at, raw in enumerate(lines):
+        line = " ".join(raw.split())
+        if not line or _RULED_LINE.fullmatch(line):
+            is_open = False
+            continue
+        mark = _DASH.match(line) or (_LINE_NUMBER.match(line) if at in numbered else None)
+        if mark is not None:
+            first, *others = _DASH_BETWEEN.split(line[mark.end() :])
+            is_list = all(" " in item for item in (first, *others))
+            joined += [first, *others[:-1]] if is_list and others else []
+            line = others[-1] if is_list and others else line[mark.end() :]
+        is_short = previous + 1 + len(line.split(" ", 1)[0]) <= width
+        if is_open and mark is None and not line_ends_sentence(joined[-1], line, is_short):
+            joined[-1] += f" {line}"
+        else:
+            joined.append(line)
+        is_open = True
+        # A header stood before the first line: how long that was is not known.
+        previous = len(raw.rstrip()) if at else width
+    return joined
+
+
+def _numbered_lines(lines: list[str]) -> set[int]:
+    """Lines that begin with 1, 2, ... and nothing behind the number, if there are two of them or more."""
+    numbers = {at: int(m[1]) for at, line in enumerate(lines) if (m := _LINE_NUMBER.match(line.strip()))}
+    is_list = len(numbers) > 1 and list(numbers.values()) == list(range(1, len(numbers) + 1))
+    return set(numbers) if is_list else set()
+
+
+# --- Marks of list items -----------------------------------------------------------------------------------------
+
+
+class _Style(NamedTuple):
+    """How the items of a list are marked."""
+
+    mark: re.Pattern[str]
+    order: tuple[str, ...]
+    is_sure: bool
+    """One mark at the beginning of a clause is enough; else the second one of the list must follow."""
+
+
+def _mark(signs: str, others: str = "") -> re.Pattern[str]:
+    """ "1. No", "1) No", "(1) No", "1.No", "1.) No", "[1] No"; not "1.5 cm"."""
+    return re.compile(
+        rf"(?<![\w,/:-])(?<!\d\.)(?<!\b[A-Za-z]\.)"
+        rf"(?:[(\[]?(?P<sign>{signs})\s?[.)\]]+-?(?:\s+(?=[\w(\"])|(?=[A-Z])|(?<=\))(?=[a-z]{{2}})){others})"
+    )
+
+
+def _upper(signs: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(sign.upper() for sign in signs)
+
+
+_LETTERS = tuple("abcdefghijklmnop")
+_ROMAN = ("i", "ii", "iii", "iv", "v", "vi", "vii", "viii", "ix", "x", "xi", "xii")
+_STYLES = (
+    _Style(
+        # Also "#1 No", "1: No", "1- No".
+        _mark(
+            r"\d{1,2}",
+            r"|\#\s?(?P<hashed>\d{1,2})[.:)]?\s+(?=[\w(])|(?P<loose>\d{1,2})(?::|\s?-)\s*(?=[A-Z])",
+        ),
+        tuple(str(number) for number in range(1, 100)),
+        True,
+    ),
+    _Style(_mark("[a-p]"), _LETTERS, False),
+    _Style(_mark("[A-P]"), _upper(_LETTERS), False),
+    _Style(_mark("[ivx]{1,4}"), _ROMAN, False),
+    _Style(_mark("[IVX]{1,4}"), _upper(_ROMAN), False),
+)
+# Characters before a mark that matter; all of them would make long texts slow.
+_NEAR = 100
+_ENDS_CLAUSE = re.compile(r"(?:^|[.:;?!)\]\"])\s*$", re.MULTILINE)
+_LAST_WORD = re.compile(r"([\w.]+)[^\w]*$")
+# "two findings: (1) a nodule and (2) an effusion" goes on; "as follows: 1. No edema. 2. Stable." introduces a list.
+_GOES_ON = re.compile(r"(?:,|;|\b(?:and|or|versus|vs\.?))\s*$", re.IGNORECASE)
+
+
+def _without_marks(text: str) -> str:
+    """Put a line break in the place of every "1.", "(2)", "b)" or "III." that marks the items of a list."""
+    for style in _STYLES:
+        pieces, at = [], 0
+        for match in _marks_of(style, text):
+            pieces.append(text[at : match.start()])
+            at = match.end()
+        text = "\n".join([*pieces, text[at:]])
+    return text
+
+
+def _marks_of(style: _Style, text: str) -> Iterator[re.Match[str]]:
+    found = [match for match in style.mark.finditer(text) if match[match.lastgroup or 0] in style.order]
+    ranks = [style.order.index(match[match.lastgroup or 0]) for match in found]
+    nearest: dict[int, re.Match[str]] = {}
+    followings = []
+    for match, rank in zip(reversed(found), reversed(ranks), strict=True):
+        followings.append(nearest.get(rank + 1))
+        nearest[rank] = match
+    last: int | None = None
+    for match, rank, following in zip(found, ranks, reversed(followings), strict=True):
+        if _begins_clause(text[max(0, match.start() - _NEAR) : match.start()]):
+            is_item = _marks_item(style, text, match, rank, last, following)
+        else:
+            # Without a full stop before it, only the next mark of a list that has begun.
+            is_item = (last is not None and rank == last + 1 and _can_follow(text, match)) or (
+                rank == 0 and _is_under_heading(text, match)
+            )
+        if is_item:
+            yield match
+            last = rank
+
+
+def _marks_item(
+    style: _Style,
+    text: str,
+    match: re.Match[str],
+    rank: int,
+    last: int | None,
+    following: re.Match[str] | None,
+) -> bool:
+    """Whether a mark at the beginning of a clause marks an item; `last` is the rank of the item before it."""
+    before, is_number = text[: match.start()], text[match.end() : match.end() + 1].isdigit()
+    if (
+        before.endswith((":", ": "))
+        and following is not None
+        and _GOES_ON.search(text[match.end() : following.start()])
+    ):
+        return False
+    if not style.is_sure:
+        return (
+            last is not None
+            and rank == last + 1
+            or (rank == 0 and following is not None and _can_follow(text, following))
+        )
+    if rank == 0 or (last is not None and rank == last + 1):
+        return True
+    # "2. 5 cm" is a length, if it does not follow upon "1."; a number may be left out or come twice.
+    begins_line = not before.rpartition("\n")[2].strip()
+    return not is_number and (begins_line or (last is not None and rank >= last))
+
+
+# "Hand 1. Fracture of the thumb."; not "Rib 1. Healed."
+_COUNTABLE = re.compile(r"nodule|lesion|mass|opacity|fracture|vertebra|drain|catheter|tube|lead|clip|finding")
+_HEADING = re.compile(r"(?:^|[.:;?!]\s+)(?:[A-Z][a-z]+\s+)?([A-Za-z][a-z]{3,})\s*$", re.MULTILINE)
+
+
+def _is_under_heading(text: str, match: re.Match[str]) -> bool:
+    heading = _HEADING.search(text[max(0, match.start() - _NEAR) : match.start()])
+    if heading is None or heading[1].lower() in BEFORE_A_NUMBER or _COUNTABLE.fullmatch(heading[1].lower()):
+        return False
+    return match.groupdict().get("sign") == "1" and text[match.end() : match.end() + 1].isupper()
+
+
+def _begins_clause(before: str) -> bool:
+    """At the beginning, or behind a closing mark that belongs to no abbreviation."""
+    if not _ENDS_CLAUSE.search(before[-_NEAR:]):
+        return False
+    word = _LAST_WORD.search(before[-_NEAR:].rpartition("\n")[2])
+    is_shortened = word is not None and word[1].lower().rstrip(".") in ABBREVIATIONS
+    return not (is_shortened and before.endswith((". ", ".")))
+
+
+def _can_follow(text: str, match: re.Match[str]) -> bool:
+    """ "effusion 2. Stable" begins the second item; "rib 2. Stable", "and 2. Stable" and "is 2. 5 cm" do not."""
+    before = text[max(0, match.start() - _NEAR) : match.start()]
+    if _begins_clause(before):
+        return True
+    word = _LAST_WORD.search(before)
+    low = word[1].lower() if word else ""
+    return low not in BEFORE_A_NUMBER and len(low) > 1 and not text[match.end() : match.end() + 1].isdigit()

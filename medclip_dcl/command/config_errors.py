@@ -1,0 +1,136 @@
+"""Errors of the configuration in one line: the key, what was found, and the nearest key that there is."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import re
+import sys
+from collections.abc import Iterable
+from itertools import takewhile
+from typing import Any, NoReturn
+
+from pytorch_lightning.cli import LightningArgumentParser
+
+from medclip_dcl.command.config_keys import message as unknown_message
+from medclip_dcl.command.config_keys import nearest, one_of
+
+PROGRAM = "medclip-dcl"
+_DESCRIPTION = (
+    "Train and evaluate image-text models of chest radiographs: fit trains, test evaluates on the test patients, "
+    "predict writes embeddings and scores. A configuration (--config configs/*.yaml) says everything; later ones and "
+    "options override earlier ones."
+)
+_EXPECTED = r"Expected an? (.+?)(?:\. Got value: (.*))?$"
+# Lines of jsonargparse that say where it looked, not what is wrong.
+_FRAME = re.compile(
+    r"Does not validate against|Subtypes: |Errors:$|Expected a path but |Given value type: |Given value: "
+)
+
+
+class ConfigParser(LightningArgumentParser):
+    """The parser of the command line; it ends with one line where Lightning's prints its whole usage."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("prog", PROGRAM)
+        kwargs.setdefault("description", _DESCRIPTION)
+        # An abbreviation would be taken on the command line and refused in a file.
+        super().__init__(*args, **{**kwargs, "allow_abbrev": False})
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """End with status 2 and one line; a parser of a class inside this one raises as before."""
+        if not self.exit_on_error:
+            super().error(message, ex)
+        parser = getattr(ex, "subcommand_parser", None) or self
+        print(f"medclip_dcl: error: {explain(message, _options(parser))}", file=sys.stderr)
+        raise SystemExit(2) from ex
+
+
+def explain(message: str, options: Iterable[str]) -> str:
+    """jsonargparse's message in one line.
+
+    Args:
+        message: as it stands, over several lines, one for each class that it looked into.
+        options: the dotted keys that there are outside of classes.
+    """
+    if unknown := re.match(r"unrecognized arguments: --([\w.+-]+)", message):
+        return unknown_message(unknown[1].split("=")[0], options)
+    if unknown := re.match(r"Subcommand '\w+' does not accept option '(.+)'", message):
+        return unknown_message(unknown[1], options)
+    keys: list[str] = []
+    class_path, leaf = "", ""
+    lines = [line.strip().removeprefix("- ") for line in message.splitlines()]
+    for line in lines:
+        if key := re.match(r'Parser key "([^"]+)":\s*', line):
+            keys += ["init_args"] * bool(keys) + [key[1]]
+            line = line[key.end() :]
+        elif problem := re.match(r"Problem with given class_path '([^']+)':", line):
+            class_path, line = problem[1], ""
+        if line and not _FRAME.match(line):
+            leaf = line
+            break
+    where = ".".join(keys)
+    unknown = re.match(r"Option '(.+)' is not accepted", leaf)
+    if unknown and not class_path:
+        return unknown_message(".".join([*keys, unknown[1]]), options)
+    if unknown:
+        name = class_path.rpartition(".")[2]
+        known = inspect.signature(_imported(class_path)).parameters
+        return f"{where}.init_args.{unknown_message(unknown[1], known)} (a setting of {name})"
+    if absent := re.match(r"No module named '([^']+)'", leaf):
+        return f"{where}: {_no_module(absent[1], class_path)}"
+    if absent := re.match(r"module '([^']+)' has no attribute '([^']+)'", leaf):
+        is_class = absent[2][0].isupper()
+        near = nearest(absent[2], [name for name in _names(absent[1]) if name[0].isupper() == is_class])
+        return f"{where}: {absent[1]} has no {absent[2]} (class_path {class_path}){near}"
+    if expected := re.match(_EXPECTED, leaf):
+        # One line for each kind that would do, as far in as the first.
+        indent, _, rest = next(x for x in message.splitlines() if leaf in x).partition("- ")
+        after = message.partition(leaf)[2].splitlines()[1:] if rest else []
+        others = takewhile(bool, (re.match(re.escape(f"{indent}- ") + _EXPECTED, line) for line in after))
+        kinds = [
+            re.sub(r"<class '(?:\w+\.)*(\w+)'>|typing\.(.+)", r"\1\2", kind[1])
+            for kind in (expected, *others)
+            if kind
+        ]
+        return f"{where}: expected {one_of(kinds)}, found {expected[2] or _given(lines)}"
+    if "_checkpoint_folder(run_folder)" in leaf:
+        return "run_folder is missing: give --run_folder, the folder of this run, e.g. runs/NAME"
+    whole = leaf if where else " ".join(line for line in lines if line)
+    found = f", found {_given(lines)}" if where and _given(lines) else ""
+    return f"{where + ': ' if where else ''}{whole}{found}"
+
+
+def _no_module(name: str, class_path: str) -> str:
+    if not class_path.startswith(f"{name}."):
+        return (
+            f"importing the module of {class_path} needs {name}, which is not installed or not on PYTHONPATH"
+        )
+    parent, _, last = name.rpartition(".")
+    if parent and importlib.util.find_spec(parent) is not None:
+        return f"{parent} has no module {last} (class_path {class_path}){nearest(last, _names(parent))}"
+    return (
+        f"no module {name} can be imported (class_path {class_path}); run this from the folder that holds {name}, or "
+        "add that folder to PYTHONPATH"
+    )
+
+
+def _given(lines: list[str]) -> str:
+    return next(
+        (line.removeprefix("Given value: ") for line in lines if line.startswith("Given value: ")), ""
+    )
+
+
+def _imported(class_path: str) -> Any:
+    module, _, name = class_path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def _names(module: str) -> list[str]:
+    there = importlib.import_module(module)
+    return [name for name in {*dir(there), *getattr(there, "__all__", ())} if not name.startswith("_")]
+
+
+def _options(parser: Any) -> list[str]:
+    return [name.lstrip("-") for action in parser._actions for name in action.option_strings]

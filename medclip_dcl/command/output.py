@@ -1,0 +1,68 @@
+"""What a command says: without Lightning's advertisements and remarks about itself, and each warning once."""
+
+from __future__ import annotations
+
+import logging
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_LOGGERS = ("pytorch_lightning.utilities.rank_zero", "lightning_fabric.utilities.seed")
+_REMARKS = re.compile(
+    r"💡|Seed set to |[A-Z]PU available: |Loading `train_dataloader` to estimate"
+    r"|Restoring states from|Restored all states from"
+)
+_WARNINGS = (
+    # Lightning's own use of a deprecated test, at every step of the user's program.
+    r".*isinstance.treespec, LeafSpec.*",
+    # The last rows are written all the same (`LastEpoch`).
+    r"The number of training batches \(\d+\) is smaller than the logging interval",
+    # A run that goes on.
+    r"Checkpoint directory .* exists and is not empty",
+    # A checkpoint of another folder is tested.
+    r"The dirpath has changed from",
+    # `Throughput` measures whether the loader is too slow.
+    r"The '\w+' does not have many workers",
+    r"Precision .* is not supported by the model summary",
+)
+
+
+@contextmanager
+def plain_output() -> Iterator[None]:
+    """Within it a warning is one line and stands there once, however often it is raised."""
+    said: set[tuple[type, str]] = set()
+    loggers, formatted = [logging.getLogger(name) for name in _LOGGERS], warnings.formatwarning
+    with warnings.catch_warnings():
+        for message in _WARNINGS:
+            warnings.filterwarnings("ignore", message=message)
+        show = warnings.showwarning
+
+        def once(message: Any, category: type[Warning], *where: Any, **options: Any) -> None:
+            if (category, str(message)) not in said:
+                said.add((category, str(message)))
+                show(message, category, *where, **options)
+
+        def one_line(
+            message: Any, category: type[Warning], filename: str, lineno: int, line: str | None = None
+        ) -> str:
+            if Path(filename).resolve().is_relative_to(_PACKAGE):
+                return f"medclip_dcl: warning: {message}\n"
+            return formatted(message, category, filename, lineno, line)
+
+        warnings.showwarning, warnings.formatwarning = once, one_line
+        for logger in loggers:
+            logger.addFilter(_is_worth_saying)
+        try:
+            yield
+        finally:
+            for logger in loggers:
+                logger.removeFilter(_is_worth_saying)
+            warnings.formatwarning = formatted
+
+
+def _is_worth_saying(record: logging.LogRecord) -> bool:
+    return not _REMARKS.match(record.getMessage())

@@ -1,0 +1,509 @@
+"""The format of a prepared data set: one folder that `data_prep` writes and everything later reads.
+
+The tables and their columns are listed in `TABLES`; sentence embeddings, one Arrow column of vectors, are
+`TextEmbedding`. `dataset.json` names the format version, the source, every option that the content depends on, counts
+and a fingerprint of the content.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from medclip_dcl.errors import UserError
+from medclip_dcl.files import replacing, write_parquet
+from medclip_dcl.findings import CHEXPERT, in_order
+from medclip_dcl.formats import PREPARED_SET, VERSION_KEY
+
+FORMAT_VERSION = PREPARED_SET.version
+
+TABLES: dict[str, dict[str, str]] = {
+    "images": {
+        "dicom_id": "str",
+        "subject_id": "int64",
+        "study_id": "int64",
+        "view": "str",
+        "official_split": "str",
+        "use": "str",
+        "path": "str",
+        "height": "int64",
+        "width": "int64",
+    },
+    "studies": {"study_id": "int64", "subject_id": "int64", "official_split": "str", "use": "str"},
+    "sentences": {"sentence_id": "int64", "text": "str", "n_reports": "int64"},
+    "reports": {"study_id": "int64", "section": "str", "position": "int64", "sentence_id": "int64"},
+    "labels": {"study_id": "int64", **dict.fromkeys(CHEXPERT, "float64")},
+    "cases": {"dicom_id": "str", "finding": "str", "label": "int64", "use": "str"},
+    "boxes": {
+        "dicom_id": "str",
+        "category": "str",
+        "phrase": "str",
+        "x": "float64",
+        "y": "float64",
+        "w": "float64",
+        "h": "float64",
+    },
+    "classes": {"sentence_id": "int64", "class_id": "int64", "rho": "float64", "sentence_share": "float64"},
+    "image_classes": {"dicom_id": "str", "class_id": "int64"},
+    "log_p": {"sentence_id": "int64", "n_tokens": "int64", "log_p": "float64"},
+}
+"""Table name -> column -> type ("str" columns hold no missing values).
+
+"labels" may have further float64 columns: findings of other names than CheXpert's. "cases" holds the evaluated cases of
+every finding (`case_table`).
+A set of reports alone has no row in "images", and the use of each study in "studies", which other sets do not have.
+"""
+
+USES = ("train", "validate", "test", "grounding", "excluded")
+
+_MADE_BY = {
+    "boxes": "python -m data_prep.mimic_cxr with --ms_cxr FILE",
+    "classes": "python -m data_prep.mimic_cxr on a phantom release (only there the truth is known)",
+    "image_classes": "python -m data_prep.mimic_cxr on a phantom release (only there the truth is known)",
+    "studies": "python -m data_prep.folder on a table without images",
+    "log_p": "python -m data_prep.score_sentences --data SET --model FOLDER",
+    "text_embedding": "python -m data_prep.embed_sentences --data SET --model FOLDER",
+}
+# Folders with one file for each language model: what the files hold, and in short.
+_BY_MODEL = {"log_p": ("sentence scores", "scores"), "text_embedding": ("sentence embeddings", "embeddings")}
+# Rounding may bring a log p of 0 so far above it; LanguageModelClassProbability takes as much.
+_LARGEST_LOG_P = 1e-4
+# Rows written at a time: 200 MB of BERT-base's embeddings.
+_EMBEDDING_ROWS = 65_536
+
+
+# What dataset.json holds that is used without a further look.
+_INFO: dict[str, type] = {
+    "phantom": bool,
+    "source": str,
+    "options": dict,
+    "counts": dict,
+    "source_files": dict,
+}
+
+
+class PreparedDataError(UserError):
+    """A prepared data set is missing, broken, or not what the caller needs; the message says what to do."""
+
+
+def check_table(frame: pd.DataFrame, table: str) -> None:
+    """Compare a table's columns and types with `TABLES`.
+
+    Raises:
+        PreparedDataError: a column is missing, unknown, of another type, or holds missing text.
+    """
+    expected = TABLES[table]
+    if table == "labels":
+        expected = expected | dict.fromkeys(frame.columns[len(expected) :], "float64")
+    if list(frame.columns) != list(expected):
+        raise PreparedDataError(
+            f"table {table}: expected the columns {list(expected)}, found {list(frame.columns)}"
+        )
+    for column, kind in expected.items():
+        found = frame[column].dtype
+        if kind == "str":
+            is_right = all(isinstance(value, str) for value in frame[column])
+        else:
+            is_right = str(found) == kind
+        if not is_right:
+            raise PreparedDataError(f"table {table}, column {column}: expected {kind}, found {found}")
+
+
+def labelled_findings(labels: pd.DataFrame) -> list[str]:
+    """Findings of which the table "labels" says anything, if only that it is uncertain; CheX5's first."""
+    return in_order(labels.columns[1:][labels.iloc[:, 1:].notna().any()])
+
+
+def case_table(images: pd.DataFrame, labels: pd.DataFrame, cases: str = "all") -> pd.DataFrame:
+    """The table "cases": labels that are exactly 1 or 0, of test and validate images (SSD, section 3.2, for CheX5).
+
+    Images of the official test split have use "test" even where they also serve grounding.
+
+    Args:
+        images: the table "images", or one with its columns.
+        labels: the table "labels".
+        cases: "all"; "balanced" leaves out, of each use and finding, the surplus of the commoner label (choice: those
+            whose hashed dicom_id comes last, so that the draw depends on nothing else).
+    """
+    is_test = (images["official_split"] == "test") & images["use"].isin(["test", "grounding"])
+    use = np.where(is_test, "test", "validate")
+    evaluated = images[["dicom_id", "study_id"]].assign(use=use)[is_test | (images["use"] == "validate")]
+    findings = labelled_findings(labels)
+    long = evaluated.merge(labels, on="study_id").melt(
+        id_vars=["dicom_id", "use"], value_vars=findings, var_name="finding", value_name="label"
+    )
+    long = long[long["label"].isin([0.0, 1.0])]
+    if cases == "balanced":
+        long = _balanced(long)
+    order = {finding: place for place, finding in enumerate(findings)}
+    long = long.sort_values(
+        ["finding", "dicom_id"], key=lambda column: column.map(order) if column.name == "finding" else column
+    )
+    types = {name: "object" if kind == "str" else kind for name, kind in TABLES["cases"].items()}
+    return long[list(types)].astype(types).reset_index(drop=True)
+
+
+def _balanced(cases: pd.DataFrame) -> pd.DataFrame:
+    """As many cases of label 1 as of label 0 for each use and finding."""
+    draw = cases["dicom_id"].map(lambda name: hashlib.sha256(str(name).encode()).hexdigest())
+    groups = [cases["use"], cases["finding"]]
+    place = draw.groupby([*groups, cases["label"]]).rank(method="first")
+    positive = (cases["label"] == 1).groupby(groups).transform("sum")
+    negative = (cases["label"] == 0).groupby(groups).transform("sum")
+    return cases[place <= np.minimum(positive, negative)]
+
+
+def _read_table(file: Path, table: str) -> pd.DataFrame:
+    """A table of the prepared set as it is on the disk, checked.
+
+    Raises:
+        PreparedDataError: not readable, or not with the columns and types of `TABLES[table]` (names the file).
+    """
+    frame = _read_parquet(file)
+    try:
+        check_table(frame, table)
+    except PreparedDataError as error:
+        raise PreparedDataError(f"{file}: {error}; make it again: {_command_for(table)}") from error
+    return frame
+
+
+def _command_for(table: str) -> str:
+    return _MADE_BY.get(table, "python -m data_prep.mimic_cxr (or folder, openi: what made the set)")
+
+
+def write_table(frame: pd.DataFrame, file: Path, table: str) -> None:
+    """Write a table of the prepared set as Parquet: checked, then under a temporary name, then renamed.
+
+    Raises:
+        PreparedDataError: the frame does not have the columns and types of `TABLES[table]`.
+    """
+    check_table(frame, table)
+    write_parquet(frame, file)
+
+
+def _read_parquet(file: Path) -> pd.DataFrame:
+    try:
+        return pd.read_parquet(file)
+    except (pa.ArrowException, OSError) as error:
+        raise PreparedDataError(f"{file}: not readable as Parquet ({error}); make the set again") from error
+
+
+def _check_scores(scores: pd.DataFrame, file: Path) -> None:
+    """One score for each sentence: the logarithm of a probability, or NaN where there is none.
+
+    Raises:
+        PreparedDataError: a sentence stands twice; an infinite or a positive log_p.
+    """
+    log_p = scores["log_p"]
+    problems = {
+        "repeat a sentence_id; expected one row for each sentence": scores["sentence_id"].duplicated(),
+        "hold an infinite log_p; expected finite natural logarithms (NaN only for an empty sentence)": np.isinf(
+            log_p
+        ),
+        "hold a log_p above 0; expected natural logarithms of probabilities (-log p needs its sign changed)": (
+            log_p > _LARGEST_LOG_P
+        ),
+    }
+    for problem, rows in problems.items():
+        if rows.any():
+            first = scores[rows].iloc[0]
+            raise PreparedDataError(
+                f"{file}: {int(rows.sum()):,} of {len(scores):,} rows {problem}; the first has sentence_id "
+                f"{int(first['sentence_id'])} and log_p {first['log_p']:g}; correct the file, or delete it and make "
+                f"it again with: {_MADE_BY['log_p']}"
+            )
+
+
+class TextEmbedding(NamedTuple):
+    """Embeddings of all sentences by one text encoder.
+
+    Attributes:
+        sentence_id: (sentence,) int64, ascending.
+        embedding: (sentence, dim) float32, not normalised.
+    """
+
+    sentence_id: np.ndarray
+    embedding: np.ndarray
+
+
+class ReportEmbedding(NamedTuple):
+    """Embeddings of reports; see `report_embedding`.
+
+    Attributes:
+        study_id: (study,) int64, ascending.
+        embedding: (study, dim) float32, not normalised.
+    """
+
+    study_id: np.ndarray
+    embedding: np.ndarray
+
+
+def report_embedding(sentences: TextEmbedding, reports: pd.DataFrame) -> ReportEmbedding:
+    """Mean of the embeddings of a report's distinct sentences, for each study.
+
+    Args:
+        sentences: embeddings of all sentences that the reports hold.
+        reports: the table "reports", or some studies' rows of it.
+
+    Raises:
+        PreparedDataError: a report holds a sentence that has no embedding.
+    """
+    from scipy.sparse import csr_matrix
+
+    said = reports[["study_id", "sentence_id"]].drop_duplicates()
+    missing = ~said["sentence_id"].isin(sentences.sentence_id)
+    if missing.any():
+        raise PreparedDataError(
+            f"{int(missing.sum()):,} of {len(said):,} sentences of reports have no embedding (first: sentence_id "
+            f"{said.loc[missing, 'sentence_id'].iloc[0]})"
+        )
+    studies, study = np.unique(said["study_id"].to_numpy(), return_inverse=True)
+    column = np.searchsorted(sentences.sentence_id, said["sentence_id"].to_numpy())
+    share = (1 / np.bincount(study, minlength=len(studies)))[study].astype(np.float32)
+    mean = csr_matrix((share, (study, column)), shape=(len(studies), len(sentences.sentence_id)))
+    return ReportEmbedding(studies, mean @ sentences.embedding)
+
+
+def write_text_embedding(embedding: TextEmbedding, file: Path, metadata: Mapping[str, str]) -> None:
+    """Write sentence embeddings as Parquet, atomically: sentence_id, and embedding as fixed-size lists of float32.
+
+    Args:
+        embedding: what `PreparedSet.text_embedding` will read.
+        file: in text_embedding/ of the set.
+        metadata: of what the embeddings are; `pyarrow.parquet.read_schema` reads it.
+    """
+    values = np.ascontiguousarray(embedding.embedding, dtype=np.float32)
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
+    table = pa.table({"sentence_id": pa.array(embedding.sentence_id, pa.int64()), "embedding": vectors})
+    with replacing(file) as stream:
+        # Vectors neither repeat nor compress.
+        pq.write_table(
+            table.replace_schema_metadata(dict(metadata)),
+            stream,
+            row_group_size=_EMBEDDING_ROWS,
+            use_dictionary=False,
+            compression="none",
+        )
+
+
+def _read_text_embedding(file: Path) -> TextEmbedding:
+    """What `write_text_embedding` wrote, complete and finite."""
+    again = f"delete the file and make it again with: {_MADE_BY['text_embedding']}"
+    try:
+        # The folders' names are no columns, even if they look like it (a=b).
+        table = pq.read_table(file, partitioning=None)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise PreparedDataError(f"{file}: not readable as Parquet ({error}); {again}") from error
+    names, types = table.schema.names, table.schema.types
+    if (
+        names != ["sentence_id", "embedding"]
+        or types[0] != pa.int64()
+        or not pa.types.is_fixed_size_list(types[1])
+        or types[1].value_type != pa.float32()
+    ):
+        found = ", ".join(f"{name} ({kind})" for name, kind in zip(names, types, strict=True))
+        raise PreparedDataError(
+            f"{file}: expected sentence_id (int64), embedding (fixed-size list of float32), found {found}; {again}"
+        )
+    ids = table["sentence_id"].to_numpy()
+    if table["sentence_id"].null_count or table["embedding"].null_count or (np.diff(ids) <= 0).any():
+        raise PreparedDataError(f"{file}: expected ascending sentence_id and no missing value; {again}")
+    embedding = np.empty((len(ids), types[1].list_size), dtype=np.float32)
+    start = 0
+    for chunk in table["embedding"].chunks:
+        embedding[start : start + len(chunk)] = (
+            chunk.flatten().to_numpy(zero_copy_only=False).reshape(len(chunk), -1)
+        )
+        start += len(chunk)
+    is_finite = np.isfinite(embedding).all(axis=1)
+    if not is_finite.all():
+        raise PreparedDataError(
+            f"{file}: {int((~is_finite).sum()):,} of {len(ids):,} embeddings hold NaN or infinity (first: sentence_id "
+            f"{ids[~is_finite][0]}); {again}"
+        )
+    return TextEmbedding(ids, embedding)
+
+
+class PreparedSet:
+    """A prepared data set, opened for reading.
+
+    Args:
+        folder: what `data_prep.mimic_cxr`, `folder` or `openi` wrote.
+
+    Attributes:
+        info: dataset.json, brought up to this program's format version.
+        format_version: of the set as it is on the disk; the cases of version 1 are derived from its labels.
+
+    Raises:
+        PreparedDataError: the folder does not exist, holds no finished set, or one of another format version.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        file = self.folder / "dataset.json"
+        if not file.is_file():
+            state = "holds no dataset.json (not a prepared set, or unfinished)"
+            if not self.folder.is_dir():
+                state = "does not exist"
+            raise PreparedDataError(
+                f"prepared data set {self.folder} {state}; make it with: "
+                f"python -m data_prep.mimic_cxr --source RAW --output {self.folder} (or data_prep.folder, openi)"
+            )
+        again = "prepare the set again into a new folder"
+        try:
+            info = json.loads(file.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise PreparedDataError(f"{file} is not JSON ({error}); {again}") from error
+        if not isinstance(info, dict):
+            raise PreparedDataError(f"{file}: expected an object, found {str(info)[:60]!r}; {again}")
+        self.format_version = info.get(VERSION_KEY)
+        try:
+            PREPARED_SET.upgrade(info, str(file))
+        except UserError as error:
+            raise PreparedDataError(f"{error}; or {again}") from error
+        for name, kind in _INFO.items():
+            value = info.get(name, None if name == "phantom" else kind())
+            if not isinstance(value, kind):
+                raise PreparedDataError(
+                    f"{file}, {name}: expected {kind.__name__}, found {str(value)[:60]!r}; {again}"
+                )
+        self.info: dict[str, Any] = info
+        self._tables: dict[str, pd.DataFrame] = {}
+
+    @property
+    def is_phantom(self) -> bool:
+        """True if the set comes from the digital phantom: no patient data, the truth is known."""
+        return bool(self.info["phantom"])
+
+    def has(self, table: str) -> bool:
+        """True if the table was written."""
+        return (self.folder / f"{table}.parquet").is_file()
+
+    def table(self, table: str) -> pd.DataFrame:
+        """One table of `TABLES`, read once; do not change it in place.
+
+        Raises:
+            PreparedDataError: the table is not there (names the command that makes it) or malformed.
+        """
+        if table not in self._tables and table == "cases" and self.format_version == 1:
+            of_set = self.info["options"].get("cases", "all")
+            self._tables[table] = case_table(self.table("images"), self.table("labels"), of_set)
+        if table not in self._tables:
+            file = self.folder / f"{table}.parquet"
+            if not file.is_file():
+                raise PreparedDataError(
+                    f"{self.folder} has no table {table}.parquet; made by: {_command_for(table)}"
+                )
+            self._tables[table] = _read_table(file, table)
+        return self._tables[table]
+
+    @cached_property
+    def findings(self) -> list[str]:
+        """Findings that the set labels, CheX5's first."""
+        return labelled_findings(self.table("labels"))
+
+    def studies(self, use: str) -> pd.Series:
+        """Numbers (study_id) of the studies of one use: of its images, or of its reports in a set of text alone."""
+        if self.has("studies"):
+            studies = self.table("studies")
+            return studies.loc[studies["use"] == use, "study_id"]
+        images = self.table("images")
+        return images.loc[images["use"] == use, "study_id"].drop_duplicates()
+
+    def log_p(self, name: str | None = None) -> pd.DataFrame:
+        """Sentence scores of one language model: columns sentence_id, n_tokens, log_p (natural logarithm).
+
+        A log_p of NaN belongs to a sentence without word pieces; it is for the caller to refuse.
+
+        Args:
+            name: stem of the file in ``log_p/``; None takes the only one there.
+
+        Raises:
+            PreparedDataError: no such file, none at all, several without a name, sentences without a row or with
+                two, or a log_p that is infinite or above 0.
+        """
+        file = self.log_p_file(name)
+        frame = _read_table(file, "log_p")
+        self._require_all_sentences(frame["sentence_id"], file, "log_p", "score")
+        _check_scores(frame, file)
+        return frame
+
+    def log_p_file(self, name: str | None = None) -> Path:
+        """The file that `log_p` reads; the same errors for its choice."""
+        return self._file_of_model("log_p", name)
+
+    def text_embedding(self, name: str | None = None) -> TextEmbedding:
+        """Sentence embeddings by one frozen text encoder.
+
+        Args:
+            name: stem of the file in ``text_embedding/``; None takes the only one there.
+
+        Raises:
+            PreparedDataError: no such file, none at all, several without a name, one that is malformed or holds NaN
+                or infinity, or sentences without a row.
+        """
+        file = self.text_embedding_file(name)
+        found = _read_text_embedding(file)
+        self._require_all_sentences(found.sentence_id, file, "text_embedding", "embedding")
+        return found
+
+    def text_embedding_file(self, name: str | None = None) -> Path:
+        """The file that `text_embedding` reads; the same errors for its choice."""
+        return self._file_of_model("text_embedding", name)
+
+    def _file_of_model(self, kind: str, name: str | None) -> Path:
+        """The named or the only file of a folder in which each language model has one."""
+        folder = self.folder / kind
+        what, short = _BY_MODEL[kind]
+        names = sorted(file.stem for file in folder.glob("*.parquet") if not file.name.startswith("."))
+        if name is None and len(names) == 1:
+            return folder / f"{names[0]}.parquet"
+        if name is not None and name in names:
+            return folder / f"{name}.parquet"
+        there = ", ".join(names) if names else "none"
+        if name is not None:
+            problem = f"no {what} named {name} in {folder} (there: {there})"
+        elif names:
+            problem = f"{folder} holds several {what} ({there}); name one of them (data: {kind}: NAME)"
+        else:
+            problem = f"{self.folder} has no {what}"
+        raise PreparedDataError(f"{problem}; {short} are made by: {_MADE_BY[kind]}")
+
+    def _require_all_sentences(self, ids: pd.Series | np.ndarray, file: Path, kind: str, what: str) -> None:
+        """Every sentence of the set has a row."""
+        missing = ~self.table("sentences")["sentence_id"].isin(ids)
+        if missing.any():
+            raise PreparedDataError(
+                f"{file}: {int(missing.sum())} of {len(missing)} sentences have no {what}; "
+                f"delete the file and make it again with: {_MADE_BY[kind]}"
+            )
+
+    @property
+    def fitting(self) -> tuple[str, int | None]:
+        """Geometry (`medclip_dcl.pictures.geometry.GEOMETRIES`) and size in pixels, if known, of the fitted images."""
+        options = self.info["options"]
+        return options.get("geometry", "stretch"), options.get("size")
+
+    def image_file(self, path: str) -> Path:
+        """Where the prepared JPEG of an image lies; `path` as in images.parquet."""
+        return self.folder / "images" / path
+
+    @cached_property
+    def patients_in_training_and_evaluation(self) -> list[int]:
+        """Patients who stand both in training and in evaluation; training refuses a set with any."""
+        shared: set[int] = set()
+        for table in ("images", "studies"):
+            if table == "images" or self.has(table):
+                of = self.table(table)
+                held_out = of.loc[of["use"].isin(("validate", "test", "grounding")), "subject_id"]
+                shared |= set(of.loc[of["use"] == "train", "subject_id"]) & set(held_out)
+        return sorted(shared)

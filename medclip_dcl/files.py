@@ -1,0 +1,74 @@
+"""Atomic writing: a file is there whole or not at all, also after a kill or a power cut."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pandas as pd
+
+
+@contextmanager
+def replacing(file: Path, *, one_writer: bool = False, durable: bool = True) -> Iterator[BinaryIO]:
+    """Open a temporary file beside `file` for writing, and rename it to `file` once its content is on the disk.
+
+    Makes the folder if needed. When the block raises, the temporary file is removed and `file` stays as it was.
+
+    Args:
+        file: the file to write.
+        one_writer: no two processes write this file at once; what a kill leaves behind is then overwritten by the next
+            attempt. Otherwise the temporary name is unique among processes and machines.
+        durable: wait until the disk has the content, without which a power cut may leave an empty file.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_name(f".{file.name}.tmp" if one_writer else f".{file.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        with temporary.open("wb") as stream:
+            yield stream
+            if durable:
+                stream.flush()
+                os.fsync(stream.fileno())
+        os.replace(temporary, file)
+    except Exception:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_bytes(content: bytes, file: Path, *, durable: bool = True) -> None:
+    """Write a file atomically; see `replacing`."""
+    with replacing(file, durable=durable) as stream:
+        stream.write(content)
+
+
+def write_text(text: str, file: Path) -> None:
+    """Write a text file in UTF-8 atomically."""
+    write_bytes(text.encode(), file)
+
+
+def write_json(value: Mapping[str, Any], file: Path) -> None:
+    """Write strict JSON with sorted keys atomically.
+
+    Raises:
+        ValueError: a number is NaN or infinite (JSON has neither; write null).
+    """
+    write_text(json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n", file)
+
+
+def write_parquet(frame: pd.DataFrame, file: Path) -> None:
+    """Write a table as Parquet atomically."""
+    with replacing(file) as stream:
+        frame.to_parquet(stream, index=False)
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring a folder's names to the disk: a file that was renamed in it stays renamed after a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,141 @@
+"""The classifier's network: an image encoder and a linear layer, in one nn.Module that can describe and rebuild itself.
+
+Nothing here knows Lightning or file formats of data sets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from medclip_dcl.encoders.image import RegionEncoder
+from medclip_dcl.errors import UserError
+from medclip_dcl.formats import NETWORK, VERSION_KEY
+from medclip_dcl.networks.image_text import IMAGENET_MEAN, IMAGENET_STD, build_part, part_config
+from medclip_dcl.pictures.geometry import check_geometry
+
+
+class FindingNetwork(nn.Module):
+    """A logit for each finding, linear in the mean of the image's features over its regions.
+
+    The features are those before the projection into the common space of image and text, for which linear probes of
+    contrastive models are known to do better (Chen et al., SimCLR, ICML 2020, section 4.2): the last stage of a ResNet,
+    pooled as its own classifier pools it. First they are shifted and scaled by `feature_mean` and `feature_std`, 0 and
+    1 until `standardise` sets them: an affine map, so that the logits stay linear in them. The linear layer begins at
+    0: every probability is one half, and what it learns does not hang on a draw.
+
+    Args:
+        image_encoder: images to regions; its projection is kept as it is, unused.
+        findings: names, one logit each.
+        image_size: side of the whole image as the network sees it in evaluation, in pixels.
+        mean: of the three channels, images in [0, 1].
+        std: of the three channels.
+        geometry: how images were fitted to a square in training, see `medclip_dcl.pictures.geometry`.
+        crop_size: side of the random crops of training, in pixels; None where it is not known.
+
+    Raises:
+        ValueError: no finding, or one twice.
+    """
+
+    mean: Tensor
+    std: Tensor
+    feature_mean: Tensor
+    feature_std: Tensor
+
+    def __init__(
+        self,
+        image_encoder: RegionEncoder,
+        findings: Sequence[str],
+        image_size: int = 512,
+        mean: Sequence[float] = IMAGENET_MEAN,
+        std: Sequence[float] = IMAGENET_STD,
+        geometry: str = "stretch",
+        crop_size: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.findings = _checked_findings(findings)
+        self.image_encoder = image_encoder
+        self.image_size, self.crop_size, self.geometry = image_size, crop_size, check_geometry(geometry)
+        self.head = nn.Linear(image_encoder.feature_dim, len(self.findings))
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+        self.register_buffer("feature_mean", torch.zeros(image_encoder.feature_dim))
+        self.register_buffer("feature_std", torch.ones(image_encoder.feature_dim))
+        self.register_buffer("mean", torch.tensor(list(mean)).view(3, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(list(std)).view(3, 1, 1), persistent=False)
+
+    def features(self, images: Float[Tensor, "image 3 height width"]) -> Float[Tensor, "image channel"]:
+        """Mean over the regions of what the encoder projects; images in [0, 1]."""
+        return self.image_encoder.features((images - self.mean) / self.std).flatten(2).mean(2)
+
+    def classify(self, features: Float[Tensor, "image channel"]) -> Float[Tensor, "image finding"]:
+        """Logits from `features`."""
+        return self.head((features - self.feature_mean) / self.feature_std)
+
+    def forward(self, images: Float[Tensor, "image 3 height width"]) -> Float[Tensor, "image finding"]:
+        """Logits of every finding; above 0 where the finding is more likely than not."""
+        return self.classify(self.features(images))
+
+    @property
+    def is_standardised(self) -> bool:
+        """False as long as the linear layer sees the features as they are."""
+        return bool(self.feature_mean.any()) or not bool((self.feature_std == 1).all())
+
+    def standardise(self, features: Float[Tensor, "image channel"]) -> None:
+        """Let each channel of these features have mean 0 and deviation 1 before the linear layer.
+
+        A channel that hardly varies among them is not blown up: the least deviation is 1% of the channels' mean one.
+        """
+        deviation = features.std(dim=0, correction=0)
+        least = 0.01 * deviation.mean()
+        self.feature_mean.copy_(features.mean(dim=0))
+        self.feature_std.copy_(deviation.clamp_min(least) if least > 0 else torch.ones_like(deviation))
+
+    def config(self) -> dict[str, Any]:
+        """Plain values (JSON) from which `from_config` builds the same network without its weights."""
+        return {
+            VERSION_KEY: NETWORK.version,
+            "image_encoder": part_config(self.image_encoder),
+            "findings": list(self.findings),
+            "image_size": self.image_size,
+            "mean": self.mean.flatten().tolist(),
+            "std": self.std.flatten().tolist(),
+            "geometry": self.geometry,
+            "crop_size": self.crop_size,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> FindingNetwork:
+        """Build a network from what `config` returned.
+
+        Raises:
+            ValueError: not of a classifier, a format version that this program does not read, or an image
+                encoder of a module that is not known (see `build_part`).
+        """
+        if "findings" not in config:
+            raise UserError("the description is of no classifier: it names no findings")
+        config = dict(config)
+        NETWORK.upgrade(config, "this classifier")
+        return cls(
+            build_part(config["image_encoder"], RegionEncoder),
+            config["findings"],
+            image_size=config["image_size"],
+            mean=config["mean"],
+            std=config["std"],
+            # Models of before these were kept.
+            geometry=config.get("geometry", "stretch"),
+            crop_size=config.get("crop_size"),
+        )
+
+
+def _checked_findings(findings: Sequence[str]) -> tuple[str, ...]:
+    found = tuple(findings)
+    if not found:
+        raise UserError("model.findings names no finding; null takes CheX5's five")
+    if twice := [name for name in found if found.count(name) > 1]:
+        raise UserError(f"model.findings names {twice[0]} twice")
+    return found

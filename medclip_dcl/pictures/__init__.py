@@ -1,0 +1,1 @@
+"""Radiographs as files and arrays: decoding, grey levels, geometry and transforms."""

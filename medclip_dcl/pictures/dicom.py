@@ -1,0 +1,207 @@
+"""Radiographs in DICOM files as eight-bit grey images. Needs the extra ``dicom`` (pydicom, and GDCM's decoders)."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Num, UInt8
+from PIL import Image
+
+from medclip_dcl.pictures.grey import UnusableImageError, eight_bits, finite_range, to_grey
+
+if TYPE_CHECKING:
+    from pydicom.dataset import Dataset
+
+INSTALL = "pip install 'medclip_dcl[dicom]'"
+
+_PREAMBLE = 128
+_MAGIC = b"DICM"
+HEAD = _PREAMBLE + len(_MAGIC)
+"""Bytes of a file's beginning that tell whether it is DICOM."""
+
+_LEAST_WINDOW = 1
+_MONOCHROME = ("MONOCHROME1", "MONOCHROME2")
+
+# Nothing else is read: names and dates of patients never come into memory, nor into a message.
+_ELEMENTS = (
+    "SOPClassUID",
+    "SamplesPerPixel",
+    "PhotometricInterpretation",
+    "PlanarConfiguration",
+    "NumberOfFrames",
+    "Rows",
+    "Columns",
+    "BitsAllocated",
+    "BitsStored",
+    "HighBit",
+    "PixelRepresentation",
+    "PixelPaddingValue",
+    "PixelPaddingRangeLimit",
+    "WindowCenter",
+    "WindowWidth",
+    "VOILUTFunction",
+    "VOILUTSequence",
+    "RescaleIntercept",
+    "RescaleSlope",
+    "ModalityLUTSequence",
+    "ExtendedOffsetTable",
+    "ExtendedOffsetTableLengths",
+    "PixelData",
+    "FloatPixelData",
+    "DoubleFloatPixelData",
+)
+
+
+def is_dicom(head: bytes) -> bool:
+    """Whether a file that begins with these `HEAD` bytes is DICOM."""
+    return head[_PREAMBLE:HEAD] == _MAGIC
+
+
+def read_dicom(file: Path, most_pixels: int) -> Image.Image:
+    """The picture of a DICOM file as a radiograph is shown: brighter where more X-rays were absorbed.
+
+    Stored values go through the modality transformation (rescale slope and intercept, or its table) and the first VOI
+    transformation (table, else window), whose range becomes 0..255. Without a VOI transformation, or with a window
+    that is narrower than 1, the image's own minimum and maximum do, padding left out. MONOCHROME1 is inverted. Colour
+    becomes luma. Overlays, shutters and pixel spacing are not looked at.
+
+    Args:
+        file: begins as `is_dicom` says.
+        most_pixels: larger pictures are refused before they are decoded.
+
+    Returns:
+        the image in mode "L", rows x columns of the file.
+
+    Raises:
+        UnusableImageError: no pixel data, several frames, a compression that no installed package decodes (the
+            message says what to install), damaged content; or pydicom is not installed.
+        OSError: the file cannot be read.
+    """
+    try:
+        import pydicom
+    except ImportError as error:
+        raise UnusableImageError(f"it is a DICOM file, which takes pydicom: {INSTALL}") from error
+    with warnings.catch_warnings():
+        # pydicom's warnings quote what stands in the file.
+        warnings.simplefilter("ignore")
+        try:
+            dataset = pydicom.dcmread(file, specific_tags=list(_ELEMENTS))
+            _require_one_picture(dataset, most_pixels)
+            _require_decoder(dataset)
+            return _picture(dataset)
+        except (UnusableImageError, MemoryError):
+            raise
+        # Damaged files make pydicom and its decoders raise nearly anything.
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            raise UnusableImageError(
+                f"DICOM image cannot be decoded: {' '.join(str(error).split())}"
+            ) from error
+
+
+def _require_one_picture(dataset: Dataset, most_pixels: int) -> None:
+    if not any(name in dataset for name in ("PixelData", "FloatPixelData", "DoubleFloatPixelData")):
+        kind = dataset["SOPClassUID"].value.name if "SOPClassUID" in dataset else "of unknown kind"
+        raise UnusableImageError(f"DICOM object without pixel data ({kind})")
+    frames = int(dataset.get("NumberOfFrames") or 1)
+    if frames != 1:
+        raise UnusableImageError(f"DICOM object of {frames} frames; a radiograph has one")
+    rows, columns = int(dataset.Rows), int(dataset.Columns)
+    if rows * columns > most_pixels:
+        raise UnusableImageError(
+            f"image of {columns:,} x {rows:,} pixels; at most {most_pixels:,} pixels are read"
+        )
+
+
+def _require_decoder(dataset: Dataset) -> None:
+    from pydicom.pixels import get_decoder
+
+    syntax = dataset.file_meta.TransferSyntaxUID
+    if not syntax.is_compressed:
+        return
+    try:
+        is_decodable = get_decoder(syntax).is_available
+    except NotImplementedError as error:
+        raise UnusableImageError(f"DICOM compression {syntax.name} is not that of an image") from error
+    if not is_decodable:
+        raise UnusableImageError(
+            f"DICOM compression {syntax.name} takes a decoder that is missing: {INSTALL}"
+        )
+
+
+def _picture(dataset: Dataset) -> Image.Image:
+    from pydicom.pixels import pixel_array
+
+    stored = pixel_array(dataset)
+    photometric = dataset.PhotometricInterpretation
+    if stored.ndim == 3 and stored.dtype == np.uint8:
+        return to_grey(Image.fromarray(np.ascontiguousarray(stored)))
+    if stored.ndim != 2 or photometric not in _MONOCHROME:
+        raise UnusableImageError(
+            f"DICOM image is {photometric} of {stored.dtype.itemsize * 8} bits; expected {', '.join(_MONOCHROME)}, or "
+            "colour of 8 bits"
+        )
+    grey = _shades(dataset, stored)
+    return Image.fromarray(255 - grey if photometric == "MONOCHROME1" else grey)
+
+
+def _shades(dataset: Dataset, stored: Num[np.ndarray, "row column"]) -> UInt8[np.ndarray, "row column"]:
+    """Grey levels before the inversion."""
+    if stored.dtype.kind == "f" or stored.dtype.itemsize > 2:
+        return _transformed(dataset, stored)
+    # All of it works on each value alone, and there are far fewer values than pixels.
+    low, high = int(stored.min()), int(stored.max())
+    table = _transformed(dataset, np.arange(low, high + 1), present=np.unique(stored))
+    return table[stored.astype(np.int32) - low]
+
+
+def _transformed(
+    dataset: Dataset, stored: Num[np.ndarray, "*shape"], present: Num[np.ndarray, "value"] | None = None
+) -> UInt8[np.ndarray, "*shape"]:
+    """Grey levels of stored values; `present` are those that the image has, None for just these."""
+    from pydicom.pixels import apply_modality_lut, apply_voi, apply_windowing
+
+    values = apply_modality_lut(stored, dataset)
+    if _has_table(dataset):
+        entries = dataset.VOILUTSequence[0].LUTDescriptor
+        every = int(entries[1]) + np.arange(int(entries[0]) or 1 << 16)
+        return eight_bits(apply_voi(values, dataset), *finite_range(apply_voi(every, dataset)))
+    if _has_window(dataset):
+        with np.errstate(over="ignore"):
+            ends = apply_windowing(np.array([-1e30, 1e30]), dataset)
+            return eight_bits(apply_windowing(values, dataset), *finite_range(ends))
+    shown = _without_padding(dataset, stored if present is None else present)
+    return eight_bits(values, *finite_range(apply_modality_lut(shown, dataset)))
+
+
+def _has_table(dataset: Dataset) -> bool:
+    tables = dataset.get("VOILUTSequence")
+    return bool(tables) and tables[0].get("LUTDescriptor") is not None and bool(tables[0].get("LUTData"))
+
+
+def _has_window(dataset: Dataset) -> bool:
+    centre, width = (_first(dataset.get(name)) for name in ("WindowCenter", "WindowWidth"))
+    return centre is not None and width is not None and float(width) >= _LEAST_WINDOW
+
+
+def _first(value: Any) -> Any:
+    """The value, or the first of several, None for none."""
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return next(iter(value), None)
+    return value
+
+
+def _without_padding(dataset: Dataset, stored: Num[np.ndarray, "*shape"]) -> Num[np.ndarray, "value"]:
+    """The values that are picture: without those that fill the detector's edges, unless nothing would be left."""
+    values, padding = stored.reshape(-1), dataset.get("PixelPaddingValue")
+    if padding is None:
+        return values
+    limit = dataset.get("PixelPaddingRangeLimit")
+    ends = sorted((int(padding), int(padding if limit is None else limit)))
+    kept = values[(values < ends[0]) | (values > ends[1])]
+    return kept if kept.size else values

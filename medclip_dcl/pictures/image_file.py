@@ -1,0 +1,65 @@
+"""Image files as they come, JPEG to DICOM, as eight-bit grey images."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+from PIL import Image, UnidentifiedImageError
+
+from medclip_dcl.pictures.dicom import HEAD, is_dicom, read_dicom
+from medclip_dcl.pictures.grey import UnusableImageError, to_grey
+
+FORMATS = ("JPEG", "PNG", "TIFF", "BMP", "JPEG2000", "GIF", "WEBP", "PPM")
+"""What is opened besides DICOM. PIL knows more, some of which start other programs."""
+
+MOST_PIXELS = 100_000_000
+"""Larger images are refused before they are decoded: radiographs have at most a quarter, a decompression bomb more."""
+
+
+def read_grey(file: Path) -> Image.Image:
+    """An image file as eight-bit grey (`medclip_dcl.pictures.grey.to_grey`, `medclip_dcl.pictures.dicom.read_dicom`).
+
+    Raises:
+        UnusableImageError: empty, of an unknown format, damaged, too large, or of several pictures; the message does
+            not name the file.
+        OSError: the file is missing or cannot be read.
+    """
+    with file.open("rb") as stream:
+        head = stream.read(HEAD)
+        if not head:
+            raise UnusableImageError("image file is empty")
+        if is_dicom(head):
+            return read_dicom(file, MOST_PIXELS)
+        stream.seek(0)
+        try:
+            with warnings.catch_warnings():
+                # PIL's own limit of pixels is a warning, and it warns of damage that does not matter here.
+                warnings.simplefilter("ignore")
+                with Image.open(stream, formats=FORMATS) as image:
+                    _require_one_picture(image)
+                    return to_grey(image)
+        except (UnusableImageError, MemoryError):
+            raise
+        except UnidentifiedImageError as error:
+            raise UnusableImageError("not an image file of a known format") from error
+        except Image.DecompressionBombError as error:
+            raise UnusableImageError(
+                f"image is too large; at most {MOST_PIXELS:,} pixels are read"
+            ) from error
+        # Damaged files make PIL's readers raise nearly anything.
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            raise UnusableImageError(f"image cannot be decoded: {' '.join(str(error).split())}") from error
+
+
+def _require_one_picture(image: Image.Image) -> None:
+    width, height = image.size
+    if width * height > MOST_PIXELS:
+        raise UnusableImageError(
+            f"image of {width:,} x {height:,} pixels; at most {MOST_PIXELS:,} pixels are read"
+        )
+    pictures = getattr(image, "n_frames", 1)
+    if pictures != 1:
+        raise UnusableImageError(f"image file holds {pictures} pictures; a radiograph is one")

@@ -1,0 +1,1 @@
+"""Reports and comparisons of tested runs, made from run folders alone."""

@@ -1,0 +1,77 @@
+"""Keeps each training sentence's eta in the run folder, and says when its scale looks wrong."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from pathlib import Path
+
+import pandas as pd
+import torch
+from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.utilities import rank_zero_info
+
+from medclip_dcl.data.image_text import ImageTextDataModule
+from medclip_dcl.files import write_parquet
+from medclip_dcl.models.image_text import ImageTextModel
+from medclip_dcl.objectives.class_probability import unusual_median
+from medclip_dcl.training.run_folder import CLASS_PROBABILITY_FILE
+
+
+class ClassProbabilityTable(Callback):
+    """Writes class_probability.parquet when training starts: sentence_id, text, n_reports, log_p, eta.
+
+    n_reports counts the reports of the whole set, evaluation included. On the phantom rho and sentence_share stand
+    beside them. Prints the quantiles of eta over the training reports' distinct sentences and warns where their median
+    is unusual (`objectives.class_probability.unusual_median`). A constant eta writes nothing.
+    """
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        datamodule = getattr(trainer, "datamodule", None)
+        if not (isinstance(pl_module, ImageTextModel) and isinstance(datamodule, ImageTextDataModule)):
+            return
+        if pl_module.class_probability.requires and trainer.is_global_zero:
+            table = class_probability_table(pl_module, datamodule)
+            if not trainer.fast_dev_run:  # type: ignore[attr-defined]
+                write_parquet(table, Path(trainer.default_root_dir) / CLASS_PROBABILITY_FILE)
+            _report_quantiles(table["eta"], "log_p" in table)
+
+
+def class_probability_table(model: ImageTextModel, data: ImageTextDataModule) -> pd.DataFrame:
+    """Eta of every distinct sentence of the training reports, with what it was computed from."""
+    prepared = data.prepared
+    train = prepared.table("images").query("use == 'train'")["study_id"]
+    reports = prepared.table("reports")
+    ids = reports.loc[reports["study_id"].isin(train), "sentence_id"].unique()
+    sentences = prepared.table("sentences")
+    table = sentences[sentences["sentence_id"].isin(ids)].reset_index(drop=True)
+    requires = model.class_probability.requires
+    names = set(requires) | ({"rho", "sentence_share"} if prepared.has("classes") else set())
+    for name, column in data.sentence_fields(sorted(names)).items():
+        table[name] = column.reindex(table["sentence_id"]).to_numpy()
+    fields = {name: torch.tensor(table[name].to_numpy()) for name in requires}
+    fields = {name: x.float() if x.is_floating_point() else x for name, x in fields.items()}
+    with torch.no_grad():
+        # A copy: a rule with parameters stays where it is trained.
+        eta = copy.deepcopy(model.class_probability).cpu()(**fields)
+    if eta.shape != (len(table),):
+        raise ValueError(
+            f"{type(model.class_probability).__name__} returned a class probability of shape {tuple(eta.shape)}, "
+            f"expected one for each anchor: {(len(table),)}"
+        )
+    table["eta"] = eta.numpy()
+    return table
+
+
+def _report_quantiles(eta: pd.Series, is_of_scores: bool) -> None:
+    quantiles = {f"{q:.0%}": float(eta.quantile(q)) for q in (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)}
+    rank_zero_info(
+        f"eta of {len(eta)} training sentences: "
+        + ", ".join(f"{q} {value:.3g}" for q, value in quantiles.items())
+    )
+    if problem := unusual_median(eta.to_numpy()):
+        advice = (
+            "; (a, k) do not fit these sentence scores: SSD's (0.2, 0.35) belong to CXR-BERT, data_prep.eta_report "
+            "says whether other values fit, and a constant (configs/objective/dcl_005.yaml) needs no scores"
+        )
+        warnings.warn(problem + advice * is_of_scores, stacklevel=2)

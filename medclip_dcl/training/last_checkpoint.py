@@ -1,0 +1,389 @@
+"""The last checkpoint of a run: when it is written, how the last two are kept, and which one can be read."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning_fabric.plugins import TorchCheckpointIO
+from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning.callbacks import Checkpoint
+from pytorch_lightning.trainer.states import TrainerFn
+from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
+from torch.optim.lr_scheduler import LambdaLR
+
+from medclip_dcl.data.samplers import ResumableLoader
+from medclip_dcl.distributed import gather_objects, greatest_of_all
+from medclip_dcl.errors import UserError
+from medclip_dcl.files import replacing, sync_folder
+from medclip_dcl.training.last_epoch import is_last_step
+from medclip_dcl.weight_files import read_torch_file
+
+LAST, PREVIOUS, UNREADABLE = "last.ckpt", "previous.ckpt", "unreadable.ckpt"
+_NEW = "new.ckpt"
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+"""A batch system's or a user's wish that training make room; SLURM announces the end of a job's time by SIGUSR1."""
+
+# Before a validation, which may be long, it saves even if less than the interval has gone by, but not that often.
+_LEAST_SECONDS = 60.0
+
+
+class ResumeError(UserError):
+    """A run cannot be resumed; the message says what to do."""
+
+
+class Stopped(SystemExit):
+    """Training was asked to stop, saved what it had, and stopped; the exit status is 128 + the signal's number."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+        self.signal = signal.Signals(number)
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Checkpoints reach the disk under a temporary name and are renamed: a kill or a power cut leaves the old one."""
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
+    ) -> None:
+        if storage_options is not None:
+            raise TypeError(f"{type(self).__name__} takes no storage_options")
+        path = Path(path)
+        with replacing(path, one_writer=True) as stream:
+            torch.save(checkpoint, stream)
+        sync_folder(path.parent)
+
+
+def rotate(folder: Path) -> None:
+    """Let the new checkpoint be the last and the last be the previous; at every moment the last two can be read."""
+    new, last, previous = (folder / name for name in (_NEW, LAST, PREVIOUS))
+    if last.exists():
+        link = folder / f".{PREVIOUS}.tmp"
+        link.unlink(missing_ok=True)
+        try:
+            os.link(last, link)
+        except OSError:  # no hard links here: for a moment only the previous is there, and is found
+            link = last
+        os.replace(link, previous)
+    os.replace(new, last)
+    sync_folder(folder)
+
+
+def find_readable(folder: Path) -> Path | None:
+    """The last checkpoint, or the one before where the last cannot be read; None if there is neither.
+
+    A file that cannot be read is set aside as unreadable.ckpt, so that the next checkpoint does not take the place of
+    the one that can. Several processes may do this at once.
+
+    Raises:
+        ResumeError: there are checkpoints, but none can be read; says what is wrong with each.
+    """
+    problems: dict[Path, str] = {}
+    for file in (folder / LAST, folder / PREVIOUS):
+        if not file.is_file():
+            continue
+        problem = whats_wrong(file)
+        if problem is not None:
+            problems[file] = problem
+            continue
+        for bad, why in problems.items():
+            rank_zero_warn(f"{bad} cannot be read ({why}): the run continues from the one before it, {file}")
+            with suppress(FileNotFoundError):  # another process was quicker
+                os.replace(bad, folder / UNREADABLE)
+        return file
+    if problems:
+        what = "; ".join(f"{file}: {problem}" for file, problem in problems.items())
+        raise ResumeError(
+            f"no checkpoint of the run can be read ({what}); restore one of them from a backup, or continue from "
+            f"another with --ckpt_path (e.g. {folder / 'best.ckpt'}), or delete {folder.parent} to train anew"
+        )
+    return None
+
+
+def whats_wrong(file: Path) -> str | None:
+    """Why a checkpoint cannot be read; None if all of it can (every byte is read and its checksum compared)."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            broken = archive.testzip()
+        if broken is not None:
+            return f"the checksum of {broken} is wrong"
+        content = read_torch_file(file)
+    # Nothing that is wrong with the machine or its settings: the file may be whole, and would be set aside.
+    except (PermissionError, MemoryError):
+        raise
+    except Exception as error:  # whatever a damaged file makes the readers say
+        size = file.stat().st_size if file.is_file() else 0
+        return f"{size} bytes, {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    return None if "loops" in content else "it is no checkpoint of training"
+
+
+class StopSignals:
+    """Remembers the signal that asks training to stop; a second Ctrl-C interrupts at once."""
+
+    def __init__(self) -> None:
+        self.requested = 0
+        self._before: dict[signal.Signals, Any] = {}
+
+    def install(self) -> None:
+        """Take the signals over. Lightning would save in the middle of a step at SIGUSR1, and nothing at SIGTERM."""
+        self.requested = 0
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._remember) for number in STOP_SIGNALS}
+
+    def restore(self) -> None:
+        """Give them back."""
+        for number, handler in self._before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._before = {}
+
+    def _remember(self, number: int, frame: Any) -> None:
+        if number == signal.SIGINT and self.requested == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.requested = number
+
+
+class LastCheckpoint(Checkpoint):
+    """Keeps last.ckpt and previous.ckpt, from which a run goes on exactly as if it had not been stopped.
+
+    It is written between two optimiser steps, when `minutes` have gone by since it was written; before a validation,
+    so that one that is stopped in its middle is done again; at the end of each epoch; and when SIGTERM, SIGUSR1 or
+    Ctrl-C asks training to stop, which then ends with `Stopped`. An error, or kill -9, loses what came after it.
+
+    In the middle of an epoch it is written only where the training loader is a `ResumableLoader`
+    (`EpochDataModule.training_loader`); any other would begin the epoch anew.
+
+    Args:
+        folder: where both are kept.
+        minutes: between two writings, at least 0.
+
+    Raises:
+        ValueError: minutes below 0.
+    """
+
+    def __init__(self, folder: str | Path, minutes: float = 15.0) -> None:
+        if not minutes >= 0:
+            raise UserError(f"checkpoint_minutes must be at least 0, got {minutes}")
+        self.folder, self.seconds = Path(folder), 60 * minutes
+        self._signals = StopSignals()
+        self._saved_at = 0.0
+        self._may_stop_in_an_epoch = False
+        self._has_validated = False
+
+    # What a resumed run takes over
+
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """A run folder that was moved keeps its best score: ModelCheckpoint would forget it in another place."""
+        here = os.path.realpath(self.folder)
+        if os.path.realpath(Path(trainer.ckpt_path or "").parent) != here:
+            return  # another run's
+        for key, state in checkpoint.get("callbacks", {}).items():
+            if key.startswith("ModelCheckpoint") and state.get("dirpath") not in (None, here):
+                checkpoint["callbacks"][key] = _moved(state, state["dirpath"], here)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        loader = trainer.train_dataloader
+        self._may_stop_in_an_epoch = isinstance(loader, ResumableLoader)
+        self._has_validated = False
+        self._saved_at = time.monotonic()
+        starts = gather_objects((Path(trainer.ckpt_path or "").name, trainer.global_step))
+        if len(set(starts)) > 1:
+            raise ResumeError(
+                "the processes do not resume from the same checkpoint (file, step): "
+                + ", ".join(f"process {rank} {start}" for rank, start in enumerate(starts))
+                + "; see that all of them read the same files"
+            )
+        _follow_schedule(trainer)
+        was_asked = trainer.received_sigterm
+        if trainer.is_global_zero:
+            _remove_leftovers(self.folder)
+        self._signals.install()
+        if was_asked:
+            self._signals.requested = signal.SIGTERM
+
+    # When it is written
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        after_validation, self._has_validated = self._has_validated, False
+        if batch_idx % trainer.accumulate_grad_batches:
+            return
+        stop, is_due = self._asked(trainer, self.seconds)
+        # Right after a validation in the middle of an epoch Lightning would count a step twice: the next one will do.
+        can_save = self._may_stop_in_an_epoch and not after_validation
+        if (stop or is_due) and can_save and batch_idx:
+            with _before_this_batch(trainer):
+                self._save(trainer)
+        if stop and (can_save or not self._may_stop_in_an_epoch):
+            self._stop(trainer, stop)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not _is_in_training(trainer):
+            return
+        batches = trainer.fit_loop.epoch_loop.batch_progress
+        is_epochs_end = batches.is_last_batch
+        has_stepped = is_epochs_end or batches.current.ready % trainer.accumulate_grad_batches == 0
+        if (
+            not has_stepped
+            or not (is_epochs_end or self._may_stop_in_an_epoch)
+            or not _is_begun_again(trainer)
+        ):
+            return
+        stop, is_due = self._asked(trainer, min(self.seconds, _LEAST_SECONDS))
+        if stop or is_due:
+            with _before_this_validation(trainer):
+                self._save(trainer)
+        if stop:
+            self._stop(trainer, stop)
+
+    def on_validation_batch_start(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        # Processes have different numbers of batches here: none may wait for another.
+        if _is_in_training(trainer) and self._signals.requested:
+            # The processes that this one started would wait for it: nobody else tells them.
+            kill = getattr(trainer.strategy.launcher, "kill", None)
+            if kill is not None:
+                kill(self._signals.requested)
+            self._stop(trainer, self._signals.requested)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._has_validated = True
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._save(trainer)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._has_validated = False
+        stop, _ = self._asked(trainer, self.seconds)
+        if stop:
+            self._stop(trainer, stop)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._signals.restore()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._signals.restore()
+
+    def _asked(self, trainer: Trainer, seconds: float) -> tuple[int, bool]:
+        """The signal that any process got (0: none), and whether the first one's clock says that it is time."""
+        is_due = trainer.is_global_zero and time.monotonic() - self._saved_at >= seconds
+        greatest = greatest_of_all(2 * self._signals.requested + is_due, trainer.strategy.root_device)
+        return greatest // 2, bool(greatest % 2)
+
+    def _save(self, trainer: Trainer) -> None:
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        trainer.save_checkpoint(self.folder / _NEW, weights_only=False)
+        if trainer.is_global_zero:
+            rotate(self.folder)
+        # A process that ends before the first has renamed the files could make a launcher kill it.
+        trainer.strategy.barrier("last checkpoint")
+        self._saved_at = time.monotonic()
+
+    def _stop(self, trainer: Trainer, number: int) -> None:
+        rank_zero_info(f"{signal.Signals(number).name} at step {trainer.global_step}: training stops here")
+        raise Stopped(number)
+
+
+def _follow_schedule(trainer: Trainer) -> None:
+    """Give the next step the rate of this run's own schedule; says so where the checkpoint's has another length."""
+    for config in trainer.lr_scheduler_configs:
+        schedule = config.scheduler
+        if not isinstance(schedule, LambdaLR):
+            continue  # its state came from the checkpoint
+        rates = [
+            base * factor(schedule.last_epoch)
+            for base, factor in zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)
+        ]
+        groups = schedule.optimizer.param_groups
+        if rates != [group["lr"] for group in groups]:
+            rank_zero_info(
+                f"learning rate at step {trainer.global_step}: {groups[-1]['lr']:.3g} by the schedule that the "
+                f"checkpoint was trained with, {rates[-1]:.3g} from here on by that of all "
+                f"{trainer.estimated_stepping_batches} steps"
+            )
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Delete what a run that was killed had begun to write."""
+    for file in (folder / _NEW, *folder.glob(".*.ckpt.tmp")):
+        file.unlink(missing_ok=True)
+
+
+def _is_in_training(trainer: Trainer) -> bool:
+    return trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
+
+
+def _is_begun_again(trainer: Trainer) -> bool:
+    """True if Lightning, resumed at the start of this validation, begins it again.
+
+    It does not where max_steps were made, nor where `LastEpoch` validates between two validations of an epoch.
+    """
+    if is_last_step(trainer):
+        return False
+    batches, interval = trainer.fit_loop.epoch_loop.batch_progress, trainer.val_check_batch
+    if interval == float("inf"):
+        return True
+    count = batches.total if trainer.check_val_every_n_epoch is None else batches.current
+    return interval is not None and count.ready % interval == 0
+
+
+@contextmanager
+def _before_this_batch(trainer: Trainer) -> Iterator[None]:
+    """Within it Lightning's counters are those between two batches: the one at hand was not begun.
+
+    Its hooks offer no such moment. Where a batch ends, the module's own hook and the row of metrics are still to come;
+    where it starts, it is counted.
+    """
+    progress = trainer.fit_loop.epoch_loop.batch_progress
+    counters, is_last = (progress.total, progress.current), progress.is_last_batch
+    for counter in counters:
+        counter.ready -= 1
+    progress.is_last_batch = False
+    try:
+        yield
+    finally:
+        for counter in counters:
+            counter.ready += 1
+        progress.is_last_batch = is_last
+
+
+@contextmanager
+def _before_this_validation(trainer: Trainer) -> Iterator[None]:
+    """Within it Lightning's counters are those of a validation that was begun: a resumed run does it from its start."""
+    total: Any = trainer.fit_loop.epoch_loop.val_loop.batch_progress.total
+    total.ready += 1
+    total.started += 1
+    try:
+        yield
+    finally:
+        total.ready -= 1
+        total.started -= 1
+
+
+def _moved(value: Any, old: str, new: str) -> Any:
+    """A ModelCheckpoint's state with the paths of another folder."""
+    if isinstance(value, str):
+        return new + value[len(old) :] if value == old or value.startswith(old + os.sep) else value
+    if isinstance(value, Mapping):
+        return {_moved(key, old, new): _moved(item, old, new) for key, item in value.items()}
+    return value

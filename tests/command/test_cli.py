@@ -1,0 +1,647 @@
+"""The command line on a small set: run folders, resuming, composition of the configurations, messages."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import math
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import yaml
+
+from medclip_dcl import load
+from medclip_dcl.cli import main
+from medclip_dcl.findings import CHEX5
+from medclip_dcl.models.image_text import ImageTextModel
+
+ROOT = Path(__file__).resolve().parents[2]
+DEMO = str(ROOT / "configs/demo.yaml")
+OBJECTIVES = sorted((ROOT / "configs/objective").glob("*.yaml"))
+
+
+def small(run: Path, small_set: Path, small_bert: Path, *more: str, objective: str = "dcl_lm") -> list[str]:
+    """Arguments of a run of seconds: the demo's configuration with a small set, network and image."""
+    model, data = "--model.init_args.", "--data.init_args."
+    return [
+        "--config", DEMO,
+        "--config", str(ROOT / f"configs/objective/{objective}.yaml"),
+        "--run_folder", str(run),
+        "--trainer.max_epochs", "2",
+        "--trainer.check_val_every_n_epoch", "1",
+        "--trainer.enable_progress_bar", "false",
+        "--trainer.log_every_n_steps", "1",
+        "--trainer.precision", "32-true",
+        f"{model}text_encoder.init_args.pretrained", str(small_bert),
+        f"{model}warmup_steps", "2",
+        f"{data}folder", str(small_set),
+        f"{data}image_size", "48",
+        f"{data}crop_size", "32",
+        f"{data}batch_size", "8",
+        *more,
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, small_set, small_bert) -> Path:
+    """A run that was fitted and tested."""
+    run = tmp_path_factory.mktemp("runs") / "first"
+    main(["fit", *small(run, small_set, small_bert)])
+    main(["test", "--config", str(run / "config.yaml")])
+    return run
+
+
+@pytest.fixture
+def info():
+    """Lines that the program says, not as warnings."""
+    caught = io.StringIO()
+    handler, logger = (
+        logging.StreamHandler(caught),
+        logging.getLogger("pytorch_lightning.utilities.rank_zero"),
+    )
+    logger.addHandler(handler)
+    yield lambda: caught.getvalue().splitlines()
+    logger.removeHandler(handler)
+
+
+def test_fit_and_test_say_what_matters_and_each_warning_once(small_set, small_bert, tmp_path):
+    """In a process of its own: as a terminal shows it."""
+    arguments = small(tmp_path / "run", small_set, small_bert, "--trainer.limit_val_batches", "2")
+    arguments += ["--data.init_args.batch_size", "7", "--trainer.log_every_n_steps", "50"]
+    said = [
+        subprocess.run(
+            [sys.executable, "-m", "medclip_dcl", *command], capture_output=True, text=True, check=True
+        )
+        for command in (["fit", *arguments], ["test", "--config", str(tmp_path / "run/config.yaml")])
+    ]
+    for one in said:
+        text = one.stdout + one.stderr
+        for advertisement in (
+            "litlogger",
+            "💡",
+            "GPU available",
+            "TPU available",
+            "LeafSpec",
+            "does not have many",
+        ):
+            assert advertisement not in text
+        lines = [line for line in text.splitlines() if "warning" in line.lower()]
+        assert lines and len(lines) == len(set(lines)), "each once"
+    fit, test = (one.stdout + one.stderr for one in said)
+    assert "3 of 24 training images do not fill a batch of 7 and are left out of each epoch" in fit
+    assert f"results: {tmp_path / 'run/results.json'}" in test
+
+
+def test_a_run_folder_holds_everything(finished):
+    names = {path.name for path in finished.iterdir()}
+    expected = {"config.yaml", "checkpoints", "metrics.csv", "fit.json", "class_probability.parquet"}
+    assert expected | {"results.json", "results_untrained.json", "predictions", "figures"} <= names
+    assert {x.name for x in (finished / "checkpoints").iterdir()} == {
+        "best.ckpt",
+        "last.ckpt",
+        "previous.ckpt",
+        "untrained.ckpt",
+    }
+    metrics = pd.read_csv(finished / "metrics.csv")
+    assert metrics["train/loss"].count() == 6 and metrics["validate/loss"].count() == 2
+    assert metrics["train/class_probability"].max() > 0
+    fit = json.loads((finished / "fit.json").read_text())
+    assert fit["steps"] == 6 and fit["epochs"] == 2 and fit["seconds"] > 0
+
+
+def test_results_of_the_untrained_and_the_trained_network_differ(finished):
+    trained = json.loads((finished / "results.json").read_text())
+    untrained = json.loads((finished / "results_untrained.json").read_text())
+    assert trained["checkpoint"]["weights"] != untrained["checkpoint"]["weights"]
+    assert trained["protocol"] == untrained["protocol"] and trained["counts"] == untrained["counts"]
+    sections = {"classification", "grounding", "retrieval", "report_retrieval", "embedding_map"}
+    assert set(trained["metrics"]) == sections
+
+
+def test_eta_of_the_training_sentences_is_kept(finished):
+    table = pd.read_parquet(finished / "class_probability.parquet")
+    expected = [0.2 * math.exp(0.35 * log_p) for log_p in table["log_p"]]
+    assert table["eta"].tolist() == pytest.approx(expected, rel=1e-5)
+    assert {"sentence_id", "text", "n_reports", "log_p", "eta", "rho", "sentence_share"} == set(table.columns)
+
+
+def test_a_finished_run_is_left_alone(finished, small_set, small_bert):
+    before = (finished / "checkpoints/last.ckpt").stat().st_mtime_ns
+    main(["fit", *small(finished, small_set, small_bert)])
+    assert (finished / "checkpoints/last.ckpt").stat().st_mtime_ns == before
+
+
+def test_a_command_that_fails_before_training_leaves_the_folder_to_the_corrected_one(
+    tmp_path, small_set, small_bert, capsys
+):
+    wrong = ("--model.init_args.init_from", str(tmp_path / "nowhere.ckpt"))
+    for _ in range(2):
+        with pytest.raises(SystemExit):
+            main(["fit", *small(tmp_path / "run", small_set, small_bert, *wrong)])
+        assert "nowhere.ckpt" in capsys.readouterr().err
+        assert not (tmp_path / "run").exists()
+    main(["fit", *small(tmp_path / "run", small_set, small_bert, "--trainer.max_epochs", "1")])
+    assert (tmp_path / "run/fit.json").is_file()
+
+
+def test_another_run_in_the_same_folder_is_refused(finished, small_set, small_bert, capsys):
+    more = ("--model.init_args.learning_rate", "0.5")
+    with pytest.raises(SystemExit) as error:
+        main(["fit", *small(finished, small_set, small_bert, *more)])
+    assert error.value.code == 2
+    message = capsys.readouterr().err
+    assert "already holds another run: its config.yaml differs in model.init_args.learning_rate;" in message
+
+
+def test_an_interrupted_run_continues_and_keeps_its_metrics(finished, small_set, small_bert, tmp_path):
+    run = tmp_path / "run"
+    arguments = ["fit", *small(run, small_set, small_bert)]
+    main([*arguments, "--trainer.limit_val_batches", "2"])
+    # As if a run of four epochs had been killed in its third: two epochs' checkpoint, and a row beyond it.
+    (run / "fit.json").unlink()
+    checkpoint = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
+    assert checkpoint["global_step"] == 6
+    lines = (run / "metrics.csv").read_text().splitlines()
+    (run / "metrics.csv").write_text("\n".join([*lines, lines[-1].replace("5,", "7,", 1), "8,17"]))
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["trainer"]["max_epochs"] = 4
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    main([*arguments, "--trainer.limit_val_batches", "2", "--trainer.max_epochs", "4"])
+    metrics = pd.read_csv(run / "metrics.csv")
+    assert metrics["train/loss"].count() == 12 and metrics["validate/loss"].count() == 4
+    assert metrics.loc[metrics["train/loss"].notna(), "step"].tolist() == list(range(12))
+    assert json.loads((run / "fit.json").read_text())["epochs"] == 4
+
+
+def test_a_finished_run_is_trained_longer(finished, small_set, small_bert, tmp_path, info, monkeypatch):
+    run = shutil.copytree(finished, tmp_path / "run")
+    # Killed between any two of its writes, the same command goes on.
+    monkeypatch.setattr(
+        "medclip_dcl.training.run_folder.write_text", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+    )
+    longer = ["fit", *small(run, small_set, small_bert), "--trainer.max_epochs", "3"]
+    with pytest.raises(KeyboardInterrupt):
+        main(longer)
+    assert not (run / "fit.json").exists() and (run / "checkpoints/last.ckpt").is_file()
+    monkeypatch.undo()
+    main(longer)
+    assert json.loads((run / "fit.json").read_text())["epochs"] == 3
+    assert yaml.safe_load((run / "config.yaml").read_text())["trainer"]["max_epochs"] == 3
+    metrics = pd.read_csv(run / "metrics.csv")
+    assert metrics["validate/loss"].count() == 3
+    # The schedule of 9 steps with 2 of warm-up: the seventh step has the rate of the fifth of 7 that decay.
+    rates = metrics["train/learning_rate"].dropna().tolist()
+    assert rates[6:] == pytest.approx([1e-3 * 0.5 * (1 + math.cos(math.pi * k / 7)) for k in (4, 5, 6)])
+    assert any("was finished and goes on to 3 epochs" in line for line in info())
+    said = next(line for line in info() if "learning rate at step 6" in line)
+    assert f"{rates[6]:.3g}" in said and "0 by the schedule" in said and "all 9 steps" in said
+    # What was measured at the end of the second epoch is not taken for the third's.
+    assert not (run / "results.json").exists() and not (run / "predictions").exists()
+    assert (run / "results_2_epochs.json").read_text() == (finished / "results.json").read_text()
+    assert (run / "predictions_2_epochs").is_dir() and (run / "figures_2_epochs").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        (["--trainer.max_epochs", "1"], ["trainer.max_epochs", "NUMBER above 2"]),
+        (
+            ["--model.init_args.beta2", "0.9"],
+            ["model.init_args.beta2", "init_from", "best.ckpt", "NUMBER above 2"],
+        ),
+    ],
+)
+def test_another_run_in_a_finished_folder_hears_what_is_possible(
+    more, named, finished, small_set, small_bert, capsys
+):
+    with pytest.raises(SystemExit):
+        main(["fit", *small(finished, small_set, small_bert, *more)])
+    message = capsys.readouterr().err
+    assert all(words in message for words in named)
+
+
+def test_a_run_without_its_last_checkpoint_is_not_trained_longer(
+    finished, small_set, small_bert, tmp_path, capsys
+):
+    run = shutil.copytree(finished, tmp_path / "run")
+    for name in ("last.ckpt", "previous.ckpt"):
+        (run / "checkpoints" / name).unlink()
+    with pytest.raises(SystemExit):
+        main(["fit", *small(run, small_set, small_bert), "--trainer.max_epochs", "3"])
+    assert "no last.ckpt" in capsys.readouterr().err
+    assert (run / "fit.json").is_file() and (run / "results.json").is_file()
+
+
+def test_a_run_shorter_than_every_interval_has_a_best_checkpoint_and_metrics(small_set, small_bert, tmp_path):
+    run = tmp_path / "run"
+    options = ["--trainer.max_epochs", "1", "--trainer.check_val_every_n_epoch", "3"]
+    main(["fit", *small(run, small_set, small_bert, *options, "--trainer.log_every_n_steps", "50")])
+    assert (run / "checkpoints/best.ckpt").is_file()
+    metrics = pd.read_csv(run / "metrics.csv")
+    assert metrics.loc[metrics["train/loss"].notna(), "step"].tolist() == [2]
+    assert metrics["validate/loss"].count() == 1 and metrics["train/images_per_second"].count() == 1
+
+
+def test_a_folder_of_unknown_origin_is_refused(small_set, small_bert, tmp_path, capsys):
+    (tmp_path / "metrics.csv").write_text("step\n")
+    with pytest.raises(SystemExit):
+        main(["fit", *small(tmp_path, small_set, small_bert)])
+    assert "holds results but no config.yaml: not a run of this program" in capsys.readouterr().err
+
+
+def test_test_without_a_checkpoint_says_so(small_set, small_bert, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["test", *small(tmp_path / "new", small_set, small_bert)])
+    assert "holds no checkpoint; train first" in capsys.readouterr().err
+
+
+def test_errors_of_the_data_come_without_a_traceback(small_set, small_bert, tmp_path, capsys):
+    broken = shutil.copytree(small_set, tmp_path / "set")
+    shutil.rmtree(broken / "log_p")
+    with pytest.raises(SystemExit) as error:
+        main(["fit", *small(tmp_path / "run", broken, small_bert)])
+    assert error.value.code == 2
+    assert "has no sentence scores; scores are made by" in capsys.readouterr().err
+
+
+def test_the_language_models_folder_may_be_gone_after_training(small_set, small_bert, tmp_path, finished):
+    text = shutil.copytree(small_bert, tmp_path / "bert")
+    run = tmp_path / "run"
+    main(["fit", *small(run, small_set, text)])
+    shutil.rmtree(text)
+    main(["test", "--config", str(run / "config.yaml")])
+    # The same settings and seed as the first run: only the place of the language model differs.
+    a, b = (json.loads((folder / "results.json").read_text())["metrics"] for folder in (run, finished))
+    assert a == b
+
+
+def test_a_text_encoder_changed_on_disk_does_not_reach_a_run_that_goes_on(
+    small_set, small_bert, tmp_path, capsys
+):
+    text = shutil.copytree(small_bert, tmp_path / "bert")
+    run = tmp_path / "run"
+    main(["fit", *small(run, small_set, text)])
+    (run / "fit.json").unlink()
+    vocabulary = (text / "tokenizer.json").read_text()
+    swapped = vocabulary.replace('"edema": ', '"X": ').replace('"cardiomegaly": ', '"edema": ')
+    (text / "tokenizer.json").write_text(swapped.replace('"X": ', '"cardiomegaly": '))
+    before = torch.load(run / "checkpoints/last.ckpt", weights_only=True)["network"]["text_encoder"]
+    main(["fit", *small(run, small_set, text)])
+    assert torch.load(run / "checkpoints/last.ckpt", weights_only=True)["network"]["text_encoder"] == before
+    with pytest.raises(SystemExit):
+        main(
+            [
+                "fit",
+                *small(tmp_path / "new", small_set, text),
+                "--ckpt_path",
+                str(run / "checkpoints/last.ckpt"),
+            ]
+        )
+    assert "was trained with another text_encoder" in capsys.readouterr().err
+
+
+def test_a_prepared_set_that_was_made_anew_is_noticed(small_set, small_bert, tmp_path, capsys):
+    data = shutil.copytree(small_set, tmp_path / "set")
+    main(["fit", *small(tmp_path / "run", data, small_bert)])
+    info = json.loads((data / "dataset.json").read_text())
+    (data / "dataset.json").write_text(json.dumps({**info, "fingerprint": "other"}))
+    with pytest.raises(SystemExit):
+        main(["fit", *small(tmp_path / "run", data, small_bert)])
+    assert "holds a run on other data: the prepared set has changed since" in capsys.readouterr().err
+
+
+def test_the_last_checkpoint_is_the_last_epochs_and_the_best_is_tested(finished):
+    last = torch.load(finished / "checkpoints/last.ckpt", weights_only=True)
+    assert last["global_step"] == 6
+    assert (
+        json.loads((finished / "results.json").read_text())["checkpoint"]["file"] == "checkpoints/best.ckpt"
+    )
+    losses = pd.read_csv(finished / "metrics.csv")["validate/loss"].dropna().tolist()
+    best = torch.load(finished / "checkpoints/best.ckpt", weights_only=True)
+    assert best["global_step"] == 3 * (1 + losses.index(min(losses)))
+
+
+def test_a_run_may_continue_on_another_number_of_workers(finished, small_set, small_bert):
+    main(["fit", *small(finished, small_set, small_bert, "--data.init_args.num_workers", "3")])
+
+
+def test_an_image_size_between_the_regions_is_refused(small_set, small_bert, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["fit", *small(tmp_path, small_set, small_bert, "--data.init_args.image_size", "50")])
+    assert (
+        "data.image_size 50 must be a multiple of the image encoder's stride, 16" in capsys.readouterr().err
+    )
+
+
+def test_a_trial_run_claims_no_folder(small_set, small_bert, tmp_path):
+    main(["fit", *small(tmp_path / "run", small_set, small_bert, "--trainer.fast_dev_run", "true")])
+    assert not [file for file in tmp_path.rglob("*") if file.is_file()], "a trial leaves nothing behind"
+
+
+def test_an_unfinished_run_goes_on_from_where_it_came_to(small_set, small_bert, tmp_path, capsys, info):
+    run, bert = tmp_path / "run", tmp_path / "bert"
+    shutil.copytree(small_bert, bert)
+    arguments = ["fit", *small(run, small_set, bert, "--trainer.max_epochs", "1")]
+    main(arguments)
+    best = tmp_path / "elsewhere.ckpt"
+    shutil.copy(run / "checkpoints/best.ckpt", best)
+    weights = torch.load(run / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
+    (run / "fit.json").unlink()
+    shutil.rmtree(bert)  # what the text encoder was built from: the run's own checkpoints have it
+    main([*arguments, "--ckpt_path", str(best)])
+    assert any(f"last.ckpt, where it has come to since {best}" in line for line in info())
+    again = torch.load(run / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
+    assert all(torch.equal(weights[name], again[name]) for name in weights)
+    shutil.copytree(small_bert, bert)
+    (run / "fit.json").unlink()
+    for name in ("last.ckpt", "previous.ckpt"):
+        (run / "checkpoints" / name).write_bytes(b"PK broken")
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert "continue from another with --ckpt_path" in capsys.readouterr().err
+    with pytest.warns(UserWarning, match=r"can be read .*; continuing from .*elsewhere.ckpt"):
+        main([*arguments, "--ckpt_path", str(best)])
+    assert (run / "fit.json").is_file()
+
+
+@pytest.mark.parametrize("option", ["save_last", "save_on_exception"])
+def test_options_that_would_write_other_things_into_the_checkpoints_are_refused(
+    small_set, small_bert, tmp_path, capsys, option
+):
+    with pytest.raises(SystemExit):
+        main(["fit", *small(tmp_path / "run", small_set, small_bert, f"--checkpoint.{option}", "true")])
+    assert f"checkpoint.{option}: last.ckpt is written anyway" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_untrained_results_of_another_protocol_are_measured_again(finished):
+    stale = json.loads((finished / "results_untrained.json").read_text())
+    (finished / "results_untrained.json").write_text(json.dumps({**stale, "precision": "other"}))
+    main(["test", "--config", str(finished / "config.yaml")])
+    again = json.loads((finished / "results_untrained.json").read_text())
+    assert again["precision"] == stale["precision"] and again["metrics"] == stale["metrics"]
+
+
+def test_predict_writes_embeddings_and_scores(finished, info):
+    main(["predict", "--config", str(finished / "config.yaml")])
+    (said,) = (line for line in info() if line.startswith("predictions: "))
+    assert all(
+        str(finished / f"predictions/{name}.parquet") in said
+        for name in ("image_embeddings", "finding_scores")
+    )
+    assert "classification.parquet" not in said, "test wrote it"
+    images = pd.read_parquet(finished / "predictions/image_embeddings.parquet")
+    scores = pd.read_parquet(finished / "predictions/finding_scores.parquet")
+    sentences = pd.read_parquet(finished / "predictions/sentence_embeddings.parquet")
+    assert len(images) == 10 and len(scores) == 50 and len(images["embedding"][0]) == 128
+    for table in (images, scores):
+        assert list(table)[:3] == ["dicom_id", "subject_id", "study_id"]
+    assert set(sentences["sentence_id"]) <= set(range(9))
+    # The same numbers as the notebook's model gives for the prepared image.
+    config = yaml.safe_load((finished / "config.yaml").read_text())
+    folder = Path(config["data"]["init_args"]["folder"])
+    row = pd.read_parquet(folder / "images.parquet").query("use == 'test'").iloc[0]
+    (first,) = images.query("dicom_id == @row.dicom_id").to_dict("records")
+    assert (first["subject_id"], first["study_id"]) == (row["subject_id"], row["study_id"])
+    difference = load(finished / "checkpoints/best.ckpt").classify(folder / "images" / row["path"])
+    mine = scores.query("dicom_id == @row.dicom_id").set_index("finding")
+    for finding in CHEX5:
+        expected = (mine["score_positive"] - mine["score_negative"])[finding]
+        assert difference[finding].iloc[0] == pytest.approx(expected, abs=1e-4)
+    # For a spreadsheet: the same, an embedding as a column for each number.
+    main(["predict", "--config", str(finished / "config.yaml"), "--prediction_format", "csv"])
+    pd.testing.assert_frame_equal(
+        pd.read_csv(finished / "predictions/finding_scores.csv"),
+        scores.reset_index(drop=True),
+        check_dtype=False,
+    )
+    wide = pd.read_csv(finished / "predictions/image_embeddings.csv")
+    assert list(wide)[:4] == ["dicom_id", "subject_id", "study_id", "embedding_0"] and wide.shape == (10, 131)
+    assert wide.filter(like="embedding_").to_numpy() == pytest.approx(
+        np.stack(images["embedding"].tolist()), abs=1e-6
+    )
+
+
+def test_prompts_of_a_file_take_the_place_of_the_callbacks(finished, tmp_path, capsys):
+    (tmp_path / "mine.yaml").write_text(
+        "Nodule: [No nodule, [Nodule, Mass]]\nFractur: [No fracture, Fracture]\n"
+    )
+    command = ["--config", str(finished / "config.yaml"), "--prompts", str(tmp_path / "mine.yaml")]
+    main(["predict", *command])
+    scores = pd.read_parquet(finished / "predictions/finding_scores.parquet")
+    assert len(scores) == 20 and set(scores["finding"]) == {"Nodule", "Fractur"}
+    before = (finished / "results.json").read_bytes()
+    (tmp_path / "mine.yaml").write_text("Fractur: [No fracture, Fracture]\n")
+    with pytest.raises(SystemExit) as error:
+        main(["test", *command])
+    assert error.value.code == 2
+    said = capsys.readouterr().err
+    assert "does not label 'Fractur' (did you mean 'Fracture'?)" in said and "Support Devices" in said
+    assert (finished / "results.json").read_bytes() == before
+
+
+def test_a_run_from_before_an_option_is_continued_not_refused(
+    finished, small_set, small_bert, tmp_path, capsys
+):
+    run = shutil.copytree(finished, tmp_path / "old")
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    for part, names in (
+        ("model", ["same_text", "negative_weights", "init_from", "init_parts"]),
+        ("data", ["views", "contrastive_batch"]),
+    ):
+        for name in names:
+            del config[part]["init_args"][name]
+    del config["model"]["init_args"]["image_encoder"]["init_args"]["projection"]
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    arguments = small(run, small_set, small_bert)
+    main(["fit", *arguments])
+    with pytest.raises(SystemExit):
+        main(["fit", *arguments, "--data.init_args.views", "2"])
+    assert "differs in data.init_args.views" in capsys.readouterr().err
+
+
+def test_a_run_starts_from_another_runs_weights_and_outlives_them(finished, small_set, small_bert, tmp_path):
+    source = shutil.copy(finished / "checkpoints/best.ckpt", tmp_path / "source.ckpt")
+    run = tmp_path / "run"
+    arguments = small(run, small_set, small_bert, objective="infonce")
+    arguments += [
+        "--model.init_args.init_from", str(source), "--data.init_args.image_size", "64",
+        "--model.init_args.similarity", "medclip_dcl.similarity.GlobalCosine", "--trainer.limit_val_batches", "2",
+    ]  # fmt: skip
+    main(["fit", *arguments])
+    before, after = (
+        torch.load(file, weights_only=True) for file in (source, run / "checkpoints/untrained.ckpt")
+    )
+    record = json.loads((run / "initial_weights.json").read_text())
+    for name in record["taken"]:
+        assert torch.equal(after["state_dict"][f"network.{name}"], before["state_dict"][f"network.{name}"]), (
+            name
+        )
+    assert record["kept"] == ["similarity.log_gamma2"] and after["initial_weights"] == record
+    assert record["left_out"] == ["similarity.log_gamma2", "similarity.q.weight", "similarity.q.bias"]
+    assert set(record["taken"]) | set(record["kept"]) == {
+        name.removeprefix("network.") for name in after["state_dict"]
+    }
+
+    # As if it had been killed after two epochs, and the other run were something else by now.
+    source.write_bytes(b"no checkpoint")
+    (run / "fit.json").unlink()
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    assert config["model"]["init_args"]["init_from"] == str(source)
+    config["trainer"]["max_epochs"] = 3
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    main(["fit", "--config", str(run / "config.yaml")])
+    assert json.loads((run / "fit.json").read_text())["epochs"] == 3
+    assert torch.load(run / "checkpoints/last.ckpt", weights_only=True)["initial_weights"] == record
+    source.unlink()
+    main(["test", "--config", str(run / "config.yaml")])
+    results = [json.loads((run / f"{name}.json").read_text()) for name in ("results", "results_untrained")]
+    assert results[0]["checkpoint"]["weights"] != results[1]["checkpoint"]["weights"]
+    # An exported folder is tested as it is, whatever the run started from.
+    load(finished / "checkpoints/best.ckpt").save_pretrained(tmp_path / "exported")
+    modes = {file.name: file.stat().st_mode for file in (tmp_path / "exported").iterdir()}
+    assert modes["model.safetensors"] == modes["config.json"]
+    options = ["--ckpt_path", str(tmp_path / "exported"), "--run_folder", str(tmp_path / "other")]
+    main(["test", "--config", str(run / "config.yaml"), *options])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["--model.init_args.image_encoder.init_args.projection", "mlp"],
+            "set what differs: image_encoder.init_args.projection: linear (configured: mlp)",
+        ),
+        (["--model.init_args.init_parts", "[eyes]"], "init_parts must name some of"),
+        (["--model.init_args.init_from", "nowhere.ckpt"], "init_from: no file and no folder nowhere.ckpt"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused_before_training(
+    options, message, finished, small_set, small_bert, tmp_path, capsys
+):
+    source = ["--model.init_args.init_from", str(finished / "checkpoints/best.ckpt")]
+    with pytest.raises(SystemExit) as error:
+        main(["fit", *small(tmp_path / "run", small_set, small_bert, *source, *options)])
+    assert error.value.code == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run/checkpoints").exists()
+
+
+class Code:
+    def __reduce__(self):
+        return (print, ("code of the file ran",))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"callbacks": Code()}, "Python objects are not opened"),
+        ({"format_version": 99}, "format version 99, this prog"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_trusted_or_read_is_refused(change, message, finished, tmp_path, capsys):
+    content = torch.load(finished / "checkpoints/best.ckpt", weights_only=True)
+    torch.save({**content, **change}, tmp_path / "bad.ckpt")
+    with pytest.raises(SystemExit) as error:
+        main(["test", "--config", str(finished / "config.yaml"), "--ckpt_path", str(tmp_path / "bad.ckpt")])
+    said = capsys.readouterr()
+    assert error.value.code == 2 and message in said.err and "code of the file ran" not in said.out
+
+
+@pytest.mark.parametrize("base", ["demo", "mimic_cxr"])
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda path: path.stem)
+def test_every_objective_composes_with_every_configuration(base, objective, capsys):
+    arguments = ["--config", str(ROOT / f"configs/{base}.yaml"), "--config", str(objective)]
+    with pytest.raises(SystemExit) as error:
+        main(["fit", *arguments, "--run_folder", "runs/x", "--print_config"])
+    assert error.value.code in (0, None)
+    config = yaml.safe_load(capsys.readouterr().out)
+    assert_holds(config["model"]["init_args"], yaml.safe_load(objective.read_text())["model"]["init_args"])
+    assert config["run_folder"] == "runs/x"
+
+
+def assert_holds(found, wanted) -> None:
+    """Everything that the one says, the other says."""
+    for key, value in wanted.items():
+        if isinstance(value, dict):
+            assert_holds(found[key], value)
+        else:
+            assert found[key] == value, key
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda path: path.stem)
+def test_every_objective_trains_two_steps(objective, embedded_set, small_bert, tmp_path):
+    run = tmp_path / "run"
+    options = ["--trainer.max_steps", "2", "--trainer.limit_val_batches", "1"]
+    main(["fit", *small(run, embedded_set, small_bert, *options, objective=objective.stem)])
+    metrics = pd.read_csv(run / "metrics.csv")
+    losses = metrics["train/loss"].dropna()
+    assert len(losses) == 2 and losses.between(1e-3, 30).all()
+    wanted = yaml.safe_load(objective.read_text())["model"]["init_args"]
+    rule = wanted.get("negative_weights")
+    weights = metrics["train/weight"].dropna()
+    assert len(weights) == 2 and (rule is not None or (weights == 1).all())
+    assert ("train/masked_language_loss" in metrics) == ("masked_language_weight" in wanted)
+    model = ImageTextModel.load_from_checkpoint(run / "checkpoints/last.ckpt")
+    found = None if rule is None else type(model.objective.negative_weights).__name__
+    assert found == (None if rule is None else rule["class_path"].rpartition(".")[2])
+    assert model.objective.image_to_text == wanted.get("image_to_text", 0.1)
+
+
+@pytest.mark.parametrize(
+    ("objective", "options", "message"),
+    [
+        (
+            "remove_text",
+            ["--model.init_args.negative_weights.init_args.threshold", "1.5"],
+            "threshold must be a",
+        ),
+        ("remove_text", [], "has no sentence embeddings; embeddings are made by: python -m data_prep.embed_"),
+        ("infonce", ["--model.init_args.same_text", "both"], "same_text must be one of"),
+        ("infonce", ["--model.init_args.masked_language_weight", "1"], "masked_language_head: true"),
+        ("infonce", ["--data.init_args.contrastive_batch", "12"], "must be a multiple of data.batch_size 8"),
+    ],
+)
+def test_an_objective_that_lacks_something_says_so_before_training(
+    objective, options, message, small_set, small_bert, tmp_path, capsys
+):
+    with pytest.raises(SystemExit) as error:
+        main(["fit", *small(tmp_path / "run", small_set, small_bert, *options, objective=objective)])
+    assert error.value.code == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run/metrics.csv").exists()
+
+
+def test_an_unknown_option_is_named(capsys):
+    with pytest.raises(SystemExit) as error:
+        main(["fit", "--config", DEMO, "--run_folder", "x", "--data.init_args.batch_sise", "3"])
+    assert error.value.code == 2
+    assert "batch_sise" in capsys.readouterr().err
+
+
+def test_the_recipe_for_a_small_machine_trains_without_downloads(small_set, small_bert, tmp_path):
+    arguments = [
+        item
+        for name in ("mimic_cxr", "small_machine")
+        for item in ("--config", f"{ROOT}/configs/{name}.yaml")
+    ]
+    run = tmp_path / "run"
+    main(
+        [
+            "fit", *arguments, "--run_folder", str(run),
+            "--data.init_args.folder", str(small_set),
+            "--model.init_args.text_encoder.init_args.pretrained", str(small_bert),
+            "--trainer.max_steps", "1", "--trainer.limit_val_batches", "1",
+        ]
+    )  # fmt: skip
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    encoder = config["model"]["init_args"]["image_encoder"]
+    assert encoder["init_args"]["weights"] is None and encoder["init_args"]["stride"] == 16
+    assert config["data"]["init_args"]["num_workers"] == 0 and (run / "checkpoints/best.ckpt").is_file()

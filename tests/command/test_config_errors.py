@@ -1,0 +1,210 @@
+"""Errors of the configuration are one line: the key, what was found, the nearest key that there is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.error import URLError
+
+import pytest
+from pytorch_lightning.cli import LightningCLI
+
+from medclip_dcl.cli import main
+from medclip_dcl.command.config_keys import TOP, first_mistake
+from medclip_dcl.command.lightning_cli import MedclipCLI
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+DEMO = str(CONFIGS / "demo.yaml")
+OF_DEMO = ("--config", DEMO)
+MODEL, DATA = "--model.init_args.", "--data.init_args."
+BERT = "model.init_args.text_encoder.init_args"
+
+
+@pytest.fixture(autouse=True)
+def data_sets_are_there(tmp_path, monkeypatch):
+    """A prepared set that is missing would be named before what only the parser finds."""
+    for name in ("phantom", "mimic_cxr"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        (tmp_path / "data" / name / "dataset.json").touch()
+    monkeypatch.chdir(tmp_path)
+
+
+def said(capsys, *arguments: str) -> str:
+    """What `fit` writes to standard error; it ends with status 2."""
+    with pytest.raises(SystemExit) as error:
+        main(["fit", "--config", DEMO, *arguments])
+    captured = capsys.readouterr()
+    assert error.value.code == 2 and not captured.out
+    (line,) = captured.err.splitlines()
+    return line
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--modle", "3"], ["modle", "mean model?"]),
+        (["--trainer.max_epoch", "3"], ["trainer.max_epoch:", "mean trainer.max_epochs?"]),
+        ([f"{MODEL}learning_rat", "3"], ["model.init_args.learning_rat:", "mean learning_rate?", "ImageTextModel"]),
+        ([f"{DATA}batch_sise", "3"], ["data.init_args.batch_sise:", "mean batch_size?"]),
+        ([f"--{BERT}.poolin", "mean"], [f"{BERT}.poolin:", "mean pooling?"]),
+        ([f"{DATA}batch_size", "abc"], ["data.init_args.batch_size: expected int, found abc"]),
+        (["--trainer.max_epochs", "abc"], ["trainer.max_epochs: expected int or null, found abc"]),
+        (["--ema_decay", "1.5"], ["ema_decay", "v<1", "found 1.5"]),
+        ([f"{MODEL}similarity", "medclip_dcl.similarity.LSEE"], ["model.init_args.similarity", "LSEE", "mean LSE?"]),
+        ([f"{MODEL}similarity", "medclip_dcl.similarty.LSE"], ["similarty", "mean similarity?"]),
+        ([f"{MODEL}class_probability", "nowhere.Mine"], ["no module nowhere", "nowhere.Mine", "PYTHONPATH"]),
+        ([f"{MODEL}similarity", "torch.nn.Linear"], ["model.init_args.similarity", "Similarity", "torch.nn.Linear"]),
+        (["--config", "nowhere.yaml"], ["config", "nowhere.yaml"]),
+        ([f"{DATA}folder", "nowhere"], ["prepared data set nowhere does not exist"]),
+        ([f"{DATA}folder", "nowhere", "--prompts", "chexpert14"], ["chexpert14: no such file", "configs/prompts"]),
+        (["--trainer.callbacks+=medclip_dcl.evaluation.Retrieva"], ["trainer.callbacks", "mean Retrieval?"]),
+    ],
+)  # fmt: skip
+def test_an_error_of_the_command_line_is_one_line(options, named, capsys):
+    line = said(capsys, *options)
+    assert all(words in line for words in named), line
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("modle: 3", ["modle", "mean model?"]),
+        ("trainer: {max_epoch: 3}", ["trainer.max_epoch:", "mean trainer.max_epochs?"]),
+        ("model: {init_args: {text_encoder: {init_args: {poolin: mean}}}}", [f"{BERT}.poolin:", "mean pooling?"]),
+        ("model: {init_args: {similarity: {init_args: {sharpness: abc}}}}", ["sharpness: expected float, found abc"]),
+        (
+            "trainer: {callbacks: [{class_path: medclip_dcl.evaluation.Grounding, init_args: {exampels: 3}}]}",
+            ["trainer.callbacks", "exampels", "mean examples?", "Grounding"],
+        ),
+        ("model: [3", ["parsing", "line 1"]),
+        ("run_folder: null", ["run_folder"]),
+    ],
+)  # fmt: skip
+def test_an_error_of_a_file_is_one_line(text, named, tmp_path, capsys):
+    (tmp_path / "more.yaml").write_text(text)
+    line = said(capsys, "--config", str(tmp_path / "more.yaml"))
+    assert all(words in line for words in named), line
+
+
+def test_imagenet_weights_that_cannot_be_downloaded_are_one_line(capsys, monkeypatch, small_set, tmp_path):
+    def refuse(*_arguments, **_options):
+        raise URLError("no network")
+
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", refuse)
+    weights = f"{MODEL}image_encoder.init_args.weights"
+    line = said(
+        capsys, "--run_folder", str(tmp_path / "run"), f"{DATA}folder", str(small_set), weights, "imagenet"
+    )
+    for words in ("imagenet", "no network", "null", ".pth"):
+        assert words in line
+
+
+def test_options_that_lightning_refuses_are_one_line(capsys, small_set, small_bert, tmp_path):
+    bert = ["--model.init_args.text_encoder.init_args.pretrained", str(small_bert)]
+    folders = ["--run_folder", str(tmp_path / "run"), f"{DATA}folder", str(small_set), *bert]
+    for name, value in (("strategy", "nonsense"), ("devices", "0")):
+        line = said(capsys, *folders, f"--trainer.{name}", value)
+        assert "trainer: " in line and name in line
+
+
+FULL = "model: {class_path: medclip_dcl.models.image_text.ImageTextModel, init_args: {similarity: %s}}"
+OTHER = "{class_path: medclip_dcl.similarity.LSE, init_args: {attention: mean}}"
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("modle: 3", []),
+        ("trainer: {max_epoch: 3}", []),
+        ("data: {init_args: {batch_sise: 3}}", []),
+        ("model: {init_args: {text_encoder: {init_args: {poolin: mean}}}}", []),
+        (FULL % OTHER, []),
+        ("seed_everything: 1", ["--config", "nowhere.yaml"]),
+        ("seed_everything: 1", ["--modle", "3"]),
+        ("seed_everything: 1", ["--trainer.max_epoch", "3"]),
+        ("seed_everything: 1", [f"{DATA}batch_sise=3"]),
+        ("seed_everything: 1", [f"--{BERT}.poolin", "mean"]),
+        (
+            "trainer: {callbacks: [{class_path: medclip_dcl.evaluation.Retrieval, init_args: {centres: cell}}]}",
+            [],
+        ),
+        ("trainer: {callbacks: [{class_path: medclip_dcl.evaluation.Retrieva}]}", []),
+        ("trainer: {max_epochs: soon}", []),
+        ("seed_everything: 1", ["--trainer.gradient_clip_val", "abc"]),
+        ("seed_everything: 1", [f"{DATA}batch_size", "1.5"]),
+        ("seed_everything: 1", [f"{DATA}evaluation_crop", "abc"]),
+        ("seed_everything: 1", [f"{DATA}cache_images", "7"]),
+        ("seed_everything: 1", [f"{MODEL}learning_rate=[1]"]),
+        ("model: {init_args: {learning_rate: true}}", []),
+        ("seed_everything: 1", [f"{MODEL}similarity", "medclip_dcl.similarity.LSEE"]),
+        ("seed_everything: 1", [f"{MODEL}similarity.class_path=medclip_dcl.similarty.LSE"]),
+        ("model: {class_path: medclip_dcl.models.image_text.ImageTextModl}", []),
+        ("run_folder: nowhere", [f"{DATA}folder", "nowhere"]),
+    ],
+)
+def test_a_mistake_is_refused_before_lightning_is_imported_in_the_parsers_words(
+    text, options, tmp_path, capsys, monkeypatch
+):
+    (tmp_path / "more.yaml").write_text(text)
+    arguments = ["--config", str(tmp_path / "more.yaml"), *options]
+    line = said(capsys, *arguments)
+    assert first_mistake(["fit", "--config", DEMO, *arguments]) == line.removeprefix("medclip_dcl: error: ")
+    monkeypatch.setattr("medclip_dcl.cli.first_mistake", lambda arguments: None)
+    assert said(capsys, *arguments) == line
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *(["--config", DEMO, "--config", str(file)] for file in sorted((CONFIGS / "objective").glob("*.yaml"))),
+        *(["--config", str(file)] for file in sorted(CONFIGS.glob("language_model*.yaml"))),
+        ["--config", str(CONFIGS / "mimic_cxr.yaml"), "--config", str(CONFIGS / "small_machine.yaml")],
+        ["--config", str(CONFIGS / "finetune.yaml"), "--config", str(CONFIGS / "linear_probe.yaml")],
+        # Another class, whose own setting it is; one whose module is not looked into; a short name; a short way.
+        [*OF_DEMO, f"{MODEL}similarity=medclip_dcl.similarity.GlobalCosine", f"{MODEL}similarity.init_args.dim", "8"],
+        [*OF_DEMO, f"{MODEL}similarity", "users.Similarity", f"{MODEL}similarity.init_args.mine", "8"],
+        [*OF_DEMO, f"{MODEL}similarity", "LSE", f"{MODEL}similarity.init_args.dim", "8"],
+        [*OF_DEMO, "--model.learning_rate", "3"],
+        # Values as they may be written.
+        *([*OF_DEMO, f"{MODEL}learning_rate", number] for number in ("1e-3", "1", ".5", "null")),
+        *([*OF_DEMO, f"{DATA}{setting}"] for setting in ("cache_images=yes", "evaluation_crop=null")),
+        [*OF_DEMO, "--trainer.gradient_clip_val", ".inf"],
+        [*OF_DEMO, f"{DATA}brightness=.nan"],
+        [*OF_DEMO, "--trainer.fast_dev_run", "--trainer.max_epochs", "3"],
+        [*OF_DEMO, f"{MODEL}class_probability", "medclip_dcl.objectives.ConstantClassProbability"],
+        [*OF_DEMO, "--trainer.callbacks+=medclip_dcl.evaluation.Retrieval", "--trainer.callbacks.init_args.x", "1"],
+    ],
+    ids=lambda options: Path(options[-1]).name,
+)  # fmt: skip
+def test_what_may_be_right_is_left_to_the_parser(options):
+    assert first_mistake(["fit", *options, "--print_config"]) is None  # whose data set need not be there
+
+
+def test_the_command_comes_before_its_options():
+    line = first_mistake(["--config", DEMO, "fit", "--run_folder", "x"])
+    assert line is not None and "give the command first, fit | validate" in line
+
+
+def test_the_top_level_keys_are_those_of_all_commands(monkeypatch):
+    cli = object.__new__(MedclipCLI)
+    monkeypatch.setattr(
+        LightningCLI, "parse_arguments", lambda self, *_: (_ for _ in ()).throw(KeyboardInterrupt)
+    )
+    with pytest.raises(KeyboardInterrupt):
+        MedclipCLI.__init__(cli)
+    names = {
+        name.lstrip("-").split(".")[0]
+        for parser in cli._subcommand_parsers.values()
+        for action in parser._actions
+        for name in action.option_strings
+        if name.startswith("--")
+    }
+    assert set(TOP) == names
+
+
+@pytest.mark.parametrize("command", [[], ["fit"]])
+def test_help_names_the_program(command, capsys):
+    with pytest.raises(SystemExit):
+        main([*command, "--help"])
+    out = capsys.readouterr().out
+    assert out.startswith("usage: medclip-dcl") and "Lightning Trainer command line tool" not in out
+    assert command or "chest radiographs" in out

@@ -1,0 +1,350 @@
+"""The phantom's files: the raw layout of MIMIC-CXR-JPG 2.0.0 and MS-CXR v1.0.0, the truth beside it, reruns."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from data_prep.phantom.findings import CATEGORIES
+from data_prep.phantom.release import Options, PhantomError, write_phantom
+from data_prep.text.sections import study_sections
+from data_prep.text.sentences import passages, split_sentences
+from medclip_dcl.findings import CHEXPERT
+
+OPTIONS = Options(studies=90, seed=4, size=72)
+SMALL = Options(studies=20, seed=0, size=64)
+PREFIX = "mimic-cxr-2.0.0"
+
+
+@pytest.fixture(scope="module")
+def phantom(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("phantom") / "raw"
+    assert write_phantom(folder, OPTIONS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("phantom") / "small"
+    assert write_phantom(folder, SMALL)
+    return folder
+
+
+def _table(folder: Path, name: str) -> pd.DataFrame:
+    return pd.read_csv(folder / f"{PREFIX}-{name}.csv.gz", dtype={"dicom_id": str})
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    return {str(f.relative_to(folder)): f.read_bytes() for f in sorted(folder.rglob("*")) if f.is_file()}
+
+
+def _frontal_training(folder: Path) -> pd.DataFrame:
+    images = _table(folder, "metadata").merge(
+        _table(folder, "split"), on=["dicom_id", "study_id", "subject_id"]
+    )
+    return images[images.ViewPosition.isin(["AP", "PA"]) & (images.split == "train")]
+
+
+# ------------------------------------------------------------------------------------------------ layout
+
+
+def test_metadata_describe_the_image_files(phantom: Path) -> None:
+    table = _table(phantom, "metadata")
+    assert list(table.columns) == [
+        "dicom_id",
+        "subject_id",
+        "study_id",
+        "PerformedProcedureStepDescription",
+        "ViewPosition",
+        "Rows",
+        "Columns",
+        "StudyDate",
+        "StudyTime",
+        "ProcedureCodeSequence_CodeMeaning",
+        "ViewCodeSequence_CodeMeaning",
+        "PatientOrientationCodeSequence_CodeMeaning",
+    ]
+    for column in ("subject_id", "study_id", "Rows", "Columns", "StudyDate"):
+        assert table[column].dtype == np.int64
+    assert table.StudyTime.dtype == np.float64
+    assert table.StudyDate.between(21000101, 22991231).all()
+    assert table.dicom_id.is_unique
+    assert table.dicom_id.str.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{8}){4}").all()
+    assert {"AP", "PA"} <= set(table.ViewPosition.dropna()) <= {"AP", "PA", "LATERAL", "LL"}
+    for row in table.itertuples():
+        file = (
+            phantom / f"files/p{str(row.subject_id)[:2]}/p{row.subject_id}/s{row.study_id}/{row.dicom_id}.jpg"
+        )
+        with Image.open(file) as image:
+            assert image.format == "JPEG" and image.mode == "L"
+            assert image.size == (row.Columns, row.Rows)
+    assert len(list(phantom.rglob("*.jpg"))) == len(table)
+    ratios = table.Rows / table.Columns
+    assert (ratios > 1.1).any() and (ratios < 0.9).any() and (abs(ratios - 1) < 0.03).any()
+    frontal = table[table.ViewPosition.isin(["AP", "PA"])]
+    assert len(table) > len(frontal) > OPTIONS.studies
+    assert frontal.study_id.nunique() == table.study_id.nunique() == OPTIONS.studies
+
+
+def test_splits_are_by_patient(phantom: Path) -> None:
+    table = _table(phantom, "split")
+    assert list(table.columns) == ["dicom_id", "study_id", "subject_id", "split"]
+    assert set(table.split) == {"train", "validate", "test"}
+    assert (table.groupby("subject_id").split.nunique() == 1).all()
+    assert list(table.dicom_id) == list(_table(phantom, "metadata").dicom_id)
+    assert table.subject_id.nunique() < table.study_id.nunique()
+
+
+@pytest.mark.parametrize("labeller", ["chexpert", "negbio"])
+def test_labels_have_the_columns_and_values_of_the_release(phantom: Path, labeller: str) -> None:
+    table = _table(phantom, labeller)
+    assert list(table.columns) == ["subject_id", "study_id", *CHEXPERT]
+    assert len(table) == table.study_id.nunique() == OPTIONS.studies
+    values = table[list(CHEXPERT)]
+    assert (values.dtypes == np.float64).all()
+    assert set(np.unique(values.to_numpy()[values.notna()])) == {-1.0, 0.0, 1.0}
+    text = gzip.decompress((phantom / f"{PREFIX}-{labeller}.csv.gz").read_bytes()).decode()
+    cells = {cell for row in list(csv.reader(text.splitlines()))[1:] for cell in row[2:]}
+    assert cells == {"", "1.0", "0.0", "-1.0"}
+
+
+def test_compressed_tables_have_no_time_stamp(phantom: Path) -> None:
+    for file in phantom.glob("*.csv.gz"):
+        assert file.read_bytes()[4:8] == b"\0\0\0\0"
+
+
+def test_every_study_has_a_report_beside_its_folder(phantom: Path) -> None:
+    folders = {f.parent for f in phantom.rglob("*.jpg")}
+    assert {f.with_suffix("") for f in phantom.rglob("s*.txt")} == folders
+
+
+def test_boxes_are_those_of_test_images_and_lie_inside(phantom: Path) -> None:
+    value = json.loads((phantom / "MS_CXR_Local_Alignment_v1.0.0.json").read_text())
+    assert [c["name"] for c in value["categories"]] == list(CATEGORIES)
+    images = {image["id"]: image for image in value["images"]}
+    metadata = _table(phantom, "metadata").merge(_table(phantom, "split")).set_index("dicom_id")
+    for image in images.values():
+        row = metadata.loc[image["file_name"].removesuffix(".jpg")]
+        assert (image["width"], image["height"]) == (row.Columns, row.Rows)
+        assert row.split == "test" and row.ViewPosition in ("AP", "PA")
+        assert (phantom / image["path"]).is_file() and image["path"].endswith(image["file_name"])
+    assert len(value["annotations"]) > 40
+    for annotation in value["annotations"]:
+        x, y, w, h = annotation["bbox"]
+        image = images[annotation["image_id"]]
+        assert 0 <= x < x + w <= image["width"] and 0 <= y < y + h <= image["height"]
+    pairs = Counter((a["image_id"], a["label_text"]) for a in value["annotations"])
+    assert max(pairs.values()) >= 2
+
+    table = pd.read_csv(phantom / "MS_CXR_Local_Alignment_v1.0.0.csv")
+    assert (
+        ",".join(table.columns) == "dicom_id,category_name,label_text,path,x,y,w,h,image_width,image_height"
+    )
+    names = [c["name"] for c in value["categories"]]
+    rows = [
+        (
+            images[a["image_id"]]["file_name"].removesuffix(".jpg"),
+            names[a["category_id"]],
+            a["label_text"],
+            images[a["image_id"]]["path"],
+            *a["bbox"],
+            images[a["image_id"]]["width"],
+            images[a["image_id"]]["height"],
+        )
+        for a in value["annotations"]
+    ]
+    assert list(table.itertuples(index=False, name=None)) == rows
+
+
+def test_phrases_are_wordings_of_classes_that_hold_in_the_image(phantom: Path) -> None:
+    class_of = pd.read_csv(phantom / "phantom_truth/sentences.csv").set_index("text").class_id
+    holds = pd.read_csv(phantom / "phantom_truth/image_classes.csv")
+    pairs = set(zip(holds.dicom_id, holds.class_id, strict=True))
+    boxes = pd.read_csv(phantom / "MS_CXR_Local_Alignment_v1.0.0.csv")
+    for row in boxes.itertuples():
+        assert (row.dicom_id, class_of[f"{row.label_text}."]) in pairs
+    reports = "".join(f.read_text() for f in phantom.rglob("s*.txt"))
+    unwrapped = " ".join(reports.split())
+    assert any(phrase not in unwrapped for phrase in boxes.label_text)
+
+
+# ------------------------------------------------------------------------------------------------ truth
+
+
+def test_shares_are_those_of_the_images_and_reports(phantom: Path) -> None:
+    truth = phantom / "phantom_truth"
+    classes = pd.read_csv(truth / "classes.csv").set_index("class_id")
+    assert list(classes.columns) == ["name", "rho", "sentence_share", "mention_share"]
+    assert list(classes.index) == list(range(len(classes)))
+    holds = pd.read_csv(truth / "image_classes.csv")
+    assert not holds.duplicated().any()
+    train = _frontal_training(phantom)
+    counts = holds[holds.dicom_id.isin(train.dicom_id)].class_id.value_counts()
+    np.testing.assert_allclose(
+        classes.rho, [counts.get(c, 0) / len(train) for c in classes.index], rtol=1e-12
+    )
+
+    class_of = pd.read_csv(truth / "sentences.csv").set_index("text").class_id
+    assert class_of.index.is_unique
+    said: dict[int, list[int]] = {}
+    for row in train.drop_duplicates("study_id").itertuples():
+        file = phantom / f"files/p{str(row.subject_id)[:2]}/p{row.subject_id}/s{row.study_id}.txt"
+        said[int(str(row.study_id))] = [
+            int(class_of[sentence])
+            for section in study_sections(file.read_text())
+            for passage in passages(section.text)
+            for sentence in split_sentences(passage)
+        ]
+    total = Counter(c for classes_said in said.values() for c in classes_said)
+    shares = [total[c] / total.total() for c in classes.index]
+    np.testing.assert_allclose(classes.sentence_share, shares, rtol=1e-12)
+    mentions = Counter(c for study in train.study_id for c in set(said[int(study)]))
+    np.testing.assert_allclose(
+        classes.mention_share, [mentions[c] / len(train) for c in classes.index], rtol=1e-12
+    )
+    assert (classes.mention_share <= classes.rho + 1e-12).all()
+
+
+def test_all_images_have_their_classes(phantom: Path) -> None:
+    holds = pd.read_csv(phantom / "phantom_truth/image_classes.csv")
+    assert set(holds.dicom_id) == set(_table(phantom, "metadata").dicom_id)
+    assert (holds.groupby("dicom_id").size() >= 5).all()
+
+
+def test_labels_agree_with_the_truth(phantom: Path) -> None:
+    names = pd.read_csv(phantom / "phantom_truth/classes.csv").set_index("name").class_id
+    holds = pd.read_csv(phantom / "phantom_truth/image_classes.csv").merge(_table(phantom, "metadata"))
+    labels = _table(phantom, "chexpert").set_index("study_id")
+    for column, name in (
+        ("Cardiomegaly", "cardiomegaly"),
+        ("Edema", "edema"),
+        ("Pleural Effusion", "effusion"),
+        ("Pneumonia", "pneumonia"),
+        ("Pneumothorax", "pneumothorax"),
+    ):
+        true = set(holds[holds.class_id == names[name]].study_id)
+        assert set(labels.index[labels[column] == 1]) <= true
+        assert set(labels.index[labels[column] == 0]).isdisjoint(true)
+        assert labels[column].notna().any() and labels[column].isna().any()
+
+
+def test_the_marker_says_that_it_is_a_phantom(phantom: Path) -> None:
+    marker = json.loads((phantom / "phantom_truth/phantom.json").read_text())
+    assert marker == {"phantom": True, "generator_version": 1, "studies": 90, "seed": 4, "size": 72}
+
+
+# ------------------------------------------------------------------------------------------------ reruns
+
+
+def test_a_phantom_is_the_same_for_any_number_of_workers(small: Path, tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "data_prep.phantom",
+        "--output",
+        str(tmp_path / "again"),
+        "--workers",
+        "2",
+    ]
+    options = ["--studies", str(SMALL.studies), "--seed", str(SMALL.seed), "--size", str(SMALL.size)]
+    done = subprocess.run([*command, *options], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert _contents(tmp_path / "again") == _contents(small)
+
+
+def test_another_seed_gives_other_studies_in_the_same_language(small: Path, tmp_path: Path) -> None:
+    write_phantom(tmp_path / "other", Options(SMALL.studies, SMALL.seed + 1, SMALL.size))
+    one, other = _contents(small), _contents(tmp_path / "other")
+    assert {name for name in one if name.endswith(".jpg")}.isdisjoint(other)
+    assert one["phantom_truth/sentences.csv"] == other["phantom_truth/sentences.csv"]
+
+
+def test_an_interrupted_run_is_completed(tmp_path: Path) -> None:
+    folder = tmp_path / "raw"
+    write_phantom(folder, SMALL)
+    before = _contents(folder)
+    images = sorted(folder.rglob("*.jpg"))
+    images[0].unlink()
+    images[3].write_bytes(images[3].read_bytes()[:-300])
+    images[5].write_bytes(b"")
+    sorted(folder.rglob("s*.txt"))[2].unlink()
+    (folder / "phantom_truth/phantom.json").unlink()
+    (folder / f"{PREFIX}-split.csv.gz").unlink()
+    kept = images[7].stat().st_mtime_ns
+    assert write_phantom(folder, SMALL)
+    assert _contents(folder) == before
+    assert images[7].stat().st_mtime_ns == kept
+
+
+def test_a_finished_phantom_is_left_alone(small: Path) -> None:
+    before = {f: f.stat().st_mtime_ns for f in small.rglob("*")}
+    assert not write_phantom(small, SMALL)
+    assert {f: f.stat().st_mtime_ns for f in small.rglob("*")} == before
+
+
+def test_other_options_are_refused_by_name(small: Path) -> None:
+    with pytest.raises(
+        PhantomError, match=r"other options \(seed: 0 there, 7 asked for; size: 64 there, 65 asked"
+    ):
+        write_phantom(small, Options(SMALL.studies, 7, 65))
+
+
+def test_an_unfinished_phantom_of_other_options_is_refused(tmp_path: Path) -> None:
+    write_phantom(tmp_path / "raw", SMALL)
+    (tmp_path / "raw/phantom_truth/phantom.json").unlink()
+    with pytest.raises(PhantomError, match=r"studies: 20 there, 21 asked for"):
+        write_phantom(tmp_path / "raw", Options(21, SMALL.seed, SMALL.size))
+
+
+def test_a_folder_with_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("chapter one")
+    with pytest.raises(PhantomError, match="is not empty and holds no phantom"):
+        write_phantom(tmp_path, SMALL)
+    with pytest.raises(PhantomError, match="is a file; name a folder for --output"):
+        write_phantom(tmp_path / "thesis.tex", SMALL)
+    assert [f.name for f in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize(
+    "options, workers, message",
+    [
+        (Options(19, 0), 1, "--studies is 19; at least 20 are needed for three splits by patient"),
+        (Options(-3, 0), 1, "--studies is -3; at least 20"),
+        (Options(10**7, 0), 1, "--studies is 10,000,000; at most 2,000,000"),
+        (Options(20, -1), 1, "--seed is -1; it must be 0 or more"),
+        (Options(20, 0, 63), 1, "--size is 63 px; it must be from 64 to 4096"),
+        (Options(20, 0, 5000), 1, "--size is 5000 px; it must be from 64 to 4096"),
+        (Options(20, 0), 0, "--workers is 0; at least 1 is needed"),
+    ],
+)
+def test_senseless_options_are_named(tmp_path: Path, options: Options, workers: int, message: str) -> None:
+    with pytest.raises(PhantomError, match=message):
+        write_phantom(tmp_path / "raw", options, workers)
+    assert not (tmp_path / "raw").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--studies", "5", "--seed", "0"], "error: --studies is 5; at least 20 are needed"),
+        (["--studies", "many", "--seed", "0"], "invalid int value: 'many'"),
+        (["--seed", "0"], "the following arguments are required: --studies"),
+    ],
+)
+def test_the_command_ends_with_2_and_without_a_traceback(
+    tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    command = [sys.executable, "-m", "data_prep.phantom", "--output", str(tmp_path / "raw"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert message in done.stderr and "Traceback" not in done.stderr

@@ -1,0 +1,347 @@
+"""Decoding, resizing and writing of radiographs."""
+
+from __future__ import annotations
+
+import io
+import warnings
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from data_prep.sources import images as image_files
+from data_prep.sources.images import (
+    ImageStageError,
+    Job,
+    Outcome,
+    is_as_written,
+    prepare_image,
+    read_stamp,
+    require_space,
+)
+from medclip_dcl.pictures import image_file
+
+
+def jpeg(width: int = 61, height: int = 37) -> bytes:
+    stream = io.BytesIO()
+    shades = np.linspace(0, 255, width * height).reshape(height, width).astype(np.uint8)
+    Image.fromarray(shades).save(stream, "JPEG", quality=95)
+    return stream.getvalue()
+
+
+def job(folder: Path, content: bytes | None, size: int = 24) -> Job:
+    source = folder / "raw" / "image.jpg"
+    source.parent.mkdir(exist_ok=True)
+    if content is not None:
+        source.write_bytes(content)
+    return Job(source, folder / "set" / "a" / "image.jpg", size)
+
+
+def test_a_prepared_image_is_the_area_average_of_the_original_at_the_new_size(tmp_path: Path) -> None:
+    # Stripes finer than the prepared pixels: without antialiasing they would turn into false coarse stripes.
+    stripes = np.tile(np.array([0, 255], np.uint8), (90, 75))
+    Image.fromarray(stripes).save(tmp_path / "stripes.png")
+    work = job(tmp_path, (tmp_path / "stripes.png").read_bytes(), size=25)
+    assert prepare_image(work) == Outcome(height=90, width=150)
+    with Image.open(work.target) as image:
+        assert (image.format, image.mode, image.size) == ("JPEG", "L", (25, 25))
+        prepared = np.asarray(image).astype(float)
+    # The outermost columns see half a filter.
+    assert np.abs(prepared[:, 1:-1] - 127.5).max() < 6
+
+
+def test_both_sides_are_stretched(tmp_path: Path) -> None:
+    shades = np.zeros((40, 100), np.uint8)
+    shades[:20, :50] = 200
+    stream = io.BytesIO()
+    Image.fromarray(shades).save(stream, "PNG")
+    work = job(tmp_path, stream.getvalue(), size=32)
+    prepare_image(work)
+    with Image.open(work.target) as image:
+        prepared = np.asarray(image)
+    assert prepared[:14, :14].min() > 190
+    assert prepared[18:].max() < 10
+    assert prepared[:, 18:].max() < 10
+
+
+SHADES = np.linspace(20, 180, 37 * 61).reshape(37, 61).round().astype(np.uint8)
+"""A picture that JPEG hardly changes."""
+
+
+def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+    stream = io.BytesIO()
+    image.save(stream, kind, **options)
+    return stream.getvalue()
+
+
+def prepared_pixels(folder: Path, content: bytes) -> np.ndarray:
+    work = job(folder, content)
+    assert prepare_image(work) == Outcome(height=37, width=61)
+    with Image.open(work.target) as image:
+        return np.asarray(image).astype(int)
+
+
+def in_cmyk() -> Image.Image:
+    ink = np.zeros((37, 61, 4), np.uint8)
+    ink[..., 3] = 255 - SHADES
+    return Image.fromarray(ink, "CMYK")
+
+
+GREY = Image.fromarray(SHADES)
+SAME_PICTURE = {
+    "jpeg": encoded(GREY, "JPEG", quality=100),
+    "bmp": encoded(GREY, "BMP"),
+    "tiff": encoded(GREY, "TIFF"),
+    "jpeg 2000": encoded(GREY, "JPEG2000"),
+    "colour": encoded(GREY.convert("RGB")),
+    "colour jpeg": encoded(GREY.convert("RGB"), "JPEG", quality=100, subsampling=0),
+    "cmyk jpeg": encoded(in_cmyk(), "JPEG", quality=100),
+    "palette": encoded(GREY.convert("P")),
+    "alpha": encoded(Image.merge("RGBA", [GREY, GREY, GREY, Image.new("L", GREY.size, 9)])),
+}
+
+
+@pytest.mark.parametrize("kind", SAME_PICTURE)
+def test_the_same_picture_in_another_format_is_prepared_alike(tmp_path: Path, kind: str) -> None:
+    expected = prepared_pixels(tmp_path, encoded(GREY))
+    (tmp_path / "set" / "a" / "image.jpg").unlink()
+    assert np.abs(prepared_pixels(tmp_path, SAME_PICTURE[kind]) - expected).max() <= 2
+
+
+def test_sixteen_bits_take_the_whole_range(tmp_path: Path) -> None:
+    deep = Image.fromarray(SHADES.astype(np.uint16) * 16)
+    found = prepared_pixels(tmp_path, encoded(deep))
+    (tmp_path / "set" / "a" / "image.jpg").unlink()
+    whole = Image.fromarray(((SHADES - 20.0) * (255 / 160)).round().astype(np.uint8))
+    assert np.abs(found - prepared_pixels(tmp_path, encoded(whole))).max() <= 2
+
+
+def test_an_inverted_jpeg_says_nothing_about_it_and_is_taken_as_it_is(tmp_path: Path) -> None:
+    upright = prepared_pixels(tmp_path, encoded(GREY))
+    (tmp_path / "set" / "a" / "image.jpg").unlink()
+    inverted = prepared_pixels(tmp_path, encoded(Image.fromarray(255 - SHADES)))
+    assert np.abs(255 - inverted - upright).max() <= 2
+
+
+TWO = [Image.new("L", (40, 30), shade) for shade in (10, 200)]
+UNUSABLE = {
+    "missing": (None, "image file is missing"),
+    "empty": (b"", "image file is empty"),
+    "html": (b"<html>401 Unauthorized</html>", "not an image file of a known format"),
+    "postscript": (
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
+        "not an image file of a known format",
+    ),
+    "truncated jpeg": (jpeg()[:400], "image cannot be decoded: image file is truncated"),
+    "truncated png": (encoded(GREY)[:-60], "image cannot be decoded: "),
+    "constant": (encoded(Image.new("L", (50, 40), 7)), "image is blank: grey level 7 everywhere"),
+    "constant, 16 bits": (
+        encoded(Image.fromarray(np.full((40, 50), 999, np.uint16))),
+        "image is blank: grey level 0 everywhere",
+    ),
+    "tiny": (jpeg(61, 15), "image of 61 x 15 pixels; expected at least 16 on each side"),
+    "strip": (jpeg(330, 40), "image of 330 x 40 pixels is a strip and no radiograph"),
+    "two pages": (
+        encoded(TWO[0], "TIFF", save_all=True, append_images=TWO[1:]),
+        "image file holds 2 pictures; a radiograph is one",
+    ),
+    "undefined": (
+        encoded(Image.fromarray(np.full((40, 50), np.nan, np.float32)), "TIFF"),
+        "some of its grey levels are NaN or infinite",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", UNUSABLE)
+def test_an_image_that_cannot_be_used_has_a_reason(tmp_path: Path, kind: str) -> None:
+    content, reason = UNUSABLE[kind]
+    work = job(tmp_path, content)
+    outcome = prepare_image(work)
+    assert outcome.reason.startswith(reason)
+    assert str(tmp_path) not in outcome.reason
+    assert not work.target.parent.exists()
+
+
+@pytest.mark.parametrize("pixels", [101_000_000, 200_000_000])
+def test_a_decompression_bomb_is_refused_before_it_is_decoded(
+    tmp_path: Path, pixels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = bytearray(encoded(Image.new("1", (1000, 8))))
+    header = content.index(b"IHDR")
+    content[header + 8 : header + 12] = (pixels // 1000).to_bytes(4, "big")
+    content[header + 17 : header + 21] = zlib.crc32(content[header : header + 17]).to_bytes(4, "big")
+
+    def decoded(*_: object) -> None:
+        raise AssertionError("it was decoded")
+
+    monkeypatch.setattr(image_file, "to_grey", decoded)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        reason = prepare_image(job(tmp_path, bytes(content))).reason
+    assert reason.endswith("at most 100,000,000 pixels are read")
+
+
+def test_a_large_radiograph_is_no_bomb(tmp_path: Path) -> None:
+    large = Image.new("L", (9_500, 10_400))  # 98.8 million pixels, above PIL's own warning
+    large.paste(200, (0, 0, 9_500, 5_200))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert prepare_image(job(tmp_path, encoded(large, compress_level=1))) == Outcome(10_400, 9_500)
+
+
+def test_damaged_files_are_rejected_and_never_raise(tmp_path: Path) -> None:
+    random = np.random.default_rng(8)
+    contents = [*SAME_PICTURE.values(), encoded(GREY), encoded(Image.fromarray(SHADES.astype(np.uint16) * 9))]
+    kinds = set()
+    for trial in range(300):
+        content = bytearray(contents[trial % len(contents)])
+        for at in random.integers(0, min(len(content), 700), size=int(random.integers(1, 12))):
+            content[at] = random.integers(256)
+        if trial % 3 == 0:
+            del content[int(random.integers(1, len(content))) :]
+        work = job(tmp_path, bytes(content))
+        outcome = prepare_image(work)
+        kinds.add(outcome.reason[:20])
+        assert work.target.exists() == (not outcome.reason)
+        work.target.unlink(missing_ok=True)
+    assert len(kinds) > 2
+
+
+def test_a_finished_image_is_not_made_again(tmp_path: Path) -> None:
+    work = job(tmp_path, jpeg())
+    first = prepare_image(work)
+    made = work.target.stat()
+    # Its original is not even opened.
+    work.source.write_bytes(b"x" * work.source.stat().st_size)
+    assert prepare_image(work) == first == Outcome(height=37, width=61)
+    assert work.target.stat() == made
+    assert [file.name for file in work.target.parent.iterdir()] == ["image.jpg"]
+
+
+def test_a_finished_image_of_an_older_set_has_no_checksum_and_is_not_made_again(tmp_path: Path) -> None:
+    work = job(tmp_path, jpeg())
+    prepare_image(work)
+    with Image.open(work.target) as image:
+        stamp = read_stamp(image.info["comment"])
+        assert stamp is not None
+        assert is_as_written(work.target.read_bytes(), stamp)
+        assert not is_as_written(work.target.read_bytes()[:-3], stamp)
+        image.save(tmp_path / "older.jpg", comment=stamp.made)
+    (tmp_path / "older.jpg").replace(work.target)
+    made = work.target.stat()
+    assert prepare_image(work) == Outcome(height=37, width=61)
+    assert work.target.stat() == made
+    assert is_as_written(work.target.read_bytes(), stamp._replace(crc=""))
+
+
+@pytest.mark.parametrize(
+    ("geometry", "size"), [("stretch", (24, 24)), ("shortest", (40, 24)), ("pad", (24, 24))]
+)
+def test_a_geometry_is_made_and_known_again(tmp_path: Path, geometry: str, size: tuple[int, int]) -> None:
+    work = job(tmp_path, jpeg())._replace(geometry=geometry)
+    assert prepare_image(work) == Outcome(height=37, width=61)
+    with Image.open(work.target) as image:
+        assert image.size == size
+        middle = np.asarray(image)[:, 12]
+    assert (middle[[0, -1]] < 8).tolist() == [geometry == "pad" or middle[0] < 8, geometry == "pad"]
+    made = work.target.stat()
+    prepare_image(work)
+    assert work.target.stat() == made
+    other = "stretch" if geometry != "stretch" else "pad"
+    prepare_image(work._replace(geometry=other))
+    assert work.target.stat() != made
+
+
+def test_an_image_on_its_side_is_prepared_upright(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[274] = 6
+    work = job(tmp_path, encoded(GREY, "JPEG", exif=exif))._replace(geometry="shortest")
+    assert prepare_image(work) == Outcome(height=GREY.width, width=GREY.height)
+    with Image.open(work.target) as image:
+        assert image.height > image.width
+        assert 274 not in image.getexif()
+
+
+def test_a_blank_image_is_blank_with_padding_too(tmp_path: Path) -> None:
+    content = encoded(Image.new("L", (50, 40), 90))
+    assert prepare_image(job(tmp_path, content)._replace(geometry="pad")).reason.startswith("image is blank")
+
+
+STALE: dict[str, Callable[[Job], object]] = {
+    "no bytes, as after a power failure": lambda work: work.target.write_bytes(b""),
+    "truncated": lambda work: work.target.write_bytes(work.target.read_bytes()[:-9]),
+    "of another program": lambda work: work.target.write_bytes(encoded(GREY.resize((24, 24)), "JPEG")),
+    "of another size": lambda work: prepare_image(work._replace(size=25)),
+    "of another original": lambda work: (
+        work.source.write_bytes(jpeg(30, 20)),
+        prepare_image(work),
+        work.source.write_bytes(jpeg()),
+    ),
+    "of another quality": lambda work: work.target.write_bytes(
+        work.target.read_bytes().replace(b"q95", b"q94")
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", STALE)
+def test_a_stale_or_damaged_file_is_made_again(tmp_path: Path, kind: str) -> None:
+    work = job(tmp_path, jpeg())
+    prepare_image(work)
+    right = work.target.read_bytes()
+    STALE[kind](work)
+    assert work.target.read_bytes() != right
+    assert prepare_image(work) == Outcome(height=37, width=61)
+    assert work.target.read_bytes() == right
+
+
+def test_failure_to_write_is_no_reject(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(image_files.os, "replace", broken)
+    with pytest.raises(OSError, match="Input/output error"):
+        prepare_image(job(tmp_path, jpeg()))
+
+
+def test_a_full_disk_is_said_and_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(image_files.os, "replace", full)
+    work = job(tmp_path, jpeg())
+    with pytest.raises(
+        ImageStageError, match="No space left on device; make room and run the same command again"
+    ):
+        prepare_image(work)
+    assert list(work.target.parent.iterdir()) == []
+
+
+def test_space_is_checked_for_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = job(tmp_path, jpeg(), size=512)
+    jobs = [work, *(work._replace(target=tmp_path / "set" / f"{n}.jpg") for n in range(9))]
+    monkeypatch.setattr(image_files.shutil, "disk_usage", lambda _: SimpleNamespace(free=800_000))
+    with pytest.raises(ImageStageError, match=r"set: about 0.00 GB are needed \(10 JPEG files\)"):
+        require_space(tmp_path / "set", jobs)
+    monkeypatch.setattr(image_files.shutil, "disk_usage", lambda _: SimpleNamespace(free=950_000))
+    require_space(tmp_path / "set", jobs)  # 10 x 92 KB
+    with pytest.raises(ImageStageError, match=r"\(10 JPEG files, 0.00 GB of memory map\)"):
+        require_space(tmp_path / "set", jobs, further=100_000)
+    prepare_image(work)
+    require_space(tmp_path / "set", jobs, further=100_000)
+
+
+def test_no_more_space_is_asked_for_than_images_take(tmp_path: Path) -> None:
+    # A picture of a radiograph's detail: smooth, with noise of a few grey levels.
+    random = np.random.default_rng(0)
+    smooth = np.add.outer(np.linspace(0, 120, 700), np.linspace(0, 100, 600))
+    noisy = (smooth + random.normal(0, 4, smooth.shape)).clip(0, 255).astype(np.uint8)
+    work = job(tmp_path, encoded(Image.fromarray(noisy)), size=512)
+    prepare_image(work)
+    assert 0.3 < work.target.stat().st_size / (0.35 * 512**2) < 1

@@ -1,0 +1,283 @@
+"""Finding, reading and checking the tables of a release."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_prep.sources.releases import (
+    ReleaseError,
+    find_release,
+    read_images,
+    read_labels,
+    read_ms_cxr,
+    read_truth,
+)
+from medclip_dcl.findings import CHEXPERT
+
+A, B = "0000000a-00000000-00000000-00000000-00000001", "0000000b-00000000-00000000-00000000-00000002"
+METADATA = (
+    "dicom_id,subject_id,study_id,PerformedProcedureStepDescription,ViewPosition,Rows,Columns\n"
+    f'{B},10000002,50000002,"CHEST, PA",PA,2544,3056\n{A},10000001,50000001,,,300,200\n'
+)
+SPLIT = f"dicom_id,study_id,subject_id,split\n{A},50000001,10000001,train\n{B},50000002,10000002,validate\n"
+LABELS = (
+    "subject_id,study_id," + ",".join(CHEXPERT) + "\n" + "10000001,50000001,1.0,0.0,-1.0" + "," * 11 + "\n"
+)
+
+
+def write(folder: Path, number: str = "2.0.0", ending: str = ".csv.gz", **changed: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    for name, content in {"metadata": METADATA, "split": SPLIT, "chexpert": LABELS, **changed}.items():
+        data = content.encode()
+        file = folder / f"mimic-cxr-{number}-{name}{ending}"
+        file.write_bytes(gzip.compress(data) if ending == ".csv.gz" else data)
+    return folder
+
+
+@pytest.mark.parametrize("number", ["2.0.0", "2.1.0"])
+@pytest.mark.parametrize("ending", [".csv", ".csv.gz"])
+def test_tables_of_either_version_packed_or_not(tmp_path: Path, number: str, ending: str) -> None:
+    release = find_release(write(tmp_path, number, ending))
+    assert release.name == f"mimic-cxr-{number}"
+    images = read_images(release)
+    assert images["dicom_id"].tolist() == [A, B]
+    assert images["view"].tolist() == ["", "PA"]
+    assert images["official_split"].tolist() == ["train", "validate"]
+    assert images[["rows", "columns"]].to_numpy().tolist() == [[300, 200], [2544, 3056]]
+    assert images["path"][0] == f"files/p10/p10000001/s50000001/{A}.jpg"
+    labels = read_labels(release)
+    assert labels["study_id"].tolist() == [50000001]
+    np.testing.assert_array_equal(labels.loc[0, list(CHEXPERT)].to_numpy(float), [1, 0, -1] + [np.nan] * 11)
+
+
+def test_the_other_labels_are_read_from_their_own_file(tmp_path: Path) -> None:
+    folder = write(tmp_path, negbio=LABELS.replace("50000001", "50000009"))
+    assert read_labels(find_release(folder, "negbio"))["study_id"].tolist() == [50000009]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (
+            {"metadata": METADATA.replace("ViewPosition", "View")},
+            "metadata.csv.gz lacks the column ViewPosition; found dicom_id,",
+        ),
+        (
+            {"split": SPLIT.replace("study_id,subject_id,split", "a,b,c")},
+            "split.csv.gz lacks the columns study_id, subject_id, split; found dicom_id, a",
+        ),
+        ({"split": ""}, "dicom_id, study_id, subject_id, split; found an empty file"),
+        ({"chexpert": LABELS.replace(",Edema", ",Oedema")}, "chexpert.csv.gz lacks the column Edema"),
+        (
+            {"split": SPLIT.replace(",train", ",train,")},
+            "line 2: 5 values for 4 columns (a value that holds ',' or a line break must stand in quotes)",
+        ),
+        ({"split": SPLIT.replace(",train", "")}, "split.csv.gz, line 2: 3 values for 4 columns"),
+        (
+            {"split": SPLIT.replace("split\n", "split,split\n")},
+            "split.csv.gz has the column split twice; download it again",
+        ),
+        ({"split": SPLIT + '"'}, "split.csv.gz cannot be read (unexpected end of data); download it again"),
+        ({"split": SPLIT.splitlines()[0] + "\n"}, "split.csv.gz holds no row; download it again"),
+        (
+            {"split": SPLIT.replace(",train", ",training")},
+            "column split: expected train | validate | test, found 'training' (1 of 2 rows)",
+        ),
+        (
+            {"metadata": METADATA.replace("300", "300.5")},
+            "column Rows: expected a number of pixels, found '300.5'",
+        ),
+        (
+            {"metadata": METADATA.replace(A, "../../etc/passwd")},
+            "column dicom_id: expected five groups of eight hex digits",
+        ),
+        (
+            {"metadata": METADATA.replace("10000001", "x")},
+            "column subject_id: expected eight digits, found 'x'",
+        ),
+        ({"split": SPLIT + SPLIT.splitlines()[1] + "\n"}, "column dicom_id: expected each image once"),
+        (
+            {"split": "\n".join(SPLIT.splitlines()[:2]) + "\n"},
+            f"1 stand in one of them only (first: {B}, not in mimic-cxr-2.0.0-split.csv.gz)",
+        ),
+        (
+            {"split": SPLIT.replace("10000002", "10000003")},
+            f"disagree about patient or study of 1 images (first: {B})",
+        ),
+        (
+            {
+                "metadata": METADATA.replace("50000001", "50000002"),
+                "split": SPLIT.replace("50000001", "50000002"),
+            },
+            "study 50000002 belongs to several patients",
+        ),
+        (
+            {"chexpert": LABELS.replace("-1.0", "2.0")},
+            "column Consolidation: expected 1, 0, -1 or empty, found '2.0'",
+        ),
+        ({"chexpert": LABELS + LABELS.splitlines()[1] + "\n"}, "column study_id: expected each study once"),
+    ],
+)
+def test_a_damaged_table_is_named_with_what_is_wrong(
+    tmp_path: Path, changed: dict[str, str], message: str
+) -> None:
+    release = find_release(write(tmp_path, **changed))
+    with pytest.raises(ReleaseError) as error:
+        read_images(release)
+        read_labels(release)
+    assert message in str(error.value)
+
+
+def test_missing_tables_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ReleaseError, match="--source expects the folder of MIMIC-CXR-JPG"):
+        find_release(tmp_path / "nowhere")
+    folder = write(tmp_path / "raw", "2.1.0")
+    (folder / "mimic-cxr-2.1.0-split.csv.gz").unlink()
+    with pytest.raises(ReleaseError, match=r"lacks mimic-cxr-2\.1\.0-split\.csv\.gz \(or \.csv\)"):
+        find_release(folder)
+    write(folder, "2.0.0")
+    with pytest.raises(ReleaseError, match=r"tables of the versions 2\.0\.0 and 2\.1\.0"):
+        find_release(folder)
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[:-9], lambda data: b"PK" + data, lambda data: data[:12] + b"\xff" * 30]
+)
+def test_a_damaged_archive_is_an_error(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    folder = write(tmp_path)
+    file = folder / "mimic-cxr-2.0.0-split.csv.gz"
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(ReleaseError, match=r"split\.csv\.gz cannot be read .* download it again"):
+        read_images(find_release(folder))
+
+
+COCO = {
+    "images": [
+        {
+            "id": 7,
+            "file_name": f"{A}.jpg",
+            "path": f"files/p10/p10000001/s50000001/{A}.jpg",
+            "width": 200,
+            "height": 300,
+        }
+    ],
+    "annotations": [
+        {"id": 3, "image_id": 7, "category_id": 1, "bbox": [1, 2.5, 30, 40], "label_text": " left  effusion"}
+    ],
+    "categories": [{"id": 1, "name": "Pleural Effusion"}],
+}
+CSV = (
+    "dicom_id,category_name,label_text,path,x,y,w,h,image_width,image_height\n"
+    f"{A},Pleural Effusion, left  effusion,files/p10/p10000001/s50000001/{A}.jpg,1,2.5,30,40,200,300\n"
+)
+
+
+def test_boxes_are_the_same_from_json_and_csv(tmp_path: Path) -> None:
+    (tmp_path / "boxes.json").write_text(json.dumps(COCO))
+    (tmp_path / "boxes.csv").write_text(CSV)
+    columns = [
+        "dicom_id",
+        "category",
+        "phrase",
+        "x",
+        "y",
+        "w",
+        "h",
+        "image_width",
+        "image_height",
+        "subject_id",
+    ]
+    expected = [A, "Pleural Effusion", "left effusion", 1.0, 2.5, 30.0, 40.0, 200.0, 300.0, 10000001]
+    for file in ("boxes.json", "boxes.csv"):
+        assert read_ms_cxr(tmp_path / file)[columns].to_numpy().tolist() == [expected]
+
+
+def test_version_1_1_0_of_the_boxes_names_their_patients(tmp_path: Path) -> None:
+    header, row = CSV.splitlines()
+    newer = f"{header},split,subject_id,study_id\n{row},val,10000007,50000001\n"
+    (tmp_path / "boxes.csv").write_text(newer)
+    assert read_ms_cxr(tmp_path / "boxes.csv")["subject_id"].tolist() == [10000007]
+    coco = {**COCO, "images": [{**COCO["images"][0], "subject_id": 10000007}]}
+    (tmp_path / "boxes.json").write_text(json.dumps(coco))
+    assert read_ms_cxr(tmp_path / "boxes.json")["subject_id"].tolist() == [10000007]
+    # What is no patient's number is looked up in the path.
+    (tmp_path / "boxes.json").write_text(json.dumps(coco).replace("10000007", '"p10000007"'))
+    assert read_ms_cxr(tmp_path / "boxes.json")["subject_id"].tolist() == [10000001]
+
+
+def test_version_2_1_0_of_the_images_keeps_the_names_of_its_tables(tmp_path: Path) -> None:
+    folder = write(tmp_path)
+    # Its only new table: other labels of test studies, of no use here.
+    (folder / "mimic-cxr-2.1.0-test-set-labeled.csv").write_text("study_id,Edema\n50000001,1.0\n")
+    assert find_release(folder).name == "mimic-cxr-2.0.0"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.json", None, "a.json does not exist; --ms_cxr expects MS_CXR_Local_Alignment"),
+        ("a.json", "{", "a.json is not JSON"),
+        ("a.json", "[]", "is not in the format of MS-CXR"),
+        ("a.json", "[" * 100_000, "a.json is not JSON (maximum recursion depth"),
+        (
+            "a.json",
+            json.dumps(COCO).replace("2.5", "9" * 5000),
+            "is not in the format of MS-CXR (Exceeds the limit",
+        ),
+        (
+            "a.json",
+            json.dumps({**COCO, "categories": []}),
+            "is not in the format of MS-CXR: nothing named or numbered 1",
+        ),
+        (
+            "a.json",
+            json.dumps({"images": []}),
+            "nothing named or numbered 'categories'; expected the COCO keys",
+        ),
+        ("a.json", json.dumps({**COCO, "annotations": []}), "holds no box"),
+        (
+            "a.json",
+            json.dumps(COCO).replace("[1, 2.5, 30, 40]", "[1, 2]"),
+            "bbox is no list of x, y, width, height",
+        ),
+        ("a.csv", CSV.replace("label_text", "phrase"), "a.csv lacks the column label_text"),
+    ],
+)
+def test_a_wrong_box_file_is_an_error(tmp_path: Path, name: str, content: str | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(ReleaseError) as error:
+        read_ms_cxr(tmp_path / name)
+    assert message in str(error.value)
+
+
+def test_the_truth_is_read_where_the_generator_left_it(tmp_path: Path) -> None:
+    assert read_truth(tmp_path) is None
+    truth = tmp_path / "phantom_truth"
+    truth.mkdir()
+    # The folder without its last file is no real release, but an unfinished phantom.
+    with pytest.raises(
+        ReleaseError, match="lacks phantom.json, sentences.csv, .* is unfinished; run its data_prep.phantom"
+    ):
+        read_truth(tmp_path)
+    (truth / "phantom.json").write_text("{}")
+    (truth / "sentences.csv").write_text('text,class_id\n"Clear, both.",4\n')
+    (truth / "classes.csv").write_text(
+        "class_id,name,rho,sentence_share,mention_share\n4,clear,0.5,1e-05,0.2\n"
+    )
+    (truth / "image_classes.csv").write_text(f"dicom_id,class_id\n{A},4\n")
+    found = read_truth(tmp_path)
+    assert found is not None
+    assert found["sentences"].to_numpy().tolist() == [["Clear, both.", 4]]
+    assert found["classes"].to_numpy().tolist() == [[4, 0.5, 1e-05]]
+    (truth / "classes.csv").write_text(
+        "class_id,name,rho,sentence_share,mention_share\n4,clear,often,0,0.2\n"
+    )
+    with pytest.raises(ReleaseError, match="column rho: expected a number, found 'often'"):
+        read_truth(tmp_path)

@@ -1,0 +1,435 @@
+"""Which text of a report is findings and impression."""
+
+from __future__ import annotations
+
+import csv
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from data_prep.text.reports import Report, read_sentences
+from data_prep.text.sections import BOTH, LAST_PARAGRAPH, SECTIONS, study_sections
+from data_prep.text.sentences import has_letter, passages
+
+TITLE = "                                 FINAL REPORT\n"
+
+
+def found(report: str, *wanted: str) -> list[tuple[str, str]]:
+    sections = study_sections(report, wanted) if wanted else study_sections(report)
+    return [(section.name, " ".join(section.text.split())) for section in sections]
+
+
+WHOLE = (
+    TITLE
+    + " EXAMINATION:  CHEST (PA AND LAT)\n \n INDICATION:  ___F with cough.\n \n TECHNIQUE:  PA and lateral.\n \n"
+    " COMPARISON:  ___.\n \n FINDINGS: \n \n The lungs are clear.  Heart size is\n normal.\n \n"
+    " IMPRESSION: \n \n No acute process.\n \n NOTIFICATION:  Dr. ___ was called.\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("report", "expected"),
+    [
+        (
+            WHOLE,
+            [("findings", "The lungs are clear. Heart size is normal."), ("impression", "No acute process.")],
+        ),
+        (TITLE + " FINDINGS AND IMPRESSION:  Clear.\n", [(BOTH, "Clear.")]),
+        (TITLE + " FINDINGS/IMPRESSION:\n Clear.\n", [(BOTH, "Clear.")]),
+        (
+            TITLE + " FINDINGS:  Clear.\n \n CONCLUSION:  Normal.\n",
+            [("findings", "Clear."), ("impression", "Normal.")],
+        ),
+        (TITLE + " IMPRESSION AND RECOMMENDATION:  Follow up.\n", [("impression", "Follow up.")]),
+        # Misspelled, in lower case, without a colon, within a line.
+        (
+            TITLE + " FIDNINGS:  Clear.\n IMPRSSION:  Normal.\n",
+            [("findings", "Clear."), ("impression", "Normal.")],
+        ),
+        (
+            TITLE + " FINDINGDS:  Clear.\n IMPRESSIONS:  Normal.\n",
+            [("findings", "Clear."), ("impression", "Normal.")],
+        ),
+        (
+            TITLE + " Findings: Clear.\n Impression: Normal.\n",
+            [("findings", "Clear."), ("impression", "Normal.")],
+        ),
+        (
+            TITLE + " FINDINGS\n Clear.\n \n IMPRESSION\n Normal.\n",
+            [("findings", "Clear."), ("impression", "Normal.")],
+        ),
+        (
+            TITLE + " FINDINGS: Clear. IMPRESSION: Normal.\n",
+            [("findings", "Clear."), ("impression", "Normal.")],
+        ),
+        (
+            TITLE + " FINDINGS: Clear. Impression: Normal.\n",
+            [("findings", "Clear."), ("impression", "Normal.")],
+        ),
+        # Headers of parts belong to the text around them, those of other sections end it.
+        (
+            TITLE + " FINDINGS:\n LUNGS:  Clear.\n CHEST:  Normal.\n",
+            [("findings", "LUNGS: Clear. CHEST: Normal.")],
+        ),
+        (TITLE + " FINDINGS:  Clear.\n COMPARISON:  Prior of ___.\n", [("findings", "Clear.")]),
+        (
+            TITLE + " INDICATION:  Question of IMPRESSION on film.\n FINDINGS:  Clear.\n",
+            [("findings", "Clear.")],
+        ),
+        (TITLE + " COMPRESSION:  Of what?\n IMPRESSION:  None.\n", [("impression", "None.")]),
+        # Drafts and additions are not the final reading.
+        (
+            " WET READ:  Pneumonia!\n ______________\n" + TITLE + " IMPRESSION:  Clear.\n",
+            [("impression", "Clear.")],
+        ),
+        (
+            " PROVISIONAL FINDINGS IMPRESSION (PFI):  Edema.\n \n" + TITLE + " FINDINGS:  Clear.\n",
+            [("findings", "Clear.")],
+        ),
+        (
+            "    FINAL ADDENDUM\n ADDENDUM:  Wrong side.\n \n" + TITLE + " FINDINGS:  Clear.\n",
+            [("findings", "Clear.")],
+        ),
+        # Findings twice; empty ones are left out.
+        (TITLE + " FINDINGS:  \n \n FINDINGS:  Clear.\n \n IMPRESSION: \n", [("findings", "Clear.")]),
+        # Pages.
+        (
+            TITLE
+            + " FINDINGS:  Clear\n                    (Over)\n \n"
+            + TITLE
+            + "        (Cont)\n lungs.\n",
+            [("findings", "Clear lungs.")],
+        ),
+        # No such section: the text beside the views, else the last paragraph that belongs to no other section.
+        (TITLE + " CHEST, PA AND LATERAL:  Clear.\n", [("findings", "Clear.")]),
+        (TITLE + " Portable film.\n \n Lungs are clear.\n", [(LAST_PARAGRAPH, "Lungs are clear.")]),
+        (TITLE + " INDICATION:  Cough.\n \n Lungs are clear.\n", [(LAST_PARAGRAPH, "Lungs are clear.")]),
+        (
+            TITLE + " COMPARISON:  ___.\n \n Lungs are clear.\n \n ___\n",
+            [(LAST_PARAGRAPH, "Lungs are clear.")],
+        ),
+        ("Lungs are clear.", [(LAST_PARAGRAPH, "Lungs are clear.")]),
+        *(
+            (f"Film.\n\nLungs are clear.\n\n{notice}\n", [(LAST_PARAGRAPH, "Lungs are clear.")])
+            for notice in (
+                "Findings were telephoned to Dr. ___ at 3:45 p.m.  He understood.",
+                "These results were discussed with ___ by telephone.",
+                "Dr. ___ was paged with the results.",
+                "Signed by ___.",
+            )
+        ),
+        # Of the image as well, though it speaks of findings or of who was told; and a report that says nothing else.
+        *(
+            (f"AP single view of the chest.\n\n{text}", [(LAST_PARAGRAPH, text)])
+            for text in (
+                "Findings of mild edema.",
+                "Findings compatible with previously reported mild edema, now improved. No pneumothorax.",
+                "Findings were discussed with Dr. ___. There is a large pneumothorax.",
+                "Dr. ___ was called at 5 p.m. with these findings: new left pneumothorax.",
+                "The findings discussed above are most consistent with pneumonia.",
+                "Impression is that of pneumonia, as reported on the CT of ___.",
+                "Findings are those of so-called bat-wing edema.",
+                "This has been called pneumonia, but is atelectasis.",
+                "Signed out to ICU. Tube 3 cm above carina.",
+            )
+        ),
+        ("Dr. ___ was paged.", [(LAST_PARAGRAPH, "Dr. ___ was paged.")]),
+        (TITLE + " INDICATION:  Cough.\n", []),
+        (TITLE, []),
+        ("", []),
+    ],
+)
+def test_sections_of_report_shapes(report: str, expected: list[tuple[str, str]]) -> None:
+    assert found(report) == expected
+    # The same with the line ends of another system.
+    assert found(report.replace("\n", "\r\n")) == expected
+
+
+@pytest.mark.parametrize(
+    "line_break",
+    [
+        "\n",
+        "\r",
+        "\r\n",
+        "\\n",
+        "\\r\\n",
+        "\\r\n",
+        "<br>",
+        "<BR/>",
+        "<br />\n",
+        "</p><p>",
+        "\\.br\\",
+        "\u2029",
+    ],
+)
+def test_headers_stand_behind_line_breaks_of_every_kind(line_break: str) -> None:
+    lines = ["INDICATION: Cough", "FINDINGS", "Lungs clear.", "No effusion.", "IMPRESSION: Normal chest."]
+    found = [
+        (section.name, " ".join(passages(section.text))) for section in study_sections(line_break.join(lines))
+    ]
+    assert found == [("findings", "Lungs clear. No effusion."), ("impression", "Normal chest.")]
+
+
+def test_lines_that_a_tag_breaks_are_one_last_paragraph() -> None:
+    (section,) = study_sections("Heart is normal<br>Lungs are clear<br>No effusion")
+    assert section.name == LAST_PARAGRAPH
+    assert passages(section.text) == ["Heart is normal", "Lungs are clear", "No effusion"]
+    assert study_sections("FINDINGS:<br><br>IMPRESSION:<br>Clear.<br>")[0].name == "impression"
+
+
+def test_one_section_can_be_chosen() -> None:
+    assert found(WHOLE, "impression") == [("impression", "No acute process.")]
+    assert found(WHOLE, "findings") == [("findings", "The lungs are clear. Heart size is normal.")]
+    assert found(" FINDINGS AND IMPRESSION:  Clear.\n", "impression") == [(BOTH, "Clear.")]
+    # A report with the other section is not searched for a last paragraph: it would be that other section.
+    assert found(" FINDINGS:  Clear.\n", "impression") == []
+
+
+# One letter for the kind of each section that is found: findings, impression, both, last paragraph.
+KINDS = {"F": "findings", "I": "impression", "B": BOTH, "P": LAST_PARAGRAPH}
+SHAPES = [
+    (" FINDINGS:  Clear.\n \n IMPRESSION:  Normal.\n", "F Clear.|I Normal."),
+    ("Findings:  Clear.\nImpression:  Normal.\n", "F Clear.|I Normal."),
+    ("findings: clear.\nimpression: normal.\n", "F clear.|I normal."),
+    (" FINDINGS  Clear.\n \n IMPRESSION  Normal.\n", "F Clear.|I Normal."),
+    (" FINDINGS -  Clear.\n \n IMPRESSION -  Normal.\n", "F Clear.|I Normal."),
+    (" FINDINGS.  Clear.\n \n IMPRESSION.  Normal.\n", "F Clear.|I Normal."),
+    (" FINDINGS :  Clear.\n \n IMPRESSION :  Normal.\n", "F Clear.|I Normal."),
+    (" FINDINGS;  Clear.\n \n IMPRESSION;  Normal.\n", "F Clear.|I Normal."),
+    (" FINDINGS:Clear.\n \n IMPRESSION:Normal.\n", "F Clear.|I Normal."),
+    (" IMPRESSION:  1. Normal.\n \n IMPRESSION:  2. Stable.\n", "I 1. Normal.|I 2. Stable."),
+    (" ADDENDUM:  Rib is broken.\n \n" + TITLE + " FINDINGS:  Clear.\n", "F Clear."),
+    (" FINDINGS:  Clear.\n \n ADDENDUM:  Rib is broken.\n", "F Clear."),
+    (" FINDINGS:  Clear.\n \n ADDENDUM  Rib is broken.\n", "F Clear."),
+    (" IMPRESSION:  Clear.\n \n ADDENDUM by Dr. ___ on ___: Rib is broken.\n", "I Clear."),
+    (" IMPRESSION:  Clear.\n ADDENDUM\n Rib is broken.\n", "I Clear."),
+    (
+        " WET READ: ___ ___ ___ 3:15 PM\n  Edema.\n ____________\n" + TITLE + " FINDINGS:  Clear.\n",
+        "F Clear.",
+    ),
+    (" IMPRESSION:  Clear.\n \n WET READ VERSION #1 ___ ___ 3:15 PM\n  Edema.\n", "I Clear."),
+    (
+        " WET READ VERSION #1: Edema.\n WET READ VERSION #2: More edema.\n"
+        + TITLE
+        + " IMPRESSION:  Clear.\n",
+        "I Clear.",
+    ),
+    (" PRELIMINARY REPORT\n FINDINGS:  Edema.\n \n FINAL REPORT\n FINDINGS:  Clear.\n", "F Clear."),
+    (" PRELIMINARY FINDINGS:  Edema.\n \n IMPRESSION:  Clear.\n", "I Clear."),
+    (" IMPRESSION:  Clear.\n \n NOTIFICATION:  Dr. ___ was told.\n", "I Clear."),
+    (" IMPRESSION:  Clear.\n \n NOTIFICATIONS:  Dr. ___ was told.\n", "I Clear."),
+    (" IMPRESSION:  Clear.\n \n RECOMMENDATION(S):  CT.\n", "I Clear."),
+    (" IMPRESSION:  Clear.\n Recommendation: CT.\n", "I Clear."),
+    (" IMPRESSION:  Clear.\n Notification: told.\n", "I Clear."),
+    (" IMPRESSION:  Clear.\n Comparison: none.\n", "I Clear."),
+    (" FINDINGS (PA AND LATERAL):  Clear.\n", "F Clear."),
+    (" FINDINGS [CHEST]:  Clear.\n", "F Clear."),
+    (" [FINDINGS]:  Clear.\n [IMPRESSION]: Normal.\n", "F Clear.|I Normal."),
+    (" FINDINGS:\n \n IMPRESSION:  Normal.\n", "I Normal."),
+    (" FINDINGS: Clear. IMPRESSION: Normal.\n", "F Clear.|I Normal."),
+    (" FINDINGS: Clear. COMPARISON: ___. IMPRESSION: Normal.\n", "F Clear.|I Normal."),
+    (" FINDNGS: Clear.\n IMPRESSON: Normal.\n", "F Clear.|I Normal."),
+    (" FINDIGNS: Clear.\n IMPESSION: Normal.\n", "F Clear.|I Normal."),
+    (" FINGINGS: Clear.\n IMPRESION: Normal.\n", "F Clear.|I Normal."),
+    (" FIDINGS: Clear.\n IMPRESSIN: Normal.\n", "F Clear.|I Normal."),
+    (" FINDING: Clear.\n IMPRSSION: Normal.\n", "F Clear.|I Normal."),
+    (" Findngs: Clear.\n Impresson: Normal.\n", "F Clear.|I Normal."),
+    (" IMPRESSION: Clear.\n \n Wet Read: Edema.\n", "I Clear."),
+    (" IMPRESSION: Clear.\n \n Wet read by ___ at 3:45 PM: Edema.\n", "I Clear."),
+    (" IMPRESSION: Clear. WET READ: Edema.\n", "I Clear."),
+    (" Wet read: Edema.\n IMPRESSION: Edema.\n" + TITLE + " IMPRESSION:  Clear.\n", "I Clear."),
+    (" IMPRESSION: Clear.\n \n Addendum by Dr. ___: Rib is broken.\n", "I Clear."),
+    (" IMPRESSION: Clear.\n \n *** ADDENDUM ***\n Rib is broken.\n", "I Clear."),
+    (" IMPRESSION: Clear.\n \n Preliminary report: Edema.\n", "I Clear."),
+    (" IMPRESSION: Clear.\n \n PRELIM: Edema.\n", "I Clear."),
+    (" FINDINGS: Clear.\n COMPARISON\n Film of ___.\n \n IMPRESSION\n Normal.\n", "F Clear.|I Normal."),
+    (
+        " IMPRESSION: No change from the\n wet read of ___: Clear.\n",
+        "I No change from the wet read of ___: Clear.",
+    ),
+    (
+        " FINDINGS: LUNGS: Clear.\n PROCEDURE: None.\n HEART AND MEDIASTINUM: Normal.\n BONES: Old.\n"
+        " IMPRESSION: Normal.\n",
+        "F LUNGS: Clear.|F HEART AND MEDIASTINUM: Normal. BONES: Old.|I Normal.",
+    ),
+    (" FINDINGS: Clear.\n WET READ: Edema.\n LUNGS: Edema.\n", "F Clear."),
+    # Parts of the body in the history are history, and behind the impression nothing resumes.
+    (" FINDINGS: Clear.\n CLINICAL INFORMATION:\n LINES AND TUBES: Check PICC.\n", "F Clear."),
+    (" FINDINGS: Clear.\n REASON FOR EXAM:\n LINES: PICC, check.\n", "F Clear."),
+    (" IMPRESSION: Clear.\n HISTORY: HEART: transplant.\n LUNGS: COPD, query pneumonia.\n", "I Clear."),
+    (" FINDINGS: Clear.\n IMPRESSION: Clear.\n PROCEDURE: None.\n ABDOMEN: Pain.\n", "F Clear.|I Clear."),
+    # Words of a sentence that are headers elsewhere.
+    (
+        " IMPRESSION:\n 1. Clear.\n Preliminary report was given by ___ as follows:  clear.\n 2. Stable heart.\n",
+        "I 1. Clear. Preliminary report was given by ___ as follows: clear. 2. Stable heart.",
+    ),
+    (
+        " FINDINGS: Clear.\n Addendum to the prior report is noted: no growth.\n IMPRESSION: Clear.\n",
+        "F Clear. Addendum to the prior report is noted: no growth.|I Clear.",
+    ),
+    (
+        " FINDINGS:\n THE PATIENT HAS A\n HISTORY\n OF SURGERY. NO EDEMA.\n",
+        "F THE PATIENT HAS A HISTORY OF SURGERY. NO EDEMA.",
+    ),
+    (" IMPRESSION:\n (ADDENDUM) none.\n Clear.\n", "I (ADDENDUM) none. Clear."),
+    (" FINDINGS: Clear.\n HISTORY: Cough.\n LUNG CANCER: Long ago.\n", "F Clear."),
+    (" INDINGS: Clear.\n MPRESSION: Normal.\n", "F Clear.|I Normal."),
+    (" FINDINGS: Clear.\n COMPARISION: Film of ___.\n IMPRESSION: Normal.\n", "F Clear.|I Normal."),
+    (" FINDINGS: Clear.\n COMPARSION: Film of ___.\n IMPRESSION: Normal.\n", "F Clear.|I Normal."),
+    (" FINDINGS: Clear.\n COMPARRISON: Film of ___.\n IMPRESSION: Normal.\n", "F Clear.|I Normal."),
+    (" FINDINGS: Clear.\n Comparision: Film of ___.\n IMPRESSION: Normal.\n", "F Clear.|I Normal."),
+    (" IMPRESSION: Clear.\n NOTIFICATON: Dr. ___ was told.\n", "I Clear."),
+    (" Clear.\n \n IDICATION: Cough.\n NDICATION: There is fever.\n", "P Clear."),
+    (
+        " FINDINGS:\n COMPRESSION FRACTURES: Old.\n TECHNICAL QUALITY: Poor.\n INDICATORS: None.\n",
+        "F COMPRESSION FRACTURES: Old. TECHNICAL QUALITY: Poor. INDICATORS: None.",
+    ),
+    (" IMPRESSION AND FINDINGS: Clear.\n", "B Clear."),
+    (" FINDINGS & IMPRESSION: Clear.\n", "B Clear."),
+    (" FINDINGS-IMPRESSION: Clear.\n", "B Clear."),
+    (" FINDINGS, IMPRESSION: Clear.\n", "B Clear."),
+    (" Findings and Impression: Clear.\n", "B Clear."),
+    (" FINDINGS AND IMPRESSION\n Clear.\n", "B Clear."),
+    (" CHEST, TWO VIEWS: Clear.\n", "F Clear."),
+    (" CHEST TWO VIEWS\n \n Clear.\n", "P Clear."),
+    (" EXAM: CHEST TWO VIEWS\n REASON FOR EXAM: Cough.\n FINDINGS: Clear.\n", "F Clear."),
+    (" REASON FOR EXAM: Cough.\n \n Clear.\n", "P Clear."),
+    (" REASON FOR THIS EXAMINATION:  Cough.\n FINDINGS: Clear.\n", "F Clear."),
+    (" TECHNIQUE: AP.\n FINDINGS: Clear.\n", "F Clear."),
+    (" HISTORY: Cough.\n \n FINDINGS: Clear.\n", "F Clear."),
+    (" CLINICAL INFORMATION: Cough.\n \n IMPRESSION: Clear.\n", "I Clear."),
+    (" IMPRESSION: Clear.\n \n Electronically signed by ___, MD on ___ at ___.\n", "I Clear."),
+    (" IMPRESSION: Clear.\n ELECTRONICALLY SIGNED BY: ___\n", "I Clear."),
+    (" IMPRESSION: Clear.\n \n DICTATED BY: ___\n", "I Clear."),
+    (
+        " IMPRESSION: Clear.\n \n Dr. ___ has reviewed the images and report.\n",
+        "I Clear. Dr. ___ has reviewed the images and report.",
+    ),
+    (" FINDINGS:\n Comparison is made to ___.  Clear.\n", "F Comparison is made to ___. Clear."),
+    (" FINDINGS:\n Clear.\n COMPARISON STUDY:  ___.\n", "F Clear."),
+    (" FINDINGS: Clear.\n COMPARISON  ___\n \n IMPRESSION: Normal.\n", "F Clear.|I Normal."),
+    (" CONCLUSION: Clear.\n", "I Clear."),
+    (" CONCLUSIONS:\n Clear.\n", "I Clear."),
+    (" SUMMARY: Clear.\n", "I Clear."),
+    (" IMP: Clear.\n", "I Clear."),
+    (" REPORT: Clear.\n", "F Clear."),
+    (" OPINION:  Clear.\n", "I Clear."),
+    (" INTERPRETATION:  Clear.\n", "I Clear."),
+    (" PORTABLE CHEST: Clear.\n IMPRESSION: Normal.\n", "I Normal."),
+    (
+        " AP CHEST, 3:15 A.M., ___:\n \n HISTORY: Cough.\n \n IMPRESSION: AP chest compared to ___: Clear.\n",
+        "I AP chest compared to ___: Clear.",
+    ),
+    (" FINDINGS: LUNGS: Clear. HEART: Normal.\n BONES: Old.\n", "F LUNGS: Clear. HEART: Normal. BONES: Old."),
+    (" INDICATION: Cough.\n", "-"),
+    (" INDICATION: There is cough.\n COMPARISON: There is none.\n NOTIFICATION: Dr. ___ is told.\n", "-"),
+    (" EXAMINATION: CHEST (PA AND LAT)\n INDICATION: Cough.\n TECHNIQUE: There are two views.\n", "-"),
+    (" EXAMINATION: The lungs are clear.\n INDICATION: Cough.\n", "P The lungs are clear."),
+    (" INDICATION: Cough.\n RECOMMENDATION(S): CT is recommended.\n", "P CT is recommended."),
+    (" EXAMINATION: CHEST IS UPRIGHT\n \n Clear.\n", "P Clear."),
+    (" REASON FOR EXAM: There is cough.\n", "-"),
+    (" INDICATION: Cough. FINDINGS: Clear.\n", "F Clear."),
+    ("FINAL REPORT\n FINDINGS: Clear.\n FINAL REPORT\n IMPRESSION: Normal.\n", "F Clear.|I Normal."),
+    (
+        " FINDINGS:  As above.\n Findings were discussed with Dr. ___.\n",
+        "F As above. Findings were discussed with Dr. ___.",
+    ),
+    (" FINDINGS: Clear.\n \n Findings: unchanged.\n", "F Clear.|F unchanged."),
+    (" The impression: of a mass is wrong.\n", "P The impression: of a mass is wrong."),
+    (
+        " IMPRESSION:  Clear.\n \n Findings were discussed with: Dr. ___.\n",
+        "I Clear. Findings were discussed with: Dr. ___.",
+    ),
+    (" \tIMPRESSION\t:\tClear.\n", "I Clear."),
+    (" **FINDINGS:** Clear.\n **IMPRESSION:** Normal.\n", "F Clear.|I Normal."),
+    (" 1. FINDINGS: Clear.\n 2. IMPRESSION: Normal.\n", "F Clear.|I Normal."),
+    (" FINAL ADDENDUM\n IMPRESSION:  Rib is broken.\n" + TITLE + " IMPRESSION:  Clear.\n", "I Clear."),
+    (" IMPRESSION:  Clear.\n \n ADDENDUM:\n IMPRESSION:  Rib is broken.\n", "I Clear."),
+    (" ADDENDUM:\n IMPRESSION:  Rib is broken.\n", "I Rib is broken."),
+    (" WET READ: Edema.\n \n FINDINGS: Clear.\n", "F Clear."),
+    (
+        " FINDINGS: THERE ARE NO\n FINDINGS OF EDEMA IN\n COMPARISON WITH ___.\n",
+        "F THERE ARE NO FINDINGS OF EDEMA IN COMPARISON WITH ___.",
+    ),
+    (" FINDINGS: Clear.\n COMPARISON  Film of ___.\n", "F Clear."),
+    (" FINDINGS: No change in\n comparison to ___.\n", "F No change in comparison to ___."),
+    (
+        " INDICATION: Cough.\n \n COMPARISON: ___.\n \n Clear.\n \n Electronically signed by ___.\n",
+        "P Clear.",
+    ),
+]
+
+
+def test_the_table_of_shapes_is_long_and_names_each_once() -> None:
+    assert len({report for report, _ in SHAPES}) == len(SHAPES) > 80
+
+
+@pytest.mark.parametrize(("report", "expected"), SHAPES)
+def test_shapes_in_which_reports_are_written(report: str, expected: str) -> None:
+    """`expected`: kind and text of each section, "-" for a report without any."""
+    report = report if "FINAL REPORT" in report else TITLE + report
+    pieces = [] if expected == "-" else expected.split("|")
+    assert found(report) == [(KINDS[piece[0]], piece[2:]) for piece in pieces]
+
+
+# --- All of Open-i, in MIMIC-CXR's layout ---------------------------------------------------------------------------
+
+HEADERS = {
+    "indication": "INDICATION",
+    "comparison": "COMPARISON",
+    "findings": "FINDINGS",
+    "impression": "IMPRESSION",
+}
+# The impression of this report holds a whole report with headers of its own.
+WITH_HEADERS_INSIDE = [2415]
+
+
+def mimic_layout(row: dict[str, str]) -> str:
+    """A report as MIMIC-CXR writes it: a title, headers behind a blank, 79 characters a line, blanks in empty lines."""
+    parts = [TITLE]
+    for column, header in HEADERS.items():
+        if row[column].strip():
+            text = textwrap.wrap(
+                f"{header}:  {' '.join(row[column].split())}",
+                width=78,
+                break_long_words=False,
+                break_on_hyphens=False,
+                drop_whitespace=True,
+            )
+            parts.append("".join(f" {line}\n" for line in text))
+    return " \n".join(parts)
+
+
+@pytest.fixture(scope="module")
+def openi(real_data: Path) -> list[dict[str, str]]:
+    with (real_data / "openi" / "openi_reports.csv").open(encoding="utf-8", newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def test_sections_of_every_open_i_report_come_back(openi: list[dict[str, str]]) -> None:
+    assert len(openi) == 3955
+    others = []
+    for row in openi:
+        # The two line-break tags of Open-i stand where a line was wrapped.
+        written = [
+            (c, " ".join(row[c].replace("<BR>", " ").split()))
+            for c in ("findings", "impression")
+            if has_letter(row[c])
+        ]
+        if found(mimic_layout(row)) != written:
+            others.append(int(row["uid"]))
+    assert others == WITH_HEADERS_INSIDE
+
+
+def test_every_open_i_study_has_sentences_or_a_reason(openi: list[dict[str, str]]) -> None:
+    studies = [50_000_000 + int(row["uid"]) for row in openi]
+    reports = [
+        Report(study, content=mimic_layout(row).encode()) for study, row in zip(studies, openi, strict=True)
+    ]
+    texts = read_sentences(reports, len(reports), SECTIONS, None, "nowhere")
+    assert {*texts.of_study} | {*texts.reasons} == {*studies}
+    assert not {*texts.of_study} & {*texts.reasons}
+    without = {50_000_000 + int(r["uid"]) for r in openi if not has_letter(r["findings"] + r["impression"])}
+    assert {*texts.reasons} == without and len(without) == 28
+    assert set(texts.reasons.values()) == {"report has no findings or impression"}

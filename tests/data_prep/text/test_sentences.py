@@ -1,0 +1,298 @@
+"""Sentence boundaries of report text."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pysbd
+import pytest
+
+from data_prep.text.sentences import has_letter, passages, split_sentences
+from tests.data_prep.text.boundary_score import Agreement, Spans, boundary_agreement, locate
+
+
+def sentences(text: str) -> list[str]:
+    return [sentence for passage in passages(text) for sentence in split_sentences(passage)]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        # Lines are wrapped anywhere, and blank lines end a sentence without a full stop.
+        (
+            "The lungs are\n clear.  Heart size is\n normal.\n",
+            ["The lungs are clear.", "Heart size is normal."],
+        ),
+        ("No acute process\n \n Heart is normal", ["No acute process", "Heart is normal"]),
+        ("Lungs clear.\r\n No effusion.\r\n", ["Lungs clear.", "No effusion."]),
+        # Numbered impressions: with and without full stops, brackets, blanks, line breaks.
+        ("1. No acute process. 2. Stable nodule.", ["No acute process.", "Stable nodule."]),
+        ("1. Low lung volumes 2. No edema", ["Low lung volumes", "No edema"]),
+        ("1.No edema 2.Stable", ["No edema", "Stable"]),
+        ("1) No edema.\n 2) Stable nodule\n in the apex.", ["No edema.", "Stable nodule in the apex."]),
+        ("As follows: 1. No edema. 2. no effusion.", ["As follows:", "No edema.", "no effusion."]),
+        ("Fracture of rib 2. Stable.", ["Fracture of rib 2.", "Stable."]),
+        ("1. Fracture of rib 2. Stable.", ["Fracture of rib 2.", "Stable."]),
+        # List dashes, but not ranges and compound words.
+        (
+            "- No effusion.\n - Heart is\n large.\n -Clear lungs",
+            ["No effusion.", "Heart is large.", "Clear lungs"],
+        ),
+        ("Moderate right\n -sided effusion of 3\n - 5 cm.", ["Moderate right -sided effusion of 3 - 5 cm."]),
+        # A blank is missing after the full stop.
+        (
+            "Lungs clear.No effusion.Heart (enlarged).No edema.",
+            ["Lungs clear.", "No effusion.", "Heart (enlarged).", "No edema."],
+        ),
+        ("Seen on CT.No change at T5.Stable.", ["Seen on CT.", "No change at T5.", "Stable."]),
+        # What looks like an end of sentence and is none.
+        ("Seen by Dr. Smith and Dr.Jones vs. prior.", ["Seen by Dr. Smith and Dr.Jones vs. prior."]),
+        ("Nodule of 1.5 cm at 3:45 p.m. on ___.", ["Nodule of 1.5 cm at 3:45 p.m. on ___."]),
+        (
+            "Compared to ___, no change. ___ tube is unchanged.",
+            ["Compared to ___, no change.", "___ tube is unchanged."],
+        ),
+        # Abbreviations of PySBD that end sentences in radiology.
+        (
+            "No mass. No nodule of 5 mm. No change on PA.",
+            ["No mass.", "No nodule of 5 mm.", "No change on PA."],
+        ),
+        # Rules and line-break tags.
+        (
+            "Clear lungs.\n ______________________________\n No edema<BR>Normal",
+            ["Clear lungs.", "No edema", "Normal"],
+        ),
+        # Case, digits and marks stay.
+        ("NO ACUTE Process?  Likely 2/2 CHF!", ["NO ACUTE Process?", "Likely 2/2 CHF!"]),
+        ("", []),
+        (" \n \n", []),
+    ],
+)
+def test_sentences_of_report_text(text: str, expected: list[str]) -> None:
+    assert sentences(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("sentence", "answer"),
+    [("___.", False), ("1.", False), ("", False), ("..", False), ("No.", True), ("é", True)],
+)
+def test_a_sentence_without_a_letter_says_nothing(sentence: str, answer: bool) -> None:
+    assert has_letter(sentence) is answer
+
+
+# Sentences that follow upon one another in a passage; "|" marks where one ends.
+IN_PLACE = """
+Compression of T12. | L1 is intact. | T11 and 12. | Mild scoliosis.
+Known hepatitis C. | No cirrhosis. | Patient with hepatitis B. | no change.
+Type B dissection. | Stage III. | Heart is normal. | Grade 2. | NYHA class II. | no edema.
+Seen on 3.4.12. | No change. | Film of 11/12/2010. | The heart is large.
+At 3 a.m. today. | At 5 p.m. | the tube was moved. | At 4:05 PM. | Tube in place.
+Discussed with Dr. A. B. Smith. | He agrees. | Dr. John R. Smith was paged. | Seen by Dr. S. | He left.
+Discussed with J.R. Carter. | Seen by Jane Doe, M.D. | No change. | Jane Doe, MD. | Clear.
+Stable since Jan. 5. | Seen Feb. 2011. | Unchanged since Dec. | Heart is large.
+Given b.i.d. with food. | Given t.i.d. | Edema improved. | Take p.r.n. for pain. | Now n.p.o. | The stomach is empty.
+E. coli pneumonia. | S. aureus sepsis. | 7 F. catheter. | Temp. 37 C. | Heart is normal.
+See Fig. 3 and fig. 4. | Compare with No. 5. | See p. 3 of the report.
+Approx. 3 cm mass. | Pt. is rotated. | Exam neg. for edema. | CXR neg. | Hx of CA. | Stable.
+Left lung: clear. | R. lung: opacity. | Effusion on the L. | No effusion on the R. | The heart is large.
+The mass is 3 x 2 x 1. 5 cm. | It was 4. cm before. | Stable nodule of .5 cm. | Fracture of rib 5. | 3 mm nodule.
+The ETT is 3 cm. above the carina. | Retract 1 cm. | NG tube in the stomach. | The 5 mm. nodule is stable.
+There is a nodule (2.5 cm. in size) at the apex. | See it (Image 3. Low.) below. | Clear.
+Heart is normal. | (Unchanged.) | Lungs are clear. | (See above) | No effusion.
+The patient said "I cough. A lot." and left. | He said "no." | Clear.
+Pneumonia? | No. | Early edema? or infiltrate. | Is there edema? | no. | Nodule ?granuloma. | Fever to 38?C. | None.
+THE HEART IS NORMAL. | DR. SMITH WAS CALLED AT 3 P.M. ON MONDAY. | TUBE 2 CM. ABOVE THE CARINA. | R. BASE CLEAR.
+HEART: NORMAL | LUNGS: CLEAR
+Lat. view is limited. | Atelectasis bilat. and effusion. | Old rib fx. | No new fx. | Opacity in the rt. Upper lobe.
+5 yrs. ago. | Stable for 5 yrs. | The nodule is benign. | Increased by 20%. | 50 % loss. | Clear.
+No pleural. effusion is seen. | There is an. effusion. | The heart is. large.
+Heart is normal. and the lungs are clear. | Heart is normal, No effusion. | Clear; No mass.
+Email john.doe@hospital.org with questions. | See www.hospital.org for more. | Bye.
+There is mild cardiomegaly | No effusion | The bones are intact | Heart size normal | Lungs are clear.
+Compared to the prior study There is no change. | Tube overlying The stomach. | The Left lung is clear.
+Lungs are clear XXXX | Heart is normal. | Unchanged since ___ | The heart is large.
+Seen by Dr. XXXX. | XXXX was told. | By Dr. ___ at ___. | ___ is stable.
+Lungs are clear | RECOMMENDATION: CT | Soft tissues: Normal
+"""
+
+
+@pytest.mark.parametrize("marked", IN_PLACE.strip().splitlines())
+def test_places_where_sentences_end_and_do_not(marked: str) -> None:
+    expected = marked.split(" | ")
+    assert sentences(" ".join(expected)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        # Blanks are forgotten, doubled or stand before the full stop.
+        (
+            "Heart is normal.no effusion.Clear.2 clips.",
+            ["Heart is normal.", "no effusion.", "Clear.", "2 clips."],
+        ),
+        ("At ___.___ is new.XXXX seen.", ["At ___.", "___ is new.", "XXXX seen."]),
+        ("No mass .Clear . Stable.", ["No mass .", "Clear .", "Stable."]),
+        # Left-over marks are no part of a sentence: the same sentence should not come in two spellings.
+        (".Heart is large.. No mass. . Clear.;", ["Heart is large.", "No mass.", "Clear."]),
+        ("Clear lungs... Compare with old films.", ["Clear lungs...", "Compare with old films."]),
+        # Lists.
+        ("1. Heart normal. 2. Clear. 4. No mass. 4. Old.", ["Heart normal.", "Clear.", "No mass.", "Old."]),
+        ("A. Heart normal. B. Lungs clear.", ["Heart normal.", "Lungs clear."]),
+        ("(a) heart normal (b) lungs clear", ["heart normal", "lungs clear"]),
+        ("i. Heart normal. ii. Lungs clear.", ["Heart normal.", "Lungs clear."]),
+        ("#1 Heart normal #2 Lungs clear", ["Heart normal", "Lungs clear"]),
+        ("1- Heart normal. 2- Lungs clear.", ["Heart normal.", "Lungs clear."]),
+        ("1 Heart normal\n2 Lungs clear", ["Heart normal", "Lungs clear"]),
+        ("1. Lungs: a. clear b. no mass 2. Heart: normal", ["Lungs:", "clear", "no mass", "Heart: normal"]),
+        ("1. 2.5 cm nodule. 2. 3 cm mass.", ["2.5 cm nodule.", "3 cm mass."]),
+        (
+            "1. Fracture of ribs 4 and 2. Stable. 2. Clear.",
+            ["Fracture of ribs 4 and 2.", "Stable.", "Clear."],
+        ),
+        ("Hand 1. Fracture. Chest 1. Clear.", ["Hand", "Fracture.", "Chest", "Clear."]),
+        ("Two findings: (1) a nodule and (2) edema.", ["Two findings: (1) a nodule and (2) edema."]),
+        ("Seen by A. Smith and B. Jones.", ["Seen by A. Smith and B. Jones."]),
+        ("- Clear lungs - Normal heart", ["Clear lungs", "Normal heart"]),
+        ("Clear lungs. - No mass. • Stable", ["Clear lungs.", "No mass.", "Stable"]),
+        # A line that ended before its width was used, with a capital behind it.
+        ("Clear lungs\nNormal heart\nNo mass", ["Clear lungs", "Normal heart", "No mass"]),
+        ("Heart: normal\nLungs: clear", ["Heart: normal", "Lungs: clear"]),
+        ("Seen by Dr.\n Jones in the\n ED.", ["Seen by Dr. Jones in the ED."]),
+        ("A right\n PICC ends in the\n SVC.", ["A right PICC ends in the SVC."]),
+        # Names of sections within text, and tags.
+        ("FINDINGS: Clear. IMPRESSION: Normal.", ["Clear.", "Normal."]),
+        ("Heart is large IMPRESSION: No edema", ["Heart is large", "No edema"]),
+        ("Incidental Findings: Old scar.", ["Incidental Findings: Old scar."]),
+        ("Clear.<br/>Stable</p>Normal\\.br\\Old", ["Clear.", "Stable", "Normal", "Old"]),
+        (
+            "The previously<BR>described nodule of XXXX<br />cm\\.br\\is seen.",
+            ["The previously described nodule of XXXX cm is seen."],
+        ),
+        # Who writes no full stops ends sentences by tags.
+        (
+            "lungs are clear<br>heart is normal<br>no effusion",
+            ["lungs are clear", "heart is normal", "no effusion"],
+        ),
+        ("Right\\normal left lung", ["Right\\normal left lung"]),
+        ("Clear.\\nNo edema.\\r\\nThe heart\\nis normal.", ["Clear.", "No edema.", "The heart is normal."]),
+    ],
+)
+def test_layout_of_report_text(text: str, expected: list[str]) -> None:
+    assert [sentence for sentence in sentences(text) if has_letter(sentence)] == expected
+
+
+# What may stand in no sentence: numbers and letters of items, names of sections, tags.
+LEFT_OUT = re.compile(r"\d{1,2}|[A-Pa-pIVXivx]|II|III|(?i:findings?|impressions?|conclusions?)|(?i:br|p)")
+
+
+def test_every_word_of_the_real_reports_stands_in_one_sentence_in_order(real_data: Path) -> None:
+    with (real_data / "openi" / "openi_reports.csv").open(encoding="utf-8", newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert len(rows) == 3955
+    n_left_out = n_words = 0
+    for text in {row[column] for row in rows for column in ("findings", "impression", "indication")}:
+        words = iter(re.findall(r"\w+", text))
+        for wanted in re.findall(r"\w+", " ".join(sentences(text))):
+            n_words += 1
+            for word in words:
+                if word == wanted:
+                    break
+                assert LEFT_OUT.fullmatch(word), "a word is lost"
+                n_left_out += 1
+            else:
+                pytest.fail("a word is not in the report, or in another order")
+        assert all(LEFT_OUT.fullmatch(word) for word in words), "the end is lost"
+        for passage in passages(text):
+            assert "".join(split_sentences(passage)).replace(" ", "") == passage.replace(" ", "")
+    assert n_words > 130_000 and n_left_out < 0.02 * n_words
+
+
+@pytest.mark.parametrize(
+    "unit", ["1. No mass. 2. ", "a. ", "(", '"', ". ", "-", "Heart is large The ", "Clear\n"]
+)
+def test_long_text_takes_no_long_time(unit: str) -> None:
+    begin = time.perf_counter()
+    sentences(unit * 4000)
+    assert time.perf_counter() - begin < 10
+
+
+# --- Boundaries labelled by hand, see sentence_boundaries/README.md ------------------------------------------------
+
+
+def labelled(real_data: Path, held_out: bool) -> dict[str, list[tuple[str, Spans]]]:
+    """Texts with their sentences: the halves of the real reports and of the traps."""
+    folder = Path(__file__).parent / "sentence_boundaries"
+    with (real_data / "openi" / "openi_reports.csv").open(encoding="utf-8", newline="") as stream:
+        rows = {int(row["uid"]): row for row in csv.DictReader(stream)}
+    records = {name: json.loads((folder / f"{name}.json").read_text("utf-8")) for name in ("openi", "traps")}
+    chosen = {name: [r for r in of if r["held_out"] is held_out] for name, of in records.items()}
+    return {
+        "reports": [(rows[r["uid"]][r["column"]], r["sentences"]) for r in chosen["openi"]],
+        "traps": [(r["text"], r["sentences"]) for r in chosen["traps"]],
+    }
+
+
+def agreement(split: Callable[[str], list[str]], texts: list[tuple[str, Spans]]) -> Agreement:
+    return boundary_agreement((text, locate(text, split(text)), true) for text, true in texts)
+
+
+def test_boundaries_of_the_open_half(real_data: Path) -> None:
+    """These were seen while the rules were written: they show that nothing was broken, not how good the rules are."""
+    for texts in labelled(real_data, held_out=False).values():
+        assert agreement(sentences, texts).f1 == 1
+
+
+def test_boundaries_of_the_held_out_half(real_data: Path) -> None:
+    """The goal was an F1 of 0.98, better than PySBD and a regular expression.
+
+    Measured once, when the rules were done: 0.9975 on the reports, 0.9892 on the traps. The texts were not looked at.
+    Who changes a rule for what fails here has no held-out half any more: the README beside the labels has to say so.
+    """
+    halves = labelled(real_data, held_out=True)
+    every = [text for texts in halves.values() for text in texts]
+    for texts in (*halves.values(), every):
+        found = agreement(sentences, texts).f1
+        assert found >= 0.98
+        for other in (plain_pysbd, regular_expression):
+            assert found > agreement(other, texts).f1
+
+
+def plain_pysbd(text: str) -> list[str]:
+    segmenter = pysbd.Segmenter(language="en", clean=False)
+    return [sentence for sentence in segmenter.segment(text) if isinstance(sentence, str)]
+
+
+def regular_expression(text: str) -> list[str]:
+    return re.split(r"(?<=[.?!])\s+", text)
+
+
+def score_table(real_data: Path) -> str:
+    """The table of sentence_boundaries/README.md."""
+    lines = [
+        "| half | splitter | reports | traps | together |",
+        "|---|---|---|---|---|",
+    ]
+    for half, held_out in (("open", False), ("held out", True)):
+        halves = labelled(real_data, held_out)
+        columns = [*halves.values(), [text for texts in halves.values() for text in texts]]
+        ways = {"PySBD": plain_pysbd, "regular expression": regular_expression, "ours": sentences}
+        for name, split in ways.items():
+            found = [agreement(split, texts) for texts in columns]
+            cells = [f"{a.f1:.4f} ({a.both} of {a.found} found, {a.labelled} labelled)" for a in found]
+            lines.append(f"| {half} | {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def test_table_of_the_readme_is_the_measured_one(real_data: Path) -> None:
+    readme = Path(__file__).parent / "sentence_boundaries" / "README.md"
+    assert score_table(real_data) in readme.read_text("utf-8")
+
+
+if __name__ == "__main__":
+    print(score_table(Path(os.environ["MEDCLIP_DCL_REAL_DATA"])))

@@ -1,0 +1,156 @@
+"""BioViL's key names: a small model saved under them, loaded exactly, and what is refused."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+from safetensors.torch import load_file, save_file
+from torch.nn.functional import batch_norm, conv2d, gelu, layer_norm, linear
+from transformers import AutoTokenizer, BertModel
+
+from medclip_dcl.encoders.pretrained import ModelFolderError
+from medclip_dcl.networks.biovil import load_biovil
+
+DIM = 8
+HEAD = "cls_projection_head."
+
+
+def image_state(depth: int = 18, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Random weights under the published names; a torchvision ResNet with its unused fc, and the projector."""
+    torch.manual_seed(seed)
+    resnet = getattr(torchvision.models, f"resnet{depth}")(weights=None, num_classes=3)
+    channels = resnet.fc.in_features
+    state = {f"encoder.encoder.{name}": value for name, value in resnet.state_dict().items()}
+    state["projector.model.0.weight"] = torch.randn(DIM, channels, 1, 1) / channels**0.5
+    for name in ("weight", "bias", "running_mean"):
+        state[f"projector.model.1.{name}"] = torch.randn(DIM)
+    state["projector.model.1.running_var"] = torch.rand(DIM) + 0.5
+    state["projector.model.1.num_batches_tracked"] = torch.tensor(7)
+    state["projector.model.3.weight"] = torch.randn(DIM, DIM, 1, 1)
+    state["projector.model.3.bias"] = torch.randn(DIM)
+    return state
+
+
+def write_text_folder(small_bert: Path, folder: Path) -> Path:
+    """The small BERT as CXR-BERT-specialized: with its projection head."""
+    shutil.copytree(small_bert, folder)
+    state = load_file(folder / "model.safetensors")
+    torch.manual_seed(1)
+    state[f"{HEAD}dense_to_hidden.weight"] = torch.randn(DIM, 32)
+    state[f"{HEAD}dense_to_output.weight"] = torch.randn(DIM, DIM)
+    for name in ("dense_to_hidden.bias", "LayerNorm.weight", "LayerNorm.bias", "dense_to_output.bias"):
+        state[f"{HEAD}{name}"] = torch.randn(DIM)
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def text_folder(small_bert, tmp_path_factory) -> Path:
+    return write_text_folder(small_bert, tmp_path_factory.mktemp("cxr_bert") / "specialized")
+
+
+@pytest.fixture(scope="module")
+def image_file(tmp_path_factory) -> Path:
+    file = tmp_path_factory.mktemp("biovil") / "image.pt"
+    torch.save(image_state(), file)
+    return file
+
+
+@torch.no_grad()
+def test_regions_are_torchvisions_and_the_projectors_layers(image_file, text_folder):
+    network, state = load_biovil(image_file, text_folder), image_state()
+    resnet = torchvision.models.resnet18(weights=None, num_classes=3).eval()
+    resnet.load_state_dict(
+        {name.removeprefix("encoder.encoder."): v for name, v in state.items() if "projector" not in name}
+    )
+    images = torch.rand(2, 3, 64, 96)  # in [0, 1]: no further normalisation
+    features = torch.nn.Sequential(*list(resnet.children())[:-2])(images)
+    hidden = conv2d(features, state["projector.model.0.weight"])
+    mean, variance = (state[f"projector.model.1.running_{x}"] for x in ("mean", "var"))
+    weight, bias = (state[f"projector.model.1.{x}"] for x in ("weight", "bias"))
+    hidden = batch_norm(hidden, mean, variance, weight, bias).relu()
+    expected = conv2d(hidden, state["projector.model.3.weight"], state["projector.model.3.bias"])
+    torch.testing.assert_close(network.feature_map(images), expected, rtol=1e-4, atol=1e-4)
+    assert not network.training and expected.shape == (2, DIM, 2, 3)
+
+
+@torch.no_grad()
+def test_sentences_are_the_projected_cls(image_file, text_folder):
+    network = load_biovil(image_file, text_folder, final_period=False)
+    tokenizer, bert = (
+        AutoTokenizer.from_pretrained(text_folder),
+        BertModel.from_pretrained(text_folder).eval(),
+    )
+    head = {
+        n.removeprefix(HEAD): v for n, v in load_file(text_folder / "model.safetensors").items() if HEAD in n
+    }
+    text = "no pneumothorax"
+    cls = bert(**tokenizer(text, return_tensors="pt")).last_hidden_state[0, 0]
+    hidden = gelu(linear(cls, head["dense_to_hidden.weight"], head["dense_to_hidden.bias"]))
+    hidden = layer_norm(hidden, (DIM,), head["LayerNorm.weight"], head["LayerNorm.bias"], eps=1e-12)
+    expected = linear(hidden, head["dense_to_output.weight"], head["dense_to_output.bias"])
+    torch.testing.assert_close(network.embed_texts([text])[0], expected, rtol=1e-4, atol=1e-4)
+    with_period = load_biovil(image_file, text_folder).embed_texts([text, "no pneumothorax."])
+    assert torch.equal(with_period[0], with_period[1]) and not torch.allclose(with_period[0], expected)
+
+
+def test_the_fifty_layers_of_the_published_model_fit(text_folder, tmp_path, monkeypatch):
+    state = image_state(50)
+    monkeypatch.setattr(torch, "load", lambda *args, **kwargs: state)  # 100 MB stay in memory
+    (tmp_path / "image.pt").touch()
+    network = load_biovil(tmp_path / "image.pt", text_folder)
+    encoder: Any = network.image_encoder
+    assert (encoder.depth, encoder.stride) == (50, 32)
+    expected = state["encoder.encoder.layer4.2.conv3.weight"]
+    assert torch.equal(encoder.backbone[7][2].conv3.weight, expected)
+    assert network.image_size == 512 and network.mean.flatten().tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"encoder.encoder.layer1.0.conv1.weight": None}, r"missing \['backbone.4.0.conv1.weight'\]"),
+        ({"classifier.weight": torch.zeros(1)}, r"unexpected \['classifier.weight'\]"),
+        (
+            {"projector.model.0.weight": torch.zeros(9, 512, 1, 1)},
+            r"projection.0.weight \(9, 512, 1, 1\) instead of",
+        ),
+        ({"projector.model.3.weight": None}, "missing projector.model.3.weight"),
+        (
+            {f"encoder.encoder.layer3.{i}.x": torch.zeros(1) for i in range(2, 23)},
+            r"23 blocks named encoder.encoder.layer3.\*, which is no ResNet-18",
+        ),
+    ],
+)
+def test_image_weights_that_do_not_fit_are_named(text_folder, tmp_path, change, message):
+    state = {name: value for name, value in {**image_state(), **change}.items() if value is not None}
+    torch.save(state, tmp_path / "image.pt")
+    with pytest.raises(ModelFolderError, match=message):
+        load_biovil(tmp_path / "image.pt", text_folder)
+
+
+def test_files_that_are_no_plain_weights(text_folder, small_bert, image_file, tmp_path):
+    with pytest.raises(FileNotFoundError, match="BioViL's image weights"):
+        load_biovil(tmp_path / "nowhere.pt", text_folder)
+    torch.save({"hook": print}, tmp_path / "code.pt")
+    with pytest.raises(ModelFolderError, match="no checkpoint that can be loaded safely"):
+        load_biovil(tmp_path / "code.pt", text_folder)
+    torch.save([torch.zeros(1)], tmp_path / "list.pt")
+    with pytest.raises(ModelFolderError, match="is no state dict"):
+        load_biovil(tmp_path / "list.pt", text_folder)
+    with pytest.raises(ModelFolderError, match=r"no weights named cls_projection_head.\*"):
+        load_biovil(image_file, small_bert)
+
+
+def test_a_text_projection_that_does_not_fit_is_named(text_folder, image_file, tmp_path):
+    folder = shutil.copytree(text_folder, tmp_path / "text")
+    state = load_file(folder / "model.safetensors")
+    del state[f"{HEAD}LayerNorm.bias"]
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelFolderError, match=r"cls_projection_head.\*: .* missing \['LayerNorm.bias'\]"):
+        load_biovil(image_file, folder)

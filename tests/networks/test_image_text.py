@@ -1,0 +1,110 @@
+"""The network: shapes and places of regions, and that it describes and rebuilds itself exactly."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from medclip_dcl.encoders.image import ResNetRegions
+from medclip_dcl.encoders.text import BertSentences
+from medclip_dcl.networks.image_text import ImageTextNetwork
+from medclip_dcl.similarity import GlobalCosine, LSENonLocal
+
+
+@pytest.fixture
+def network(small_bert) -> ImageTextNetwork:
+    torch.manual_seed(1)
+    text = BertSentences(str(small_bert), dim=16)
+    return ImageTextNetwork(ResNetRegions(dim=16, stride=16), text, image_size=64).eval()
+
+
+@torch.no_grad()
+def test_regions_stand_row_by_row(network):
+    feature_map = network.feature_map(torch.rand(2, 3, 64, 96))
+    assert feature_map.shape == (2, 16, 4, 6)
+    regions = network.regions(feature_map)
+    assert torch.equal(regions[1, 2 * 6 + 5], feature_map[1, :, 2, 5])
+
+
+@torch.no_grad()
+def test_images_are_normalised_inside(network):
+    grey = torch.tensor([0.485, 0.456, 0.406]).view(1, 3, 1, 1).expand(1, 3, 64, 64)
+    expected = network.image_encoder(torch.zeros(1, 3, 64, 64))
+    torch.testing.assert_close(network.feature_map(grey), expected, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_embedding_texts_does_not_depend_on_the_batch(network):
+    texts = ["No pneumothorax", "Small left pleural effusion.", "Mild pulmonary edema, unchanged from ___."]
+    together = network.embed_texts(texts)
+    alone = torch.cat([network.embed_texts([text], batch_size=1) for text in texts])
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+    assert network.embed_texts([]).shape == (0, 16)
+
+
+@torch.no_grad()
+def test_saved_and_loaded_it_gives_the_same_logits(network, tmp_path):
+    network.save_pretrained(tmp_path / "export")
+    json.loads((tmp_path / "export" / "config.json").read_text())
+    loaded = ImageTextNetwork.from_pretrained(tmp_path / "export")
+    assert loaded.image_size == 64 and not loaded.training
+    images, (tokens, lengths) = torch.rand(2, 3, 64, 64), network.tokenize(["No pneumothorax.", "Clear."])
+    assert torch.equal(network(images, tokens, lengths), loaded(images, tokens, lengths))
+
+
+@torch.no_grad()
+def test_biovils_projections_survive_saving(small_bert, tmp_path):
+    text = BertSentences(str(small_bert), dim=16, projection="mlp")
+    image = ResNetRegions(dim=16, stride=16, projection="mlp")
+    network = ImageTextNetwork(image, text, GlobalCosine(), image_size=64)
+    network.feature_map(torch.rand(3, 3, 64, 64))  # in train mode: moves the running mean
+    network.eval().save_pretrained(tmp_path / "export")
+    loaded = ImageTextNetwork.from_pretrained(tmp_path / "export")
+    assert loaded.config() == network.config()
+    images, (tokens, lengths) = torch.rand(2, 3, 64, 64), network.tokenize(["No pneumothorax.", "Clear."])
+    assert torch.equal(network(images, tokens, lengths), loaded(images, tokens, lengths))
+
+
+def test_dimensions_must_agree(small_bert):
+    text = BertSentences(str(small_bert), dim=16)
+    with pytest.raises(ValueError, match="must agree, got {'image_encoder': 8, 'text_encoder': 16"):
+        ImageTextNetwork(ResNetRegions(dim=8), text)
+    with pytest.raises(ValueError, match="'similarity': 128"):
+        ImageTextNetwork(ResNetRegions(dim=16), text, LSENonLocal(dim=128))
+    ImageTextNetwork(ResNetRegions(dim=16), text, GlobalCosine())  # has no dimension of its own
+
+
+def test_loading_refuses_what_does_not_fit(network, tmp_path):
+    folder = tmp_path / "export"
+    with pytest.raises(FileNotFoundError, match="config.json is missing"):
+        ImageTextNetwork.from_pretrained(folder)
+    network.save_pretrained(folder)
+    weights = load_file(folder / "model.safetensors")
+    del weights["similarity.q.bias"]
+    weights["other"] = torch.zeros(1)
+    weights["similarity.q.weight"] = torch.zeros(2, 2)
+    save_file(weights, folder / "model.safetensors")
+    message = (
+        r"missing \['similarity.q.bias'\], unexpected \['other'\], "
+        r"of another shape \['similarity.q.weight \(2, 2\)"
+    )
+    with pytest.raises(ValueError, match=message):
+        ImageTextNetwork.from_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    "path", ["os.system", "torch.nn.Linear", "medclip_dcl.similarity.LSE", "medclip_dcl.nowhere.X", "nothing"]
+)
+def test_a_configuration_can_name_only_known_encoders(network, path):
+    config = network.config()
+    config["image_encoder"]["class_path"] = path
+    with pytest.raises((ValueError, ModuleNotFoundError), match="no known RegionEncoder|No module named"):
+        ImageTextNetwork.from_config(config)
+
+
+def test_another_format_version(network):
+    with pytest.raises(ValueError, match="format version 7, this program reads up to version 1"):
+        ImageTextNetwork.from_config({**network.config(), "format_version": 7})

@@ -1,0 +1,113 @@
+"""Training that starts from other weights: they are there at once, and missed by nobody once it has begun."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pytorch_lightning import Trainer
+
+from medclip_dcl import load
+from medclip_dcl.data.image_text import ImageTextDataModule
+from medclip_dcl.encoders.image import ResNetRegions
+from medclip_dcl.encoders.text import BertSentences
+from medclip_dcl.models.image_text import ImageTextModel
+from medclip_dcl.networks.image_text import ImageTextNetwork
+from medclip_dcl.objectives import ConstantClassProbability
+from medclip_dcl.similarity import LSENonLocal
+
+
+@pytest.fixture
+def source(small_bert, tmp_path) -> Path:
+    """An exported network whose images have a mean and a deviation of their own."""
+    torch.manual_seed(3)
+    parts = (ResNetRegions(dim=6, stride=16), BertSentences(str(small_bert), dim=6), LSENonLocal(dim=6))
+    ImageTextNetwork(*parts, 64, (0.0, 0.1, 0.2), (1.0, 2.0, 3.0)).save_pretrained(tmp_path / "source")
+    return tmp_path / "source"
+
+
+def build(small_bert, source, **options) -> ImageTextModel:
+    torch.manual_seed(5)
+    return ImageTextModel(
+        ResNetRegions(dim=6, stride=16),
+        BertSentences(str(small_bert), dim=6, dropout=0.0),
+        LSENonLocal(dim=6),
+        ConstantClassProbability(0.05),
+        **{"learning_rate": 1e-3, "warmup_steps": 1, "init_from": str(source), **options},
+    )
+
+
+def data(small_set) -> ImageTextDataModule:
+    return ImageTextDataModule(str(small_set), image_size=48, crop_size=32, batch_size=8, num_workers=0)
+
+
+def trainer(folder, epochs=2, **options) -> Trainer:
+    off: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    return Trainer(
+        default_root_dir=folder, accelerator="cpu", enable_checkpointing=False, limit_val_batches=0,
+        max_epochs=epochs, **off, **options,
+    )  # fmt: skip
+
+
+def test_the_weights_are_there_when_the_model_is_built(small_bert, source):
+    model, expected = build(small_bert, source), load(source).network
+    assert model.initial_weights is not None and model.initial_weights.source == str(source)
+    for name, value in expected.state_dict().items():
+        assert torch.equal(model.network.state_dict()[name], value), name
+    assert torch.equal(model.network.std, expected.std)
+
+
+def test_what_is_not_taken_over_is_what_it_is_without_the_source(small_bert, source):
+    """Its random numbers do not depend on whether there is a source."""
+    model = build(small_bert, source, init_parts=["image_encoder"])
+    alone = build(small_bert, source, init_from=None)
+    assert model.initial_weights is not None and alone.initial_weights is None
+    assert {"text_encoder.projection.weight", "similarity.q.weight"} <= set(model.initial_weights.kept)
+    for name in model.initial_weights.kept:
+        assert torch.equal(model.network.state_dict()[name], alone.network.state_dict()[name]), name
+
+
+def test_a_source_that_has_gone_is_missed_by_a_new_training_alone(
+    small_bert, small_set, source, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(Trainer, "estimated_stepping_batches", 12)
+    whole = build(small_bert, source)
+    trainer(tmp_path, 4).fit(whole, data(small_set))
+    half = trainer(tmp_path, 2)
+    half.fit(build(small_bert, source), data(small_set))
+    half.save_checkpoint(tmp_path / "half.ckpt")
+    shutil.rmtree(source)
+
+    resumed = build(small_bert, source)
+    trainer(tmp_path, 4).fit(resumed, data(small_set), ckpt_path=tmp_path / "half.ckpt", weights_only=True)
+    for name, value in whole.state_dict().items():
+        assert torch.equal(resumed.state_dict()[name], value), name
+    assert torch.equal(resumed.network.mean, whole.network.mean)
+    assert resumed.initial_weights == whole.initial_weights
+    trainer(tmp_path).test(resumed, data(small_set), verbose=False)
+
+    loaded = ImageTextModel.load_from_checkpoint(tmp_path / "half.ckpt")
+    assert loaded.initial_weights == whole.initial_weights
+    assert torch.equal(loaded.network.std, whole.network.std)
+    trainer(tmp_path).test(loaded, data(small_set), verbose=False)
+    for stage in ("fit", "test"):
+        with pytest.raises(
+            FileNotFoundError, match="model.init_args.init_from: no file and no folder .*source"
+        ):
+            getattr(trainer(tmp_path), stage)(build(small_bert, source), data(small_set))
+
+
+def test_an_objective_may_differ_and_a_network_may_not(small_bert, source):
+    build(small_bert, source, image_to_text=0.5, same_text="ignore")
+    with pytest.raises(ValueError, match="init_parts says what to take from init_from, which is null"):
+        build(small_bert, source, init_from=None, init_parts=["image_encoder"])
+    with pytest.raises(ValueError, match="similarity: of another shape"):
+        ImageTextModel(
+            ResNetRegions(dim=4, stride=16),
+            BertSentences(str(small_bert), dim=4),
+            init_from=str(source),
+            init_parts=["similarity"],
+        )

@@ -1,0 +1,420 @@
+"""Weights to start from: read from whatever has them, taken over by name, refused with a reason."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import torchvision
+from safetensors.torch import save_file
+
+from medclip_dcl.encoders.image import ResNetRegions
+from medclip_dcl.encoders.text import BertSentences
+from medclip_dcl.networks.image_text import ImageTextNetwork, part_config
+from medclip_dcl.networks.initial_weights import (
+    TakenOver,
+    image_encoder_weights,
+    take_over,
+    take_over_image_encoder,
+)
+from medclip_dcl.similarity import GlobalCosine, LSENonLocal
+
+
+def same(a, b) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.fixture(scope="module")
+def network(small_bert) -> ImageTextNetwork:
+    torch.manual_seed(3)
+    text = BertSentences(str(small_bert), dim=6)
+    image = ResNetRegions(dim=6, stride=16)
+    return ImageTextNetwork(image, text, LSENonLocal(dim=6), 48, (0.1, 0.2, 0.3), (1.0, 2.0, 3.0))
+
+
+def checkpoint(network, prefix="network.") -> dict:
+    state = {f"{prefix}{name}": value for name, value in network.state_dict().items()}
+    return {"network": network.config(), "state_dict": state, "objective": {}}
+
+
+def classifier(network, prefix) -> dict:
+    """As a classifier's checkpoint: the image encoder and a head."""
+    state = {f"{prefix}image_encoder.{k}": x for k, x in network.image_encoder.state_dict().items()}
+    state["head.weight"] = torch.zeros(3, 6)
+    return {"network": {"image_encoder": part_config(network.image_encoder)}, "state_dict": state}
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "exported", "classifier", "bare classifier"])
+def test_an_encoder_is_found_in_everything_that_has_one(network, kind, tmp_path):
+    if kind == "exported":
+        network.save_pretrained(tmp_path / "source")
+    else:
+        content = checkpoint(network)
+        if "classifier" in kind:
+            content = classifier(network, "" if "bare" in kind else "network.")
+        torch.save(content, tmp_path / "source")
+    found = image_encoder_weights(tmp_path / "source")
+    assert found.config == part_config(network.image_encoder) and found.source == str(tmp_path / "source")
+    assert same(found.state, network.image_encoder.state_dict())
+    has_normalisation = "classifier" not in kind
+    assert (found.mean == pytest.approx((0.1, 0.2, 0.3))) == has_normalisation
+    assert (found.std == pytest.approx((1.0, 2.0, 3.0))) == has_normalisation
+    other = ResNetRegions(dim=6, stride=16)
+    assert take_over_image_encoder(other, found) == []
+    assert same(other.state_dict(), network.image_encoder.state_dict())
+
+
+@pytest.mark.parametrize("suffix, depth, stride", [("pth", 18, 16), ("safetensors", 50, 32)])
+def test_torchvisions_weights_leave_the_projection(suffix, depth, stride, tmp_path):
+    state = getattr(torchvision.models, f"resnet{depth}")(num_classes=7).state_dict()
+    file = tmp_path / f"resnet.{suffix}"
+    torch.save(state, file) if suffix == "pth" else save_file(state, file)
+    found = image_encoder_weights(file)
+    assert found.config is None and found.left_out == ("fc.weight", "fc.bias")
+    encoder = ResNetRegions(depth=depth, stride=stride, dim=6, projection="mlp")
+    before = {name: value.clone() for name, value in encoder.projection.state_dict().items()}
+    kept = take_over_image_encoder(encoder, found)
+    assert kept == [f"projection.{name}" for name in before]
+    assert same(encoder.projection.state_dict(), before)
+    by_option = ResNetRegions(depth=depth, stride=stride, dim=6, weights=str(file))
+    assert same(encoder.backbone.state_dict(), by_option.backbone.state_dict())
+
+
+def test_an_encoder_that_differs_is_refused_by_names(network, tmp_path):
+    torch.save(checkpoint(network), tmp_path / "a.ckpt")
+    weights = image_encoder_weights(tmp_path / "a.ckpt")
+    before = ResNetRegions(stride=16, dim=6, projection="mlp")
+    state = {name: value.clone() for name, value in before.state_dict().items()}
+    with pytest.raises(ValueError, match="a.ckpt: image_encoder: ") as error:
+        take_over_image_encoder(before, weights)
+    message = str(error.value)
+    assert "missing ['projection.0.weight', 'projection.1.bias'" in message
+    assert "unexpected ['projection.bias', 'projection.weight']" in message
+    assert message.endswith("set what differs: image_encoder.init_args.projection: linear (configured: mlp)")
+    assert same(before.state_dict(), state)
+    with pytest.raises(
+        ValueError, match=r"of another shape \['projection.weight \(6, 256, 1, 1\) instead of \(8,"
+    ):
+        take_over_image_encoder(ResNetRegions(stride=16, dim=8), weights)
+    with pytest.raises(ValueError, match=r"missing \['backbone.7.0.bn1.bias'"):
+        take_over_image_encoder(ResNetRegions(dim=6), weights)
+
+
+def build(small_bert, similarity=None, image=None, **text) -> ImageTextNetwork:
+    torch.manual_seed(8)
+    encoder = ResNetRegions(dim=6, stride=16) if image is None else image
+    similarity = LSENonLocal(dim=6, sharpness=8.0) if similarity is None else similarity
+    return ImageTextNetwork(encoder, BertSentences(str(small_bert), **{"dim": 6, **text}), similarity)
+
+
+def copied(module) -> dict:
+    return {name: value.clone() for name, value in module.state_dict().items()}
+
+
+@pytest.fixture(scope="module")
+def source(network, tmp_path_factory):
+    file = tmp_path_factory.mktemp("source") / "a.ckpt"
+    torch.save(checkpoint(network), file)
+    return file
+
+
+def test_all_of_a_network_is_taken_over_and_settings_that_differ_are_said(network, small_bert, source):
+    mine = build(small_bert, max_tokens=40, dropout=0.3)
+    taken_over = take_over(mine, source)
+    assert same(mine.state_dict(), network.state_dict())
+    assert torch.equal(mine.mean, network.mean) and torch.equal(mine.std, network.std)
+    assert taken_over.taken == list(network.state_dict())
+    assert taken_over.kept == taken_over.left_out == []
+    assert taken_over.settings == [
+        "text_encoder.init_args.bert.attention_probs_dropout_prob: 0.1 (configured: 0.3)",
+        "text_encoder.init_args.bert.hidden_dropout_prob: 0.1 (configured: 0.3)",
+        "text_encoder.init_args.max_tokens: 128 (configured: 40)",
+        "similarity.init_args.sharpness: 5.0 (configured: 8.0)",
+    ]
+    assert mine.similarity.sharpness == 8.0
+    assert TakenOver(**json.loads(json.dumps(taken_over.record()))) == taken_over
+
+
+def test_another_similarity_starts_as_configured_and_is_listed(network, small_bert, source):
+    mine = build(small_bert, GlobalCosine(gamma2=3.0))
+    taken_over = take_over(mine, source)
+    assert same(mine.image_encoder.state_dict(), network.image_encoder.state_dict())
+    assert same(mine.text_encoder.state_dict(), network.text_encoder.state_dict())
+    assert taken_over.kept == ["similarity.log_gamma2"] and mine.similarity.gamma2.item() == pytest.approx(
+        3.0
+    )
+    left_out = ["similarity.log_gamma2", "similarity.q.weight", "similarity.q.bias"]
+    assert taken_over.left_out == left_out
+    said = str(taken_over).splitlines()
+    assert said[0].endswith(f"tensors taken over from {source}")
+    assert said[1] == f"  image_encoder: all {len(network.image_encoder.state_dict())}"
+    assert said[3] == "  similarity: none, it starts as configured: similarity.log_gamma2"
+    assert said[4] == f"  of the source, not used: {', '.join(left_out)}"
+    assert said[5].startswith(
+        "  settings that differ: similarity.class_path: medclip_dcl.similarity.LSENonLocal (con"
+    )
+
+
+def test_of_a_classifier_the_image_encoder_is_taken(network, small_bert, tmp_path):
+    torch.save(classifier(network, ""), tmp_path / "c.ckpt")
+    mine = build(small_bert)
+    before = copied(mine)
+    taken_over = take_over(mine, tmp_path / "c.ckpt")
+    assert same(mine.image_encoder.state_dict(), network.image_encoder.state_dict())
+    assert taken_over.left_out == ["head.weight"]
+    others = [name for name in before if not name.startswith("image_encoder.")]
+    assert taken_over.kept == others
+    assert all(torch.equal(mine.state_dict()[name], before[name]) for name in others)
+    said = str(taken_over)
+    assert "text_encoder: none, it starts as configured: text_encoder.bert.* (" in said
+
+
+def test_of_torchvision_the_backbone_is_taken(small_bert, tmp_path):
+    state = torchvision.models.resnet18().state_dict()
+    torch.save(state, tmp_path / "r.pth")
+    mine = build(small_bert)
+    taken_over = take_over(mine, tmp_path / "r.pth")
+    assert torch.equal(mine.state_dict()["image_encoder.backbone.0.weight"], state["conv1.weight"])
+    assert taken_over.kept[:2] == ["image_encoder.projection.weight", "image_encoder.projection.bias"]
+    assert taken_over.left_out[-2:] == ["fc.weight", "fc.bias"]
+    assert all(name.startswith("image_encoder.backbone.7.") for name in taken_over.left_out[:-2])
+    with pytest.raises(ValueError, match="image_encoder: missing .* set image_encoder.init_args.depth"):
+        take_over(build(small_bert, image=ResNetRegions(depth=50, stride=16, dim=6)), tmp_path / "r.pth")
+
+
+def test_a_head_of_the_source_needs_a_place(small_bert, tmp_path):
+    with_head = build(small_bert, masked_language_head=True)
+    with_head.save_pretrained(tmp_path / "export")
+    mine = build(small_bert)
+    before = copied(mine)
+    message = (
+        r"unexpected \['masked_language_head.bias'.*set text_encoder.init_args.masked_language_head: true"
+    )
+    with pytest.raises(ValueError, match=message):
+        take_over(mine, tmp_path / "export")
+    assert same(mine.state_dict(), before)
+    assert take_over(build(small_bert, masked_language_head=True), tmp_path / "export").kept == []
+    without = take_over(mine, tmp_path / "export", ["image_encoder", "similarity"])
+    assert all(name.startswith("text_encoder.") for name in [*without.kept, *without.left_out])
+
+
+def test_a_head_that_the_source_lacks_is_listed(network, small_bert, source):
+    mine = build(small_bert, masked_language_head=True)
+    kept = take_over(mine, source).kept
+    heads = [name for name in mine.state_dict() if "masked_language_head" in name]
+    assert kept == heads and len(heads) == 5
+
+
+def changed_bert(small_bert, folder, change) -> Path:
+    folder = shutil.copytree(small_bert, folder)
+    change(folder)
+    return folder
+
+
+def swap_words(folder) -> None:
+    vocabulary = (folder / "tokenizer.json").read_text()
+    swapped = vocabulary.replace('"edema": ', '"X": ').replace('"cardiomegaly": ', '"edema": ')
+    (folder / "tokenizer.json").write_text(swapped.replace('"X": ', '"cardiomegaly": '))
+
+
+def more_heads(folder) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_attention_heads": 4}))
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (
+            swap_words,
+            "vocabulary has (\\d+) word pieces, the configured one \\1, and 2 of the source's are not there",
+        ),
+        (more_heads, r"another BERT, with num_attention_heads 2 \(configured: 4\)"),
+    ],
+)
+def test_another_text_encoder_is_refused_with_the_reason(change, message, small_bert, source, tmp_path):
+    mine = build(changed_bert(small_bert, tmp_path / "bert", change))
+    before = copied(mine)
+    with pytest.raises(ValueError, match=message) as error:
+        take_over(mine, source)
+    assert "set text_encoder.init_args.pretrained to the BERT" in str(error.value)
+    assert str(error.value).endswith("with model.init_args.init_parts: [image_encoder, similarity]")
+    assert "edema" not in str(error.value)  # word pieces come from reports
+    assert same(mine.state_dict(), before)
+    take_over(mine, source, ["image_encoder", "similarity"])
+
+
+def test_another_way_of_splitting_text_is_refused(network, small_bert, tmp_path):
+    content = checkpoint(network)
+    arguments = content["network"]["text_encoder"]["init_args"]
+    assert '"lowercase":true' in arguments["tokenizer"]
+    arguments["tokenizer"] = arguments["tokenizer"].replace('"lowercase":true', '"lowercase":false')
+    torch.save(content, tmp_path / "a.ckpt")
+    with pytest.raises(ValueError, match=r"splits text in another way \(normalizer\)"):
+        take_over(build(small_bert), tmp_path / "a.ckpt")
+
+
+def test_all_that_does_not_fit_is_said_at_once(small_bert, source):
+    mine = build(small_bert, LSENonLocal(dim=4), ResNetRegions(dim=4, stride=16), dim=4)
+    with pytest.raises(ValueError) as error:
+        take_over(mine, source)
+    for said in ("image_encoder: of another shape", "text_encoder: of another", "similarity: of another"):
+        assert said in str(error.value)
+    for part in ("image_encoder", "text_encoder", "similarity"):
+        assert f"{part}.init_args.dim: 6 (configured: 4)" in str(error.value)
+
+
+class Own(ResNetRegions):
+    pass
+
+
+def test_an_encoder_of_another_class_is_refused(small_bert, source):
+    with pytest.raises(
+        ValueError, match="image_encoder is of another class; set image_encoder.class_path: medclip"
+    ):
+        take_over(build(small_bert, image=Own(dim=6, stride=16)), source)
+
+
+def test_tensors_beside_the_network_are_refused(network, small_bert, tmp_path):
+    content = checkpoint(network)
+    content["state_dict"]["teacher.weight"] = torch.zeros(2)
+    torch.save(content, tmp_path / "a.ckpt")
+    with pytest.raises(ValueError, match=r"no image-text network has: \['teacher.weight'\]; give a folder"):
+        take_over(build(small_bert), tmp_path / "a.ckpt")
+
+
+def test_parts_are_named_as_they_are(network, small_bert, tmp_path, source):
+    mine = build(small_bert)
+    with pytest.raises(ValueError, match=r"init_parts must name some of .*got \['eyes'\]"):
+        take_over(mine, source, ["image_encoder", "eyes"])
+    with pytest.raises(ValueError, match="init_parts must name some of .*got none"):
+        take_over(mine, source, [])
+    torch.save(classifier(network, ""), tmp_path / "c.ckpt")
+    with pytest.raises(ValueError, match="has no similarity and no text_encoder: take it out of init_parts"):
+        take_over(mine, tmp_path / "c.ckpt", ["similarity", "text_encoder"])
+    before = copied(mine)
+    text = take_over(mine, source, ["text_encoder"])
+    assert same(mine.text_encoder.state_dict(), network.text_encoder.state_dict())
+    assert all(torch.equal(mine.state_dict()[name], before[name]) for name in text.kept)
+    assert not torch.equal(mine.mean, network.mean)  # they belong to the image encoder
+
+
+class Code:
+    """Runs when it is unpickled as Python does."""
+
+    def __reduce__(self):
+        return (print, ("code of the file ran",))
+
+
+@pytest.mark.parametrize(
+    "name, content, message",
+    [
+        ("a.ckpt", {"state_dict": {"w": torch.zeros(1)}}, "no description of its network"),
+        ("a.ckpt", {"network": {"x": 1}, "state_dict": {"w": torch.zeros(1)}}, "describes no image encoder"),
+        ("a.ckpt", {"network": {"image_encoder": {}}}, "is no state dict"),
+        (
+            "a.ckpt",
+            {"network": {"image_encoder": {}}, "state_dict": {"head": torch.zeros(1)}},
+            r"has no tensor of one \(image_encoder",
+        ),
+        (
+            "a.pth",
+            {"epoch": 3, "model": {}},
+            r"no state dict \(names and tensors\): it holds \['epoch', 'model'\]",
+        ),
+        ("a.pth", [1], "it holds list"),
+        (
+            "a.pth",
+            {"conv1.weight": torch.zeros(1)},
+            r"not a torchvision ResNet-18, -34 or -50 .* missing \['bn1",
+        ),
+        ("a.pth", Code(), "copy the file again, or give one of tensors"),
+        (
+            "a.ckpt",
+            {"network": {}, "state_dict": {"w": torch.zeros(1)}, "x": Code()},
+            "Python objects are not",
+        ),
+    ],
+)
+def test_foreign_files_are_refused(name, content, message, tmp_path, capsys):
+    torch.save(content, tmp_path / name)
+    with pytest.raises(ValueError, match=message):
+        image_encoder_weights(tmp_path / name)
+    assert "code of the file ran" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["a.pth", "old.pth", "a.safetensors"])
+def test_truncated_files_are_refused(name, tmp_path):
+    state = {"conv1.weight": torch.rand(64, 3, 7, 7), "bn1.weight": torch.rand(64)}
+    if name == "a.safetensors":
+        save_file(state, tmp_path / name)
+    else:
+        torch.save(state, tmp_path / name, _use_new_zipfile_serialization=name != "old.pth")
+    whole = (tmp_path / name).read_bytes()
+    generator = torch.Generator().manual_seed(0)
+    lengths = [
+        *range(0, 40),
+        *torch.randint(40, len(whole) - 1, (20,), generator=generator).tolist(),
+        len(whole) - 1,
+    ]
+    for length in lengths:
+        (tmp_path / name).write_bytes(whole[:length])
+        with pytest.raises(ValueError, match="truncated"):
+            image_encoder_weights(tmp_path / name)
+
+
+def test_bytes_of_anything_else_are_refused(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    for i in range(200):
+        noise = bytes(torch.randint(0, 256, (50,), generator=generator, dtype=torch.uint8).tolist())
+        (tmp_path / "a.ckpt").write_bytes((b"", b"\x80\x02", b"PK\x03\x04", b"(dp0\n")[i % 4] + noise)
+        with pytest.raises(ValueError, match="truncated"):
+            image_encoder_weights(tmp_path / "a.ckpt")
+
+
+def test_nothing_there(network, tmp_path):
+    with pytest.raises(FileNotFoundError, match="no file .*nowhere"):
+        image_encoder_weights(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match="no file .*nowhere.safetensors"):
+        image_encoder_weights(tmp_path / "nowhere.safetensors")
+    with pytest.raises(FileNotFoundError, match="config.json is missing"):
+        image_encoder_weights(tmp_path)
+    network.save_pretrained(tmp_path / "export")
+    (tmp_path / "export/model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match="model.safetensors is missing"):
+        image_encoder_weights(tmp_path / "export")
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "exported"])
+@pytest.mark.parametrize("has_head", [False, True])
+def test_a_text_encoder_starts_from_a_models_transformer(kind, has_head, small_bert, tmp_path):
+    """Where the BERT folder of its training is at hand no more."""
+    trained = build(small_bert, masked_language_head=has_head, final_period=False)
+    if kind == "checkpoint":
+        torch.save(checkpoint(trained), tmp_path / "source")
+    else:
+        trained.save_pretrained(tmp_path / "source")
+    torch.manual_seed(11)
+    # With a head or without, if it has one to give.
+    for wants_head in {False, has_head}:
+        mine = BertSentences(str(tmp_path / "source"), dim=5, max_tokens=30, masked_language_head=wants_head)
+        assert (mine.max_tokens, mine.final_period, mine.dim) == (30, True, 5)
+        theirs = trained.text_encoder.state_dict()
+        shared = [name for name in mine.state_dict() if not name.startswith("projection.")]
+        assert len(shared) > 30 and all(torch.equal(mine.state_dict()[name], theirs[name]) for name in shared)
+        assert any("masked_language_head" in name for name in shared) == wants_head
+    assert mine.tokenize(["Mild edema."]) == trained.text_encoder.tokenize(["Mild edema."])
+    if not has_head:
+        with pytest.raises(
+            ValueError, match="source: its text encoder has no masked_language_head.bias, .*false"
+        ):
+            BertSentences(str(tmp_path / "source"), masked_language_head=True)
+
+
+def test_a_model_without_a_text_encoder_gives_none(network, tmp_path):
+    torch.save(classifier(network, ""), tmp_path / "c.ckpt")
+    with pytest.raises(ValueError, match="c.ckpt has no BERT as its text encoder"):
+        BertSentences(str(tmp_path / "c.ckpt"))

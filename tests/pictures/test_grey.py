@@ -1,0 +1,126 @@
+"""Grey levels of pictures of every mode."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from medclip_dcl.pictures.grey import UnusableImageError, eight_bits, to_grey
+from medclip_dcl.pictures.image_file import read_grey
+
+RAMP = np.arange(12).reshape(3, 4)
+FULL_RAMP = np.array([[0, 23, 46, 70], [93, 116, 139, 162], [185, 209, 232, 255]], np.uint8)
+
+
+@pytest.mark.parametrize("kind", ["<u2", ">u2", "int32", "float32"])
+def test_more_than_eight_bits_are_scaled_from_their_own_range(kind: str) -> None:
+    image = Image.fromarray((RAMP * 300 + 1000).astype(kind))
+    grey = to_grey(image)
+    assert grey.mode == "L"
+    np.testing.assert_array_equal(np.asarray(grey), FULL_RAMP)
+
+
+def test_eight_bits_keep_their_values() -> None:
+    shades = (RAMP * 3 + 40).astype(np.uint8)
+    grey = Image.fromarray(shades)
+    palette = Image.fromarray(255 - shades).convert("P")
+    palette.putpalette([value for shade in range(256) for value in [255 - shade] * 3])
+    transparent = Image.merge("RGBA", [grey, grey, grey, Image.new("L", grey.size, 7)])
+    grey_alpha = Image.merge("LA", [grey, Image.new("L", grey.size, 7)])
+    for image in (grey, grey.convert("RGB"), transparent, grey_alpha, palette):
+        np.testing.assert_array_equal(np.asarray(to_grey(image)), shades)
+
+
+def test_colour_becomes_luma() -> None:
+    assert to_grey(Image.new("RGB", (1, 1), (0, 255, 0))).getpixel((0, 0)) == 150
+
+
+def test_cmyk_is_ink_and_not_light() -> None:
+    ink = np.zeros((1, 3, 4), np.uint8)
+    ink[0, :, 3] = 0, 100, 255  # black ink
+    assert np.asarray(to_grey(Image.fromarray(ink, "CMYK"))).tolist() == [[255, 155, 0]]
+
+
+def test_one_bit_is_black_and_white() -> None:
+    assert np.asarray(to_grey(Image.fromarray(RAMP > 5))).tolist() == [[0] * 4, [0, 0, 255, 255], [255] * 4]
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16])
+def test_tiff_where_white_is_zero_is_inverted(kind: type, tmp_path: Path) -> None:
+    shades: np.ndarray = FULL_RAMP.astype(kind) * (1 if kind is np.uint8 else 257)
+    seen = {}
+    for white_is_zero in (0, 1):
+        Image.fromarray(shades).save(tmp_path / "a.tiff")
+        content = (tmp_path / "a.tiff").read_bytes()
+        # Tag 262 (short, one value): 1, black is zero, where PIL wrote it.
+        entry = b"\x06\x01\x03\x00\x01\x00\x00\x00"
+        assert content.count(entry) == 1
+        at = content.index(entry) + len(entry)
+        (tmp_path / "a.tiff").write_bytes(content[:at] + bytes([white_is_zero]) + content[at + 1 :])
+        with Image.open(tmp_path / "a.tiff") as image:
+            seen[white_is_zero] = np.asarray(to_grey(image))
+    np.testing.assert_array_equal(seen[1], FULL_RAMP)
+    np.testing.assert_array_equal(seen[0], 255 - FULL_RAMP)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_undefined_grey_levels_are_refused(value: float) -> None:
+    pixels = np.full((3, 5), 7, np.float32)
+    pixels[1, 2] = value
+    with pytest.raises(UnusableImageError, match="NaN or infinite"):
+        to_grey(Image.fromarray(pixels))
+
+
+def test_a_constant_deep_image_is_black() -> None:
+    assert np.asarray(to_grey(Image.fromarray(np.full((3, 5), 4000, np.uint16)))).tolist() == [[0] * 5] * 3
+
+
+@pytest.mark.parametrize("kind", [np.int16, np.uint16, np.int32, np.float64])
+def test_grey_levels_outside_the_range_are_clipped(kind: type) -> None:
+    values: np.ndarray = np.array([0, 99, 100, 151, 201, 300, 32000], kind)
+    assert eight_bits(values, 100.0, 200.0).tolist() == [0, 0, 0, 130, 255, 255, 255]
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("ending", ["jpg", "png", "tiff"])
+def test_a_picture_is_turned_as_its_orientation_says(tmp_path: Path, ending: str, orientation: int) -> None:
+    exif = Image.Exif()
+    exif[274] = orientation
+    file = tmp_path / f"a.{ending}"
+    # Eight pixels for each shade, so that JPEG keeps them.
+    shades = np.kron(FULL_RAMP, np.ones((8, 8), np.uint8))
+    Image.fromarray(shades).save(file, exif=exif, quality=100)
+    # Where row 0 and column 0 of the file stand in the picture (TIFF 6.0, page 36).
+    upright = {
+        1: shades,
+        2: shades[:, ::-1],
+        3: shades[::-1, ::-1],
+        4: shades[::-1],
+        5: shades.T,
+        6: shades[::-1].T,
+        7: shades[::-1, ::-1].T,
+        8: shades.T[::-1],
+    }[orientation]
+    seen = np.asarray(read_grey(file)).astype(int)
+    assert seen.shape == upright.shape
+    assert np.abs(seen - upright).max() <= 2
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF")
+def test_a_damaged_orientation_is_none() -> None:
+    image = Image.fromarray(FULL_RAMP)
+    image.info["exif"] = b"Exif\0\0II*\0\x08\0\0\0\xff\xff"
+    np.testing.assert_array_equal(np.asarray(to_grey(image)), FULL_RAMP)
+
+
+def test_other_trouble_than_damage_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise MemoryError
+
+    image = Image.new("L", (3, 2))
+    monkeypatch.setattr(image, "getexif", fails)
+    with pytest.raises(MemoryError):
+        to_grey(image)

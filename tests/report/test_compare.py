@@ -1,0 +1,525 @@
+"""Runs side by side: what stands in the tables, what is refused, and that all four files are well formed."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from medclip_dcl.report.compare import FILES, CompareError, compare, main, paper_number, tables
+from medclip_dcl.report.intervals import bootstrap_differences, bootstrap_intervals
+from medclip_dcl.report.table_formats import latex_text, markdown_text
+
+DRAWS = 100
+AS_PUBLISHED = [
+    ("dataset", "phantom", False),
+    ("dataset", "source", "mimic-cxr-2.0.0"),
+    ("counts", "grounding", "boxes", 1448),
+    ("counts", "grounding", "pairs", 1162),
+]
+"""What results.json says of the set that the paper's rows are of."""
+DASH = "–"
+PUBLISHED = """
+BioViL .78 .62 1.14 .17 .25 148 | LSE+NL .79 .65 1.40 .19 .29 115
+Remove by CheX5 .86 .71 1.37 .19 .29 113 | Resample by text .82 .71 1.37 .19 .30 111
+Remove by text .84 .72 1.39 .19 .30 112 | Reweight by text .84 .69 1.40 .19 .29 113
+DCL, eta=.05 .80 .72 1.46 .19 .30 104 | DCL, eta=.1 .85 .72 1.45 .19 .29 111 | DCL, eta_LM .86 .72 1.49 .20 .30 104
+BioViL .752 .887 .914 .768 .594 .783 | LSE+NL .888 .876 .798 .853 .526 .788 | DCL, eta_LM .884 .889 .913 .861 .760 .862
+BioViL 1.142 .174 | LSE+NL 1.400 .190 | DCL, eta_LM 1.486 .195
+BioViL .07 .26 .40 151 .08 .26 .40 146 | LSE+NL .09 .29 .44 123 .10 .32 .49 107
+DCL, eta_LM .10 .31 .48 106 .10 .33 .50 102
+"""
+"""SSD's tables 1, 3, 4 and 5 as METHOD.md, section 6, copies them."""
+
+
+@pytest.fixture(scope="module")
+def runs(make_tested_run, tmp_path_factory):
+    """Three runs with the same untrained network, as runs of one seed have."""
+    folder = tmp_path_factory.mktemp("runs")
+    return {
+        name: make_tested_run(folder / name, skill, seed)
+        for name, skill, seed in (("infonce", 0.7, 1), ("dcl_lm", 1.6, 2), ("dcl_010", 0.7, 3))
+    }
+
+
+@pytest.fixture(scope="module")
+def written(runs, tmp_path_factory):
+    """Folder with the four files of one comparison."""
+    folder = tmp_path_factory.mktemp("out") / "made"
+    main(command(*runs.values(), "--baseline", runs["infonce"], "--untrained", "--output", folder))
+    return folder
+
+
+@pytest.fixture
+def pair(make_tested_run, tmp_path):
+    """Two runs to break."""
+    return [make_tested_run(tmp_path / name, 1.0, seed) for seed, name in enumerate("ab")]
+
+
+def command(*words, draws=DRAWS):
+    return [*map(str, words), "--draws", str(draws)]
+
+
+def refused(capsys, *words, draws=DRAWS):
+    """The one line on standard error of a command that ends with status 2."""
+    with pytest.raises(SystemExit) as stop:
+        main(command(*words, draws=draws))
+    assert stop.value.code == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1
+    return captured.err
+
+
+def markdown_tables(text):
+    """Each table as label -> cells; rows between dividers keep their order."""
+    found: list[dict[str, list[str]]] = []
+    for line in text.splitlines():
+        if line.startswith("### "):
+            found.append({})
+        elif line.startswith("| "):
+            cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+            found[-1][cells[0]] = cells[1:]
+    return found
+
+
+def show(interval, digits):
+    return "[" + ", ".join(paper_number(bound, digits) for bound in interval[1:3]) + "]"
+
+
+def test_tables_show_results_with_their_intervals(runs, written):
+    shown = markdown_tables((written / "comparison.md").read_text(encoding="utf-8"))
+    for name, run in runs.items():
+        metrics = json.loads((run / "results.json").read_text())["metrics"]
+        found = bootstrap_intervals(run, DRAWS)
+        table_1 = shown[0][name]
+        for cell, section, key in (
+            (table_1[0], "classification", "auc"),
+            (table_1[1], "classification", "acc"),
+            (table_1[2], "grounding", "cnr"),
+            (table_1[3], "grounding", "cnr_signed"),
+            (table_1[4], "grounding", "miou"),
+            (table_1[5], "retrieval", "recall"),
+        ):
+            value = re.sub(r"^(-?)0\.", r"\1.", f"{metrics[section][key]:.2f}")
+            assert cell == f"{value} {show(found[f'{section}/{key}'], 2)}"
+        auc = metrics["classification"]["by_finding"]["Edema"]["auc"]
+        assert shown[1][name][1] == f"{auc:.3f}".lstrip("0") + " " + show(
+            found["classification/by_finding/Edema/auc"], 3
+        )
+        pairs = shown[2][f"{name}, per image-phrase pair"]
+        assert pairs[1].endswith(show(found["grounding/by_pair/cnr_signed"], 3))
+        tolerant = shown[3][f"{name}, duplicate-tolerant"]
+        assert tolerant[7].endswith(show(found["retrieval/tolerant/text_to_image/MedR"], 0))
+        median = metrics["retrieval"]["image_to_text"]["MedR"]
+        assert abs(float(shown[3][name][3].split()[0]) - median) <= 0.25
+
+
+def test_differences_are_paired_with_the_baseline_and_marked(runs, written):
+    shown = markdown_tables((written / "comparison.md").read_text(encoding="utf-8"))
+    for name in ("dcl_lm", "dcl_010"):
+        found = bootstrap_differences(runs[name], runs["infonce"], DRAWS)
+        marks = 0
+        for column, path in enumerate(("cnr", "cnr_signed", "miou")):
+            one = found[f"grounding/{path}"]
+            cell = shown[2][f"{name} − infonce"][column]
+            numbers = [float(x) for x in re.findall(r"[+-]?\d*\.\d+", cell)]
+            assert numbers == pytest.approx(one[:3], abs=5.1e-5)
+            assert cell.endswith("*") == one.excludes_zero
+            assert cell.startswith("+") == (one.value is not None and one.value > 0)
+            marks += one.excludes_zero
+        assert (marks > 0) == (name == "dcl_lm"), "dcl_lm was made better, dcl_010 the same"
+    assert "infonce − infonce" not in shown[0]
+    assert "untrained − infonce" in shown[0]
+
+
+def test_published_rows_are_those_of_the_paper(pair, tmp_path):
+    for part, *path, value in AS_PUBLISHED:
+        _change(part, *path, value=value)(pair[0])
+    main(command(pair[0], "--output", tmp_path))
+    text = (tmp_path / "comparison.md").read_text(encoding="utf-8")
+    assert "left out" not in text
+    assert (
+        "<details"
+        not in (tmp_path / "comparison.html").read_text(encoding="utf-8").split("What was compared")[0]
+    )
+    blocks = text.split("| *published, not rerun; MIMIC-CXR/MS-CXR* |")
+    assert len(blocks) == 5
+    expected = []
+    for row in re.split(r"[|\n]", PUBLISHED.strip()):
+        label, *numbers = re.split(r" (?=[.\d])", row.strip())
+        expected.append([label.replace("eta", "η"), *numbers])
+    found = []
+    for block in blocks[1:]:
+        for line in block.split("\n\n")[0].splitlines()[1:]:
+            cells = [cell.strip() for cell in line.split("|")[1:-1] if cell.strip() != DASH]
+            found.append([cells[0].replace("η = ", "η="), *cells[1:]])
+    assert len(found) == 9 + 3 + 3 + 3
+    assert found == expected
+
+
+@pytest.mark.parametrize("other", AS_PUBLISHED[:3])
+def test_beside_another_set_published_rows_are_folded_or_left_out_with_the_reason(pair, tmp_path, other):
+    for part, *path, value in AS_PUBLISHED:
+        if (part, *path, value) != other:
+            _change(part, *path, value=value)(pair[0])
+    _change("counts", "grounding", "images", value=138 if other[-1] == 1448 else 1047)(pair[0])
+    main(command(pair[0], "--output", tmp_path))
+    html = (tmp_path / "comparison.html").read_text(encoding="utf-8")
+    results = json.loads((pair[0] / "results.json").read_text())
+    reason = {
+        "phantom": "this set is a phantom",
+        "source": "this set is a source",
+        "boxes": f"this set has {results['counts']['grounding']['boxes']} boxes",
+    }[other[-2]]
+    for name in FILES[:3]:
+        text = (tmp_path / name).read_text(encoding="utf-8")
+        assert reason in text and "1,448 boxes, 1,162 image-phrase pairs on 1,047 images" in text, name
+        assert ("BioViL" in text) == (name == "comparison.html")
+    folded = re.findall(r"<details class=\"published\">.*?</details>", html, flags=re.DOTALL)
+    assert len(folded) == 4 and all(reason in one for one in folded)
+    assert html.count("BioViL") == sum(one.count("BioViL") for one in folded)
+
+
+def test_each_table_has_its_chance_level_and_number_of_cases(runs, written):
+    shown = markdown_tables((written / "comparison.md").read_text(encoding="utf-8"))
+    counts = json.loads((runs["infonce"] / "results.json").read_text())["counts"]
+    n = counts["grounding"]["boxes"]
+    recall = f"{sum(min(1, k / n) for k in (10, 50, 100)) / 3:.2f}".lstrip("0")
+    assert [shown[0]["chance level"][i] for i in (0, 2, 3, 4, 5, 6)] == [
+        ".50", DASH, ".00", DASH, recall, paper_number((n + 1) / 2, 0)
+    ]  # fmt: skip
+    commoner = [
+        max(cases.values()) / sum(cases.values()) for cases in counts["classification"]["by_finding"].values()
+    ]
+    assert shown[0]["chance level"][1] == paper_number(sum(commoner) / 5, 2)
+    assert shown[0]["tested on"][2:6] == [f"{n} boxes"] * 3 + [f"{n} candidates"]
+    assert shown[3]["candidates"] == [str(n)] * 8 and shown[3]["chance level"][3] == paper_number(
+        (n + 1) / 2, 0
+    )
+
+
+def test_published_rows_can_be_left_out(runs, tmp_path, capsys):
+    main(command(*runs.values(), "--no_published", "--output", tmp_path))
+    assert "BioViL" not in capsys.readouterr().out
+    assert not [name for name in FILES if "BioViL" in (tmp_path / name).read_text(encoding="utf-8")]
+
+
+def test_the_untrained_network_is_one_row_if_the_runs_share_it(make_tested_run, tmp_path, runs):
+    shared = compare(list(runs.values()), untrained=True, n_draws=DRAWS)
+    assert [row.name for row in shared.rows] == ["infonce", "dcl_lm", "dcl_010", "untrained"]
+    other = make_tested_run(tmp_path / "other", untrained="1234")
+    apart = compare([runs["infonce"], other], untrained=True, baseline="other, untrained", n_draws=DRAWS)
+    assert [row.name for row in apart.rows] == ["infonce", "other", "infonce, untrained", "other, untrained"]
+    assert "other, untrained" not in apart.differences
+    kinds = {row.label: row.kind for row in tables(apart)[0].rows}
+    assert kinds["other"] == "run" and kinds["other, untrained"] == "untrained"
+
+
+def test_json_holds_every_number_and_the_policy(written):
+    found = json.loads((written / "comparison.json").read_text())
+    assert found["bootstrap"]["draws"] == DRAWS and found["bootstrap"]["unit"] == "patient"
+    assert "fewer than 2 patients" in found["bootstrap"]["policy"]
+    assert found["protocol"]["classification"]["min_cases"] == 3
+    intervals = found["rows"]["dcl_lm"]["intervals"]
+    assert "classification/by_finding/Pneumothorax/acc" in intervals
+    assert "grounding/by_category/Nodule/Mass/cnr" in intervals
+    assert found["rows"]["dcl_lm"]["differences"].keys() == intervals.keys()
+    assert found["rows"]["infonce"]["differences"] == {}
+
+
+def test_the_same_command_writes_the_same_bytes_and_prints_the_markdown(runs, written, tmp_path, capsys):
+    main(command(*runs.values(), "--baseline", "infonce", "--untrained", "--output", tmp_path / "again"))
+    captured = capsys.readouterr()
+    for name in FILES:
+        assert (tmp_path / "again" / name).read_bytes() == (written / name).read_bytes(), name
+    assert captured.out == (written / "comparison.md").read_text(encoding="utf-8")
+    main(command(*runs.values(), "--seed", "1", "--output", tmp_path / "again"))
+    assert (tmp_path / "again/comparison.md").read_bytes() != (written / "comparison.md").read_bytes()
+
+
+def test_no_report_text_and_no_machine_path_leave_the_run(written, runs):
+    for name in FILES:
+        text = (written / name).read_text(encoding="utf-8")
+        assert "SECRET" not in text
+        assert str(runs["infonce"].parent) not in text
+
+
+class Nesting(HTMLParser):
+    """Notes tags that are closed in the wrong order or never, and the number of cells of each row of a table."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.open: list[str] = []
+        self.wrong: list[str] = []
+        self.widths: list[list[int]] = []
+        self.addresses: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        values = dict(attrs)
+        self.addresses += [values[name] for name in ("src", "href") if name in values]
+        if tag not in ("meta", "br", "img"):
+            self.open.append(tag)
+        if tag == "table":
+            self.widths.append([])
+        elif tag == "tr":
+            self.widths[-1].append(0)
+        elif tag in ("td", "th"):
+            self.widths[-1][-1] += int(values.get("colspan", 1))
+
+    def handle_endtag(self, tag):
+        if not self.open or self.open.pop() != tag:
+            self.wrong.append(tag)
+
+
+def test_html_is_well_formed_and_needs_nothing_else(written):
+    html = (written / "comparison.html").read_text(encoding="utf-8")
+    page = Nesting(html)
+    assert page.open == [] and page.wrong == []
+    # Six tables, four of them with folded rows of the paper, the networks and their settings.
+    assert len(page.widths) == 6 + 4 + 2
+    for widths in page.widths:
+        assert len(set(widths)) == 1
+    assert page.addresses == [] and not re.search(r"url\(|@import|<link|<script", html)
+    assert "Phantom numbers are not patient numbers" in html
+    assert "<li>a note</li>" in html
+
+
+def test_latex_is_well_formed(written):
+    text = (written / "comparison.tex").read_text(encoding="utf-8")
+    code = "\n".join(line for line in text.splitlines() if not line.startswith("%"))
+    assert code.isascii()
+    bare = re.sub(r"\\[\\{}&%$#_]", "", code)
+    assert bare.count("{") == bare.count("}") and bare.count("$") % 2 == 0
+    assert re.findall(r"\\begin\{(\w+)\}", code) == ["table", "tabular"] * 6
+    assert re.findall(r"\\end\{(\w+)\}", code) == ["tabular", "table"] * 6
+    for columns, body in re.findall(
+        r"\\begin\{tabular\}\{(\w+)\}(.*?)\\end\{tabular\}", code, flags=re.DOTALL
+    ):
+        rows = [line for line in body.splitlines() if line.endswith(r"\\")]
+        assert len(rows) > 3
+        for row in rows:
+            spans = [int(n) - 1 for n in re.findall(r"\\multicolumn\{(\d+)\}", row)]
+            assert len(re.findall(r"(?<!\\)&", row)) + 1 + sum(spans) == len(columns), row
+    assert r"dcl\_lm $-$ infonce" in code
+
+
+def test_names_with_special_characters_are_escaped(runs, tmp_path):
+    names = r"a|<b>*,100%_&{x}\n,^~#$[1]"
+    main(command(*runs.values(), "--names", names, "--output", tmp_path))
+    assert r"a\|\<b\>\*" in (tmp_path / "comparison.md").read_text(encoding="utf-8")
+    assert "a|&lt;b&gt;*" in (tmp_path / "comparison.html").read_text(encoding="utf-8")
+    tex = (tmp_path / "comparison.tex").read_text(encoding="utf-8")
+    assert r"100\%\_\&\{x\}\textbackslash{}n &" in tex
+    assert latex_text("^~#$[1]") in tex
+    assert markdown_text("dcl_lm") == "dcl_lm"
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "text"),
+    [
+        (0.8149, 2, ".81"),
+        (1.0, 2, "1.00"),
+        (10.04, 1, "10.0"),
+        (-0.294, 2, "-.29"),
+        (-0.001, 2, ".00"),
+        (None, 2, DASH),
+        (104, 0, "104"),
+        (1025.5, 0, "1,025.5"),
+        (99.7, 0, "99.5"),
+        (0.2, 0, "0"),
+    ],
+)
+def test_numbers_look_as_in_the_paper(value, digits, text):
+    assert paper_number(value, digits) == text
+
+
+def _change(part, *keys, value):
+    """A function that sets one entry of a run's results.json."""
+
+    def change(run):
+        file = run / "results.json"
+        results = json.loads(file.read_text())
+        inner = results[part]
+        for key in keys[:-1]:
+            inner = inner[key]
+        inner[keys[-1]] = value
+        file.write_text(json.dumps(results))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            _change("protocol", "grounding", "interpolation", value="nearest"),
+            'protocol.grounding.interpolation is "nearest" there and "bilinear" here',
+        ),
+        (
+            _change("protocol", "classification", "prompts", "Edema", "positive", value="Oedema"),
+            'protocol.classification.prompts.Edema.positive is "Oedema" there and "Edema" here',
+        ),
+        (
+            _change("protocol", "grounding", "smoothing", value=2.0),
+            "protocol.grounding.smoothing is 2.0 there and not given here",
+        ),
+        (
+            _change("protocol", "grounding", "thresholds", value=[0.5]),
+            "protocol.grounding.thresholds is [0.5] there and [-1.0, -0.95",
+        ),
+        (
+            _change("dataset", "fingerprint", value="beef"),
+            'dataset.fingerprint is "beef" there and "f00d" here',
+        ),
+        (_change("counts", "grounding", "boxes", value=7), "counts.grounding.boxes is 7 there and"),
+    ],
+)
+def test_runs_that_were_not_tested_alike_are_refused_with_the_difference(
+    pair, tmp_path, capsys, change, message
+):
+    change(pair[1])
+    error = refused(capsys, *pair, "--output", tmp_path / "out")
+    assert message in error
+    assert f"{pair[1]}/results.json cannot be compared with {pair[0]}/results.json" in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_evaluation_without_numbers_and_the_time_it_took_may_differ(pair):
+    for part, value in (("metrics", {}), ("protocol", {"perplexity": 30}), ("counts", {"images": 9})):
+        _change(part, "embedding_map", value=value)(pair[1])
+    _change("timings", "test_seconds", value=99.0)(pair[1])
+    assert len(compare(pair, n_draws=DRAWS).rows) == 2
+
+
+def test_a_run_without_one_of_the_evaluations_is_refused(pair, capsys):
+    file = pair[1] / "results.json"
+    results = json.loads(file.read_text())
+    for part in ("metrics", "protocol", "counts"):
+        del results[part]["retrieval"]
+    file.write_text(json.dumps(results))
+    assert "protocol.retrieval is not given there and {" in refused(capsys, *pair)
+
+
+def test_a_run_from_before_the_retrieval_of_reports_is_compared_in_the_rest(pair, capsys, tmp_path):
+    file = pair[1] / "results.json"
+    results = json.loads(file.read_text())
+    for part in ("metrics", "protocol", "counts"):
+        del results[part]["report_retrieval"]
+    file.write_text(json.dumps(results))
+    for order in (pair, pair[::-1]):
+        main(command(*order, "--output", tmp_path / "out"))
+        text = capsys.readouterr().out
+        assert "tested before there was a retrieval of reports: b; test them again" in text
+        shown = markdown_tables(text)
+        assert shown[4]["b"] == [DASH] * 8 and DASH not in shown[4]["a"] and DASH not in shown[3]["b"]
+
+
+def test_settings_that_differ_stand_in_the_comparison(pair, capsys, tmp_path):
+    for run, size, frozen, source in zip(pair, (128, 144), (True, False), ("x", "y"), strict=True):
+        config = {
+            "run_folder": str(run),
+            "trainer": {"devices": size, "callbacks": [{"init_args": {"min_cases": 5, "seed": size}}]},
+            "model": {
+                "init_args": {"frozen": frozen, "init_from": f"/somewhere/{source}/best_{source}.ckpt"}
+            },
+            "data": {"init_args": {"image_size": size, "seed": 3}},
+        }
+        (run / "config.yaml").write_text(json.dumps(config))  # JSON is YAML
+    main(command(*pair, "--output", tmp_path / "out"))
+    text = capsys.readouterr().out
+    assert markdown_tables(text)[-1] == {
+        "": ["a", "b"],
+        "data.init_args.image_size": ["128", "144"],
+        "model.init_args.frozen": ["true", "false"],
+        "model.init_args.init_from": [".../best_x.ckpt", ".../best_y.ckpt"],
+        "trainer.callbacks.0.init_args.seed": ["128", "144"],
+    }
+    assert "sizes of the images differ: 128 pixels, 144 pixels" in text
+    for name in FILES:
+        written = (tmp_path / "out" / name).read_text(encoding="utf-8")
+        assert "model.init_args.frozen" in written.replace(r"\_", "_") and "/somewhere" not in written, name
+    (pair[1] / "config.yaml").unlink()
+    main(command(*pair, "--output", tmp_path / "out"))
+    assert "settings are not known: b" in capsys.readouterr().out
+
+
+def test_an_untrained_network_that_was_tested_otherwise_is_refused(pair, capsys):
+    file = pair[1] / "results_untrained.json"
+    file.write_text(file.read_text().replace('"bilinear"', '"nearest"'))
+    assert "results_untrained.json cannot be compared" in refused(capsys, *pair, "--untrained")
+
+
+def test_the_same_counts_of_other_patients_are_refused(pair, capsys):
+    file = pair[1] / "predictions/retrieval.parquet"
+    queries = pd.read_parquet(file)
+    queries.assign(subject_id=queries["subject_id"] + 1).to_parquet(file)
+    assert "cases of retrieval are not the same" in refused(capsys, *pair)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["a", "a/../a"], "is given twice; give each run once"),
+        (["a", "gone"], "gone does not exist; give the folder of a run"),
+        (["a", "empty"], "empty/results.json is not there; made by: python -m medclip_dcl test --config"),
+        (
+            ["a", "b", "--untrained"],
+            "b/results_untrained.json is not there; made by: python -m medclip_dcl test",
+        ),
+        (["a", "b", "--names", "one"], "--names needs one name for each of 2 runs: found 1"),
+        (["a", "b", "--names", "x,x"], "the rows need names that differ: found 'x'"),
+        (["a", "b", "--names", "x,"], "the rows need names that differ: found ''"),
+        (["a", "b", "--baseline", "untrained"], "none of the rows; give one of: a, b (the untrained ones"),
+        (["a", "--untrained", "--names", "untrained"], "a run is called 'untrained' like an untrained row"),
+        (["a", "--output", "a/results.json"], "results.json is a file; give a folder"),
+    ],
+)
+def test_what_cannot_be_laid_side_by_side_is_one_line_and_status_2(
+    make_tested_run, tmp_path, monkeypatch, capsys, words, message
+):
+    monkeypatch.chdir(tmp_path)
+    make_tested_run(Path("a"))
+    make_tested_run(Path("b"), seed=1, untrained=None)
+    Path("empty").mkdir()
+    assert message in refused(capsys, *words)
+
+
+def test_too_few_draws_are_refused(pair, capsys):
+    assert "needs at least 40 draws" in refused(capsys, *pair, draws=7)
+
+
+def test_one_run_alone_and_a_run_without_boxes_are_shown(make_tested_run, tmp_path):
+    run = make_tested_run(tmp_path / "run", untrained=None)
+    results = json.loads((run / "results.json").read_text())
+    for section in ("grounding", "retrieval"):
+        file = run / f"predictions/{section}.parquet"
+        pd.read_parquet(file).head(0).to_parquet(file)
+        results["metrics"][section] = {"cnr": None, "recall": None}
+    (run / "results.json").write_text(json.dumps(results))
+    shown = tables(compare([run], n_draws=DRAWS), published=False)
+    assert shown[0].columns == ["AUC ↑", "ACC ↑"]
+    assert shown[0].rows[0].cells[0].interval.startswith("[")
+    assert not [table.title for table in shown if "ounding" in table.title or "Table 5" in table.title]
+
+
+def test_compare_errors_are_saved_results_errors(pair):
+    with pytest.raises(CompareError, match="none of the rows"):
+        compare(pair, baseline="nobody", n_draws=DRAWS)
+
+
+def test_the_command_does_without_lightning_and_torch_models(runs, tmp_path):
+    code = (
+        "import sys; from medclip_dcl.report.compare import main; main(sys.argv[1:]);"
+        "assert not {'pytorch_lightning', 'transformers', 'matplotlib'} & set(sys.modules)"
+    )
+    words = command(*runs.values(), "--output", tmp_path)
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("written: ")

@@ -1,0 +1,296 @@
+"""Bootstrap intervals against a loop that repeats rows and calls scikit-learn and pandas."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.metrics import roc_auc_score
+
+from medclip_dcl.report import intervals
+from medclip_dcl.report.intervals import (
+    Predictions,
+    bootstrap_differences,
+    bootstrap_intervals,
+    bootstrap_numbers,
+    patient_draws,
+    read_predictions,
+    weighted_auc,
+    weighted_median,
+)
+from medclip_dcl.report.saved_results import SavedResultsError
+
+MIN_CASES = 3
+
+
+@pytest.fixture
+def tables(make_predictions):
+    return make_predictions()
+
+
+def leaves(metrics, prefix=""):
+    """Path -> number of every number or None in results.json's metrics."""
+    found: dict[str, Any] = {}
+    for key, value in metrics.items():
+        found |= leaves(value, f"{prefix}{key}/") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found
+
+
+def repeated(table: pd.DataFrame, counts: dict[int, float]) -> pd.DataFrame:
+    """Every row as often as its patient was drawn."""
+    parts = [
+        table[table["subject_id"] == patient].assign(copy=copy)
+        for patient, count in counts.items()
+        for copy in range(int(count))
+    ]
+    return pd.concat(parts, ignore_index=True)
+
+
+def test_every_number_of_results_json_has_its_value_and_interval(make_tested_run, tmp_path):
+    run = make_tested_run(tmp_path / "run")
+    metrics = json.loads((run / "results.json").read_text())["metrics"]
+    expected = leaves(metrics)
+    assert expected.pop("classification/n_findings") == 5
+    found = bootstrap_intervals(run, n_draws=300)
+    assert found.keys() == expected.keys()
+    for path, value in expected.items():
+        one = found[path]
+        assert one.value == pytest.approx(value, abs=1e-12), path
+        assert one.low is not None and one.high is not None
+        assert one.low <= value <= one.high, path
+        assert one.low < one.high, path
+
+
+def test_draws_equal_a_loop_over_repeated_rows(tables, measured):
+    n_draws = 40
+    numbers = bootstrap_numbers(Predictions(tables, MIN_CASES), n_draws, seed=4)
+    undefined = 0
+    for draw in range(n_draws + 1):
+        resampled = {}
+        for section, table in tables.items():
+            patients = np.unique(table["subject_id"])
+            counts = patient_draws(len(patients), n_draws, 4)[draw]
+            assert counts.sum() == len(patients)
+            resampled[section] = repeated(table, dict(zip(patients, counts, strict=True)))
+        expected = leaves(measured(resampled, decided_on=tables))
+        for path, values in numbers.items():
+            assert values[draw] == pytest.approx(expected[path], abs=1e-12, nan_ok=True), (path, draw)
+            undefined += np.isnan(values[draw])
+    assert undefined > 0, "no draw lost the few positives of pneumothorax: nothing was tested of it"
+
+
+def test_draws_that_lose_a_class_are_left_out_of_the_finding_and_of_the_average(tables):
+    found = bootstrap_intervals(Predictions(tables, MIN_CASES), n_draws=500)
+    rare, average = found["classification/by_finding/Pneumothorax/auc"], found["classification/auc"]
+    # Its positives are two patients': both are missing from about exp(-2) of the draws.
+    assert 0.8 < rare.n_draws / 500 < 0.93
+    assert found["classification/by_finding/Pneumothorax/acc"].n_draws == rare.n_draws
+    assert average.n_draws == rare.n_draws
+    assert found["classification/by_finding/Edema/auc"].n_draws == 500
+
+
+def test_what_rests_on_one_patient_has_a_value_but_no_interval(tables):
+    cases, boxes = tables["classification"], tables["grounding"]
+    one_patients = (cases["finding"] == "Pneumothorax") & (cases["subject_id"] != 103)
+    tables["classification"] = cases.assign(label=cases["label"].where(~one_patients, 0))
+    tables["grounding"] = boxes.assign(category=np.where(boxes["subject_id"] == 100, "One", "Others"))
+    assert (tables["classification"].query("finding == 'Pneumothorax'")["label"]).sum() >= 2
+    found = bootstrap_intervals(Predictions(tables, 2), n_draws=100)
+    for path in ("classification/by_finding/Pneumothorax/auc", "grounding/by_category/One/miou"):
+        assert found[path].value is not None
+        assert found[path][1:] == (None, None, 0)
+    assert found["grounding/by_category/Others/miou"].low is not None
+
+
+def test_a_finding_with_too_few_cases_has_no_number_and_is_not_averaged(tables):
+    few = Predictions(tables, min_cases=10)
+    found = bootstrap_intervals(few, n_draws=100)
+    assert found["classification/by_finding/Pneumothorax/auc"] == (None, None, None, 0)
+    others = [
+        float(one.value or 0)
+        for path, one in found.items()
+        if path.startswith("classification/by_finding") and path.endswith("auc") and "thorax" not in path
+    ]
+    assert found["classification/auc"].value == pytest.approx(np.mean(others))
+    assert found["classification/auc"].n_draws == 100
+
+
+def test_weighted_auc_is_scikit_learns_with_sample_weights():
+    random = np.random.default_rng(1)
+    scores = np.round(random.normal(size=77), 1)
+    positive = random.random(77) < 0.3
+    patient = random.integers(0, 19, 77)
+    counts = random.integers(0, 4, (23, 19)).astype(float)
+    for row, auc in zip(counts, weighted_auc(counts, patient, scores, positive), strict=True):
+        assert auc == pytest.approx(roc_auc_score(positive, scores, sample_weight=row[patient]))
+    assert weighted_auc(counts, patient, np.zeros(77), positive) == pytest.approx(0.5)
+
+
+def test_weighted_median_is_that_of_the_repeated_values():
+    random = np.random.default_rng(2)
+    values, patient = random.integers(2, 30, 41) / 2, random.integers(0, 13, 41)
+    counts = random.integers(0, 3, (37, 13)).astype(float)
+    for row, median in zip(counts, weighted_median(counts, patient, values), strict=True):
+        assert median == np.median(np.repeat(values, row[patient].astype(int)))
+    assert np.isnan(weighted_median(np.zeros((1, 13)), patient, values)).all()
+
+
+def test_chunks_of_draws_change_nothing(tables, monkeypatch):
+    whole = bootstrap_numbers(Predictions(tables), 100)
+    monkeypatch.setattr(intervals, "_ELEMENTS_PER_CHUNK", 1000)
+    for path, values in bootstrap_numbers(Predictions(tables), 100).items():
+        assert np.array_equal(values, whole[path], equal_nan=True), path
+
+
+def test_the_seed_decides_and_the_order_of_rows_does_not(tables):
+    found = bootstrap_intervals(Predictions(tables), 200, seed=1)
+    assert found == bootstrap_intervals(Predictions(tables), 200, seed=1)
+    assert found != bootstrap_intervals(Predictions(tables), 200, seed=2)
+    shuffled = {name: table.sample(frac=1, random_state=3) for name, table in tables.items()}
+    for path, one in bootstrap_intervals(Predictions(shuffled), 200, seed=1).items():
+        assert one == pytest.approx(found[path], abs=1e-12), path
+
+
+def boxes_of(patients: np.ndarray, values: np.ndarray) -> Predictions:
+    """Boxes with the given signed CNR and nothing else of interest."""
+    names = [f"i{i}" for i in range(len(values))]
+    table = pd.DataFrame({"dicom_id": names, "subject_id": patients, "category": "Edema", "phrase": "p"})
+    table = table.assign(box=range(len(values)), cnr_signed=values, cnr=np.abs(values), miou=0.1)
+    return Predictions({"grounding": table})
+
+
+def test_95_percent_intervals_hold_the_truth_about_95_times_in_100():
+    random = np.random.default_rng(0)
+    n_patients, n_trials = 60, 250
+    patients = np.repeat(np.arange(n_patients), 3)
+    hits = 0
+    for trial in range(n_trials):
+        values = 2.0 + np.repeat(random.normal(size=n_patients), 3) + 0.5 * random.normal(size=3 * n_patients)
+        found = bootstrap_intervals(boxes_of(patients, values), 400, seed=trial)["grounding/cnr_signed"]
+        assert found.low is not None and found.high is not None
+        hits += found.low <= 2.0 <= found.high
+    assert 0.91 <= hits / n_trials <= 0.98
+
+
+def test_boxes_of_one_patient_that_are_alike_count_as_one():
+    values = np.random.default_rng(0).normal(size=50)
+
+    def width(predictions):
+        found = bootstrap_intervals(predictions, 2000)["grounding/cnr_signed"]
+        assert found.low is not None and found.high is not None
+        return found.high - found.low
+
+    by_patient = width(boxes_of(np.repeat(np.arange(50), 9), np.repeat(values, 9)))
+    assert by_patient == pytest.approx(width(boxes_of(np.arange(50), values)), rel=1e-9)
+    by_row = width(boxes_of(np.arange(450), np.repeat(values, 9)))
+    assert by_patient / by_row == pytest.approx(3, rel=0.1)
+
+
+def test_differences_are_paired():
+    random = np.random.default_rng(0)
+    patients, values = np.arange(80), random.normal(size=80)
+    values -= values.mean()
+    a, b = boxes_of(patients, values + 0.1), boxes_of(patients, values)
+    shift = bootstrap_differences(a, b, 400)["grounding/cnr_signed"]
+    assert (shift.value, shift.low, shift.high, shift.p) == pytest.approx((0.1, 0.1, 0.1, 2 / 401))
+    assert shift.excludes_zero
+    single = bootstrap_intervals(a, 400)["grounding/cnr_signed"]
+    assert single.low is not None and single.low < 0.0, "unpaired, 0.1 is nothing"
+    same = bootstrap_differences(a, a, 400)["grounding/cnr_signed"]
+    assert not same.excludes_zero
+    assert same == (0.0, 0.0, 0.0, 1.0, 400)
+
+
+def test_a_difference_is_computed_draw_by_draw(make_predictions):
+    a, b = (Predictions(make_predictions(seed=seed), MIN_CASES) for seed in (1, 2))
+    found = bootstrap_differences(a, b, 200, seed=5)
+    numbers = [bootstrap_numbers(one, 200, seed=5) for one in (a, b)]
+    assert found.keys() == numbers[0].keys()
+    for path, one in found.items():
+        draws = numbers[0][path][1:] - numbers[1][path][1:]
+        assert one.low == pytest.approx(np.nanpercentile(draws, 2.5)), path
+        assert one.high == pytest.approx(np.nanpercentile(draws, 97.5)), path
+        draws = draws[~np.isnan(draws)]
+        p = 2 * min(np.mean(draws <= 0), np.mean(draws >= 0))
+        assert one.p == pytest.approx(min(1, p), abs=0.02), path
+
+
+def test_chance_of_a_false_difference_is_about_the_level():
+    random = np.random.default_rng(1)
+    patients = np.repeat(np.arange(50), 2)
+    excluded = 0
+    for trial in range(200):
+        a, b = (boxes_of(patients, random.normal(size=100)) for _ in range(2))
+        excluded += bootstrap_differences(a, b, 300, seed=trial)["grounding/cnr_signed"].excludes_zero
+    assert 0.01 <= excluded / 200 <= 0.11
+
+
+def test_predictions_without_the_pairs_columns_have_no_interval_for_pairs(tables):
+    tables["grounding"] = tables["grounding"].drop(columns=["pair_cnr_signed", "pair_miou"])
+    found = bootstrap_intervals(Predictions(tables), 100)
+    assert "grounding/cnr" in found
+    assert not [path for path in found if "by_pair" in path]
+
+
+def test_nothing_to_evaluate_has_no_intervals(tables):
+    for section in ("grounding", "retrieval", "report_retrieval"):
+        tables[section] = tables[section].head(0)
+    found = bootstrap_intervals(Predictions(tables), 100)
+    assert {path.split("/")[0] for path in found} == {"classification"}
+
+
+def _drop_column(run: Path) -> None:
+    file = run / "predictions/grounding.parquet"
+    pd.read_parquet(file).drop(columns="miou").to_parquet(file)
+
+
+def _other_values(run: Path) -> None:
+    file = run / "predictions/retrieval.parquet"
+    pd.read_parquet(file).assign(rank=1.0).to_parquet(file)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda run: (run / "results.json").unlink(), "made by: python -m medclip_dcl test --config"),
+        (lambda run: (run / "predictions/grounding.parquet").unlink(), "grounding.parquet is not there"),
+        (lambda run: (run / "predictions/grounding.parquet").write_text("x"), "not a readable Parquet file"),
+        (_drop_column, "has no column miou; test the run again"),
+        (_other_values, "retrieval/image_to_text/R@10 is 1.0 by the predictions and"),
+        (lambda run: (run / "results.json").write_text('{"format_version": 1}'), "has no 'metrics'"),
+    ],
+)
+def test_what_cannot_be_read_is_named(make_tested_run, tmp_path, spoil, message):
+    run = make_tested_run(tmp_path / "run")
+    spoil(run)
+    with pytest.raises(SavedResultsError, match=re.escape(message)):
+        read_predictions(run)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_draws": 39}, "needs at least 40 draws, better 2,000: found 39"),
+        ({"level": 1.0}, "level must lie between 0 and 1"),
+    ],
+)
+def test_unfit_options_are_refused(tables, options, message):
+    with pytest.raises(SavedResultsError, match=message):
+        bootstrap_intervals(Predictions(tables), **options)
+
+
+def test_runs_on_other_cases_are_not_paired(tables, make_predictions):
+    other = make_predictions(seed=1)
+    other["grounding"] = other["grounding"].assign(
+        subject_id=other["grounding"]["subject_id"].replace(100, 1)
+    )
+    n_boxes, n_other = len(tables["grounding"]), (tables["grounding"]["subject_id"] == 100).sum()
+    with pytest.raises(
+        SavedResultsError, match=f"{n_other} of {n_boxes} cases of grounding are not the same"
+    ):
+        bootstrap_differences(Predictions(other), Predictions(tables), 100)

@@ -1,0 +1,483 @@
+"""The run report of a synthetic run folder: what stands in it, what is missing, what is escaped."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from medclip_dcl.evaluation.figures import heat_map_figure, write_figure
+from medclip_dcl.findings import CHEX5
+from medclip_dcl.report.report import main, render, write_report
+from medclip_dcl.report.saved_results import SavedResultsError
+from medclip_dcl.report.tables import PUBLISHED_1, PUBLISHED_3, PUBLISHED_4, PUBLISHED_5
+
+SCRIPT = "<script>alert('no')</script> & \"effusion\""
+
+
+class Page(HTMLParser):
+    """Tables as lists of rows of cell texts, all visible text, and every address that the page refers to."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tables: list[list[list[str]]] = []
+        self.text = ""
+        self.addresses: list[str] = []
+        self.tags: list[str] = []
+        self.ids: list[str] = []
+        self._cell: list[str] | None = None
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        for name, value in attrs:
+            if name in ("src", "href", "xlink:href"):
+                self.addresses.append(value)
+            if name == "id":
+                self.ids.append(value)
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self._cell = []
+
+    def handle_endtag(self, tag):
+        if tag in ("td", "th") and self._cell is not None:
+            self.tables[-1][-1].append("".join(self._cell))
+            self._cell = None
+
+    def handle_data(self, data):
+        self.text += data
+        if self._cell is not None:
+            self._cell.append(data)
+
+    def row(self, table: int, label: str) -> list[str]:
+        (row,) = [row for row in self.tables[table] if row and row[0] == label]
+        return row[1:]
+
+
+def results(shift: float = 0.0, phantom: bool = False) -> dict:
+    """results.json with numbers that are all different, of the set that the paper's rows are of."""
+    recalls = {
+        "R@10": 0.1001 + shift,
+        "R@50": 0.2002 + shift,
+        "R@100": 0.3003 + shift,
+        "MedR": 61.5 + 100 * shift,
+    }
+    other = {
+        "R@10": 0.1501 + shift,
+        "R@50": 0.2502 + shift,
+        "R@100": 0.3503 + shift,
+        "MedR": 72.0 + 100 * shift,
+    }
+    retrieval = {"recall": 0.2251 + shift, "medr": 66.75, "image_to_text": recalls, "text_to_image": other}
+    by_finding: dict[str, Any] = {f: {"auc": 0.7 + i / 100 + shift, "acc": 0.6} for i, f in enumerate(CHEX5)}
+    by_finding["Pneumothorax"] = {"auc": None, "acc": None}
+    grounding = {"cnr": 1.2346 + shift, "cnr_signed": 0.9876 + shift, "miou": 0.1232 + shift}
+    return {
+        "format_version": 1,
+        "metrics": {
+            "classification": {"auc": 0.8123 + shift, "acc": 0.7, "n_findings": 4, "by_finding": by_finding},
+            "grounding": {**grounding, "by_category": {"Edema": grounding}, "by_pair": grounding},
+            "retrieval": {**retrieval, "tolerant": retrieval},
+            "report_retrieval": {
+                "image_report": {**retrieval, "tolerant": retrieval},
+                "image_sentence": retrieval,
+            },
+        },
+        "protocol": {"grounding": {"comparison": ">"}},
+        "counts": {
+            "classification": {"by_finding": {f: {"positives": 31, "negatives": 77} for f in CHEX5}},
+            "grounding": {"boxes": 1448, "images": 1047, "boxes_by_category": {"Edema": 1448}},
+            "retrieval": {"boxes": 1448, "phrases": 900},
+            "report_retrieval": {
+                "images": 3403,
+                "patients": 293,
+                "reports": 3269,
+                "distinct_reports": 3100,
+                "sentences": 9999,
+                "by_chance": {
+                    task: dict.fromkeys(
+                        ("image_to_text", "text_to_image"),
+                        {"R@10": 0.01, "R@50": 0.02, "R@100": 0.06, "MedR": 777.0},
+                    )
+                    for task in ("image_report", "image_sentence")
+                },
+            },
+        },
+        "notes": {
+            "classification": ["Pneumothorax: no AUC and accuracy from 2 positive and 7 negative cases"]
+        },
+        "checkpoint": {"file": "checkpoints/best.ckpt", "weights": "0123456789abcdef"},
+        "dataset": {
+            "source": "mimic-cxr-2.0.0",
+            "fingerprint": "f00d",
+            "phantom": phantom,
+            "folder": "a_set",
+            "images": 4000,
+            "patients": 1100,
+        },
+        "images": {"shown": {"image_size": 512}, "trained": {"image_size": 480}},
+        "precision": "32-true",
+        "versions": {"torch": "9.8.7"},
+        "timings": {"test_seconds": 12.3, "metric_seconds": {"grounding": 1.5}},
+    }
+
+
+def make_run(folder: Path, phantom: bool = False) -> Path:
+    """A complete run folder."""
+    random = np.random.default_rng(0)
+    (folder / "results.json").write_text(json.dumps(results(phantom=phantom)))
+    (folder / "results_untrained.json").write_text(json.dumps(results(-0.1, phantom)))
+    (folder / "config.yaml").write_text(f"model:\n  learning_rate: 1.0e-05  # {SCRIPT}\n")
+    (folder / "fit.json").write_text(json.dumps({"seconds": 127.5, "epochs": 9}))
+    steps = np.arange(0, 900)
+    pd.DataFrame(
+        {
+            "step": steps,
+            "train/loss": 3 * np.exp(-steps / 300) + random.normal(0, 0.1, 900),
+            "validate/auc": [0.5 + s / 2000 if s % 100 == 99 else None for s in steps],
+            "train/gamma2": 14 + steps / 500,
+            "train/at_floor": steps / 9000,
+            "train/learning_rate": np.cos(steps / 600),
+            "unknown": 1,
+        }
+    ).to_csv(folder / "metrics.csv", index=False)
+    n = 60
+    classification = pd.DataFrame(
+        [(f"d{i}", i, f, i % 3 == 0, random.normal() + (i % 3 == 0), 0.0) for f in CHEX5 for i in range(n)],
+        columns=["dicom_id", "subject_id", "finding", "label", "score_positive", "score_negative"],
+    )
+    retrieval = pd.DataFrame(
+        {
+            "direction": ["image_to_text"] * n + ["text_to_image"] * n,
+            "rank": random.integers(1, n, 2 * n).astype(float),
+            "n_candidates": n,
+        }
+    )
+    for suffix in ("", "_untrained"):
+        (folder / f"predictions{suffix}").mkdir()
+        classification.to_parquet(folder / f"predictions{suffix}/classification.parquet")
+        retrieval.to_parquet(folder / f"predictions{suffix}/retrieval.parquet")
+    log_p = -np.arange(40.0) * 1.5 - 2
+    pd.DataFrame(
+        {
+            "sentence_id": np.arange(40),
+            "text": [f"Sentence number {i}." if i != 3 else SCRIPT for i in range(40)],
+            "n_reports": 1000 - np.arange(40),
+            "log_p": log_p,
+            "eta": 0.2 * np.exp(0.35 * log_p),
+            "rho": random.uniform(0.01, 0.9, 40),
+            "sentence_share": random.uniform(0.001, 0.1, 40),
+        }
+    ).sample(frac=1, random_state=1).to_parquet(folder / "class_probability.parquet")
+    yy, xx = np.mgrid[0:96, 0:96]
+    image = (120 + 80 * np.sin(xx / 9) * np.cos(yy / 13)).astype(np.uint8)
+    for group in ("best", "median", "worst"):
+        figure = heat_map_figure(
+            image,
+            random.normal(0.1, 0.2, (6, 6)).astype(np.float32),
+            size=(300, 250),
+            box=(30.0, 60.0, 90.0, 120.0),
+            other_boxes=[(150.0, 60.0, 60.0, 80.0)],
+            title=f"{group} 1 of 9 boxes by signed CNR",
+            category="Edema",
+            phrase="costs $5 and $6 <b>",
+            scores={"signed CNR": 1.0},
+        )
+        write_figure(figure, folder / f"figures/grounding_{group}_1.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return make_run(tmp_path_factory.mktemp("a_run"))
+
+
+@pytest.fixture(scope="module")
+def html(run):
+    return render(run)
+
+
+@pytest.fixture(scope="module")
+def page(html):
+    return Page(html)
+
+
+@pytest.fixture
+def copy(run, tmp_path):
+    """A run folder of its own, to break."""
+    return shutil.copytree(run, tmp_path / "copy")
+
+
+def test_numbers_of_this_run_and_of_the_untrained_stand_in_the_papers_tables(page):
+    assert page.row(0, "this run") == ["0.81", "0.70", "1.23", "0.99", "0.12", "0.23", "66.8"]
+    assert page.row(0, "untrained") == ["0.71", "0.70", "1.13", "0.89", "0.02", "0.13", "66.8"]
+    assert page.row(1, "this run") == ["0.700", "0.710", "0.720", "0.730", "–", "0.812"]
+    assert page.row(1, "positive / negative cases")[:2] == ["31 / 77", "31 / 77"]
+    assert page.row(2, "Edema") == ["31 / 77", "0.710", "0.600", "0.610", "0.600", "0.713"]
+    assert page.row(3, "untrained") == ["1.135", "0.888", "0.023"]
+    assert page.row(3, "this run, per image-phrase pair") == ["1.235", "0.988", "0.123"]
+    assert page.row(4, "Edema") == ["1,448", "1.23", "0.99", "0.12", "1.13", "0.89", "0.02"]
+    assert page.row(5, "this run") == ["0.10", "0.20", "0.30", "61.5", "0.15", "0.25", "0.35", "72"]
+    assert page.row(5, "untrained, duplicate-tolerant")[3] == "51.5"
+
+
+def test_images_of_another_size_than_the_trainings_are_said(page):
+    assert "images were shown at 512 pixels, trained at 480" in page.text
+
+
+def test_published_rows_are_marked_and_follow_the_own_ones(page):
+    for table, published in ((0, PUBLISHED_1), (1, PUBLISHED_3), (3, PUBLISHED_4), (5, PUBLISHED_5)):
+        labels = [row[0] for row in page.tables[table] if row]
+        divider = labels.index("published, not rerun; MIMIC-CXR/MS-CXR")
+        assert labels[divider + 1 :] == list(published)
+        assert labels.index("untrained") < divider
+    assert page.row(0, "DCL, η_LM") == ["0.86", "0.72", "1.49", "–", "0.20", "0.30", "104"]
+    assert page.row(1, "BioViL") == ["0.752", "0.887", "0.914", "0.768", "0.594", "0.783"]
+    assert page.row(5, "LSE+NL") == ["0.09", "0.29", "0.44", "123", "0.10", "0.32", "0.49", "107"]
+
+
+def test_the_report_is_one_file_that_needs_nothing_else(html, page):
+    assert all(address.startswith(("data:", "#")) for address in page.addresses)
+    assert not re.search(r"url\((?!#)|@import|<link|<iframe", html)
+    assert sum(address.startswith("data:image/jpeg") for address in page.addresses) == 3
+    assert len(page.ids) == len(set(page.ids))
+    assert len(html) < 3e6
+
+
+def test_text_of_reports_and_configuration_is_escaped(page):
+    assert "script" not in page.tags
+    assert page.text.count(SCRIPT) == 2
+
+
+def test_most_and_least_probable_sentences_are_listed_in_order(page):
+    most, least = page.tables[8], page.tables[9]
+    assert [row[0] for row in most[1:4]] == ["Sentence number 0.", "Sentence number 1.", "Sentence number 2."]
+    # The other page, of data_prep.eta_report, counts the training reports.
+    assert most[0][1] == "reports (whole set)"
+    assert most[1][1:] == ["1,000", "-2.00", "0.0993"]
+    assert [row[0] for row in least[1:3]] == ["Sentence number 39.", "Sentence number 38."]
+
+
+def test_charts_take_the_columns_that_exist(page):
+    for title in (
+        "loss",
+        "validate AUC and accuracy",
+        "γ²",
+        "share of anchors at the floor",
+        "learning rate",
+    ):
+        assert title in page.text
+    assert "share of η capped" not in page.text
+    assert page.tags.count("svg") == 5 + 1 + 2 + 2
+
+
+def test_configuration_versions_timings_and_notes_are_shown(page):
+    for text in (
+        "512 pixels",
+        "learning_rate: 1.0e-05",
+        "9.8.7",
+        "127.5",
+        "12.3",
+        "0123456789abcdef",
+        '"comparison": ">"',
+    ):
+        assert text in page.text
+    assert "Pneumothorax: no AUC and accuracy from 2 positive and 7 negative cases" in page.text
+    assert "Not in this run folder" not in page.text
+
+
+def test_head_says_whose_numbers_they_are(html, copy):
+    assert "contains patient data" in html and "Phantom numbers" not in html
+    assert "a_set (mimic-cxr-2.0.0), 4,000 test images of 1,100 patients, 1,448 boxes" in html
+    for name in ("results.json", "results_untrained.json"):
+        (copy / name).write_text(json.dumps(results(phantom=True)))
+    phantom = render(copy)
+    assert "Phantom numbers are not patient numbers" in phantom and "contains patient data" not in phantom
+    few = results()
+    few["counts"]["grounding"] |= {"boxes": 138, "images": 70}
+    (copy / "results.json").write_text(json.dumps(few))
+    assert (
+        "a_set (in the layout of mimic-cxr-2.0.0), 4,000 test images of 1,100 patients, 138 boxes"
+        in render(copy)
+    )
+
+
+def test_published_rows_of_another_set_are_folded_with_the_reason(copy):
+    few = results()
+    few["counts"]["grounding"] |= {"boxes": 138, "images": 70}
+    (copy / "results.json").write_text(json.dumps(few))
+    page = Page(render(copy))
+    labels = [[row[0] for row in table if row] for table in page.tables]
+    with_paper = [found for found in labels if "BioViL" in found]
+    assert len(with_paper) == 4 and not any("this run" in found for found in with_paper)
+    assert page.tags.count("details") == 4 + 2
+    assert page.text.count("this set has 138 boxes") == 4
+    assert "The rows below the dashed line" not in page.text
+
+
+def test_each_table_has_its_chance_level(page):
+    assert page.row(0, "chance level") == ["0.50", "0.71", "–", "0.00", "–", "0.04", "724.5"]
+    assert page.row(0, "tested on")[2:6] == ["1,448 boxes"] * 3 + ["1,448 candidates"]
+    assert page.row(1, "chance level") == ["0.500"] * 4 + ["–", "0.500"]  # pneumothorax has too few cases
+    assert page.row(3, "chance level") == ["–", "0.000", "–"]
+    assert page.row(5, "chance level")[3] == "724.5" and page.row(5, "candidates") == ["1,448"] * 8
+    for table, texts in ((6, "3,269"), (7, "9,999")):
+        assert page.row(table, "chance level") == ["0.01", "0.02", "0.06", "777"] * 2
+        assert page.row(table, "candidates") == [texts] * 4 + ["3,403"] * 4
+        assert page.row(table, "this run")[3] == "61.5"
+
+
+def elsewhere_tested(folder: Path, *sections: str) -> Page:
+    """The report of a folder that holds the test of another's checkpoint alone, of some sections of results.json."""
+    found = results()
+    found["dataset"]["source"] = "folder of images with a table"
+    for section in {"classification", "grounding", "retrieval", "report_retrieval"} - set(sections):
+        found["metrics"][section] = {}
+        found["counts"][section] = {"boxes": 0} if section == "grounding" else {}
+    found["notes"] = {"grounding": ["the set has no boxes"]}
+    (folder / "results.json").write_text(json.dumps(found))
+    return Page(render(folder))
+
+
+def test_of_a_set_without_labels_and_boxes_the_report_shows_what_was_measured(tmp_path):
+    page = elsewhere_tested(tmp_path, "report_retrieval")
+    assert len(page.tables) == 2 and page.row(0, "this run")[3] == page.row(1, "this run")[3] == "61.5"
+    for absent in ("AUC", "Table", "0 boxes", "Heat maps", "BioViL"):
+        assert absent not in page.text, absent
+    assert "no boxes" in page.text and "image-report Recall" in page.text
+    assert "The test measured nothing" in elsewhere_tested(tmp_path).text
+    labelled = elsewhere_tested(tmp_path, "classification")
+    assert [row[0] for row in labelled.tables[0]][2:] == ["this run", "tested on", "chance level"]
+    assert "MedR" not in labelled.text
+    boxed = elsewhere_tested(tmp_path, "grounding", "retrieval")
+    assert boxed.text.count("Grounding by category") == 1 and "Table 1. Grounding and retrieval" in boxed.text
+
+
+def test_a_run_that_an_older_program_tested_has_a_report(copy):
+    old = results()
+    for part in ("metrics", "counts"):
+        del old[part]["report_retrieval"]
+    for name in ("folder", "images", "patients"):
+        del old["dataset"][name]
+    del old["images"]
+    (copy / "results.json").write_text(json.dumps(old))
+    (copy / "results_untrained.json").write_text(json.dumps(old))
+    page = Page(render(copy))
+    assert page.row(5, "this run")[3] == "61.5" and page.row(5, "chance level")[3] == "724.5"
+    assert "mimic-cxr-2.0.0, 1,448 boxes" in page.text and "trained at" not in page.text
+    assert "Report retrieval" not in page.text and "image-report" not in page.text
+
+
+def test_of_anothers_checkpoint_nobody_asks_to_train_on(tmp_path):
+    page = elsewhere_tested(tmp_path, "classification", "grounding", "retrieval", "report_retrieval")
+    assert "holds the test of checkpoints/best.ckpt alone" in page.text
+    for absent in (
+        "medclip_dcl fit",
+        "Training",
+        "untrained",
+        "Class probability",
+        "metrics.csv:",
+        "config.yaml:",
+    ):
+        assert absent not in page.text, absent
+
+
+@pytest.mark.parametrize(
+    ("removed", "message"),
+    [
+        ("results.json", "the run has not been tested; made by: python -m medclip_dcl test --config"),
+        ("results_untrained.json", "no row of the untrained network"),
+        ("metrics.csv", "no training curves; made by: python -m medclip_dcl fit"),
+        ("class_probability.parquet", "no η by sentence"),
+        ("config.yaml", "the configuration of the run is not there"),
+        ("fit.json", "training has not come to its end"),
+        ("figures/grounding_best_1.png", ""),
+        ("predictions/retrieval.parquet", "predictions/retrieval.parquet is not there"),
+    ],
+)
+def test_a_missing_piece_is_named_and_not_fatal(copy, removed, message):
+    (copy / removed).unlink()
+    page = Page(render(copy))
+    assert message in page.text
+    assert ("Not in this run folder" in page.text) == bool(message)
+    if removed == "results.json":
+        assert page.row(0, "untrained")[0] == "0.71"
+        assert not [row for row in page.tables[0] if row and row[0] == "this run"]
+
+
+def test_a_run_that_only_began_has_a_report(tmp_path):
+    (tmp_path / "config.yaml").write_text("model: {}\n")
+    page = Page(render(tmp_path))
+    assert "Treat this file as patient data" in page.text
+    for name in (
+        "results.json",
+        "results_untrained.json",
+        "metrics.csv",
+        "class_probability.parquet",
+        "fit.json",
+    ):
+        assert f"{name}: " in page.text
+
+
+def test_findings_of_ones_own_have_no_published_rows(copy):
+    found = results()
+    found["metrics"]["classification"]["by_finding"] = {"Fracture": {"auc": 0.6, "acc": 0.5}}
+    found["counts"]["classification"]["by_finding"] = {"Fracture": {"positives": 30, "negatives": 70}}
+    (copy / "results.json").write_text(json.dumps(found))
+    page = Page(render(copy))
+    assert (
+        page.row(1, "Fracture")[:3] == ["30 / 70", "0.600", "0.500"]
+        and page.row(1, "Fracture")[-1] == "0.700"
+    )
+    assert "BioViL" not in [row[0] for row in page.tables[1] if row]
+    assert page.row(0, "BioViL")[:3] == ["–", "–", "1.14"]  # the paper's AUC and ACC are of CheX5
+
+
+@pytest.mark.parametrize(
+    ("prepare", "message"),
+    [
+        (lambda run: run.rmdir(), "does not exist; give the folder of a run"),
+        (lambda run: None, "is not a run folder: it holds neither config.yaml"),
+        (lambda run: (run / "results.json").write_text("{"), "results.json is not readable JSON"),
+        (
+            lambda run: (run / "results.json").write_text('{"format_version": 99}'),
+            "format version 99, this program reads version 1; test the run again",
+        ),
+        (lambda run: (run / "metrics.csv").write_text(""), "metrics.csv is not a readable table"),
+        (lambda run: (run / "metrics.csv").write_text("a,b\n1,2\n"), "metrics.csv has no column step"),
+    ],
+)
+def test_what_is_no_run_ends_with_a_message_and_status_2(tmp_path, capsys, prepare, message):
+    run = tmp_path / "run"
+    run.mkdir()
+    prepare(run)
+    with pytest.raises(SavedResultsError, match=re.escape(message)):
+        write_report(run)
+    with pytest.raises(SystemExit) as stop:
+        main([str(run)])
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
+    assert not (run / "report.html").exists()
+
+
+def test_the_command_writes_the_same_report_without_importing_lightning(run, html):
+    code = (
+        "import sys; from medclip_dcl.report.report import main; main(sys.argv[1:]);"
+        "assert 'pytorch_lightning' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(run)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(run / "report.html")
+    assert (run / "report.html").read_text(encoding="utf-8") == html

@@ -1,0 +1,194 @@
+"""The last two checkpoints survive a crash at any moment of writing; damaged ones are noticed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from medclip_dcl.training import last_checkpoint as resuming
+from medclip_dcl.training.last_checkpoint import (
+    AtomicCheckpointIO,
+    LastCheckpoint,
+    ResumeError,
+    Stopped,
+    StopSignals,
+    find_readable,
+    rotate,
+    whats_wrong,
+)
+
+
+class Crash(BaseException):
+    """Stands for a kill."""
+
+
+def write(folder: Path, number: int) -> None:
+    """What LastCheckpoint does, with a checkpoint that holds its number."""
+    content = {"loops": {}, "number": number, "weights": torch.full((300,), float(number))}
+    AtomicCheckpointIO().save_checkpoint(content, folder / "new.ckpt")
+    rotate(folder)
+
+
+def number_of(file: Path | None) -> int:
+    assert file is not None
+    return torch.load(file, weights_only=True)["number"]
+
+
+def test_the_last_two_are_kept(tmp_path):
+    assert find_readable(tmp_path) is None
+    for number in range(4):
+        write(tmp_path, number)
+        assert number_of(find_readable(tmp_path)) == number
+    assert number_of(tmp_path / "previous.ckpt") == 2
+    assert {file.name for file in tmp_path.iterdir()} == {"last.ckpt", "previous.ckpt"}
+
+
+@pytest.mark.parametrize("has_hard_links", [True, False])
+def test_a_crash_between_any_two_operations_of_the_disk_loses_nothing(has_hard_links, monkeypatch, tmp_path):
+    """Before and after each of them the run finds the checkpoint of before, or the new one; the next is written."""
+    real = {name: getattr(os, name) for name in ("replace", "link", "fsync", "unlink")}
+    left = [0]
+
+    def counted(name):
+        def operation(*arguments, **options):
+            if name == "link" and not has_hard_links:
+                raise PermissionError("no hard links on this file system")
+            if left[0] == 0:
+                raise Crash
+            left[0] -= 1
+            return real[name](*arguments, **options)
+
+        return operation
+
+    for name in real:
+        monkeypatch.setattr(os, name, counted(name))
+    moments = 0
+    for moment in range(40):
+        folder = tmp_path / str(moment)
+        left[0] = -1
+        write(folder, 1)
+        write(folder, 2)
+        left[0] = moment
+        try:
+            write(folder, 3)
+            crashed = False
+        except Crash:
+            crashed = True
+        left[0] = -1
+        assert number_of(find_readable(folder)) in ((2, 3) if crashed else (3,)), moment
+        # Were the last one lost now, there would still be another.
+        both = [file for name in ("last.ckpt", "previous.ckpt") if (file := folder / name).exists()]
+        assert all(whats_wrong(file) is None for file in both)
+        write(folder, 4)
+        assert number_of(find_readable(folder)) == 4
+        assert number_of(folder / "previous.ckpt") in (2, 3)
+        moments += crashed
+        if not crashed:
+            break
+    assert moments >= 5, "each operation was crashed before"
+
+
+@pytest.mark.parametrize("size", [0, 1, 100, -1])
+def test_a_truncated_last_checkpoint_is_set_aside_and_the_one_before_taken(size, tmp_path):
+    write(tmp_path, 1)
+    write(tmp_path, 2)
+    content = (tmp_path / "last.ckpt").read_bytes()
+    (tmp_path / "last.ckpt").write_bytes(content[:size])
+    with pytest.warns(
+        UserWarning, match=r"last.ckpt cannot be read .*continues from the one before it, .*previous"
+    ):
+        assert number_of(find_readable(tmp_path)) == 1
+    assert (tmp_path / "unreadable.ckpt").read_bytes() == content[:size]
+    assert number_of(find_readable(tmp_path)) == 1, "another process finds the same"
+    write(tmp_path, 3)
+    assert (number_of(tmp_path / "last.ckpt"), number_of(tmp_path / "previous.ckpt")) == (3, 1)
+
+
+def test_a_flipped_bit_is_noticed(tmp_path):
+    write(tmp_path, 1)
+    write(tmp_path, 2)
+    file = tmp_path / "last.ckpt"
+    with zipfile.ZipFile(file) as archive:
+        (data,) = [entry for entry in archive.infolist() if entry.file_size == 1200]
+    content = bytearray(file.read_bytes())
+    content[data.header_offset + 700] ^= 1
+    file.write_bytes(content)
+    assert "checksum" in str(whats_wrong(file))
+    with pytest.warns(UserWarning, match="checksum of .* is wrong"):
+        assert number_of(find_readable(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("trouble", [MemoryError(), PermissionError(13, "denied")])
+def test_trouble_that_is_not_the_files_sets_no_checkpoint_aside(tmp_path, monkeypatch, trouble):
+    def refuse(*_args, **_options):
+        raise trouble
+
+    (tmp_path / "last.ckpt").write_bytes(b"whole")
+    monkeypatch.setattr("medclip_dcl.training.last_checkpoint.zipfile.ZipFile", refuse)
+    with pytest.raises(type(trouble)):
+        find_readable(tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+def test_two_that_cannot_be_read_are_named_with_the_remedy(tmp_path):
+    write(tmp_path, 1)
+    write(tmp_path, 2)
+    for name in ("last.ckpt", "previous.ckpt"):
+        (tmp_path / name).write_bytes(b"PK" + bytes(70))
+    with pytest.raises(ResumeError) as error:
+        find_readable(tmp_path)
+    for words in ("last.ckpt: 72 bytes", "previous.ckpt: 72 bytes", "backup", "--ckpt_path", "to train anew"):
+        assert words in str(error.value)
+    assert (tmp_path / "last.ckpt").exists() and (tmp_path / "previous.ckpt").exists()
+
+
+def test_weights_alone_are_nothing_to_resume_from(tmp_path):
+    torch.save({"state_dict": {}}, tmp_path / "last.ckpt")
+    assert whats_wrong(tmp_path / "last.ckpt") == "it is no checkpoint of training"
+
+
+def test_the_file_is_on_the_disk_before_it_has_its_name(monkeypatch, tmp_path):
+    events: list[str] = []
+    monkeypatch.setattr(resuming.os, "fsync", lambda descriptor: events.append("fsync"))
+    real = os.replace
+
+    def replace(a, b):
+        events.append(f"to {Path(b).name}")
+        real(a, b)
+
+    monkeypatch.setattr(resuming.os, "replace", replace)
+    write(tmp_path, 1)
+    write(tmp_path, 2)
+    assert events[:4] == ["fsync", "to new.ckpt", "fsync", "to last.ckpt"]
+    assert events[5:] == ["fsync", "to new.ckpt", "fsync", "to previous.ckpt", "to last.ckpt", "fsync"]
+
+
+def test_a_second_ctrl_c_interrupts_at_once():
+    before = signal.getsignal(signal.SIGINT)  # a shell's background jobs ignore it
+    signals = StopSignals()
+    signals.install()
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert signals.requested == signal.SIGINT
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        signals.restore()
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 138), (signal.SIGINT, 130)]
+)
+def test_the_exit_status_names_the_signal(number, status):
+    assert Stopped(number).code == status
+
+
+def test_a_negative_interval_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="checkpoint_minutes must be at least 0, got -1"):
+        LastCheckpoint(tmp_path, -1.0)
