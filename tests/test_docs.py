@@ -1,0 +1,183 @@
+"""README and docs: each command parses as it stands, each Python block runs, each link leads to a file."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jsonargparse
+import pytest
+import torch
+import yaml
+from PIL import Image
+from pytorch_lightning.cli import LightningCLI
+
+from medclip_dcl import cli
+from medclip_dcl.encoders.image import ResNetRegions
+from medclip_dcl.encoders.text import BertSentences
+from medclip_dcl.networks.image_text import ImageTextNetwork
+from medclip_dcl.similarity import LSENonLocal
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+class Parsed(BaseException):
+    """A command line was accepted by its parser."""
+
+
+def blocks(language: str) -> list[tuple[str, str]]:
+    """Name of the page and text of each code block in a language."""
+    return [
+        (page.name, block)
+        for page in PAGES
+        for block in re.findall(
+            rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL
+        )
+    ]
+
+
+def commands() -> dict[str, list[str]]:
+    """Words of each distinct command, continuation lines joined and comments dropped."""
+    found: dict[str, list[str]] = {}
+    for _, block in blocks("bash"):
+        for line in block.replace("\\\n", " ").splitlines():
+            if words := shlex.split(line, comments=True):
+                found.setdefault(" ".join(words), words)
+    return found
+
+
+COMMANDS = commands()
+
+
+def merged(*files: str) -> dict[str, Any]:
+    """Configurations composed as `--config` does, lists replaced."""
+
+    def over(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+        return first | {
+            key: over(first.get(key) or {}, value) if isinstance(value, dict) else value
+            for key, value in second.items()
+        }
+
+    whole: dict[str, Any] = {}
+    for file in files:
+        whole = over(whole, yaml.safe_load((ROOT / "configs" / file).read_text(encoding="utf-8")))
+    return whole
+
+
+@pytest.fixture(scope="module")
+def workplace(small_set, tmp_path_factory) -> Path:
+    """A folder in which the paths of the documented commands exist."""
+    folder = tmp_path_factory.mktemp("docs")
+    (folder / "configs").symlink_to(ROOT / "configs")
+    (folder / "data").mkdir()
+    for name in ("mimic_cxr", "hospital", "phantom"):
+        (folder / "data" / name).symlink_to(small_set)
+    runs = {
+        "dcl_lm": ("mimic_cxr.yaml", "objective/dcl_lm.yaml"),
+        "hospital": ("mimic_cxr.yaml", "objective/infonce.yaml"),
+        "probe": ("finetune.yaml", "linear_probe.yaml"),
+    }
+    for name, files in runs.items():
+        (folder / "runs" / name).mkdir(parents=True)
+        (folder / "runs" / name / "config.yaml").write_text(yaml.safe_dump(merged(*files)))
+    return folder
+
+
+@pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
+@pytest.mark.parametrize("name", [name for name, words in COMMANDS.items() if words[:2] == ["python", "-m"]])
+def test_documented_commands_are_accepted_by_their_parsers(name, workplace, monkeypatch):
+    module, *arguments = COMMANDS[name][2:]
+    monkeypatch.chdir(workplace)
+    for parser in (argparse.ArgumentParser, jsonargparse.ArgumentParser, LightningCLI):
+        method = "parse_arguments" if parser is LightningCLI else "parse_args"
+        parse = getattr(parser, method)
+
+        def stopped(self, *args, parse=parse, **options):
+            parse(self, *args, **options)
+            raise Parsed
+
+        monkeypatch.setattr(parser, method, stopped)
+    if (ROOT / module.replace(".", "/") / "__main__.py").is_file() and module != "medclip_dcl":
+        module = {"medclip_dcl.report": "medclip_dcl.report.report"}.get(module, f"{module}.__main__")
+    run = cli.main if module == "medclip_dcl" else importlib.import_module(module).main
+    with pytest.raises(Parsed):
+        run(arguments)
+
+
+def test_documented_make_targets_installs_and_batch_files_exist():
+    others = {" ".join(words): words for words in COMMANDS.values() if words[:2] != ["python", "-m"]}
+    assert {"make demo", "make test", "pip install -e ."} <= set(others)
+    for command, words in others.items():
+        if words[0] == "make":
+            subprocess.run(["make", "--dry-run", words[1]], cwd=ROOT, check=True, capture_output=True)
+        elif words[0] == "sbatch":
+            text = (ROOT / words[1]).read_text(encoding="utf-8")
+            assert len(words) - 2 == len(re.findall(r"^\w+=\$\{\d:\?", text, flags=re.MULTILINE)), command
+        else:
+            assert words == ["pip", "install", "-e", "."], f"no test knows {command}"
+
+
+def demo_commands() -> list[list[str]]:
+    """Words of the commands that `make demo` runs on a fresh machine."""
+    done = subprocess.run(
+        ["make", "--always-make", "--dry-run", "demo"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    lines = done.stdout.replace("\\\n", " ").splitlines()
+    return [shlex.split(line) for line in lines if " -m data_prep" in line or " -m medclip_dcl" in line]
+
+
+def test_the_demo_goes_the_documented_way():
+    documented = {
+        tuple(words[2:4]) if "medclip_dcl" in words else words[2]
+        for words in COMMANDS.values()
+        if len(words) > 3
+    }
+    for words in demo_commands():
+        assert (tuple(words[2:4]) if words[2] == "medclip_dcl" else words[2]) in {
+            *documented,
+            "medclip_dcl.report",
+        }
+
+
+@pytest.fixture(scope="module")
+def exported(small_bert, tmp_path_factory) -> Path:
+    torch.manual_seed(0)
+    text = BertSentences(str(small_bert), dim=16)
+    network = ImageTextNetwork(ResNetRegions(dim=16, stride=16), text, LSENonLocal(dim=16), image_size=64)
+    folder = tmp_path_factory.mktemp("export") / "model"
+    network.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(("page", "block"), blocks("python"), ids=[page for page, _ in blocks("python")])
+def test_python_blocks_run(page, block, exported, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Image.new("L", (90, 70), 100).save("chest.jpg")
+    for run in ("demo", "dcl_lm"):
+        shutil.copytree(exported, tmp_path / "runs" / run)
+    exec(compile(block, page, "exec"), {})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_and_named_files_exist(page):
+    text = page.read_text(encoding="utf-8")
+    for link in re.findall(r"\]\(((?!http)[^)#]+)", text):
+        assert (page.parent / link).exists(), link
+    for path in re.findall(r"(?:configs|tests|medclip_dcl|data_prep)/[\w/]+\.(?:yaml|sbatch|py|md)", text):
+        assert (ROOT / path).exists(), path
+    for anchor in re.findall(r"\]\(#([^)]+)\)", text):
+        assert anchor in {
+            re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
+            for title in re.findall(r"^#+ (.*)", text, re.M)
+        }
+
+
+def test_the_readme_takes_three_screens():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
