@@ -1,10 +1,10 @@
-"""Charts of the run report as inline SVG that takes the page's text colour, so that it reads on light and dark."""
+"""Charts of the run report as inline SVG in the page's text colour, which reads on light and dark."""
 
 from __future__ import annotations
 
 import io
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import matplotlib
@@ -18,8 +18,7 @@ from matplotlib.figure import Figure
 from medclip_dcl.evaluation.figures import COLOURS, MUTED, draw_ranks, draw_roc
 
 _TEXT = "#010203"
-"""Stands for the page's text colour until the SVG is written; no other element has it."""
-
+"""Placeholder for the page's text colour; no other element has it."""
 _STYLE: dict[str, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "medclip_dcl",
@@ -29,38 +28,35 @@ _STYLE: dict[str, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.linewidth": 0.6,
-    "axes.facecolor": "none",
-    "figure.facecolor": "none",
-    "savefig.facecolor": "none",
+    **dict.fromkeys(("axes.facecolor", "figure.facecolor", "savefig.facecolor"), "none"),
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), _TEXT),
 }
-
-CURVES: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("loss", ("train/loss", "validate/loss")),
-    ("validate AUC and accuracy", ("validate/auc", "validate/acc", "validate/average_precision")),
-    ("validate recall, images and sentences", ("validate/retrieval_recall",)),
-    ("validate median rank", ("validate/medr",)),
-    ("γ²", ("train/gamma2",)),
-    ("mean η of the anchors", ("train/class_probability",)),
-    ("share of anchors at the floor", ("train/at_floor",)),
-    ("share of η capped", ("train/capped",)),
-    ("mean false-negative mass", ("train/false_negative_mass",)),
-    ("mean weight of a negative", ("train/weight",)),
-    ("masked-language-modelling loss", ("train/masked_language_loss",)),
-    ("learning rate", ("train/learning_rate", "train/learning_rate_text", "train/encoder_learning_rate")),
-    ("norm of the gradient, before clipping", ("train/gradient_norm",)),
-    ("images per second", ("train/images_per_second",)),
-    ("share of time waiting for batches", ("train/data_wait",)),
-)
-"""Panels of the training curves: title and columns of metrics.csv; a panel without any of its columns is left out."""
-
 _MOST_POINTS = 400
+
+CURVES: dict[str, tuple[str, ...]] = {
+    "loss": ("train/loss", "validate/loss"),
+    "validate AUC and accuracy": ("validate/auc", "validate/acc", "validate/average_precision"),
+    "validate recall, images and sentences": ("validate/retrieval_recall",),
+    "validate median rank": ("validate/medr",),
+    "γ²": ("train/gamma2",),
+    "mean η of the anchors": ("train/class_probability",),
+    "share of anchors at the floor": ("train/at_floor",),
+    "share of η capped": ("train/capped",),
+    "mean false-negative mass": ("train/false_negative_mass",),
+    "mean weight of a negative": ("train/weight",),
+    "masked-language-modelling loss": ("train/masked_language_loss",),
+    "learning rate": ("train/learning_rate", "train/learning_rate_text", "train/encoder_learning_rate"),
+    "norm of the gradient, before clipping": ("train/gradient_norm",),
+    "images per second": ("train/images_per_second",),
+    "share of time waiting for batches": ("train/data_wait",),
+}
+"""Title of a chart -> columns of metrics.csv."""
 
 
 def curves(metrics: pd.DataFrame) -> list[Markup]:
-    """A small chart for each panel of which metrics.csv has a column with values."""
+    """A small chart for each group of columns of which metrics.csv has values."""
     charts: list[Markup] = []
-    for title, names in CURVES:
+    for title, names in CURVES.items():
         series = {name: metrics[["step", name]].dropna() for name in names if name in metrics}
         series = {name: points for name, points in series.items() if len(points)}
         if series:
@@ -76,23 +72,17 @@ def roc(predictions: pd.DataFrame, aucs: Mapping[str, float | None]) -> Markup:
 def ranks(
     by_run: Mapping[str, pd.DataFrame], items: tuple[str, str], chance: Mapping[str, float | None]
 ) -> list[Markup]:
-    """Rank histograms, one chart for each direction between two kinds of items, with the median rank by chance."""
+    """Histograms of ranks, one for each direction between two kinds of items, with the median rank by chance."""
     titles = {"image_to_text": " to ".join(items), "text_to_image": " to ".join(reversed(items))}
-    return [
-        _chart(
-            f"ranks-{direction}",
-            (4.6, 2.9),
-            draw_ranks,
-            {name: rows[rows["direction"] == direction] for name, rows in by_run.items()},
-            title,
-            chance[direction],
-        )
-        for direction, title in titles.items()
-    ]
+    charts = []
+    for direction, title in titles.items():
+        rows = {name: rows[rows["direction"] == direction] for name, rows in by_run.items()}
+        charts.append(_chart(f"ranks-{direction}", (4.6, 2.9), draw_ranks, rows, title, chance[direction]))
+    return charts
 
 
 def eta_histogram(eta: pd.Series) -> Markup:
-    """How the class probability is spread over the distinct training sentences."""
+    """Histogram of the class probability of the distinct training sentences."""
     return _chart("eta", (4.6, 2.9), _draw_eta, eta)
 
 
@@ -101,53 +91,35 @@ def eta_against_truth(table: pd.DataFrame) -> Markup:
     return _chart("truth", (4.6, 2.9), _draw_truth, table)
 
 
-def _chart(name: str, size: tuple[float, float], draw: Any, *arguments: Any) -> Markup:
+def _chart(name: str, size: tuple[float, float], draw: Callable[..., None], *arguments: Any) -> Markup:
+    """The <svg> element alone, in the page's font and text colour, with identifiers that are unique on the page."""
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=size, layout="constrained")
         draw(figure.subplots(), *arguments)
         FigureCanvasSVG(figure)
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None})
-    return _inline(buffer.getvalue(), name)
-
-
-def _inline(svg: str, name: str) -> Markup:
-    """The <svg> element alone, in the page's font and text colour, with identifiers that are unique on the page."""
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'\bid="', f'id="{name}-', svg)
-    svg = re.sub(r'(href="#|url\(#)', rf"\g<1>{name}-", svg)
+    svg = buffer.getvalue()
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)
     svg = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", svg)
-    svg = svg.replace(_TEXT, "currentColor")
-    # matplotlib escapes the text that it was given; everything else here it wrote itself.
-    return Markup(svg)
+    # matplotlib has escaped all texts.
+    return Markup(svg.replace(_TEXT, "currentColor"))
 
 
 def _draw_curves(axes: Axes, title: str, series: Mapping[str, pd.DataFrame]) -> None:
     for colour, (name, points) in zip(COLOURS, series.items(), strict=False):
-        thinned = _thinned(points)
-        marker = "o" if len(thinned) < 40 else None
+        if len(points) > _MOST_POINTS:  # means of consecutive points
+            points = points.groupby(np.arange(len(points)) * _MOST_POINTS // len(points)).mean()
+        marker = "o" if len(points) < 40 else None
         axes.plot(
-            thinned["step"],
-            thinned[name],
-            color=colour,
-            linewidth=1.3,
-            marker=marker,
-            markersize=2.5,
-            label=name,
+            points["step"], points[name], color=colour, lw=1.3, marker=marker, markersize=2.5, label=name
         )
     axes.set_title(title, loc="left")
     axes.set_xlabel("step")
     axes.margins(x=0.02)
     if len(series) > 1:
         axes.legend(fontsize=8, frameon=False)
-
-
-def _thinned(points: pd.DataFrame) -> pd.DataFrame:
-    """Means of consecutive points where there are more than a chart can show."""
-    if len(points) <= _MOST_POINTS:
-        return points
-    return points.groupby(np.arange(len(points)) * _MOST_POINTS // len(points)).mean()
 
 
 def _draw_eta(axes: Axes, eta: pd.Series) -> None:
@@ -164,22 +136,15 @@ def _draw_eta(axes: Axes, eta: pd.Series) -> None:
 
 
 def _draw_truth(axes: Axes, table: pd.DataFrame) -> None:
-    for colour, column, label in (
-        (COLOURS[0], "rho", "ρ: share of images of which it is true"),
-        (COLOURS[1], "sentence_share", "share of sentences that say it"),
-    ):
+    labels = {
+        "rho": "ρ: share of images of which it is true",
+        "sentence_share": "share of sentences that say it",
+    }
+    for colour, (column, label) in zip(COLOURS, labels.items(), strict=False):
         if column in table:
             rows = table[(table["eta"] > 0) & (table[column] > 0)]
-            axes.scatter(
-                rows[column],
-                rows["eta"],
-                s=7,
-                color=colour,
-                alpha=0.4,
-                linewidths=0,
-                label=label,
-                rasterized=True,
-            )
+            marks: dict[str, Any] = {"s": 7, "alpha": 0.4, "linewidths": 0, "rasterized": True}
+            axes.scatter(rows[column], rows["eta"], color=colour, label=label, **marks)
     axes.set(xscale="log", yscale="log", xlabel="truth", ylabel="class probability η")
     low, high = axes.get_xlim()
     axes.plot([low, high], [low, high], color=MUTED, linewidth=0.8, linestyle=":", scalex=False, scaley=False)

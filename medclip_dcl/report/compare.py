@@ -1,9 +1,9 @@
-"""Runs side by side: ``python -m medclip_dcl.report.compare RUN1 RUN2 ...``.
+"""Comparison of runs: ``python -m medclip_dcl.report.compare RUN1 RUN2 ...``.
 
 Tables in the shape of SSD's tables 1, 3, 4 and 5 with bootstrap intervals, paired differences from a baseline, the
-paper's own rows where the set is the paper's, and the settings in which the runs differ, as Markdown, LaTeX, HTML and
-JSON. Runs that were not tested in the same way on the same cases are
-refused. No text of a report is read out: the files hold numbers, names of runs and the protocol.
+paper's rows where the set is the paper's, and the settings that differ, as Markdown, LaTeX, HTML and JSON. Runs that
+were tested with other options or on other cases are refused. The files hold numbers, names of runs and the protocol,
+no text of a report.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ from medclip_dcl.report.intervals import (
     POLICY,
     Difference,
     Interval,
-    Numbers,
     Predictions,
     bootstrap_numbers,
     differences_of,
@@ -32,30 +31,26 @@ from medclip_dcl.report.intervals import (
     read_predictions,
     require_same_cases,
 )
-from medclip_dcl.report.page import page_environment
+from medclip_dcl.report.page import render_template
 from medclip_dcl.report.saved_results import (
     SavedResultsError,
     command_of_test,
+    describe_image_size,
     differing_settings,
-    images_in_words,
     read_config,
     read_results,
     setting,
 )
-from medclip_dcl.report.table_formats import markdown_text, to_latex, to_markdown
 from medclip_dcl.report.tables import (
     NOTHING,
-    PLAIN,
-    PUBLISHED,
     REPORTS,
     UNTRAINED,
     Cell,
-    Layout,
+    Column,
     Row,
     Table,
-    data_in_words,
+    describe_data,
     filled,
-    layouts,
     why_left_out,
 )
 
@@ -63,29 +58,26 @@ FORMAT_VERSION = 1
 OUTPUT = Path("runs/comparison")
 FILES = ("comparison.md", "comparison.tex", "comparison.html", "comparison.json")
 
-_DIFFERENCE = "difference"
 _PHANTOM = (
     "The pictures are drawn and the reports are made up: the numbers say how runs compare on the phantom, nothing about"
     " radiographs of patients, and must not be set against the published rows."
 )
-_LONGEST = 80
-"""Characters of a value in an error message."""
 
 
 class CompareError(SavedResultsError):
-    """The runs cannot be laid side by side; the message says why and what to do."""
+    """The runs cannot be compared."""
 
 
 @dataclass(frozen=True)
 class Tested:
-    """A row of the tables: a run's trained or untrained network.
+    """A row of the tables: the trained or untrained network of a run.
 
     Attributes:
         name: label of the row.
         run: the run folder.
         suffix: "" or "_untrained".
         results: its results.json.
-        predictions: what the numbers were computed from.
+        predictions: from which the numbers were computed.
     """
 
     name: str
@@ -125,30 +117,28 @@ def compare(
     n_draws: int = N_DRAWS,
     seed: int = 0,
 ) -> Comparison:
-    """Read runs, make sure that they may be compared, and resample their patients.
+    """Read runs, check that they compare, and resample their patients.
 
     Args:
         runs: run folders.
         baseline: a row's name or one of the folders; None: no differences.
         names: of the rows; default: the folders' names.
-        untrained: also the untrained network of each run, once where all have the same weights.
+        untrained: add the untrained network of each run, once if all have the same weights.
         n_draws: bootstrap draws of patients, the same for all rows.
-        seed: of the draws.
+        seed: of the draws, 0 or more.
 
     Raises:
-        CompareError: runs of other protocols, data or counts, the difference named; unfit names; no such baseline.
-        SavedResultsError: a run that is not tested, or whose files cannot be read.
+        CompareError: other protocols, data or counts (the difference is named); unfit names; an unknown baseline.
+        SavedResultsError: a run is not tested, or its files cannot be read.
     """
     rows = _read(runs, _names(runs, names), untrained)
     for row in rows[1:]:
         _require_same_test(rows[0], row)
     chosen = None if baseline is None else _baseline(rows, baseline)
-    numbers: dict[str, Numbers] = {
-        row.name: bootstrap_numbers(row.predictions, n_draws, seed) for row in rows
-    }
+    numbers = {row.name: bootstrap_numbers(row.predictions, n_draws, seed) for row in rows}
     differences = {
-        name: differences_of(numbers[name], numbers[chosen])
-        for name in numbers
+        name: differences_of(found, numbers[chosen])
+        for name, found in numbers.items()
         if chosen is not None and name != chosen
     }
     intervals = {name: intervals_of(found) for name, found in numbers.items()}
@@ -156,22 +146,23 @@ def compare(
 
 
 def tables(comparison: Comparison, published: bool = True) -> list[Table]:
-    """Tables 1, 3, 4, 5 and those of image-report retrieval, of what was measured, or those of classifiers.
+    """Tables of what was measured, with differences from the baseline.
 
     Args:
         comparison: of :func:`compare`.
-        published: with the rows of the paper; those of another set are folded.
+        published: with the paper's rows.
     """
     results = {row.name: row.results for row in comparison.rows}
-    found = []
-    for layout in layouts([row.results for row in comparison.rows]):
-        table = filled(
-            layout if published else replace(layout, published={}),
-            results,
-            comparison.intervals,
-            paper_number,
-        )
-        found.append(_with_differences(table, layout, comparison))
+    found = filled(results, comparison.intervals, paper_number)
+    for table in found:
+        if not published:
+            table.published = []
+        if comparison.baseline is not None:
+            text = f"paired difference from {comparison.baseline}; * the interval excludes 0"
+            table.rows.append(Row(text, "divider"))
+        for name, differences in comparison.differences.items():
+            cells = [_difference_cell(differences.get(c.path), c.digits) for c in table.columns]
+            table.rows.append(Row(f"{name} − {comparison.baseline}", "difference", cells))
     return found
 
 
@@ -181,17 +172,29 @@ def write_comparison(comparison: Comparison, output: Path, published: bool = Tru
     Returns:
         The Markdown.
     """
-    shown = tables(comparison, published)
-    markdown = _markdown(comparison, shown, published)
-    write_text(markdown, output / "comparison.md")
-    write_text(_latex(comparison, shown, published), output / "comparison.tex")
-    write_text(_html(comparison, shown, published), output / "comparison.html")
-    write_json(_json(comparison), output / "comparison.json")
-    return markdown
+    first = comparison.rows[0].results
+    differing = settings_that_differ(comparison)
+    content = {
+        "names": [row.name for row in comparison.rows if not row.suffix],
+        "data": describe_data(first),
+        "phantom": _PHANTOM if first["dataset"].get("phantom") else "",
+        "method": _explanation(comparison),
+        "notes": _notes(comparison, differing),
+        "reason": why_left_out(first) if published else "",
+        "tables": tables(comparison, published),
+        "facts": _facts(comparison),
+        "settings": _settings(comparison, differing),
+        "differing": differing,
+        "protocol": json.dumps(first["protocol"], indent=2, ensure_ascii=False),
+    }
+    for kind in ("md", "tex", "html"):
+        write_text(render_template(f"compare.{kind}", content), output / f"comparison.{kind}")
+    write_json(_json(comparison, differing), output / "comparison.json")
+    return (output / "comparison.md").read_text(encoding="utf-8")
 
 
 def paper_number(value: Any, digits: int) -> str:
-    """A number as the paper prints it: no zero before the point, ranks whole or halves; a dash for None."""
+    """Format a number as in the paper: no zero before the point, ranks whole or halves; a dash for None."""
     if value is None:
         return NOTHING
     if digits == 0:
@@ -222,16 +225,12 @@ def _read(runs: Sequence[Path], names: Sequence[str], untrained: bool) -> list[T
     trained = [_tested(run, name, "") for run, name in zip(runs, names, strict=True)]
     if not untrained:
         return trained
-    others = [
-        _tested(run, f"{name}, {UNTRAINED}", "_untrained") for run, name in zip(runs, names, strict=True)
-    ]
-    weights = {row.results["checkpoint"]["weights"] for row in others}
+    others = [_tested(row.run, f"{row.name}, {UNTRAINED}", "_untrained") for row in trained]
     for row in others:
         _require_same_test(trained[0], row)
-    if len(weights) == 1:
+    if len({row.results["checkpoint"]["weights"] for row in others}) == 1:
         others = [replace(others[0], name=UNTRAINED)]
-    clash = {row.name for row in trained} & {row.name for row in others}
-    if clash:
+    if clash := {row.name for row in trained} & {row.name for row in others}:
         raise CompareError(f"a run is called {clash.pop()!r} like an untrained row; name the runs by --names")
     return [*trained, *others]
 
@@ -241,48 +240,35 @@ def _tested(run: Path, name: str, suffix: str) -> Tested:
         raise CompareError(f"{run} does not exist; give the folder of a run, such as runs/demo")
     results = read_results(run, suffix)
     if results is None:
-        untrained = "; it needs checkpoints/untrained.ckpt" if suffix else ""
-        raise CompareError(
-            f"{run}/results{suffix}.json is not there; made by: {command_of_test(run)}{untrained}"
-        )
+        needs = "; it needs checkpoints/untrained.ckpt" if suffix else ""
+        raise CompareError(f"{run}/results{suffix}.json is missing; made by: {command_of_test(run)}{needs}")
     return Tested(name, run, suffix, results, read_predictions(run, suffix))
 
 
 def _require_same_test(first: Tested, other: Tested) -> None:
-    """Refuse numbers that mean different things; an evaluation without numbers, such as a picture, may differ.
+    """Refuse numbers of different meaning; an evaluation without numbers, such as a figure, may differ.
 
-    A run that was tested before there was a retrieval of reports is compared in the rest.
+    Retrieval of reports is not compared with a run of an older version, which lacks it.
     """
-    measured = {
-        section for row in (first, other) for section, found in row.results["metrics"].items() if found
-    }
+    measured = {name for row in (first, other) for name, found in row.results["metrics"].items() if found}
     if not all(REPORTS in row.results["metrics"] for row in (first, other)):
         measured -= {REPORTS}
     for part, keys in (("dataset", {"fingerprint"}), ("protocol", measured), ("counts", measured)):
         a, b = ({key: row.results[part].get(key) for key in keys} for row in (first, other))
-        difference = next(_differences(a, b, part), None)
-        if difference:
-            key, mine, theirs = difference
+        if differences := differing_settings(a, b, part):
+            key = min(differences)
+            here, there = map(_short, differences[key])
             files = [f"{row.run}/results{row.suffix}.json" for row in (first, other)]
             raise CompareError(
-                f"{files[1]} cannot be compared with {files[0]}: {key} is {theirs} there and {mine} here;"
+                f"{files[1]} cannot be compared with {files[0]}: {key} is {there} there and {here} here;"
                 " test both with the same options on the same prepared set"
             )
     require_same_cases(other.predictions, first.predictions)
 
 
-def _differences(a: Any, b: Any, path: str) -> Iterator[tuple[str, str, str]]:
-    """(path, value in a, value in b) wherever two parts of results.json differ."""
-    if isinstance(a, Mapping) and isinstance(b, Mapping):
-        for key in sorted({*a, *b}):
-            yield from _differences(a.get(key), b.get(key), f"{path}.{key}")
-    elif a != b:
-        yield path, _short(a), _short(b)
-
-
 def _short(value: Any) -> str:
     text = "not given" if value is None else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    return text if len(text) <= 80 else f"{text[:80]}..."
 
 
 def _baseline(rows: Sequence[Tested], baseline: str) -> str:
@@ -291,29 +277,8 @@ def _baseline(rows: Sequence[Tested], baseline: str) -> str:
         if row.name == baseline or is_folder:
             return row.name
     raise CompareError(
-        f"--baseline {baseline} is none of the rows; give one of: {', '.join(row.name for row in rows)}"
+        f"--baseline {baseline} is not a row; give one of: {', '.join(row.name for row in rows)}"
         " (the untrained ones come with --untrained)"
-    )
-
-
-def _with_differences(table: Table, layout: Layout, comparison: Comparison) -> Table:
-    """Rows of differences from the baseline, above the published ones."""
-    if comparison.baseline is None:
-        return table
-    rows = [
-        Row(
-            f"{name} − {comparison.baseline}",
-            _DIFFERENCE,
-            [_difference_cell(found.get(column.path), column.digits) for column in layout.columns],
-        )
-        for name, found in comparison.differences.items()
-    ]
-    own = [row for row in table.rows if row.kind != PUBLISHED]
-    divider = f"paired difference from {comparison.baseline}; * the interval excludes 0"
-    return replace(
-        table,
-        rows=[*own, *rows, *table.rows[len(own) :]],
-        dividers={**table.dividers, _DIFFERENCE: divider},
     )
 
 
@@ -336,46 +301,39 @@ def _signed(value: float | None, digits: int) -> str:
 
 
 def _facts(comparison: Comparison) -> Table:
-    """Which networks the rows are."""
-    rows = [
-        Row(
-            row.name,
-            PLAIN,
-            [
-                Cell(str(text if text is not None else NOTHING))
-                for text in (
-                    row.run.resolve().name,
-                    row.results["checkpoint"]["file"],
-                    row.results["checkpoint"]["weights"],
-                    _image_size(row),
-                    row.results["precision"],
-                    row.results["versions"].get("medclip_dcl"),
-                )
-            ],
+    """The networks of the rows."""
+    headings = ("run folder", "checkpoint", "weights", "images shown at", "precision", "medclip_dcl")
+    rows = []
+    for row in comparison.rows:
+        checkpoint = row.results["checkpoint"]
+        texts = (
+            row.run.resolve().name,
+            checkpoint["file"],
+            checkpoint["weights"],
+            _image_size(row),
+            row.results["precision"],
+            row.results["versions"].get("medclip_dcl"),
         )
-        for row in comparison.rows
-    ]
+        cells = [Cell(NOTHING if text is None else str(text)) for text in texts]
+        rows.append(Row(row.name, "plain", cells))
     fingerprint = comparison.rows[0].results["dataset"].get("fingerprint")
     return Table(
-        "Networks",
-        ["run folder", "checkpoint", "weights", "images shown at", "precision", "medclip_dcl"],
-        rows,
-        f"All on the prepared set with fingerprint {fingerprint}.",
+        "Networks", [*map(Column, headings)], rows, f"All on the prepared set with fingerprint {fingerprint}."
     )
 
 
 def _image_size(row: Tested) -> str | None:
-    """Side of the images that the test showed; of runs tested before it was recorded, that of the training."""
-    if known := images_in_words(row.results):
+    """Size of the tested images; for results of older versions, that of the training."""
+    if known := describe_image_size(row.results):
         return known
     size = setting(read_config(row.run), "data.init_args.image_size")
     return None if size is None else f"{size} pixels"
 
 
 def settings_that_differ(comparison: Comparison) -> dict[str, list[Any]]:
-    """Dotted name of each setting in which the runs' config.yaml differ -> its value in each run, in their order.
+    """Dotted name of each setting that differs between the runs' config.yaml -> its value in each run.
 
-    A path is shown by its last part.
+    Of a path, only the last part.
     """
     configs = [read_config(row.run) for row in comparison.rows if not row.suffix]
     known = [config for config in configs if config is not None]
@@ -388,15 +346,15 @@ def _without_place(value: Any) -> Any:
     return f".../{Path(value).name}" if is_place else value
 
 
-def _settings(comparison: Comparison) -> Table:
+def _settings(comparison: Comparison, differing: Mapping[str, list[Any]]) -> Table:
     names = [row.name for row in comparison.rows if not row.suffix]
     rows = [
-        Row(name, PLAIN, [Cell(_short(value).strip('"')) for value in values])
-        for name, values in settings_that_differ(comparison).items()
+        Row(name, "plain", [Cell(_short(value).strip('"')) for value in values])
+        for name, values in differing.items()
     ]
-    without = [row.name for row in comparison.rows if not row.suffix and read_config(row.run) is None]
-    note = f"No config.yaml, so that the settings are not known: {', '.join(without)}." if without else ""
-    return Table("Settings that differ", names, rows, note if rows or without else "None.")
+    unknown = [row.name for row in comparison.rows if not row.suffix and read_config(row.run) is None]
+    note = f"No config.yaml, so that the settings are not known: {', '.join(unknown)}." if unknown else ""
+    return Table("Settings that differ", [*map(Column, names)], rows, note or ("" if rows else "None."))
 
 
 def _explanation(comparison: Comparison) -> str:
@@ -409,7 +367,7 @@ def _explanation(comparison: Comparison) -> str:
     return text
 
 
-def _notes(comparison: Comparison) -> list[str]:
+def _notes(comparison: Comparison, differing: Mapping[str, list[Any]]) -> list[str]:
     sections = (section for row in comparison.rows for section in row.results["notes"].values())
     notes = [note for section in sections for note in section]
     precisions = sorted({str(row.results["precision"]) for row in comparison.rows})
@@ -418,72 +376,18 @@ def _notes(comparison: Comparison) -> list[str]:
     sizes = dict.fromkeys(str(_image_size(row)) for row in comparison.rows)
     if len(sizes) > 1 or any("," in size for size in sizes):
         notes.append(f"sizes of the images differ: {', '.join(sizes)}")
-    if names := settings_that_differ(comparison):
-        notes.append(f"the settings of the runs differ in {', '.join(names)} (table below)")
+    if differing:
+        notes.append(f"the settings of the runs differ in {', '.join(differing)} (table below)")
     without = [row.name for row in comparison.rows if REPORTS not in row.results["metrics"]]
     if 0 < len(without) < len(comparison.rows):
         notes.append(
-            f"tested before there was a retrieval of reports: {', '.join(without)}; test them again for these numbers"
+            f"tested by a version without retrieval of reports: {', '.join(without)}; test them again for these numbers"
         )
     return list(dict.fromkeys(notes))
 
 
-def _is_phantom(comparison: Comparison) -> bool:
-    return bool(comparison.rows[0].results["dataset"].get("phantom"))
-
-
-def _left_out(comparison: Comparison, published: bool) -> str:
-    """Why there are no published rows, where they were asked for."""
-    return why_left_out(comparison.rows[0].results) if published else ""
-
-
-def _markdown(comparison: Comparison, shown: Sequence[Table], published: bool) -> str:
-    head = [f"Data: {markdown_text(data_in_words(comparison.rows[0].results))}.", _explanation(comparison)]
-    if _is_phantom(comparison):
-        head.append(f"**Phantom numbers are not patient numbers.** {_PHANTOM}")
-    if notes := _notes(comparison):
-        head.append("\n".join(f"- {note}" for note in notes))
-    if reason := _left_out(comparison, published):
-        head.append(f"{reason} They are left out.")
-    every = [*shown, _facts(comparison), _settings(comparison)]
-    return "\n\n".join([*head, *(to_markdown(table).rstrip() for table in every)]) + "\n"
-
-
-def _latex(comparison: Comparison, shown: Sequence[Table], published: bool) -> str:
-    data = data_in_words(comparison.rows[0].results)
-    head = ["% \\usepackage{booktabs}", f"% Data: {data}", f"% {_explanation(comparison)}"]
-    if reason := _left_out(comparison, published):
-        head.append(f"% {reason} They are left out.")
-    if names := settings_that_differ(comparison):
-        head.append(f"% Settings that differ: {', '.join(names)}")
-    if _is_phantom(comparison):
-        head.append(f"% Phantom numbers are not patient numbers. {_PHANTOM}")
-    return "\n".join([*head, "", *(to_latex(table) for table in shown)])
-
-
-def _html(comparison: Comparison, shown: Sequence[Table], published: bool) -> str:
-    first = comparison.rows[0].results
-    return (
-        page_environment()
-        .get_template("compare.html")
-        .render(
-            names=[row.name for row in comparison.rows if not row.suffix],
-            data=data_in_words(first),
-            reason=_left_out(comparison, published),
-            is_phantom=_is_phantom(comparison),
-            phantom_note=_PHANTOM,
-            method=_explanation(comparison),
-            notes=_notes(comparison),
-            tables=shown,
-            facts=_facts(comparison),
-            settings=_settings(comparison),
-            protocol=json.dumps(first["protocol"], indent=2, ensure_ascii=False),
-        )
-    )
-
-
-def _json(comparison: Comparison) -> dict[str, Any]:
-    """Everything, also what the tables do not show: ACC per finding, categories, differences of the variants."""
+def _json(comparison: Comparison, differing: Mapping[str, list[Any]]) -> dict[str, Any]:
+    """All numbers, also those that the tables leave out: ACC per finding, categories, differences of the variants."""
     first = comparison.rows[0].results
     rows = {
         row.name: {
@@ -498,7 +402,7 @@ def _json(comparison: Comparison) -> dict[str, Any]:
         "format_version": FORMAT_VERSION,
         "rows": rows,
         "baseline": comparison.baseline,
-        "settings_that_differ": settings_that_differ(comparison),
+        "settings_that_differ": differing,
         "bootstrap": {
             "unit": "patient",
             "interval": "percentile",
@@ -511,34 +415,23 @@ def _json(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _parser() -> argparse.ArgumentParser:
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Command line of the comparison; a mistake of the user is one line and status 2."""
     parser = argparse.ArgumentParser(
         prog="python -m medclip_dcl.report.compare",
-        description="Lay tested runs side by side in the shape of SSD's tables 1, 3, 4 and 5, with bootstrap intervals"
-        f" by patient; writes {', '.join(FILES)} and prints the Markdown.",
+        description="Compare tested runs in the shape of SSD's tables 1, 3, 4 and 5, with bootstrap intervals by"
+        f" patient; writes {', '.join(FILES)} and prints the Markdown.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folder of a tested run")
-    parser.add_argument(
-        "--baseline",
-        metavar="RUN",
-        help="folder or name of the row from which the others' differences are taken",
-    )
-    parser.add_argument(
-        "--names", metavar="A,B", help="names of the rows, by commas (default: the folders' names)"
-    )
-    parser.add_argument("--untrained", action="store_true", help="add the untrained network of each run")
-    parser.add_argument("--draws", type=int, default=N_DRAWS, help="bootstrap draws (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the draws, 0 or more (default: %(default)s)")
-    parser.add_argument("--no_published", action="store_true", help="leave the paper's rows out")
-    parser.add_argument(
-        "--output", type=Path, default=OUTPUT, metavar="FOLDER", help="where to write (default: %(default)s)"
-    )
-    return parser
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Command line of the comparison; errors of the user's making are one line and status 2."""
-    parser = _parser()
+    add = parser.add_argument
+    add("runs", type=Path, nargs="+", metavar="RUN", help="folder of a tested run")
+    add("--baseline", metavar="RUN", help="folder or name of the row that is subtracted from the others")
+    add("--names", metavar="A,B", help="names of the rows, by commas; None: the folders' names")
+    add("--untrained", action="store_true", help="add the untrained network of each run")
+    add("--draws", type=int, default=N_DRAWS, help="bootstrap draws")
+    add("--seed", type=int, default=0, help="of the draws, 0 or more")
+    add("--no_published", action="store_true", help="leave the paper's rows out")
+    add("--output", type=Path, default=OUTPUT, metavar="FOLDER", help="where to write")
     options = parser.parse_args(arguments)
     if options.seed < 0:
         parser.error(f"--seed must be 0 or more: found {options.seed}")

@@ -1,18 +1,66 @@
-"""What the pages of this package share: the look and the show of a table."""
+"""Rendering of the templates in this folder as HTML, Markdown and LaTeX."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jinja2
 
+from medclip_dcl.report.tables import Cell
 
-def page_environment() -> jinja2.Environment:
-    """Templates of this folder; what is put into them is escaped, and a name that is not there is an error."""
-    return jinja2.Environment(
+_LATEX = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        **{character: f"\\{character}" for character in "&%$#_{}"},
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "[": "{[}",
+        "]": "{]}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
+        "η": r"$\eta$",
+        "↑": r"$\uparrow$",
+        "↓": r"$\downarrow$",
+        "−": "$-$",
+        "–": "--",
+    }
+)
+
+
+def render_template(template: str, content: Mapping[str, Any]) -> str:
+    """Fill in a template of this folder; HTML is escaped by itself, Markdown and LaTeX by the filters `md` and `tex`.
+
+    A variable stands in {{ }}, in LaTeX in << >>. One that is not given is an error.
+    """
+    environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
+        autoescape=jinja2.select_autoescape(["html"]),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
+    if template.endswith(".tex"):
+        environment = environment.overlay(variable_start_string="<<", variable_end_string=">>")
+    environment.filters |= {"md": markdown_text, "tex": latex_text, "tex_cell": _latex_cell}
+    return environment.get_template(template).render(content)
+
+
+def markdown_text(text: str) -> str:
+    """Escape Markdown's own characters, but for underscores, which do nothing inside a word."""
+    return re.sub(r"([\\|*<>`\[\]])", r"\\\1", text)
+
+
+def latex_text(text: str) -> str:
+    """Escape LaTeX's own characters."""
+    return text.translate(_LATEX)
+
+
+def _latex_cell(cell: Cell) -> str:
+    """The number, its interval below it; minus signs instead of hyphens."""
+    text, interval = (latex_text(re.sub(r"(?<![\d.])-(?=[.\d])", "−", part)) for part in cell)
+    return rf"\shortstack[r]{{{text}\\{{\scriptsize {interval}}}}}" if interval else text

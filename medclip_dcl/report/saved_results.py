@@ -1,4 +1,4 @@
-"""Reading what a test left in a run folder; without Lightning."""
+"""Reading of a tested run folder, without Lightning."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ NOT_COMPARED = (
     "trainer.num_nodes",
     "trainer.strategy",
 )
-"""Settings that say where and how a run is computed and not what: it may continue in another place."""
+"""Settings of the place and the hardware of a run, which may change when it continues."""
 _PARTS = ("metrics", "protocol", "counts", "notes", "checkpoint", "dataset", "precision", "versions")
 
 
 class SavedResultsError(UserError):
-    """What a run folder holds cannot be read or compared; the message says why and what to do."""
+    """A run folder cannot be read or compared."""
 
 
 def read_results(run: Path, suffix: str = "") -> dict[str, Any] | None:
-    """results<suffix>.json of a run folder; None where there is none.
+    """Read results<suffix>.json of a run folder; None if there is none.
 
     Raises:
         SavedResultsError: not readable, of another format version, or incomplete.
@@ -63,7 +63,7 @@ def read_results(run: Path, suffix: str = "") -> dict[str, Any] | None:
 
 
 def value_at(metrics: Any, path: str) -> Any:
-    """A number of results.json's metrics by its path, keys joined by "/"; None where it is not there."""
+    """A number in the metrics of results.json by its path, keys joined by "/"; None if there is none."""
     if not isinstance(metrics, Mapping):
         return None
     if path in metrics:
@@ -74,10 +74,10 @@ def value_at(metrics: Any, path: str) -> Any:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """A JSON file of a run folder.
+    """Read a JSON file of a run folder.
 
     Raises:
-        SavedResultsError: it is not readable.
+        SavedResultsError: not readable.
     """
     try:
         return json.loads(file.read_text(encoding="utf-8"))
@@ -88,10 +88,10 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def read_config(run: Path) -> dict[str, Any] | None:
-    """config.yaml of a run folder; None where there is none, as where another's model was tested.
+    """Read config.yaml of a run folder; None if there is none, as in the test of an exported model.
 
     Raises:
-        SavedResultsError: it is not readable.
+        SavedResultsError: not readable.
     """
     file = run / CONFIG_FILE
     if not file.is_file():
@@ -102,22 +102,25 @@ def read_config(run: Path) -> dict[str, Any] | None:
         raise SavedResultsError(f"{file} is not readable YAML ({error})") from error
 
 
-def differing_settings(old: Any, new: Any, name: str = "") -> set[str]:
-    """Dotted names of the settings that differ, apart from `NOT_COMPARED`; numbers stand for places in a list."""
+def differing_settings(old: Any, new: Any, name: str = "") -> dict[str, tuple[Any, Any]]:
+    """Dotted name of each entry that differs, except `NOT_COMPARED` -> its old and its new value.
+
+    Numbers stand for places in lists of equal length.
+    """
     if name in NOT_COMPARED or old == new:
-        return set()
+        return {}
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         old, new = (dict(enumerate(values)) for values in (old, new))
     if not (isinstance(old, Mapping) and isinstance(new, Mapping)):
-        return {name}
-    keys = set(old) | set(new)
-    return set().union(
-        *(differing_settings(old.get(k), new.get(k), f"{name}.{k}" if name else str(k)) for k in keys)
-    )
+        return {name: (old, new)}
+    found: dict[str, tuple[Any, Any]] = {}
+    for key in old.keys() | new.keys():
+        found |= differing_settings(old.get(key), new.get(key), f"{name}.{key}" if name else str(key))
+    return found
 
 
 def setting(config: Any, name: str) -> Any:
-    """A setting by its dotted name; None where it is not there."""
+    """A setting by its dotted name; None if there is none."""
     for key in name.split("."):
         if isinstance(config, list):
             config = dict(zip(map(str, range(len(config))), config, strict=True))
@@ -125,8 +128,8 @@ def setting(config: Any, name: str) -> Any:
     return config
 
 
-def images_in_words(results: Mapping[str, Any]) -> str | None:
-    """Size of the images that a test showed, and those of the training where they were others; None where unknown."""
+def describe_image_size(results: Mapping[str, Any]) -> str | None:
+    """Size of the tested images, with the sizes of the training if they differ; None if unknown."""
     images = results.get("images", {})
     shown, trained = images.get("shown", {}).get("image_size"), images.get("trained", {})
     if shown is None:

@@ -1,144 +1,117 @@
-"""Tables in the shape of SSD's tables 1, 3, 4 and 5, those of image-report retrieval, and a classifier's.
+"""Tables in the shape of SSD's tables 1, 3, 4 and 5, of image-report retrieval, and of a classifier's findings.
 
-A :class:`Layout` says which numbers of results.json stand in which column; :func:`filled` puts runs into it, the level
-of chance below them, and the paper's own rows where the set is the paper's (:func:`unlike_published`). The run report
-and the comparison of runs share them.
+tables.yaml describes them, with the published rows. :func:`filled` adds the numbers of runs and the level of chance.
+The run report and the comparison of runs share them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import yaml
+
+from medclip_dcl.findings import CHEX5
 from medclip_dcl.report.intervals import Interval
 from medclip_dcl.report.saved_results import value_at
 
 Results = Mapping[str, Any]
+Intervals = Mapping[str, Mapping[str, Interval]]
+"""Name of a row -> path in the metrics -> interval."""
+Show = Callable[[Any, int], str]
+"""Number, decimals -> text."""
 
-RUN, UNTRAINED, PUBLISHED, PLAIN, CHANCE = "run", "untrained", "published", "plain", "chance"
-NOTHING = "–"
-TABLE_3 = "Table 3. Zero-shot classification, AUC"
-TABLE_4 = "Table 4. Visual grounding"
-CLASSIFIER = "finding_classification"
-"""Section of results.json that a classifier's run has, and no other."""
-REPORTS = "report_retrieval"
-"""Section of the retrieval of images and reports; runs that were tested before there was one do not have it."""
-PUBLISHED_NOTE = "published, not rerun; MIMIC-CXR/MS-CXR"
-PUBLISHED_COUNTS = {"boxes": 1448, "pairs": 1162, "images": 1047}
-"""Of MS-CXR, on which the paper's rows were measured: boxes, image-phrase pairs, images."""
-
-_BIOVIL, _LSE_NL, _DCL_LM = "BioViL", "LSE+NL", "DCL, η_LM"
-
-PUBLISHED_1: dict[str, tuple[float | int, ...]] = {
-    _BIOVIL: (0.78, 0.62, 1.14, 0.17, 0.25, 148),
-    _LSE_NL: (0.79, 0.65, 1.40, 0.19, 0.29, 115),
-    "Remove by CheX5": (0.86, 0.71, 1.37, 0.19, 0.29, 113),
-    "Resample by text": (0.82, 0.71, 1.37, 0.19, 0.30, 111),
-    "Remove by text": (0.84, 0.72, 1.39, 0.19, 0.30, 112),
-    "Reweight by text": (0.84, 0.69, 1.40, 0.19, 0.29, 113),
-    "DCL, η = .05": (0.80, 0.72, 1.46, 0.19, 0.30, 104),
-    "DCL, η = .1": (0.85, 0.72, 1.45, 0.19, 0.29, 111),
-    _DCL_LM: (0.86, 0.72, 1.49, 0.20, 0.30, 104),
-}
-"""SSD, table 1: AUC, ACC, CNR, mIoU, Recall, MedR."""
-
-PUBLISHED_3: dict[str, tuple[float | int, ...]] = {
-    _BIOVIL: (0.752, 0.887, 0.914, 0.768, 0.594, 0.783),
-    _LSE_NL: (0.888, 0.876, 0.798, 0.853, 0.526, 0.788),
-    _DCL_LM: (0.884, 0.889, 0.913, 0.861, 0.760, 0.862),
-}
-"""SSD, table 3: AUC of cardiomegaly, edema, pleural effusion, pneumonia, pneumothorax, average."""
-
-PUBLISHED_4: dict[str, tuple[float | int, ...]] = {
-    _BIOVIL: (1.142, 0.174),
-    _LSE_NL: (1.400, 0.190),
-    _DCL_LM: (1.486, 0.195),
-}
-"""SSD, table 4: CNR, mIoU."""
-
-PUBLISHED_5: dict[str, tuple[float | int, ...]] = {
-    _BIOVIL: (0.07, 0.26, 0.40, 151, 0.08, 0.26, 0.40, 146),
-    _LSE_NL: (0.09, 0.29, 0.44, 123, 0.10, 0.32, 0.49, 107),
-    _DCL_LM: (0.10, 0.31, 0.48, 106, 0.10, 0.33, 0.50, 102),
-}
-"""SSD, table 5: R@10, R@50, R@100, MedR from image to text, then from text to image."""
-
-_TOO_FEW = f"{NOTHING}: too few positive or negative cases; the average is over the findings with a number."
-_ABOUT_CNR = (
-    "The signed CNR (not in the paper) tells a heat map that avoids the box from one that finds it; without its sign"
-    " the CNR lies above 0 by chance too."
+DESCRIPTIONS: dict[str, Any] = yaml.safe_load(
+    Path(__file__).with_name("tables.yaml").read_text(encoding="utf-8")
 )
-_CHEX5_ORDER = ["Cardiomegaly", "Edema", "Pleural Effusion", "Pneumonia", "Pneumothorax"]
+UNTRAINED = "untrained"
+NOTHING = "–"
+CLASSIFIER = "finding_classification"
+"""Section of results.json that only a classifier's run has."""
+REPORTS = "report_retrieval"
+"""Section of image-report retrieval; results of older versions lack it."""
+PUBLISHED_COUNTS = {"boxes": 1448, "pairs": 1162, "images": 1047}
+"""Boxes, image-phrase pairs and images of MS-CXR in the paper."""
+
+_A_NUMBER = {
+    "classification": "auc",
+    "grounding": "miou",
+    "retrieval": "recall",
+    REPORTS: "image_report/recall",
+    CLASSIFIER: "by_finding",
+}
+"""Section -> an entry that is there if the section has any number."""
+_KS = (10, 50, 100)
+_DIRECTIONS = ("image_to_text", "text_to_image")
+
+
+class Column(NamedTuple):
+    """A number of results.json: its path in the metrics, keys joined by "/", and its decimals."""
+
+    heading: str
+    path: str = ""
+    digits: int = 0
 
 
 class Cell(NamedTuple):
-    """A number as it is shown, and its interval, if any."""
+    """A number and its interval as text; the interval may be empty."""
 
     text: str
     interval: str = ""
 
+    def __str__(self) -> str:
+        return f"{self.text} {self.interval}".rstrip()
+
 
 class Row(NamedTuple):
-    """A row of a table; ``kind`` is run, untrained, published, difference, counts, chance or plain."""
+    """A row; ``kind``: run, untrained, counts, chance, difference, published, plain, or divider, a line of text."""
 
     label: str
     kind: str
-    cells: list[Cell]
+    cells: Sequence[Cell] = ()
 
 
-@dataclass(frozen=True)
+@dataclass
 class Table:
-    """A table as it is shown.
+    """A table for the templates.
 
     Attributes:
-        title: above it.
-        columns: headings, the column of labels excluded.
-        rows: in their order.
-        note: below it.
-        groups: headings above spans of columns, the column of labels excluded.
-        dividers: kind of row -> line above the first row of that kind.
-        folded: published rows of another set, which are shown on demand only, where the format can.
-    """
-
-    title: str
-    columns: list[str]
-    rows: list[Row]
-    note: str = ""
-    groups: list[tuple[str, int]] = field(default_factory=list)
-    dividers: Mapping[str, str] = field(default_factory=lambda: {PUBLISHED: PUBLISHED_NOTE})
-    folded: list[Row] = field(default_factory=list)
-
-
-class Column(NamedTuple):
-    """A number of results.json: its path in the metrics, keys joined by "/", and how many decimals are shown."""
-
-    heading: str
-    path: str
-    digits: int
-
-
-@dataclass(frozen=True)
-class Layout:
-    """A table before runs are put into it.
-
-    Attributes:
-        title: above it.
-        columns: which numbers it shows.
-        published: row -> numbers of the paper, None where it has none.
-        variants: name -> paths of the numbers that stand in the columns in rows of their own.
-        counts: label and texts of a row that counts cases, if any.
-        groups: headings above spans of columns.
-        note: below it.
+        title: above the table.
+        columns: without that of the labels.
+        rows: in order, without the published ones.
+        note: below the table.
+        groups: (heading, number of columns) above the headings.
+        published: rows of the paper.
+        is_folded: the published rows are of another data set: HTML shows them on demand, other formats not at all.
     """
 
     title: str
     columns: list[Column]
-    published: Mapping[str, Sequence[float | int | None]]
-    variants: Mapping[str, list[str]] = field(default_factory=dict)
-    counts: tuple[str, list[str]] | None = None
-    groups: list[tuple[str, int]] = field(default_factory=list)
+    rows: list[Row]
     note: str = ""
+    groups: Sequence[tuple[str, int]] = ()
+    published: list[Row] = field(default_factory=list)
+    is_folded: bool = False
+
+    @property
+    def shown(self) -> list[Row]:
+        """All rows but folded ones."""
+        if self.is_folded or not self.published:
+            return self.rows
+        return [*self.rows, Row("published, not rerun; MIMIC-CXR/MS-CXR", "divider"), *self.published]
+
+    @property
+    def headings(self) -> list[str]:
+        """Headings of the columns; equal ones with that of their group."""
+        headings = [column.heading for column in self.columns]
+        if len(set(headings)) == len(headings) or not self.groups:
+            return headings
+        groups = _spread(self.groups)
+        return [f"{group}: {heading}" for group, heading in zip(groups, headings, strict=True)]
 
 
 def is_of_classifier(results: Results) -> bool:
@@ -147,29 +120,12 @@ def is_of_classifier(results: Results) -> bool:
 
 
 def is_measured(results: Results, section: str) -> bool:
-    """The evaluation found numbers: there were labels, boxes or reports."""
+    """The evaluation gave numbers: the set has labels, boxes or reports."""
     return value_at(results["metrics"], f"{section}/{_A_NUMBER[section]}") is not None
 
 
-def layouts(runs: Sequence[Results]) -> list[Layout]:
-    """Tables of what was measured of any of some runs that were tested alike; of a classifier, its own by finding."""
-    results = runs[0]
-    if is_of_classifier(results):
-        return _layouts_by_finding(results)
-    measured = {section for section in _A_NUMBER if any(is_measured(run, section) for run in runs)}
-    with_reports = next((run for run in runs if is_measured(run, REPORTS)), results)
-    found = {
-        "classification": [_layout_3(results)],
-        "grounding": [_layout_4(results)],
-        "retrieval": [_layout_5(results)],
-        REPORTS: [_layout_reports(with_reports, *task) for task in _TASKS],
-    }
-    of_sections = [layout for section, parts in found.items() if section in measured for layout in parts]
-    return [*([_layout_1(results, measured)] if measured - {REPORTS} else []), *of_sections]
-
-
 def unlike_published(results: Results) -> str:
-    """Why the paper's rows, of MIMIC-CXR and MS-CXR, cannot stand beside these results; "" where they can."""
+    """Reason why the paper's rows, of MIMIC-CXR and MS-CXR, do not compare with these results; "" if they do."""
     dataset, counts = results["dataset"], results["counts"].get("grounding") or {}
     if dataset.get("phantom"):
         return "this set is a phantom"
@@ -178,10 +134,10 @@ def unlike_published(results: Results) -> str:
     if "grounding" not in results["counts"]:
         return "its boxes were not evaluated"
     same = {name for name, count in PUBLISHED_COUNTS.items() if counts.get(name) == count}
-    if "boxes" not in same or len(same) < 2:
-        pairs = f"{counts.get('pairs') or 0:,} image-phrase pairs on {counts.get('images') or 0:,} images"
-        return f"this set has {counts.get('boxes') or 0:,} boxes, {pairs}"
-    return ""
+    if "boxes" in same and len(same) >= 2:
+        return ""
+    boxes, pairs, images = (counts.get(name) or 0 for name in PUBLISHED_COUNTS)
+    return f"this set has {boxes:,} boxes, {pairs:,} image-phrase pairs on {images:,} images"
 
 
 def why_left_out(results: Results) -> str:
@@ -189,356 +145,258 @@ def why_left_out(results: Results) -> str:
     reason = unlike_published(results)
     if not reason or is_of_classifier(results):
         return ""
-    boxes, pairs, images = (f"{PUBLISHED_COUNTS[name]:,}" for name in ("boxes", "pairs", "images"))
     return (
-        f"Published rows are of MIMIC-CXR with MS-CXR ({boxes} boxes, {pairs} image-phrase pairs on {images} images);"
-        f" {reason}: the numbers do not compare."
-    )
+        "Published rows are of MIMIC-CXR with MS-CXR ({boxes:,} boxes, {pairs:,} image-phrase pairs on {images:,}"
+        " images); {reason}: the numbers do not compare."
+    ).format(**PUBLISHED_COUNTS, reason=reason)
 
 
-def data_in_words(results: Results) -> str:
-    """The tested set by what it is: its name and source, and how many images and boxes were tested."""
+def describe_data(results: Results) -> str:
+    """Name and source of the tested set, with its numbers of images, patients and boxes."""
     dataset, counts = results["dataset"], results["counts"]
     source = str(dataset.get("source"))
     if "grounding" in counts and unlike_published(results) and source.startswith("mimic-cxr"):
         source = f"in the layout of {source}"
-    name = f"{dataset['folder']} ({source})" if dataset.get("folder") else source
-    words = []
+    words = [f"{dataset['folder']} ({source})" if dataset.get("folder") else source]
     if "images" in dataset:
         words.append(f"{dataset['images']:,} test images of {dataset['patients']:,} patients")
     n_boxes = (counts.get("grounding") or {}).get("boxes")
     if n_boxes is not None:
         words.append(f"{n_boxes:,} boxes" if n_boxes else "no boxes")
-    return ", ".join([name, *words])
+    return ", ".join(words)
 
 
 def chance_levels(results: Results) -> dict[str, float]:
-    """Path in the metrics -> what a model that knows nothing is expected to reach; from the counts.
+    """Path in the metrics -> expectation of a model without skill, from the counts.
 
-    Accuracy: of the commoner label. No level where it depends on the model, as that of the unsigned CNR and the mIoU.
+    Accuracy: of the commoner label. The unsigned CNR and the mIoU have none: it depends on the model.
     """
     found: dict[str, float] = {"grounding/cnr_signed": 0.0, "grounding/by_pair/cnr_signed": 0.0}
     for section in ("classification", CLASSIFIER):
-        of_findings: dict[str, list[float]] = {}
+        averaged: dict[str, list[float]] = defaultdict(list)
         for finding, cases in (results["counts"].get(section) or {}).get("by_finding", {}).items():
             path, n = f"{section}/by_finding/{finding}", cases["positives"] + cases["negatives"]
-            if value_at(results["metrics"], f"{path}/auc") is not None and n:
-                levels = {
-                    "auc": 0.5,
-                    "acc": max(cases.values()) / n,
-                    "average_precision": cases["positives"] / n,
-                }
+            if n and value_at(results["metrics"], f"{path}/auc") is not None:
+                share = cases["positives"] / n
+                levels = {"auc": 0.5, "acc": max(cases.values()) / n, "average_precision": share}
                 for name, level in levels.items():
                     found[f"{path}/{name}"] = level
-                    of_findings.setdefault(name, []).append(level)
-        found |= {f"{section}/{name}": sum(values) / len(values) for name, values in of_findings.items()}
-    n_boxes = (results["counts"].get("retrieval") or {}).get("boxes")
-    if n_boxes:
-        alike = {**{f"R@{k}": min(1.0, k / n_boxes) for k in _KS}, "MedR": (n_boxes + 1) / 2}
-        found |= _retrieval_levels("retrieval", dict.fromkeys(_DIRECTIONS, alike))
-    for task, levels in (results["counts"].get(REPORTS) or {}).get("by_chance", {}).items():
-        found |= _retrieval_levels(f"{REPORTS}/{task}", levels)
-    return found
-
-
-def _retrieval_levels(prefix: str, levels: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    found = {f"{prefix}/{d}/{name}": level for d in _DIRECTIONS for name, level in levels[d].items()}
-    recalls = [levels[direction][f"R@{k}"] for direction in _DIRECTIONS for k in _KS]
-    found[f"{prefix}/recall"] = sum(recalls) / len(recalls)
-    found[f"{prefix}/medr"] = sum(levels[direction]["MedR"] for direction in _DIRECTIONS) / len(_DIRECTIONS)
+                    averaged[name].append(level)
+        found |= {f"{section}/{name}": sum(levels) / len(levels) for name, levels in averaged.items()}
+    by_chance = (results["counts"].get(REPORTS) or {}).get("by_chance", {})
+    tasks = {f"{REPORTS}/{task}": levels for task, levels in by_chance.items()}
+    if n_boxes := (results["counts"].get("retrieval") or {}).get("boxes"):
+        recalls = {f"R@{k}": min(1.0, k / n_boxes) for k in _KS}
+        tasks["retrieval"] = dict.fromkeys(_DIRECTIONS, recalls | {"MedR": (n_boxes + 1) / 2})
+    for prefix, levels in tasks.items():
+        found |= {f"{prefix}/{d}/{name}": level for d in _DIRECTIONS for name, level in levels[d].items()}
+        found[f"{prefix}/recall"] = sum(levels[d][f"R@{k}"] for d in _DIRECTIONS for k in _KS) / 6
+        found[f"{prefix}/medr"] = sum(levels[d]["MedR"] for d in _DIRECTIONS) / 2
     return found
 
 
 def number(value: Any, digits: int) -> str:
-    """A number with so many decimals; a dash for None; ranks that are whole or halves as they are."""
+    """A number with its decimals; a dash for None; ranks without decimals where they are whole."""
     if value is None:
         return NOTHING
-    if digits == 0:
-        return f"{value:,.1f}".removesuffix(".0")
-    return f"{value:.{digits}f}"
+    return f"{value:,.1f}".removesuffix(".0") if digits == 0 else f"{value:.{digits}f}"
 
 
 def filled(
-    layout: Layout,
-    runs: Mapping[str, Results],
-    intervals: Mapping[str, Mapping[str, Interval]] | None = None,
-    show: Callable[[Any, int], str] = number,
-) -> Table:
-    """The table of some runs, in their order, then of their variants, counts, chance, then the published rows.
+    runs: Mapping[str, Results], intervals: Intervals, show: Show = number, detailed: bool = False
+) -> list[Table]:
+    """Tables of what was measured in any of the runs, which share protocol and cases.
 
     Args:
-        layout: which numbers.
         runs: name of the row -> results.json.
-        intervals: name of the row -> path -> interval, shown beside the number.
-        show: value, decimals -> text.
+        intervals: shown beside the numbers.
+        show: format of a number.
+        detailed: add tables by finding and by category of box.
     """
-    intervals = intervals or {}
-    paths = {"": [column.path for column in layout.columns], **layout.variants}
-    rows = []
-    for variant, of_columns in paths.items():
-        for name, results in runs.items():
-            cells = [
-                _cell(results, intervals.get(name, {}), path, column.digits, show)
-                for path, column in zip(of_columns, layout.columns, strict=True)
-            ]
-            rows.append(Row(f"{name}, {variant}" if variant else name, kind_of(name), cells))
-    if layout.counts:
-        rows.append(Row(layout.counts[0], "counts", [Cell(text) for text in layout.counts[1]]))
-    # Any run that has the section knows its counts.
+    measured = {}
+    for section in _A_NUMBER:
+        if of_runs := [results for results in runs.values() if is_measured(results, section)]:
+            measured[section] = of_runs[0]
+    found = []
+    for description in DESCRIPTIONS["tables"]:
+        table = _table(description, measured, runs, intervals, show)
+        if not table.columns:
+            continue
+        is_by_finding = detailed and description.get("prefix") == "classification"
+        # Only the findings of the paper need the paper's table beside that by finding.
+        if not is_by_finding or table.published:
+            found.append(table)
+        if is_by_finding:
+            found.append(_by_finding(runs, intervals))
+        if detailed and description.get("prefix") == "grounding":
+            found += _by_category(runs, intervals)
+    return found
+
+
+def _table(
+    description: Mapping[str, Any],
+    measured: Mapping[str, Results],
+    runs: Mapping[str, Results],
+    intervals: Intervals,
+    show: Show,
+) -> Table:
+    """A described table with the columns of the measured sections."""
+    first = next(iter(runs.values()))
+    prefix = description.get("prefix", "")
+    counts = {section: _counts(results, section) for section, results in measured.items()}
+    columns, label, texts = _columns(description, measured)
+    sections = [column.path.split("/")[0] for column in columns]
+    kept = [place for place, section in enumerate(sections) if section in measured]
+    columns = [columns[place] for place in kept]
+
+    variants = description.get("variants", {})
+    notes = [
+        note.format_map(counts[section])
+        for section, note in description["notes"].items()
+        if section in measured
+    ]
+    if "note_of_variants" in description and REPORTS in counts:
+        if counts[REPORTS]["distinct_reports"] == counts[REPORTS]["reports"]:
+            variants = {}
+        else:
+            notes.append(description["note_of_variants"])
+
+    rows = _rows_of_runs(columns, runs, intervals, show)
+    for variant, key in variants.items():
+        inner = [c._replace(path=c.path.replace(prefix, f"{prefix}/{key}", 1)) for c in columns]
+        rows += _rows_of_runs(inner, runs, intervals, show, f", {variant}")
+    if label:
+        cells = [Cell(texts[place].format_map(counts[sections[place]])) for place in kept]
+        rows.append(Row(label, "counts", cells))
+    # A run that was tested before a section existed lacks its counts.
     levels = {path: level for results in runs.values() for path, level in chance_levels(results).items()}
-    if any(column.path in levels for column in layout.columns):
-        cells = [Cell(show(levels.get(column.path), column.digits)) for column in layout.columns]
-        rows.append(Row("chance level", CHANCE, cells))
+    if any(column.path in levels for column in columns):
+        cells = [Cell(show(levels.get(column.path), column.digits)) for column in columns]
+        rows.append(Row("chance level", "chance", cells))
+
+    # The paper's AUC and ACC are those of CheX5.
+    is_chex5 = list(_cases(first, "classification")) == list(CHEX5)
+    comparable = [place for place in kept if sections[place] != "classification" or is_chex5]
     published = []
-    for name, values in layout.published.items():
-        digits = (column.digits for column in layout.columns)
-        cells = [Cell(show(value, places)) for value, places in zip(values, digits, strict=True)]
-        if all(value is None for value in values):
-            continue  # AUC and ACC of other findings than the paper's
-        published.append(Row(name, PUBLISHED, cells))
-    is_like = not unlike_published(next(iter(runs.values())))
+    for name, values in description.get("published", {}).items() if comparable else ():
+        shown = [values[place] if place in comparable else None for place in kept]
+        cells = [Cell(show(value, c.digits)) for value, c in zip(shown, columns, strict=True)]
+        published.append(Row(name, "published", cells))
+
+    title = description["title"] if published else description["title"].removeprefix("Table 3. ")
+    names = list(dict.fromkeys(sections[place] for place in kept))
+    listed = ", ".join([*names[:-2], " and ".join(names[-2:])])
+    listed = listed.replace("classification", "zero-shot classification").capitalize()
+    groups = _spread(description["groups"]) if "groups" in description else []
     return Table(
-        layout.title,
-        [column.heading for column in layout.columns],
-        [*rows, *(published if is_like else [])],
-        layout.note,
-        layout.groups,
-        folded=[] if is_like else published,
+        title.format(sections=listed),
+        columns,
+        rows,
+        " ".join(notes),
+        [(name, len(list(of))) for name, of in groupby(groups[place] for place in kept)] if groups else [],
+        published,
+        bool(unlike_published(first)),
     )
 
 
-def by_category(
-    runs: Mapping[str, Results], intervals: Mapping[str, Mapping[str, Interval]] | None = None
-) -> Table | None:
-    """Grounding by category of box, the runs beside each other; None without boxes."""
+def _columns(
+    description: Mapping[str, Any], measured: Mapping[str, Results]
+) -> tuple[list[Column], str, list[str]]:
+    """Columns, and label and texts of the row of counts."""
+    prefix = description.get("prefix", "")
+    if "findings" in description:
+        cases, name = _cases(measured.get(prefix, {}), prefix), description["findings"]
+        columns = [Column(finding, f"{prefix}/by_finding/{finding}/{name}", 3) for finding in cases]
+        average = Column("average", f"{prefix}/{name}", 3)
+        return [*columns, average], "positive / negative cases", [*cases.values(), ""]
+    columns = [
+        Column(heading, f"{prefix}/{path}".removeprefix("/"), digits)
+        for heading, path, digits in description["columns"]
+    ]
+    label, *spans = description.get("counts", [""])
+    return columns, label, _spread(spans)
+
+
+def _by_category(runs: Mapping[str, Results], intervals: Intervals) -> list[Table]:
+    """Grounding by category of box, the runs beside each other; nothing without boxes."""
     counts = next(iter(runs.values()))["counts"].get("grounding", {}).get("boxes_by_category", {})
-    if not counts:
-        return None
+    names = {"CNR": "cnr", "signed CNR": "cnr_signed", "mIoU": "miou"}
     rows = []
     for category, n_boxes in counts.items():
-        cells = [Cell(f"{n_boxes:,}")]
-        for name, results in runs.items():
-            cells += [
-                _cell(results, (intervals or {}).get(name, {}), path, 2, number)
-                for path in _paths(f"grounding/by_category/{category}", _GROUNDING)
-            ]
-        rows.append(Row(category, PLAIN, cells))
-    rows.append(
-        Row("chance level", CHANCE, [Cell(""), *[Cell(NOTHING), Cell("0"), Cell(NOTHING)] * len(runs)])
-    )
-    groups = [("", 1), *((run, 3) for run in runs)]
-    return Table(
-        "Grounding by category", ["boxes", *["CNR", "signed CNR", "mIoU"] * len(runs)], rows, groups=groups
-    )
+        columns = [Column(h, f"grounding/by_category/{category}/{name}", 2) for h, name in names.items()]
+        cells = _cells_of_runs(columns, runs, intervals)
+        rows.append(Row(category, "plain", [Cell(f"{n_boxes:,}"), *cells]))
+    chance = [Cell(NOTHING), Cell("0"), Cell(NOTHING)]
+    rows.append(Row("chance level", "chance", [Cell(""), *chance * len(runs)]))
+    columns = [Column("boxes"), *[Column(heading) for heading in names] * len(runs)]
+    groups = [("", 1), *((run, len(names)) for run in runs)]
+    return [Table("Grounding by category", columns, rows, groups=groups)] if counts else []
 
 
-def by_finding(
-    runs: Mapping[str, Results], intervals: Mapping[str, Mapping[str, Interval]] | None = None
-) -> Table:
+def _by_finding(runs: Mapping[str, Results], intervals: Intervals) -> Table:
     """Zero-shot classification with a row for each finding, the runs beside each other."""
     first = next(iter(runs.values()))
     levels = chance_levels(first)
-    _, cases = _cases_by_finding(first, "classification")
     rows = []
-    findings = first["metrics"]["classification"]["by_finding"]
-    for finding, of_finding in zip(findings, cases[:-1], strict=True):  # the last is that of the average
+    for finding, cases in _cases(first, "classification").items():
         path = f"classification/by_finding/{finding}"
-        cells = [Cell(of_finding)]
-        for name, results in runs.items():
-            cells += [
-                _cell(results, (intervals or {}).get(name, {}), number_path, 3, number)
-                for number_path in _paths(path, ("auc", "acc"))
-            ]
-        rows.append(Row(finding, PLAIN, [*cells, Cell(number(levels.get(f"{path}/acc"), 3))]))
-    headings = ["positive / negative cases", *["AUC", "ACC"] * len(runs), "ACC by chance"]
-    groups = [("", 1), *((run, 2) for run in runs), ("", 1)]
-    note = "AUC by chance is 0.5; ACC, the share of the commoner label."
-    return Table("Zero-shot classification by finding", headings, rows, f"{_TOO_FEW} {note}", groups)
+        columns = [Column("AUC", f"{path}/auc", 3), Column("ACC", f"{path}/acc", 3)]
+        chance = Cell(number(levels.get(f"{path}/acc"), 3))
+        rows.append(Row(finding, "plain", [Cell(cases), *_cells_of_runs(columns, runs, intervals), chance]))
+    columns = [Column("positive / negative cases"), *[Column("AUC"), Column("ACC")] * len(runs)]
+    return Table(
+        "Zero-shot classification by finding",
+        [*columns, Column("ACC by chance")],
+        rows,
+        "–: too few positive or negative cases. AUC by chance is 0.5; ACC, the share of the commoner label.",
+        [("", 1), *((run, 2) for run in runs), ("", 1)],
+    )
 
 
-def kind_of(name: str) -> str:
-    """Whether a row is a run's or an untrained network's, by its name."""
-    return UNTRAINED if name == UNTRAINED or name.endswith(f", {UNTRAINED}") else RUN
+def _counts(results: Results, section: str) -> Mapping[str, Any]:
+    """Counts of a section; 0 where an older version did not write one."""
+    selection = results["protocol"].get(section, {}).get("reports", "all")
+    return defaultdict(int, results["counts"].get(section) or {}, selection=selection)
 
 
-_GROUNDING = ("cnr", "cnr_signed", "miou")
-_KS = (10, 50, 100)
-_DIRECTIONS = ("image_to_text", "text_to_image")
-_RETRIEVAL = [
-    f"{direction}/{name}" for direction in _DIRECTIONS for name in (*(f"R@{k}" for k in _KS), "MedR")
-]
-_A_NUMBER = {
-    "classification": "auc",
-    "grounding": "miou",
-    "retrieval": "recall",
-    REPORTS: "image_report/recall",
-}
-"""Section -> a number that it has wherever it has any."""
-_TASKS = (("image_report", "reports", "Report"), ("image_sentence", "sentences", "Sentence"))
+def _cases(results: Results, section: str) -> dict[str, str]:
+    """Finding -> its numbers of positive and negative cases."""
+    findings = results.get("metrics", {}).get(section, {}).get("by_finding", {})
+    counts = results.get("counts", {}).get(section, {}).get("by_finding", {})
+    return {f: "{positives} / {negatives}".format(**counts[f]) if f in counts else NOTHING for f in findings}
 
 
-def _layouts_by_finding(results: Results) -> list[Layout]:
-    """A classifier's AUC, average precision and accuracy."""
-    titles = {"auc": "AUC", "average_precision": "average precision", "acc": "accuracy"}
-    notes = {"average_precision": "Without skill the average precision is the share of positive cases."}
+def _spread(spans: Sequence[Sequence[Any]]) -> list[str]:
+    return [text for text, n_columns in spans for _ in range(n_columns)]
+
+
+def _rows_of_runs(
+    columns: Sequence[Column], runs: Mapping[str, Results], intervals: Intervals, show: Show, suffix: str = ""
+) -> list[Row]:
+    rows = []
+    for name, results in runs.items():
+        kind = UNTRAINED if name == UNTRAINED or name.endswith(f", {UNTRAINED}") else "run"
+        rows.append(Row(name + suffix, kind, _cells(columns, results, intervals.get(name, {}), show)))
+    return rows
+
+
+def _cells_of_runs(
+    columns: Sequence[Column], runs: Mapping[str, Results], intervals: Intervals
+) -> list[Cell]:
     return [
-        Layout(
-            title=f"Classification of findings, {title}",
-            columns=_by_finding(results, CLASSIFIER, name),
-            published={},
-            counts=_cases_by_finding(results, CLASSIFIER),
-            note=" ".join([_TOO_FEW, *([notes[name]] if name in notes else [])]),
-        )
-        for name, title in titles.items()
+        cell
+        for name, results in runs.items()
+        for cell in _cells(columns, results, intervals.get(name, {}), number)
     ]
 
 
-def _by_finding(results: Results, section: str, name: str) -> list[Column]:
-    """A column for each finding, and one for the average."""
-    findings = results["metrics"].get(section, {}).get("by_finding", {})
-    columns = [Column(finding, f"{section}/by_finding/{finding}/{name}", 3) for finding in findings]
-    return [*columns, Column("average", f"{section}/{name}", 3)]
-
-
-def _cases_by_finding(results: Results, section: str) -> tuple[str, list[str]]:
-    findings = results["metrics"].get(section, {}).get("by_finding", {})
-    counts = results["counts"].get(section, {}).get("by_finding", {})
-    cases = [
-        f"{counts[f]['positives']} / {counts[f]['negatives']}" if f in counts else NOTHING for f in findings
-    ]
-    return "positive / negative cases", [*cases, ""]
-
-
-def _layout_1(results: Results, measured: Collection[str]) -> Layout:
-    """The columns of what was measured."""
-    columns = [
-        Column("AUC ↑", "classification/auc", 2),
-        Column("ACC ↑", "classification/acc", 2),
-        Column("CNR ↑", "grounding/cnr", 2),
-        Column("signed CNR ↑", "grounding/cnr_signed", 2),
-        Column("mIoU ↑", "grounding/miou", 2),
-        Column("Recall ↑", "retrieval/recall", 2),
-        Column("MedR ↓", "retrieval/medr", 0),
-    ]
-    section = [column.path.split("/")[0] for column in columns]
-    shown = [place for place, name in enumerate(section) if name in measured]
-    published = {name: [*row[:3], None, *row[3:]] for name, row in PUBLISHED_1.items()}
-    if not is_of_chex5(results):
-        published = {name: [None, None, *row[2:]] for name, row in published.items()}
-    counts = results["counts"]
-    cases = {
-        "classification": f"{counts.get('classification', {}).get('images', 0):,} images",
-        "grounding": f"{counts.get('grounding', {}).get('boxes', 0):,} boxes",
-        "retrieval": f"{counts.get('retrieval', {}).get('boxes', 0):,} candidates",
-    }
-    parts = {name: section.count(name) for name in cases if name in measured}
-    names = [*list(parts)[:-2], " and ".join(list(parts)[-2:])]
-    return Layout(
-        title=f"Table 1. {', '.join(names).replace('classification', 'zero-shot classification').capitalize()}",
-        columns=[columns[place] for place in shown],
-        published={name: [row[place] for place in shown] for name, row in published.items()},
-        counts=("tested on", [cases[section[place]] for place in shown]),
-        groups=[(name.capitalize(), span) for name, span in parts.items()],
-        note=_ABOUT_CNR if "grounding" in measured else "",
-    )
-
-
-def is_of_chex5(results: Results) -> bool:
-    """The findings of the zero-shot classification are CheX5's, as in the paper's tables."""
-    return list(results["metrics"].get("classification", {}).get("by_finding", {})) == _CHEX5_ORDER
-
-
-def _layout_3(results: Results) -> Layout:
-    return Layout(
-        title=TABLE_3 if is_of_chex5(results) else "Zero-shot classification, AUC",
-        columns=_by_finding(results, "classification", "auc"),
-        published=PUBLISHED_3 if is_of_chex5(results) else {},
-        counts=_cases_by_finding(results, "classification"),
-        note=_TOO_FEW,
-    )
-
-
-def _layout_4(results: Results) -> Layout:
-    boxes = results["counts"].get("grounding", {})
-    headings = ("CNR ↑", "signed CNR ↑", "mIoU ↑")
-    return Layout(
-        title=TABLE_4,
-        columns=[
-            Column(heading, path, 3)
-            for heading, path in zip(headings, _paths("grounding", _GROUNDING), strict=True)
-        ],
-        published={name: (row[0], None, row[1]) for name, row in PUBLISHED_4.items()},
-        variants={"per image-phrase pair": _paths("grounding/by_pair", _GROUNDING)},
-        note=f"{_ABOUT_CNR} Averaged over {boxes.get('boxes', 0):,} boxes on {boxes.get('images', 0):,} images.",
-    )
-
-
-def _layout_5(results: Results) -> Layout:
-    counts = results["counts"].get("retrieval", {})
-    return Layout(
-        title="Table 5. Cross-modal retrieval",
-        columns=_retrieval_columns("retrieval"),
-        published=PUBLISHED_5,
-        variants={"duplicate-tolerant": _paths("retrieval/tolerant", _RETRIEVAL)},
-        counts=("candidates", [f"{counts.get('boxes', 0):,}"] * 8),
-        groups=[("Image to text (box to phrase)", 4), ("Text to image (phrase to box)", 4)],
-        note=f"{counts.get('boxes', 0):,} boxes, {counts.get('phrases', 0):,} distinct phrases; correct is the paired"
-        " item only, or, duplicate-tolerant, every item with the same phrase.",
-    )
-
-
-def _layout_reports(results: Results, task: str, texts: str, name: str) -> Layout:
-    """Retrieval of reports, or of sentences, for images, and the other way round."""
-    counts = results["counts"].get(REPORTS, {})
-    n_images, n_texts = counts.get("images", 0), counts.get(texts, 0)
-    reports = results["protocol"].get(REPORTS, {}).get("reports", "all")
-    variants = {}
-    note = f"{counts.get('reports', 0):,} reports ({reports}) of {counts.get('patients', 0):,} patients"
-    if task == "image_report":
-        note += (
-            f", of which {counts.get('distinct_reports', 0):,} differ; a report's score is the mean over its distinct"
-            " sentences. Correct is the image's own report, or any image of the report's study"
-        )
-        if counts.get("distinct_reports") != counts.get("reports"):
-            variants["duplicate-tolerant"] = _paths(f"{REPORTS}/{task}/tolerant", _RETRIEVAL)
-            note += "; duplicate-tolerant, also what has a report of the same sentences"
-        note += "."
-    else:
-        note += (
-            ". Correct is any sentence of the image's report, and any image whose report holds the sentence."
-        )
-    return Layout(
-        title=f"{name} retrieval",
-        columns=_retrieval_columns(f"{REPORTS}/{task}"),
-        published={},
-        variants=variants,
-        counts=("candidates", [f"{n:,}" for n in (n_texts, n_images) for _ in range(4)]),
-        groups=[(f"Image to {name.lower()}", 4), (f"{name} to image", 4)],
-        note=note,
-    )
-
-
-def _retrieval_columns(prefix: str) -> list[Column]:
-    headings = ["R@10 ↑", "R@50 ↑", "R@100 ↑", "MedR ↓"] * 2
-    return [
-        Column(heading, path, 0 if "MedR" in heading else 2)
-        for heading, path in zip(headings, _paths(prefix, _RETRIEVAL), strict=True)
-    ]
-
-
-def _paths(prefix: str, names: Sequence[str]) -> list[str]:
-    return [f"{prefix}/{name}" for name in names]
-
-
-def _cell(
-    results: Results,
-    intervals: Mapping[str, Interval],
-    path: str,
-    digits: int,
-    show: Callable[[Any, int], str],
-) -> Cell:
-    found = intervals.get(path)
-    interval = ""
-    if found is not None and found.low is not None:
-        interval = f"[{show(found.low, digits)}, {show(found.high, digits)}]"
-    return Cell(show(value_at(results["metrics"], path), digits), interval)
+def _cells(
+    columns: Sequence[Column], results: Results, intervals: Mapping[str, Interval], show: Show
+) -> list[Cell]:
+    cells = []
+    for _, path, digits in columns:
+        found, interval = intervals.get(path), ""
+        if found is not None and found.low is not None:
+            interval = f"[{show(found.low, digits)}, {show(found.high, digits)}]"
+        cells.append(Cell(show(value_at(results["metrics"], path), digits), interval))
+    return cells

@@ -1,9 +1,10 @@
-"""Runs side by side: what stands in the tables, what is refused, and that all four files are well formed."""
+"""Comparison of runs: tables, refusals, and four well-formed files."""
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -14,7 +15,8 @@ import pytest
 
 from medclip_dcl.report.compare import FILES, CompareError, compare, main, paper_number, tables
 from medclip_dcl.report.intervals import bootstrap_differences, bootstrap_intervals
-from medclip_dcl.report.table_formats import latex_text, markdown_text
+from medclip_dcl.report.page import latex_text, markdown_text
+from medclip_dcl.report.report import render
 
 DRAWS = 100
 AS_PUBLISHED = [
@@ -56,10 +58,19 @@ def written(runs, tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def two_runs(make_tested_run, tmp_path_factory):
+    """Folder of runs a and b; do not write to it."""
+    folder = tmp_path_factory.mktemp("pair")
+    for seed, name in enumerate("ab"):
+        make_tested_run(folder / name, 1.0, seed)
+    return folder
+
+
 @pytest.fixture
-def pair(make_tested_run, tmp_path):
+def pair(two_runs, tmp_path):
     """Two runs to break."""
-    return [make_tested_run(tmp_path / name, 1.0, seed) for seed, name in enumerate("ab")]
+    return [shutil.copytree(two_runs / name, tmp_path / name) for name in "ab"]
 
 
 def command(*words, draws=DRAWS):
@@ -233,14 +244,9 @@ def test_json_holds_every_number_and_the_policy(written):
     assert found["rows"]["infonce"]["differences"] == {}
 
 
-def test_the_same_command_writes_the_same_bytes_and_prints_the_markdown(runs, written, tmp_path, capsys):
-    main(command(*runs.values(), "--baseline", "infonce", "--untrained", "--output", tmp_path / "again"))
-    captured = capsys.readouterr()
-    for name in FILES:
-        assert (tmp_path / "again" / name).read_bytes() == (written / name).read_bytes(), name
-    assert captured.out == (written / "comparison.md").read_text(encoding="utf-8")
-    main(command(*runs.values(), "--seed", "1", "--output", tmp_path / "again"))
-    assert (tmp_path / "again/comparison.md").read_bytes() != (written / "comparison.md").read_bytes()
+def test_the_seed_of_the_draws_changes_the_intervals(runs, written):
+    one, other = (compare([runs["infonce"]], n_draws=DRAWS, seed=seed).intervals for seed in (0, 1))
+    assert one != other
 
 
 def test_no_report_text_and_no_machine_path_leave_the_run(written, runs):
@@ -416,7 +422,7 @@ def test_a_run_from_before_the_retrieval_of_reports_is_compared_in_the_rest(pair
     for order in (pair, pair[::-1]):
         main(command(*order, "--output", tmp_path / "out"))
         text = capsys.readouterr().out
-        assert "tested before there was a retrieval of reports: b; test them again" in text
+        assert "tested by a version without retrieval of reports: b; test them again" in text
         shown = markdown_tables(text)
         assert shown[4]["b"] == [DASH] * 8 and DASH not in shown[4]["a"] and DASH not in shown[3]["b"]
 
@@ -468,25 +474,22 @@ def test_the_same_counts_of_other_patients_are_refused(pair, capsys):
     [
         (["a", "a/../a"], "is given twice; give each run once"),
         (["a", "gone"], "gone does not exist; give the folder of a run"),
-        (["a", "empty"], "empty/results.json is not there; made by: python -m medclip_dcl test --config"),
+        (["a", "empty"], "empty/results.json is missing; made by: python -m medclip_dcl test --config"),
         (
             ["a", "b", "--untrained"],
-            "b/results_untrained.json is not there; made by: python -m medclip_dcl test",
+            "b/results_untrained.json is missing; made by: python -m medclip_dcl test",
         ),
         (["a", "b", "--names", "one"], "--names needs one name for each of 2 runs: found 1"),
         (["a", "b", "--names", "x,x"], "the rows need names that differ: found 'x'"),
         (["a", "b", "--names", "x,"], "the rows need names that differ: found ''"),
-        (["a", "b", "--baseline", "untrained"], "none of the rows; give one of: a, b (the untrained ones"),
+        (["a", "b", "--baseline", "untrained"], "is not a row; give one of: a, b (the untrained ones"),
         (["a", "--untrained", "--names", "untrained"], "a run is called 'untrained' like an untrained row"),
         (["a", "--output", "a/results.json"], "results.json is a file; give a folder"),
     ],
 )
-def test_what_cannot_be_laid_side_by_side_is_one_line_and_status_2(
-    make_tested_run, tmp_path, monkeypatch, capsys, words, message
-):
+def test_a_refused_comparison_is_one_line_and_status_2(pair, tmp_path, monkeypatch, capsys, words, message):
     monkeypatch.chdir(tmp_path)
-    make_tested_run(Path("a"))
-    make_tested_run(Path("b"), seed=1, untrained=None)
+    Path("b/results_untrained.json").unlink()
     Path("empty").mkdir()
     assert message in refused(capsys, *words)
 
@@ -504,22 +507,33 @@ def test_one_run_alone_and_a_run_without_boxes_are_shown(make_tested_run, tmp_pa
         results["metrics"][section] = {"cnr": None, "recall": None}
     (run / "results.json").write_text(json.dumps(results))
     shown = tables(compare([run], n_draws=DRAWS), published=False)
-    assert shown[0].columns == ["AUC ↑", "ACC ↑"]
+    assert shown[0].headings == ["AUC ↑", "ACC ↑"]
     assert shown[0].rows[0].cells[0].interval.startswith("[")
     assert not [table.title for table in shown if "ounding" in table.title or "Table 5" in table.title]
 
 
 def test_compare_errors_are_saved_results_errors(pair):
-    with pytest.raises(CompareError, match="none of the rows"):
+    with pytest.raises(CompareError, match="is not a row"):
         compare(pair, baseline="nobody", n_draws=DRAWS)
 
 
-def test_the_command_does_without_lightning_and_torch_models(runs, tmp_path):
+def test_the_commands_do_without_lightning_and_write_the_same_bytes(runs, written, tmp_path):
     code = (
-        "import sys; from medclip_dcl.report.compare import main; main(sys.argv[1:]);"
-        "assert not {'pytorch_lightning', 'transformers', 'matplotlib'} & set(sys.modules)"
+        "import sys\n"
+        "from medclip_dcl.report.compare import main\n"
+        "main(sys.argv[2:])\n"
+        "assert not {'pytorch_lightning', 'transformers', 'matplotlib'} & set(sys.modules)\n"
+        "from medclip_dcl.report.report import main\n"
+        "main(sys.argv[1:2])\n"
+        "assert 'pytorch_lightning' not in sys.modules\n"
     )
-    words = command(*runs.values(), "--output", tmp_path)
-    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+    run = shutil.copytree(runs["infonce"], tmp_path / "infonce")
+    options = command(*runs.values(), "--baseline", "infonce", "--untrained", "--output", tmp_path / "out")
+    words = [sys.executable, "-c", code, str(run), *options]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith("written: ")
+    assert done.stdout == (written / "comparison.md").read_text(encoding="utf-8") + f"{run / 'report.html'}\n"
+    for name in FILES:
+        assert (tmp_path / "out" / name).read_bytes() == (written / name).read_bytes(), name
+    assert (run / "report.html").read_text(encoding="utf-8") == render(run)
