@@ -1,21 +1,28 @@
-"""The catalogue of the phantom: all classes with their frequencies and sentences.
+"""The catalogue of the phantom: all classes with their frequencies and sentences, from catalogue.yaml.
 
 The catalogue depends on a fixed seed, never on the seed of a run: all phantoms share one language. The number of
-wordings of a class, their length and their weights are drawn from streams of their own, which know nothing of the
-class's frequency; otherwise a language model's probability would be a good class probability by construction.
+wordings of a class, their length and their weights come from random streams of their own, independent of the class's
+frequency; otherwise a language model's probability would be a good class probability by construction.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+import yaml
 from jaxtyping import Float64
 
-from data_prep.phantom.classes import chex5_entries, derived_entries, tail_entries
-from data_prep.phantom.findings import FindingClass, StudyState
-from data_prep.phantom.language import FORCED, HELD_OUT_PROMPTS, draw_wordings
+from data_prep.phantom.findings import CATEGORIES, PARTS, SIDES, ZONES, FindingClass, Rule, StudyState
+from data_prep.phantom.language import draw_wordings, noun_phrases
+from medclip_dcl.findings import CHEXPERT
 
+FILE = Path(__file__).with_name("catalogue.yaml")
 CATALOGUE_SEED = 20231
 # Of the first thirty seeds the one with the least chance correlation between wordings and frequency.
 WORDING_SEED = 28
@@ -26,6 +33,182 @@ RARE_EXPONENT = 1.4
 RARE_OFFSET = 8
 RARE_FLOOR = 0.001
 
+_FORMS = {"negations": "negation", "statements": "statement"}
+_SECTIONS = ("common", "rare", "general", "combined", "negations", "statements")
+
+
+class CatalogueError(ValueError):
+    """catalogue.yaml contradicts itself."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An entry of catalogue.yaml, which explains the keys."""
+
+    name: str
+    part: str
+    wordings: Sequence[str]
+    sides: Sequence[str] = ("",)
+    zones: Collection[str] = ("",)
+    grades: Collection[str] = ("",)
+    frequency: float = 0.0
+    may_hedge: Sequence[str] = ()
+    category: str = ""
+    present: Sequence[str] = ()
+    absent: Sequence[str] = ()
+    holds: Mapping[str, Any] | None = None
+    mention: float = 0.0
+    form: str = "finding"
+
+    def check(self, forms: Collection[str]) -> None:
+        """Raise CatalogueError for values that the rest of the catalogue does not know."""
+        known: dict[str, tuple[Iterable[str], Collection[str]]] = {
+            "part": ([self.part], PARTS),
+            "form": ([self.form], forms),
+            "category": ([self.category], ("", *CATEGORIES)),
+            "present and absent": ([*self.present, *self.absent], CHEXPERT),
+            "sides": (self.sides, ("", *SIDES)),
+            "zones": (self.zones, ("", *ZONES)),
+            "may_hedge": (self.may_hedge, self.grades),
+        }
+        for key, (values, allowed) in known.items():
+            if unknown := sorted(set(values) - set(allowed)):
+                raise CatalogueError(
+                    f"{FILE.name}: {self.name}: {key}: {unknown}, expected some of {list(allowed)}"
+                )
+        for key, shares in {"zones": self.zones, "grades": self.grades}.items():
+            if isinstance(shares, Mapping) and abs(sum(shares.values()) - 1) > 1e-9:
+                raise CatalogueError(
+                    f"{FILE.name}: {self.name}: the shares of {key} add up to {sum(shares.values())}"
+                )
+
+
+class Place(NamedTuple):
+    """One of the combinations of side, zone and grade in which a finding exists."""
+
+    entry: Entry
+    side: str
+    zone: str
+    grade: str
+
+    @property
+    def name(self) -> str:
+        return "_".join(filter(None, (self.entry.name, self.side, self.zone, self.grade)))
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """By side, zone and grade."""
+        grades = list(self.entry.grades)
+        return ("", *SIDES).index(self.side), ("", *ZONES).index(self.zone), grades.index(self.grade)
+
+    @property
+    def frequency(self) -> float:
+        shares = ((self.entry.zones, self.zone), (self.entry.grades, self.grade))
+        return self.entry.frequency * float(np.prod([s[k] for s, k in shares if isinstance(s, Mapping)]))
+
+
+class Catalogue:
+    """All classes of the phantom, numbered; the same in every process and every run.
+
+    Attributes:
+        entries: the common and rare findings, by kind.
+        groups: names for several kinds.
+        exclusive, exclusive_on_one_side: kinds of which a study, or one side of it, has at most one.
+        classes: every class, by class_id.
+        tail, derived: the classes of the long tail, and those that follow from findings.
+    """
+
+    def __init__(self, data: Mapping[str, Any] | None = None) -> None:
+        data = yaml.safe_load(FILE.read_text("utf-8")) if data is None else data
+        sections = {name: _entries(name, data) for name in _SECTIONS}
+        self.entries = {entry.name: entry for name in ("common", "rare") for entry in sections[name]}
+        self.groups: dict[str, frozenset[str]] = {}
+        self.groups = {name: self._kinds(kinds) for name, kinds in data["groups"].items()}
+        self.exclusive = [self._kinds(kinds) for kinds in data["exclusive"]]
+        self.exclusive_on_one_side = [self._kinds(kinds) for kinds in data["exclusive_on_one_side"]]
+        self.held_out_prompts = tuple(data["held_out_prompts"])
+        self.fixed_sentences: dict[str, str] = data["fixed_sentences"]
+
+        places = {
+            name: _places(entries, ordered=name in ("common", "general"))
+            for name, entries in sections.items()
+        }
+        drawn = _tail_frequencies(len(places["rare"]), np.random.default_rng([CATALOGUE_SEED, 0]))
+        frequencies = {place.name: float(f) for place, f in zip(places["rare"], drawn, strict=True)}
+        taken = {f"{prompt}." for prompt in self.held_out_prompts} | set(self.fixed_sentences.values())
+        classes: list[FindingClass] = []
+        for place in (place for section in places.values() for place in section):
+            entry, number = place.entry, len(classes)
+            where = data["places"].get(place.zone, ())
+            wordings = draw_wordings(
+                noun_phrases(entry.wordings, where, side=place.side, zone=place.zone, grade=place.grade),
+                data["frames"][entry.form],
+                data["frames"]["hedged"] if place.grade in entry.may_hedge else (),
+                forced=self.fixed_sentences.get(place.name),
+                may_hold_out=bool(entry.category),
+                taken=taken,
+                rng=np.random.default_rng([WORDING_SEED, 1, number]),
+            )
+            classes.append(
+                FindingClass(
+                    class_id=number,
+                    name=place.name,
+                    kind=entry.name if entry.holds is None else "derived",
+                    side=place.side,
+                    zone=place.zone,
+                    grade=place.grade,
+                    frequency=frequencies.get(place.name, place.frequency),
+                    category=entry.category,
+                    labels=dict.fromkeys(entry.present, 1.0) | dict.fromkeys(entry.absent, 0.0),
+                    part=PARTS.index(entry.part),
+                    wordings=wordings,
+                    mention=entry.mention,
+                    rule=self._rule(entry),
+                )
+            )
+        self.classes = tuple(classes)
+        self.by_name = {c.name: c for c in classes}
+        if len(self.by_name) < len(classes) or not self.fixed_sentences.keys() <= self.by_name.keys():
+            raise CatalogueError(
+                f"{FILE.name}: two classes of one name, or a fixed sentence of an unknown class"
+            )
+        self.tail = tuple(self.by_name[place.name] for place in places["rare"])
+        self.derived = tuple(c for c in classes if c.is_derived)
+
+    def _kinds(self, names: Iterable[str]) -> frozenset[str]:
+        """Kinds of findings, with groups replaced by their members."""
+        if unknown := [name for name in names if name not in self.groups and name not in self.entries]:
+            raise CatalogueError(f"{FILE.name}: {unknown} are neither common or rare findings nor groups")
+        return frozenset(kind for name in names for kind in self.groups.get(name, (name,)))
+
+    def _rule(self, entry: Entry) -> Rule | None:
+        if entry.holds is None:
+            return None
+        kinds = {key: self._kinds(entry.holds[key]) for key in ("any", "all", "none") if key in entry.holds}
+        return Rule(**{**entry.holds, **kinds})
+
+    def holding(self, state: StudyState) -> tuple[FindingClass, ...]:
+        """All classes that are true of a study, by number: its findings and what follows from them."""
+        derived = [c for c in self.derived if c.holds(state)]
+        return tuple(sorted([*state.findings, *derived], key=lambda c: c.class_id))
+
+    def sentences(self) -> list[tuple[str, int]]:
+        """Every sentence with its class_id, in the order of the catalogue."""
+        return [(w.text, c.class_id) for c in self.classes for w in c.wordings]
+
+
+def _entries(section: str, data: Mapping[str, Any]) -> list[Entry]:
+    entries = [Entry(**{"form": _FORMS.get(section, "finding"), **values}) for values in data[section]]
+    for entry in entries:
+        entry.check(data["frames"])
+    return entries
+
+
+def _places(entries: Iterable[Entry], ordered: bool) -> list[Place]:
+    """Every place of every entry. Their order numbers the classes: by entry, or by place and then by entry."""
+    places = [Place(e, *place) for e in entries for place in product(e.sides, e.zones, e.grades)]
+    return sorted(places, key=lambda place: place.order) if ordered else places
+
 
 def _tail_frequencies(number: int, rng: np.random.Generator) -> Float64[np.ndarray, " rank"]:
     """Frequencies of the long tail in random order: a shifted power law over the ranks, with a floor."""
@@ -33,57 +216,6 @@ def _tail_frequencies(number: int, rng: np.random.Generator) -> Float64[np.ndarr
     frequencies = ranks**-RARE_EXPONENT
     frequencies *= RARE_PER_STUDY / frequencies.sum()
     return rng.permutation(np.maximum(frequencies, RARE_FLOOR))
-
-
-class Catalogue:
-    """All classes of the phantom, numbered; the same in every process and every run."""
-
-    def __init__(self) -> None:
-        common, tail, derived = chex5_entries(), tail_entries(), derived_entries()
-        frequencies = _tail_frequencies(len(tail), np.random.default_rng([CATALOGUE_SEED, 0]))
-        tail_frequency = {e.name: float(f) for e, f in zip(tail, frequencies, strict=True)}
-        taken = {f"{p}." for p in HELD_OUT_PROMPTS} | set(FORCED.values())
-        classes = []
-        for number, entry in enumerate([*common, *tail, *derived]):
-            wordings = draw_wordings(
-                entry.words,
-                entry.family,
-                forced=FORCED.get(entry.name),
-                may_hedge=entry.may_hedge,
-                may_hold_out=bool(entry.category),
-                taken=taken,
-                rng=np.random.default_rng([WORDING_SEED, 1, number]),
-            )
-            frequency = tail_frequency[entry.name] if entry.frequency is None else entry.frequency
-            classes.append(
-                FindingClass(
-                    class_id=number,
-                    name=entry.name,
-                    kind=entry.kind,
-                    side=entry.side,
-                    zone=entry.zone,
-                    grade=entry.grade,
-                    frequency=frequency,
-                    category=entry.category,
-                    labels=entry.labels,
-                    system=entry.system,
-                    wordings=wordings,
-                    rule=entry.rule,
-                )
-            )
-        self.classes: tuple[FindingClass, ...] = tuple(classes)
-        self.by_name: dict[str, FindingClass] = {c.name: c for c in classes}
-        self.tail: tuple[FindingClass, ...] = tuple(self.by_name[e.name] for e in tail)
-        self.derived: tuple[FindingClass, ...] = tuple(c for c in classes if c.is_derived)
-
-    def holding(self, state: StudyState) -> tuple[FindingClass, ...]:
-        """All classes that are true of a study, by number: its findings and what follows from them."""
-        derived = [c for c in self.derived if c.rule is not None and c.rule(state)]
-        return tuple(sorted([*state.findings, *derived], key=lambda c: c.class_id))
-
-    def sentences(self) -> list[tuple[str, int]]:
-        """Every sentence with its class, in the order of the catalogue."""
-        return [(w.text, c.class_id) for c in self.classes for w in c.wordings]
 
 
 @functools.cache

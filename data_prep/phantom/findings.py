@@ -1,14 +1,13 @@
-"""What can be true of a study: latent classes and the state that decides which of them hold.
+"""The latent classes of a study and the rules by which they hold.
 
-A *finding* is a class that is drawn into the picture (``small right pleural effusion``). A *derived* class holds or
-does not hold as a consequence of the findings (``pleural effusion``, ``no pneumothorax``, ``the lungs are clear``).
-Every sentence of a report says exactly one class.
+A *finding* is a class that is drawn into the image (``small right pleural effusion``). A *derived* class holds or does
+not hold as a consequence of the findings (``pleural effusion``, ``no pneumothorax``, ``the lungs are clear``). Every
+sentence of a report states exactly one class.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from data_prep.phantom.language import Wording
 
@@ -24,6 +23,10 @@ CATEGORIES = (
 )
 SIDES = ("right", "left")
 ZONES = ("upper", "mid", "lower")
+PARTS = ("devices", "lungs", "pleura", "heart", "mediastinum", "bones", "summary")
+"""Parts of a report in their order."""
+
+_EFFUSION_SIZES = {"small": 1, "moderate": 2, "large": 3}
 
 
 @dataclass(frozen=True)
@@ -31,57 +34,81 @@ class FindingClass:
     """A latent class.
 
     Attributes:
-        kind: what is drawn (``nodule``), or ``derived`` for a class that follows from others.
-        side, zone, grade: where and how; empty where it does not apply.
+        kind: the finding that is drawn (``nodule``), or ``derived``.
+        side, zone, grade: empty where they do not apply.
         frequency: share of training studies into which the finding is drawn, before conflicts are resolved; 0 for
             derived classes.
-        category: the MS-CXR category of its boxes; empty where the class gets none.
-        labels: CheXpert column -> 1.0 (said present) or 0.0 (said absent); a hedged wording turns 1.0 into -1.0.
-        system: place in the report (0 devices, 1 lungs, 2 pleura, 3 heart, 4 mediastinum, 5 bones, 6 summary).
-        rule: for derived classes, whether it holds given the study.
+        category: MS-CXR category of its boxes; empty: no boxes.
+        labels: CheXpert column -> 1.0 (present) or 0.0 (absent); a hedged wording turns 1.0 into -1.0.
+        part: of the report, an index into `PARTS`.
+        mention: chance that a report states a derived class where it holds.
+        rule: for derived classes, when they hold.
     """
 
     class_id: int
     name: str
     kind: str
-    side: str = ""
-    zone: str = ""
-    grade: str = ""
-    frequency: float = 0.0
-    category: str = ""
-    labels: dict[str, float] = field(default_factory=dict)
-    system: int = 1
-    wordings: tuple[Wording, ...] = ()
-    rule: Callable[[StudyState], bool] | None = None
+    side: str
+    zone: str
+    grade: str
+    frequency: float
+    category: str
+    labels: dict[str, float]
+    part: int
+    wordings: tuple[Wording, ...]
+    mention: float = 0.0
+    rule: Rule | None = None
 
     @property
     def is_derived(self) -> bool:
         return self.rule is not None
 
+    def holds(self, state: StudyState) -> bool:
+        """Whether the class is true of a study."""
+        return self in state.findings if self.rule is None else self.rule.holds(state, self.side, self.zone)
+
 
 @dataclass(frozen=True)
 class StudyState:
-    """What is true of one study: its findings and whether the lungs are poorly expanded."""
+    """The truth about one study: its findings, and whether the lungs are poorly expanded."""
 
     findings: tuple[FindingClass, ...]
     low_volumes: bool
 
-    def has(self, kind: str, side: str = "", zone: str = "", grade: str = "") -> bool:
-        """Whether a finding of this kind (and side, zone, grade, where given) is there."""
-        return self.count(kind, side, zone, grade) > 0
+    def kinds(self, side: str = "", zone: str = "") -> list[str]:
+        """Kinds of the findings, on one side and in one zone where given."""
+        return [f.kind for f in self.findings if side in ("", f.side) and zone in ("", f.zone)]
 
-    def count(self, kind: str, side: str = "", zone: str = "", grade: str = "") -> int:
-        return sum(
-            f.kind == kind
-            and (not side or f.side == side)
-            and (not zone or f.zone == zone)
-            and (not grade or f.grade == grade)
-            for f in self.findings
+
+@dataclass(frozen=True)
+class Rule:
+    """Conditions under which a derived class holds; each must be met (see catalogue.yaml)."""
+
+    any: frozenset[str] = frozenset()
+    number: int = 1
+    all: frozenset[str] = frozenset()
+    none: frozenset[str] = frozenset()
+    both_sides: str = ""
+    larger_effusion: str = ""
+    low_volumes: bool | None = None
+    no_finding: bool = False
+
+    def holds(self, state: StudyState, side: str, zone: str) -> bool:
+        """Whether a study meets the conditions on this side and in this zone (empty: anywhere)."""
+        kinds = state.kinds(side, zone)
+        return (
+            (not self.any or sum(kind in self.any for kind in kinds) >= self.number)
+            and self.all.issubset(kinds)
+            and self.none.isdisjoint(kinds)
+            and (
+                not self.both_sides
+                or {f.side for f in state.findings if f.kind == self.both_sides} == set(SIDES)
+            )
+            and (not self.larger_effusion or self._is_larger(state))
+            and self.low_volumes in (None, state.low_volumes)
+            and not (self.no_finding and kinds)
         )
 
-    def any_of(self, kinds: Iterable[str]) -> bool:
-        return not {f.kind for f in self.findings}.isdisjoint(kinds)
-
-
-Rule = Callable[[StudyState], bool]
-"""Whether a derived class holds."""
+    def _is_larger(self, state: StudyState) -> bool:
+        sizes = {f.side: _EFFUSION_SIZES[f.grade] for f in state.findings if f.kind == "effusion"}
+        return len(sizes) == 2 and sizes[self.larger_effusion] == max(sizes.values()) > min(sizes.values())

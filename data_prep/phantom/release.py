@@ -50,17 +50,6 @@ _SECOND_FRONTAL = 0.07
 _LATERAL = {"PA": 0.18, "AP": 0.02}
 _PORTABLE = 0.38
 _PORTABLE_WITH_TUBES = 0.8
-_ICU_KINDS = frozenset(
-    (
-        "endotracheal_tube",
-        "endotracheal_tube_low",
-        "tracheostomy",
-        "enteric_tube",
-        "enteric_tube_high",
-        "chest_tube",
-    )
-    + ("jugular_line", "pulmonary_artery_catheter")
-)
 # Height over width of the pictures: square ones, and the portrait and landscape formats of real detectors.
 _SHAPES = ((1.0, 0.30), (1.21, 0.36), (0.82, 0.26), (1.1, 0.08))
 _QUALITY = 88
@@ -304,7 +293,11 @@ def _stream(seed: tuple[int, int], stream: int) -> np.random.Generator:
 def _plan_images(options: Options, planned: PlannedStudy, state: StudyState) -> tuple[ImageRecord, ...]:
     """A frontal picture, sometimes a second one, sometimes a lateral one, each with its own format."""
     rng = _stream((options.seed, planned.index), _IMAGES)
-    portable = rng.random() < (_PORTABLE_WITH_TUBES if state.any_of(_ICU_KINDS) else _PORTABLE)
+    portable = rng.random() < (
+        _PORTABLE_WITH_TUBES
+        if not catalogue().groups["intensive_care"].isdisjoint(state.kinds())
+        else _PORTABLE
+    )
     views = ["AP" if portable else "PA"]
     if rng.random() < _SECOND_FRONTAL:
         views.append("AP" if rng.random() < 0.5 else "PA")

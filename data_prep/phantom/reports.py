@@ -1,4 +1,4 @@
-"""Reports of the phantom: which sentences a radiologist would write of a study, and the layout of MIMIC-CXR."""
+"""Reports of the phantom in the layout of MIMIC-CXR, and their labels."""
 
 from __future__ import annotations
 
@@ -9,59 +9,21 @@ from dataclasses import dataclass
 import numpy as np
 
 from data_prep.phantom.catalogue import Catalogue
-from data_prep.phantom.findings import FindingClass, StudyState
+from data_prep.phantom.findings import PARTS, FindingClass, StudyState
 from data_prep.phantom.language import Wording
 from medclip_dcl.findings import CHEXPERT
 
 LINE_WIDTH = 79
+SUMMARY = PARTS.index("summary")
 
-# Chance that a negation or normal statement that is true is written down.
-_NORMAL_MENTION = {
-    "no_cardiomegaly": 0.14,
-    "normal_heart_size": 0.42,
-    "no_edema": 0.30,
-    "normal_vasculature": 0.10,
-    "no_effusion": 0.26,
-    "free_angles": 0.05,
-    "no_pneumonia": 0.33,
-    "no_consolidation": 0.12,
-    "no_pneumothorax": 0.28,
-    "no_effusion_or_pneumothorax": 0.20,
-    "no_consolidation_effusion_or_pneumothorax": 0.12,
-    "no_edema_or_effusion": 0.06,
-    "no_pneumonia_or_edema": 0.08,
-    "no_nodule": 0.05,
-    "no_fracture": 0.06,
-    "no_free_air": 0.05,
-    "lungs_clear": 0.30,
-    "normal_mediastinum": 0.22,
-    "normal_hila": 0.08,
-    "bones_intact": 0.16,
-    "low_volumes": 0.7,
-    "well_expanded": 0.10,
-    "no_acute_process": 0.5,
-    "normal_chest": 0.3,
-    "technique": 0.05,
-    "tubes_in_position": 0.2,
-}
-# Chance that a derived positive class is written down where it holds.
-_GENERIC_MENTION = 0.10
-_PLAIN_MENTION = 0.30
-_COMBINATION_MENTION = 0.25
-# Chance that a finding itself is written down; subtle ones are overlooked more often.
+# Chance that a report mentions a finding; subtle ones are overlooked more often.
 _FINDING_MENTION = {"mild": 0.80, "small": 0.85, "patchy": 0.88}
 _FINDING_MENTION_ELSE = 0.92
-# Findings of CheX5 without place and grade.
-_PLAIN = frozenset(("cardiomegaly", "edema", "effusion", "pneumonia", "pneumothorax"))
-_COMBINATIONS = frozenset(
-    ("cardiomegaly_with_edema", "edema_with_effusion", "heart_failure", "pneumonia_multifocal")
-    + ("effusion_bilateral", "effusion_bilateral_right_larger", "effusion_bilateral_left_larger")
-)
 
 
 @dataclass(frozen=True)
 class Statement:
-    """A sentence in a report and the class that it says."""
+    """A sentence in a report and its class."""
 
     finding: FindingClass
     wording: Wording
@@ -69,7 +31,7 @@ class Statement:
 
 @dataclass(frozen=True)
 class Report:
-    """The text of a report file and what its findings and impression say."""
+    """The text of a report file and the statements of its findings and impression."""
 
     text: str
     statements: tuple[Statement, ...]
@@ -92,20 +54,20 @@ def write_report(
 ) -> Report:
     """Write the report of a study.
 
-    What a report says is true of the study; not everything that is true is said. Nothing that is there is denied.
+    A report states only what is true of the study, and not all of it.
 
     Args:
         catalogue: the classes.
-        state: what is true of the study.
-        view: projection of the first frontal picture, ``AP`` or ``PA``.
-        has_lateral: whether there is a lateral picture too.
-        unseen: whether wordings may be used that are kept out of training (test patients).
+        state: findings of the study.
+        view: projection of the first frontal image, ``AP`` or ``PA``.
+        has_lateral: whether there is also a lateral image.
+        unseen: whether held-out wordings may be used (test patients).
         rng: of the report.
     """
     said = _choose_classes(catalogue, state, rng)
     statements = [Statement(c, choose_wording(c, rng, unseen)) for c in said]
-    body = sorted((s for s in statements if s.finding.system < 6), key=lambda s: s.finding.system)
-    summary = [s for s in statements if s.finding.system == 6]
+    body = sorted((s for s in statements if s.finding.part < SUMMARY), key=lambda s: s.finding.part)
+    summary = [s for s in statements if s.finding.part == SUMMARY]
     layout = rng.choice(4, p=(0.66, 0.16, 0.09, 0.09))
     head = _head(view, has_lateral, rng)
     if layout == 0 and body:
@@ -120,7 +82,7 @@ def write_report(
         body, summary = body + summary, []
         pieces = [*head, _section("FINDINGS AND IMPRESSION", [_prose(body, rng)], rng)]
     else:
-        # No sections at all: a title in some, then the text.
+        # No sections: a title in half of the reports, then the text.
         body, summary = body + summary, []
         title = "Portable chest radiograph" if view == "AP" else "Frontal view of the chest"
         pieces = [[_lines(f"{title} compared to ___")]] if rng.random() < 0.5 else []
@@ -130,29 +92,17 @@ def write_report(
 
 
 def _choose_classes(catalogue: Catalogue, state: StudyState, rng: np.random.Generator) -> list[FindingClass]:
-    said = [
-        finding
-        for finding in state.findings
-        if rng.random() < _FINDING_MENTION.get(finding.grade, _FINDING_MENTION_ELSE)
-    ]
-    for derived in catalogue.holding(state):
-        if not derived.is_derived:
-            continue
-        if derived.name in _NORMAL_MENTION:
-            chance = _NORMAL_MENTION[derived.name]
-        elif derived.name in _PLAIN:
-            chance = _PLAIN_MENTION
-        else:
-            chance = _COMBINATION_MENTION if derived.name in _COMBINATIONS else _GENERIC_MENTION
+    said = []
+    # The findings first: the order decides which random number each class gets.
+    for c in (*state.findings, *(c for c in catalogue.derived if c.holds(state))):
+        chance = c.mention if c.is_derived else _FINDING_MENTION.get(c.grade, _FINDING_MENTION_ELSE)
         if rng.random() < chance:
-            said.append(derived)
-    if not said:
-        said = [catalogue.by_name["technique"]]
-    return said
+            said.append(c)
+    return said or [catalogue.by_name["technique"]]
 
 
 def _repeated(body: Sequence[Statement], rng: np.random.Generator, unseen: bool) -> list[Statement]:
-    """The impression names some findings of the body again, in other words if it happens so."""
+    """Findings of the body that the impression repeats, perhaps in other words."""
     positive = [s.finding for s in body if not s.finding.is_derived]
     return [Statement(f, choose_wording(f, rng, unseen)) for f in positive if rng.random() < 0.35]
 
@@ -235,9 +185,9 @@ def _assemble(pieces: Sequence[Sequence[str]]) -> str:
 def chexpert_labels(statements: Iterable[Statement]) -> dict[str, float]:
     """Labels of a report as CheXpert gives them.
 
-    1 where a sentence says the finding, 0 where one denies it, -1 where one is unsure of it; certain presence beats
-    doubt, doubt beats absence. What no sentence names has no label. ``No Finding`` is 1 where nothing but support
-    devices is present or in doubt.
+    1 where a sentence states the finding, 0 where one denies it, -1 where one is uncertain; certain presence beats
+    uncertainty, uncertainty beats absence. Findings that no sentence names have no label. ``No Finding`` is 1 where
+    nothing but support devices is present or uncertain.
 
     Returns:
         column -> label, only of labelled columns.
@@ -255,7 +205,7 @@ def chexpert_labels(statements: Iterable[Statement]) -> dict[str, float]:
 
 
 def negbio_labels(chexpert: dict[str, float], rng: np.random.Generator) -> dict[str, float]:
-    """Labels of another labeller: it agrees but for some doubts and some negations that it does not see."""
+    """Labels of another labeller, which misses some negations and takes some uncertain findings for present."""
     labels = {}
     for column, value in chexpert.items():
         u = rng.random()

@@ -1,8 +1,8 @@
-"""Who is in a phantom: patients, their studies and splits, and what is true of each study."""
+"""Patients of a phantom, their studies and splits, and the findings of each study."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,12 +14,8 @@ SPLITS = {"train": 0.70, "validate": 0.08, "test": 0.22}
 _STUDIES_PER_PATIENT = (0.62, 0.22, 0.10, 0.06)
 LOW_VOLUMES = 0.13
 
-# A state of the circulation that cardiomegaly, oedema and effusions have in common.
+# Share of patients in heart failure, which causes cardiomegaly, edema and effusions together.
 _HEART_FAILURE = 0.15
-_GRADES = ("mild", "moderate", "severe")
-_GRADE_SHARES = (0.45, 0.33, 0.22)
-_SIZES = ("small", "moderate", "large")
-_SIZE_SHARES = (0.40, 0.35, 0.25)
 MOST_TAIL_FINDINGS = 4
 RARE = 0.02
 """Findings of CheX5 in a place and grade rarer than this take turns in the test studies with the long tail."""
@@ -80,18 +76,18 @@ def _split_patients(sizes: Sequence[int], rng: np.random.Generator) -> list[str]
 
 
 def draw_state(catalogue: Catalogue, rng: np.random.Generator, test_number: int | None) -> StudyState:
-    """What is true of a study.
+    """Draw the findings of a study.
 
     Test studies get `_FORCED_IN_TEST` of the rarer classes with boxes in turn, so that each has boxes to be
     found; all other studies follow the catalogue's frequencies, on which rho is measured.
     """
     forced = [] if test_number is None else forced_in_test(catalogue, test_number)
-    drawn = [*_draw_tail(catalogue, rng, 1.0 if test_number is None else 0.4)]
+    drawn = _draw_tail(catalogue, rng, 1.0 if test_number is None else 0.4)
     common = _draw_chex5(catalogue, rng)
     findings: list[FindingClass] = []
-    # The tail before the common: what is rare must not lose its place to what is common.
+    # Rare findings first: they must not lose their place to common ones.
     for finding in [*forced, *drawn, *common]:
-        if not any(_conflict(finding, other) for other in findings):
+        if not any(_conflict(catalogue, finding, other) for other in findings):
             findings.append(finding)
     low_volumes = bool(rng.random() < LOW_VOLUMES)
     return StudyState(tuple(sorted(findings, key=lambda f: f.class_id)), low_volumes)
@@ -114,67 +110,43 @@ def _draw_tail(catalogue: Catalogue, rng: np.random.Generator, share: float) -> 
 
 
 def _draw_chex5(catalogue: Catalogue, rng: np.random.Generator) -> list[FindingClass]:
+    def choose(shares: Collection[str]) -> str:
+        """One of the zones or grades of the catalogue, by its shares."""
+        assert isinstance(shares, Mapping)
+        return str(rng.choice(list(shares), p=list(shares.values())))
+
+    common = catalogue.entries
     failing = rng.random() < _HEART_FAILURE
     found = []
     if rng.random() < (0.60 if failing else 0.175):
-        found.append(f"cardiomegaly_{rng.choice(_GRADES, p=_GRADE_SHARES)}")
+        found.append(f"cardiomegaly_{choose(common['cardiomegaly'].grades)}")
     if rng.random() < (0.60 if failing else 0.105):
-        found.append(f"edema_{rng.choice(_GRADES, p=_GRADE_SHARES)}")
+        found.append(f"edema_{choose(common['edema'].grades)}")
     if rng.random() < (0.48 if failing else 0.175):
         sides = SIDES if rng.random() < 0.35 else (str(rng.choice(SIDES)),)
-        found += [f"effusion_{side}_{rng.choice(_SIZES, p=_SIZE_SHARES)}" for side in sides]
+        found += [f"effusion_{side}_{choose(common['effusion'].grades)}" for side in sides]
     if rng.random() < 0.17:
+        pneumonia = common["pneumonia"]
         for _ in range(1 + int(rng.random() < 0.2)):
-            zone = rng.choice(("upper", "mid", "lower"), p=(0.18, 0.27, 0.55))
-            found.append(
-                f"pneumonia_{rng.choice(SIDES)}_{zone}_{rng.choice(('patchy', 'dense'), p=(0.55, 0.45))}"
-            )
+            zone = choose(pneumonia.zones)
+            found.append(f"pneumonia_{rng.choice(SIDES)}_{zone}_{choose(pneumonia.grades)}")
     if rng.random() < 0.145:
-        found.append(f"pneumothorax_{rng.choice(SIDES)}_{rng.choice(_SIZES, p=_SIZE_SHARES)}")
+        found.append(f"pneumothorax_{rng.choice(SIDES)}_{choose(common['pneumothorax'].grades)}")
     return [catalogue.by_name[name] for name in dict.fromkeys(found)]
 
 
-_LUNG_LESIONS = frozenset(
-    ("pneumonia", "nodule", "mass", "granuloma", "cavity", "linear_atelectasis", "bulla", "reticulation")
-    + ("ground_glass", "infarct", "collapse")
-)
-# At most one of a group in a study.
-_EXCLUSIVE = (
-    frozenset(("pacemaker_single", "pacemaker_dual")),
-    frozenset(("endotracheal_tube", "endotracheal_tube_low", "tracheostomy")),
-    frozenset(("enteric_tube", "enteric_tube_high")),
-    frozenset(("scoliosis_right", "scoliosis_left", "spinal_hardware")),
-    frozenset(("cardiomegaly",)),
-    frozenset(("edema", "miliary")),
-    frozenset(("pneumothorax",)),
-    frozenset(("wide_mediastinum", "enlarged_knob", "tortuous_aorta")),
-    frozenset(("wide_mediastinum", "paratracheal_mass")),
-    frozenset(("jugular_line", "picc", "port", "pulmonary_artery_catheter")),
-)
-# On one side only one of these: they would cover each other.
-_SAME_SIDE = (
-    frozenset(("effusion", "elevated_diaphragm")),
-    frozenset(("effusion",)),
-    frozenset(("pneumothorax", "apical_cap", "collapse")),
-    frozenset(("pacemaker_single", "pacemaker_dual", "port")),
-    frozenset(("hilar_enlargement", "collapse")),
-    frozenset(("shoulder_prosthesis", "clavicle_fracture")),
-    frozenset(("clavicle_fracture", "port")),
-)
-
-
-def _conflict(one: FindingClass, other: FindingClass) -> bool:
-    """Whether two findings cannot be told apart in one picture."""
+def _conflict(catalogue: Catalogue, one: FindingClass, other: FindingClass) -> bool:
+    """Whether two findings cannot be told apart in one image."""
     pair = {one.kind, other.kind}
-    if any(pair <= group for group in _EXCLUSIVE):
+    if any(pair <= group for group in catalogue.exclusive):
         return True
     if one.side != other.side:
         return False
-    if any(pair <= group for group in _SAME_SIDE):
+    if any(pair <= group for group in catalogue.exclusive_on_one_side):
         return True
     if not one.zone or not other.zone:
         return _hides(one, other) or _hides(other, one)
-    return one.zone == other.zone and (pair <= _LUNG_LESIONS or one.kind == other.kind)
+    return one.zone == other.zone and (pair <= catalogue.groups["focal"] or one.kind == other.kind)
 
 
 def _hides(wide: FindingClass, focal: FindingClass) -> bool:

@@ -1,4 +1,4 @@
-"""The phantom's classes: how often they hold, how they are worded, and that neither knows of the other."""
+"""Frequencies and wordings of the phantom's classes, and their independence."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import yaml
 from scipy.stats import spearmanr
 
-from data_prep.phantom.catalogue import Catalogue, catalogue
+from data_prep.phantom.catalogue import FILE, Catalogue, CatalogueError, catalogue
 from data_prep.phantom.findings import CATEGORIES, StudyState
-from data_prep.phantom.language import HELD_OUT_PROMPTS, PRESENT_PROMPTS
 from data_prep.phantom.studies import SPLITS, draw_state, forced_in_test, plan_studies
 from medclip_dcl.findings import CHEX5, CHEXPERT
 
@@ -87,15 +87,15 @@ def test_the_language_is_the_same_in_every_catalogue() -> None:
 
 
 def test_some_prompts_are_no_sentence_of_a_report_and_some_are() -> None:
-    prompts = {p for pair in CHEX5.values() for p in pair}
-    assert set(HELD_OUT_PROMPTS) <= prompts
-    assert {p.removesuffix(".") for p in PRESENT_PROMPTS.values()} == prompts - set(HELD_OUT_PROMPTS)
+    prompts, held_out = {p for pair in CHEX5.values() for p in pair}, set(CLASSES.held_out_prompts)
+    fixed = {p.removesuffix(".") for p in CLASSES.fixed_sentences.values()}
+    assert held_out <= prompts and prompts - held_out <= fixed and fixed.isdisjoint(held_out)
     texts = [text.lower() for text, _ in CLASSES.sentences()]
     words = {word.strip(".,") for text in texts for word in text.split()}
-    for prompt in HELD_OUT_PROMPTS:
+    for prompt in held_out:
         assert not any(prompt.lower() in text for text in texts), prompt
         assert {word.lower() for word in prompt.split()} <= words, prompt
-    for name, prompt in PRESENT_PROMPTS.items():
+    for name, prompt in CLASSES.fixed_sentences.items():
         assert [w.text for w in CLASSES.by_name[name].wordings].count(prompt) == 1
         assert not CLASSES.by_name[name].wordings[0].held_out
 
@@ -143,6 +143,31 @@ def test_consequences_are_consistent(states: list[StudyState]) -> None:
         for side in ("right", "left"):
             zones = [f"pneumonia_{side}_{zone}" in held for zone in ("upper", "mid", "lower")]
             assert (f"pneumonia_{side}" in held) == any(zones)
+
+
+@pytest.mark.parametrize(
+    "section, key, value, message",
+    [
+        ("rare", "part", "liver", r"nodule: part: \['liver'\], expected some of .*lungs"),
+        ("rare", "present", ["Gout"], r"nodule: present and absent: \['Gout'\]"),
+        (
+            "common",
+            "grades",
+            {"mild": 0.5, "severe": 0.4},
+            "cardiomegaly: the shares of grades add up to 0.9",
+        ),
+        ("common", "may_hedge", ["tiny"], r"cardiomegaly: may_hedge: \['tiny'\]"),
+        ("general", "holds", {"any": ["gout"]}, r"\['gout'\] are neither common or rare findings nor groups"),
+        ("negations", "name", "cardiomegaly", "two classes of one name"),
+    ],
+)
+def test_a_catalogue_that_contradicts_itself_is_refused(
+    section: str, key: str, value: object, message: str
+) -> None:
+    data = yaml.safe_load(FILE.read_text())
+    data[section][0][key] = value
+    with pytest.raises(CatalogueError, match=message):
+        Catalogue(data)
 
 
 @pytest.mark.parametrize("studies", [20, 37, 2600])

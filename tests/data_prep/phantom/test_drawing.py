@@ -46,7 +46,7 @@ def test_every_finding_is_drawn_and_every_drawing_is_a_finding() -> None:
 def test_a_finding_changes_the_picture_inside_its_box(finding: FindingClass) -> None:
     inside, outside = _change(finding, study=finding.class_id)
     # A catheter fills little of its box.
-    assert inside > (1.0 if finding.system == 0 else 3.0)
+    assert inside > (1.0 if finding.part == 0 else 3.0)
     assert inside > 2.5 * outside
 
 
