@@ -1,17 +1,17 @@
-"""Estimates of (a, k) in eta(x) = a * p_LM(x)^k, and of rho(x), what eta should be.
+"""Estimates of (a, k) in eta(x) = a * p_LM(x)^k, and of rho(x), the class probability that eta should equal.
 
 SSD's (0.2, 0.35) belong to CXR-BERT's scale of log p; another language model needs its own. The paper searches a grid;
 these estimates are choices, not from the paper: starting points for such a search.
 
-rho(x) is the share of images that fit sentence x, mentioned in their reports or not. What stands in for it:
+rho(x) is the share of images of which sentence x is true, mentioned in their reports or not. Sources of it:
 
 - "truth": the phantom's own;
 - "labels": the share of training studies whose CheXpert label matches the finding that the sentence names; a study
-  without a label of this finding counts as one without the finding. Sentences that name no finding, or several, are
-  left out, and so are those whose finding has no label in any training study: nobody looked for it;
-- "reports": the share of training reports that hold the very sentence. It estimates a LOWER BOUND, since other wordings
-  of the same statement, and images of which it is true but not said, are missed; and it is a little high for the rarest
-  sentences, each of which was found at least once. `binomial_fit` counts in other reports and is free of that.
+  without a label of this finding counts as negative. Sentences that name no finding, or several, are left out, and so
+  are those whose finding has no label in any training study;
+- "reports": the share of training reports that contain the sentence. It estimates a LOWER BOUND: it misses other
+  wordings of the same statement, and images of which it is true but not mentioned. It is a little high for the rarest
+  sentences, each of which was found at least once; `binomial_fit` counts in other reports and is free of that.
 """
 
 from __future__ import annotations
@@ -24,12 +24,21 @@ import pandas as pd
 from scipy.optimize import lsq_linear, minimize
 
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
+from medclip_dcl.findings import CHEXPERT
 
+MAX_ETA = 0.3
 LARGEST_A = 0.999
 LARGEST_K = 10.0
 # Searches end a little before a bound.
 _AT_BOUND = 1e-4
 
+SOURCES = {
+    "truth": "rho is the phantom's truth: the share of images of which the sentence is true",
+    "labels": "rho is the share of training studies whose CheXpert label matches the finding that the sentence names",
+    "reports": "rho is the share of training reports that contain the sentence, which estimates a LOWER BOUND",
+}
+
+# Words that name each CheXpert finding.
 _FINDINGS = {
     "Atelectasis": r"atelecta\w*",
     "Cardiomegaly": r"cardiomegaly|heart(?! failure)|cardiac (?:silhouette|enlargement|size|contour)",
@@ -45,19 +54,16 @@ _FINDINGS = {
     "Pneumothorax": r"pneumothora\w*",
     "Support Devices": r"tubes?|catheters?|lines?|pacemakers?|pacer|port|devices?|wires?|clips?",
 }
-"""Words that name each CheXpert finding."""
-_UNCHANGED = r"(?:no|not|without)(?: \w+)? changed?"
-"""Says that something is still there."""
-_ABSENT = r"no|not|without|free of|negative for|absence of|clear of|normal|unremarkable|resolved|nor"
-_FINDING_PATTERNS = {
-    name: re.compile(rf"\b(?:{words})\b", re.IGNORECASE) for name, words in _FINDINGS.items()
-}
-_UNCHANGED_PATTERN = re.compile(rf"\b{_UNCHANGED}\b", re.IGNORECASE)
-_ABSENT_PATTERN = re.compile(rf"\b(?:{_ABSENT})\b", re.IGNORECASE)
+# States that a finding is still there.
+_UNCHANGED = re.compile(r"\b(?:no|not|without)(?: \w+)? changed?\b", re.IGNORECASE)
+_ABSENT = re.compile(
+    r"\b(?:no|not|without|free of|negative for|absence of|clear of|normal|unremarkable|resolved|nor)\b",
+    re.IGNORECASE,
+)
 
 
 class LogLinearFit(NamedTuple):
-    """eta = a * exp(k * log p), and which of the two stand at a bound of what is allowed."""
+    """eta = a * exp(k * log p); `at_bound` names the parameters that are at a bound of their range."""
 
     a: float
     k: float
@@ -67,10 +73,6 @@ class LogLinearFit(NamedTuple):
         """Class probabilities of sentences with these log probabilities."""
         return self.a * np.exp(self.k * log_p)
 
-    def log_eta(self, log_p: np.ndarray) -> np.ndarray:
-        """Their logarithms, also where eta is too small for a number; a must be above 0."""
-        return np.log(self.a) + self.k * log_p
-
 
 def binomial_fit(log_p: np.ndarray, successes: np.ndarray, trials: int, weights: np.ndarray) -> LogLinearFit:
     """Maximum-likelihood (a, k) of successes ~ Binomial(trials, a * exp(k * log_p)), 0 <= a < 1, k >= 0.
@@ -79,7 +81,7 @@ def binomial_fit(log_p: np.ndarray, successes: np.ndarray, trials: int, weights:
 
     Args:
         log_p: of each sentence, natural logarithm, at most 0.
-        successes: reports among `trials` that hold the sentence.
+        successes: reports among `trials` that contain the sentence.
         trials: number of reports.
         weights: of each sentence, at least 0.
 
@@ -109,9 +111,7 @@ def binomial_fit(log_p: np.ndarray, successes: np.ndarray, trials: int, weights:
 
 
 def least_squares_fit(log_p: np.ndarray, rho: np.ndarray, weights: np.ndarray) -> LogLinearFit:
-    """Weighted least squares of log rho on log p, 0 <= a < 1, k >= 0; sentences with rho 0 say nothing here.
-
-    Sentences that are true of every image (rho 1, log rho 0) take part.
+    """Weighted least squares of log rho on log p, 0 <= a < 1, k >= 0; sentences with rho 0 are left out.
 
     Args:
         log_p: of each sentence, natural logarithm.
@@ -130,45 +130,6 @@ def least_squares_fit(log_p: np.ndarray, rho: np.ndarray, weights: np.ndarray) -
         matrix, root * np.log(rho[used]), bounds=([-50.0, 0.0], [np.log(LARGEST_A), LARGEST_K])
     )
     return _fit(float(np.exp(found.x[0])), float(found.x[1]), log_p)
-
-
-class StraightLine(NamedTuple):
-    """log rho = log_a + k * log p, whatever (a, k): it may be one that no class probability may have."""
-
-    log_a: float
-    k: float
-
-    def at(self, log_p: np.ndarray) -> np.ndarray:
-        """log rho on the line."""
-        return self.log_a + self.k * log_p
-
-    @property
-    def beyond(self) -> str:
-        """Why no allowed (a, k) is this line; empty if one is."""
-        reasons = []
-        if self.log_a > np.log(LARGEST_A) + _AT_BOUND:
-            reasons.append(f"eta would be exp({self.log_a:.3g}) at log p = 0, more than {LARGEST_A}")
-        if self.k < 0:
-            reasons.append("rho falls where log p rises, k would be below 0")
-        if self.k > LARGEST_K:
-            reasons.append(f"k would be above {LARGEST_K:g}")
-        return ", and ".join(reasons)
-
-
-def straight_line(log_p: np.ndarray, rho: np.ndarray, weights: np.ndarray) -> StraightLine:
-    """Weighted least squares of log rho on log p without any bound.
-
-    Adding a constant to log p changes log_a alone, not what the line explains.
-
-    Args:
-        log_p: of each sentence, natural logarithm; at least two different ones.
-        rho: of each sentence, in (0, 1].
-        weights: of each sentence, above 0.
-    """
-    log_rho = np.log(rho)
-    middle, level = np.average(log_p, weights=weights), np.average(log_rho, weights=weights)
-    k = (weights * (log_p - middle) * (log_rho - level)).sum() / (weights * (log_p - middle) ** 2).sum()
-    return StraightLine(float(level - k * middle), float(k))
 
 
 def bound_fit(log_p: np.ndarray, rho: np.ndarray, weights: np.ndarray) -> LogLinearFit:
@@ -192,7 +153,7 @@ def bound_fit(log_p: np.ndarray, rho: np.ndarray, weights: np.ndarray) -> LogLin
 
 
 def _fit(a: float, k: float, log_p: np.ndarray) -> LogLinearFit:
-    """The fit, with what stands at a bound: k at 0 where it changes no eta, since its unit is that of 1 / log p."""
+    """The fit with its parameters at a bound: k is at 0 where it changes no eta, as its unit is that of 1 / log p."""
     distances = {
         f"a is at its bound {LARGEST_A:g}": LARGEST_A - a,
         "k is at its bound 0": k * max(1.0, float(np.ptp(log_p))),
@@ -202,7 +163,7 @@ def _fit(a: float, k: float, log_p: np.ndarray) -> LogLinearFit:
 
 
 def bound_term(eta: np.ndarray, rho: np.ndarray, weights: np.ndarray) -> float:
-    """Weighted mean of |1/(1 - eta) - 1/(1 - rho)|: what a wrong eta adds to SSD's error bound (proposition 2.1).
+    """Weighted mean of |1/(1 - eta) - 1/(1 - rho)|, which a wrong eta adds to SSD's error bound (proposition 2.1).
 
     Args:
         eta: of each sentence, in [0, 1).
@@ -219,46 +180,8 @@ def best_constant(rho: np.ndarray, weights: np.ndarray) -> float:
     return float(rho[order][np.searchsorted(share, 0.5)])
 
 
-def effective_number(weights: np.ndarray) -> float:
-    """How many equally weighted points carry as much information (Kish)."""
-    return float(weights.sum() ** 2 / (weights**2).sum())
-
-
-def adjusted_r_squared(
-    predicted: np.ndarray, observed: np.ndarray, weights: np.ndarray, parameters: int
-) -> float:
-    """Weighted share of the observed values' variance that a prediction explains, adjusted for its free parameters.
-
-    1 - (1 - R^2) (n - 1) / (n - parameters) with the effective number n of points, so that more parameters alone do
-    not look like a better explanation. NaN if the values do not vary or the points are too few.
-    """
-    n = effective_number(weights)
-    if not (np.ptp(observed) > 0 and n > parameters):
-        return float("nan")
-    mean = (weights * observed).sum() / weights.sum()
-    variance = (weights * (observed - mean) ** 2).sum()
-    unexplained = (weights * (observed - predicted) ** 2).sum() / variance
-    return float(1 - unexplained * (n - 1) / (n - parameters))
-
-
-def binned_means(x: np.ndarray, y: np.ndarray, weights: np.ndarray, bins: int) -> tuple[np.ndarray, int]:
-    """For each point the weighted mean of y in its bin of x (any shape of relation), and how many bins hold a point.
-
-    Bins hold about equal weight, but points of equal x are never parted: where x says nothing, bins say nothing.
-    """
-    values, which = np.unique(x, return_inverse=True)
-    weight = np.bincount(which, weights)
-    # The middle of each value's own weight decides, so that a heavy one does not fall into the next bin.
-    share = (np.cumsum(weight) - weight / 2) / weight.sum()
-    wanted = np.minimum((share * bins).astype(np.int64), bins - 1)
-    occupied, number = np.unique(wanted[which], return_inverse=True)
-    total = np.bincount(number, weights)
-    mean = np.bincount(number, weights * y) / np.where(total > 0, total, 1)
-    return mean[number], len(occupied)
-
-
 def count_sentences(prepared: PreparedSet) -> tuple[pd.DataFrame, dict[str, int]]:
-    """Sentences of the training reports with the numbers of training and of validate reports that hold them.
+    """Sentences of the training reports with the numbers of training and of validate reports that contain them.
 
     Returns:
         columns sentence_id, train_reports (at least 1), validate_reports; and the numbers of "train" and "validate"
@@ -284,31 +207,30 @@ def count_sentences(prepared: PreparedSet) -> tuple[pd.DataFrame, dict[str, int]
 
 
 def named_finding(text: str) -> tuple[str, bool] | None:
-    """The one CheXpert finding that a sentence names, and whether it says that it is there; None for none or several.
+    """The one CheXpert finding that a sentence names, and whether it is present; None for none or several.
 
     By key words and words of negation: good enough for a share over many sentences, not for a diagnosis.
     """
-    names = [name for name, pattern in _FINDING_PATTERNS.items() if pattern.search(text)]
+    names = [name for name, words in _FINDINGS.items() if re.search(rf"\b(?:{words})\b", text, re.IGNORECASE)]
     if len(names) != 1:
         return None
-    return names[0], not _ABSENT_PATTERN.search(_UNCHANGED_PATTERN.sub("", text))
+    return names[0], not _ABSENT.search(_UNCHANGED.sub("", text))
 
 
 def findings_without_labels(labels: pd.DataFrame) -> list[str]:
-    """Names of the CheXpert columns that hold no label at all: NaN there says nothing about the finding."""
+    """Names of the CheXpert columns without any label: NaN there says nothing about the finding."""
     return labels.columns[labels.isna().all()].tolist()
 
 
 def rho_by_labels(texts: pd.Series, labels: pd.DataFrame) -> pd.Series:
-    """For each sentence the share of studies whose label matches it; NaN where no label can tell.
+    """For each sentence the share of studies whose label matches it.
 
-    No label can tell where the sentence names no finding or several, or one of `findings_without_labels`.
+    NaN where the sentence names no finding or several, or one of `findings_without_labels`.
 
     Args:
         texts: sentences.
         labels: the CheXpert columns, a row for each training study; 1 positive, 0 negative, -1 uncertain, NaN not
-            mentioned. An uncertain label matches nothing and is left out of the share; a missing one counts as
-            negative, as long as its column holds any label.
+            mentioned. Uncertain labels are left out of the share; a missing one counts as negative.
     """
     share_positive = dict.fromkeys(_FINDINGS, float("nan"))
     for name in share_positive.keys() - set(findings_without_labels(labels)):
@@ -324,3 +246,110 @@ def rho_by_labels(texts: pd.Series, labels: pd.DataFrame) -> pd.Series:
         return share_positive[name] if is_there else 1 - share_positive[name]
 
     return texts.map(rho).astype("float64")
+
+
+class Source(NamedTuple):
+    """Sentences with one kind of rho, as arrays of equal length."""
+
+    log_p: np.ndarray
+    rho: np.ndarray
+    weights: np.ndarray
+
+
+class Estimates(NamedTuple):
+    """Estimates of rho and (a, k) on the sentences of the training reports.
+
+    Attributes:
+        table: training sentences: sentence_id, text, n_tokens, train_reports, validate_reports, log_p, label_frequency
+            and rho_NAME for each source.
+        reports: numbers of "train" and "validate" reports.
+        fits: by name: reports (binomial), and SOURCE_least_squares, SOURCE_bound for each source of rho.
+        without_labels: CheXpert columns of the set that hold no label for any training study.
+    """
+
+    table: pd.DataFrame
+    reports: dict[str, int]
+    fits: dict[str, LogLinearFit]
+    without_labels: list[str]
+
+    def source(self, name: str) -> Source:
+        """The sentences for which this rho is known."""
+        known = self.table[self.table[f"rho_{name}"].notna()]
+        columns = (known["log_p"], known[f"rho_{name}"], known["train_reports"].astype("float64"))
+        return Source(*(column.to_numpy() for column in columns))
+
+    @property
+    def sources(self) -> list[str]:
+        """Names of the kinds of rho that are known here, and below 1 for some sentence."""
+        return [n for n in SOURCES if f"rho_{n}" in self.table and (self.table[f"rho_{n}"] < 1).any()]
+
+    def bounded(self, name: str) -> Source:
+        """The sentences whose rho is known and below 1, where SSD's error bound is finite."""
+        source = self.source(name)
+        return Source(*(column[source.rho < 1] for column in source))
+
+    def distance(self, name: str, eta: np.ndarray, capped: bool = True) -> float:
+        """`bound_term` of eta, one for each sentence of `bounded`, capped as in training if asked for."""
+        source = self.bounded(name)
+        return bound_term(np.minimum(eta, MAX_ETA) if capped else eta, source.rho, source.weights)
+
+    def anchors(self, fit: LogLinearFit) -> np.ndarray:
+        """Capped eta of every anchor: each sentence as often as training reports contain it."""
+        eta = fit.eta(self.table["log_p"].to_numpy())
+        return np.minimum(np.repeat(eta, self.table["train_reports"]), MAX_ETA)
+
+
+def estimate(prepared: PreparedSet, log_p: str | None = None) -> Estimates:
+    """Estimates of rho and (a, k) from a prepared set with scores.
+
+    Raises:
+        PreparedDataError: no scores; training sentences without a score; no sentence in common between training and
+            validate reports.
+    """
+    name = prepared.log_p_file(log_p).stem
+    table, reports = count_sentences(prepared)
+    scores = prepared.log_p(name).set_index("sentence_id")
+    for column in ("log_p", "n_tokens"):
+        table[column] = table["sentence_id"].map(scores[column])
+    missing = table.loc[table["log_p"].isna(), "sentence_id"]
+    if len(missing):
+        raise PreparedDataError(
+            f"log_p/{name}.parquet: {len(missing)} of {len(table)} training sentences have NaN log_p (first: "
+            f"sentence_id {missing.iloc[0]}), which training refuses; score the sentences again, or prepare the set "
+            "again if they have no tokens"
+        )
+    if not table["validate_reports"].any():
+        raise PreparedDataError(
+            f"{prepared.folder}: none of the {len(table):,} training sentences occurs in one of the "
+            f"{reports['validate']:,} validate reports, too few to estimate eta; use ConstantClassProbability"
+        )
+    table["text"] = table["sentence_id"].map(prepared.table("sentences").set_index("sentence_id")["text"])
+    table["rho_reports"] = table["train_reports"] / reports["train"]
+    without_labels: list[str] = []
+    if prepared.has("labels"):
+        labels = prepared.table("labels").drop_duplicates("study_id").set_index("study_id")[list(CHEXPERT)]
+        labels = labels[labels.index.isin(prepared.studies("train"))]
+        without_labels = findings_without_labels(labels)
+        rho = rho_by_labels(table["text"], labels)
+        if rho.notna().any():
+            table["rho_labels"] = rho
+        table["label_frequency"] = table["sentence_id"].map(_label_frequency(prepared, labels))
+    if prepared.has("classes"):
+        classes = prepared.table("classes").set_index("sentence_id")
+        table["rho_truth"] = table["sentence_id"].map(classes["rho"])
+    found = Estimates(table, reports, {}, without_labels)
+    log_ps, counts, weights = (table[c].to_numpy() for c in ("log_p", "validate_reports", "train_reports"))
+    found.fits["reports"] = binomial_fit(log_ps, counts, reports["validate"], weights)
+    for source in found.sources:
+        if found.source(source).rho.any():
+            found.fits[f"{source}_least_squares"] = least_squares_fit(*found.source(source))
+            found.fits[f"{source}_bound"] = bound_fit(*found.bounded(source))
+    return found
+
+
+def _label_frequency(prepared: PreparedSet, labels: pd.DataFrame) -> pd.Series:
+    """By sentence_id: the mean, over its training reports, of the frequency of the report's positive labels."""
+    positive = labels == 1
+    by_study = (positive * positive.mean()).sum(axis=1) / positive.sum(axis=1).replace(0, np.nan)
+    reports = prepared.table("reports")[["study_id", "sentence_id"]].drop_duplicates()
+    return reports.assign(value=reports["study_id"].map(by_study)).groupby("sentence_id")["value"].mean()

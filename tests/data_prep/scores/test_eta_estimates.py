@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -11,9 +9,7 @@ import pytest
 from data_prep.scores import eta_estimates
 from data_prep.scores.eta_estimates import _FINDINGS as FINDINGS
 from data_prep.scores.eta_estimates import (
-    adjusted_r_squared,
     best_constant,
-    binned_means,
     binomial_fit,
     bound_fit,
     bound_term,
@@ -21,7 +17,6 @@ from data_prep.scores.eta_estimates import (
     least_squares_fit,
     named_finding,
     rho_by_labels,
-    straight_line,
 )
 
 
@@ -118,32 +113,6 @@ def test_least_squares_is_the_textbook_line_and_keeps_its_bounds() -> None:
     assert falling.at_bound == ("k is at its bound 0",)
 
 
-def test_the_straight_line_knows_no_bounds() -> None:
-    log_p, rho, weights = weighted_points(1, 300)
-    for shift in (0.0, -30.0, 1000.0):
-        line = straight_line(log_p + shift, rho, weights)
-        slope, intercept = np.polyfit(log_p, np.log(rho), 1, w=np.sqrt(weights))
-        assert (line.k, line.log_a + line.k * shift) == pytest.approx((slope, intercept), rel=1e-9)
-        assert line.at(log_p + shift) == pytest.approx(intercept + slope * log_p)
-
-
-@pytest.mark.parametrize(
-    ("log_a", "k", "reason"),
-    [
-        (np.log(0.999), 0.0, ""),
-        (-1.0, 10.0, ""),
-        (3.0, 0.1, r"eta would be exp\(3\) at log p = 0, more than 0.999$"),
-        (-4.0, -0.1, "rho falls where log p rises, k would be below 0$"),
-        (1.0, 12.0, "more than 0.999, and k would be above 10$"),
-    ],
-)
-def test_a_line_that_no_class_probability_may_have(log_a: float, k: float, reason: str) -> None:
-    log_p = -np.arange(9.0)
-    line = straight_line(log_p, np.exp(log_a + k * log_p), np.ones(9))
-    assert (line.log_a, line.k) == pytest.approx((log_a, k), abs=1e-9)
-    assert re.search(reason, line.beyond) and bool(reason) == bool(line.beyond)
-
-
 def test_bound_fit_finds_the_truth_and_is_no_worse_than_a_fine_grid() -> None:
     log_p, rho, weights = weighted_points(2, 200)
     exact = bound_fit(log_p, 0.6 * np.exp(0.15 * log_p), weights)
@@ -167,46 +136,6 @@ def test_no_other_constant_is_better_than_the_best() -> None:
     best = best_constant(rho, weights)
     least = bound_term(np.full(101, best), rho, weights)
     assert all(bound_term(np.full(101, c), rho, weights) >= least - 1e-12 for c in np.linspace(0, 0.95, 400))
-
-
-def test_bins_see_what_a_line_does_not() -> None:
-    generator = np.random.default_rng(4)
-    x = generator.uniform(-10, 0, 2000)
-    y = (x + 5) ** 2 + generator.normal(0, 1, 2000)
-    weights = np.ones(2000)
-    line = np.polyval(np.polyfit(x, y, 1), x)
-    assert adjusted_r_squared(line, y, weights, 2) < 0.02
-    means, bins = binned_means(x, y, weights, 20)
-    assert bins == 20 and adjusted_r_squared(means, y, weights, bins) > 0.9
-    noise = generator.normal(size=2000)
-    assert abs(adjusted_r_squared(binned_means(x, noise, weights, 20)[0], noise, weights, 20)) < 0.02
-
-
-def test_equal_log_p_shares_a_bin() -> None:
-    """The order in which ties stand says nothing about y."""
-    y, weights = np.arange(60.0), np.linspace(1, 2, 60)
-    means, bins = binned_means(np.full(60, -5.0), y, weights, 20)
-    assert bins == 1 and means == pytest.approx(np.average(y, weights=weights))
-    x = np.repeat([-3.0, -1.0, -2.0, -4.0], 15)
-    means, bins = binned_means(x, y, weights, 20)
-    assert bins == 4
-    for value in set(x):
-        mine = x == value
-        assert means[mine] == pytest.approx(np.average(y[mine], weights=weights[mine]))
-
-
-def test_bins_by_hand() -> None:
-    # Shares of the weight in the middle of each value: .1, .45, .7, .75, .9; three bins end at 1/3 and 2/3.
-    x, y = np.array([1.0, 2.0, 2.0, 3.0, 4.0, 5.0]), np.array([7.0, 1.0, 4.0, 0.0, 6.0, 9.0])
-    means, bins = binned_means(x, y, np.array([4.0, 5.0, 5.0, 0.0, 2.0, 4.0]), 3)
-    assert bins == 3 and means.tolist() == pytest.approx([7.0, 2.5, 2.5, 8.0, 8.0, 8.0])
-
-
-def test_values_that_do_not_vary_are_not_explained() -> None:
-    # Their mean is rounded: the variance around it is not 0.
-    observed, weights = np.full(123, np.log(0.21)), np.linspace(1, 30, 123)
-    assert (observed - (weights * observed).sum() / weights.sum()).any()
-    assert np.isnan(adjusted_r_squared(observed, observed, weights, 2))
 
 
 @pytest.mark.parametrize(
