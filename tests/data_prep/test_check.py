@@ -16,10 +16,18 @@ from PIL import Image
 
 from data_prep import check as command
 from data_prep.check import check_set
+from data_prep.checks import images
 from data_prep.memory_map import write_memory_map
 from data_prep.mimic_cxr import Settings, prepare
+from data_prep.sources import tables
 from medclip_dcl.data.memory_map import DESCRIPTION, PIXELS
-from medclip_dcl.data.prepared import PreparedDataError, PreparedSet, TextEmbedding, write_text_embedding
+from medclip_dcl.data.prepared import (
+    TABLES,
+    PreparedDataError,
+    PreparedSet,
+    TextEmbedding,
+    write_text_embedding,
+)
 from tests.data_prep.small_release import HEIGHT, dicom, image_path, report_path, write_release
 
 
@@ -49,10 +57,10 @@ def edit(folder: Path, table: str, change: Callable[[pd.DataFrame], pd.DataFrame
     file = folder / f"{table}.parquet"
     change(pd.read_parquet(file)).to_parquet(file, index=False)
     if seal:
-        names = [name for name in command.TABLES if (folder / f"{name}.parquet").exists()]
+        names = [name for name in TABLES if (folder / f"{name}.parquet").exists()]
         found = {name: pd.read_parquet(folder / f"{name}.parquet") for name in names}
         info = json.loads((folder / "dataset.json").read_text())
-        info["fingerprint"] = command.tables.fingerprint(found)
+        info["fingerprint"] = tables.fingerprint(found)
         del info["counts"]
         (folder / "dataset.json").write_text(json.dumps(info))
 
@@ -108,13 +116,13 @@ DAMAGES = [
     (
         "images",
         lambda frame: pd.concat([frame, frame.iloc[[2]]]),
-        f"rows whose dicom_id stand before: 1 .first: {dicom(4)}.",
+        f"duplicate dicom_id: 1 .first: {dicom(4)}.",
     ),
-    ("images", lambda frame: put(frame, 3, use="holdout"), "use that is none of train, .*: 1 .first: holdout."),
+    ("images", lambda frame: put(frame, 3, use="holdout"), "unknown use, expected train, .*: 1 .first: holdout."),
     (
         "images",
         lambda frame: put(frame, 4, subject_id=10000001),
-        "images.parquet: patients of two purposes: 1 .first: 10000001.",
+        "images.parquet: patients with two uses: 1 .first: 10000001.",
     ),
     (
         "images",
@@ -122,7 +130,7 @@ DAMAGES = [
         "images.parquet: studies of two patients: 1 .first: 50000001.",
     ),
     ("images", lambda frame: put(frame, 0, path="../../x.jpg"), r"paths that leave the folder images/: 1 .first: \.\."),
-    ("images", lambda frame: put(frame, 10, use="train"), "neither a sentence nor a box, and yet not excluded: 1 "),
+    ("images", lambda frame: put(frame, 10, use="train"), "neither a sentence nor a box, but not excluded: 1 "),
     ("images", lambda frame: put(frame, 5, use="train"), f"with a box whose use is not grounding: 1 .*{dicom(7)}"),
     ("reports", lambda frame: put(frame, 0, study_id=1), "reports.parquet: study_id that is not in images.parquet: 1 "),
     (
@@ -130,20 +138,20 @@ DAMAGES = [
         lambda frame: put(frame, 0, sentence_id=99),
         "reports.parquet: sentence_id that is not in sentences.parquet: 1 .first: 99.",
     ),
-    ("reports", lambda frame: put(frame, 1, position=0), "rows whose study_id and position stand before: 1 "),
-    ("reports", lambda frame: frame.iloc[1:], "n_reports is not what reports.parquet counts: 1 "),
+    ("reports", lambda frame: put(frame, 1, position=0), "duplicate study_id and position: 1 "),
+    ("reports", lambda frame: frame.iloc[1:], "n_reports differs from reports.parquet: 1 "),
     (
         "sentences",
         lambda frame: put(frame, 1, text=frame["text"].iloc[0]),
-        "sentences.parquet: rows whose text stands before: 1 .first: 1.",
+        "sentences.parquet: duplicate text: 1 .first: 1.",
     ),
     ("sentences", lambda frame: frame.iloc[:-1], "log_p/a.parquet: rows of unknown sentences: 1 "),
-    ("labels", lambda frame: frame.iloc[1:], "labels.parquet: studies that have no row: 1 .first: 50000001."),
-    ("labels", lambda frame: put(frame, 0, Edema=0.5), "labels that are none of 1, 0, -1: 1 .first: 50000001."),
-    ("cases", lambda frame: put(frame, 0, label=0), f"that labels.parquet and .* do not give: 1 of 6 .*{dicom(5)}"),
-    ("cases", lambda frame: put(frame, 0, use="test"), "cases that labels.parquet and .* do not give: 1 of 6 "),
+    ("labels", lambda frame: frame.iloc[1:], "labels.parquet: study_id of images.parquet without a row: 1 .*50000001"),
+    ("labels", lambda frame: put(frame, 0, Edema=0.5), "labels other than 1, 0, -1: 1 .first: 50000001."),
+    ("cases", lambda frame: put(frame, 0, label=0), f"contradict labels.parquet and .*: 1 of 6 .*{dicom(5)}"),
+    ("cases", lambda frame: put(frame, 0, use="test"), "contradict labels.parquet and images.parquet: 1 of 6 "),
     ("cases", lambda frame: put(frame, 0, finding="Fracture"), "labels.parquet does not label: 1 .first: Fracture."),
-    ("cases", lambda frame: frame.iloc[:-2], "cases that labels.parquet gives are missing: 2 of 6 "),
+    ("cases", lambda frame: frame.iloc[:-2], "missing cases of labels.parquet: 2 of 6 "),
     ("boxes", lambda frame: put(frame, 0, w=40.0), f"boxes that are not inside their image: 1 of 3 .first: {dicom(7)}"),
     ("boxes", lambda frame: put(frame, 2, x=float("nan")), "boxes that are not inside their image: 1 of 3 "),
     ("boxes", lambda frame: put(frame, 1, phrase=" "), "boxes without phrase or category: 1 of 3 "),
@@ -164,8 +172,8 @@ def test_a_changed_table_has_another_fingerprint(damaged: Path) -> None:
     edit(damaged, "images", lambda frame: put(frame, 0, view="AP"), seal=False)
     _, problems = check_set(damaged)
     assert len(problems) == 1
-    assert problems[0].startswith(
-        "fingerprint: the tables are not those that were written when the set was made"
+    assert re.match(
+        r"fingerprint: expected \w+ \(dataset.json\), found \w+: a table was changed", problems[0]
     )
 
 
@@ -193,8 +201,8 @@ def test_files_that_are_missing_unreadable_or_too_many_are_named(
     for part in (
         f"images/: a file is missing: 1 of 11 (first: {image_path(Path(), 1)})",
         f"images/: a file cannot be decoded: 2 of 11 (first: {image_path(Path(), 3)}, {image_path(Path(), 6)})",
-        f"images/: a file has not 16 pixels a side: 1 of 11 (first: {image_path(Path(), 4)})",
-        "images/: a file is no grey JPEG but JPEG of mode RGB: 1 of 11",
+        f"images/: a file does not have 16 pixels a side: 1 of 11 (first: {image_path(Path(), 4)})",
+        "images/: a file is not a grey JPEG but JPEG of mode RGB: 1 of 11",
         "images/: files that are not in images.parquet: 1 (first: other.jpg)",
         "labels.parquet: not readable as Parquet",
         "b.parquet: not readable as Parquet",
@@ -219,15 +227,15 @@ def test_images_whose_content_was_changed_are_named(damaged: Path) -> None:
     Image.open(root / image_path(Path(), 5)).save(root / image_path(Path(), 5))
     Image.open(root / image_path(Path(), 6)).convert("L").save(root / image_path(Path(), 6), comment=b"")
     assert check_set(damaged, full=True)[1] == [
-        "images/: a file does not say how it was prepared: something else wrote it, or an old version of this "
-        f"program: 1 of 11 (first: {image_path(Path(), 6)})",
         "images/: a file is damaged: its bytes are not those that were written: 2 of 11 (first: "
         f"{image_path(Path(), 3)}, {image_path(Path(), 5)})",
+        "images/: a file was not written by this version of data_prep: it has no stamp: 1 of 11 (first: "
+        f"{image_path(Path(), 6)})",
     ]
 
 
-def test_the_same_picture_under_several_names_is_found(damaged: Path) -> None:
-    images = pd.read_parquet(damaged / "images.parquet")
+def test_identical_images_are_found(damaged: Path) -> None:
+    table = pd.read_parquet(damaged / "images.parquet")
 
     def copy(first: pd.Series, second: pd.Series) -> str:
         shutil.copy(damaged / "images" / first["path"], damaged / "images" / second["path"])
@@ -235,7 +243,7 @@ def test_the_same_picture_under_several_names_is_found(damaged: Path) -> None:
             f"{row['path']} ({row['use']}, patient {row['subject_id']})" for row in (first, second)
         )
 
-    rows = [row for _, row in images.iterrows()]
+    rows = [row for _, row in table.iterrows()]
     trained = [row for row in rows if row["use"] == "train"]
     tested = [row for row in rows if row["use"] == "test"]
     # Two images of one patient may be the same picture.
@@ -247,13 +255,13 @@ def test_the_same_picture_under_several_names_is_found(damaged: Path) -> None:
     assert tested[0]["subject_id"] != tested[1]["subject_id"]
     patients = copy(tested[0], tested[1])
     page, problems = check_set(damaged, full=True)
-    assert problems == [] and f"several names, of several patients: 1 (first: {patients})" in page
+    assert problems == [] and f"several files of different patients: 1 (first: {patients})" in page
     # Training and evaluation.
     purposes = copy(trained[2], next(row for row in rows if row["use"] == "validate"))
     page, problems = check_set(damaged, full=True)
     assert len(problems) == 1
-    assert "for several purposes" in problems[0] and problems[0].endswith(f": 1 (first: {purposes})")
-    assert f"several names, of several patients: 1 (first: {patients})" in page
+    assert "with different uses" in problems[0] and problems[0].endswith(f": 1 (first: {purposes})")
+    assert f"several files of different patients: 1 (first: {patients})" in page
 
 
 def test_scores_may_be_as_far_above_0_as_rounding_brings_them(damaged: Path) -> None:
@@ -261,13 +269,13 @@ def test_scores_may_be_as_far_above_0_as_rounding_brings_them(damaged: Path) -> 
     put(pd.read_parquet(file), 2, log_p=5e-5).to_parquet(file, index=False)
     assert check_set(damaged)[1] == []
     put(pd.read_parquet(file), 2, log_p=float("nan")).to_parquet(file, index=False)
-    assert "word pieces whose log_p is NaN: 1 (first: 2)" in check_set(damaged)[1][0]
+    assert "tokens whose log_p is NaN: 1 (first: 2)" in check_set(damaged)[1][0]
 
 
 def test_an_image_of_another_original_is_named(damaged: Path) -> None:
     edit(damaged, "images", lambda frame: put(frame, 2, height=HEIGHT + 1))
     assert check_set(damaged)[1] == [
-        "images/: a file is of an original of another size than images.parquet says: 1 of 11 (first: "
+        "images/: a file was made from an original of another size than images.parquet says: 1 of 11 (first: "
         f"{image_path(Path(), 4)})"
     ]
 
@@ -276,8 +284,8 @@ def test_an_image_of_another_original_is_named(damaged: Path) -> None:
     ("names", "value", "message"),
     [
         (("options", "geometry"), "pad", "made with geometry stretch and size 16, not as dataset.json says: 11 of"),
-        (("counts", "sentences"), 3, r"dataset.json: counts that are not those of the tables: 1 \(first: sentences"),
-        (("counts", "cases"), [], r"dataset.json: counts that are not those of the tables: 1 \(first: cases"),
+        (("counts", "sentences"), 3, r"dataset.json: counts that differ from the tables: 1 \(first: sentences"),
+        (("counts", "cases"), [], r"dataset.json: counts that differ from the tables: 1 \(first: cases"),
         (("counts", "rejects"), {"image": 4}, r"rejects.csv: expected the rows that .* \(\{'image': 4\}\), found"),
     ],
 )  # fmt: skip
@@ -361,11 +369,11 @@ MAP_DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "too long": (append_byte, "memory_map.npy: expected 2,944 bytes, found 2,945; delete memory_map.json"),
     "one pixel of the last row": (
         lambda folder: rewrite(folder, lambda pixels: brighten(pixels, 10)),
-        rf"rows that are not the pixels of their image; delete .*: 1 of 11 .first: .*{dicom(12)}.jpg.",
+        rf"rows that differ from their image; delete .*: 1 of 11 .first: .*{dicom(12)}.jpg.",
     ),
     "in another order": (
         lambda folder: rewrite(folder, lambda pixels: pixels[::-1]),
-        "rows that are not the pixels of their image; .*: 10 of 11 ",
+        "rows that differ from their image; .*: 10 of 11 ",
     ),
 }
 
@@ -382,7 +390,7 @@ def test_each_damage_to_the_memory_map_is_named(mapped: Path, kind: str) -> None
 def test_all_rows_of_the_memory_map_are_compared_only_in_full(
     mapped: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "MAP_SAMPLE", 3)  # rows 0, 5 and 10
+    monkeypatch.setattr(images, "MAP_SAMPLE", 3)  # rows 0, 5 and 10
     rewrite(mapped, lambda pixels: brighten(pixels, 5))
     assert "1 of 3 " in check_set(mapped)[1][0]
     rewrite(mapped, lambda pixels: brighten(pixels, 4))
