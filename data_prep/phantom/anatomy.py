@@ -15,7 +15,7 @@ import numpy as np
 from data_prep.phantom.geometry import Field, Frame, blur, bump, smooth_step, spline
 
 SIGN = {"right": -1, "left": 1}
-"""The patient's right stands on the picture's left."""
+"""The patient's right is on the image's left."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ class Body:
 
 
 def draw_body(patient: np.random.Generator, image: np.random.Generator, view: str, low_volumes: bool) -> Body:
-    """Measures of a patient: what belongs to the patient from one stream, what belongs to the exposure from another.
+    """Draw a patient's measures: anatomy from one stream of random numbers, the exposure from another.
 
-    AP pictures are taken from nearer and lying or sitting: wider heart and mediastinum, higher diaphragm, scapulae
+    AP images are taken from nearer, lying or sitting: wider heart and mediastinum, higher diaphragm, scapulae
     over the lungs.
     """
     p, i, is_ap = patient, image, view == "AP"
@@ -106,7 +106,7 @@ def draw_body(patient: np.random.Generator, image: np.random.Generator, view: st
 
 
 class Chest:
-    """The contours of a body on a frame. Findings read them and change copies of them.
+    """The contours of a body on a frame. Findings read them.
 
     Attributes:
         lateral: distance of the inner chest wall from the midline at each pixel's height.
@@ -128,8 +128,8 @@ class Chest:
         raised = raised or {}
         self.dome = {side: body.dome[side] - raised.get(side, 0.0) for side in SIGN}
         self.center = np.float32(body.rotation)
-        curve = np.float32(body.spine_bend) * np.sin((frame.y - np.float32(0.1)) * np.float32(5))
-        bow = np.float32(spine_bend) * np.sin(np.clip(frame.y - np.float32(0.05), 0, 0.8) * np.float32(3.9))
+        curve = np.float32(body.spine_bend) * np.sin((frame.y - 0.1) * 5)
+        bow = np.float32(spine_bend) * np.sin(np.clip(frame.y - 0.05, 0, 0.8) * 3.9)
         self.spine: Field = (curve + bow).astype(np.float32)
         self.lateral: Field = self.wall(frame.y)
         self.diaphragm = {side: self._diaphragm(side) for side in SIGN}
@@ -139,20 +139,16 @@ class Chest:
 
     def wall(self, y: Field, lift: float = 0.0) -> Field:
         """Distance of the inner chest wall from the midline at heights y; 0 above the apex."""
-        t = np.clip((y - np.float32(self.body.apex + lift)) / np.float32(0.8), 0, 1)
-        rise = 1 - np.power(1 - t, np.float32(3.4))
-        return (np.float32(self.body.chest_width) * np.sqrt(rise) * (1 + np.float32(0.02) * t)).astype(
-            np.float32
-        )
+        t = np.clip((y - np.float32(self.body.apex + lift)) / 0.8, 0, 1)
+        rise = 1 - np.power(1 - t, 3.4)
+        return (np.float32(self.body.chest_width) * np.sqrt(rise) * (1 + 0.02 * t)).astype(np.float32)
 
     def _diaphragm(self, side: str) -> Field:
         """Height of the diaphragm at each pixel's distance from the midline: a dome that falls to the angles."""
         f = self.frame
-        u = (f.side(SIGN[side]) - np.float32(0.165)) / np.float32(self.body.chest_width - 0.165)
+        u = (f.side(SIGN[side]) - 0.165) / np.float32(self.body.chest_width - 0.165)
         outer, inner = np.clip(u, 0, 1.3), np.clip(-u, 0, 1.5)
-        fall = np.float32(self.body.dome_height) * (
-            np.float32(0.55) * outer**2 + np.float32(0.6) * outer**6 + np.float32(0.4) * inner**2
-        )
+        fall = np.float32(self.body.dome_height) * (0.55 * outer**2 + 0.6 * outer**6 + 0.4 * inner**2)
         return (np.float32(self.dome[side]) + fall).astype(np.float32)
 
     def _heart(self, knob_growth: float, widening: float) -> Field:
@@ -163,34 +159,35 @@ class Chest:
         """
         f, b = self.frame, self.body
         y = f.y
-        base = np.float32(b.mediastinum + widening) + np.float32(0.01) * bump(y - np.float32(0.16), 0.1)
+        base = np.float32(b.mediastinum + widening) + 0.01 * bump(y - 0.16, 0.1)
         bottom = np.float32(self.dome["left"] + 0.02)
         top = bottom - np.float32(0.39 + 0.12 * (self.heart_width - 0.33))
         t = np.clip((y - top) / (bottom - top), 0, 1.25)
         right_width = np.float32((1 - b.heart_lean) * self.heart_width)
         left_width = np.float32(b.heart_lean * self.heart_width)
         # Both contours are smooth half-waves that start at the mediastinum; the left one peaks lower and further out.
-        right = base * np.float32(0.86) + (right_width - base * np.float32(0.86)) * np.sin(
-            np.float32(np.pi) * np.clip(t - np.float32(0.22), 0, 0.999)
-        ) ** np.float32(1.1)
-        rise = np.clip(t / np.float32(0.84), 0, 1)
-        fall = np.clip((t - np.float32(0.84)) / np.float32(0.34), 0, 1)
-        ventricle = np.sin(np.float32(np.pi / 2) * rise) ** np.float32(1.55) * np.sqrt(1 - fall**2)
+        right = (
+            base * 0.86
+            + (right_width - base * 0.86) * np.sin(np.float32(np.pi) * np.clip(t - 0.22, 0, 0.999)) ** 1.1
+        )
+        rise = np.clip(t / 0.84, 0, 1)
+        fall = np.clip((t - 0.84) / 0.34, 0, 1)
+        ventricle = np.sin(np.float32(np.pi / 2) * rise) ** 1.55 * np.sqrt(1 - fall**2)
         left = base + (left_width - base) * ventricle.astype(np.float32)
         knob = np.float32(b.knob + knob_growth)
-        left = left + knob * bump(y - np.float32(0.30), 0.032 + 0.3 * knob_growth)
-        left = left + np.float32(0.012) * bump(y - np.float32(0.395), 0.035)
+        left = left + knob * bump(y - 0.30, 0.032 + 0.3 * knob_growth)
+        left = left + 0.012 * bump(y - 0.395, 0.035)
         # A bent spine takes the mediastinum with it, in part.
-        offset = f.x - self.center - np.float32(0.45) * self.spine
+        offset = f.x - self.center - 0.45 * self.spine
         inside = np.minimum(left - offset, offset + right)
-        return smooth_step(inside, 0.0045) * smooth_step(y - np.float32(0.045), 0.03)
+        return smooth_step(inside, 0.0045) * smooth_step(y - 0.045, 0.03)
 
     def _lung(self, sign: int, side: str) -> Field:
         f = self.frame
         lateral = self.lateral - f.side(sign)
         # The apex curves towards the neck: the inner border moves outwards at the top.
-        t = np.clip((f.y - np.float32(self.body.apex)) / np.float32(0.8), 0, 1)
-        medial = f.side(sign) - np.float32(0.035) - np.float32(0.085) * np.exp(-t * np.float32(16))
+        t = np.clip((f.y - np.float32(self.body.apex)) / 0.8, 0, 1)
+        medial = f.side(sign) - 0.035 - 0.085 * np.exp(-t * 16)
         return (
             smooth_step(np.minimum(lateral, medial), 0.0045)
             * smooth_step(self.diaphragm[side] - f.y, 0.0045)
@@ -219,23 +216,21 @@ class Chest:
 
 
 def body_outline(chest: Chest) -> Field:
-    """Soft tissue: neck, shoulders, trunk and, in part of the pictures, the upper arms."""
+    """Soft tissue: neck, shoulders, trunk and, in some images, the upper arms."""
     f, b = chest.frame, chest.body
-    out = np.clip(f.d - np.float32(0.10), 0, 1)
-    shoulder_line = np.float32(-0.035) + np.float32(0.30) * out + np.float32(0.55) * out**2
-    neck_edge = np.float32(0.098) + np.float32(0.9) * np.square(np.clip(f.y + np.float32(0.13), 0, 1))
+    out = np.clip(f.d - 0.10, 0, 1)
+    shoulder_line = -0.035 + 0.30 * out + 0.55 * out**2
+    neck_edge = 0.098 + 0.9 * np.square(np.clip(f.y + 0.13, 0, 1))
     neck = smooth_step(neck_edge - f.d, 0.008)
     above = np.maximum(neck, smooth_step(f.y - shoulder_line, 0.010))
     trunk_half = chest.lateral.max() + np.float32(0.055 + 0.5 * b.fat)
-    trunk_half = trunk_half + np.float32(0.02) * bump(f.y - np.float32(0.4), 0.2)
+    trunk_half = trunk_half + 0.02 * bump(f.y - 0.4, 0.2)
     # Below the armpit the arm hangs beside the trunk, with a gap that opens downwards.
-    gap = np.float32(0.02 + 0.06 * (1 - b.arms)) * np.clip((f.y - np.float32(0.36)) * 4, 0, 1)
-    arm = smooth_step(f.d - trunk_half - gap, 0.006) * smooth_step(
-        trunk_half + gap + np.float32(0.13) - f.d, 0.01
-    )
+    gap = np.float32(0.02 + 0.06 * (1 - b.arms)) * np.clip((f.y - 0.36) * 4, 0, 1)
+    arm = smooth_step(f.d - trunk_half - gap, 0.006) * smooth_step(trunk_half + gap + 0.13 - f.d, 0.01)
     beside = np.maximum(smooth_step(trunk_half - f.d, 0.006), arm)
-    below_armpit = smooth_step(f.y - np.float32(0.33), 0.03)
-    shoulder_end = smooth_step(np.float32(0.60) - f.d, 0.015)
+    below_armpit = smooth_step(f.y - 0.33, 0.03)
+    shoulder_end = smooth_step(0.60 - f.d, 0.015)
     return above * ((1 - below_armpit) * shoulder_end + below_armpit * beside)
 
 
@@ -243,29 +238,27 @@ def ribs(chest: Chest) -> Field:
     """Posterior arcs (falling outwards from the spine) and fainter anterior arcs (falling inwards from the wall)."""
     f, b = chest.frame, chest.body
     spacing = np.float32(b.rib_spacing)
-    relative = np.clip(f.d / np.maximum(chest.lateral, np.float32(0.08)), 0, 1.12)
-    cage = smooth_step(chest.lateral + np.float32(0.018) - f.d, 0.004) * smooth_step(
-        f.d - np.float32(0.03), 0.01
-    )
+    relative = np.clip(f.d / np.maximum(chest.lateral, 0.08), 0, 1.12)
+    cage = smooth_step(chest.lateral + 0.018 - f.d, 0.004) * smooth_step(f.d - 0.03, 0.01)
     cage *= smooth_step(f.y - np.float32(b.apex - 0.02), 0.01)
-    fade = 1 - np.float32(0.75) * smooth_step(f.y - np.float32(chest.dome["right"] + 0.03), 0.02)
-    steep = np.float32(0.05) + np.float32(0.10) * np.clip(f.y, 0, 1)
-    posterior = f.y + np.float32(0.045) * relative * (1 - relative) - steep * relative ** np.float32(2.6)
-    band = _bands(posterior + np.float32(b.rib_phase), spacing, np.float32(0.155))
-    anterior = f.y + np.float32(0.30) * (f.d - chest.lateral) + np.float32(0.12) * (1 - relative) ** 2
-    front = _bands(anterior + np.float32(b.rib_phase + 0.035), spacing, np.float32(0.17))
-    front *= smooth_step(relative - np.float32(0.42), 0.03) * smooth_step(f.y - np.float32(0.16), 0.02)
-    outer = 1 + np.float32(0.5) * smooth_step(relative - np.float32(0.86), 0.03)
-    return (band * outer + np.float32(0.6) * front) * cage * fade
+    fade = 1 - 0.75 * smooth_step(f.y - np.float32(chest.dome["right"] + 0.03), 0.02)
+    steep = 0.05 + 0.10 * np.clip(f.y, 0, 1)
+    posterior = f.y + 0.045 * relative * (1 - relative) - steep * relative**2.6
+    band = _bands(posterior + np.float32(b.rib_phase), spacing, 0.155)
+    anterior = f.y + 0.30 * (f.d - chest.lateral) + 0.12 * (1 - relative) ** 2
+    front = _bands(anterior + np.float32(b.rib_phase + 0.035), spacing, 0.17)
+    front *= smooth_step(relative - 0.42, 0.03) * smooth_step(f.y - 0.16, 0.02)
+    outer = 1 + 0.5 * smooth_step(relative - 0.86, 0.03)
+    return (band * outer + 0.6 * front) * cage * fade
 
 
-def _bands(height: Field, spacing: np.float32, half: np.float32) -> Field:
+def _bands(height: Field, spacing: np.float32, half: float) -> Field:
     """Bands of a share of the spacing with brighter edges: the two cortices of a rib."""
     phase = height / spacing
     offset = np.abs(phase - np.round(phase))
     inside = smooth_step(half - offset, 0.03)
-    edge = bump(offset - (half - np.float32(0.03)), 0.05)
-    return np.float32(0.75) * inside + np.float32(0.4) * edge
+    edge = bump(offset - (half - 0.03), 0.05)
+    return 0.75 * inside + 0.4 * edge
 
 
 def shoulder_girdle(chest: Chest) -> Field:
@@ -290,37 +283,29 @@ def shoulder_girdle(chest: Chest) -> Field:
         widths.append(0.03)
         values.append(0.6)
     clavicles = blur(f.strokes(lines, widths, values), 0.9)
-    blade = np.float32(0.42) * smooth_step(
-        f.d - np.float32(b.scapula) - np.float32(0.12) * (f.y - 0.25), 0.008
-    )
-    blade *= smooth_step(np.float32(0.42) - f.y, 0.02) * smooth_step(f.y - np.float32(0.09), 0.02)
-    blade *= smooth_step(np.float32(0.5) - f.d, 0.02)
-    border = bump(f.d - np.float32(b.scapula) - np.float32(0.12) * (f.y - 0.25), 0.007)
-    border *= smooth_step(np.float32(0.40) - f.y, 0.01) * smooth_step(f.y - np.float32(0.10), 0.01)
-    head_r = np.square((f.d - np.float32(0.475)) / np.float32(0.06)) + np.square(
-        (f.y - np.float32(0.13)) / np.float32(0.065)
-    )
+    blade = 0.42 * smooth_step(f.d - np.float32(b.scapula) - 0.12 * (f.y - 0.25), 0.008)
+    blade *= smooth_step(0.42 - f.y, 0.02) * smooth_step(f.y - 0.09, 0.02)
+    blade *= smooth_step(0.5 - f.d, 0.02)
+    border = bump(f.d - np.float32(b.scapula) - 0.12 * (f.y - 0.25), 0.007)
+    border *= smooth_step(0.40 - f.y, 0.01) * smooth_step(f.y - 0.10, 0.01)
+    head_r = np.square((f.d - 0.475) / 0.06) + np.square((f.y - 0.13) / 0.065)
     humerus = smooth_step(1 - head_r, 0.08)
-    shaft = smooth_step(
-        np.float32(0.032) - np.abs(f.d - np.float32(0.50) - np.float32(0.12) * (f.y - 0.15)), 0.006
-    )
-    shaft *= smooth_step(f.y - np.float32(0.15), 0.02)
-    bones = clavicles + blade + np.float32(0.5) * border + np.float32(0.7) * np.maximum(humerus, shaft)
+    shaft = smooth_step(0.032 - np.abs(f.d - 0.50 - 0.12 * (f.y - 0.15)), 0.006)
+    shaft *= smooth_step(f.y - 0.15, 0.02)
+    bones = clavicles + blade + 0.5 * border + 0.7 * np.maximum(humerus, shaft)
     return bones.astype(np.float32)
 
 
 def spine(chest: Chest) -> Field:
     """Vertebral bodies, disc spaces and spinous processes behind the mediastinum."""
     f = chest.frame
-    offset = f.x - chest.spine - chest.center * np.float32(0.5)
-    column = smooth_step(np.float32(0.048) - np.abs(offset), 0.006)
-    phase = f.y / np.float32(0.062)
+    offset = f.x - chest.spine - chest.center * 0.5
+    column = smooth_step(0.048 - np.abs(offset), 0.006)
+    phase = f.y / 0.062
     disc = bump(np.abs(phase - np.round(phase)), 0.16)
-    pedicles = bump(np.abs(offset) - np.float32(0.028), 0.009) * bump(
-        np.abs(phase - np.round(phase)) - 0.5, 0.18
-    )
+    pedicles = bump(np.abs(offset) - 0.028, 0.009) * bump(np.abs(phase - np.round(phase)) - 0.5, 0.18)
     process = bump(offset, 0.007) * bump(np.abs(phase - np.round(phase)) - 0.5, 0.2)
-    return column * (np.float32(0.8) - np.float32(0.35) * disc) + np.float32(0.35) * (pedicles + process)
+    return column * (0.8 - 0.35 * disc) + 0.35 * (pedicles + process)
 
 
 def airways(chest: Chest) -> Field:
@@ -415,18 +400,16 @@ def hila(chest: Chest) -> Field:
     f, total = chest.frame, np.zeros_like(chest.frame.x)
     for side, sign in SIGN.items():
         x, y = sign * 0.088 + float(chest.center), 0.445 if side == "right" else 0.425
-        total += np.float32(0.55) * np.exp(-f.ellipse(x, y, 0.05, 0.075))
+        total += 0.55 * np.exp(-f.ellipse(x, y, 0.05, 0.075))
     return total
 
 
 def soft_shadows(chest: Chest) -> Field:
     """Breasts, which whiten the lower lungs above a soft lower border."""
     f, b = chest.frame, chest.body
-    r = np.square((f.d - np.float32(0.22)) / np.float32(0.17)) + np.square(
-        (f.y - np.float32(0.62)) / np.float32(0.19)
-    )
+    r = np.square((f.d - 0.22) / 0.17) + np.square((f.y - 0.62) / 0.19)
     lower = smooth_step(1 - r, 0.06)
-    return np.float32(b.breast) * lower * np.clip((f.y - np.float32(0.42)) * 4, 0, 1)
+    return np.float32(b.breast) * lower * np.clip((f.y - 0.42) * 4, 0, 1)
 
 
 def normal_haze(chest: Chest) -> Field:
@@ -434,14 +417,14 @@ def normal_haze(chest: Chest) -> Field:
     f, b = chest.frame, chest.body
     r = f.ellipse(float(chest.center), 0.50, 0.27, 0.22)
     haze = np.float32(b.congestion) * np.exp(-r) + np.float32(b.basal_haze) * np.clip(
-        (f.y - np.float32(0.45)) * np.float32(2.2), 0, 1
+        (f.y - 0.45) * 2.2, 0, 1
     )
     side, place, top = b.fold
     if side:
         # Denser towards the midline, with an edge on the outside: not a line as the pleura is.
         inward = chest.lateral * np.float32(place) - f.side(SIGN[side])
-        ramp = smooth_step(inward, 0.003) * np.exp(np.clip(inward, 0, 1) * np.float32(-22))
-        haze = haze + np.float32(0.06) * ramp * smooth_step(f.y - np.float32(top), 0.03) * smooth_step(
+        ramp = smooth_step(inward, 0.003) * np.exp(np.clip(inward, 0, 1) * -22)
+        haze = haze + 0.06 * ramp * smooth_step(f.y - np.float32(top), 0.03) * smooth_step(
             np.float32(top + 0.3) - f.y, 0.03
         )
     for side, height in b.blunting.items():
@@ -449,7 +432,7 @@ def normal_haze(chest: Chest) -> Field:
             corner = (
                 np.float32(chest.dome[side] + b.dome_height) - f.y + 2 * (chest.lateral - f.side(SIGN[side]))
             )
-            haze = haze + np.float32(0.26) * smooth_step(np.float32(2 * height) - corner, 0.012)
+            haze = haze + 0.26 * smooth_step(np.float32(2 * height) - corner, 0.012)
     return (haze * chest.lungs()).astype(np.float32)
 
 
@@ -459,12 +442,12 @@ def gas(chest: Chest, rng: np.random.Generator) -> Field:
     if not b.stomach_gas:
         return np.zeros_like(f.x)
     x, y = rng.uniform(0.12, 0.2), chest.dome["left"] + rng.uniform(0.05, 0.075)
-    wobble = np.float32(0.25) * f.noise(rng, 0.07)
+    wobble = 0.25 * f.noise(rng, 0.07)
     bubble = smooth_step(
         1 - f.ellipse(x, y, rng.uniform(0.045, 0.08), rng.uniform(0.02, 0.036), -0.15) + wobble, 0.22
     )
     colon = smooth_step(1 - f.ellipse(x + 0.09, y + 0.07, 0.06, 0.028, 0.6) + wobble, 0.3) * rng.uniform(
         0, 0.6
     )
-    below = smooth_step(f.y - chest.diaphragm["left"] - np.float32(0.008), 0.004)
+    below = smooth_step(f.y - chest.diaphragm["left"] - 0.008, 0.004)
     return (np.float32(b.stomach_gas) * np.maximum(bubble, np.float32(colon)) * below).astype(np.float32)

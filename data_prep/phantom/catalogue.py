@@ -189,7 +189,7 @@ class Catalogue:
 
     def holding(self, state: StudyState) -> tuple[FindingClass, ...]:
         """All classes that are true of a study, by number: its findings and what follows from them."""
-        derived = [c for c in self.derived if c.holds(state)]
+        derived = [c for c in self.derived if c.rule is not None and c.rule.holds(state, c.side, c.zone)]
         return tuple(sorted([*state.findings, *derived], key=lambda c: c.class_id))
 
     def sentences(self) -> list[tuple[str, int]]:

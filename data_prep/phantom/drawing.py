@@ -1,4 +1,4 @@
-"""Pictures of the phantom: a study's findings, a projection and a seed in, an 8-bit picture and boxes out."""
+"""Draw the phantom's images: an 8-bit image and boxes from a study's findings, a projection and a seed."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from data_prep.phantom.anatomy import SIGN, Chest, draw_body
 from data_prep.phantom.findings import FindingClass
 from data_prep.phantom.geometry import GRID, Field, Frame, blur, bump, smooth_step
 from data_prep.phantom.lateral import lateral_density
-from data_prep.phantom.lesions import DRAW, ORDER, Layers
+from data_prep.phantom.layers import Layers
+from data_prep.phantom.lesions import DRAW, ORDER
 
 FRONTAL = ("AP", "PA")
 
-# Streams of random numbers of a picture: (seed, study, stream, ...).
+# Streams of random numbers of an image: (seed, study, stream, ...).
 _PATIENT, _FINDING, _EXPOSURE = 1, 2, 3
 _HEART_GROWTH = {"mild": 1.19, "moderate": 1.31, "severe": 1.50}
 
 Box = tuple[int, int, int, int]
-"""x, y, width, height in pixels of the picture."""
+"""x, y, width, height in pixels of the image."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """An 8-bit picture and the boxes of its findings by class_id."""
+    """An 8-bit image and the boxes of its findings by class_id."""
 
     pixels: UInt8[np.ndarray, "height width"]
     boxes: dict[int, list[Box]]
@@ -37,7 +38,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Exposure:
-    """How a picture is taken: everything about it that is not the patient."""
+    """Properties of an image that do not depend on the patient."""
 
     scale: float
     angle: float
@@ -51,7 +52,7 @@ class Exposure:
 
 
 def draw_exposure(rng: np.random.Generator, view: str) -> Exposure:
-    """Draw what varies from picture to picture: position, exposure, grain, collimation, side marker."""
+    """Draw the properties that vary from image to image: position, exposure, grain, collimation, side marker."""
     portable = view == "AP"
     border = rng.uniform(0.01, 0.05, 4) * (rng.random(4) < 0.12)
     letter = "R" if rng.random() < 0.45 else "L"
@@ -82,18 +83,18 @@ def draw_frontal(
     height: int,
     width: int,
 ) -> Picture:
-    """Draw a frontal picture.
+    """Draw a frontal image.
 
     Args:
         seed: of the study; patient, findings and exposure take streams of their own from it.
-        findings: what is drawn.
+        findings: of the study.
         view: ``AP`` or ``PA``.
         low_volumes: whether the lungs are poorly expanded.
-        image: number of the picture in its study.
-        height, width: of the picture, px.
+        image: number of the image in its study.
+        height, width: of the image, px.
 
     Returns:
-        the picture, with boxes of every finding that can be seen in it.
+        the image, with boxes of every visible finding.
     """
     findings = sorted(findings, key=lambda f: (ORDER[f.kind], f.class_id))
     exposure_rng = np.random.default_rng([*seed, _EXPOSURE, image])
@@ -131,7 +132,7 @@ def draw_lateral(
     height: int,
     width: int,
 ) -> Picture:
-    """Draw a lateral picture; it has no boxes. Arguments as for `draw_frontal`."""
+    """Draw a lateral image; it has no boxes. Arguments as for `draw_frontal`."""
     rng = np.random.default_rng([*seed, _EXPOSURE, image])
     exposure = draw_exposure(rng, "LATERAL")
     frame = _frame(exposure, height, width)
@@ -171,46 +172,40 @@ def _shaped_chest(
 
 
 def _density(chest: Chest, layers: Layers, gas: Field, mottle: Field) -> Field:
-    """Add up what the rays pass: soft tissue, air, blood, bone."""
+    """Sum of soft tissue, air, blood and bone along the rays."""
     f, b = chest.frame, chest.body
     outline = anatomy.body_outline(chest)
-    central = np.clip(1 - np.square(f.x / np.float32(0.5)), 0, 1)
-    density = np.float32(0.47 + 0.6 * b.fat) + np.float32(0.14) * central
+    central = np.clip(1 - np.square(f.x / 0.5), 0, 1)
+    density = np.float32(0.47 + 0.6 * b.fat) + 0.14 * central
     below = np.zeros_like(f.x)
     for side, sign in SIGN.items():
         below += smooth_step(f.y - chest.diaphragm[side], 0.006) * (f.side(sign) > 0)
-    density = density + np.float32(0.10) * below
+    density = density + 0.10 * below
     density += anatomy.soft_shadows(chest)
     lungs = chest.lungs()
-    u = (f.d - np.float32(0.2)) / np.float32(0.17)
-    depth = (
-        np.float32(0.40)
-        - np.float32(0.06) * np.clip(u**2, 0, 1.5)
-        + np.float32(0.04) * bump(f.y - np.float32(0.35), 0.25)
-    )
+    u = (f.d - 0.2) / 0.17
+    depth = 0.40 - 0.06 * np.clip(u**2, 0, 1.5) + 0.04 * bump(f.y - 0.35, 0.25)
     # Behind the heart and below the dome some lung remains.
-    behind = 1 - np.float32(0.80) * chest.heart
+    behind = 1 - 0.80 * chest.heart
     recess = np.zeros_like(f.x)
     for side, sign in SIGN.items():
         past = f.y - chest.diaphragm[side]
         recess += (
             smooth_step(past, 0.006)
-            * np.clip(1 - past / np.float32(0.10), 0, 1)
-            * smooth_step(np.minimum(chest.lateral - f.side(sign), f.side(sign) - np.float32(0.05)), 0.006)
+            * np.clip(1 - past / 0.10, 0, 1)
+            * smooth_step(np.minimum(chest.lateral - f.side(sign), f.side(sign) - 0.05), 0.006)
         )
-    air = (lungs * depth * behind + np.float32(0.07) * recess) * layers.air
-    density -= air * (1 + np.float32(0.02) * mottle)
-    density += chest.heart * (np.float32(0.13) - np.float32(0.11) * below)
-    visible = lungs * (np.float32(0.25) + np.float32(0.75) * layers.air) * (1 - np.float32(0.7) * chest.heart)
-    density += (
-        np.float32(b.vessel_contrast) * layers.vessels + np.float32(0.055) * anatomy.hila(chest)
-    ) * visible
-    density += np.float32(b.rib_contrast) * anatomy.ribs(chest) * (1 - np.float32(0.35) * chest.heart)
-    density += np.float32(0.12) * anatomy.shoulder_girdle(chest)
-    density += np.float32(0.055) * anatomy.spine(chest)
-    density -= np.float32(0.105) * anatomy.airways(chest)
+    air = (lungs * depth * behind + 0.07 * recess) * layers.air
+    density -= air * (1 + 0.02 * mottle)
+    density += chest.heart * (0.13 - 0.11 * below)
+    visible = lungs * (0.25 + 0.75 * layers.air) * (1 - 0.7 * chest.heart)
+    density += (np.float32(b.vessel_contrast) * layers.vessels + 0.055 * anatomy.hila(chest)) * visible
+    density += np.float32(b.rib_contrast) * anatomy.ribs(chest) * (1 - 0.35 * chest.heart)
+    density += 0.12 * anatomy.shoulder_girdle(chest)
+    density += 0.055 * anatomy.spine(chest)
+    density -= 0.105 * anatomy.airways(chest)
     density += anatomy.normal_haze(chest) - gas
-    density += layers.added + np.float32(0.008) * mottle
+    density += layers.added + 0.008 * mottle
     return (density * outline).astype(np.float32)
 
 
@@ -223,18 +218,18 @@ def _expose(
     height: int,
     width: int,
 ) -> UInt8[np.ndarray, "height width"]:
-    """Tone curve, enlargement, grain, marker, collimation. Nothing here depends on the picture's content."""
+    """Tone curve, enlargement, grain, marker, collimation. Nothing here depends on the image's content."""
     value = np.clip(
         (density - np.float32(exposure.black)) / np.float32(exposure.white - exposure.black), 0, None
     )
-    # A shoulder keeps what is dense from turning into flat white.
-    value = np.tanh(np.float32(1.25) * value) / np.float32(np.tanh(1.25))
+    # A shoulder keeps dense tissue from saturating.
+    value = np.tanh(1.25 * value) / np.float32(np.tanh(1.25))
     value = np.clip(value, 0, 1.2) ** np.float32(exposure.gamma)
-    value = value * (1 - metal) + metal * np.float32(1.05)
+    value = value * (1 - metal) + metal * 1.05
     marker = _marker(exposure, frame)
     value = np.maximum(value, marker)
     value *= _collimator(exposure, frame)
-    image = Image.fromarray((value * np.float32(220) + np.float32(8)).astype(np.float32))
+    image = Image.fromarray((value * 220 + 8).astype(np.float32))
     large = np.asarray(image.resize((width, height), Image.Resampling.BICUBIC))
     top, left = (int(k) for k in rng.integers(0, 512, 2))
     flipped = bool(rng.random() < 0.5)
@@ -250,7 +245,7 @@ def _grain_tile() -> Field:
 
 
 def _grain(height: int, width: int) -> Field:
-    """Fine noise of unit variance: a window of one tile, which repeats where a picture is larger than the tile."""
+    """Fine noise of unit variance: a window of one tile, which repeats where an image is larger than the tile."""
     tile = _grain_tile()
     if height <= tile.shape[0] and width <= tile.shape[1]:
         return tile[:height, :width]
@@ -289,7 +284,7 @@ def _collimator(exposure: Exposure, frame: Frame) -> Field:
 
 
 def _boxes(masks: Sequence[Field], height: int, width: int) -> list[Box]:
-    """Bounding boxes of masks above .35, in pixels of the enlarged picture; parts too small to see are left out."""
+    """Bounding boxes of masks above .35, in pixels of the enlarged image; parts too small to see are left out."""
     boxes = []
     for mask in masks:
         seen = mask > 0.35

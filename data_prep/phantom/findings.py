@@ -63,10 +63,6 @@ class FindingClass:
     def is_derived(self) -> bool:
         return self.rule is not None
 
-    def holds(self, state: StudyState) -> bool:
-        """Whether the class is true of a study."""
-        return self in state.findings if self.rule is None else self.rule.holds(state, self.side, self.zone)
-
 
 @dataclass(frozen=True)
 class StudyState:
@@ -75,9 +71,10 @@ class StudyState:
     findings: tuple[FindingClass, ...]
     low_volumes: bool
 
-    def kinds(self, side: str = "", zone: str = "") -> list[str]:
-        """Kinds of the findings, on one side and in one zone where given."""
-        return [f.kind for f in self.findings if side in ("", f.side) and zone in ("", f.zone)]
+    @property
+    def kinds(self) -> list[str]:
+        """Kinds of the findings."""
+        return [f.kind for f in self.findings]
 
 
 @dataclass(frozen=True)
@@ -95,7 +92,7 @@ class Rule:
 
     def holds(self, state: StudyState, side: str, zone: str) -> bool:
         """Whether a study meets the conditions on this side and in this zone (empty: anywhere)."""
-        kinds = state.kinds(side, zone)
+        kinds = [f.kind for f in state.findings if side in ("", f.side) and zone in ("", f.zone)]
         return (
             (not self.any or sum(kind in self.any for kind in kinds) >= self.number)
             and self.all.issubset(kinds)

@@ -1,6 +1,6 @@
 """The body frame of the phantom: coordinates, smooth shapes, noise and strokes on a small grid.
 
-Pictures are drawn on a grid of at most `GRID` pixels and enlarged afterwards. Body coordinates are isotropic: ``x``
+Images are drawn on a grid of at most `GRID` pixels and enlarged afterwards. Body coordinates are isotropic: ``x``
 is 0 at the midline and grows towards the patient's left (the image's right), ``y`` is 0 above the lung apices and
 about 1 below the diaphragm; one unit is roughly the height of the chest.
 """
@@ -50,8 +50,8 @@ class Frame:
     Args:
         height, width: of the grid, px.
         scale: body units that fit into the grid's shorter side.
-        angle: rotation of the body in the picture, rad.
-        shift: of the body in the picture, body units (right, down).
+        angle: rotation of the body in the image, rad.
+        shift: of the body in the image, body units (right, down).
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Frame:
         factor = _OVERSAMPLING
         picture = Image.new("L", (self.width * factor, self.height * factor))
         pen = ImageDraw.Draw(picture)
-        # All points at once: there are hundreds of lines in a picture.
+        # All points at once: there are hundreds of lines in an image.
         points = self.pixels(np.concatenate(list(lines)).astype(np.float32)) * factor
         ends = np.cumsum([len(line) for line in lines]).tolist()
         thicknesses = np.asarray(widths) * self._unit * factor

@@ -17,7 +17,6 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -35,7 +34,7 @@ from medclip_dcl.files import write_bytes
 from medclip_dcl.findings import CHEXPERT
 
 GENERATOR_VERSION = 1
-"""Raised with every change that gives another phantom for the same options."""
+"""Increased with every change that gives another phantom for the same options."""
 
 LEAST_STUDIES = 20
 LEAST_SIZE = 64
@@ -50,7 +49,7 @@ _SECOND_FRONTAL = 0.07
 _LATERAL = {"PA": 0.18, "AP": 0.02}
 _PORTABLE = 0.38
 _PORTABLE_WITH_TUBES = 0.8
-# Height over width of the pictures: square ones, and the portrait and landscape formats of real detectors.
+# Height over width of the images: square ones, and the portrait and landscape formats of real detectors.
 _SHAPES = ((1.0, 0.30), (1.21, 0.36), (0.82, 0.26), (1.1, 0.08))
 _QUALITY = 88
 
@@ -58,22 +57,21 @@ _QUALITY = 88
 _STATE, _REPORT, _IMAGES, _LABELS, _PHRASES = 10, 11, 12, 13, 14
 
 METADATA_COLUMNS = (
-    "dicom_id",
-    "subject_id",
-    "study_id",
-    "PerformedProcedureStepDescription",
-    "ViewPosition",
-    "Rows",
-    "Columns",
-    "StudyDate",
-    "StudyTime",
-    "ProcedureCodeSequence_CodeMeaning",
-    "ViewCodeSequence_CodeMeaning",
+    *(
+        "dicom_id",
+        "subject_id",
+        "study_id",
+        "PerformedProcedureStepDescription",
+        "ViewPosition",
+        "Rows",
+        "Columns",
+    ),
+    *("StudyDate", "StudyTime", "ProcedureCodeSequence_CodeMeaning", "ViewCodeSequence_CodeMeaning"),
     "PatientOrientationCodeSequence_CodeMeaning",
 )
 SPLIT_COLUMNS = ("dicom_id", "study_id", "subject_id", "split")
 LABEL_COLUMNS = ("subject_id", "study_id", *CHEXPERT)
-BOX_COLUMNS = (
+BOX_COLUMNS = [
     "dicom_id",
     "category_name",
     "label_text",
@@ -84,7 +82,7 @@ BOX_COLUMNS = (
     "h",
     "image_width",
     "image_height",
-)
+]
 _VIEW_CODES = {
     "AP": "antero-posterior",
     "PA": "postero-anterior",
@@ -100,14 +98,14 @@ class PhantomError(UserError):
 
 @dataclass(frozen=True)
 class Options:
-    """Everything that decides what a phantom contains."""
+    """Options that determine the contents of a phantom."""
 
     studies: int
     seed: int
     size: int = 512
 
     def check(self) -> None:
-        """Raises PhantomError for a value that makes no phantom."""
+        """Raise PhantomError for an invalid value."""
         if self.studies < LEAST_STUDIES:
             raise PhantomError(
                 f"--studies is {self.studies}; at least {LEAST_STUDIES} are needed for three splits by patient"
@@ -147,7 +145,7 @@ class BoxRecord:
 
 @dataclass(frozen=True)
 class StudyRecord:
-    """What the tables say about a study."""
+    """The data of a study for the tables."""
 
     planned: PlannedStudy
     date: str
@@ -164,18 +162,18 @@ def write_phantom(folder: Path, options: Options, workers: int = 1) -> bool:
     """Write a phantom, or what is missing of it.
 
     Files that are there and whole are kept; every file is written under another name and renamed. The folder is
-    the same, byte by byte, for the same options, whatever the number of workers and of interruptions.
+    the same, byte by byte, for the same options, regardless of the number of workers and of interruptions.
 
     Args:
         folder: of the release; made if missing.
-        options: what it contains.
+        options: contents of the phantom.
         workers: processes that draw.
 
     Returns:
-        whether anything was done; False for a finished phantom with these options.
+        True if anything was written; False for a finished phantom with these options.
 
     Raises:
-        PhantomError: a senseless option; a folder with a phantom of other options, or with something else in it.
+        PhantomError: an invalid option; a folder with a phantom of other options, or with other files.
     """
     options.check()
     if workers < 1:
@@ -200,7 +198,7 @@ def _described(options: Options) -> dict[str, object]:
 
 
 def _is_finished(folder: Path, options: Options) -> bool:
-    """Whether the folder holds this phantom already; refuses every other content."""
+    """Whether the folder holds this phantom already; any other content is refused."""
     if folder.exists() and not folder.is_dir():
         raise PhantomError(f"{folder} is a file; name a folder for --output")
     for name in (MARKER, _STARTED):
@@ -219,11 +217,11 @@ def _is_finished(folder: Path, options: Options) -> bool:
                 "name another folder for --output, or delete that one"
             )
         return name == MARKER
-    # What a run leaves that is killed before options.json has its name.
+    # Left by a run that was killed before options.json had its name.
     begun = [folder / TRUTH, *(folder / TRUTH).glob(f".{_STARTED}.*.tmp")]
     if folder.is_dir() and any(file not in begun for file in folder.rglob("*")):
         raise PhantomError(
-            f"{folder} is not empty and holds no phantom; name a new or empty folder for --output"
+            f"{folder} is not empty and does not hold a phantom; name a new or empty folder for --output"
         )
     return False
 
@@ -237,16 +235,8 @@ def _write_studies(
     chunks = [planned[k : k + _CHUNK] for k in range(0, len(planned), _CHUNK)]
     work = functools.partial(_write_chunk, folder, options)
     with worker_processes(workers) as pool:
-        results = _in_order(pool, work, chunks)
+        results = map(work, chunks) if pool is None else pool.map(work, chunks)
         yield from progress((r for chunk in results for r in chunk), len(planned), "phantom", "studies")
-
-
-def _in_order(
-    pool: Executor | None,
-    work: functools.partial[list[StudyRecord]],
-    chunks: Sequence[Sequence[PlannedStudy]],
-) -> Iterable[list[StudyRecord]]:
-    return map(work, chunks) if pool is None else pool.map(work, chunks)
 
 
 def _write_chunk(folder: Path, options: Options, planned: Sequence[PlannedStudy]) -> list[StudyRecord]:
@@ -254,7 +244,7 @@ def _write_chunk(folder: Path, options: Options, planned: Sequence[PlannedStudy]
 
 
 def write_study(folder: Path, options: Options, planned: PlannedStudy) -> StudyRecord:
-    """Write the pictures and the report of one study and return what the tables need to know of it."""
+    """Write the pictures and the report of one study and return its rows for the tables."""
     classes, seed = catalogue(), (options.seed, planned.index)
     state = draw_state(classes, _stream(seed, _STATE), planned.test_number)
     images = _plan_images(options, planned, state)
@@ -291,11 +281,11 @@ def _stream(seed: tuple[int, int], stream: int) -> np.random.Generator:
 
 
 def _plan_images(options: Options, planned: PlannedStudy, state: StudyState) -> tuple[ImageRecord, ...]:
-    """A frontal picture, sometimes a second one, sometimes a lateral one, each with its own format."""
+    """A frontal image, sometimes a second and sometimes a lateral one, each with its own format."""
     rng = _stream((options.seed, planned.index), _IMAGES)
     portable = rng.random() < (
         _PORTABLE_WITH_TUBES
-        if not catalogue().groups["intensive_care"].isdisjoint(state.kinds())
+        if not catalogue().groups["intensive_care"].isdisjoint(state.kinds)
         else _PORTABLE
     )
     views = ["AP" if portable else "PA"]
@@ -325,7 +315,7 @@ def _write_image(
     image: ImageRecord,
     number: int,
 ) -> list[BoxRecord]:
-    """Draw a picture unless it is there and whole; pictures with boxes are drawn for their boxes anyway."""
+    """Draw an image unless it is complete on disk; images with boxes are always drawn, for their boxes."""
     file = folder / image.path
     has_boxes = planned.split == "test" and image.is_frontal and any(f.category for f in state.findings)
     if not has_boxes and _is_whole_jpeg(file):
@@ -465,7 +455,7 @@ def _write_truth(truth: Path, records: Sequence[StudyRecord]) -> None:
 def _class_table(
     classes: Catalogue, records: Sequence[StudyRecord]
 ) -> tuple[tuple[str, ...], Iterator[list[object]]]:
-    """rho and mention_share over frontal training pictures, sentence_share over sentences of training reports."""
+    """rho and mention_share over frontal training images, sentence_share over sentences of training reports."""
     holds: Counter[int] = Counter()
     mentioned: Counter[int] = Counter()
     sentences: Counter[int] = Counter()
@@ -491,7 +481,7 @@ def _class_table(
 
 
 def _is_whole_jpeg(file: Path) -> bool:
-    """Whether the file is there and has both ends of a JPEG."""
+    """Whether the file exists and has both ends of a JPEG."""
     if not file.is_file() or file.stat().st_size < 4:
         return False
     with file.open("rb") as stream:
@@ -513,5 +503,5 @@ def _csv_bytes(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> byte
 
 
 def _write_gzip_csv(file: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    # Without a time stamp, or no two runs would give the same file.
+    # No time stamp, so that runs give the same bytes.
     write_bytes(gzip.compress(_csv_bytes(columns, rows), mtime=0), file)

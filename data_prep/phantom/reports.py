@@ -94,8 +94,8 @@ def write_report(
 def _choose_classes(catalogue: Catalogue, state: StudyState, rng: np.random.Generator) -> list[FindingClass]:
     said = []
     # The findings first: the order decides which random number each class gets.
-    for c in (*state.findings, *(c for c in catalogue.derived if c.holds(state))):
-        chance = c.mention if c.is_derived else _FINDING_MENTION.get(c.grade, _FINDING_MENTION_ELSE)
+    for c in (*state.findings, *(c for c in catalogue.holding(state) if c.rule is not None)):
+        chance = c.mention if c.rule is not None else _FINDING_MENTION.get(c.grade, _FINDING_MENTION_ELSE)
         if rng.random() < chance:
             said.append(c)
     return said or [catalogue.by_name["technique"]]

@@ -1,4 +1,4 @@
-"""Speed and memory of the objectives and of the LSE+NL similarity, against how they are usually written.
+"""Speed and memory of the objectives and of the LSE+NL similarity, against the usual implementations.
 
     python tests/benchmarks/bench_objectives.py [--rounds 11] [--step_batch 8]
 

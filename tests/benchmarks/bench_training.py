@@ -1,4 +1,4 @@
-"""Seconds and memory of a training step as configs/mimic_cxr.yaml asks for it, and what the whole run would take.
+"""Seconds and memory of a training step under configs/mimic_cxr.yaml, extrapolated to the whole run.
 
     python tests/benchmarks/bench_training.py [--device cuda] [--batches 8 16] [--steps 4] [--precision bf16-mixed]
 

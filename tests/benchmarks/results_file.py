@@ -1,4 +1,4 @@
-"""RESULTS.md: what the benchmarks measured, a section each."""
+"""Write the sections of RESULTS.md, one for each benchmark."""
 
 from __future__ import annotations
 

@@ -1,18 +1,18 @@
-"""What the objective is worth on the phantom: the evaluations of the demo, and what a classifier makes of the encoder.
+"""Effect of the objective on the phantom: the evaluations of the demo, and a classifier on top of the encoder.
 
     python tests/benchmarks/study_phantom.py --folder runs/study [--seeds 3] [--lanes 2]
 
 Run by hand, never in CI: about three hours of one core. By the README's commands, each in a process of its own:
 
-1. the phantom, its language model and scores, as `make demo` makes them;
+1. the phantom, its language model and scores, as in `make demo`;
 2. for each seed and objective (infonce, dcl_lm) the demo's fit and test;
 3. for each seed, start (nothing, infonce, dcl_lm of that seed) and share of the labels (1%, 10%, 100%) a linear probe
    and a full fine-tuning, tested. The seed draws the training, the labels and the classifier alike, so that the
    objectives are compared in pairs.
 
 With few labels there are more passes over them (PASSES). A network that starts from nothing learns at the linear
-layer's rate in all its parts, and as a probe it is a random network under a trained linear layer. What is finished is
-not done again; a run that was killed continues. Prints the tables and replaces the section of this file in RESULTS.md.
+layer's rate in all its parts, and as a probe it is a random network under a trained linear layer. Finished steps are
+not repeated; a killed run continues. Prints the tables and replaces the section of this file in RESULTS.md.
 """
 
 from __future__ import annotations

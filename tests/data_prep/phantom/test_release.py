@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -269,9 +270,8 @@ def test_another_seed_gives_other_studies_in_the_same_language(small: Path, tmp_
     assert one["phantom_truth/sentences.csv"] == other["phantom_truth/sentences.csv"]
 
 
-def test_an_interrupted_run_is_completed(tmp_path: Path) -> None:
-    folder = tmp_path / "raw"
-    write_phantom(folder, SMALL)
+def test_an_interrupted_run_is_completed(small: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(small, tmp_path / "raw"))
     before = _contents(folder)
     images = sorted(folder.rglob("*.jpg"))
     images[0].unlink()
@@ -299,8 +299,8 @@ def test_other_options_are_refused_by_name(small: Path) -> None:
         write_phantom(small, Options(SMALL.studies, 7, 65))
 
 
-def test_an_unfinished_phantom_of_other_options_is_refused(tmp_path: Path) -> None:
-    write_phantom(tmp_path / "raw", SMALL)
+def test_an_unfinished_phantom_of_other_options_is_refused(small: Path, tmp_path: Path) -> None:
+    shutil.copytree(small, tmp_path / "raw")
     (tmp_path / "raw/phantom_truth/phantom.json").unlink()
     with pytest.raises(PhantomError, match=r"studies: 20 there, 21 asked for"):
         write_phantom(tmp_path / "raw", Options(21, SMALL.seed, SMALL.size))
@@ -308,7 +308,7 @@ def test_an_unfinished_phantom_of_other_options_is_refused(tmp_path: Path) -> No
 
 def test_a_folder_with_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("chapter one")
-    with pytest.raises(PhantomError, match="is not empty and holds no phantom"):
+    with pytest.raises(PhantomError, match="is not empty and does not hold a phantom"):
         write_phantom(tmp_path, SMALL)
     with pytest.raises(PhantomError, match="is a file; name a folder for --output"):
         write_phantom(tmp_path / "thesis.tex", SMALL)
@@ -333,18 +333,8 @@ def test_senseless_options_are_named(tmp_path: Path, options: Options, workers: 
     assert not (tmp_path / "raw").exists()
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (["--studies", "5", "--seed", "0"], "error: --studies is 5; at least 20 are needed"),
-        (["--studies", "many", "--seed", "0"], "invalid int value: 'many'"),
-        (["--seed", "0"], "the following arguments are required: --studies"),
-    ],
-)
-def test_the_command_ends_with_2_and_without_a_traceback(
-    tmp_path: Path, arguments: list[str], message: str
-) -> None:
-    command = [sys.executable, "-m", "data_prep.phantom", "--output", str(tmp_path / "raw"), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True)
+def test_the_command_ends_with_2_and_without_a_traceback(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "data_prep.phantom", "--output", str(tmp_path / "raw")]
+    done = subprocess.run([*command, "--studies", "5", "--seed", "0"], capture_output=True, text=True)
     assert done.returncode == 2
-    assert message in done.stderr and "Traceback" not in done.stderr
+    assert "error: --studies is 5; at least 20 are needed" in done.stderr and "Traceback" not in done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from itertools import pairwise
 
@@ -25,6 +26,7 @@ from data_prep.text.sentences import passages, split_sentences
 CLASSES = catalogue()
 
 
+@functools.cache
 def _report(k: int, unseen: bool = False) -> Report:
     state = draw_state(CLASSES, np.random.default_rng([3, k]), None)
     return write_report(
