@@ -2,14 +2,14 @@
 
     python -m data_prep.embed_sentences --data SET --model FOLDER
 
-FOLDER is a Hugging Face folder or repository id of a BERT (no head is needed): what the text encoder starts from. The
-embeddings, [CLS] of the last hidden state or the mean over all word pieces, in float32, go to
+FOLDER is a Hugging Face folder or repository id of a BERT (no head is needed), the initial text encoder. The
+embeddings, [CLS] of the last hidden state or the mean over all tokens, in float32, go to
 ``SET/text_embedding/NAME.parquet`` with the columns sentence_id and embedding; NAME is the folder's name, a fingerprint
-of the encoder's weights and "-mean" for that pooling. Embeddings that are there already are not computed again. What is
-computed is kept three times a minute, so that the same command continues after a kill.
+of the encoder's weights and "-mean" for that pooling. Existing embeddings are not computed again. Finished batches are
+written three times a minute, so that the same command continues after a kill.
 
-The objectives that remove, reweight or resample negatives by text similarity read them. At the end stands how similar
-the reports of different studies are by them: where a threshold on that similarity makes sense.
+The objectives that remove, reweight or resample negatives by text similarity read them. The command prints quantiles
+of the similarity between reports of different studies, to choose a threshold by.
 """
 
 from __future__ import annotations
@@ -27,11 +27,10 @@ from jaxtyping import Float, Int
 
 from data_prep.command import progress, run_command
 from data_prep.scores.language_model import (
-    FINGERPRINT_DIGITS,
     Parts,
     choose_device,
-    last_component,
     require_writable,
+    result_name,
     settings_fingerprint,
 )
 from medclip_dcl.data.prepared import (
@@ -49,27 +48,27 @@ if TYPE_CHECKING:
     from medclip_dcl.scoring import DistinctPieces
 
 POOLINGS = ("cls", "mean")
-# Parquet metadata: of what the embeddings are.
+# Parquet metadata: identifies the embedded tokens and the model's settings.
 _MEANING = "medclip_dcl_embedded"
 _KEEP_EVERY = 20.0
 _EDGES = 2  # [CLS] and [SEP]
-# Word pieces in a batch, by device.
+# Tokens in a batch, by device.
 _BATCH_TOKENS = {"cpu": 4096, "cuda": 65536}
 _PAIRS = 20_000
-# Between the first and the last quantile; a BERT-sized network with random weights has .002.
+# Least difference of the first and the last quantile; a BERT-sized network with random weights has .002.
 _LEAST_SPREAD = 0.01
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 
 
 class Options(NamedTuple):
-    """How sentences are embedded.
+    """Options of embedding.
 
     Attributes:
-        pooling: "cls" takes the hidden state of [CLS] (choice), "mean" the mean over all word pieces, [CLS] and [SEP]
+        pooling: "cls" takes the hidden state of [CLS] (choice), "mean" the mean over all tokens, [CLS] and [SEP]
             included.
-        batch_tokens: word pieces in a batch; None for the device's default.
+        batch_tokens: tokens in a batch; None for the device's default.
         device: "auto", "cpu" or "cuda".
-        keep_every: seconds between writes of finished work: what a kill may cost.
+        keep_every: seconds between writes of finished batches: the most that a kill may cost.
     """
 
     pooling: str = "cls"
@@ -79,7 +78,7 @@ class Options(NamedTuple):
 
 
 class NotFiniteError(UserError):
-    """A model gives a sentence an embedding that is not finite.
+    """The embedding of a sentence is not finite.
 
     Attributes:
         index: of the sentence.
@@ -99,38 +98,37 @@ class Batch(NamedTuple):
 
 
 def embed_sentences(data: Path, model: str, options: Options) -> Path:
-    """Write the embeddings by one model, or say that they are there; print how similar reports are by them.
+    """Write the embeddings of one model unless they exist; print quantiles of the similarity of reports.
 
     Args:
         data: the prepared set.
         model: Hugging Face folder or repository id.
-        options: how.
+        options: of embedding.
 
     Returns:
         The file with the embeddings.
 
     Raises:
         PreparedDataError: no such set; no GPU where one is asked for; embeddings that are not finite.
-        ModelFolderError: a folder that is no BERT, or whose tokenizer does not fit its weights.
+        ModelFolderError: a folder that is not a BERT, or whose tokenizer does not fit its weights.
     """
     prepared = PreparedSet(data)
     sentences = prepared.table("sentences").sort_values("sentence_id", ignore_index=True)
     reports = _training_reports(prepared)
     device = choose_device(options.device)
     # Heavy imports come after the cheap checks.
-    from medclip_dcl.encoders.pretrained import load_bert, load_tokenizer, resolve_folder, weights_fingerprint
+    from medclip_dcl.encoders.pretrained import load_bert, load_tokenizer, resolve_folder
     from medclip_dcl.scoring import DistinctPieces
 
     folder = resolve_folder(model)
     tokenizer = load_tokenizer(folder)
     network = load_bert(folder).eval()
-    suffix = "" if options.pooling == "cls" else f"-{options.pooling}"
-    name = f"{last_component(model)}-{weights_fingerprint(network)[:FINGERPRINT_DIGITS]}{suffix}"
+    name = result_name(model, network, "" if options.pooling == "cls" else f"-{options.pooling}")
     file = prepared.folder / "text_embedding" / f"{name}.parquet"
     positions = int(network.config.max_position_embeddings)
     pieces = DistinctPieces(tokenizer, sentences["text"].tolist(), positions=positions, truncate=True)
     special = (tokenizer.cls_token_id, tokenizer.sep_token_id)
-    # The configuration decides values, too, and is not among the weights.
+    # The configuration also determines values, and is not among the weights.
     meaning = f"{pieces.fingerprint_with(special)}-{settings_fingerprint(network)}"
     network = network.to(device)
     budget = _BATCH_TOKENS[device] if options.batch_tokens is None else options.batch_tokens
@@ -162,7 +160,7 @@ def embed_sentences(data: Path, model: str, options: Options) -> Path:
 def _embedded(
     network: BertModel, pieces: DistinctPieces, batches: Sequence[Batch], parts: Parts, pooling: str
 ) -> Float[np.ndarray, "row dim"]:
-    """Embeddings of all distinct sentences; what was kept before is not computed again."""
+    """Embeddings of all distinct sentences; batches of earlier runs are not computed again."""
     values = np.full((pieces.n_distinct, network.config.hidden_size), np.nan, dtype=np.float32)
     done = parts.read_into(values)
     if done:
@@ -185,7 +183,7 @@ def embed_batches(
 ) -> Iterator[Float[np.ndarray, "row dim"]]:
     """Pooled last hidden states of one batch after the other.
 
-    The sentences of a batch have one length, so that nothing is padded and no other sentence has a part in a result.
+    The sentences of a batch have one length: there is no padding, and no sentence affects another.
 
     Args:
         network: in eval mode, on its device.
@@ -199,7 +197,7 @@ def embed_batches(
     for batch in batches:
         if batch.length != length:
             length, bucket = batch.length, pieces.bucket(batch.length)
-        # Not around the yield: the caller's own code must not be in inference mode.
+        # Not around the yield: the caller's code must not run in inference mode.
         with torch.inference_mode():
             tokens = torch.from_numpy(bucket[batch.start : batch.stop]).to(network.device)
             hidden = network(input_ids=tokens).last_hidden_state
@@ -219,12 +217,12 @@ def _batches(pieces: DistinctPieces, budget: int) -> list[Batch]:
 
 
 def _rows(pieces: DistinctPieces, batch: Batch) -> Int[np.ndarray, " row"]:
-    """Which distinct sentences a batch holds."""
+    """The distinct sentences of a batch."""
     return pieces.rows_by_length[batch.length][batch.start : batch.stop]
 
 
 def _has_embeddings_of(file: Path, sentence_ids: Int[np.ndarray, " sentence"], meaning: str) -> bool:
-    """True if the file has the embeddings of these sentences' word pieces; those of other texts are made again."""
+    """Whether the file has the embeddings of these sentences' tokens; those of other texts are computed again."""
     if not file.is_file():
         return False
     try:
@@ -238,7 +236,7 @@ def _has_embeddings_of(file: Path, sentence_ids: Int[np.ndarray, " sentence"], m
 
 
 def _training_reports(prepared: PreparedSet) -> pd.DataFrame:
-    """Rows of the table "reports" of the studies that are trained on."""
+    """Rows of the table "reports" of the training studies."""
     reports = prepared.table("reports")
     return reports[reports["study_id"].isin(prepared.studies("train"))]
 
@@ -251,7 +249,7 @@ def report_cosines(
     Args:
         embedding: of the sentences.
         reports: rows of the table "reports".
-        pairs: how many are drawn, with replacement.
+        pairs: number of pairs, drawn with replacement.
         seed: of the draw.
     """
     studies = np.unique(reports["study_id"].to_numpy())
@@ -264,7 +262,7 @@ def report_cosines(
     found = report_embedding(embedding, reports[reports["study_id"].isin(studies[drawn])])
     unit = found.embedding / np.linalg.norm(found.embedding, axis=1, keepdims=True)
     row_of = np.searchsorted(drawn, np.stack([first, second]))
-    # Some pairs at a time: all vectors of all pairs would be larger than the embeddings.
+    # In blocks: the vectors of all pairs would be larger than the embeddings.
     parts = [
         np.einsum("pd,pd->p", unit[one], unit[other])
         for one, other in np.array_split(row_of, max(1, pairs // 4096), axis=1)
@@ -273,7 +271,7 @@ def report_cosines(
 
 
 def _summary(pieces: DistinctPieces, embedding: TextEmbedding, file: Path) -> str:
-    """What was written; no texts."""
+    """Number and dimensions of the embeddings; no texts."""
     lines = [f"{file}: {len(embedding.sentence_id):,} sentences, {embedding.embedding.shape[1]} dimensions"]
     if count := int(pieces.is_truncated.sum()):
         lines.append(f"  {count:,} sentences were too long for the model: only their beginning was embedded")
@@ -281,7 +279,7 @@ def _summary(pieces: DistinctPieces, embedding: TextEmbedding, file: Path) -> st
 
 
 def _similarity_summary(embedding: TextEmbedding, reports: pd.DataFrame) -> str:
-    """Quantiles that a threshold on the similarity of reports can be chosen by."""
+    """Quantiles to choose a threshold on the similarity of reports by."""
     cosines = report_cosines(embedding, reports)
     if not len(cosines):
         return "fewer than two training reports: no similarities to choose a threshold by"
@@ -289,12 +287,12 @@ def _similarity_summary(embedding: TextEmbedding, reports: pd.DataFrame) -> str:
     quantiles = ", ".join(f"{share:.0%} {value:.4f}" for share, value in zip(_QUANTILES, found, strict=True))
     lines = [
         f"cosine of the reports of {len(cosines):,} random pairs of training studies, quantiles: {quantiles}",
-        "  a report's embedding is the mean of its sentences'; a threshold at the 95% quantile takes one pair in 20 "
-        "for alike",
+        "  a report's embedding is the mean of its sentences'; with a threshold at the 95% quantile "
+        "one pair in 20 counts as similar",
     ]
     if found[-1] - found[0] < _LEAST_SPREAD:
         lines.append(
-            "  reports hardly differ by these embeddings; a [CLS] never trained for a task is such: see --pooling"
+            "  reports hardly differ by these embeddings, as with a [CLS] that no task has trained: see --pooling"
         )
     return "\n".join(lines)
 
@@ -315,14 +313,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--pooling",
         choices=POOLINGS,
         default="cls",
-        help="cls: hidden state of [CLS] (choice, not from the paper); mean: over all word pieces; its embeddings get "
+        help="cls: hidden state of [CLS] (choice, not from the paper); mean: over all tokens; its embeddings get "
         "a file of their own (default: cls)",
     )
     parser.add_argument(
         "--batch_tokens",
         type=int,
         metavar="N",
-        help="word pieces in a batch, which bounds memory (default: 4096 on CPU, 65536 on GPU)",
+        help="tokens in a batch, which bounds memory (default: 4096 on CPU, 65536 on GPU)",
     )
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: auto")
     options = vars(parser.parse_args(arguments))

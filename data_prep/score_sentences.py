@@ -6,9 +6,9 @@
 FOLDER is a Hugging Face folder or repository id with a masked-language-model head: CXR-BERT, or what
 `python -m medclip_dcl fit --config configs/language_model.yaml` exported. The scores (pseudo-log-likelihood, natural
 logarithm) go to ``SET/log_p/NAME.parquet`` with the columns sentence_id, n_tokens, log_p; NAME is the folder's name, a
-fingerprint of the weights and the options that change what is computed. Scores that are there already are not computed
-again. What is computed is kept three times a minute, so that the same command continues after a kill; the result is the
-same, byte for byte, on the same machine.
+fingerprint of the weights and the options that change the scores. Existing scores are not computed again. Finished
+batches are written three times a minute, so that the same command continues after a kill; the result is the same, byte
+for byte, on the same machine.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
 from data_prep.command import run_command
 from data_prep.scores.language_model import (
-    FINGERPRINT_DIGITS,
     Parts,
     choose_device,
-    last_component,
     require_writable,
+    result_name,
     settings_fingerprint,
 )
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet, check_table, write_table
 
 if TYPE_CHECKING:
-    import numpy as np
-    import pandas as pd
     import torch
     from transformers import BertForMaskedLM
 
@@ -45,26 +46,26 @@ if TYPE_CHECKING:
 Answer = TypeVar("Answer")
 
 _DTYPES = ("float32", "bfloat16", "float16")
-# Sentences from which on tokenising takes some seconds.
+# Number of sentences that take some seconds to tokenise.
 _MANY = 50_000
-# Sentences of a kind whose numbers are printed.
+# Number of sentence ids that a message lists.
 _NAMED = 5
-# Of one process for another, whose share may take longer, or which may sit on a slower machine.
+# Time that one process waits for another, which may have more work or a slower machine.
 _LONGEST_WAIT = timedelta(days=30)
-# Parquet metadata: what the scores are of.
+# Parquet metadata: identifies the scored tokens and the model's settings.
 _PLAN = "medclip_dcl_scored"
 
 
 class Options(NamedTuple):
-    """How sentences are scored; see `medclip_dcl.scoring.pseudo_log_likelihood`.
+    """Options of scoring; see `medclip_dcl.scoring.pseudo_log_likelihood`.
 
     Attributes:
-        token_budget: word pieces in a batch; None for the device's default.
-        within_word_l2r: mask the later pieces of a word, too (Kauf & Ivanova, ACL 2023).
-        mask_every: None is exact; k masks every k-th piece at once, an approximation.
+        token_budget: tokens in a batch; None for the device's default.
+        within_word_l2r: also mask the later tokens of a word (Kauf & Ivanova, ACL 2023).
+        mask_every: None is exact; k masks every k-th token at once, an approximation.
         dtype: "float32" (the reference), "bfloat16" or "float16".
         device: "auto", "cpu" or "cuda".
-        keep_every: seconds between writes of finished work: what a kill may cost.
+        keep_every: seconds between writes of finished batches: the most that a kill may cost.
     """
 
     token_budget: int | None = None
@@ -76,7 +77,7 @@ class Options(NamedTuple):
 
     @property
     def suffix(self) -> str:
-        """What of the options the scores' name says."""
+        """The options that are part of the scores' name."""
         parts = ["within_word_l2r"] if self.within_word_l2r else []
         parts += [f"mask_every_{self.mask_every}"] if self.mask_every is not None else []
         parts += [self.dtype] if self.dtype != "float32" else []
@@ -84,12 +85,12 @@ class Options(NamedTuple):
 
 
 def score_sentences(data: Path, model: str, options: Options) -> Path:
-    """Write the scores of one model, or say that they are there.
+    """Write the scores of one model unless they exist.
 
     Args:
         data: the prepared set.
         model: Hugging Face folder or repository id.
-        options: how.
+        options: of scoring.
 
     Returns:
         The file with the scores.
@@ -103,19 +104,13 @@ def score_sentences(data: Path, model: str, options: Options) -> Path:
     # Heavy imports come after the cheap checks.
     import torch
 
-    from medclip_dcl.encoders.pretrained import (
-        load_masked_language_model,
-        load_tokenizer,
-        resolve_folder,
-        weights_fingerprint,
-    )
+    from medclip_dcl.encoders.pretrained import load_masked_language_model, load_tokenizer, resolve_folder
     from medclip_dcl.scoring import NotFiniteError, ScoringPlan, default_token_budget
 
     folder = resolve_folder(model)
     tokenizer = load_tokenizer(folder)
     network = load_masked_language_model(folder)
-    name = f"{last_component(model)}-{weights_fingerprint(network)[:FINGERPRINT_DIGITS]}{options.suffix}"
-    file = prepared.folder / "log_p" / f"{name}.parquet"
+    file = prepared.folder / "log_p" / f"{result_name(model, network, options.suffix)}.parquet"
     with _processes(choose_device(options.device)) as processes:
         network = network.to(processes.device)
         if len(sentences) >= _MANY:
@@ -130,7 +125,7 @@ def score_sentences(data: Path, model: str, options: Options) -> Path:
             mask_every=options.mask_every,
             truncate=True,
         )
-        # The configuration decides values, too, and is not among the weights.
+        # The configuration also determines values, and is not among the weights.
         meaning = f"{plan.fingerprint}-{settings_fingerprint(network)}"
         batching = f"{budget}-{processes.device.type}"
         parts = Parts(file, meaning, batching, plan.places, options.keep_every)
@@ -167,11 +162,11 @@ def _scored(
     processes: _Processes,
     dtype: torch.dtype,
 ) -> np.ndarray:
-    """Values of the whole plan, on every process; what was kept before is not computed again."""
+    """Values of the whole plan, on every process; batches of earlier runs are not computed again."""
     from medclip_dcl.scoring import score_batches, scoring_progress
 
     values = plan.empty_values()
-    # What another process is keeping just now is not among it for any of them.
+    # The first process decides: another may be writing parts at this moment.
     done = processes.of_first(lambda: parts.read_into(values))
     if done:
         processes.say(f"continuing: {len(done):,} of {len(plan.batches):,} batches were done before")
@@ -189,7 +184,7 @@ def _scored(
 
 
 class _Processes:
-    """The processes that share the work: one, or those that torchrun started."""
+    """The processes that share the work: one, or those started by torchrun."""
 
     def __init__(self, device: torch.device, rank: int = 0, size: int = 1) -> None:
         self.device, self.rank, self.size = device, rank, size
@@ -203,7 +198,6 @@ class _Processes:
         """Values of all processes; NaN where a process has none."""
         if self.size == 1:
             return values
-        import numpy as np
         import torch
         import torch.distributed as dist
 
@@ -222,7 +216,7 @@ class _Processes:
         return answer[0]
 
     def wait(self) -> None:
-        """Until all are here."""
+        """Wait until all processes are here."""
         if self.size > 1:
             import torch.distributed as dist
 
@@ -246,7 +240,7 @@ def _processes(device: str) -> Iterator[_Processes]:
             "WORLD_SIZE for one"
         )
     local_size = _number("LOCAL_WORLD_SIZE", size)
-    # A fast process waits for a slow one however long it takes; torchrun ends both if one of them dies.
+    # A fast process waits for a slow one; torchrun ends both if one of them dies.
     strategy = DDPStrategy(timeout=_LONGEST_WAIT)
     fabric = Fabric(accelerator=device, devices=local_size, num_nodes=size // local_size, strategy=strategy)
     fabric.launch()
@@ -268,12 +262,9 @@ def _number(name: str, default: int) -> int:
 
 
 def _has_scores_of(file: Path, sentences: pd.DataFrame, meaning: str) -> bool:
-    """True if the file has the scores of these sentences' word pieces; those of other texts are made again."""
+    """Whether the file has the scores of these sentences' tokens; scores of other texts are computed again."""
     if not file.is_file():
         return False
-    import pandas as pd
-    import pyarrow as pa
-
     try:
         scores = pd.read_parquet(file)
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
@@ -286,7 +277,7 @@ def _has_scores_of(file: Path, sentences: pd.DataFrame, meaning: str) -> bool:
         check_table(scores, "log_p")
     except PreparedDataError as error:
         raise PreparedDataError(
-            f"{file} is no file of scores: {error}; move it away, and run the same command again"
+            f"{file} is not a file of scores: {error}; move it away, and run the same command again"
         ) from error
     is_same = scores["sentence_id"].tolist() == sentences["sentence_id"].tolist()
     if is_same and scores.attrs.get(_PLAN) == meaning:
@@ -299,12 +290,12 @@ def _has_scores_of(file: Path, sentences: pd.DataFrame, meaning: str) -> bool:
 
 
 def _summary(scores: pd.DataFrame, file: Path) -> str:
-    """What was written, and what of it deserves a look; no texts."""
+    """Number and median of the scores, and sentences that deserve a look; no texts."""
     lines = [f"{file}: {len(scores):,} sentences, median log p {scores['log_p'].median():.2f}"]
     for chosen, what in (
         (scores["truncated"], "were too long for the model: only their beginning was scored"),
-        (scores["n_unknown"] > 0, "hold word pieces that the model does not know ([UNK])"),
-        (scores["n_tokens"] == 0, "have no word pieces and no score (NaN)"),
+        (scores["n_unknown"] > 0, "contain unknown tokens ([UNK])"),
+        (scores["n_tokens"] == 0, "have no tokens and no score (NaN)"),
     ):
         numbers = scores.loc[chosen, "sentence_id"].tolist()
         if numbers:
@@ -329,19 +320,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--token_budget",
         type=int,
-        help="word pieces in a batch (of each thread), which bounds memory (default: 4096 on CPU, for models "
+        help="tokens in a batch (of each thread), which bounds memory (default: 4096 on CPU, for models "
         "narrower than 512 16384; 65536 on GPU)",
     )
     parser.add_argument(
         "--within_word_l2r",
         action="store_true",
-        help="mask the later pieces of a word, too (Kauf & Ivanova 2023); its scores get a file of their own",
+        help="also mask the later tokens of a word (Kauf & Ivanova 2023); its scores get a file of their own",
     )
     parser.add_argument(
         "--mask_every",
         type=int,
         metavar="K",
-        help="APPROXIMATE: mask every K-th word piece at once; K = 8 ranked Open-i's sentences "
+        help="APPROXIMATE: mask every K-th token at once; K = 8 ranked Open-i's sentences "
         "like the exact scores (Spearman .9999) (default: exact)",
     )
     parser.add_argument(
@@ -357,7 +348,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         type=float,
         default=20.0,
         metavar="SECONDS",
-        help="between writes of finished work; a kill loses no more than that (default: 20)",
+        help="between writes of finished batches; a kill loses no more than that (default: 20)",
     )
     options = vars(parser.parse_args(arguments))
     if options["mask_every"] is not None and (options["mask_every"] < 1 or options["within_word_l2r"]):

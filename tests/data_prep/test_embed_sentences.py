@@ -6,8 +6,6 @@ import csv
 import json
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -389,8 +387,6 @@ def test_options_are_checked_at_once(
         main([*command, "--device", "cuda"])
 
 
-def test_what_is_no_prepared_set_ends_with_a_message_and_status_2(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "data_prep.embed_sentences", "--data", str(tmp_path), "--model", "none"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: prepared data set") and done.stderr.count("\n") == 1
+def test_a_folder_without_a_prepared_set_is_named(tmp_path: Path) -> None:
+    with pytest.raises(PreparedDataError, match="^prepared data set"):
+        main(["--data", str(tmp_path), "--model", "none"])
