@@ -22,23 +22,15 @@ from torch.nn.functional import normalize
 
 from medclip_dcl.errors import MissingFileError, UserError
 from medclip_dcl.findings import CHEX5, PromptSource, read_prompts
-from medclip_dcl.networks.image_text import ImageTextNetwork, load_exactly
+from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.pictures.geometry import View, fit
 from medclip_dcl.pictures.grey import UnusableImageError, to_grey
 from medclip_dcl.pictures.image_file import read_grey
 from medclip_dcl.pictures.transforms import centre_crop, scaled, to_input
 from medclip_dcl.similarity import at_image_size, cosine_heat_maps
-from medclip_dcl.weight_files import (
-    CONFIG_FILE,
-    WEIGHTS_FILE,
-    checkpoint_of_run,
-    is_exported,
-    read_checkpoint,
-)
+from medclip_dcl.weight_files import CONFIG_FILE, WEIGHTS_FILE, checkpoint_of_run, is_exported
 
 ImageLike: TypeAlias = "str | Path | Image.Image | np.ndarray"
-
-_NETWORK_PREFIX = "network."
 
 
 def load(source: str | Path, device: str | torch.device = "cpu") -> ImageTextInference:
@@ -58,10 +50,7 @@ def load(source: str | Path, device: str | torch.device = "cpu") -> ImageTextInf
         path = _checkpoint_of_run(path)
     if path.suffix in (".yaml", ".json") or (path / "dataset.json").is_file():
         raise UserError(f"{path} is not a model: give a run folder, a checkpoint or an exported folder")
-    if path.is_file():
-        network = _from_checkpoint(path)
-    else:
-        network = ImageTextNetwork.from_pretrained(path if path.is_dir() else _download(str(source)))
+    network = ImageTextNetwork.from_pretrained(path if path.exists() else _download(str(source)))
     return ImageTextInference(network.to(device))
 
 
@@ -75,19 +64,6 @@ def _checkpoint_of_run(folder: Path) -> Path:
     if file.name != "best.ckpt":
         warnings.warn(f"{folder} has no best.ckpt by validation yet: loading {file}", stacklevel=3)
     return file
-
-
-def _from_checkpoint(file: Path) -> ImageTextNetwork:
-    """The network of a Lightning checkpoint, from its own description; loaded without running any code of it."""
-    checkpoint = read_checkpoint(file)
-    network = ImageTextNetwork.from_config(checkpoint["network"])
-    state = {
-        name.removeprefix(_NETWORK_PREFIX): value
-        for name, value in checkpoint["state_dict"].items()
-        if name.startswith(_NETWORK_PREFIX)
-    }
-    load_exactly(network, state, str(file))
-    return network.eval()
 
 
 def _download(repository: str) -> Path:

@@ -1,8 +1,11 @@
-"""Files of weights, read as plain data: no code of theirs runs, whoever wrote them."""
+"""Weights on disk: state dicts, training checkpoints and exported folders, read as data without running their code."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -10,52 +13,168 @@ from zipfile import is_zipfile
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
 
 from medclip_dcl.errors import MissingFileError, UserError
+from medclip_dcl.files import write_bytes
 from medclip_dcl.formats import CHECKPOINT, NETWORK
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 
 _SAFETENSORS = ".safetensors"
+_MODULE = "network."
+# Names in an error; a wrong architecture differs in hundreds.
+_MOST_NAMES = 20
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """A training checkpoint, an exported folder, or a file with a state dict alone.
+
+    Attributes:
+        path: of the file or folder.
+        network: configuration of its network; empty where the file has none.
+        checkpoint: content of a training checkpoint in today's format; empty for the others.
+    """
+
+    path: Path
+    network: dict[str, Any] = field(default_factory=dict)
+    checkpoint: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def state(self) -> dict[str, Tensor]:
+        """All tensors, under the names in the file.
+
+        Raises:
+            UserError: truncated, or not a state dict.
+        """
+        if self.checkpoint:
+            return as_state_dict(self.checkpoint.get("state_dict"), self.path)
+        return read_state_dict(self.path / WEIGHTS_FILE if self.path.is_dir() else self.path)
+
+    @property
+    def prefix(self) -> str:
+        """Prefix of the network's tensors: a LightningModule holds it as ``network``."""
+        return _MODULE if any(name.startswith(_MODULE) for name in self.state) else ""
+
+    def tensors(self, part: str = "") -> dict[str, Tensor]:
+        """Tensors of the network, or of its part of that name, under their own names."""
+        start = f"{self.prefix}{part}." if part else self.prefix
+        return {
+            name.removeprefix(start): value for name, value in self.state.items() if name.startswith(start)
+        }
+
+    def require_network(self) -> dict[str, Any]:
+        """The configuration of the network.
+
+        Raises:
+            UserError: the file has none.
+        """
+        if "image_encoder" not in self.network:
+            raise UserError(
+                f"{self.path} is not a checkpoint of an image-text model or a classifier: it has no description of "
+                "its network"
+            )
+        return self.network
+
+    def require_checkpoint(self) -> dict[str, Any]:
+        """The content of a training checkpoint that describes its network.
+
+        Raises:
+            UserError: an exported folder, or there is no description.
+        """
+        self.require_network()
+        if not self.checkpoint:
+            raise UserError(f"{self.path} is not a checkpoint of training; give a .ckpt file of a run")
+        return self.checkpoint
+
+
+def read_model(path: str | Path, map_location: Any = "cpu") -> SavedModel:
+    """Read a checkpoint of `fit`, a folder of `save_pretrained`, or a state dict (.pth or .safetensors).
+
+    Raises:
+        MissingFileError: nothing at `path`, or a file of the folder is missing.
+        UserError: truncated, not loadable safely, or of a newer format.
+    """
+    path = Path(path).expanduser()
+    if path.is_dir():
+        return SavedModel(path, _read_exported_config(path))
+    if not path.is_file():
+        raise MissingFileError(f"no file and no folder {path}; give a checkpoint or an exported folder")
+    content = {} if path.suffix == _SAFETENSORS else read_torch_file(path, map_location)
+    if not (isinstance(content, dict) and {"state_dict", "network"} & content.keys()):
+        return SavedModel(path)
+    CHECKPOINT.upgrade(content, str(path))
+    network = content.get("network")
+    return SavedModel(path, network if isinstance(network, dict) else {}, content)
+
+
+def compare_state_dicts(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> str:
+    """Names of the tensors that are missing, unexpected or of another shape; empty where `found` fits."""
+    problems = {
+        "missing": sorted(expected.keys() - found.keys()),
+        "unexpected": sorted(found.keys() - expected.keys()),
+        "of another shape": [
+            f"{name} {tuple(found[name].shape)} instead of {tuple(value.shape)}"
+            for name, value in expected.items()
+            if name in found and found[name].shape != value.shape
+        ],
+    }
+    return ", ".join(f"{problem} {_some(names)}" for problem, names in problems.items() if names)
+
+
+def load_exactly(module: nn.Module, state: Mapping[str, Tensor], source: str | Path) -> None:
+    """Load a state dict in which no tensor is missing, unexpected or of another shape.
+
+    Raises:
+        UserError: names the tensors that do not fit, and `source`.
+    """
+    if problems := compare_state_dicts(module.state_dict(), state):
+        raise UserError(f"{source}: weights do not fit the network; {problems}")
+    module.load_state_dict(state)
+
+
+def _some(names: list[str]) -> str:
+    rest = len(names) - _MOST_NAMES
+    return f"{names[:_MOST_NAMES]} and {rest} more" if rest > 0 else str(names)
 
 
 def read_torch_file(file: str | Path, map_location: Any = "cpu") -> Any:
-    """What `torch.save` wrote, of tensors and plain values only.
+    """Content of a file of `torch.save`, tensors and plain values only.
 
     Raises:
-        FileNotFoundError: no such file.
-        ValueError: truncated, not of `torch.save`, or with Python objects in it.
+        MissingFileError: no such file.
+        UserError: truncated, not written by `torch.save`, or with Python objects in it.
     """
     file = Path(file)
     if not file.is_file():
         raise MissingFileError(f"no file {file}")
     try:
-        # Mapped: of a checkpoint with its optimiser's state only what is used is read.
+        # Memory-mapped, so that unused parts, such as the optimizer's state, are not read.
         mapped = is_zipfile(file) and map_location == "cpu"
         return torch.load(file, map_location=map_location, weights_only=True, mmap=mapped)
     except (PermissionError, MemoryError, torch.OutOfMemoryError):
         raise
-    # Bytes that are no pickle end the unpickler in many ways, OSError (EINVAL) is one.
+    # The unpickler fails on other bytes with many exceptions, OSError (EINVAL) among them.
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         if isinstance(error, UnpicklingError):
-            # Torch's own words advise to load it unsafely.
+            # Torch's own message advises unsafe loading.
             reason = "it was not written by torch.save, or holds more than tensors and plain values"
         raise UserError(
-            f"{file} is no checkpoint that can be loaded safely, or it is truncated: {reason}; copy the file again, "
-            "or give one of tensors and plain values (files that hold Python objects are not opened)"
+            f"{file} is not a checkpoint that can be loaded safely, or it is truncated: {reason}; copy the file "
+            "again, or give one of tensors and plain values (files that hold Python objects are not opened)"
         ) from error
 
 
 def read_state_dict(file: str | Path) -> dict[str, Tensor]:
-    """Names and tensors of a .safetensors file, or of a state dict that `torch.save` wrote.
+    """Names and tensors of a .safetensors file, or of a state dict saved by `torch.save`.
 
     Raises:
-        FileNotFoundError: no such file.
-        ValueError: truncated, or anything but names and tensors.
+        MissingFileError: no such file.
+        UserError: truncated, or anything but names and tensors.
     """
     file = Path(file)
     if file.suffix != _SAFETENSORS:
@@ -63,30 +182,27 @@ def read_state_dict(file: str | Path) -> dict[str, Tensor]:
     if not file.is_file():
         raise MissingFileError(f"no file {file}")
     try:
-        # Of a file that may not be read safetensors says that there is none.
+        # For an unreadable file safetensors reports that it is missing.
         file.open("rb").close()
         return load_file(file)
     except PermissionError:
         raise
     except (SafetensorError, OSError) as error:
         raise UserError(
-            f"{file} is no safetensors file, or it is truncated: {error}; copy it again"
+            f"{file} is not a safetensors file, or it is truncated: {error}; copy it again"
         ) from error
 
 
 def write_safetensors(state: dict[str, Tensor], file: Path) -> None:
-    """Write tensors as safetensors, with the permissions of any new file (safetensors' own are 0600)."""
-    file.touch()
-    mode = file.stat().st_mode
-    save_file(state, file, metadata={"format": "pt"})
-    file.chmod(mode)
+    """Write tensors as safetensors, atomically."""
+    write_bytes(save(state, metadata={"format": "pt"}), file)
 
 
 def as_state_dict(content: Any, file: str | Path) -> dict[str, Tensor]:
-    """`content` if it is names and tensors.
+    """`content` if it maps names to tensors.
 
     Raises:
-        ValueError: it is something else; names the file.
+        UserError: it is something else; names the file.
     """
     if (
         isinstance(content, dict)
@@ -95,53 +211,31 @@ def as_state_dict(content: Any, file: str | Path) -> dict[str, Tensor]:
     ):
         return dict(content)
     found = sorted(map(str, content))[:8] if isinstance(content, dict) else type(content).__name__
-    raise UserError(f"{file} is no state dict (names and tensors): it holds {found}")
-
-
-def read_checkpoint(file: Path, map_location: Any = "cpu") -> dict[str, Any]:
-    """A training checkpoint that describes its network, in this program's format, read without running code of it.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: truncated, not loadable safely, of a newer format, or not of an image-text model.
-    """
-    checkpoint = read_torch_file(file, map_location)
-    if not isinstance(checkpoint, dict) or "network" not in checkpoint:
-        raise UserError(
-            f"{file} is no checkpoint of an image-text model: it has no description of its network"
-        )
-    CHECKPOINT.upgrade(checkpoint, str(file))
-    return checkpoint
-
-
-def read_exported_config(folder: Path) -> dict[str, Any]:
-    """What `ImageTextNetwork.save_pretrained` wrote into config.json.
-
-    Raises:
-        FileNotFoundError: config.json or model.safetensors is missing.
-        ValueError: config.json is truncated, describes no network, or is of a format that this program does not read.
-    """
-    for name in (CONFIG_FILE, WEIGHTS_FILE):
-        if not (folder / name).is_file():
-            raise MissingFileError(f"{folder} is no exported medclip_dcl model: {name} is missing")
-    file = folder / CONFIG_FILE
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{file} is no JSON, or it is truncated: {error}; copy it again") from error
-    if not isinstance(config, dict) or "image_encoder" not in config:
-        raise UserError(f"{file} describes no image-text network; give a folder that save_pretrained wrote")
-    NETWORK.upgrade(config, str(file))
-    return config
+    raise UserError(f"{file} is not a state dict (names and tensors): it holds {found}")
 
 
 def checkpoint_of_run(checkpoints: Path) -> Path | None:
-    """Of a run's checkpoints the best by validation, else the last; None if there is neither."""
+    """The best checkpoint by validation in a run's folder of checkpoints, else the last; None if there is neither."""
     files = (checkpoints / name for name in ("best.ckpt", "last.ckpt"))
     return next((file for file in files if file.is_file()), None)
 
 
 def is_exported(folder: Path) -> bool:
-    """True for a folder that `ImageTextNetwork.save_pretrained` wrote, whole or not."""
+    """True for a folder written by `save_pretrained`, complete or not."""
     file = folder / CONFIG_FILE
     return file.is_file() and b'"image_encoder"' in file.read_bytes()
+
+
+def _read_exported_config(folder: Path) -> dict[str, Any]:
+    for name in (CONFIG_FILE, WEIGHTS_FILE):
+        if not (folder / name).is_file():
+            raise MissingFileError(f"{folder} is not an exported medclip_dcl model: {name} is missing")
+    file = folder / CONFIG_FILE
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{file} is not JSON, or it is truncated: {error}; copy it again") from error
+    if not isinstance(config, dict) or "image_encoder" not in config:
+        raise UserError(f"{file} describes no image-text network; give a folder that save_pretrained wrote")
+    NETWORK.upgrade(config, str(file))
+    return config

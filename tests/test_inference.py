@@ -256,7 +256,7 @@ def test_bad_sources(tmp_path):
         load(tmp_path)
     (tmp_path / "a.ckpt").write_bytes(b"PK\x03\x04 truncated")
     with pytest.raises(
-        ValueError, match="a.ckpt is no checkpoint that can be loaded safely, or it is truncated"
+        ValueError, match="a.ckpt is not a checkpoint that can be loaded safely, or it is truncated"
     ):
         load(tmp_path / "a.ckpt")
     torch.save({"network": Path("here")}, tmp_path / "c.ckpt")
@@ -267,7 +267,7 @@ def test_bad_sources(tmp_path):
             load(tmp_path / name)
         assert "weights_only" not in str(caught.value), "torch's advice is to load it unsafely"
     torch.save({"state_dict": {}}, tmp_path / "b.ckpt")
-    with pytest.raises(ValueError, match="b.ckpt is no checkpoint of an image-text model"):
+    with pytest.raises(ValueError, match="b.ckpt is not a checkpoint of an image-text model"):
         load(tmp_path / "b.ckpt")
 
 

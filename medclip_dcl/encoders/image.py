@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torchvision.models import ResNet
 
 from medclip_dcl.errors import MissingFileError, UserError
-from medclip_dcl.weight_files import read_state_dict
+from medclip_dcl.weight_files import compare_state_dicts, read_state_dict
 
 IMAGENET = "imagenet"
 BACKBONE = {"conv1": 0, "bn1": 1, "layer1": 4, "layer2": 5, "layer3": 6, "layer4": 7}
-"""Parts of torchvision's ResNet -> their places in `ResNetRegions.backbone`."""
+"""Parts of torchvision's ResNet -> their indices in `ResNetRegions.backbone`."""
 CLASSIFIER = ("fc.weight", "fc.bias")
-"""What torchvision's ResNet has behind its last stage; no encoder of regions does."""
+"""Tensors of torchvision's classifier, which an encoder of regions does not have."""
 
 _DEPTHS = {(False, 2): 18, (False, 6): 34, (True, 6): 50}
 """(has bottlenecks, blocks of the third stage) -> depth."""
@@ -38,9 +38,9 @@ class RegionEncoder(nn.Module):
 
     @property
     def region_centre(self) -> float:
-        """Where the receptive field of a region is centred in the region's cell of stride x stride pixels.
+        """Centre of a region's receptive field in its cell of stride x stride pixels.
 
-        A share of the cell's side, from its left (upper) edge; 0.5 is the middle.
+        As a fraction of the cell's side, from its left (upper) edge; 0.5 is the middle.
         """
         return 0.5
 
@@ -50,17 +50,17 @@ class RegionEncoder(nn.Module):
         return self.dim
 
     def config(self) -> dict[str, Any]:
-        """Arguments that build the same encoder again, without its weights."""
+        """Arguments that rebuild the encoder, without its weights."""
         raise NotImplementedError
 
     def features(
         self, images: Float[Tensor, "image 3 height width"]
     ) -> Float[Tensor, "image channel region_row region_column"]:
-        """What the projection into the common space is applied to; the regions themselves where there is none."""
+        """Input of the projection into the common space; the regions themselves where there is none."""
         return self(images)
 
     def feature_layers(self) -> list[list[nn.Parameter]]:
-        """The parameters behind `features`, by layer from the images on; one layer unless a subclass tells more."""
+        """Parameters that compute `features`, by layer from the input on; one layer unless a subclass overrides it."""
         return [list(self.parameters())]
 
     def forward(
@@ -88,8 +88,8 @@ class ResNetRegions(RegionEncoder):
             biases of BioViL's published weights (``projector.model.{0,1,3}``: no bias before BatchNorm).
 
     Raises:
-        ValueError: an unknown depth, stride or projection; a weight file whose keys do not fit, all named.
-        FileNotFoundError: no file at `weights`.
+        UserError: an unknown depth, stride or projection; a weight file whose tensors do not fit.
+        MissingFileError: no file at `weights`.
     """
 
     def __init__(
@@ -117,35 +117,35 @@ class ResNetRegions(RegionEncoder):
 
     @property
     def feature_dim(self) -> int:
-        """Channels of the last stage that is kept."""
+        """Channels of the last stage."""
         return (512 if self.stride == 32 else 256) * (4 if self.depth == 50 else 1)
 
     def config(self) -> dict[str, Any]:
         config = {"depth": self.depth, "stride": self.stride, "dim": self.dim}
-        # Unsaid where it is the default, so that a checkpoint from before this option describes the same encoder.
+        # Omitted where it is the default, so that checkpoints older than this option describe the same encoder.
         return config if self.projection_kind == "linear" else {**config, "projection": self.projection_kind}
 
     @property
     def region_centre(self) -> float:
         """The middle of the cell's first pixel.
 
-        A kernel of odd size k, padded by (k - 1) / 2, is centred on the pixels 0, stride, 2 stride, ... that it steps
-        to: every layer of a ResNet is such, so region n is centred on pixel n * stride, and not in the middle of the
-        stride pixels that follow. With random weights the centre of the gradient is there within a pixel (depth 18
-        and 50, stride 16 and 32). What a trained region shows is not: on the phantom (ResNet-18 from scratch, stride
-        16, three runs, 797 boxes) the mean signed CNR with regions here was 1.01, 0.74 and 1.45, in the middle of
-        their cells 1.03, 0.86 and 1.58, and no place was better than those from 0.35 to 0.5 of a cell.
+        A kernel of odd size k, padded by (k - 1) / 2, is centred on pixels 0, stride, 2 stride, ...; all layers of a
+        ResNet are of this kind, so region n is centred on pixel n * stride, not in the middle of the stride pixels
+        that follow. With random weights the centre of the gradient is there within a pixel (depth 18 and 50, stride
+        16 and 32). Trained regions behave otherwise: on the phantom (ResNet-18 from scratch, stride 16, three runs,
+        797 boxes) the mean signed CNR with regions here was 1.01, 0.74 and 1.45, in the middle of their cells 1.03,
+        0.86 and 1.58, and best between 0.35 and 0.5 of a cell.
         """
         return 0.5 / self.stride
 
     def features(
         self, images: Float[Tensor, "image 3 height width"]
     ) -> Float[Tensor, "image channel region_row region_column"]:
-        """Output of the last stage that is kept, after its ReLU."""
+        """Output of the last stage, after its ReLU."""
         return self.backbone(images.contiguous(memory_format=torch.channels_last))
 
     def feature_layers(self) -> list[list[nn.Parameter]]:
-        """The stem (first convolution and its BatchNorm), then each stage; the projection is none of them."""
+        """The stem (first convolution and its BatchNorm), then each stage, without the projection."""
         places = [(0, 1), *((place,) for place in range(BACKBONE["layer1"], len(self.backbone)))]
         return [[p for place in layer for p in self.backbone[place].parameters()] for layer in places]
 
@@ -170,7 +170,7 @@ def _projection(kind: str, channels: int, dim: int) -> nn.Module:
 def _resnet(depth: int, weights: str | None) -> ResNet:
     """torchvision's ResNet with the wanted initial weights."""
     build = getattr(torchvision.models, f"resnet{depth}")
-    if weights in (None, "None"):  # jsonargparse's reading of null on the command line, two classes deep
+    if weights in (None, "None"):  # jsonargparse reads null as "None" on the command line, two classes deep
         return build(weights=None)
     if weights == IMAGENET:
         try:
@@ -185,62 +185,49 @@ def _resnet(depth: int, weights: str | None) -> ResNet:
             f'image encoder weights: no file {weights} (a state dict of torchvision, "imagenet" or null)'
         )
     resnet = build(weights=None)
-    state = read_torchvision_resnet(weights, depth)
-    # The classifier at its end is no part of the encoder, whatever its classes.
+    state = as_torchvision_resnet(read_state_dict(weights), weights, depth)
+    # The classifier is not part of the encoder.
     resnet.load_state_dict({**state, **{name: resnet.state_dict()[name] for name in CLASSIFIER}})
     return resnet
 
 
-def read_torchvision_resnet(file: str | Path, depth: int | None = None) -> dict[str, Tensor]:
-    """State dict of torchvision's ResNet (.pth or .safetensors), under torchvision's names.
+def as_torchvision_resnet(
+    state: dict[str, Tensor], source: str | Path, depth: int | None = None
+) -> dict[str, Tensor]:
+    """`state` if it is that of torchvision's ResNet; its classifier may have any number of classes.
 
     Args:
-        file: where it stands.
-        depth: 18, 34 or 50; None for whichever it is.
+        state: under torchvision's names.
+        source: named in errors.
+        depth: 18, 34 or 50; None to take it from the names.
 
     Raises:
-        FileNotFoundError: no such file.
-        ValueError: truncated, or not of that network; names every tensor that is missing, unexpected or of another
-            shape.
+        UserError: not of that network; names the tensors that are missing, unexpected or of another shape.
     """
-    return as_torchvision_resnet(read_state_dict(file), file, depth)
-
-
-def as_torchvision_resnet(
-    state: dict[str, Tensor], file: str | Path, depth: int | None = None
-) -> dict[str, Tensor]:
-    """`state` if it is torchvision's, see `read_torchvision_resnet`."""
-    if depth is None:
-        depth = resnet_depth(state, "layer3")
+    depth = depth or resnet_depth(state)
     with torch.device("meta"):
         expected = getattr(torchvision.models, f"resnet{depth or 18}")(weights=None).state_dict()
-    missing, unexpected = sorted(set(expected) - set(state)), sorted(set(state) - set(expected))
-    shapes = [
-        f"{name} {tuple(state[name].shape)} instead of {tuple(value.shape)}"
-        for name, value in expected.items()
-        if name in state and name not in CLASSIFIER and state[name].shape != value.shape
-    ]
-    if missing or unexpected or shapes:
+    any_classes = {name: expected[name] for name in CLASSIFIER if name in state}
+    if problems := compare_state_dicts(expected, {**state, **any_classes}):
         raise UserError(
-            f"image encoder weights {file}: not a torchvision ResNet-{depth or '18, -34 or -50'} state dict; missing "
-            f"{missing or 'none'}, unexpected {unexpected or 'none'}, of another shape {shapes or 'none'}"
+            f"image encoder weights {source}: not a torchvision ResNet-{depth or '18, -34 or -50'} state dict; "
+            f"{problems}"
         )
     return state
 
 
 def from_torchvision_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A torchvision state dict under the names of `ResNetRegions`, without its classifier."""
-    return {backbone_name(name): value for name, value in state.items() if name not in CLASSIFIER}
+    return {_backbone_name(name): value for name, value in state.items() if name not in CLASSIFIER}
 
 
-def backbone_name(name: str) -> str:
-    """What `ResNetRegions` calls a tensor of torchvision's ResNet; other names as they are."""
+def _backbone_name(name: str) -> str:
     part, _, rest = name.partition(".")
     return f"backbone.{BACKBONE[part]}.{rest}" if part in BACKBONE else name
 
 
-def resnet_depth(names: Iterable[str], third_stage: str) -> int | None:
-    """18, 34 or 50 by the blocks of the third stage, whose names begin with `third_stage`; None: none of these."""
-    third = [name for name in names if name.startswith(f"{third_stage}.")]
-    blocks = {name.removeprefix(f"{third_stage}.").split(".")[0] for name in third}
-    return _DEPTHS.get((f"{third_stage}.0.conv3.weight" in third, len(blocks)))
+def resnet_depth(names: Iterable[str]) -> int | None:
+    """18, 34 or 50 from torchvision's names of the third stage; None for any other network."""
+    third = {name.removeprefix("layer3.") for name in names if name.startswith("layer3.")}
+    blocks = {name.split(".")[0] for name in third}
+    return _DEPTHS.get(("0.conv3.weight" in third, len(blocks)))

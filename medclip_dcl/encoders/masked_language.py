@@ -1,4 +1,4 @@
-"""Prediction of masked word pieces from a BERT's hidden states: the vocabulary head and its loss."""
+"""Prediction of masked tokens from a BERT's hidden states: the vocabulary head and its loss."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from torch.nn.functional import cross_entropy, linear
 from transformers import BertForMaskedLM
 
 IGNORED = -100
-"""Label of a word piece that is not to be predicted."""
+"""Label of a token that is not to be predicted."""
 
 
 class MaskedLanguageHead(nn.Module):
     """BERT's masked-language-model head (Devlin et al., NAACL 2019), tied to the word embeddings by construction.
 
-    It is computed as transformers' own, but does not hold the word embeddings: they are an argument of `forward`. So
-    no state dict names them twice (safetensors refuses that), and no copying or loading can untie them.
+    It computes what transformers' head computes, but takes the word embeddings as an argument of `forward`. So no
+    state dict holds them twice (safetensors refuses that), and copying or loading cannot untie them.
 
     Args:
-        model: whose head this is. A decoder of its own, not tied to the word embeddings, is kept as `weight`.
+        model: source of the head. A decoder that is not tied to the word embeddings is kept as `weight`.
     """
 
     weight: nn.Parameter | None
@@ -36,7 +36,7 @@ class MaskedLanguageHead(nn.Module):
     def forward(
         self, hidden: Float[Tensor, "*row width"], word_embeddings: Float[Tensor, "piece width"]
     ) -> Float[Tensor, "*row piece"]:
-        """Logits of all word pieces from last hidden states."""
+        """Logits over the vocabulary from last hidden states."""
         weight = word_embeddings if self.weight is None else self.weight
         return linear(self.transform(hidden), weight, self.bias)
 
@@ -46,11 +46,11 @@ def masked_language_losses(
     labels: Int[Tensor, "sentence token"],
     head: Callable[[Tensor], Tensor],
 ) -> Float[Tensor, " masked"]:
-    """-log P of each hidden word piece in float32, row by row; the vocabulary head runs at these alone.
+    """-log P of each masked token in float32, row by row; the vocabulary head runs at these positions only.
 
     Args:
         hidden: last hidden states of the masked sentences.
-        labels: the word piece that is to be predicted; -100 where there is none.
+        labels: the token to be predicted; -100 elsewhere.
         head: hidden states (masked, width) to logits (masked, piece).
     """
     is_hidden = labels != IGNORED

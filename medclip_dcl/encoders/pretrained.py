@@ -1,8 +1,8 @@
-"""Reading and writing BERT folders (CXR-BERT among them) exactly and without remote code.
+"""Read and write BERT folders, such as CXR-BERT's, exactly and without remote code.
 
-CXR-BERT (Boecking et al., ECCV 2022) is a plain BERT whose repositories carry their own Python code. The code
-is never run here: configuration, tokenizer and weights are read as data, and every parameter of the model must
-come from the file, with its shape. What may be left out or left over is listed by name below.
+CXR-BERT (Boecking et al., ECCV 2022) is a plain BERT whose repositories carry their own Python code, which is never
+run here: configuration, tokenizer and weights are read as data, and the file must hold exactly the model's tensors, but
+for the exceptions listed by name below.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,18 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM, BertModel, BertTokenizer
 
 from medclip_dcl.errors import UserError
-from medclip_dcl.weight_files import read_state_dict, write_safetensors
+from medclip_dcl.weight_files import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    load_exactly,
+    read_state_dict,
+    write_safetensors,
+)
 
-CONFIG_FILE = "config.json"
-SAFETENSORS_FILE = "model.safetensors"
 TORCH_FILE = "pytorch_model.bin"
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "tokenizer_config.json", "special_tokens_map.json")
 
-# In config.json, but no setting of a BERT: names of remote code, of classes, of the program that wrote it.
+# Entries of config.json that are not settings of a BERT: names of remote code, classes and library versions.
 _NOT_BERT_SETTINGS = (
     "_name_or_path",
     "architectures",
@@ -56,8 +60,8 @@ _DECODER_WEIGHT = "cls.predictions.decoder.weight"
 _DECODER_BIAS = "cls.predictions.decoder.bias"
 _HEAD_BIAS = "cls.predictions.bias"
 
-# Weights that a file may hold and the model does not need: buffers of older versions, the pooler, the head of
-# next-sentence prediction, CXR-BERT-specialized's projection.
+# Weights that a file may hold and the model does not need: buffers of older versions, the pooler, the
+# next-sentence-prediction head, CXR-BERT-specialized's projection.
 _IGNORED_WEIGHTS = (
     "bert.embeddings.position_ids",
     "bert.embeddings.token_type_ids",
@@ -65,24 +69,24 @@ _IGNORED_WEIGHTS = (
     "cls.seq_relationship.",
     "cls_projection_head.",
 )
-# Texts that are tokenised at a time: the tokenizer's own records of them are large.
+# Texts per call of the tokenizer, whose encodings are large.
 _TOKENISED_AT_ONCE = 8192
-# More embedding rows than word pieces are taken for rounding up only below this.
+# A surplus of embedding rows over tokens below this counts as rounding up.
 _EMBEDDING_ROWS_MULTIPLE = 128
 
 
 class ModelFolderError(UserError):
-    """A language model's folder is missing, broken, or not what the caller needs; the message says what to do."""
+    """A language model's folder is missing, broken or unsuitable; the message says what to do."""
 
 
 def resolve_folder(name_or_path: str | Path) -> Path:
-    """An existing local folder, or the local copy of a Hugging Face repository (downloaded if need be).
+    """Return a local folder, or the local copy of a Hugging Face repository, downloaded if needed.
 
-    Only configuration, tokenizer and weights are downloaded, never code; the PyTorch file only where there are
-    no safetensors.
+    Only configuration, tokenizer and weights are downloaded, never code; the PyTorch file only where there are no
+    safetensors.
 
     Raises:
-        ModelFolderError: it is neither a folder here nor a repository that can be reached.
+        ModelFolderError: neither an existing folder nor a reachable repository.
     """
     from huggingface_hub import snapshot_download
 
@@ -91,11 +95,11 @@ def resolve_folder(name_or_path: str | Path) -> Path:
         return folder
     try:
         patterns = [CONFIG_FILE, *TOKENIZER_FILES]
-        snapshot = Path(snapshot_download(str(name_or_path), allow_patterns=[*patterns, SAFETENSORS_FILE]))
-        if not (snapshot / SAFETENSORS_FILE).is_file():
+        snapshot = Path(snapshot_download(str(name_or_path), allow_patterns=[*patterns, WEIGHTS_FILE]))
+        if not (snapshot / WEIGHTS_FILE).is_file():
             snapshot = Path(snapshot_download(str(name_or_path), allow_patterns=[*patterns, TORCH_FILE]))
     except (OSError, ValueError) as error:
-        # The hub's errors are OSError or ValueError; their texts run over many lines.
+        # The hub's messages have many lines.
         reason = str(error).strip().splitlines()
         raise ModelFolderError(
             f"model {str(name_or_path)!r} is neither an existing folder (looked at {folder.absolute()}) nor a "
@@ -107,10 +111,10 @@ def resolve_folder(name_or_path: str | Path) -> Path:
 
 
 def load_bert_config(folder: str | Path) -> BertConfig:
-    """BERT's configuration from the folder's config.json, free of remote code.
+    """Read BERT's configuration from the folder's config.json, without remote code.
 
     Raises:
-        ModelFolderError: no config.json, or it does not describe a BERT encoder; names what is missing or other.
+        ModelFolderError: no config.json, or it does not describe a BERT encoder; names the wrong entries.
     """
     file = Path(folder) / CONFIG_FILE
     return bert_config(_read_json(file), str(file))
@@ -141,20 +145,20 @@ def bert_config(raw: Mapping[str, Any], source: str) -> BertConfig:
         raise ModelFolderError(f"{source}: is_decoder is true, expected an encoder")
     if raw["hidden_size"] % raw["num_attention_heads"]:
         raise ModelFolderError(
-            f"{source}: hidden_size {raw['hidden_size']} is no multiple of "
+            f"{source}: hidden_size {raw['hidden_size']} is not a multiple of "
             f"num_attention_heads {raw['num_attention_heads']}"
         )
     return BertConfig(**{name: value for name, value in raw.items() if name not in _NOT_BERT_SETTINGS})
 
 
 def load_tokenizer(folder: str | Path) -> BertTokenizer:
-    """The folder's WordPiece tokenizer, from tokenizer.json or vocab.txt, checked against config.json.
+    """Load the folder's WordPiece tokenizer from tokenizer.json or vocab.txt, and check it against config.json.
 
-    It is built from the vocabulary itself: the class that tokenizer_config.json names (CXR-BERT's is remote
-    code) is not looked at, its settings are (lower case, accents, the names of the special tokens).
+    It is built from the vocabulary: the class named in tokenizer_config.json (CXR-BERT's is remote code) is ignored,
+    its settings are used (lower case, accents, the names of the special tokens).
 
     Raises:
-        ModelFolderError: no tokenizer.json, vocab.txt or config.json; no BERT tokenizer; it does not fit the
+        ModelFolderError: no tokenizer.json, vocab.txt or config.json; not a BERT tokenizer; it does not fit the
             weights.
     """
     folder = Path(folder)
@@ -172,7 +176,7 @@ def load_tokenizer(folder: str | Path) -> BertTokenizer:
         )
     }
     _check_fit(folder, vocabulary, names)
-    # tokenizer.json holds what was used; tokenizer_config.json may be silent about it.
+    # tokenizer.json takes precedence: tokenizer_config.json may be incomplete.
     return BertTokenizer(
         vocab=vocabulary,
         do_lower_case=bool(normalizer.get("lowercase", settings.get("do_lower_case", True))),
@@ -185,9 +189,9 @@ def load_tokenizer(folder: str | Path) -> BertTokenizer:
 
 
 def word_pieces(tokenizer: BertTokenizer, texts: Sequence[str]) -> Iterator[list[int]]:
-    """Word-piece ids of each text, without [CLS] and [SEP]; a literal "[SEP]" or "[MASK]" in a text is text.
+    """Token ids of each text, without [CLS] and [SEP]; a literal "[SEP]" or "[MASK]" in a text is text.
 
-    The same as `tokenizer(...)` gives, less the offsets and masks of each text, which take as long again.
+    Same ids as `tokenizer(...)`, without offsets and masks, in half the time.
     """
     backend = tokenizer.backend_tokenizer
     for first in range(0, len(texts), _TOKENISED_AT_ONCE):
@@ -200,13 +204,12 @@ def word_pieces(tokenizer: BertTokenizer, texts: Sequence[str]) -> Iterator[list
 
 
 def load_bert(folder: str | Path) -> BertModel:
-    """The folder's BERT encoder in float32, without pooler, in train mode (dropout works when fine-tuning).
+    """Load the folder's BERT encoder in float32, without pooler, in train mode (so that dropout is active).
 
-    Accepts the weights of a `BertModel`, a `BertForMaskedLM`, a `BertForPreTraining`, and of both CXR-BERT
-    releases.
+    Accepts the weights of a `BertModel`, a `BertForMaskedLM`, a `BertForPreTraining`, and of both CXR-BERT releases.
 
     Raises:
-        ModelFolderError: no config.json or no weights; a parameter is missing, left over or of another shape.
+        UserError: no config.json or no weights; a tensor is missing, unexpected or of another shape.
     """
     folder = Path(folder)
     config = load_bert_config(folder)
@@ -217,37 +220,35 @@ def load_bert(folder: str | Path) -> BertModel:
         key.removeprefix("bert."): value for key, value in state.items() if not key.startswith(_MLM_HEAD)
     }
     ignored = tuple(key.removeprefix("bert.") for key in _IGNORED_WEIGHTS)
-    _load_exactly(model, encoder, ignored, file)
+    load_exactly(model, _without(encoder, ignored), file)
     return model.train()
 
 
 def load_masked_language_model(folder: str | Path) -> BertForMaskedLM:
-    """The folder's BERT with its masked-language-model head in float32, in train mode.
+    """Load the folder's BERT with its masked-language-model head in float32, in train mode.
 
     Raises:
-        ModelFolderError: no config.json, no weights or no such head; a parameter is missing, left over or of
-            another shape; a decoder that the configuration calls tied differs from the word embeddings.
+        UserError: no config.json, no weights or no such head; a tensor is missing, unexpected or of another shape; the
+            configuration says that the decoder is tied to the word embeddings, but they differ.
     """
     folder = Path(folder)
     config = load_bert_config(folder)
     state, file = _read_weights(folder)
     with torch.random.fork_rng(devices=[]):
         model = BertForMaskedLM(config)
-    absent = sorted(key for key in model.state_dict() if key.startswith(_MLM_HEAD) and key not in state)
-    needed = [key for key in absent if key not in (_DECODER_WEIGHT, _DECODER_BIAS)]
-    if needed and not any(key.startswith(_MLM_HEAD) for key in state):
+    if not any(key.startswith(_MLM_HEAD) for key in state):
         raise ModelFolderError(
-            f"{file}: no masked-language-model head (missing {_some(needed)}); use a folder with one, such "
-            "as microsoft/BiomedVLP-CXR-BERT-general, or what "
-            "`python -m medclip_dcl fit --config configs/language_model.yaml` exports"
+            f"{file}: no masked-language-model head (missing {_HEAD_BIAS}, ...); use a folder with one, such as "
+            "microsoft/BiomedVLP-CXR-BERT-general, or the export of "
+            "`python -m medclip_dcl fit --config configs/language_model.yaml`"
         )
     _fill_tied(state, is_tied=bool(config.tie_word_embeddings), file=file)
-    _load_exactly(model, state, _IGNORED_WEIGHTS, file)
+    load_exactly(model, _without(state, _IGNORED_WEIGHTS), file)
     return model.train()
 
 
 def load_part(folder: str | Path, prefix: str) -> dict[str, Tensor]:
-    """The folder's weights whose names begin with `prefix`, without it.
+    """Load the folder's weights whose names begin with `prefix`, which is removed.
 
     Raises:
         ModelFolderError: no weights, or none of that name.
@@ -260,10 +261,9 @@ def load_part(folder: str | Path, prefix: str) -> dict[str, Tensor]:
 
 
 def weights_fingerprint(model: nn.Module) -> str:
-    """16 hexadecimal digits over the names, shapes and float32 values of the parameters and saved buffers.
+    """16 hexadecimal digits over the names, shapes and float32 values of the parameters and persistent buffers.
 
-    It does not depend on the folder, the file format or the type in which the file stores the same values, nor on
-    the device.
+    Independent of the folder, the file format, the data type of the stored values and the device.
     """
     digest = hashlib.sha256()
     for name, value in sorted(model.state_dict().items()):
@@ -276,8 +276,8 @@ def weights_fingerprint(model: nn.Module) -> str:
 def save_language_model(model: BertForMaskedLM, tokenizer: BertTokenizer, folder: str | Path) -> None:
     """Write a plain Hugging Face folder: config.json, model.safetensors, tokenizer.json, tokenizer_config.json.
 
-    Atomic: written beside, then renamed; an older language model under the same name is replaced. The folder
-    loads here and with transformers' own ``BertForMaskedLM.from_pretrained``, ``AutoTokenizer.from_pretrained``.
+    The folder is written under a temporary name and renamed; an older language model of that name is replaced. It also
+    loads with ``BertForMaskedLM.from_pretrained`` and ``AutoTokenizer.from_pretrained`` of transformers.
 
     Raises:
         FileExistsError: the folder holds something other than a language model.
@@ -287,10 +287,10 @@ def save_language_model(model: BertForMaskedLM, tokenizer: BertTokenizer, folder
         not folder.is_dir() or (any(folder.iterdir()) and not (folder / CONFIG_FILE).is_file())
     ):
         raise FileExistsError(
-            f"{folder} exists and is no language model folder; move it away or choose another name"
+            f"{folder} exists and is not a language model folder; move it away or choose another name"
         )
     folder.parent.mkdir(parents=True, exist_ok=True)
-    # Fixed names, so that the next attempt clears what a kill left behind.
+    # Fixed names, so that the next attempt removes the remains of a kill.
     temporary, replaced = (folder.with_name(f".{folder.name}.{end}") for end in ("tmp", "old"))
     for leftover in (temporary, replaced):
         shutil.rmtree(leftover, ignore_errors=True)
@@ -299,7 +299,7 @@ def save_language_model(model: BertForMaskedLM, tokenizer: BertTokenizer, folder
     config.save_pretrained(temporary)
     tied = (_DECODER_WEIGHT, _DECODER_BIAS) if config.tie_word_embeddings else ()
     state = {key: value.cpu().contiguous() for key, value in model.state_dict().items() if key not in tied}
-    write_safetensors(state, temporary / SAFETENSORS_FILE)
+    write_safetensors(state, temporary / WEIGHTS_FILE)
     tokenizer.save_pretrained(temporary)
     _drop_machine_settings(temporary / "tokenizer_config.json")
     if folder.exists():
@@ -310,7 +310,7 @@ def save_language_model(model: BertForMaskedLM, tokenizer: BertTokenizer, folder
 
 def _read_json(file: Path) -> dict[str, Any]:
     if not file.is_file():
-        raise ModelFolderError(f"{file.parent} is no model folder: {file.name} is missing")
+        raise ModelFolderError(f"{file.parent} is not a model folder: {file.name} is missing")
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -321,12 +321,12 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def _token_text(token: str | Mapping[str, Any]) -> str:
-    """A special token of tokenizer_config.json is a string or an object with its `content`."""
+    """A special token in tokenizer_config.json: a string or an object with `content`."""
     return token if isinstance(token, str) else str(token["content"])
 
 
 def _read_vocabulary(folder: Path) -> tuple[dict[str, int], dict[str, Any]]:
-    """Word pieces with their ids, and the settings of BERT's normalizer where tokenizer.json states them."""
+    """Tokens with their ids, and the normalizer's settings if there is a tokenizer.json."""
     file = folder / "tokenizer.json"
     if file.is_file():
         raw = _read_json(file)
@@ -347,24 +347,17 @@ def _read_vocabulary(folder: Path) -> tuple[dict[str, int], dict[str, Any]]:
 
 
 def _check_fit(folder: Path, vocabulary: Mapping[str, int], special: Mapping[str, str]) -> None:
-    """Compare the tokenizer with the embedding rows that the configuration promises.
-
-    The weights are compared with the configuration when they are loaded.
-    """
+    """Check the tokenizer against config.json; the weights are checked when they are loaded."""
     config = load_bert_config(folder)
     rows = int(config.vocab_size)
     complaint = f"{folder}: tokenizer does not fit the weights:"
     advice = "; take tokenizer and weights from the same model"
     missing = [f"{token} ({role})" for role, token in special.items() if token not in vocabulary]
     if missing:
-        raise ModelFolderError(
-            f"{complaint} no {', '.join(missing)} in its {len(vocabulary)} word pieces{advice}"
-        )
+        raise ModelFolderError(f"{complaint} no {', '.join(missing)} in its {len(vocabulary)} tokens{advice}")
     pieces = max(vocabulary.values()) + 1
     if not 0 <= rows - pieces < _EMBEDDING_ROWS_MULTIPLE:
-        raise ModelFolderError(
-            f"{complaint} {pieces} word pieces, but {rows} embedding rows (vocab_size){advice}"
-        )
+        raise ModelFolderError(f"{complaint} {pieces} tokens, but {rows} embedding rows (vocab_size){advice}")
     pad = vocabulary[special["pad_token"]]
     if config.pad_token_id is not None and pad != config.pad_token_id:
         raise ModelFolderError(
@@ -373,24 +366,18 @@ def _check_fit(folder: Path, vocabulary: Mapping[str, int], special: Mapping[str
 
 
 def _read_weights(folder: Path) -> tuple[dict[str, Tensor], Path]:
-    """All tensors of the folder under the names of `BertForMaskedLM`, and the file that they come from."""
-    if (folder / SAFETENSORS_FILE).is_file():
-        file = folder / SAFETENSORS_FILE
+    """All tensors of the folder under the names of `BertForMaskedLM`, and their file."""
+    if (folder / WEIGHTS_FILE).is_file():
+        file = folder / WEIGHTS_FILE
     elif (folder / TORCH_FILE).is_file():
         file = folder / TORCH_FILE
     else:
-        raise ModelFolderError(
-            f"{folder} has no weights: neither {SAFETENSORS_FILE} nor {TORCH_FILE} is there"
-        )
-    try:
-        state = read_state_dict(file)
-    except ValueError as error:
-        raise ModelFolderError(str(error)) from error
-    return _with_masked_language_model_names(state), file
+        raise ModelFolderError(f"{folder} has no weights: neither {WEIGHTS_FILE} nor {TORCH_FILE} is there")
+    return _with_masked_language_model_names(read_state_dict(file)), file
 
 
 def _with_masked_language_model_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """`BertModel` saves without the prefix ``bert.``; BERT's first releases say gamma and beta in LayerNorm."""
+    """Rename tensors of `BertModel`, saved without ``bert.``, and gamma and beta of BERT's first releases."""
     is_bare = not any(key.startswith("bert.") for key in state)
     renamed = {}
     for key, value in state.items():
@@ -403,7 +390,7 @@ def _with_masked_language_model_names(state: Mapping[str, Tensor]) -> dict[str, 
 
 
 def _fill_tied(state: dict[str, Tensor], is_tied: bool, file: Path) -> None:
-    """Complete the names under which tied weights are stored once; refuse tied weights that differ."""
+    """Add the second name of tied weights that are stored once; refuse tied weights that differ."""
     pairs = [(_HEAD_BIAS, _DECODER_BIAS)]
     if is_tied:
         pairs.append((_WORD_EMBEDDINGS, _DECODER_WEIGHT))
@@ -413,41 +400,18 @@ def _fill_tied(state: dict[str, Tensor], is_tied: bool, file: Path) -> None:
                 f"{file}: {second} differs from {first}, but config.json says that they are tied"
             )
         for one, other in ((first, second), (second, first)):
-            # The embeddings themselves are never invented from the decoder.
+            # Missing embeddings are an error, even if the decoder is there.
             if one in state and other not in state and other != _WORD_EMBEDDINGS:
                 state[other] = state[one]
 
 
-def _load_exactly(
-    model: nn.Module, state: Mapping[str, Tensor], ignored: tuple[str, ...], file: Path
-) -> None:
-    """Load a state dict in which every parameter is there with its shape and nothing unknown is left."""
-    expected = model.state_dict()
-    given = {key: value for key, value in state.items() if key in expected or not key.startswith(ignored)}
-    problems = []
-    if missing := sorted(expected.keys() - given.keys()):
-        problems.append(f"missing {_some(missing)}")
-    if unexpected := sorted(given.keys() - expected.keys()):
-        problems.append(f"unexpected {_some(unexpected)}")
-    if mismatched := [
-        f"{key} is {tuple(given[key].shape)}, config.json says {tuple(expected[key].shape)}"
-        for key in sorted(expected.keys() & given.keys())
-        if given[key].shape != expected[key].shape
-    ]:
-        problems.append(f"wrong shape: {_some(mismatched)}")
-    if problems:
-        raise ModelFolderError(f"{file}: the weights do not fit config.json: {'; '.join(problems)}")
-    model.load_state_dict(given, strict=True)
-
-
-def _some(names: Iterable[str], shown: int = 5) -> str:
-    names = list(names)
-    rest = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return ", ".join(names[:shown]) + rest
+def _without(state: Mapping[str, Tensor], ignored: tuple[str, ...]) -> dict[str, Tensor]:
+    """The tensors whose names do not begin with any of `ignored`."""
+    return {key: value for key, value in state.items() if not key.startswith(ignored)}
 
 
 def _drop_machine_settings(file: Path) -> None:
-    """Remove what refers to remote code or to this machine's way of loading."""
+    """Remove settings about remote code and this machine."""
     settings = _read_json(file)
     for name in ("auto_map", "is_local", "local_files_only", "name_or_path", "tokenizer_file"):
         settings.pop(name, None)

@@ -1,10 +1,9 @@
-"""Sentence encoder: BERT, pooled over its word pieces and projected."""
+"""Sentence encoder: BERT, pooled over its tokens and projected."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,32 +15,22 @@ from transformers import BertConfig, BertForMaskedLM, BertModel
 
 from medclip_dcl.encoders.masked_language import MaskedLanguageHead, masked_language_losses
 from medclip_dcl.encoders.pretrained import (
-    ModelFolderError,
     load_bert,
     load_masked_language_model,
     load_tokenizer,
     resolve_folder,
 )
 from medclip_dcl.errors import UserError
-from medclip_dcl.weight_files import (
-    WEIGHTS_FILE,
-    is_exported,
-    read_checkpoint,
-    read_exported_config,
-    read_state_dict,
-)
-
-BERT_BASE = BertConfig().to_dict()
-"""What a configuration means where it does not say something."""
+from medclip_dcl.weight_files import SavedModel, is_exported, read_model
 
 
 class SentenceEncoder(nn.Module):
-    """Base class: word pieces of sentences to one embedding each.
+    """Base class: tokens of sentences to one embedding per sentence.
 
     Attributes:
         dim: size of an embedding.
-        tokenizer: splits text into word pieces; padding and special tokens are set up.
-        has_masked_language_head: True if it can tell hidden word pieces.
+        tokenizer: splits text into tokens; padding and special tokens are set up.
+        has_masked_language_head: True if it can predict masked tokens.
     """
 
     dim: int
@@ -50,15 +39,15 @@ class SentenceEncoder(nn.Module):
 
     @property
     def transformer(self) -> nn.Module:
-        """The pretrained part, which may have a learning rate of its own."""
+        """The pretrained part, which may have its own learning rate."""
         raise NotImplementedError
 
     def config(self) -> dict[str, Any]:
-        """Arguments that build the same encoder again, without its weights."""
+        """Arguments that rebuild the encoder, without its weights."""
         raise NotImplementedError
 
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
-        """Word-piece ids of each text with [CLS] and [SEP], not padded."""
+        """Token ids of each text with [CLS] and [SEP], not padded."""
         raise NotImplementedError
 
     def forward(
@@ -73,42 +62,43 @@ class SentenceEncoder(nn.Module):
         lengths: Int[Tensor, " sentence"],
         labels: Int[Tensor, "sentence token"],
     ) -> Float[Tensor, " masked"]:
-        """-log P of each hidden word piece; `labels` are -100 where nothing is hidden."""
+        """-log P of each masked token; `labels` are -100 at unmasked tokens."""
         raise NotImplementedError
 
     def freeze_masked_language_head(self) -> None:
-        """Take the head out of training."""
+        """Exclude the head from training."""
         raise NotImplementedError
 
 
 class BertSentences(SentenceEncoder):
     """BERT (CXR-BERT), pooled last hidden state, projection to `dim`.
 
-    Give either `pretrained`, or `bert` and `tokenizer` as `config` returned them (then weights are random until
-    they are loaded).
+    Give either `pretrained`, or `bert` and `tokenizer` as returned by `config` (weights are then random until they are
+    loaded). The configurations take CXR-BERT-general as `pretrained` (choice, not from the paper, which names
+    CXR-BERT alone).
 
     Args:
         pretrained: a Hugging Face folder or repository id of a BERT, e.g.
-            microsoft/BiomedVLP-CXR-BERT-general, or what configs/language_model.yaml wrote; or a checkpoint or an
-            exported folder of an image-text model, whose BERT and tokenizer are taken.
+            microsoft/BiomedVLP-CXR-BERT-general, or the export of configs/language_model.yaml; or a checkpoint or an
+            exported folder of an image-text model, whose BERT and tokenizer are used.
         dim: size of the projected sentences.
-        max_tokens: longer sentences are cut to this many word pieces, [CLS] and [SEP] included.
+        max_tokens: longer sentences are truncated to this many tokens, [CLS] and [SEP] included.
         dropout: dropout of the transformer, in [0, 1); null keeps the model's own.
         final_period: True ends every text with a period if it has no closing mark, so that prompts look like
             the sentences of reports (choice).
-        pooling: "cls" takes the hidden state of [CLS] (choice, not from the paper); "mean" the mean over all word
-            pieces, [CLS] and [SEP] included, which suits a BERT whose [CLS] was never trained for a task.
+        pooling: "cls" takes the hidden state of [CLS] (choice, not from the paper); "mean" the mean over all
+            tokens, [CLS] and [SEP] included, which suits a BERT whose [CLS] was never trained for a task.
         projection: "linear", as in SSD; "mlp" is BioViL's projection (Boecking et al., ECCV 2022): linear map to `dim`,
             GELU, LayerNorm, linear map. Its layers have the names, biases and epsilon of the published
             ``cls_projection_head``. It starts from random weights.
-        masked_language_head: True loads the folder's masked-language-model head, too, for `masked_language_loss`
-            (BioViL's joint loss). It trains by that loss alone, which then belongs into every training step.
+        masked_language_head: True also loads the folder's masked-language-model head, for `masked_language_loss`
+            (BioViL's joint loss). Only that loss trains the head, so that every training step must include it.
         bert: configuration of the transformer (BertConfig fields).
         tokenizer: content of tokenizer.json.
 
     Raises:
-        ValueError: both or neither source; an unknown pooling or projection; max_tokens above what the model takes;
-            a folder that does not fit, or has no head where one is asked for (see encoders.pretrained).
+        UserError: both or neither source; an unknown pooling or projection; max_tokens above the model's number of
+            positions; a folder that does not fit, or lacks a requested head (see encoders.pretrained).
     """
 
     masked_language_head: MaskedLanguageHead | None
@@ -136,9 +126,9 @@ class BertSentences(SentenceEncoder):
             raise UserError(f'text encoder: pooling must be "cls" or "mean", got {pooling!r}')
         if projection not in ("linear", "mlp"):
             raise UserError(f'text encoder: projection must be "linear" or "mlp", got {projection!r}')
-        trained = None if pretrained is None else read_text_encoder(pretrained)
+        trained = None if pretrained is None else _trained_encoder(pretrained)
         if trained is not None:
-            bert, tokenizer = trained.bert, trained.tokenizer
+            bert, tokenizer = (_arguments(trained)[name] for name in ("bert", "tokenizer"))
         if pretrained is not None and trained is None:
             folder = resolve_folder(pretrained)
             model = load_masked_language_model(folder) if masked_language_head else load_bert(folder)
@@ -168,11 +158,11 @@ class BertSentences(SentenceEncoder):
         self.tokenizer.encode_special_tokens = True
         self.projection = _projection(projection, self.bert.config.hidden_size, dim)
         if trained is not None:
-            trained.give_transformer(self)
+            self._take_transformer(trained)
 
     @property
     def transformer(self) -> nn.Module:
-        """BERT, with its masked-language-model head if it is there."""
+        """BERT, with its masked-language-model head if it has one."""
         if self.masked_language_head is None:
             return self.bert
         return nn.ModuleList([self.bert, self.masked_language_head])
@@ -189,7 +179,7 @@ class BertSentences(SentenceEncoder):
             "bert": bert,
             "tokenizer": self.tokenizer.to_str(),
         }
-        # Unsaid where it is the default, so that a checkpoint from before the option describes the same encoder.
+        # Omitted where it is the default, so that checkpoints older than this option describe the same encoder.
         if self.projection_kind != "linear":
             config["projection"] = self.projection_kind
         if self.masked_language_head is not None:
@@ -216,12 +206,12 @@ class BertSentences(SentenceEncoder):
         lengths: Int[Tensor, " sentence"],
         labels: Int[Tensor, "sentence token"],
     ) -> Float[Tensor, " masked"]:
-        """-log P of each hidden word piece (Devlin et al., NAACL 2019), not reduced, in float32, row by row.
+        """-log P of each masked token (Devlin et al., NAACL 2019), not reduced, in float32, row by row.
 
         Args:
-            tokens: sentences in which word pieces are masked; beyond `lengths` they are padding.
-            lengths: word pieces of each sentence, [CLS] and [SEP] included.
-            labels: the word piece that was hidden; -100 where nothing is to be predicted.
+            tokens: sentences with masked tokens; beyond `lengths` they are padding.
+            lengths: tokens of each sentence, [CLS] and [SEP] included.
+            labels: the original token; -100 where nothing is to be predicted.
 
         Raises:
             RuntimeError: the encoder was built without its head.
@@ -229,7 +219,7 @@ class BertSentences(SentenceEncoder):
         head = self.masked_language_head
         if head is None:
             raise RuntimeError(
-                "text encoder: it has no masked-language-model head; build it with masked_language_head: true"
+                "text encoder: no masked-language-model head; build it with masked_language_head: true"
             )
         words = self.bert.embeddings.word_embeddings.weight
         return masked_language_losses(self._hidden(tokens, lengths), labels, lambda rows: head(rows, words))
@@ -238,63 +228,43 @@ class BertSentences(SentenceEncoder):
         if self.masked_language_head is not None:
             self.masked_language_head.requires_grad_(False)
 
+    def _take_transformer(self, saved: SavedModel) -> None:
+        """Load all weights but the projection's from a trained encoder of the same configuration."""
+        own, state = self.state_dict(), saved.tensors("text_encoder")
+        wanted = [name for name in own if not name.startswith("projection.")]
+        if missing := [name for name in wanted if name not in state]:
+            raise UserError(
+                f"{saved.path}: its text encoder has no {', '.join(missing)}; choose masked_language_head: false, or "
+                "a model that was trained with a head"
+            )
+        self.load_state_dict({**own, **{name: state[name] for name in wanted}})
+
     def _hidden(
         self, tokens: Int[Tensor, "sentence token"], lengths: Int[Tensor, " sentence"]
     ) -> Float[Tensor, "sentence token hidden"]:
-        """Last hidden states; what stands at padding means nothing."""
+        """Last hidden states; undefined at padding."""
         mask = _is_token(tokens, lengths)
         return self.bert(input_ids=tokens, attention_mask=mask.long()).last_hidden_state
 
 
-@dataclass(frozen=True)
-class TrainedTextEncoder:
-    """A `BertSentences` in a model of this program, as its checkpoint or exported folder describes it.
-
-    Attributes:
-        bert: configuration of the transformer.
-        tokenizer: content of tokenizer.json.
-        state: the encoder's tensors.
-        source: where they were read.
-    """
-
-    bert: dict[str, Any]
-    tokenizer: str
-    state: dict[str, Tensor]
-    source: str
-
-    def give_transformer(self, encoder: BertSentences) -> None:
-        """Put the transformer, with the head where the encoder has one, into an encoder of the same configuration."""
-        wanted = [name for name in encoder.state_dict() if not name.startswith("projection.")]
-        if missing := [name for name in wanted if name not in self.state]:
-            raise ModelFolderError(
-                f"{self.source}: its text encoder has no {', '.join(missing)}; choose masked_language_head: false, or "
-                "a model that was trained with a head"
-            )
-        encoder.load_state_dict({**encoder.state_dict(), **{name: self.state[name] for name in wanted}})
-
-
-def read_text_encoder(source: str) -> TrainedTextEncoder | None:
-    """The text encoder of a checkpoint or of an exported folder of this program; None for anything else.
+def _trained_encoder(source: str) -> SavedModel | None:
+    """The checkpoint or exported folder of an image-text model; None for a BERT folder or a repository id.
 
     Raises:
-        ValueError: a file that is no checkpoint of an image-text model, or has another kind of text encoder.
+        UserError: a file or folder without a BERT as its text encoder.
     """
     path = Path(source).expanduser()
-    if path.is_file():
-        checkpoint = read_checkpoint(path)
-        network, state = checkpoint["network"], checkpoint["state_dict"]
-    elif is_exported(path):
-        network, state = read_exported_config(path), read_state_dict(path / WEIGHTS_FILE)
-    else:
+    if not (path.is_file() or is_exported(path)):
         return None
-    arguments = network.get("text_encoder", {}).get("init_args", {})
-    if not {"bert", "tokenizer"} <= arguments.keys():
-        raise ModelFolderError(f"{source} has no BERT as its text encoder; give a BERT folder (pretrained)")
-    own = {name.removeprefix("network."): value for name, value in state.items()}
-    own = {
-        name.removeprefix("text_encoder."): x for name, x in own.items() if name.startswith("text_encoder.")
-    }
-    return TrainedTextEncoder(arguments["bert"], arguments["tokenizer"], own, source)
+    saved = read_model(path)
+    if not {"bert", "tokenizer"} <= _arguments(saved).keys():
+        raise UserError(f"{source} has no BERT as its text encoder; give a BERT folder (pretrained)")
+    return saved
+
+
+def _arguments(saved: SavedModel) -> dict[str, Any]:
+    """The text encoder's arguments in a description of a network; empty if it has none."""
+    return saved.require_network().get("text_encoder", {}).get("init_args", {})
 
 
 def _is_token(
@@ -305,7 +275,7 @@ def _is_token(
 
 
 def _projection(kind: str, hidden_size: int, dim: int) -> nn.Module:
-    """From the pooled hidden state to the common space."""
+    """Projection of the pooled hidden state into the common space."""
     if kind == "linear":
         return nn.Linear(hidden_size, dim)
     layers = {
@@ -318,13 +288,13 @@ def _projection(kind: str, hidden_size: int, dim: int) -> nn.Module:
 
 
 def with_final_period(text: str) -> str:
-    """The text with a closing period where it has no closing mark of its own."""
+    """The text with a final period, unless it ends with punctuation."""
     stripped = text.rstrip()
     return stripped if stripped.endswith((".", "?", "!", ":", ";")) else stripped + "."
 
 
 def _set_dropout(bert: BertModel, dropout: float) -> None:
-    """One dropout probability for the whole transformer, in its modules and in its configuration."""
+    """Set one dropout probability in all modules of the transformer and in its configuration."""
     if not 0 <= dropout < 1:
         raise UserError(f"dropout must lie in [0, 1), got {dropout}")
     bert.config.hidden_dropout_prob = bert.config.attention_probs_dropout_prob = dropout

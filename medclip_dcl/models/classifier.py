@@ -29,9 +29,9 @@ from medclip_dcl.formats import CHECKPOINT, drop_hyper_parameters
 from medclip_dcl.models.optimisation import adamw_warmup_cosine, learning_rates, parameter_groups
 from medclip_dcl.models.seeded_batches import seeded_batches
 from medclip_dcl.networks.classifier import FindingNetwork
-from medclip_dcl.networks.image_text import build_part, load_exactly
-from medclip_dcl.networks.initial_weights import TakenOver, image_encoder_weights, take_over
-from medclip_dcl.weight_files import read_checkpoint
+from medclip_dcl.networks.image_text import build_part
+from medclip_dcl.networks.initial_weights import TakenOver, take_over
+from medclip_dcl.weight_files import load_exactly, read_model
 
 _SCALED_BY = 1000
 """Training images by which fine-tuning scales the features at its start."""
@@ -320,7 +320,7 @@ class Classifier(LightningModule):
         Raises:
             ValueError: not a checkpoint of a classifier, or weights that do not fit.
         """
-        checkpoint = read_checkpoint(Path(checkpoint_path), map_location)
+        checkpoint = read_model(checkpoint_path, map_location).require_checkpoint()
         network = FindingNetwork.from_config(checkpoint["network"])
         model = cls(list(network.findings), network.image_encoder, **checkpoint["classifier"])
         model.use(network)
@@ -352,7 +352,7 @@ def finding_losses(
 
 def _described_encoder(init_from: str | None) -> RegionEncoder:
     """An encoder such as the source describes, with weights of its own."""
-    described = None if init_from is None else image_encoder_weights(init_from).config
+    described = None if init_from is None else read_model(init_from).network.get("image_encoder")
     if described is None:
         source = "" if init_from is None else f" ({init_from} does not describe its encoder)"
         raise UserError(

@@ -19,12 +19,12 @@ from medclip_dcl.formats import CHECKPOINT, drop_hyper_parameters
 from medclip_dcl.models.gradient_cache import in_chunks
 from medclip_dcl.models.optimisation import adamw_warmup_cosine, learning_rates, parameter_groups
 from medclip_dcl.models.seeded_batches import seeded_batches
-from medclip_dcl.networks.image_text import ImageTextNetwork, build_part, load_exactly, part_config
+from medclip_dcl.networks.image_text import ImageTextNetwork, build_part, part_config
 from medclip_dcl.networks.initial_weights import PARTS, TakenOver, take_over
 from medclip_dcl.objectives import ClassProbability, NegativeWeights
 from medclip_dcl.objectives.in_batch import InBatchObjective
 from medclip_dcl.similarity import Similarity
-from medclip_dcl.weight_files import read_checkpoint
+from medclip_dcl.weight_files import load_exactly, read_model
 
 
 class ImageTextModel(LightningModule):
@@ -314,7 +314,7 @@ class ImageTextModel(LightningModule):
         Raises:
             ValueError: not a checkpoint of an image-text model, or weights that do not fit.
         """
-        checkpoint = read_checkpoint(Path(checkpoint_path), map_location)
+        checkpoint = read_model(checkpoint_path, map_location).require_checkpoint()
         network = ImageTextNetwork.from_config(checkpoint["network"])
         objective = dict(checkpoint["objective"])
         class_probability = build_part(objective.pop("class_probability"), ClassProbability)

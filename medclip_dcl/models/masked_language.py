@@ -27,8 +27,7 @@ from medclip_dcl.errors import UserError
 from medclip_dcl.formats import CHECKPOINT, drop_hyper_parameters
 from medclip_dcl.models.optimisation import adamw_warmup_cosine, learning_rates, parameter_groups
 from medclip_dcl.models.seeded_batches import seeded_batches
-from medclip_dcl.networks.image_text import load_exactly
-from medclip_dcl.weight_files import read_torch_file
+from medclip_dcl.weight_files import load_exactly, read_model
 
 _WEIGHTS_PREFIX = "language_model."
 
@@ -214,7 +213,7 @@ class MaskedLanguageModel(LightningModule):
         Raises:
             ValueError: truncated, not a checkpoint of a language model, or weights that do not fit.
         """
-        checkpoint = read_torch_file(checkpoint_path, map_location)
+        checkpoint = read_model(checkpoint_path, map_location).checkpoint
         options = dict(_described(checkpoint, str(checkpoint_path))["options"])
         size = options.pop("architecture", None)
         model = cls(architecture=None if size is None else BertArchitecture(**size), **options)
@@ -248,7 +247,7 @@ class MaskedLanguageModel(LightningModule):
                 "no checkpoint is monitored: the last weights are exported, not the best", stacklevel=2
             )
             return self._model
-        state = read_torch_file(checkpoint)["state_dict"]
+        state = read_model(checkpoint).state
         best = BertForMaskedLM(self._model.config)
         best.load_state_dict({name.removeprefix(_WEIGHTS_PREFIX): value for name, value in state.items()})
         return best

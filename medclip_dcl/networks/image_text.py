@@ -1,6 +1,6 @@
 """The image-text network: encoders, similarity and tokenizer in one nn.Module that can describe and rebuild itself.
 
-Nothing here knows Lightning or file formats of data sets; this is what a notebook loads.
+It depends neither on Lightning nor on the format of a prepared set, so that a notebook can load it.
 """
 
 from __future__ import annotations
@@ -21,18 +21,13 @@ from medclip_dcl.encoders.text import SentenceEncoder
 from medclip_dcl.errors import UserError
 from medclip_dcl.files import write_text
 from medclip_dcl.formats import NETWORK, VERSION_KEY
-from medclip_dcl.pictures.geometry import check_geometry
+from medclip_dcl.pictures.geometry import View, check_geometry
 from medclip_dcl.similarity import LSENonLocal, Similarity
-from medclip_dcl.weight_files import (
-    CONFIG_FILE,
-    WEIGHTS_FILE,
-    read_exported_config,
-    read_state_dict,
-    write_safetensors,
-)
+from medclip_dcl.weight_files import CONFIG_FILE, WEIGHTS_FILE, load_exactly, read_model, write_safetensors
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+"""Normalisation of the channels that torchvision's weights expect (choice, not from the paper)."""
 
 Part = TypeVar("Part", bound=nn.Module)
 
@@ -45,14 +40,14 @@ class ImageTextNetwork(nn.Module):
         text_encoder: sentences to embeddings of the same size.
         similarity: logits from regions and sentences; default LSE+NL.
         image_size: side of the whole image as the network sees it in evaluation, in pixels.
-        mean: of the three channels, images in [0, 1].
-        std: of the three channels.
+        mean: per channel, subtracted from images in [0, 1]; ImageNet's by default (choice, not from the paper).
+        std: per channel; divides what remains.
         geometry: how images were fitted to a square in training, see `medclip_dcl.pictures.geometry`.
         prepared_size: to which they were fitted before they were scaled to `image_size`; None for the same.
         crop_size: side of the random crops of training, in pixels; None where it is not known.
 
     Raises:
-        ValueError: encoders (or the similarity) of different embedding sizes; an unknown geometry.
+        UserError: encoders (or the similarity) of different embedding sizes; an unknown geometry.
     """
 
     mean: Tensor
@@ -90,8 +85,13 @@ class ImageTextNetwork(nn.Module):
 
     @property
     def region_centre(self) -> float:
-        """Where a region lies in its cell, see ``RegionEncoder.region_centre``."""
+        """Place of a region in its cell, see ``RegionEncoder.region_centre``."""
         return self.image_encoder.region_centre
+
+    @property
+    def view(self) -> View:
+        """The part of an image that the network sees in evaluation."""
+        return View(self.image_size, self.image_size, self.geometry, self.prepared_size)
 
     def feature_map(
         self, images: Float[Tensor, "image 3 height width"]
@@ -124,7 +124,7 @@ class ImageTextNetwork(nn.Module):
     def tokenize(
         self, texts: Sequence[str]
     ) -> tuple[Int[Tensor, "sentence token"], Int[Tensor, " sentence"]]:
-        """Padded word pieces and their numbers, on the CPU."""
+        """Padded token ids and the number of tokens in each sentence, on the CPU."""
         return pad_tokens(self.text_encoder.tokenize(texts))
 
     @torch.no_grad()
@@ -156,9 +156,8 @@ class ImageTextNetwork(nn.Module):
         """Build a network from what `config` returned.
 
         Raises:
-            ValueError: a format version that this program does not read, a classifier, or a part that is no encoder or
-                similarity of a module that is known: only modules of medclip_dcl, or those already imported, are
-                looked into.
+            UserError: an unsupported format version, a classifier, or a part whose class is not an encoder or
+                similarity of medclip_dcl or of a module that is already imported.
         """
         config = dict(config)
         NETWORK.upgrade(config, "this model")
@@ -174,7 +173,7 @@ class ImageTextNetwork(nn.Module):
             image_size=config["image_size"],
             mean=config["mean"],
             std=config["std"],
-            # Models of before there was a choice.
+            # Absent from models of earlier versions.
             geometry=config.get("geometry", "stretch"),
             prepared_size=config.get("prepared_size"),
             crop_size=config.get("crop_size"),
@@ -183,31 +182,28 @@ class ImageTextNetwork(nn.Module):
     def save_pretrained(self, folder: str | Path) -> None:
         """Write config.json and model.safetensors, from which `from_pretrained` loads without the original files."""
         folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
         weights = {name: value.detach().cpu().contiguous() for name, value in self.state_dict().items()}
-        temporary = folder / f".{WEIGHTS_FILE}.tmp"
-        write_safetensors(weights, temporary)
-        temporary.replace(folder / WEIGHTS_FILE)
+        write_safetensors(weights, folder / WEIGHTS_FILE)
         write_text(json.dumps(self.config(), indent=2, sort_keys=True) + "\n", folder / CONFIG_FILE)
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path) -> ImageTextNetwork:
-        """Load what `save_pretrained` wrote, in evaluation mode.
+    def from_pretrained(cls, source: str | Path) -> ImageTextNetwork:
+        """Load a network from a folder of `save_pretrained` or a checkpoint of `fit`, in evaluation mode.
 
         Raises:
-            FileNotFoundError: config.json or model.safetensors is missing.
-            ValueError: see `from_config`; or weights that do not fit.
+            MissingFileError: nothing there, or the folder is incomplete.
+            UserError: see `from_config`; or weights that do not fit.
         """
-        folder = Path(folder)
-        network = cls.from_config(read_exported_config(folder))
-        load_exactly(network, read_state_dict(folder / WEIGHTS_FILE), str(folder / WEIGHTS_FILE))
+        saved = read_model(source)
+        network = cls.from_config(saved.require_network())
+        load_exactly(network, saved.tensors(), saved.path)
         return network.eval()
 
 
 def pad_tokens(
     ids: Sequence[Sequence[int]],
 ) -> tuple[Int[Tensor, "sentence token"], Int[Tensor, " sentence"]]:
-    """Word-piece lists as one zero-padded tensor, and their lengths."""
+    """Token ids of sentences as one zero-padded tensor, and their lengths."""
     lengths = torch.tensor([len(row) for row in ids], dtype=torch.int64)
     tokens = torch.zeros((len(ids), max((len(row) for row in ids), default=0)), dtype=torch.int64)
     for row, values in enumerate(ids):
@@ -215,30 +211,9 @@ def pad_tokens(
     return tokens, lengths
 
 
-def load_exactly(module: nn.Module, state: dict[str, Tensor], source: str) -> None:
-    """Load weights of which none is missing, left over or of another shape.
-
-    Raises:
-        ValueError: names what does not fit.
-    """
-    expected = module.state_dict()
-    missing, unexpected = sorted(set(expected) - set(state)), sorted(set(state) - set(expected))
-    shapes = [
-        f"{name} {tuple(state[name].shape)} instead of {tuple(expected[name].shape)}"
-        for name in expected
-        if name in state and state[name].shape != expected[name].shape
-    ]
-    if missing or unexpected or shapes:
-        raise UserError(
-            f"{source}: weights do not fit the network; missing {missing or 'none'}, "
-            f"unexpected {unexpected or 'none'}, of another shape {shapes or 'none'}"
-        )
-    module.load_state_dict(state)
-
-
 @runtime_checkable
 class Describable(Protocol):
-    """Something that returns the arguments it can be built from again."""
+    """An object that returns the arguments from which it can be rebuilt."""
 
     def config(self) -> dict[str, Any]: ...
 
@@ -250,10 +225,10 @@ def part_config(part: Describable) -> dict[str, Any]:
 
 
 def build_part(config: dict[str, Any], base: type[Part]) -> Part:
-    """The part that `part_config` described; a checkpoint cannot make us import or call anything else.
+    """Rebuild a part from its `part_config`, without importing or calling anything else that a checkpoint names.
 
     Raises:
-        ValueError: the class is not a `base`, or stands in a module that is neither of medclip_dcl nor imported.
+        UserError: the class is not a `base`, or its module is neither part of medclip_dcl nor already imported.
     """
     module_name, _, class_name = config["class_path"].rpartition(".")
     if module_name.split(".")[0] == "medclip_dcl":
@@ -261,7 +236,7 @@ def build_part(config: dict[str, Any], base: type[Part]) -> Part:
     kind = getattr(sys.modules.get(module_name), class_name, None)
     if not (isinstance(kind, type) and issubclass(kind, base)):
         raise UserError(
-            f"the checkpoint names {config['class_path']}, which is no known {base.__name__}; "
-            f"if it is a class of yours, import {module_name} before loading (from a folder on PYTHONPATH)"
+            f"the checkpoint names {config['class_path']}, which is not a known {base.__name__}; "
+            f"if the class is your own, import {module_name} before loading (from a folder on PYTHONPATH)"
         )
     return kind(**config["init_args"])

@@ -11,9 +11,7 @@ from jsonargparse import Namespace
 from pytorch_lightning import LightningDataModule
 
 from medclip_dcl.data.images import USUAL_SIZE, usual_crop
-from medclip_dcl.errors import MissingFileError
-from medclip_dcl.formats import CHECKPOINT
-from medclip_dcl.weight_files import read_exported_config, read_torch_file
+from medclip_dcl.weight_files import read_model
 
 
 @dataclass(frozen=True)
@@ -38,17 +36,9 @@ class Source:
             MissingFileError: nothing there.
             UserError: not readable, or of a newer version of this program.
         """
-        path = Path(path).expanduser()
-        if path.is_dir():
-            return cls(path, read_exported_config(path))
-        if not path.is_file():
-            raise MissingFileError(f"no checkpoint and no exported folder at {path}")
-        content = {} if path.suffix == ".safetensors" else read_torch_file(path)
-        if not (isinstance(content, dict) and "state_dict" in content):
-            return cls(path, {})
-        CHECKPOINT.upgrade(content, str(path))
-        before = (content.get("initial_weights") or {}).get("image_size")
-        return cls(path, content.get("network") or {}, before)
+        saved = read_model(path)
+        before = (saved.checkpoint.get("initial_weights") or {}).get("image_size")
+        return cls(saved.path, saved.network, before)
 
     def images(self) -> dict[str, Any]:
         """The size and geometry of the images of its training, as far as they are known."""

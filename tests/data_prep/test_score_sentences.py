@@ -504,7 +504,7 @@ def _other_tokenizer(folder: Path) -> None:
     ("damage", "message"),
     [
         (_no_head, r"model\.safetensors: no masked-language-model head \(missing cls\.predictions\.bias"),
-        (_other_tokenizer, "tokenizer does not fit the weights: 17 word pieces, but 16 embedding rows"),
+        (_other_tokenizer, "tokenizer does not fit the weights: 17 tokens, but 16 embedding rows"),
         (lambda folder: shutil.rmtree(folder), "is neither an existing folder"),
     ],
 )

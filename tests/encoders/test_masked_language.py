@@ -17,8 +17,9 @@ from transformers import BertForMaskedLM
 from medclip_dcl.encoders.image import ResNetRegions
 from medclip_dcl.encoders.pretrained import ModelFolderError, load_masked_language_model
 from medclip_dcl.encoders.text import BertSentences
-from medclip_dcl.networks.image_text import ImageTextNetwork, load_exactly, pad_tokens
+from medclip_dcl.networks.image_text import ImageTextNetwork, pad_tokens
 from medclip_dcl.similarity import GlobalCosine
+from medclip_dcl.weight_files import load_exactly
 
 TEXTS = ["Small left pleural effusion, unchanged.", "No pneumothorax.", "The lungs are clear."]
 WORDS = "bert.embeddings.word_embeddings.weight"

@@ -221,7 +221,7 @@ def test_bad_files_are_refused(read, of_python, tmp_path, capsys):
     for length in (0, 100, whole.stat().st_size // 2, whole.stat().st_size - 1):
         (tmp_path / "part.ckpt").write_bytes(whole.read_bytes()[:length])
         with pytest.raises(
-            ValueError, match="part.ckpt is no checkpoint that can be loaded safely, or it is trunc"
+            ValueError, match="part.ckpt is not a checkpoint that can be loaded safely, or it is trunc"
         ):
             read(tmp_path / "part.ckpt")
     with pytest.raises(ValueError, match="files that hold Python objects are not opened"):
@@ -240,7 +240,7 @@ def test_exported_folders_that_are_incomplete_are_refused(of_python, tmp_path):
     for name in ("config.json", "model.safetensors"):
         whole = (folder / name).read_bytes()
         (folder / name).write_bytes(whole[: len(whole) // 2])
-        with pytest.raises(ValueError, match=f"{name} is no .*, or it is truncated"):
+        with pytest.raises(ValueError, match=f"{name} is not .*, or it is truncated"):
             load(folder)
         (folder / name).unlink()
         with pytest.raises(FileNotFoundError, match=f"{name} is missing"):

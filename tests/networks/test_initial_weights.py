@@ -1,4 +1,4 @@
-"""Weights to start from: read from whatever has them, taken over by name, refused with a reason."""
+"""Initial weights: found in every kind of source, taken over by name, refused with a reason."""
 
 from __future__ import annotations
 
@@ -13,14 +13,11 @@ from safetensors.torch import save_file
 
 from medclip_dcl.encoders.image import ResNetRegions
 from medclip_dcl.encoders.text import BertSentences
+from medclip_dcl.networks.classifier import FindingNetwork
 from medclip_dcl.networks.image_text import ImageTextNetwork, part_config
-from medclip_dcl.networks.initial_weights import (
-    TakenOver,
-    image_encoder_weights,
-    take_over,
-    take_over_image_encoder,
-)
+from medclip_dcl.networks.initial_weights import TakenOver, take_over
 from medclip_dcl.similarity import GlobalCosine, LSENonLocal
+from medclip_dcl.weight_files import read_model
 
 
 def same(a, b) -> bool:
@@ -47,8 +44,12 @@ def classifier(network, prefix) -> dict:
     return {"network": {"image_encoder": part_config(network.image_encoder)}, "state_dict": state}
 
 
+def finding_network(encoder=None) -> FindingNetwork:
+    return FindingNetwork(ResNetRegions(dim=6, stride=16) if encoder is None else encoder, ["Edema"])
+
+
 @pytest.mark.parametrize("kind", ["checkpoint", "exported", "classifier", "bare classifier"])
-def test_an_encoder_is_found_in_everything_that_has_one(network, kind, tmp_path):
+def test_an_image_encoder_is_found_in_every_source(network, kind, tmp_path):
     if kind == "exported":
         network.save_pretrained(tmp_path / "source")
     else:
@@ -56,51 +57,51 @@ def test_an_encoder_is_found_in_everything_that_has_one(network, kind, tmp_path)
         if "classifier" in kind:
             content = classifier(network, "" if "bare" in kind else "network.")
         torch.save(content, tmp_path / "source")
-    found = image_encoder_weights(tmp_path / "source")
-    assert found.config == part_config(network.image_encoder) and found.source == str(tmp_path / "source")
-    assert same(found.state, network.image_encoder.state_dict())
+    mine = finding_network()
+    found = take_over(mine, tmp_path / "source", ["image_encoder"])
+    assert found.source == str(tmp_path / "source")
+    assert same(mine.image_encoder.state_dict(), network.image_encoder.state_dict())
     has_normalisation = "classifier" not in kind
-    assert (found.mean == pytest.approx((0.1, 0.2, 0.3))) == has_normalisation
-    assert (found.std == pytest.approx((1.0, 2.0, 3.0))) == has_normalisation
-    other = ResNetRegions(dim=6, stride=16)
-    assert take_over_image_encoder(other, found) == []
-    assert same(other.state_dict(), network.image_encoder.state_dict())
+    assert (mine.mean.flatten().tolist() == pytest.approx((0.1, 0.2, 0.3))) == has_normalisation
+    assert (mine.std.flatten().tolist() == pytest.approx((1.0, 2.0, 3.0))) == has_normalisation
 
 
-@pytest.mark.parametrize("suffix, depth, stride", [("pth", 18, 16), ("safetensors", 50, 32)])
-def test_torchvisions_weights_leave_the_projection(suffix, depth, stride, tmp_path):
+@pytest.mark.parametrize("suffix, depth, stride", [("pth", 18, 16), ("safetensors", 34, 32)])
+def test_torchvision_weights_leave_the_projection(suffix, depth, stride, tmp_path):
     state = getattr(torchvision.models, f"resnet{depth}")(num_classes=7).state_dict()
     file = tmp_path / f"resnet.{suffix}"
     torch.save(state, file) if suffix == "pth" else save_file(state, file)
-    found = image_encoder_weights(file)
-    assert found.config is None and found.left_out == ("fc.weight", "fc.bias")
     encoder = ResNetRegions(depth=depth, stride=stride, dim=6, projection="mlp")
-    before = {name: value.clone() for name, value in encoder.projection.state_dict().items()}
-    kept = take_over_image_encoder(encoder, found)
-    assert kept == [f"projection.{name}" for name in before]
+    before = copied(encoder.projection)
+    found = take_over(finding_network(encoder), file)
+    kept = [f"image_encoder.projection.{name}" for name in before]
+    assert [name for name in found.kept if name.startswith("image_encoder.")] == kept
+    assert found.left_out[-2:] == ["fc.weight", "fc.bias"]
+    last_stage = [name for name in found.left_out[:-2] if name.startswith("image_encoder.backbone.7.")]
+    assert len(last_stage) == len(found.left_out) - 2 and bool(last_stage) == (stride == 16)
     assert same(encoder.projection.state_dict(), before)
+    assert torch.equal(encoder.state_dict()["backbone.0.weight"], state["conv1.weight"])
     by_option = ResNetRegions(depth=depth, stride=stride, dim=6, weights=str(file))
     assert same(encoder.backbone.state_dict(), by_option.backbone.state_dict())
+    if depth == 34:
+        with pytest.raises(
+            ValueError, match="image_encoder: unexpected .* set image_encoder.init_args.depth"
+        ):
+            take_over(finding_network(ResNetRegions(dim=6)), file)
 
 
-def test_an_encoder_that_differs_is_refused_by_names(network, tmp_path):
-    torch.save(checkpoint(network), tmp_path / "a.ckpt")
-    weights = image_encoder_weights(tmp_path / "a.ckpt")
-    before = ResNetRegions(stride=16, dim=6, projection="mlp")
-    state = {name: value.clone() for name, value in before.state_dict().items()}
-    with pytest.raises(ValueError, match="a.ckpt: image_encoder: ") as error:
-        take_over_image_encoder(before, weights)
+def test_an_encoder_that_differs_is_refused_by_names(source):
+    mine = finding_network(ResNetRegions(stride=16, dim=6, projection="mlp"))
+    before = copied(mine)
+    with pytest.raises(ValueError, match="a.ckpt: .*image_encoder: ") as error:
+        take_over(mine, source, ["image_encoder"])
     message = str(error.value)
     assert "missing ['projection.0.weight', 'projection.1.bias'" in message
     assert "unexpected ['projection.bias', 'projection.weight']" in message
     assert message.endswith("set what differs: image_encoder.init_args.projection: linear (configured: mlp)")
-    assert same(before.state_dict(), state)
-    with pytest.raises(
-        ValueError, match=r"of another shape \['projection.weight \(6, 256, 1, 1\) instead of \(8,"
-    ):
-        take_over_image_encoder(ResNetRegions(stride=16, dim=8), weights)
+    assert same(mine.state_dict(), before)
     with pytest.raises(ValueError, match=r"missing \['backbone.7.0.bn1.bias'"):
-        take_over_image_encoder(ResNetRegions(dim=6), weights)
+        take_over(finding_network(ResNetRegions(dim=6)), source, ["image_encoder"])
 
 
 def build(small_bert, similarity=None, image=None, **text) -> ImageTextNetwork:
@@ -172,19 +173,6 @@ def test_of_a_classifier_the_image_encoder_is_taken(network, small_bert, tmp_pat
     assert "text_encoder: none, it starts as configured: text_encoder.bert.* (" in said
 
 
-def test_of_torchvision_the_backbone_is_taken(small_bert, tmp_path):
-    state = torchvision.models.resnet18().state_dict()
-    torch.save(state, tmp_path / "r.pth")
-    mine = build(small_bert)
-    taken_over = take_over(mine, tmp_path / "r.pth")
-    assert torch.equal(mine.state_dict()["image_encoder.backbone.0.weight"], state["conv1.weight"])
-    assert taken_over.kept[:2] == ["image_encoder.projection.weight", "image_encoder.projection.bias"]
-    assert taken_over.left_out[-2:] == ["fc.weight", "fc.bias"]
-    assert all(name.startswith("image_encoder.backbone.7.") for name in taken_over.left_out[:-2])
-    with pytest.raises(ValueError, match="image_encoder: missing .* set image_encoder.init_args.depth"):
-        take_over(build(small_bert, image=ResNetRegions(depth=50, stride=16, dim=6)), tmp_path / "r.pth")
-
-
 def test_a_head_of_the_source_needs_a_place(small_bert, tmp_path):
     with_head = build(small_bert, masked_language_head=True)
     with_head.save_pretrained(tmp_path / "export")
@@ -230,9 +218,9 @@ def more_heads(folder) -> None:
     [
         (
             swap_words,
-            "vocabulary has (\\d+) word pieces, the configured one \\1, and 2 of the source's are not there",
+            "vocabulary has (\\d+) tokens, the configured one \\1, and 2 of the source's are missing",
         ),
-        (more_heads, r"another BERT, with num_attention_heads 2 \(configured: 4\)"),
+        (more_heads, r"another BERT, with .*num_attention_heads: 2 \(configured: 4\)"),
     ],
 )
 def test_another_text_encoder_is_refused_with_the_reason(change, message, small_bert, source, tmp_path):
@@ -242,7 +230,7 @@ def test_another_text_encoder_is_refused_with_the_reason(change, message, small_
         take_over(mine, source)
     assert "set text_encoder.init_args.pretrained to the BERT" in str(error.value)
     assert str(error.value).endswith("with model.init_args.init_parts: [image_encoder, similarity]")
-    assert "edema" not in str(error.value)  # word pieces come from reports
+    assert "edema" not in str(error.value)  # tokens come from reports
     assert same(mine.state_dict(), before)
     take_over(mine, source, ["image_encoder", "similarity"])
 
@@ -313,8 +301,12 @@ class Code:
     "name, content, message",
     [
         ("a.ckpt", {"state_dict": {"w": torch.zeros(1)}}, "no description of its network"),
-        ("a.ckpt", {"network": {"x": 1}, "state_dict": {"w": torch.zeros(1)}}, "describes no image encoder"),
-        ("a.ckpt", {"network": {"image_encoder": {}}}, "is no state dict"),
+        (
+            "a.ckpt",
+            {"network": {"x": 1}, "state_dict": {"w": torch.zeros(1)}},
+            "no description of its network",
+        ),
+        ("a.ckpt", {"network": {"image_encoder": {}}}, "is not a state dict"),
         (
             "a.ckpt",
             {"network": {"image_encoder": {}}, "state_dict": {"head": torch.zeros(1)}},
@@ -323,7 +315,7 @@ class Code:
         (
             "a.pth",
             {"epoch": 3, "model": {}},
-            r"no state dict \(names and tensors\): it holds \['epoch', 'model'\]",
+            r"not a state dict \(names and tensors\): it holds \['epoch', 'model'\]",
         ),
         ("a.pth", [1], "it holds list"),
         (
@@ -342,7 +334,7 @@ class Code:
 def test_foreign_files_are_refused(name, content, message, tmp_path, capsys):
     torch.save(content, tmp_path / name)
     with pytest.raises(ValueError, match=message):
-        image_encoder_weights(tmp_path / name)
+        take_over(finding_network(), tmp_path / name)
     assert "code of the file ran" not in capsys.readouterr().out
 
 
@@ -363,7 +355,7 @@ def test_truncated_files_are_refused(name, tmp_path):
     for length in lengths:
         (tmp_path / name).write_bytes(whole[:length])
         with pytest.raises(ValueError, match="truncated"):
-            image_encoder_weights(tmp_path / name)
+            read_model(tmp_path / name).state  # noqa: B018
 
 
 def test_bytes_of_anything_else_are_refused(tmp_path):
@@ -372,20 +364,21 @@ def test_bytes_of_anything_else_are_refused(tmp_path):
         noise = bytes(torch.randint(0, 256, (50,), generator=generator, dtype=torch.uint8).tolist())
         (tmp_path / "a.ckpt").write_bytes((b"", b"\x80\x02", b"PK\x03\x04", b"(dp0\n")[i % 4] + noise)
         with pytest.raises(ValueError, match="truncated"):
-            image_encoder_weights(tmp_path / "a.ckpt")
+            read_model(tmp_path / "a.ckpt")
 
 
 def test_nothing_there(network, tmp_path):
+    mine = finding_network()
     with pytest.raises(FileNotFoundError, match="no file .*nowhere"):
-        image_encoder_weights(tmp_path / "nowhere")
+        take_over(mine, tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match="no file .*nowhere.safetensors"):
-        image_encoder_weights(tmp_path / "nowhere.safetensors")
+        take_over(mine, tmp_path / "nowhere.safetensors")
     with pytest.raises(FileNotFoundError, match="config.json is missing"):
-        image_encoder_weights(tmp_path)
+        take_over(mine, tmp_path)
     network.save_pretrained(tmp_path / "export")
     (tmp_path / "export/model.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match="model.safetensors is missing"):
-        image_encoder_weights(tmp_path / "export")
+        take_over(mine, tmp_path / "export")
 
 
 @pytest.mark.parametrize("kind", ["checkpoint", "exported"])
