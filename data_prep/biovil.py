@@ -1,10 +1,10 @@
-"""BioViL's published weights as an exported model, which `test` evaluates and `load` loads.
+"""Convert BioViL's published weights into an exported model for `test` and `load`.
 
     python -m data_prep.biovil --image_weights FILE.pt --text_model FOLDER --output FOLDER
     python -m medclip_dcl test --config configs/mimic_cxr.yaml --run_folder runs/biovil_published --ckpt_path FOLDER
 
-The text model is the Hugging Face folder of BiomedVLP-CXR-BERT-specialized. Both are read as data, without any code of
-theirs, and every weight is accounted for.
+The text model is the Hugging Face folder of BiomedVLP-CXR-BERT-specialized. Both are read as data, without running
+their code, and must hold exactly the model's tensors.
 """
 
 from __future__ import annotations
@@ -14,30 +14,24 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from data_prep.command import run_command
+from medclip_dcl.errors import UserError
 
 
 def export_biovil(image_weights: Path, text_model: Path, output: Path, final_period: bool = True) -> None:
     """Write config.json and model.safetensors of BioViL.
 
     Raises:
-        ModelFolderError: a file is missing or is not BioViL's, or the output is something else.
+        UserError: a file is missing or is not BioViL's, or the output folder holds something else.
     """
-    # Imported here: `--help` should not pay for torch.
-    from medclip_dcl.encoders.pretrained import ModelFolderError
+    # Imported here to keep `--help` fast.
     from medclip_dcl.networks.biovil import load_biovil
-    from medclip_dcl.networks.image_text import WEIGHTS_FILE
+    from medclip_dcl.weight_files import is_exported
 
-    if (
-        output.exists()
-        and not (output / WEIGHTS_FILE).is_file()
-        and (output.is_file() or any(output.iterdir()))
-    ):
-        raise ModelFolderError(f"{output} exists and is no exported model; choose another --output")
-    if output.resolve() == text_model.resolve():
-        raise ModelFolderError(f"{output} is the text model's folder; choose another --output")
+    if output.exists() and not is_exported(output) and (output.is_file() or any(output.iterdir())):
+        raise UserError(f"{output} exists and is not an exported model; choose another --output")
     for name, source in (("--image_weights", image_weights), ("--text_model", text_model)):
         if not source.exists():
-            raise ModelFolderError(f"nothing at {source} ({name})")
+            raise UserError(f"nothing at {source} ({name})")
     load_biovil(image_weights, text_model, final_period=final_period).save_pretrained(output)
     print(f"{output}: BioViL; evaluate it with python -m medclip_dcl test --ckpt_path {output} ...")
 

@@ -1,7 +1,7 @@
-"""Versions of what is kept for long - checkpoints, exported models, prepared sets - and the steps that update old ones.
+"""Format versions of checkpoints, exported models and prepared sets, and the steps that upgrade old ones.
 
-A format gets a new version when files of the old one can no longer be read as they are. The change then comes with a
-step below, from the old version to the new one, and with a file of the old version in tests/models/checkpoints.
+A format gets a new version when files of the old one can no longer be read unchanged. The change adds a step below,
+from the old version to the new one, and a file of the old version in tests/models/checkpoints.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ VERSION_KEY = "format_version"
 
 @dataclass(frozen=True)
 class Format:
-    """One kind of content and its history.
+    """A file format and its history.
 
     Args:
-        name: what an error calls it.
-        version: that this program writes.
-        steps: version -> what turns content of it into the next version, in place; a version without a step can no
+        name: for errors.
+        version: current version.
+        steps: version -> function that upgrades content to the next version in place; a version without a step can no
             longer be read.
     """
 
@@ -36,16 +36,20 @@ class Format:
         content[VERSION_KEY] = self.version
 
     def upgrade(self, content: Any, source: str) -> None:
-        """Bring content up to this program's version, in place; without a version it is of version 0.
+        """Upgrade content to the current version in place; without a version it has version 0.
 
         Raises:
-            ValueError: of a newer version, of one that can no longer be read, or of another program.
+            UserError: of a newer version, of one that can no longer be read, or of another program.
         """
         if not isinstance(content, dict):
-            raise UserError(f"{source}: no {self.name} of this program but a {type(content).__name__}")
+            raise UserError(
+                f"{source}: expected a {self.name} of medclip_dcl, found a {type(content).__name__}"
+            )
         found = content.get(VERSION_KEY, 0)
         if not isinstance(found, int):
-            raise UserError(f"{source}: {self.name} of unknown format version {found!r}: of another program")
+            raise UserError(
+                f"{source}: {self.name} of unknown format version {found!r}, written by another program"
+            )
         if found > self.version:
             raise UserError(
                 f"{source}: {self.name} of format version {found}, this program reads up to version {self.version}; "
@@ -54,17 +58,17 @@ class Format:
         for version in range(found, self.version):
             if version not in self.steps:
                 raise UserError(
-                    f"{source}: {self.name} of format version {found}, which this program, of version {self.version}, "
-                    "no longer reads; use the medclip_dcl that wrote it"
+                    f"{source}: {self.name} of format version {found}, which this program (version {self.version}) no "
+                    "longer reads; use the medclip_dcl that wrote it"
                 )
             self.steps[version](content)
             content[VERSION_KEY] = version + 1
 
 
 def drop_hyper_parameters(checkpoint: dict[str, Any]) -> None:
-    """Take out what Lightning keeps of constructors' arguments: nothing reads it.
+    """Remove the constructor arguments that Lightning stores.
 
-    They may be objects, which nobody loads safely; the models describe themselves in plain values.
+    They may be Python objects, which cannot be loaded safely; the models describe themselves in plain values.
     """
     for prefix in ("", "datamodule_"):
         for key in ("hyper_parameters", "hparams_name", "hparams_type"):
@@ -72,11 +76,11 @@ def drop_hyper_parameters(checkpoint: dict[str, Any]) -> None:
 
 
 def _from_unversioned(checkpoint: dict[str, Any]) -> None:
-    """Version 1 says every argument of its model; what was not said before had one value."""
+    """Version 1 holds every argument of its model; arguments missing in version 0 had one possible value."""
     if "objective" in checkpoint:
         checkpoint["objective"] = {**_OPTIONS_OF_VERSION_0, **checkpoint["objective"]}
     if "language_model" in checkpoint:
-        # Known where the command line had built the model.
+        # Present if the command line had built the model.
         found = checkpoint.get("hyper_parameters", {})
         options = {key: value for key, value in found.items() if not key.startswith("_")}
         if not options:
@@ -96,7 +100,7 @@ _OPTIONS_OF_VERSION_0 = {
 
 
 def _architecture(bert: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of `BertArchitecture` from a BertConfig that says only what differs from BERT-base."""
+    """Arguments of `BertArchitecture` from a BertConfig that holds only differences from BERT-base."""
     return {
         "layers": bert.get("num_hidden_layers", 12),
         "hidden_size": bert.get("hidden_size", 768),
@@ -108,14 +112,14 @@ def _architecture(bert: dict[str, Any]) -> dict[str, Any]:
 
 
 def _from_chex5(info: dict[str, Any]) -> None:
-    """Version 2 holds the cases of every finding, version 1 those of CheX5; the others follow from its labels."""
+    """Version 1 held the cases of CheX5 alone; those of other findings follow from the labels."""
     options = info.get("options", {})
     if isinstance(options, dict) and "chex5" in options:
         options["cases"] = options.pop("chex5")
 
 
 CHECKPOINT = Format("checkpoint", 1, {0: _from_unversioned})
-"""What `fit` writes, of every model here."""
+"""Checkpoints of `fit`, of all models."""
 
 NETWORK = Format("network configuration", 1)
 """`ImageTextNetwork.config()`: config.json of an exported folder, and "network" of a checkpoint."""

@@ -1,4 +1,4 @@
-"""Load a trained model and ask it about images, without Lightning, data sets or the original paths.
+"""Load a trained model and apply it to images, without Lightning, data sets or the original paths.
 
 >>> from medclip_dcl import load                                        # doctest: +SKIP
 >>> model = load("runs/demo")                                           # doctest: +SKIP
@@ -23,7 +23,7 @@ from torch.nn.functional import normalize
 from medclip_dcl.errors import MissingFileError, UserError
 from medclip_dcl.findings import CHEX5, PromptSource, read_prompts
 from medclip_dcl.networks.image_text import ImageTextNetwork
-from medclip_dcl.pictures.geometry import View, fit
+from medclip_dcl.pictures.geometry import fit
 from medclip_dcl.pictures.grey import UnusableImageError, to_grey
 from medclip_dcl.pictures.image_file import read_grey
 from medclip_dcl.pictures.transforms import centre_crop, scaled, to_input
@@ -39,11 +39,11 @@ def load(source: str | Path, device: str | torch.device = "cpu") -> ImageTextInf
     Args:
         source: a run folder (its best checkpoint by validation, else the last), a .ckpt file of `fit`, a folder of
             `save_pretrained`, or a repository id.
-        device: where the model computes.
+        device: of the model.
 
     Raises:
-        FileNotFoundError: nothing at `source`, and no repository of that name can be reached.
-        ValueError: not a model of this program, or weights that do not fit.
+        MissingFileError: nothing at `source`, and no such repository can be reached.
+        UserError: not a model of medclip_dcl, or weights that do not fit.
     """
     path = Path(source).expanduser()
     if (path / "checkpoints").is_dir() and not is_exported(path):
@@ -78,11 +78,11 @@ def _download(repository: str) -> Path:
 
 
 class ImageTextInference:
-    """A trained image-text network for images as they come: paths (also of DICOM files), PIL images or uint8 arrays.
+    """A trained image-text network applied to paths (also of DICOM files), PIL images or uint8 arrays.
 
-    Methods take one or several, and return an empty result for an empty list. Images are turned grey and fitted to the
-    size at which the network was evaluated, as its training images were (`medclip_dcl.pictures.geometry`); of a model
-    of geometry "shortest", the middle square is looked at.
+    Methods take one or several images, and return an empty result for an empty list. Images are converted to grey and
+    fitted to the network's evaluation size like its training images (`medclip_dcl.pictures.geometry`); with geometry
+    "shortest" the model sees the middle square.
 
     Args:
         network: in evaluation mode.
@@ -109,7 +109,7 @@ class ImageTextInference:
     def heat_map(self, image: ImageLike, text: str) -> Float[np.ndarray, "height width"]:
         """Cosine of the text with the image's regions, bilinearly interpolated to the image's own pixels.
 
-        NaN where the network does not look: outside the middle square, with geometry "shortest".
+        NaN outside the middle square with geometry "shortest".
 
         Raises:
             TypeError: not one image and one text.
@@ -122,11 +122,11 @@ class ImageTextInference:
         feature_map = self._feature_map(grey)
         sentence = self.network.embed_texts([text])
         regions = cosine_heat_maps(feature_map[0], sentence)[0]
-        square = self._view.of(grey.height, grey.width)
+        square = self.network.view.of(grey.height, grey.width)
         part = square.within(grey.height, grey.width)
         heat_map = np.full((grey.height, grey.width), np.nan, np.float32)
         enlarged = at_image_size(regions, square.height, square.width).float().cpu().numpy()
-        heat_map[part.slices] = enlarged[part.counted_from(square).slices]
+        heat_map[part.slices] = enlarged[part.slices_in(square)]
         return heat_map
 
     def classify(
@@ -136,7 +136,7 @@ class ImageTextInference:
     ) -> pd.DataFrame:
         """Zero-shot scores: similarity with the positive minus that with the negative prompt.
 
-        Above 0 the positive prompt fits better. The differences are no probabilities and not calibrated.
+        Above 0 the positive prompt fits better. The differences are not probabilities and not calibrated.
 
         Args:
             images: one or several.
@@ -147,7 +147,7 @@ class ImageTextInference:
             One row an image, one column a finding; the index holds paths where images are paths.
 
         Raises:
-            ValueError: prompts that `medclip_dcl.findings.read_prompts` refuses.
+            UserError: invalid prompts, see `medclip_dcl.findings.read_prompts`.
         """
         listed, pairs = list(_images(images)), read_prompts(prompts)
         ensembles = [texts for pair in pairs.values() for texts in pair]
@@ -161,7 +161,7 @@ class ImageTextInference:
     def embed_images(self, images: ImageLike | Sequence[ImageLike]) -> Float[np.ndarray, "image dim"]:
         """Mean of each image's projected regions, of length 1.
 
-        Their cosine with a sentence is not `similarity` where that looks at single regions (LSE+NL).
+        Its cosine with a sentence differs from `similarity` if that depends on single regions (LSE+NL).
         """
         parts = [self._regions(image).mean(1) for image in _images(images)]
         if not parts:
@@ -174,25 +174,20 @@ class ImageTextInference:
         return normalize(self.network.embed_texts(_texts(texts)), dim=-1).float().cpu().numpy()
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Export to a folder that `load` takes: config.json (tokenizer included) and model.safetensors.
+        """Export config.json (with the tokenizer) and model.safetensors to a folder for `load`.
 
-        Vocabulary and weights of a model trained on credentialed reports are derived from them: share the folder
-        only as the data's terms allow.
+        The vocabulary and weights of a model trained on credentialed reports derive from them: share the folder only
+        as the data's terms allow.
         """
         self.network.save_pretrained(folder)
 
-    @property
-    def _view(self) -> View:
-        network = self.network
-        return View(network.image_size, network.image_size, network.geometry, network.prepared_size)
-
     def _pixels(self, grey: Image.Image) -> Float[Tensor, "3 row column"]:
-        view, fitted_to = self._view, self.network.prepared_size
-        if fitted_to is None:
+        view = self.network.view
+        if view.prepared is None:
             fitted = fit(grey, view.geometry, view.size, Image.Resampling.BICUBIC)
         else:
-            # As preparation and then the datamodule do.
-            fitted = fit(grey, view.geometry, fitted_to, Image.Resampling.BILINEAR)
+            # The same steps as in data preparation and the datamodule.
+            fitted = fit(grey, view.geometry, view.prepared, Image.Resampling.BILINEAR)
         return to_input(centre_crop(np.asarray(scaled(fitted, view.size)), view.seen))
 
     def _feature_map(self, grey: Image.Image) -> Float[Tensor, "1 dim row column"]:
@@ -203,14 +198,14 @@ class ImageTextInference:
 
 
 def as_grey(image: ImageLike) -> Image.Image:
-    """A path, PIL image or uint8 array as an 8-bit grey image, by the rules by which a data set is prepared.
+    """Convert a path, PIL image or uint8 array to an 8-bit grey image, as in data preparation.
 
     Files may be DICOM (needs the extra ``dicom``). More than 8 bits are scaled from the image's own range.
 
     Raises:
         TypeError: an array that is not uint8, or another type.
-        ValueError: an array of another shape than (H, W) or (H, W, 3); a file or image that cannot be used (damaged,
-            of several frames, ...).
+        UserError: an array of another shape than (H, W) or (H, W, 3); a file or image that cannot be used (damaged, of
+            several frames, ...).
         OSError: the file is missing or cannot be read.
     """
     if isinstance(image, (str, Path)):
@@ -232,10 +227,10 @@ def as_grey(image: ImageLike) -> Image.Image:
 
 
 def _images(images: Any) -> Iterator[ImageLike]:
-    """One image or several, one by one; an array of another shape than one image's is a row of grey images.
+    """Iterate over one image or several; an array that does not have the shape of one image is a stack of grey ones.
 
     Raises:
-        ValueError: an array (3, H, W), which may be one image or three.
+        UserError: an array (3, H, W), which may be one image or three.
     """
     is_array = isinstance(images, np.ndarray)
     is_one_array = is_array and (images.ndim == 2 or (images.ndim == 3 and images.shape[2] == 3))

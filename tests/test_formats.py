@@ -37,7 +37,7 @@ def test_every_step_from_the_contents_version_is_made_once():
     "version, message",
     [
         (4, "x: thing of format version 4, this program reads up to version 3; update medclip_dcl"),
-        (None, "x: thing of format version 0, which this program, of version 3, no longer reads"),
+        (None, "x: thing of format version 0, which this program \\(version 3\\) no longer reads"),
         ("3.1", "x: thing of unknown format version '3.1'"),
     ],
 )
@@ -48,7 +48,7 @@ def test_what_is_refused(version, message):
 
 
 def test_other_content_is_no_checkpoint():
-    with pytest.raises(ValueError, match="x: no checkpoint of this program but a list"):
+    with pytest.raises(ValueError, match="x: expected a checkpoint of medclip_dcl, found a list"):
         CHECKPOINT.upgrade([1], "x")
 
 

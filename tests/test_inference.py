@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -105,13 +103,6 @@ def test_embeddings_have_length_one(model, grey):
 def test_export_of_an_export_is_the_same(model, grey, tmp_path):
     model.save_pretrained(tmp_path / "again")
     assert np.array_equal(load(tmp_path / "again").similarity(grey, TEXTS), model.similarity(grey, TEXTS))
-
-
-def test_needs_no_lightning(exported):
-    ask = "print('pytorch_lightning' in sys.modules)"
-    code = f"import sys; from medclip_dcl import load; load({str(exported)!r}); {ask}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
 
 
 def test_deep_files_and_images_are_scaled_from_their_own_range_as_in_preparation(model, grey, tmp_path):

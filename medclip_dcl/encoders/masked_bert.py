@@ -1,10 +1,10 @@
-"""log P(piece | copy of the sentence with it masked), computed with as little work as the definition allows.
+"""log P(token | sentence with that token masked) from a BERT, without the work that copies of a sentence share.
 
-The copies of a sentence differ in what is masked only. So the first layer's queries, keys and values are computed once
-for each sentence and once for [MASK] in each position; the last layer is computed for the masked position only, without
-keys and values of the others, and so is the vocabulary head. All copies of a batch have equal length: nothing is
-padded, no attention mask is needed. Beside fast matrix products, passes over the memory are what takes time: biases are
-added where a pass is made anyway. The result is that of the whole model up to rounding.
+The copies of a sentence differ only in their masked tokens. So the first layer's queries, keys and values are computed
+once for each sentence and once for [MASK] at each position; the last layer is computed at the masked position only,
+without keys and values of its own, and so is the vocabulary head. All copies of a batch have the same length: no
+padding, no attention mask. Memory passes dominate beside the matrix products, so biases are fused into passes that are
+made anyway. The result equals that of the whole model up to rounding.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from transformers import BertForMaskedLM
 from transformers.activations import GELUActivation
 from transformers.models.bert import modeling_bert
 
-# All that a plain BertForMaskedLM is made of, besides activations.
+# Modules of a plain BertForMaskedLM, besides activations.
 _PLAIN = {
     *(BertForMaskedLM, nn.ModuleList, nn.Linear, nn.LayerNorm, nn.Embedding, nn.Dropout),
     *(
@@ -36,30 +36,30 @@ _PLAIN = {
     *(modeling_bert.BertIntermediate, modeling_bert.BertOutput, modeling_bert.BertOnlyMLMHead),
     *(modeling_bert.BertLMPredictionHead, modeling_bert.BertPredictionHeadTransform),
 }
-# Word pieces that go through the layers together on a CPU.
+# Tokens per pass through the layers on a CPU.
 _LAYERS_TOKENS = 4096
-# Logits that exist at a time. On a GPU 4,096 rows: 0.5 GB at 30,522 word pieces in float32. On a CPU blocks of rows and
-# columns that stay in the cache.
+# Rows of logits in memory at a time (CPU, GPU): on a GPU 0.5 GB for a vocabulary of 30,522 in float32; on a CPU blocks
+# of rows and columns that stay in the cache.
 _HEAD_ROWS = (1024, 4096)
 _HEAD_COLUMNS = 1024
-# The largest bias of a word piece whose exponential can be a factor of its own.
+# Largest bias of a token whose exponential can be applied as a separate factor.
 _MODERATE_BIAS = 20.0
-# A sum of exponentials from which on those that underflowed do not count.
+# Smallest sum of exponentials beside which those that underflowed are negligible.
 _SMALL_TOTAL = 1e-20
-# Word pieces whose logits exist at a time where the whole model is called.
+# Tokens per call of the whole model.
 _WHOLE_TOKENS = 4096
 
 
 @dataclass(frozen=True)
 class MaskedCopies:
-    """Copies of sentences of one length, each with some positions masked, and the positions that are asked for.
+    """Copies of sentences of one length, each with some positions masked, and the positions to score.
 
     Attributes:
-        tokens: (sentence, token) word pieces with [CLS] and [SEP], nothing masked.
-        sentence: (copy,) row of `tokens` that it is a copy of.
+        tokens: (sentence, token) ids with [CLS] and [SEP], nothing masked.
+        sentence: (copy,) row of `tokens`.
         is_masked: (copy, token).
-        query_copy: (query,) copy that a query looks into; None: query i looks into copy i.
-        query_position: (query,) masked column whose piece is scored.
+        query_copy: (query,) copy of each query; None: query i belongs to copy i.
+        query_position: (query,) masked column whose token is scored.
     """
 
     tokens: Int[Tensor, "sentence token"]
@@ -70,18 +70,18 @@ class MaskedCopies:
 
     @property
     def copy_of_query(self) -> Int[Tensor, " query"]:
-        """(query,) copy that each query looks into."""
+        """(query,) copy of each query."""
         if self.query_copy is None:
             return torch.arange(len(self.query_position), device=self.query_position.device)
         return self.query_copy
 
     @property
     def targets(self) -> Int[Tensor, " query"]:
-        """(query,) word piece that is scored."""
+        """(query,) token that is scored."""
         return self.tokens[self.sentence[self.copy_of_query], self.query_position]
 
     def split(self, size: int) -> list[MaskedCopies]:
-        """The same in parts of so many copies; `sentence` and `query_copy` must ascend."""
+        """Parts of `size` copies; `sentence` and `query_copy` must be ascending."""
         return [self._part(start, start + size) for start in range(0, len(self.sentence), size)]
 
     def _part(self, start: int, stop: int) -> MaskedCopies:
@@ -105,26 +105,26 @@ class MaskedBert(Protocol):
     """Scores masked positions.
 
     Attributes:
-        takes_threads: whether several threads may call it at a time.
+        takes_threads: True if several threads may call it at a time.
     """
 
     takes_threads: bool
 
     def log_probability(self, copies: MaskedCopies) -> Float[Tensor, " query"]:
-        """log P of each query's piece, at least float32."""
+        """log P of each query's token, at least float32."""
         ...
 
     def stop(self) -> None:
-        """Have calls that are under way in other threads end soon, with `StoppedError`."""
+        """Make running calls in other threads end soon, with `StoppedError`."""
         ...
 
 
 class StoppedError(RuntimeError):
-    """What was under way was not wanted any more."""
+    """A running call was stopped."""
 
 
 def masked_bert(model: BertForMaskedLM, mask_id: int) -> MaskedBert:
-    """The fast way where the model is transformers' plain BERT; else the whole model for each copy, with a warning."""
+    """The fast scorer if the model is transformers' plain BERT; else the whole model for each copy, with a warning."""
     reason = _unknown_part(model)
     if reason is None:
         return SharedMaskedBert(model, mask_id)
@@ -136,7 +136,7 @@ def masked_bert(model: BertForMaskedLM, mask_id: int) -> MaskedBert:
 
 
 class WholeMaskedBert:
-    """The whole model for each copy, whatever it does."""
+    """The whole model for each copy; works with any model."""
 
     takes_threads = False
 
@@ -147,7 +147,7 @@ class WholeMaskedBert:
         masked = copies.tokens[copies.sentence].masked_fill(copies.is_masked, self.mask_id)
         copy_of_query, targets = copies.copy_of_query, copies.targets
         found = torch.empty(len(targets), device=masked.device, dtype=torch.float64)
-        # Logits of all positions: a few copies at a time.
+        # Few copies at a time: the logits cover all positions.
         rows = max(1, _WHOLE_TOKENS // masked.shape[1])
         for start in range(0, len(masked), rows):
             some = (copy_of_query >= start) & (copy_of_query < start + rows)
@@ -159,11 +159,11 @@ class WholeMaskedBert:
         return found
 
     def stop(self) -> None:
-        """Nothing: it is called by one thread."""
+        """Does nothing: a single thread calls it."""
 
 
 class SharedMaskedBert:
-    """A plain BERT, without the work that copies share and the results that nobody reads."""
+    """A plain BERT without shared work and unused outputs."""
 
     takes_threads = True
 
@@ -173,7 +173,7 @@ class SharedMaskedBert:
         self.embeddings, self.transform = model.bert.embeddings, model.cls.predictions.transform
         self.head = _Head(model.cls.predictions.decoder)
         layers = list(model.bert.encoder.layer)
-        # Each layer gives its output with the bias that the next one would add.
+        # Each layer's output includes the bias that the next one would add.
         biases = [layer.attention.output.dense.bias for layer in layers]
         self.first_bias = biases[0]
         self.layers = [_Layer(layer, bias) for layer, bias in zip(layers, [*biases[1:], None], strict=True)]
@@ -212,11 +212,11 @@ class SharedMaskedBert:
 
 
 class _Copied:
-    """Makes values of the copies from those of their sentences and of [MASK] in each position."""
+    """Expands values of sentences, and of [MASK] at each position, to the copies."""
 
     def __init__(self, copies: MaskedCopies) -> None:
         self.sentence, self.is_masked = copies.sentence, copies.is_masked
-        # Elsewhere the host would wait for the device.
+        # On a GPU the host would wait for the device.
         self.places = copies.is_masked.nonzero(as_tuple=True) if _is_on_host(copies.tokens) else None
 
     def __call__(
@@ -235,15 +235,15 @@ def _is_on_host(tensor: Tensor) -> bool:
 
 
 class _Layer:
-    """One transformer layer, with its query, key and value projections as one.
+    """One transformer layer with fused query, key and value projections.
 
-    The input is x + b, where b is the bias that the layer adds to x behind attention: the norm before adds it. As
-    W x = W (x + b) - W b, the biases of the projections make up for it. The norm behind attention adds the last bias of
-    the layer in the same way. A bias of the keys shifts all logits of a query alike and drops out.
+    The input is x + b, where b is the bias that the layer adds to x after attention: the norm before has added it. As
+    W x = W (x + b) - W b, the biases of the projections compensate. The norm after attention adds the last bias of the
+    layer in the same way. A bias of the keys shifts all logits of a query equally and drops out.
 
     Args:
-        layer: transformers' own.
-        next_bias: to be added to the output; None: nothing.
+        layer: of transformers.
+        next_bias: added to the output; None: nothing.
     """
 
     def __init__(self, layer: modeling_bert.BertLayer, next_bias: Tensor | None) -> None:
@@ -269,7 +269,7 @@ class _Layer:
     def after_projection(
         self, hidden: Float[Tensor, "copy token width"], projected: Float[Tensor, "copy token three_widths"]
     ) -> Float[Tensor, "copy token width"]:
-        """The layer's output from its input and the projection of it; the input's memory is used."""
+        """The layer's output from its input and the input's projection; overwrites the input."""
         query, key, value = projected.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         attended = scaled_dot_product_attention(query, key, value, scale=self.scale)
         return self._after_attention(hidden, attended.transpose(1, 2).flatten(2))
@@ -279,8 +279,8 @@ class _Layer:
     ) -> Float[Tensor, "copy width"]:
         """The layer's output at one position of each copy.
 
-        With one query a copy, W_q x . W_k y = (W_k^T W_q x) . y, and the weighted sum of W_v y is W_v times that of y:
-        width^2 operations a copy instead of a token.
+        With one query per copy, W_q x . W_k y = (W_k^T W_q x) . y, and the weighted sum of W_v y is W_v times that of
+        y: width^2 operations per copy instead of per token.
         """
         rows = hidden[torch.arange(len(hidden), device=hidden.device), position]
         query_weight, *others = self.weights
@@ -301,7 +301,7 @@ class _Layer:
 
 
 class _Norm:
-    """LayerNorm that adds something to its output."""
+    """LayerNorm with an additional bias."""
 
     def __init__(self, norm: nn.LayerNorm, added: Tensor | None) -> None:
         self.shape, self.weight, self.eps = norm.normalized_shape, norm.weight, norm.eps
@@ -312,14 +312,14 @@ class _Norm:
 
 
 def _bias_without(projection: nn.Linear, added: Float[Tensor, " width"]) -> Float[Tensor, " wide"]:
-    """The bias with which a projection of x + added is that of x."""
-    precise = torch.float32 if added.device.type == "mps" else torch.float64  # which it does not have
+    """The bias with which the projection of x + added equals that of x."""
+    precise = torch.float32 if added.device.type == "mps" else torch.float64  # MPS has no float64
     bias, weight, more = (part.to(precise) for part in (projection.bias, projection.weight, added))
     return (bias - weight @ more).to(projection.bias.dtype)
 
 
 def _takes_blas(tensor: Tensor) -> bool:
-    """Whether products are a BLAS's, which has no biases, and not oneDNN's."""
+    """True if a BLAS computes matrix products, which adds no bias; else oneDNN."""
     return _is_on_host(tensor) and tensor.dtype in (torch.float32, torch.float64)
 
 
@@ -327,13 +327,13 @@ def _linear(
     rows: Float[Tensor, "*row width"], weight: Float[Tensor, "wide width"], bias: Float[Tensor, " wide"]
 ) -> Float[Tensor, "*row wide"]:
     """rows W^T + bias."""
-    # Torch would have the BLAS add the product to copies of the bias, which takes a pass more.
+    # Torch would copy the bias first and add the product to it, which is one more pass.
     return (rows @ weight.t()).add_(bias) if _takes_blas(rows) else linear(rows, weight, bias)
 
 
 def _activated(activation: nn.Module, wide: Float[Tensor, "*row wide"]) -> Float[Tensor, "*row wide"]:
-    """activation(wide), in place where it is the usual one."""
-    # Functional gelu has no form in place.
+    """activation(wide), in place for GELU."""
+    # There is no functional in-place gelu.
     if type(activation) is GELUActivation and activation.act is gelu:
         found: Tensor = torch.ops.aten.gelu_(wide)
         return found
@@ -350,20 +350,20 @@ def _add_product(
 
 
 class _Head:
-    """The vocabulary head behind its transform: log-softmax at one word piece a row, at least float32."""
+    """The vocabulary head after its transform: log-softmax at one token per row, at least float32."""
 
     def __init__(self, decoder: nn.Linear) -> None:
         self.decoder = decoder
         self.precise = torch.promote_types(decoder.weight.dtype, torch.float32)
         bias = decoder.bias.to(self.precise)
-        # exp(z + b) = exp(z) exp(b): of moderate biases the sum over all word pieces takes care, in passing.
+        # exp(z + b) = exp(z) exp(b): the matrix product that sums over the vocabulary applies moderate biases.
         self.has_moderate_bias = bool(bias.abs().amax() < _MODERATE_BIAS)
         self.exponential_bias = bias.exp()
 
     def log_probability(
         self, hidden: Float[Tensor, "query width"], targets: Int[Tensor, " query"]
     ) -> Float[Tensor, " query"]:
-        """log P of the targets among all word pieces, some rows at a time."""
+        """log P of the targets over the vocabulary, some rows at a time."""
         rows = _HEAD_ROWS[not _is_on_host(hidden)]
         parts = zip(hidden.split(rows), targets.split(rows), strict=True)
         return torch.cat([self._of_some(some, pieces) for some, pieces in parts])
@@ -374,7 +374,7 @@ class _Head:
         if not _is_on_host(hidden) or not self.has_moderate_bias:
             return self._at_once(hidden, targets)
         found = self._by_blocks(hidden, targets)
-        # A row whose logits differ by more than an exponential can hold, or are not finite.
+        # Logits whose exponentials overflow or underflow, or that are not finite.
         return found if found.isfinite().all() else self._at_once(hidden, targets)
 
     def _at_once(
@@ -388,7 +388,7 @@ class _Head:
     def _by_blocks(
         self, hidden: Float[Tensor, "query width"], targets: Int[Tensor, " query"]
     ) -> Float[Tensor, " query"]:
-        """One block of word pieces after the other, so that their logits stay in the cache."""
+        """The same in blocks of the vocabulary whose logits stay in the cache."""
         here, total = hidden.new_zeros(2, len(hidden), dtype=self.precise)
         blocks = range(0, len(self.exponential_bias), _HEAD_COLUMNS)
         in_block = (targets // _HEAD_COLUMNS).bincount(minlength=len(blocks)).tolist()
@@ -397,26 +397,22 @@ class _Head:
             logits = (hidden @ self.decoder.weight[block].t()).to(self.precise)
             here[rows] = logits[rows, targets[rows] - start]
             total += logits.exp_() @ self.exponential_bias[block]
-        # Beside a total that is not small, what underflowed is nothing.
+        # Underflow is negligible unless the total is small.
         total = total.where(total > _SMALL_TOTAL, math.nan)
         found = here.double() + self.decoder.bias[targets] - total.double().log_()
-        return found.clamp_(max=0.0)  # rounded up, if above
-
-
-def _has_global_hooks() -> bool:
-    hooks = torch.nn.modules.module
-    return bool(hooks._global_forward_hooks or hooks._global_forward_pre_hooks)
+        return found.clamp_(max=0.0)  # rounding
 
 
 def _unknown_part(model: BertForMaskedLM) -> str | None:
-    """What of the model is not transformers' plain BERT encoder; None if all of it is."""
+    """A part of the model that is not transformers' plain BERT; None if there is none."""
     if type(model) is not BertForMaskedLM:
         return f"the model is a {type(model).__name__}, not BertForMaskedLM itself"
     if model.config.is_decoder:
         return "the model is a decoder"
     if not len(model.bert.encoder.layer):
         return "the model has no layers"
-    if _has_global_hooks():
+    hooks = torch.nn.modules.module
+    if hooks._global_forward_hooks or hooks._global_forward_pre_hooks:
         return "there is a forward hook for all modules"
     activations = {id(layer.intermediate.intermediate_act_fn) for layer in model.bert.encoder.layer}
     activations.add(id(getattr(model.cls.predictions.transform, "transform_act_fn", None)))

@@ -217,7 +217,7 @@ class Grounding(EvaluationCallback):
         heat_map = at_image_size(regions, square.height, square.width, centre, self.interpolation)
         if self.smoothing:
             heat_map = gaussian_smoothed(heat_map, self.smoothing)
-        return heat_map[part.counted_from(square).slices]
+        return heat_map[part.slices_in(square)]
 
     def summarise(
         self, network: ImageTextNetwork, values: Mapping[str, Any], tables: EvaluationTables

@@ -1,7 +1,4 @@
-"""The classifier's network: an image encoder and a linear layer, in one nn.Module that can describe and rebuild itself.
-
-Nothing here knows Lightning or file formats of data sets.
-"""
+"""The classifier's network: an image encoder and a linear layer in one nn.Module that describes and rebuilds itself."""
 
 from __future__ import annotations
 
@@ -22,23 +19,22 @@ from medclip_dcl.pictures.geometry import check_geometry
 class FindingNetwork(nn.Module):
     """A logit for each finding, linear in the mean of the image's features over its regions.
 
-    The features are those before the projection into the common space of image and text, for which linear probes of
-    contrastive models are known to do better (Chen et al., SimCLR, ICML 2020, section 4.2): the last stage of a ResNet,
-    pooled as its own classifier pools it. First they are shifted and scaled by `feature_mean` and `feature_std`, 0 and
-    1 until `standardise` sets them: an affine map, so that the logits stay linear in them. The linear layer begins at
-    0: every probability is one half, and what it learns does not hang on a draw.
+    The features are those before the projection into the common space, on which linear probes of contrastive models do
+    better (Chen et al., SimCLR, ICML 2020, section 4.2): the last stage of a ResNet, average-pooled as in its own
+    classifier. They are shifted and scaled by `feature_mean` and `feature_std`, 0 and 1 until `standardise` sets them.
+    The linear layer starts at 0: every probability is one half, and training does not depend on a random draw.
 
     Args:
-        image_encoder: images to regions; its projection is kept as it is, unused.
+        image_encoder: images to regions; its projection is kept, but not used.
         findings: names, one logit each.
-        image_size: side of the whole image as the network sees it in evaluation, in pixels.
-        mean: of the three channels, images in [0, 1].
-        std: of the three channels.
+        image_size: side of the network's input for a whole image in evaluation, in pixels.
+        mean: per channel, subtracted from images in [0, 1]; ImageNet's by default (choice, not from the paper).
+        std: per channel; divides what remains.
         geometry: how images were fitted to a square in training, see `medclip_dcl.pictures.geometry`.
-        crop_size: side of the random crops of training, in pixels; None where it is not known.
+        crop_size: side of the random crops in training, in pixels; None if unknown.
 
     Raises:
-        ValueError: no finding, or one twice.
+        UserError: no finding, or duplicates.
     """
 
     mean: Tensor
@@ -69,7 +65,7 @@ class FindingNetwork(nn.Module):
         self.register_buffer("std", torch.tensor(list(std)).view(3, 1, 1), persistent=False)
 
     def features(self, images: Float[Tensor, "image 3 height width"]) -> Float[Tensor, "image channel"]:
-        """Mean over the regions of what the encoder projects; images in [0, 1]."""
+        """Mean over the regions of the encoder's features; images in [0, 1]."""
         return self.image_encoder.features((images - self.mean) / self.std).flatten(2).mean(2)
 
     def classify(self, features: Float[Tensor, "image channel"]) -> Float[Tensor, "image finding"]:
@@ -77,18 +73,18 @@ class FindingNetwork(nn.Module):
         return self.head((features - self.feature_mean) / self.feature_std)
 
     def forward(self, images: Float[Tensor, "image 3 height width"]) -> Float[Tensor, "image finding"]:
-        """Logits of every finding; above 0 where the finding is more likely than not."""
+        """Logits of every finding; above 0 if the finding is more likely than not."""
         return self.classify(self.features(images))
 
     @property
     def is_standardised(self) -> bool:
-        """False as long as the linear layer sees the features as they are."""
+        """False until `standardise` is called."""
         return bool(self.feature_mean.any()) or not bool((self.feature_std == 1).all())
 
     def standardise(self, features: Float[Tensor, "image channel"]) -> None:
-        """Let each channel of these features have mean 0 and deviation 1 before the linear layer.
+        """Normalise each channel of these features to mean 0 and deviation 1 before the linear layer.
 
-        A channel that hardly varies among them is not blown up: the least deviation is 1% of the channels' mean one.
+        Deviations are clamped at 1% of their mean, so that nearly constant channels are not amplified.
         """
         deviation = features.std(dim=0, correction=0)
         least = 0.01 * deviation.mean()
@@ -110,14 +106,14 @@ class FindingNetwork(nn.Module):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> FindingNetwork:
-        """Build a network from what `config` returned.
+        """Build a network from the result of `config`.
 
         Raises:
-            ValueError: not of a classifier, a format version that this program does not read, or an image
-                encoder of a module that is not known (see `build_part`).
+            UserError: not of a classifier, an unsupported format version, or an unknown image encoder (see
+                `build_part`).
         """
         if "findings" not in config:
-            raise UserError("the description is of no classifier: it names no findings")
+            raise UserError("the description is not of a classifier: it names no findings")
         config = dict(config)
         NETWORK.upgrade(config, "this classifier")
         return cls(
@@ -126,7 +122,7 @@ class FindingNetwork(nn.Module):
             image_size=config["image_size"],
             mean=config["mean"],
             std=config["std"],
-            # Models of before these were kept.
+            # Absent from models of earlier versions.
             geometry=config.get("geometry", "stretch"),
             crop_size=config.get("crop_size"),
         )

@@ -39,12 +39,12 @@ class ImageTextNetwork(nn.Module):
         image_encoder: images to a map of region embeddings.
         text_encoder: sentences to embeddings of the same size.
         similarity: logits from regions and sentences; default LSE+NL.
-        image_size: side of the whole image as the network sees it in evaluation, in pixels.
+        image_size: side of the network's input for a whole image in evaluation, in pixels.
         mean: per channel, subtracted from images in [0, 1]; ImageNet's by default (choice, not from the paper).
         std: per channel; divides what remains.
         geometry: how images were fitted to a square in training, see `medclip_dcl.pictures.geometry`.
         prepared_size: to which they were fitted before they were scaled to `image_size`; None for the same.
-        crop_size: side of the random crops of training, in pixels; None where it is not known.
+        crop_size: side of the random crops in training, in pixels; None if unknown.
 
     Raises:
         UserError: encoders (or the similarity) of different embedding sizes; an unknown geometry.
@@ -153,7 +153,7 @@ class ImageTextNetwork(nn.Module):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> ImageTextNetwork:
-        """Build a network from what `config` returned.
+        """Build a network from the result of `config`.
 
         Raises:
             UserError: an unsupported format version, a classifier, or a part whose class is not an encoder or

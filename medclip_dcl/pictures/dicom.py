@@ -1,4 +1,4 @@
-"""Radiographs in DICOM files as eight-bit grey images. Needs the extra ``dicom`` (pydicom, and GDCM's decoders)."""
+"""Read radiographs in DICOM files as 8-bit grey images. Needs the extra ``dicom`` (pydicom and GDCM's decoders)."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ INSTALL = "pip install 'medclip_dcl[dicom]'"
 _PREAMBLE = 128
 _MAGIC = b"DICM"
 HEAD = _PREAMBLE + len(_MAGIC)
-"""Bytes of a file's beginning that tell whether it is DICOM."""
+"""Leading bytes of a file that identify DICOM."""
 
 _LEAST_WINDOW = 1
 _MONOCHROME = ("MONOCHROME1", "MONOCHROME2")
 
-# Nothing else is read: names and dates of patients never come into memory, nor into a message.
+# No other element is read, so that names and dates of patients enter neither memory nor messages.
 _ELEMENTS = (
     "SOPClassUID",
     "SamplesPerPixel",
@@ -57,28 +57,28 @@ _ELEMENTS = (
 
 
 def is_dicom(head: bytes) -> bool:
-    """Whether a file that begins with these `HEAD` bytes is DICOM."""
+    """True if a file that begins with these `HEAD` bytes is DICOM."""
     return head[_PREAMBLE:HEAD] == _MAGIC
 
 
 def read_dicom(file: Path, most_pixels: int) -> Image.Image:
-    """The picture of a DICOM file as a radiograph is shown: brighter where more X-rays were absorbed.
+    """Read a DICOM file as it is displayed: brighter where more X-rays were absorbed.
 
-    Stored values go through the modality transformation (rescale slope and intercept, or its table) and the first VOI
+    Stored values pass through the modality transformation (rescale slope and intercept, or its table) and the first VOI
     transformation (table, else window), whose range becomes 0..255. Without a VOI transformation, or with a window
-    that is narrower than 1, the image's own minimum and maximum do, padding left out. MONOCHROME1 is inverted. Colour
-    becomes luma. Overlays, shutters and pixel spacing are not looked at.
+    narrower than 1, the image's own range without padding becomes 0..255. MONOCHROME1 is inverted. Colour becomes luma.
+    Overlays, shutters and pixel spacing are ignored.
 
     Args:
-        file: begins as `is_dicom` says.
-        most_pixels: larger pictures are refused before they are decoded.
+        file: a file for which `is_dicom` is true.
+        most_pixels: larger images are refused before they are decoded.
 
     Returns:
         the image in mode "L", rows x columns of the file.
 
     Raises:
         UnusableImageError: no pixel data, several frames, a compression that no installed package decodes (the
-            message says what to install), damaged content; or pydicom is not installed.
+            message says what to install), damaged content; or pydicom is missing.
         OSError: the file cannot be read.
     """
     try:
@@ -86,7 +86,7 @@ def read_dicom(file: Path, most_pixels: int) -> Image.Image:
     except ImportError as error:
         raise UnusableImageError(f"it is a DICOM file, which takes pydicom: {INSTALL}") from error
     with warnings.catch_warnings():
-        # pydicom's warnings quote what stands in the file.
+        # pydicom's warnings quote the file's content.
         warnings.simplefilter("ignore")
         try:
             dataset = pydicom.dcmread(file, specific_tags=list(_ELEMENTS))
@@ -95,7 +95,7 @@ def read_dicom(file: Path, most_pixels: int) -> Image.Image:
             return _picture(dataset)
         except (UnusableImageError, MemoryError):
             raise
-        # Damaged files make pydicom and its decoders raise nearly anything.
+        # Damaged files make pydicom and its decoders raise almost any exception.
         except Exception as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
@@ -151,10 +151,10 @@ def _picture(dataset: Dataset) -> Image.Image:
 
 
 def _shades(dataset: Dataset, stored: Num[np.ndarray, "row column"]) -> UInt8[np.ndarray, "row column"]:
-    """Grey levels before the inversion."""
+    """Grey levels before MONOCHROME1 is inverted."""
     if stored.dtype.kind == "f" or stored.dtype.itemsize > 2:
         return _transformed(dataset, stored)
-    # All of it works on each value alone, and there are far fewer values than pixels.
+    # A look-up table: the transformations are pointwise, and there are far fewer values than pixels.
     low, high = int(stored.min()), int(stored.max())
     table = _transformed(dataset, np.arange(low, high + 1), present=np.unique(stored))
     return table[stored.astype(np.int32) - low]
@@ -163,7 +163,7 @@ def _shades(dataset: Dataset, stored: Num[np.ndarray, "row column"]) -> UInt8[np
 def _transformed(
     dataset: Dataset, stored: Num[np.ndarray, "*shape"], present: Num[np.ndarray, "value"] | None = None
 ) -> UInt8[np.ndarray, "*shape"]:
-    """Grey levels of stored values; `present` are those that the image has, None for just these."""
+    """Grey levels of stored values; `present` are those in the image, None for `stored`."""
     from pydicom.pixels import apply_modality_lut, apply_voi, apply_windowing
 
     values = apply_modality_lut(stored, dataset)
@@ -190,14 +190,14 @@ def _has_window(dataset: Dataset) -> bool:
 
 
 def _first(value: Any) -> Any:
-    """The value, or the first of several, None for none."""
+    """The value, or the first of several; None if there are none."""
     if isinstance(value, Iterable) and not isinstance(value, str):
         return next(iter(value), None)
     return value
 
 
 def _without_padding(dataset: Dataset, stored: Num[np.ndarray, "*shape"]) -> Num[np.ndarray, "value"]:
-    """The values that are picture: without those that fill the detector's edges, unless nothing would be left."""
+    """The values without padding beyond the detector's edges, unless all are padding."""
     values, padding = stored.reshape(-1), dataset.get("PixelPaddingValue")
     if padding is None:
         return values

@@ -1,8 +1,8 @@
-"""From the rectangle of a radiograph to the square that a model sees, and back.
+"""Fit radiographs to the square input of a model, and map places in it back to the original.
 
-stretch     both sides become equal, whatever the aspect ratio was (SSD, section 3.2)
-shortest    the shorter side becomes that long; evaluation sees the middle square, training crops anywhere
-pad         the longer side becomes that long, black strips make a square of it
+stretch     resize both sides to the same length (choice: SSD, section 3.2, resizes to 512 x 512 and says no more)
+shortest    resize the shorter side; evaluation sees the middle square, training crops anywhere
+pad         resize the longer side, and pad to a square with black
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ GEOMETRIES = ("stretch", "shortest", "pad")
 
 
 def check_geometry(geometry: str) -> str:
-    """The geometry, if it is one.
+    """Return the geometry.
 
     Raises:
-        ValueError: it is not.
+        UserError: it is unknown.
     """
     if geometry not in GEOMETRIES:
         raise UserError(f"geometry must be one of {', '.join(GEOMETRIES)}, got {geometry!r}")
@@ -29,22 +29,22 @@ def check_geometry(geometry: str) -> str:
 
 
 class Axis(NamedTuple):
-    """One axis of a fitted image: `inside` of its `whole` pixels show the original, `before` of them is padding."""
+    """One axis of a fitted image of `whole` pixels: `before` pixels of padding, then `inside` of the original."""
 
     before: int
     inside: int
     whole: int
 
     def in_original(self, place: float, length: int) -> float:
-        """The place in an original of so many pixels of a place in the fitted image, both counted from their edges.
+        """Map a coordinate of the fitted image to an original of `length` pixels.
 
-        Negative, or more than `length`, where padding lies.
+        Negative, or more than `length`, in the padding.
         """
         return length * (place - self.before) / self.inside
 
 
 def fitted_axes(geometry: str, height: int, width: int, size: int) -> tuple[Axis, Axis]:
-    """Rows and columns of an image of height x width that is fitted to `size` pixels."""
+    """Rows and columns of an image of height x width fitted to `size` pixels."""
     check_geometry(geometry)
     if geometry == "stretch":
         return Axis(0, size, size), Axis(0, size, size)
@@ -56,7 +56,7 @@ def fitted_axes(geometry: str, height: int, width: int, size: int) -> tuple[Axis
 
 
 def fit(image: Image.Image, geometry: str, size: int, resample: Image.Resampling) -> Image.Image:
-    """The image at `size` pixels, antialiased; padding is black.
+    """Fit an image to `size` pixels, antialiased; padding is black.
 
     Args:
         image: in mode "L".
@@ -75,7 +75,7 @@ def fit(image: Image.Image, geometry: str, size: int, resample: Image.Resampling
 
 
 class Seen(NamedTuple):
-    """What a model sees of an image, in the image's pixels; beyond its edges where padding is seen."""
+    """The rectangle of an image that a model sees, in the image's pixels; it reaches into the padding."""
 
     top: int
     bottom: int
@@ -91,29 +91,29 @@ class Seen(NamedTuple):
         return self.right - self.left
 
     def within(self, height: int, width: int) -> Seen:
-        """The part that lies in an image of that size."""
+        """The part inside an image of that size."""
         return Seen(max(0, self.top), min(height, self.bottom), max(0, self.left), min(width, self.right))
-
-    def counted_from(self, corner: Seen) -> Seen:
-        """The same rectangle, its place counted from another's upper left corner."""
-        top, left = corner.top, corner.left
-        return Seen(self.top - top, self.bottom - top, self.left - left, self.right - left)
 
     @property
     def slices(self) -> tuple[slice, slice]:
-        """Rows and columns, to index an array with."""
+        """Index of the rectangle in an array of the image."""
         return slice(self.top, self.bottom), slice(self.left, self.right)
+
+    def slices_in(self, outer: Seen) -> tuple[slice, slice]:
+        """Index of the rectangle in an array of `outer`, which contains it."""
+        top, left = outer.top, outer.left
+        return Seen(self.top - top, self.bottom - top, self.left - left, self.right - left).slices
 
 
 @dataclass(frozen=True)
 class View:
-    """The part of each image that the evaluations see: the middle square of the fitted image, or all of it.
+    """The part of each image that a model sees in evaluation: the middle square of the fitted image, or all of it.
 
     Attributes:
-        seen: side of that square, in pixels of the image as it is shown.
-        size: at which images are shown: of both sides, of the shorter one for "shortest".
-        geometry: how they were fitted; from `GEOMETRIES`.
-        prepared: size to which they were fitted before they were scaled to `size`; None for the same.
+        seen: side of that square, in pixels of the scaled image.
+        size: side of the scaled image in pixels; the shorter side for "shortest".
+        geometry: from `GEOMETRIES`.
+        prepared: size to which images were fitted before they were scaled to `size`; None for the same.
     """
 
     seen: int = 1
@@ -122,11 +122,11 @@ class View:
     prepared: int | None = None
 
     def of(self, height: int, width: int, original: tuple[int, int] | None = None) -> Seen:
-        """What is seen of an image, in its pixels.
+        """The visible rectangle of an image of height x width.
 
         Args:
-            height: of the image, in the pixels that are asked for; `width` likewise.
-            original: height and width that decided how it was fitted; None where these are they.
+            height: in pixels; `width` likewise.
+            original: height and width of the original where the image is a resized copy of it; None for the original.
         """
         size = self._fitted_to
         edges: list[int] = []
@@ -140,11 +140,11 @@ class View:
         return Seen(*edges)
 
     def shown(self, height: int, width: int, sizes: tuple[int | float, int | float] | None = None) -> Seen:
-        """Where an original stands in the image as it is shown, that is, without padding.
+        """The rectangle of the scaled image that shows the original, without padding.
 
         Args:
             height: of the original; `width` likewise.
-            sizes: at which it is shown, by rows and by columns; None for the view's.
+            sizes: of the scaled image by rows and by columns; None for the view's `size`.
         """
         edges: list[int] = []
         axes = fitted_axes(self.geometry, height, width, self._fitted_to)
@@ -156,7 +156,7 @@ class View:
 
     @property
     def _fitted_to(self) -> int:
-        # Stretched images are the same whichever sizes they had in between.
+        # Stretching does not depend on the intermediate size.
         return self.size if self.prepared is None or self.geometry == "stretch" else self.prepared
 
     def __str__(self) -> str:

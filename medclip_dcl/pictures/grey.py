@@ -1,4 +1,4 @@
-"""Grey levels of a picture: one rule for preparation and inference, so that a network sees the same in both."""
+"""Convert images to 8-bit grey, by the same rules in data preparation and inference."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from medclip_dcl.errors import UserError
 _WHITE_IS_ZERO = 0
 _PHOTOMETRIC_INTERPRETATION = 262
 _ORIENTATION = 274
-# Exif's orientation -> what puts the picture upright.
+# Exif orientation -> transposition that turns the image upright.
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -23,21 +23,20 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-# What PIL raises at a damaged Exif block. A damaged remark about a picture is no damage to the picture.
+# PIL's exceptions for a damaged Exif block; the image itself may be intact.
 _DAMAGED = (OSError, SyntaxError, ValueError, TypeError, LookupError, struct.error)
 
 
 class UnusableImageError(UserError):
-    """A picture cannot be used; the message says why."""
+    """An image cannot be used; the message says why."""
 
 
 def to_grey(image: Image.Image) -> Image.Image:
-    """Eight-bit grey of an image of any mode.
+    """Convert an image of any mode to 8-bit grey.
 
-    Colours, palettes and CMYK become luma (ITU-R 601), transparency is left out. More than eight bits, whose meaning no
-    header tells, are scaled linearly from the image's own minimum and maximum, as MIMIC-CXR-JPG was made from DICOM. A
-    TIFF file whose header says that white is zero is inverted; other formats cannot say so, and nothing is guessed.
-    The picture is turned as its Exif orientation says, as every viewer shows it.
+    Colours, palettes and CMYK become luma (ITU-R 601); transparency is ignored. Deeper images are scaled linearly from
+    their own minimum and maximum, as MIMIC-CXR-JPG was made from DICOM. A TIFF file whose header says that white is
+    zero is inverted; other formats have no such header. The Exif orientation is applied.
 
     Args:
         image: any image that PIL opens.
@@ -69,14 +68,14 @@ def _eight_bit_grey(image: Image.Image) -> Image.Image:
         return image.convert("L")
     values = np.asarray(image)
     grey = eight_bits(values, *finite_range(values))
-    # PIL itself inverts such files of at most eight bits, deeper ones not.
+    # PIL inverts such files of at most 8 bits, but not deeper ones.
     if getattr(image, "tag_v2", {}).get(_PHOTOMETRIC_INTERPRETATION) == _WHITE_IS_ZERO:
         grey = 255 - grey
     return Image.fromarray(grey)
 
 
 def finite_range(values: Num[np.ndarray, "*shape"]) -> tuple[float, float]:
-    """Least and greatest of grey levels.
+    """Minimum and maximum of grey levels.
 
     Raises:
         UnusableImageError: one is NaN or infinite.
@@ -88,7 +87,7 @@ def finite_range(values: Num[np.ndarray, "*shape"]) -> tuple[float, float]:
 
 
 def eight_bits(values: Num[np.ndarray, "*shape"], low: float, high: float) -> UInt8[np.ndarray, "*shape"]:
-    """Grey levels with low as 0 and high as 255, linear between them, clipped outside; all 0 where high is not above.
+    """Map [low, high] linearly to 0..255, clipped outside; all 0 unless low < high.
 
     Args:
         values: finite.
@@ -98,7 +97,7 @@ def eight_bits(values: Num[np.ndarray, "*shape"], low: float, high: float) -> UI
     if not low < high:
         return np.zeros(values.shape, np.uint8)
     if values.dtype.kind in "iu" and values.dtype.itemsize <= 2:
-        # Far fewer levels than pixels.
+        # A look-up table: there are far fewer levels than pixels.
         limits = np.iinfo(values.dtype)
         table = _scaled(np.arange(limits.min, limits.max + 1), low, high)
         return table[values.astype(np.int32) - limits.min]

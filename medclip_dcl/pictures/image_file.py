@@ -1,4 +1,4 @@
-"""Image files as they come, JPEG to DICOM, as eight-bit grey images."""
+"""Read image files, from JPEG to DICOM, as 8-bit grey images."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from medclip_dcl.pictures.dicom import HEAD, is_dicom, read_dicom
 from medclip_dcl.pictures.grey import UnusableImageError, to_grey
 
 FORMATS = ("JPEG", "PNG", "TIFF", "BMP", "JPEG2000", "GIF", "WEBP", "PPM")
-"""What is opened besides DICOM. PIL knows more, some of which start other programs."""
+"""Formats read besides DICOM. PIL has more, some of which start other programs."""
 
 MOST_PIXELS = 100_000_000
-"""Larger images are refused before they are decoded: radiographs have at most a quarter, a decompression bomb more."""
+"""Larger images are refused before they are decoded, as decompression bombs; radiographs have at most a quarter."""
 
 
 def read_grey(file: Path) -> Image.Image:
-    """An image file as eight-bit grey (`medclip_dcl.pictures.grey.to_grey`, `medclip_dcl.pictures.dicom.read_dicom`).
+    """Read an image file as 8-bit grey (`medclip_dcl.pictures.grey.to_grey`, `medclip_dcl.pictures.dicom.read_dicom`).
 
     Raises:
-        UnusableImageError: empty, of an unknown format, damaged, too large, or of several pictures; the message does
-            not name the file.
+        UnusableImageError: empty, of an unknown format, damaged, too large, or with several images; the message
+            does not name the file.
         OSError: the file is missing or cannot be read.
     """
     with file.open("rb") as stream:
@@ -34,7 +34,7 @@ def read_grey(file: Path) -> Image.Image:
         stream.seek(0)
         try:
             with warnings.catch_warnings():
-                # PIL's own limit of pixels is a warning, and it warns of damage that does not matter here.
+                # PIL warns of its own limit of pixels, and of damage that does not matter here.
                 warnings.simplefilter("ignore")
                 with Image.open(stream, formats=FORMATS) as image:
                     _require_one_picture(image)
@@ -47,7 +47,7 @@ def read_grey(file: Path) -> Image.Image:
             raise UnusableImageError(
                 f"image is too large; at most {MOST_PIXELS:,} pixels are read"
             ) from error
-        # Damaged files make PIL's readers raise nearly anything.
+        # Damaged files make PIL raise almost any exception.
         except Exception as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise

@@ -1,4 +1,4 @@
-"""From a prepared JPEG to the network's input; augmentation as a pure function of an image and a generator."""
+"""Load and augment prepared images; augmentation is a pure function of an image and a generator."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from torch import Tensor
 
 
 def load_grey(file: Path, size: int) -> UInt8[np.ndarray, "height width"]:
-    """A prepared image as grey levels, its shorter side of `size` pixels (antialiased if it is stored larger).
+    """Load a prepared image as grey levels, its shorter side resized to `size` pixels, antialiased.
 
     Raises:
         OSError: the file is missing or cannot be decoded.
     """
     with Image.open(file) as image:
-        # JPEG decodes straight to 1/2, 1/4 or 1/8, not below the size that is asked for.
+        # JPEG decodes directly to 1/2, 1/4 or 1/8 of its size, but not below the target.
         target = _scaled_size(image, size)
         drafted = image.draft("L", target)
         grey = image.convert("L")
     if grey.size != target:
-        # Where a side was odd, the last pixel of what was decoded is half empty.
+        # If a side was odd, the last decoded pixel is half empty.
         box = None if drafted is None else drafted[1]
         grey = grey.resize(target, Image.Resampling.BICUBIC, box)
     return np.asarray(grey)
 
 
 def scaled(image: Image.Image, size: int) -> Image.Image:
-    """A fitted image with its shorter side of `size` pixels, antialiased; all but those of "shortest" are square."""
+    """Resize a fitted image so that its shorter side has `size` pixels, antialiased."""
     target = _scaled_size(image, size)
     return image if image.size == target else image.resize(target, Image.Resampling.BICUBIC)
 
@@ -42,12 +42,15 @@ def _scaled_size(image: Image.Image, size: int) -> tuple[int, int]:
 
 
 def to_input(grey: UInt8[np.ndarray, "height width"]) -> Float[Tensor, "3 height width"]:
-    """Grey levels as three equal channels in [0, 1]; the network normalises them."""
+    """Grey levels as three equal channels in [0, 1].
+
+    The network normalises them, by default with ImageNet's mean and deviation (choice, not from the paper).
+    """
     return (torch.from_numpy(grey.astype(np.float32)) / 255).expand(3, -1, -1)
 
 
 def centre_crop(grey: UInt8[np.ndarray, "height width"], size: int) -> UInt8[np.ndarray, "size size"]:
-    """The middle `size` x `size` pixels; where it does not lie in the middle exactly, half a pixel up and left."""
+    """The middle `size` x `size` pixels; half a pixel up and left of the centre if the margin is odd."""
     top, left = (grey.shape[0] - size) // 2, (grey.shape[1] - size) // 2
     return grey[top : top + size, left : left + size]
 

@@ -18,8 +18,8 @@ from medclip_dcl import load
 from medclip_dcl.cli import main
 from medclip_dcl.data.prepared import write_table
 from medclip_dcl.encoders.image import ResNetRegions
-from medclip_dcl.encoders.pretrained import ModelFolderError
 from medclip_dcl.encoders.text import BertSentences
+from medclip_dcl.errors import UserError
 from medclip_dcl.findings import CHEX5
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.report.report import render
@@ -190,10 +190,10 @@ def test_the_converter_overwrites_nothing_else(exported, small_bert, tmp_path):
     weights = tmp_path / "image.pt"
     for options, message in (
         ((weights, small_bert, tmp_path / "new"), r"nothing at .*image.pt \(--image_weights\)"),
-        ((weights, small_bert, tmp_path / "notes"), "exists and is no exported model"),
-        ((weights, small_bert, small_bert), "is the text model's folder"),
+        ((weights, small_bert, tmp_path / "notes"), "exists and is not an exported model"),
+        ((weights, small_bert, small_bert), "exists and is not an exported model"),
     ):
         flags = ("--image_weights", "--text_model", "--output")
         words = [word for pair in zip(flags, map(str, options), strict=True) for word in pair]
-        with pytest.raises(ModelFolderError, match=message):
+        with pytest.raises(UserError, match=message):
             export_biovil(words)

@@ -517,7 +517,7 @@ def test_a_checkpoint_needs_nothing_else_and_is_a_source_itself(sources, tmp_pat
 
 
 def test_checkpoints_of_other_models_are_refused(sources, tmp_path):
-    with pytest.raises(ValueError, match="of no classifier: it names no findings"):
+    with pytest.raises(ValueError, match="not of a classifier: it names no findings"):
         Classifier.load_from_checkpoint(sources["model.ckpt"])
     content = torch.load(sources["model.ckpt"], weights_only=True)
     model = Classifier(["Edema"], resnet())

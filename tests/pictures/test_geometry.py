@@ -82,6 +82,7 @@ def test_what_is_seen_of_a_landscape_image() -> None:
     # The same at another scale.
     assert View(30, 30, "pad").of(6, 10, original=(60, 100)) == Seen(-2, 8, 0, 10)
     assert Seen(-20, 80, 0, 100).within(60, 100) == Seen(0, 60, 0, 100)
+    assert Seen(0, 60, 0, 100).slices_in(Seen(-20, 80, 0, 100)) == (slice(20, 80), slice(0, 100))
 
 
 def test_padding_is_black_and_on_both_sides() -> None:
