@@ -12,9 +12,7 @@ import torchvision
 from medclip_dcl.encoders.image import ResNetRegions
 
 
-@pytest.mark.parametrize(
-    "depth, stride, side, grid", [(18, 32, 96, 3), (18, 16, 96, 6), (50, 16, 64, 4), (34, 32, 64, 2)]
-)
+@pytest.mark.parametrize("depth, stride, side, grid", [(18, 32, 96, 3), (50, 16, 64, 4)])
 @torch.no_grad()
 def test_grid_is_the_image_over_the_stride(depth, stride, side, grid):
     encoder = ResNetRegions(depth=depth, stride=stride, dim=8).eval()
@@ -66,25 +64,18 @@ def test_mlp_normalises_over_the_batch_while_training():
     assert projection[1].num_batches_tracked == 1
 
 
-@torch.no_grad()
-def test_biovils_size():
-    encoder = ResNetRegions(depth=50, projection="mlp").eval()
-    assert encoder.state_dict()["projection.0.weight"].shape == (128, 2048, 1, 1)
-    assert encoder(torch.rand(1, 3, 64, 96)).shape == (1, 128, 2, 3)
-
-
-@pytest.mark.parametrize("depth, stride, row", [(18, 16, 10), (18, 32, 5), (50, 16, 10)])
+@pytest.mark.parametrize("depth, stride, row", [(18, 16, 7), (18, 32, 3), (50, 16, 7)])
 def test_a_receptive_field_is_centred_where_the_encoder_says(depth, stride, row):
     """Not in the middle of the cell, which is (stride - 1) / 2 pixels further: 7.5 or 15.5."""
     centres = []
     for seed in range(2):
         torch.manual_seed(seed)
         encoder = ResNetRegions(depth=depth, stride=stride, dim=8).eval()
-        images = torch.randn(1, 3, 320, 320, requires_grad=True)
+        images = torch.randn(1, 3, 224, 224, requires_grad=True)
         encoder(images)[0, :, row, row].square().sum().backward()
         assert images.grad is not None
         weight = images.grad[0].square().sum(0)
-        pixel = torch.arange(320.0)
+        pixel = torch.arange(224.0)
         centres += [float(weight.sum(1 - axis) @ pixel / weight.sum()) for axis in (0, 1)]
     found = sum(centres) / len(centres)
     assert found + 0.5 == pytest.approx((row + encoder.region_centre) * stride, abs=0.15 * stride)

@@ -73,16 +73,16 @@ def test_what_is_not_taken_over_is_what_it_is_without_the_source(small_bert, sou
 def test_a_source_that_has_gone_is_missed_by_a_new_training_alone(
     small_bert, small_set, source, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(Trainer, "estimated_stepping_batches", 12)
+    monkeypatch.setattr(Trainer, "estimated_stepping_batches", 6)
     whole = build(small_bert, source)
-    trainer(tmp_path, 4).fit(whole, data(small_set))
-    half = trainer(tmp_path, 2)
+    trainer(tmp_path, 2).fit(whole, data(small_set))
+    half = trainer(tmp_path, 1)
     half.fit(build(small_bert, source), data(small_set))
     half.save_checkpoint(tmp_path / "half.ckpt")
     shutil.rmtree(source)
 
     resumed = build(small_bert, source)
-    trainer(tmp_path, 4).fit(resumed, data(small_set), ckpt_path=tmp_path / "half.ckpt", weights_only=True)
+    trainer(tmp_path, 2).fit(resumed, data(small_set), ckpt_path=tmp_path / "half.ckpt", weights_only=True)
     for name, value in whole.state_dict().items():
         assert torch.equal(resumed.state_dict()[name], value), name
     assert torch.equal(resumed.network.mean, whole.network.mean)

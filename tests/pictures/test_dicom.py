@@ -220,7 +220,7 @@ def test_damaged_files_are_refused_and_raise_nothing_else(tmp_path: Path) -> Non
     contents = [write(each, tmp_path).read_bytes() for each in (made, compressed)]
     random = np.random.default_rng(3)
     refused = 0
-    for trial in range(200):
+    for trial in range(90):
         content = bytearray(contents[trial % 2])
         for at in random.integers(dicom.HEAD, len(content), size=int(random.integers(1, 9))):
             content[at] = random.integers(256)
@@ -232,7 +232,7 @@ def test_damaged_files_are_refused_and_raise_nothing_else(tmp_path: Path) -> Non
             assert read_grey(file).mode == "L"
         except UnusableImageError:
             refused += 1
-    assert 50 < refused < 200
+    assert 25 < refused < 90
 
 
 def test_preparation_and_inference_see_the_same_picture(tmp_path: Path) -> None:
