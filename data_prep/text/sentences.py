@@ -2,19 +2,17 @@
 
 First the layout is read (`passages`): wrapped lines are joined; blank lines, ruled lines, ``<BR>``, list items and
 names of whole sections begin a new passage, and dashes, numbers and names are left out, so that "1. No pneumothorax."
-and "No pneumothorax." are one sentence. Then each passage is cut where its words say that a sentence ends
-(`boundaries`, which asks PySBD where it is in doubt). Words stay as they are written.
+and "No pneumothorax." are one sentence. Then PySBD and a few rules (`boundaries`) cut each passage.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
 
-from data_prep.text.boundaries import ABBREVIATIONS, BEFORE_A_NUMBER, line_ends_sentence, sentence_starts
+from data_prep.text.boundaries import NO_ITEM_FOLLOWS, line_ends_sentence, sentence_starts
 
-RULES_VERSION = 3
+RULES_VERSION = 4
 """Raised with every change that gives other sentences; stands in the options of a prepared set."""
 
 # HTML's, and that of HL7 messages; "\u2029" is Unicode's, and the one that `with_line_breaks` leaves.
@@ -143,141 +141,76 @@ def _numbered_lines(lines: list[str]) -> set[int]:
 
 # --- Marks of list items -----------------------------------------------------------------------------------------
 
-
-class _Style(NamedTuple):
-    """How the items of a list are marked."""
-
-    mark: re.Pattern[str]
-    order: tuple[str, ...]
-    is_sure: bool
-    """One mark at the beginning of a clause is enough; else the second one of the list must follow."""
-
-
-def _mark(signs: str, others: str = "") -> re.Pattern[str]:
-    """ "1. No", "1) No", "(1) No", "1.No", "1.) No", "[1] No"; not "1.5 cm"."""
-    return re.compile(
-        rf"(?<![\w,/:-])(?<!\d\.)(?<!\b[A-Za-z]\.)"
-        rf"(?:[(\[]?(?P<sign>{signs})\s?[.)\]]+-?(?:\s+(?=[\w(\"])|(?=[A-Z])|(?<=\))(?=[a-z]{{2}})){others})"
-    )
-
-
-def _upper(signs: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(sign.upper() for sign in signs)
-
-
 _LETTERS = tuple("abcdefghijklmnop")
 _ROMAN = ("i", "ii", "iii", "iv", "v", "vi", "vii", "viii", "ix", "x", "xi", "xii")
-_STYLES = (
-    _Style(
-        # Also "#1 No", "1: No", "1- No".
-        _mark(
-            r"\d{1,2}",
-            r"|\#\s?(?P<hashed>\d{1,2})[.:)]?\s+(?=[\w(])|(?P<loose>\d{1,2})(?::|\s?-)\s*(?=[A-Z])",
-        ),
-        tuple(str(number) for number in range(1, 100)),
-        True,
-    ),
-    _Style(_mark("[a-p]"), _LETTERS, False),
-    _Style(_mark("[A-P]"), _upper(_LETTERS), False),
-    _Style(_mark("[ivx]{1,4}"), _ROMAN, False),
-    _Style(_mark("[IVX]{1,4}"), _upper(_ROMAN), False),
+_NUMBERS = tuple(str(number) for number in range(1, 100))
+_ORDERS = (
+    _NUMBERS,
+    _LETTERS,
+    tuple(map(str.upper, _LETTERS)),
+    _ROMAN,
+    tuple(map(str.upper, _ROMAN)),
 )
 # Characters before a mark that matter; all of them would make long texts slow.
 _NEAR = 100
 _ENDS_CLAUSE = re.compile(r"(?:^|[.:;?!)\]\"])\s*$", re.MULTILINE)
-_LAST_WORD = re.compile(r"([\w.]+)[^\w]*$")
-# "two findings: (1) a nodule and (2) an effusion" goes on; "as follows: 1. No edema. 2. Stable." introduces a list.
-_GOES_ON = re.compile(r"(?:,|;|\b(?:and|or|versus|vs\.?))\s*$", re.IGNORECASE)
+# "Hand 1. Fracture of the thumb."
+_HEADING = re.compile(r"(?:^|[.:;?!]\s+)(?:[A-Z][a-z]+\s+)?[A-Za-z][a-z]{3,}\s*$", re.MULTILINE)
+# "(1) a nodule and (2) an effusion" behind a colon: an enumeration within a sentence.
+_ENUMERATION = re.compile(r"\([^)]\)\s+[a-z]")
+
+
+def _mark(order: tuple[str, ...]) -> re.Pattern[str]:
+    """ "1. No", "1) No", "(1) No", "1.No", "1.) No", "[1] No", "#1 No", "1: No", "1- No"; not "1.5 cm"."""
+    signs = "|".join(sorted(order, key=len, reverse=True))
+    numbers = r"|\#\s?(?P<hashed>\d{1,2})[.:)]?\s+(?=[\w(])|(?P<loose>\d{1,2})(?::|\s?-)\s*(?=[A-Z])"
+    return re.compile(
+        rf"(?<![\w,/:-])(?<!\d\.)(?<!\b[A-Za-z]\.)"
+        rf"(?:[(\[]?(?P<sign>{signs})\s?[.)\]]+-?(?:\s+(?=[\w(\"])|(?=[A-Z])|(?<=\))(?=[a-z]{{2}}))"
+        rf"{numbers if order is _NUMBERS else ''})"
+    )
+
+
+_MARKS = [(order, _mark(order)) for order in _ORDERS]
 
 
 def _without_marks(text: str) -> str:
     """Put a line break in the place of every "1.", "(2)", "b)" or "III." that marks the items of a list."""
-    for style in _STYLES:
+    for order, mark in _MARKS:
         pieces, at = [], 0
-        for match in _marks_of(style, text):
+        for match in _items(text, order, mark):
             pieces.append(text[at : match.start()])
             at = match.end()
         text = "\n".join([*pieces, text[at:]])
     return text
 
 
-def _marks_of(style: _Style, text: str) -> Iterator[re.Match[str]]:
-    found = [match for match in style.mark.finditer(text) if match[match.lastgroup or 0] in style.order]
-    ranks = [style.order.index(match[match.lastgroup or 0]) for match in found]
-    nearest: dict[int, re.Match[str]] = {}
-    followings = []
-    for match, rank in zip(reversed(found), reversed(ranks), strict=True):
-        followings.append(nearest.get(rank + 1))
-        nearest[rank] = match
+def _items(text: str, order: tuple[str, ...], mark: re.Pattern[str]) -> Iterator[re.Match[str]]:
+    """Marks that begin an item: at the beginning of a clause, or the next ones of a list that has begun."""
+    ranks = {sign: rank for rank, sign in enumerate(order)}
+    signs = ((match[match.lastgroup or 0], match) for match in mark.finditer(text))
+    found = [(ranks[sign], match) for sign, match in signs if sign in ranks]
+    final = {rank: match.start() for rank, match in found}
     last: int | None = None
-    for match, rank, following in zip(found, ranks, reversed(followings), strict=True):
-        if _begins_clause(text[max(0, match.start() - _NEAR) : match.start()]):
-            is_item = _marks_item(style, text, match, rank, last, following)
+    for rank, match in found:
+        before = text[max(0, match.start() - _NEAR) : match.start()]
+        next_sign = text[match.end() : match.end() + 1]
+        follows = last is not None and rank == last + 1
+        if NO_ITEM_FOLLOWS.search(before):
+            continue
+        if not _ENDS_CLAUSE.search(before):
+            is_heading = match[0].startswith("1.") and next_sign.isupper() and _HEADING.search(before)
+            is_item = follows and not next_sign.isdigit() or bool(is_heading)
+        elif before.rstrip().endswith(":") and _ENUMERATION.match(match[0] + next_sign):
+            is_item = False
+        elif order is _NUMBERS:
+            # "2. 5 cm" is a length, unless it follows "1."; a number may be left out or come twice.
+            begins_line = not before.rpartition("\n")[2].strip()
+            may_skip = begins_line or (last is not None and rank >= last)
+            is_item = rank == 0 or follows or (may_skip and not next_sign.isdigit())
         else:
-            # Without a full stop before it, only the next mark of a list that has begun.
-            is_item = (last is not None and rank == last + 1 and _can_follow(text, match)) or (
-                rank == 0 and _is_under_heading(text, match)
-            )
+            # A single letter may be an initial: the second of the list must come later.
+            is_item = follows or (rank == 0 and final.get(1, -1) > match.start())
         if is_item:
             yield match
             last = rank
-
-
-def _marks_item(
-    style: _Style,
-    text: str,
-    match: re.Match[str],
-    rank: int,
-    last: int | None,
-    following: re.Match[str] | None,
-) -> bool:
-    """Whether a mark at the beginning of a clause marks an item; `last` is the rank of the item before it."""
-    before, is_number = text[: match.start()], text[match.end() : match.end() + 1].isdigit()
-    if (
-        before.endswith((":", ": "))
-        and following is not None
-        and _GOES_ON.search(text[match.end() : following.start()])
-    ):
-        return False
-    if not style.is_sure:
-        return (
-            last is not None
-            and rank == last + 1
-            or (rank == 0 and following is not None and _can_follow(text, following))
-        )
-    if rank == 0 or (last is not None and rank == last + 1):
-        return True
-    # "2. 5 cm" is a length, if it does not follow upon "1."; a number may be left out or come twice.
-    begins_line = not before.rpartition("\n")[2].strip()
-    return not is_number and (begins_line or (last is not None and rank >= last))
-
-
-# "Hand 1. Fracture of the thumb."; not "Rib 1. Healed."
-_COUNTABLE = re.compile(r"nodule|lesion|mass|opacity|fracture|vertebra|drain|catheter|tube|lead|clip|finding")
-_HEADING = re.compile(r"(?:^|[.:;?!]\s+)(?:[A-Z][a-z]+\s+)?([A-Za-z][a-z]{3,})\s*$", re.MULTILINE)
-
-
-def _is_under_heading(text: str, match: re.Match[str]) -> bool:
-    heading = _HEADING.search(text[max(0, match.start() - _NEAR) : match.start()])
-    if heading is None or heading[1].lower() in BEFORE_A_NUMBER or _COUNTABLE.fullmatch(heading[1].lower()):
-        return False
-    return match.groupdict().get("sign") == "1" and text[match.end() : match.end() + 1].isupper()
-
-
-def _begins_clause(before: str) -> bool:
-    """At the beginning, or behind a closing mark that belongs to no abbreviation."""
-    if not _ENDS_CLAUSE.search(before[-_NEAR:]):
-        return False
-    word = _LAST_WORD.search(before[-_NEAR:].rpartition("\n")[2])
-    is_shortened = word is not None and word[1].lower().rstrip(".") in ABBREVIATIONS
-    return not (is_shortened and before.endswith((". ", ".")))
-
-
-def _can_follow(text: str, match: re.Match[str]) -> bool:
-    """ "effusion 2. Stable" begins the second item; "rib 2. Stable", "and 2. Stable" and "is 2. 5 cm" do not."""
-    before = text[max(0, match.start() - _NEAR) : match.start()]
-    if _begins_clause(before):
-        return True
-    word = _LAST_WORD.search(before)
-    low = word[1].lower() if word else ""
-    return low not in BEFORE_A_NUMBER and len(low) > 1 and not text[match.end() : match.end() + 1].isdigit()
