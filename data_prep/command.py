@@ -1,18 +1,20 @@
-"""What every `python -m data_prep.NAME` shares: errors without a traceback, a progress bar, workers."""
+"""Shared by every `python -m data_prep.NAME`: options, errors without a traceback, a progress bar, workers."""
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import get_context, parent_process
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from medclip_dcl.errors import UserError
 
@@ -20,7 +22,47 @@ Item = TypeVar("Item")
 
 
 class WorkerKilledError(UserError):
-    """A process that shared the work is gone; what was finished stays."""
+    """A worker process was killed; finished work stays."""
+
+
+def option(help: str, field_default: Any = dataclasses.MISSING, /, **argument: Any) -> Any:
+    """A field of a settings dataclass that is an option of the command line, see `parse_options`.
+
+    Args:
+        help: for ``--help``, and the documentation of the field.
+        field_default: leave it out for a required option.
+        argument: for `argparse.ArgumentParser.add_argument`; `alias` is a second name of the option.
+    """
+    return dataclasses.field(default=field_default, metadata={"help": help, **argument})
+
+
+def parse_options(
+    settings: type[Item], program: str, description: str, arguments: Sequence[str] | None
+) -> Item:
+    """Parse the options that the fields of a settings dataclass declare."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m data_prep.{program}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    for field in dataclasses.fields(settings):  # type: ignore[arg-type]
+        argument = dict(field.metadata)
+        names = [f"--{name}" for name in (field.name, argument.pop("alias", None)) if name]
+        if field.default is False:
+            argument["action"] = "store_true"
+        elif field.default is dataclasses.MISSING:
+            argument["required"] = True
+        else:
+            argument.setdefault("default", field.default)
+        parser.add_argument(*names, dest=field.name, **argument)
+    return settings(**vars(parser.parse_args(arguments)))
+
+
+def positive(text: str) -> int:
+    """Parse a whole number of at least 1, for `argparse`."""
+    if not (text.isascii() and text.isdecimal()) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of at least 1")
+    return int(text)
 
 
 def run_command(main: Callable[[], None]) -> NoReturn:
@@ -50,9 +92,9 @@ def available_cores() -> int:
 
 @contextmanager
 def worker_processes(workers: int) -> Iterator[Executor | None]:
-    """A pool of processes, or None where one process is asked for: the caller then works by itself.
+    """A pool of spawned processes, or None for one worker: the caller then works in its own process.
 
-    The processes are spawned: forking beside the threads of pyarrow or a progress bar may hang.
+    Forking beside the threads of pyarrow or a progress bar may hang.
 
     Raises:
         WorkerKilledError: one of them was killed.
@@ -65,18 +107,18 @@ def worker_processes(workers: int) -> Iterator[Executor | None]:
         yield pool
     except BrokenProcessPool as error:
         raise WorkerKilledError(
-            "a process that shared the work was killed (often because memory ran out); run the same command again, "
-            "with fewer --workers; a preparation continues where it stopped"
+            "a worker process was killed (often because memory ran out); run the same command again with fewer "
+            "--workers; a preparation continues where it stopped"
         ) from error
     finally:
-        # After an error the rest of the queue is of no use to anybody.
+        # After an error the rest of the queue is useless.
         pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _begin_worker() -> None:
-    # Ctrl-C is the parent's business: the workers finish what they have begun.
+    # The parent handles Ctrl-C; workers finish the items they have begun.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # A worker whose parent was killed would wait for work for ever.
+    # A worker whose parent was killed would wait for work forever.
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
@@ -88,13 +130,13 @@ def _end_with_parent() -> None:
 
 
 def progress(items: Iterable[Item], total: int, what: str, unit: str) -> Iterator[Item]:
-    """Pass the items on and show how many there were, the rate and the time left, on standard error.
+    """Yield the items and show their number, the rate and the time left on standard error.
 
     A terminal gets a bar; a log file gets a line every 30 seconds and one at the end.
 
     Args:
-        items: what is counted.
-        total: how many items will come.
+        items: to count.
+        total: number of items.
         what: description before the bar.
         unit: plural noun of the items, for the rate.
     """

@@ -1,4 +1,4 @@
-"""Prepare a folder of images with a table: what a hospital has.
+"""Prepare a folder of images with a table, as a hospital exports them.
 
     python -m data_prep.folder --table FILE.csv --output SET [--images DIR]
 
@@ -14,8 +14,8 @@ FILE.csv (or .csv.gz) has a header and one row for each image, in these columns,
                  so are the columns of other findings that --label_columns names
 
 With --text_only there are no images, and images.parquet is empty: the set serves the language model, sentence scores
-and embeddings, and cannot train or evaluate a model of images. Names of patients and studies that are no whole numbers
-are numbered; ``identifiers.csv`` of the set says how. Nothing is written outside SET; see
+and embeddings, and cannot train or evaluate a model of images. Names of patients and studies that are not whole
+numbers get numbers, listed in ``identifiers.csv`` of the set. Nothing is written outside SET; see
 `data_prep.sources.preparation`.
 """
 
@@ -27,10 +27,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
-from data_prep.command import run_command
+from data_prep.command import option, parse_options, run_command
 from data_prep.sources import preparation
 from data_prep.sources import rows as row_tables
 from data_prep.sources.preparation import Source
@@ -40,9 +41,9 @@ from medclip_dcl.data.prepared import TABLES
 from medclip_dcl.findings import CHEXPERT
 
 VIEWS = ("PA", "AP", "FRONTAL")
-"""Views that are frontal, whatever the case of their letters."""
+"""Frontal views, in upper or lower case."""
 
-_ADVICE = "mend the table"
+_ADVICE = "fix the table"
 _READING_ADVICE = f"{_ADVICE}, or name its --encoding (as cp1252 or utf-16) and its --delimiter"
 _COLUMNS = ("image", *TEXTS, "patient", "study", "view", "split")
 _RESERVED = {*_COLUMNS, "file", *(column for columns in TABLES.values() for column in columns)} - set(
@@ -51,35 +52,57 @@ _RESERVED = {*_COLUMNS, "file", *(column for columns in TABLES.values() for colu
 """Names that a finding cannot have."""
 
 
+def _encoding(text: str) -> str:
+    try:
+        name = codecs.lookup(text).name
+        "".encode(name)
+    except (LookupError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a text encoding that Python knows") from error
+    return "utf-8-sig" if name == "utf-8" else name
+
+
+def _delimiter(text: str) -> str:
+    text = {"tab": "\t", "\\t": "\t"}.get(text, text)
+    if len(text) != 1 or text in '"\r\n':
+        raise argparse.ArgumentTypeError(f"{text!r}: expected one character, or tab")
+    return text
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(","))
+
+
+def _column(name: str) -> Any:
+    return option(f"column of the table ({name})", None, metavar="NAME")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings(row_tables.Settings):
-    """What the command line says.
+    """Options of the command."""
 
-    Attributes:
-        table: the CSV file.
-        images: folder of the images; None for the table's own.
-        image_column, text_column, findings_column, impression_column, patient_column, study_column, view_column,
-            split_column: names in the table; None for the name before "_column".
-        label_columns: of labels of findings that are not CheXpert's.
-        views: frontal views, where there is a column for it.
-        delimiter: between two values of the table.
-        encoding: of the table.
-    """
-
-    table: Path
-    images: Path | None = None
-    image_column: str | None = None
-    text_column: str | None = None
-    findings_column: str | None = None
-    impression_column: str | None = None
-    patient_column: str | None = None
-    study_column: str | None = None
-    view_column: str | None = None
-    split_column: str | None = None
-    label_columns: Sequence[str] = ()
-    views: tuple[str, ...] = VIEWS
-    delimiter: str = ","
-    encoding: str = "utf-8-sig"
+    table: Path = option("CSV file with a header", type=Path, metavar="FILE")
+    images: Path | None = option(
+        "folder below which the images lie (the table's)", None, type=Path, metavar="DIR"
+    )
+    image_column: str | None = _column("image")
+    text_column: str | None = _column("text")
+    findings_column: str | None = _column("findings")
+    impression_column: str | None = _column("impression")
+    patient_column: str | None = _column("patient")
+    study_column: str | None = _column("study")
+    view_column: str | None = _column("view")
+    split_column: str | None = _column("split")
+    label_columns: Sequence[str] = option(
+        "columns of labels of other findings than CheXpert's; the columns' names are the findings'",
+        (),
+        nargs="+",
+        metavar="NAME",
+    )
+    views: tuple[str, ...] = option(
+        "frontal views of the view column (PA,AP,FRONTAL)", VIEWS, type=_names, metavar="NAMES"
+    )
+    delimiter: str = option("between two values (,)", ",", type=_delimiter)
+    encoding: str = option("of the table (utf-8)", "utf-8-sig", type=_encoding)
 
 
 def prepare(settings: Settings) -> None:
@@ -109,7 +132,7 @@ def prepare(settings: Settings) -> None:
 
 
 def _columns(settings: Settings) -> dict[str, str]:
-    """What the table holds -> the column's name in it.
+    """Content -> name of its column in the table.
 
     Raises:
         ReleaseError: a column is missing, or it is not clear which holds the text.
@@ -126,7 +149,7 @@ def _columns(settings: Settings) -> dict[str, str]:
         raise ReleaseError("--text_only has no images: leave out --views")
     if settings.text_only and settings.memory_map:
         raise ReleaseError("--text_only has no images: leave out --memory_map")
-    # Where one kind of text is named, the other is not looked for by its usual name.
+    # If an option names one kind of text, the other is not looked up by its default name.
     if named["text"] is not None:
         skipped = {"findings", "impression"}
     elif named["findings"] is not None or named["impression"] is not None:
@@ -252,9 +275,9 @@ def _read(settings: Settings, columns: dict[str, str]) -> Source:
 
 
 def _shared_by_study(rows: pd.DataFrame, is_frontal: pd.Series) -> pd.DataFrame:
-    """Texts and labels in all rows of their study: a report may stand beside the lateral image alone."""
+    """Texts and labels in all rows of their study: only the row of the lateral image may have the report."""
     rows = rows.copy()
-    # What a frontal row says comes first.
+    # Values of a frontal row take precedence.
     order = (~is_frontal).sort_values(kind="stable").index
     study = [rows.loc[order, "patient"], rows.loc[order, "study"]]
     for column in (*TEXTS, *label_columns(rows)):
@@ -267,53 +290,9 @@ def _shared_by_study(rows: pd.DataFrame, is_frontal: pd.Series) -> pd.DataFrame:
     return rows
 
 
-def _encoding(text: str) -> str:
-    try:
-        name = codecs.lookup(text).name
-        "".encode(name)
-    except (LookupError, ValueError) as error:
-        raise argparse.ArgumentTypeError(f"{text!r}: no text encoding that Python knows") from error
-    return "utf-8-sig" if name == "utf-8" else name
-
-
-def _delimiter(text: str) -> str:
-    text = {"tab": "\t", "\\t": "\t"}.get(text, text)
-    if len(text) != 1 or text in '"\r\n':
-        raise argparse.ArgumentTypeError(f"{text!r}: expected one character, or tab")
-    return text
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line, see `--help`."""
-    parser = argparse.ArgumentParser(
-        prog="python -m data_prep.folder",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--table", type=Path, required=True, metavar="FILE", help="CSV file with a header")
-    parser.add_argument(
-        "--images", type=Path, metavar="DIR", help="folder below which the images lie (the table's)"
-    )
-    for name in _COLUMNS:
-        parser.add_argument(f"--{name}_column", metavar="NAME", help=f"column of the table ({name})")
-    parser.add_argument(
-        "--label_columns",
-        nargs="+",
-        default=(),
-        metavar="NAME",
-        help="columns of labels of other findings than CheXpert's; the columns' names are the findings'",
-    )
-    parser.add_argument(
-        "--views",
-        type=lambda text: tuple(view.strip() for view in text.split(",")),
-        default=VIEWS,
-        metavar="NAMES",
-        help="frontal views of the view column (PA,AP,FRONTAL)",
-    )
-    parser.add_argument("--delimiter", type=_delimiter, default=",", help="between two values (,)")
-    parser.add_argument("--encoding", type=_encoding, default="utf-8-sig", help="of the table (utf-8)")
-    row_tables.add_arguments(parser)
-    prepare(Settings(**vars(parser.parse_args(arguments))))
+    prepare(parse_options(Settings, "folder", __doc__, arguments))
 
 
 if __name__ == "__main__":

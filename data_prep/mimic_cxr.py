@@ -5,7 +5,7 @@
 RAW holds the tables ``mimic-cxr-2.0.0-{metadata,split,chexpert}.csv.gz`` and ``files/``; the reports lie in
 ``RAW/files``, in ``RAW/mimic-cxr-reports/files``, in ``RAW/mimic-cxr-reports.zip`` (read without unpacking) or in
 PLACE. SET becomes a prepared data set (see `medclip_dcl.data.prepared`): frontal images of one size, sentences of the
-findings and impression sections, labels, boxes, and what each image is for. RAW is only read; see
+findings and impression sections, labels, boxes, and the use of each image. RAW is only read; see
 `data_prep.sources.preparation`.
 """
 
@@ -21,7 +21,7 @@ from typing import Any
 
 import pandas as pd
 
-from data_prep.command import run_command
+from data_prep.command import option, parse_options, run_command
 from data_prep.sources import preparation, tables
 from data_prep.sources.preparation import Source
 from data_prep.sources.releases import (
@@ -41,23 +41,31 @@ from data_prep.sources.releases import (
 from data_prep.text.reports import Study, find_reports, no_reports, report_places
 
 
+def _folders(text: str) -> tuple[str, ...]:
+    names = tuple(sorted({name.strip() for name in text.split(",")}))
+    if not all(re.fullmatch(r"p\d\d", name) for name in names):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected folders below files/, as in p10 or p10,p11")
+    return names
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings(preparation.Settings):
-    """What the command line says.
+    """Options of the command."""
 
-    Attributes:
-        source: the release's folder.
-        reports: where the reports lie, if not in `source`.
-        ms_cxr: the JSON or CSV file of MS-CXR, if there is one.
-        subset: folders below ``files`` whose patients are wanted ("p10"); None for all.
-        labels: from `LABELERS`.
-    """
-
-    source: Path
-    reports: Path | None = None
-    ms_cxr: Path | None = None
-    subset: tuple[str, ...] | None = None
-    labels: str = "chexpert"
+    source: Path = option("folder of MIMIC-CXR-JPG", type=Path, metavar="RAW")
+    reports: Path | None = option(
+        "folder of MIMIC-CXR's reports, or mimic-cxr-reports.zip, if not in RAW",
+        None,
+        type=Path,
+        metavar="PLACE",
+    )
+    ms_cxr: Path | None = option(
+        "MS_CXR_Local_Alignment_v*.json or .csv (1.0.0 or 1.1.0)", None, type=Path, metavar="FILE"
+    )
+    subset: tuple[str, ...] | None = option(
+        "only patients of these folders, as in p10 or p10,p11", None, type=_folders, metavar="p10"
+    )
+    labels: str = option("labels to take (chexpert)", "chexpert", choices=LABELERS)
 
 
 def prepare(settings: Settings) -> None:
@@ -105,7 +113,7 @@ def _read(settings: Settings, release: Release) -> Source:
     if settings.limit is not None:
         wanted = wanted[wanted["subject_id"].isin(taken["subject_id"])]
     if boxes is not None and len(wanted) < len(images):
-        # Boxes of images that were not asked for are no rejects.
+        # Boxes of images outside the subset are not rejects.
         outside = boxes["dicom_id"].isin(images["dicom_id"]) & ~boxes["dicom_id"].isin(wanted["dicom_id"])
         counts["boxes_outside_subset"] = int(outside.sum())
         boxes = boxes[~outside]
@@ -136,7 +144,7 @@ def _grounding_patients(images: pd.DataFrame, boxes: pd.DataFrame | None) -> fro
 
 
 def _release_counts(images: pd.DataFrame, boxes: pd.DataFrame | None) -> dict[str, Any]:
-    """What the source's files hold, whatever part is taken; `data_prep.check` compares it with what was published."""
+    """Counts of the whole release; `data_prep.check` compares them with the published ones."""
     counts: dict[str, Any] = {
         "release": {
             "images": len(images),
@@ -169,45 +177,19 @@ def _subset(images: pd.DataFrame, subset: Sequence[str] | None, release: Release
 
 
 def _note_unused_boxes(settings: Settings) -> None:
-    lying_there = sorted(settings.source.glob("MS_CXR_Local_Alignment*"))
-    if settings.ms_cxr is None and lying_there:
+    unused = sorted(settings.source.glob("MS_CXR_Local_Alignment*"))
+    if settings.ms_cxr is None and unused:
         print(
-            f"note: {lying_there[0]} is not used: without --ms_cxr the set has no boxes, and MS-CXR patients may be in "
+            f"note: {unused[0]} is not used: without --ms_cxr the set has no boxes, and MS-CXR patients may be in "
             "training",
             file=sys.stderr,
         )
 
 
-def _folders(text: str) -> tuple[str, ...]:
-    names = tuple(sorted({name.strip() for name in text.split(",")}))
-    if not all(re.fullmatch(r"p\d\d", name) for name in names):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected folders below files/, as in p10 or p10,p11")
-    return names
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line, see `--help`."""
-    parser = argparse.ArgumentParser(
-        prog="python -m data_prep.mimic_cxr", description="Prepare MIMIC-CXR-JPG (or the digital phantom)."
-    )
-    parser.add_argument("--source", type=Path, required=True, metavar="RAW", help="folder of MIMIC-CXR-JPG")
-    parser.add_argument(
-        "--reports",
-        type=Path,
-        metavar="PLACE",
-        help="folder of MIMIC-CXR's reports, or mimic-cxr-reports.zip, if not in RAW",
-    )
-    parser.add_argument(
-        "--ms_cxr", type=Path, metavar="FILE", help="MS_CXR_Local_Alignment_v*.json or .csv (1.0.0 or 1.1.0)"
-    )
-    parser.add_argument(
-        "--subset", type=_folders, metavar="p10", help="only patients of these folders, as in p10 or p10,p11"
-    )
-    parser.add_argument(
-        "--labels", choices=LABELERS, default="chexpert", help="which labels to take (chexpert)"
-    )
-    preparation.add_arguments(parser)
-    prepare(Settings(**vars(parser.parse_args(arguments))))
+    description = "Prepare MIMIC-CXR-JPG (or the digital phantom)."
+    prepare(parse_options(Settings, "mimic_cxr", description, arguments))
 
 
 if __name__ == "__main__":

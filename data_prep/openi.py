@@ -9,7 +9,7 @@ RAW is one of the collection's two public forms, or a folder that holds it:
     indiana_reports.csv     Kaggle's copy, with ``indiana_projections.csv`` beside it. Their images:
                             ``images/images_normalized/1_IM-0001-3001.dcm.png``
 
-The XML files do not say which image is frontal: --projections takes Kaggle's file for that, --all_views takes every
+The XML files do not name the frontal images: --projections takes Kaggle's file for that, --all_views takes every
 image. Images that are not there are left out, however many, with their names in ``rejects.csv``; with --text_only all
 of them are, and the set serves language models and scores (see `data_prep.folder`). A report is a patient, since the
 collection names none; patients are drawn for train, validate and test. There are no CheXpert labels; --labels takes
@@ -19,7 +19,6 @@ collection names none; patients are drawn for train, validate and test. There ar
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import re
 import tarfile
@@ -32,7 +31,7 @@ from xml.etree import ElementTree
 
 import pandas as pd
 
-from data_prep.command import run_command
+from data_prep.command import option, parse_options, run_command
 from data_prep.sources import preparation
 from data_prep.sources import rows as row_tables
 from data_prep.sources.preparation import Source
@@ -61,21 +60,21 @@ NEGBIO = {
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(row_tables.Settings):
-    """What the command line says.
+    """Options of the command."""
 
-    Attributes:
-        source: the archive, the table or the folder.
-        images: folder of the images; None looks for it beside the reports.
-        projections: Kaggle's table of views; None takes the one beside Kaggle's reports.
-        all_views: lateral images are wanted as well.
-        labels: negbio_gold_14_labels.csv.
-    """
-
-    source: Path
-    images: Path | None = None
-    projections: Path | None = None
-    all_views: bool = False
-    labels: Path | None = None
+    source: Path = option(
+        f"{ARCHIVE}, ecgen-radiology/, {REPORTS}, or a folder that holds one of them",
+        type=Path,
+        metavar="RAW",
+    )
+    images: Path | None = option(
+        "folder of the images, if not beside the reports", None, type=Path, metavar="DIR"
+    )
+    projections: Path | None = option(
+        f"{PROJECTIONS}, which names the frontal images", None, type=Path, metavar="FILE"
+    )
+    all_views: bool = option("lateral images as well", False)
+    labels: Path | None = option("negbio_gold_14_labels.csv", None, type=Path, metavar="FILE")
 
 
 class OpeniReport(NamedTuple):
@@ -143,7 +142,7 @@ def find_source(source: Path) -> Path:
     if folders and not any(file.name == REPORTS for file in found):
         found = folders[:1]
     if len(found) != 1:
-        state = "holds" if source.is_dir() else "is no folder and no file; it holds"
+        state = "holds" if source.is_dir() else "is neither a folder nor a file; it holds"
         count = "several" if found or folders else "none"
         raise ReleaseError(
             f"--source {source} {state} {count} of {ARCHIVE}, ecgen-radiology/*.xml and {REPORTS}; name the one to read"
@@ -329,7 +328,7 @@ def read_projections(file: Path) -> pd.DataFrame:
     """Kaggle's table of images: uid, filename, view ("Frontal", "Lateral"), key (the name in either form).
 
     Raises:
-        ReleaseError: a column is missing, or a value is none of these.
+        ReleaseError: a column is missing, or a value is invalid.
     """
     table = read_table(file, ("uid", "filename", "projection"))
     require(
@@ -344,7 +343,7 @@ def read_negbio(file: Path) -> pd.DataFrame:
     """Labels by study (the report's number as text), in CheXpert's columns.
 
     Raises:
-        ReleaseError: a column is missing, or a value is none of 1 and 0.
+        ReleaseError: a column is missing, or a value is not 1 or 0.
     """
     table = read_table(file, ("filename", *NEGBIO))
     require(table, "filename", matches(r"CXR[0-9]{1,9}"), "CXR and a number", file)
@@ -363,7 +362,7 @@ def _image_folder(settings: Settings, place: Path) -> Path:
         if not settings.images.is_dir():
             raise ReleaseError(f"--images {settings.images} is not a folder")
         return settings.images
-    # The folder of XML files lies beside the images, not above them.
+    # The folder of XML files is next to the images, not above them.
     base = settings.source if settings.source.is_dir() else place.parent
     return next(base / name for name in IMAGE_FOLDERS if (base / name).is_dir())
 
@@ -394,28 +393,7 @@ def _key(name: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line, see `--help`."""
-    parser = argparse.ArgumentParser(
-        prog="python -m data_prep.openi",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "--source",
-        type=Path,
-        required=True,
-        metavar="RAW",
-        help=f"{ARCHIVE}, ecgen-radiology/, {REPORTS}, or a folder that holds one of them",
-    )
-    parser.add_argument(
-        "--images", type=Path, metavar="DIR", help="folder of the images, if not beside the reports"
-    )
-    parser.add_argument(
-        "--projections", type=Path, metavar="FILE", help=f"{PROJECTIONS}, which says what image is frontal"
-    )
-    parser.add_argument("--all_views", action="store_true", help="lateral images as well")
-    parser.add_argument("--labels", type=Path, metavar="FILE", help="negbio_gold_14_labels.csv")
-    row_tables.add_arguments(parser)
-    prepare(Settings(**vars(parser.parse_args(arguments))))
+    prepare(parse_options(Settings, "openi", __doc__, arguments))
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
 """Radiographs of a release, resized once: 8-bit grey JPEG files of one size under the release's relative paths.
 
-How a rectangle becomes a square is a choice, see `medclip_dcl.pictures.geometry`.
+`medclip_dcl.pictures.geometry` has the ways to make a square of a rectangle.
 
-What becomes of odd files (tests/data_prep/sources/test_images.py has a case of each):
+Unusual files (tests/data_prep/sources/test_images.py has a case of each):
 
 - more than 8 bits: scaled from the image's own minimum and maximum; DICOM: by its VOI transformation
-- white is zero (TIFF's header, DICOM's MONOCHROME1): inverted; JPEG and PNG cannot say so and are taken as they are
+- white is zero (TIFF's header, DICOM's MONOCHROME1): inverted; JPEG and PNG have no such field and are used unchanged
 - colour, CMYK, palette: luma; transparency is left out
 - turned by its Exif orientation: upright, and height and width are those of the upright picture
 - rejected, with the reason: missing, empty or truncated files, unknown formats, several pictures in one file, more than
   `image_file.MOST_PIXELS` pixels, a side below `LEAST_SIDE`, strips (`MOST_TIMES_LONGER`), one grey level everywhere,
-  NaN or infinite grey levels, what `medclip_dcl.pictures.dicom` says of DICOM
+  NaN or infinite grey levels, DICOM that `medclip_dcl.pictures.dicom` refuses
 
 JPEG sources are decoded in full: PIL's draft mode would halve the time, but an image would come out up to four grey
 levels off what the same picture gives as PNG or DICOM, or to the network that is asked about the original file.
@@ -44,7 +44,7 @@ FILTER = "bilinear"
 """Antialiased: the triangle filter grows with the reduction."""
 
 LEAST_SIDE = 16
-"""Pixels; what has a shorter side is a thumbnail or an icon."""
+"""Pixels; an image with a shorter side is a thumbnail or an icon."""
 
 MOST_TIMES_LONGER = 8
 """One side than the other; a film of a whole spine is 3 times as long as wide."""
@@ -100,7 +100,7 @@ def require_space(folder: Path, jobs: Sequence[Job], further: int = 0) -> None:
         further: bytes of the memory map, if one will be written.
 
     Raises:
-        ImageStageError: it has not; names what is needed and what is free.
+        ImageStageError: it has not; names the space needed and the free space.
     """
     missing = [
         job.size**2 * (_LONGER if job.geometry == "shortest" else 1)
@@ -163,7 +163,7 @@ def prepare_image(job: Job) -> Outcome:
 
 
 class Stamp(NamedTuple):
-    """What a prepared file says of itself, in a comment.
+    """How a prepared JPEG file was made, stored in its comment.
 
     Attributes:
         made: how, and from what.
@@ -186,13 +186,14 @@ def read_stamp(comment: bytes) -> Stamp | None:
     match = _STAMP.fullmatch(comment)
     if match is None:
         return None
-    said = {name: (value or b"").decode() for name, value in match.groupdict().items()}
-    size, height, width = (int(said[name]) for name in ("size", "height", "width"))
-    return Stamp(match["made"], said["geometry"], size, height, width, said["crc"])
+    size, height, width = (int(match[name]) for name in ("size", "height", "width"))
+    return Stamp(
+        match["made"], match["geometry"].decode(), size, height, width, (match["crc"] or b"").decode()
+    )
 
 
 def is_as_written(content: bytes, stamp: Stamp) -> bool:
-    """Whether the bytes of a prepared file are those that were written; True where its stamp has no checksum."""
+    """True if a prepared file has its checksum, or its stamp has none."""
     return not stamp.crc or _checksum(content.replace(f"; crc {stamp.crc}".encode(), _NO_CRC, 1)) == stamp.crc
 
 
@@ -201,14 +202,14 @@ def _checksum(content: bytes) -> str:
 
 
 def _making(job: Job, outcome: Outcome, size_of_file: int) -> bytes:
-    """What the stamp says: by this a finished image is known from a stale one."""
+    """Text of the stamp, which tells a finished image from a stale one."""
     made = f"{job.geometry} {job.size} {FILTER} q{QUALITY}"
     original = f"from {outcome.width} x {outcome.height} pixels, {size_of_file} bytes"
     return f"medclip_dcl 1; {made}; {original}".encode()
 
 
 def _finished(job: Job, size_of_file: int) -> Outcome | None:
-    """The outcome of a prepared image that is there, whole, and of this making; None if there is none."""
+    """The outcome of an image that is already prepared, whole, and made in this way; else None."""
     try:
         with job.target.open("rb") as stream, Image.open(stream, formats=("JPEG",)) as image:
             stamp = read_stamp(image.info.get("comment", b""))
@@ -226,7 +227,7 @@ def _finished(job: Job, size_of_file: int) -> Outcome | None:
 
 
 def ends_whole(stream: BinaryIO) -> bool:
-    """Whether a JPEG file ends as such a file does."""
+    """True if a JPEG file has its end marker."""
     stream.seek(-len(_JPEG_END), os.SEEK_END)
     return stream.read() == _JPEG_END
 

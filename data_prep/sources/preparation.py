@@ -1,9 +1,9 @@
-"""From a source that was read to a prepared set: what `mimic_cxr`, `folder` and `openi` share.
+"""Prepare a set from a `Source`, for `mimic_cxr`, `folder` and `openi`.
 
-Each of them reads its own tables and hands over a `Source`; here the reports are cut into sentences, the images
-resized, the tables of the set put together and written, and what cannot be used is left out, with its reason in
-``rejects.csv``. Images are finished one by one, so that a broken run continues; ``dataset.json`` is written last. A
-finished set is left as it is, and one that was made in another way is never overwritten.
+Each command reads its own tables into a `Source`. This module splits the reports into sentences, resizes the images and
+writes the tables of the set; ``rejects.csv`` lists what cannot be used, with reasons. Images are written one by one, so
+that an interrupted run continues; ``dataset.json`` is written last. A finished set is left unchanged, and a set
+made with other options is never overwritten.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 import pandas as pd
 
-from data_prep.command import available_cores, progress, worker_processes
+from data_prep.command import available_cores, option, positive, progress, worker_processes
 from data_prep.memory_map import has_memory_map, memory_map_bytes, write_memory_map
 from data_prep.sources import images as image_files
 from data_prep.sources import tables
@@ -38,58 +38,90 @@ from medclip_dcl.formats import PREPARED_SET
 from medclip_dcl.pictures.geometry import GEOMETRIES
 
 REJECTED_SHARE = 0.01
-"""More of the images, or more of the reports, than this share, and more than one, cannot be used: a damaged source."""
+"""A source with a larger share of unusable images or reports (and more than one) counts as damaged."""
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number from 0 to 1")
+    return share
+
+
+def _sections(text: str) -> tuple[str, ...]:
+    names = tuple(name for name in sections.SECTIONS if name in text.split(","))
+    if not names or len(names) != len(text.split(",")):
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: expected one or more of {','.join(sections.SECTIONS)}, separated by a comma"
+        )
+    return names
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What every command that prepares a set is told.
+    """Options of every command that prepares a set."""
 
-    Attributes:
-        output: the prepared set's folder.
-        size: side of the prepared images, pixels.
-        sections: from `sections.SECTIONS`.
-        cases: from `tables.CASES`, which exact labels the table "cases" holds.
-        limit: at most so many patients of each use, None for all.
-        rejected_share: more of the images that cannot be used, or of the reports that are missing, unreadable or
-            empty, than this share end the preparation.
-        workers: processes.
-        memory_map: also write the images as one file that is read without decoding.
-        geometry: how images become squares, from `medclip_dcl.pictures.geometry.GEOMETRIES`.
-    """
-
-    output: Path
-    size: int = 512
-    sections: tuple[str, ...] = sections.SECTIONS
-    cases: str = "all"
-    limit: int | None = None
-    rejected_share: float = REJECTED_SHARE
-    workers: int = 1
-    memory_map: bool = False
-    geometry: str = "stretch"
+    output: Path = option("folder of the prepared data set", type=Path, metavar="SET")
+    size: int = option("side of the prepared images, pixels (512)", 512, type=positive)
+    geometry: str = option(
+        "stretch both sides to SIZE (as in the paper), scale the shortest side to SIZE, or scale the longest and pad "
+        "with black (stretch)",
+        "stretch",
+        choices=GEOMETRIES,
+    )
+    sections: tuple[str, ...] = option(
+        "findings,impression (both)", sections.SECTIONS, type=_sections, metavar="NAMES"
+    )
+    cases: str = option(
+        "cases of a finding: all, or balanced (as many with it as without)",
+        "all",
+        alias="chex5",  # its name before there were cases of other findings
+        choices=tables.CASES,
+    )
+    limit: int | None = option(
+        "at most N patients of each use, for a first try", None, type=positive, metavar="N"
+    )
+    rejected_share: float = option(
+        "share of the images, and of the reports, that may be missing, damaged or empty and are left out; more of "
+        "either end the preparation, a single one never does (0.01)",
+        REJECTED_SHARE,
+        type=_share,
+        metavar="SHARE",
+    )
+    memory_map: bool = option(
+        "also write memory_map.npy, which training reads without decoding (size^2 bytes an image: 61 GB for "
+        "MIMIC-CXR at 512); also beside a finished set",
+        False,
+    )
+    workers: int = option(
+        "processes (as many as there are cores)", 1, type=positive, default=available_cores()
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """What a command has read and checked before any image or report is opened.
+    """Tables that a command has read and checked before any image or report is opened.
 
     Attributes:
-        images: those that are wanted: dicom_id, subject_id, study_id, view, official_split, path (of the prepared
-            file below ``images/``, ending in .jpg) and file (where the original lies); perhaps rows and columns
-            (pixels that a table promises).
+        images: the chosen ones: dicom_id, subject_id, study_id, view, official_split, path (of the prepared
+            file below ``images/``, ending in .jpg) and file (path of the original); optionally rows and columns
+            (pixels according to a table).
         reports: of the studies of `images`, or of `studies`; read once.
-        n_reports: how many they are.
-        no_reports: what to say where not one of them was found.
+        n_reports: number of reports.
+        no_reports: error message if no report was found.
         labels: by study, as `releases.read_labels` gives them.
         studies: study_id, subject_id, official_split of reports that come without images; None where there are images.
-        release_images: every image with its view, also those that are not wanted (for boxes).
+        release_images: every image with its view, also those that were not chosen (for boxes).
         boxes: of MS-CXR, None without its file.
         grounding_patients: subject_id of every patient of the MS-CXR file.
         truth: the phantom's, None for a real source.
-        counts: what else stands in dataset.json's counts.
-        rejects: what was left out while the tables were read.
+        counts: further counts for dataset.json.
+        rejects: rows left out while the tables were read.
         files: more files of the set by name, written beside the tables: texts.
-        advice: how a patient in training and in evaluation is put right.
+        advice: how to fix a patient in both training and evaluation.
     """
 
     images: pd.DataFrame
@@ -108,7 +140,7 @@ class Source:
     advice: str = tables.DAMAGED_SPLIT
 
     def with_rejects(self, rejects: Sequence[tables.Reject]) -> Source:
-        """The same source, with more that was left out."""
+        """The same source with further rejects."""
         return replace(self, rejects=(*rejects, *self.rejects))
 
 
@@ -160,7 +192,7 @@ def _complete(settings: Settings) -> None:
             if _write_memory_map(settings):
                 return
     elif leftovers:
-        # The set is whole: another process in it, or a folder that cannot be written, is no reason to fail.
+        # The set is complete: neither another process in it nor a read-only folder is a reason to fail.
         with suppress(PreparedDataError), _one_process_in(output) as is_alone:
             _remove_leftovers(leftovers, is_alone)
     print(f"{output} is a finished set, made with these options from this source: nothing to do")
@@ -173,7 +205,7 @@ def _make(
     jobs: Sequence[image_files.Job],
     is_alone: bool,
 ) -> dict[str, Any]:
-    """Write the set; returns what dataset.json says."""
+    """Write the set; returns the content of dataset.json."""
     _remove_leftovers(settings.output.rglob(".*.tmp"), is_alone)
     write_json(made_from, settings.output / _UNFINISHED)
     with worker_processes(settings.workers) as pool:
@@ -183,7 +215,7 @@ def _make(
         images, image_rejects = _prepare_images(source.images, jobs, settings, pool)
     written, rejects, counts = _assemble(source, images, found, settings.cases)
     rejects = [*source.rejects, *image_rejects, *rejects]
-    # A set whose missing images were made again is a finished one no more while its tables are written again.
+    # While the tables are written again, the set must not count as finished.
     for name in (DESCRIPTION, "dataset.json", "chex5.parquet"):  # the last is of format version 1
         (settings.output / name).unlink(missing_ok=True)
     for name, frame in written.items():
@@ -217,8 +249,8 @@ def _one_process_in(output: Path) -> Iterator[bool]:
             f"output {output} cannot be made ({error.strerror}); choose another --output"
         ) from error
     try:
-        # A file, opened for writing: locks of folders are not seen from other hosts (NFS). It stays, as who removes it
-        # may remove the lock that another process has just got.
+        # A file opened for writing, since NFS does not share locks of folders. It is never removed: another process
+        # may just have locked it.
         file = os.open(output / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
         raise PreparedDataError(
@@ -244,7 +276,7 @@ def _one_process_in(output: Path) -> Iterator[bool]:
 def _assemble(
     source: Source, images: pd.DataFrame, found: Sentences, cases: str
 ) -> tuple[dict[str, pd.DataFrame], list[tables.Reject], dict[str, Any]]:
-    """The tables of the set, what was left out of them, and counts."""
+    """The tables of the set, rejects, and counts."""
     written: dict[str, pd.DataFrame] = {}
     box_rejects: list[tables.Reject] = []
     boxed: set[str] = set()
@@ -288,9 +320,9 @@ def take_patients(images: pd.DataFrame, limit: int | None, use: pd.Series) -> pd
     """The images of the first `limit` patients of each use, by number; all of them for None.
 
     Args:
-        images: subject_id, and whatever else.
+        images: with a column subject_id.
         limit: patients.
-        use: of each image, by what is known before any image or report was opened.
+        use: of each image, before any image or report is opened.
     """
     if limit is None:
         return images
@@ -302,26 +334,26 @@ def take_patients(images: pd.DataFrame, limit: int | None, use: pd.Series) -> pd
     return images[images["subject_id"].isin(taken)].reset_index(drop=True)
 
 
-# --- What a set was made from ------------------------------------------------------------------------------------
+# --- Origin of a set -------------------------------------------------------------------------------------------------
 
 _UNFINISHED = "unfinished.json"
 _LOCK = ".lock"
 
-# Options that older sets do not name, with the value by which those were made.
+# Options that older sets do not name, with the values that were in force then.
 _SINCE_ADDED: dict[str, Any] = {"cases": "all", "limit": None, "subset": None}
 
 
 def made_from(
     settings: Settings, source: str, phantom: bool, files: Sequence[Path], options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Everything that the content of a set depends on, except reports and images themselves (too many to hash).
+    """Everything that the content of a set depends on, except reports and images (too many to hash).
 
     Args:
         settings: the shared options.
-        source: name of what is prepared.
+        source: name of the release.
         phantom: no patient data.
         files: the tables that were read.
-        options: those of the command's own.
+        options: of the command.
     """
     return {
         "format_version": FORMAT_VERSION,
@@ -349,8 +381,8 @@ def _is_finished(output: Path, made_from: Mapping[str, Any], say: bool = True) -
 
     Args:
         output: the folder.
-        made_from: what it should be made from.
-        say: print how many images are missing.
+        made_from: from `made_from`.
+        say: print the number of missing images.
 
     Raises:
         PreparedDataError: the folder holds something else.
@@ -386,7 +418,7 @@ def _is_finished(output: Path, made_from: Mapping[str, Any], say: bool = True) -
 
 
 def _lacks_images(output: Path, say: bool) -> bool:
-    """True if an image of a finished set is gone, as where a damaged one was deleted: then it is made again."""
+    """True if an image of a finished set is missing, for example a damaged one that was deleted."""
     prepared = PreparedSet(output)
     paths = prepared.table("images")["path"]
     missing = [path for path in paths if not prepared.image_file(path).is_file()]
@@ -472,7 +504,7 @@ def _prepare_images(
 
 
 def _refuse_many(settings: Settings, kind: str, reasons: Mapping[str, str], total: int) -> None:
-    """A few damaged files are left out; many mean that the download is broken. One is always allowed."""
+    """A few damaged files are left out; many mean a broken download. One is always allowed."""
     if len(reasons) <= max(1, settings.rejected_share * total):
         return
     _write_rejects(settings.output, [(kind, name, reason) for name, reason in sorted(reasons.items())])
@@ -489,11 +521,11 @@ def _write_rejects(output: Path, rejects: Sequence[tables.Reject]) -> None:
     write_text(frame.to_csv(index=False, lineterminator="\n"), output / "rejects.csv")
 
 
-# --- What the user sees ------------------------------------------------------------------------------------------
+# --- Summary ---------------------------------------------------------------------------------------------------------
 
 
 def summary(output: Path, info: Mapping[str, Any]) -> str:
-    """What a finished set holds, by the counts in its dataset.json."""
+    """Summary of a finished set, from the counts in its dataset.json."""
     counts = info["counts"]
     uses = ", ".join(f"{use} {n:,}" for use, n in counts["images_by_use"].items())
     rejects = ", ".join(f"{kind} {n:,}" for kind, n in counts["rejects"].items())
@@ -526,84 +558,3 @@ def case_lines(counts: Mapping[str, Any]) -> list[str]:
             if any(findings[f]["yes"] or findings[f]["no"] for f in names):
                 lines.append(f"  {title:<10} {use} (yes/no): {cases}")
     return lines or ["  cases      none: no label is exactly 1 or 0"]
-
-
-# --- The command line --------------------------------------------------------------------------------------------
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `Settings`."""
-    parser.add_argument(
-        "--output", type=Path, required=True, metavar="SET", help="folder of the prepared data set"
-    )
-    parser.add_argument(
-        "--size", type=positive, default=512, help="side of the prepared images, pixels (512)"
-    )
-    parser.add_argument(
-        "--geometry",
-        choices=GEOMETRIES,
-        default="stretch",
-        help="stretch both sides to SIZE (as in the paper), scale the shortest side to SIZE, or scale the longest and "
-        "pad with black (stretch)",
-    )
-    parser.add_argument(
-        "--sections",
-        type=_sections,
-        default=sections.SECTIONS,
-        metavar="NAMES",
-        help="findings,impression (both)",
-    )
-    parser.add_argument(
-        "--cases",
-        "--chex5",  # its name before there were cases of other findings
-        dest="cases",
-        choices=tables.CASES,
-        default="all",
-        help="cases of a finding: all, or balanced (as many with it as without)",
-    )
-    parser.add_argument(
-        "--limit", type=positive, metavar="N", help="at most N patients of each use, for a first try"
-    )
-    parser.add_argument(
-        "--rejected_share",
-        type=_share,
-        default=REJECTED_SHARE,
-        metavar="SHARE",
-        help="share of the images, and of the reports, that may be missing, damaged or empty and are left out; more of "
-        "either end the preparation, a single one never does (0.01)",
-    )
-    parser.add_argument(
-        "--workers", type=positive, default=available_cores(), help="processes (as many as there are cores)"
-    )
-    parser.add_argument(
-        "--memory_map",
-        action="store_true",
-        help="also write memory_map.npy, which training reads without decoding (size^2 bytes an image: 61 GB for "
-        "MIMIC-CXR at 512); also beside a finished set",
-    )
-
-
-def positive(text: str) -> int:
-    """A whole number of at least 1, for `argparse`."""
-    if not (text.isascii() and text.isdecimal()) or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of at least 1")
-    return int(text)
-
-
-def _share(text: str) -> float:
-    try:
-        share = float(text)
-    except ValueError:
-        share = -1.0
-    if not 0 <= share <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a number from 0 to 1")
-    return share
-
-
-def _sections(text: str) -> tuple[str, ...]:
-    names = tuple(name for name in sections.SECTIONS if name in text.split(","))
-    if not names or len(names) != len(text.split(",")):
-        raise argparse.ArgumentTypeError(
-            f"{text!r}: expected one or more of {','.join(sections.SECTIONS)}, separated by a comma"
-        )
-    return names

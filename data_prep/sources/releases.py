@@ -1,7 +1,7 @@
-"""The release files of MIMIC-CXR-JPG and MS-CXR: where they are, what they must hold, their rows as tables.
+"""Find, read and validate the tables of MIMIC-CXR-JPG and MS-CXR.
 
-File names differ between versions in their number only (``mimic-cxr-2.0.0-split.csv.gz``); unpacked ``.csv`` files do
-as well. Every column that is used is checked before any work begins.
+Only the version number differs between the file names of releases (``mimic-cxr-2.0.0-split.csv.gz``); unpacked
+``.csv`` files work too. Every column that is used is checked before any work begins.
 """
 
 from __future__ import annotations
@@ -29,21 +29,11 @@ SPLITS = ("train", "validate", "test")
 
 _DICOM_ID = r"[0-9a-f]{8}(?:-[0-9a-f]{8}){4}"
 _RELEASE_FILE = re.compile(r"mimic-cxr-(\d+\.\d+\.\d+)-([a-z]+)\.csv(\.gz)?")
-_MS_CXR_COLUMNS = (
-    "dicom_id",
-    "category_name",
-    "label_text",
-    "x",
-    "y",
-    "w",
-    "h",
-    "image_width",
-    "image_height",
-)
+_BOX = ("x", "y", "w", "h", "image_width", "image_height")
 
 
 class ReleaseError(UserError):
-    """A file of a release is missing, or does not hold what it should; the message says what to do."""
+    """A file of a release is missing or invalid; the message says what to do."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +66,7 @@ def find_release(folder: Path, labeler: str = "chexpert") -> Release:
     if not folder.is_dir():
         raise ReleaseError(f"source {folder} is not a folder; --source expects the folder of MIMIC-CXR-JPG")
     found: dict[str, dict[str, Path]] = {}
-    # Sorted: where a table lies both packed and unpacked, the packed one (the release's own) comes last and is taken.
+    # Sorted: of a packed and an unpacked table, the packed one (the original) comes last and is used.
     for file in sorted(folder.iterdir()):
         if match := _RELEASE_FILE.fullmatch(file.name):
             found.setdefault(match[1], {})[match[2]] = file
@@ -91,7 +81,7 @@ def find_release(folder: Path, labeler: str = "chexpert") -> Release:
     missing = [f"mimic-cxr-{version}-{name}.csv.gz" for name in wanted if name not in tables]
     if missing:
         raise ReleaseError(
-            f"{folder} lacks {', '.join(missing)} (or .csv); they stand beside the folder 'files' on the download "
+            f"{folder} lacks {', '.join(missing)} (or .csv); they are next to the folder 'files' on the download "
             "page of MIMIC-CXR-JPG"
         )
     return Release(folder, f"mimic-cxr-{version}", *(tables[name] for name in wanted))
@@ -104,8 +94,8 @@ def read_images(release: Release) -> pd.DataFrame:
         dicom_id, subject_id, study_id, view, rows, columns (pixels by the metadata), official_split, path.
 
     Raises:
-        ReleaseError: a column is missing or holds what it should not, an image stands twice or in one table only, or
-            the two tables disagree about its patient.
+        ReleaseError: a column is missing or invalid, an image is duplicate or in one table only, or the two tables
+            disagree about its patient.
     """
     metadata = read_table(
         release.metadata, ("dicom_id", "subject_id", "study_id", "ViewPosition", "Rows", "Columns")
@@ -142,7 +132,7 @@ def read_labels(release: Release) -> pd.DataFrame:
     """The 14 labels of each study: study_id and `CHEXPERT`, 1, 0, -1 (uncertain) or NaN (not mentioned).
 
     Raises:
-        ReleaseError: a column is missing, a value is none of these, or a study stands twice.
+        ReleaseError: a column is missing, a value is invalid, or a study is duplicate.
     """
     frame = read_table(release.labels, ("study_id", *CHEXPERT))
     require(frame, "study_id", matches(r"\d{8}"), "eight digits", release.labels)
@@ -180,23 +170,25 @@ def read_ms_cxr(file: Path) -> pd.DataFrame:
     frame = _ms_cxr_json(file) if file.suffix == ".json" else _ms_cxr_csv(file)
     if frame.empty:
         raise ReleaseError(f"{file} holds no box; download MS-CXR again")
-    for column in ("x", "y", "w", "h", "image_width", "image_height"):
+    for column in _BOX:
         frame[column] = pd.to_numeric(frame[column], errors="coerce").astype("float64")
     for column in ("dicom_id", "category", "phrase"):
-        # JSON's null is no phrase "None".
+        # JSON's null must not become the phrase "None".
         frame[column] = frame[column].map(
             lambda text: " ".join(text.split()) if isinstance(text, str) else ""
         )
     # Version 1.1.0 names the patient; 1.0.0 only has them in the image's path.
+    in_path = pd.to_numeric(frame["path"].astype(str).str.extract(r"/p(\d{8})/", expand=False))
     named = pd.to_numeric(frame["subject_id"], errors="coerce").where(
         lambda number: number.between(1, 99_999_999)
     )
-    frame["subject_id"] = named.fillna(pd.to_numeric(_patient_of(frame["path"]))).fillna(0).astype("int64")
+    frame["subject_id"] = named.fillna(in_path).fillna(0).astype("int64")
     return frame.drop(columns="path")
 
 
 def _ms_cxr_csv(file: Path) -> pd.DataFrame:
-    frame = read_table(file, _MS_CXR_COLUMNS, other_columns=("path", "subject_id"))
+    columns = ("dicom_id", "category_name", "label_text", *_BOX)
+    frame = read_table(file, columns, other_columns=("path", "subject_id"))
     frame = frame.rename(columns={"category_name": "category", "label_text": "phrase"})
     frame["box_id"] = [f"row {row} {dicom_id}" for row, dicom_id in enumerate(frame["dicom_id"], start=1)]
     return frame.assign(**{name: "" for name in ("path", "subject_id") if name not in frame})
@@ -209,25 +201,22 @@ def _ms_cxr_json(file: Path) -> pd.DataFrame:
         categories = {category["id"]: category["name"] for category in content["categories"]}
         rows = [
             (
-                f"annotation {box['id']} {Path(images[box['image_id']]['file_name']).stem}",
-                Path(images[box["image_id"]]["file_name"]).stem,
-                images[box["image_id"]].get("path", ""),
-                images[box["image_id"]].get("subject_id", ""),
+                f"annotation {box['id']} {Path(image['file_name']).stem}",
+                Path(image["file_name"]).stem,
+                image.get("path", ""),
+                image.get("subject_id", ""),
                 categories[box["category_id"]],
                 box["label_text"],
                 *_four(box["bbox"]),
-                images[box["image_id"]]["width"],
-                images[box["image_id"]]["height"],
+                image["width"],
+                image["height"],
             )
             for box in content["annotations"]
+            for image in [images[box["image_id"]]]
         ]
-    except UnicodeDecodeError as error:
-        raise ReleaseError(f"{file} is not UTF-8 text ({error.reason}); download MS-CXR again") from error
-    # RecursionError: brackets within brackets, thousands of them.
-    except (json.JSONDecodeError, RecursionError) as error:
+    # RecursionError: thousands of nested brackets.
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise ReleaseError(f"{file} is not JSON ({error}); download MS-CXR again") from error
-    except OSError as error:
-        raise ReleaseError(f"{file} cannot be read ({error.strerror}); download MS-CXR again") from error
     except KeyError as error:
         raise ReleaseError(
             f"{file} is not in the format of MS-CXR: nothing named or numbered {error}; expected the COCO keys images, "
@@ -236,31 +225,14 @@ def _ms_cxr_json(file: Path) -> pd.DataFrame:
     # ValueError: a number of thousands of digits.
     except (TypeError, AttributeError, ValueError) as error:
         raise ReleaseError(f"{file} is not in the format of MS-CXR ({error}); download it again") from error
-    columns = [
-        "box_id",
-        "dicom_id",
-        "path",
-        "subject_id",
-        "category",
-        "phrase",
-        "x",
-        "y",
-        "w",
-        "h",
-        "image_width",
-        "image_height",
-    ]
-    return pd.DataFrame(rows, columns=columns)
+    columns = ("box_id", "dicom_id", "path", "subject_id", "category", "phrase", *_BOX)
+    return pd.DataFrame(rows, columns=list(columns))
 
 
-def _four(box: Any) -> tuple[Any, Any, Any, Any]:
+def _four(box: Any) -> list[Any]:
     if not isinstance(box, list) or len(box) != 4:
-        raise TypeError(f"bbox is no list of x, y, width, height but {box!r}"[:200])
-    return box[0], box[1], box[2], box[3]
-
-
-def _patient_of(paths: pd.Series) -> pd.Series:
-    return paths.astype(str).str.extract(r"/p(\d{8})/", expand=False)
+        raise TypeError(f"bbox is not a list of x, y, width, height but {box!r}"[:200])
+    return box
 
 
 def truth_files(folder: Path) -> list[Path]:
@@ -283,13 +255,13 @@ def truth_files(folder: Path) -> list[Path]:
 
 
 def read_truth(folder: Path) -> dict[str, pd.DataFrame] | None:
-    """What is true of the phantom's images and sentences; None for a real release.
+    """The true classes of the phantom's images and sentences; None for a real release.
 
     Returns:
         "sentences" (text, class_id), "classes" (class_id, rho, sentence_share), "image_classes" (dicom_id, class_id).
 
     Raises:
-        ReleaseError: a file or a column is missing, or a number is none.
+        ReleaseError: a file or a column is missing, or a value is not a number.
     """
     files = truth_files(folder)
     if not files:
@@ -311,7 +283,7 @@ def read_truth(folder: Path) -> dict[str, pd.DataFrame] | None:
 
 
 def file_hash(file: Path) -> str:
-    """SHA-256 of a file's bytes, the first 16 digits: whether a table is the one that was used before.
+    """First 16 digits of the SHA-256 of a file, to recognise a table that was used before.
 
     Raises:
         ReleaseError: the file cannot be read.
@@ -367,7 +339,7 @@ def read_table(
             for row in lines:
                 if len(row) == len(header):
                     rows.append([row[place].strip() for place in places])
-                # A blank line is no row. A longer one would be shifted, or lose its end.
+                # A blank line is not a row. A row of another length would be shifted, or lose its end.
                 elif row:
                     wrong.append((lines.line_num, len(row)))
     except (OSError, EOFError, zlib.error, UnicodeError, csv.Error) as error:
@@ -407,7 +379,7 @@ def _open_text(file: Path, encoding: str) -> io.TextIOWrapper:
 
 
 def matches(pattern: str) -> Callable[[pd.Series], pd.Series]:
-    """Whether each whole value matches a regular expression, for `require`."""
+    """Condition for `require`: each whole value matches a regular expression."""
     return lambda column: column.str.fullmatch(pattern)
 
 
@@ -434,7 +406,7 @@ def require(
 
 
 def and_others(others: Sequence[str]) -> str:
-    """What follows the first case in a message: the number of further ones, and some of them; "" for none."""
+    """End of a message behind the first case: the number of further cases, and some of them; "" for none."""
     if not others:
         return ""
     some = ", ".join(case[:100] for case in others[:SHOWN])
@@ -447,7 +419,7 @@ def _require_same_images(metadata: pd.DataFrame, split: pd.DataFrame, release: R
     if len(alone):
         lacking = release.split if alone["_merge"].iloc[0] == "left_only" else release.metadata
         raise ReleaseError(
-            f"{release.metadata.name} and {release.split.name} list different images: {len(alone):,} stand in one of "
+            f"{release.metadata.name} and {release.split.name} list different images: {len(alone):,} are in one of "
             f"them only (first: {alone['dicom_id'].iloc[0]}, not in {lacking.name}); take both from one download"
         )
     differs = (both["subject_id"] != both["subject_id_split"]) | (both["study_id"] != both["study_id_split"])

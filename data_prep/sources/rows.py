@@ -1,4 +1,4 @@
-"""From rows of image, text, patient and study to a `Source`: what `folder` and `openi` share after reading."""
+"""Make a `Source` from rows of image, text, patient and study, for `folder` and `openi`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 
 import pandas as pd
 
+from data_prep.command import option
 from data_prep.sources import preparation, tables
 from data_prep.sources.preparation import Source
 from data_prep.sources.releases import SHOWN, SPLITS, ReleaseError, and_others
@@ -27,10 +28,10 @@ SHARES = (0.8, 0.1, 0.1)
 """Of the patients, for train, validate and test, where a source has no split."""
 
 ROW = "row"
-"""Name of the index of rows that says where they stand in their file, where its header is row 1."""
+"""Name of an index that counts the rows of the file; its header is row 1."""
 
 IDENTIFIERS = "identifiers.csv"
-"""In a prepared set: the source's names of patients and studies that are no whole numbers, and their numbers."""
+"""In a prepared set: the source's names of patients and studies that are not whole numbers, with their numbers."""
 
 _SPLIT_NAMES = {
     "train": ("train", "training"),
@@ -41,22 +42,33 @@ _PATIENT_ADVICE = "put all rows of a patient into one split"
 _IMAGE_ADVICE = "leave one row of each"
 
 
+def _shares(text: str) -> tuple[float, ...]:
+    try:
+        shares = tuple(float(share) for share in text.split(","))
+    except ValueError:
+        shares = ()
+    if len(shares) != 3 or not all(0 <= share <= 1 for share in shares) or not math.isclose(sum(shares), 1):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected three shares whose sum is 1, as in 0.8,0.1,0.1")
+    return shares
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings(preparation.Settings):
-    """Options that sources of rows share.
+    """Options of sources that are tables of rows."""
 
-    Attributes:
-        text_only: the set holds reports alone.
-        split_shares: of the patients, for train, validate and test; None where the source has a split, or for `SHARES`.
-        split_seed: of the draw; None where the source has a split, or for 0.
-    """
-
-    text_only: bool = False
-    split_shares: tuple[float, float, float] | None = None
-    split_seed: int | None = None
+    text_only: bool = option(
+        "a set of reports alone: for language models, scores and embeddings of sentences", False
+    )
+    split_shares: tuple[float, float, float] | None = option(
+        "of the patients, for train,validate,test, where there is no split (0.8,0.1,0.1)",
+        None,
+        type=_shares,
+        metavar="SHARES",
+    )
+    split_seed: int | None = option("of that draw (0)", None, type=int, metavar="SEED")
 
     def split_options(self, has_split: bool) -> Any:
-        """What dataset.json says about the split.
+        """The split, for dataset.json.
 
         Raises:
             ReleaseError: the source has a split, and options say how to draw one.
@@ -127,7 +139,7 @@ def rows_source(
 
 
 def _require_consistent(rows: pd.DataFrame, file: Path) -> None:
-    """What belongs to a study is the same in all its rows, where it is given; an image stands once."""
+    """Check that rows of a study agree where they are not empty, and that each image occurs once."""
     for column in ("patient", "study"):
         if (rows[column] == "").any():
             nameless = rows[rows[column] == ""]
@@ -149,7 +161,7 @@ def _require_consistent(rows: pd.DataFrame, file: Path) -> None:
 
 
 def _row_numbers(rows: pd.DataFrame | pd.Series) -> str:
-    """Where rows stand in their file, if they say so."""
+    """Row numbers in the file, if the index has them."""
     if rows.index.name != ROW:
         return ""
     numbers = ", ".join(str(number) for number in rows.index[:SHOWN])
@@ -157,7 +169,7 @@ def _row_numbers(rows: pd.DataFrame | pd.Series) -> str:
 
 
 def _require_one_spelling(names: pd.Series, kind: str, file: Path) -> None:
-    """A number is written in one way: "7", "007" and "7.0" as three patients may be one, in training and in test."""
+    """Require one spelling of a number: the patients "7", "007" and "7.0" may be one, in training and in test."""
     spelled: dict[str, str] = {}
     pairs = []
     for name in names.unique():
@@ -173,7 +185,7 @@ def _require_one_spelling(names: pd.Series, kind: str, file: Path) -> None:
 
 
 def _require_apart(images: pd.Series, file: Path) -> None:
-    """Each image stands once, and has a prepared file of its own."""
+    """Check that each image occurs once, and has a prepared file of its own."""
     twice = images[images.duplicated(keep=False)].groupby(images, sort=False)
     if repeated := [f"{image!r} again{_row_numbers(rows)}" for image, rows in twice]:
         raise ReleaseError(
@@ -201,7 +213,7 @@ def _require_apart(images: pd.Series, file: Path) -> None:
 
 
 def _prepared_paths(images: pd.Series) -> pd.Series:
-    """Where the prepared images lie: the originals' names, .jpg behind what does not end so."""
+    """Paths of the prepared images: the originals' names, with .jpg appended where needed."""
     is_jpeg = images.str.lower().str.endswith((".jpg", ".jpeg")).astype(bool)
     return images.where(is_jpeg, images + ".jpg")
 
@@ -297,7 +309,7 @@ def label_columns(rows: pd.DataFrame) -> list[str]:
 
 
 def _labels(rows: pd.DataFrame) -> pd.DataFrame:
-    """CheXpert's columns and the others of the studies that have any label column; what no row says is missing."""
+    """CheXpert's columns and the others of the studies that have any label column; NaN where no row has a value."""
     given = label_columns(rows)
     if not given:
         return pd.DataFrame({"study_id": pd.Series(dtype="int64"), **dict.fromkeys(CHEXPERT, math.nan)})
@@ -307,7 +319,7 @@ def _labels(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def image_paths(names: pd.Series, root: Path, file: Path) -> list[str]:
-    """`image_path` of all names of a column, "" where there is none; all wrong ones are listed at once."""
+    """`image_path` of all names of a column, "" where there is none; one error lists all invalid names."""
     paths, wrong = [], []
     for name in names:
         try:
@@ -329,7 +341,7 @@ def image_path(name: str, root: Path, file: Path) -> str:
         file: the table, for messages.
 
     Raises:
-        ReleaseError: the path leaves the folder, or is none.
+        ReleaseError: the path leaves the folder, or is invalid.
     """
     path = PurePosixPath(name.replace("\\", "/"))
     if path.is_absolute() and path.is_relative_to(root.absolute().as_posix()):
@@ -342,30 +354,3 @@ def image_path(name: str, root: Path, file: Path) -> str:
             "'..' and with names of at most 200 bytes"
         )
     return str(path)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `Settings`."""
-    parser.add_argument(
-        "--text_only",
-        action="store_true",
-        help="a set of reports alone: for language models, scores and embeddings of sentences",
-    )
-    parser.add_argument(
-        "--split_shares",
-        type=_shares,
-        metavar="SHARES",
-        help="of the patients, for train,validate,test, where there is no split (0.8,0.1,0.1)",
-    )
-    parser.add_argument("--split_seed", type=int, metavar="SEED", help="of that draw (0)")
-    preparation.add_arguments(parser)
-
-
-def _shares(text: str) -> tuple[float, ...]:
-    try:
-        shares = tuple(float(share) for share in text.split(","))
-    except ValueError:
-        shares = ()
-    if len(shares) != 3 or not all(0 <= share <= 1 for share in shares) or not math.isclose(sum(shares), 1):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected three shares whose sum is 1, as in 0.8,0.1,0.1")
-    return shares

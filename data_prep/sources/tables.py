@@ -1,6 +1,6 @@
 """The tables of a prepared set, from the tables of a release: pure functions, no files.
 
-Which image serves which purpose is decided here (`decide_use`), and nowhere else.
+Only `decide_use` decides about the use of each image.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Reject = tuple[str, str, str]
 """Kind (image, report, box), id, reason: a row of rejects.csv."""
 
 CASES = ("all", "balanced")
-"""Which of the exact labels become cases: all of them, or as many with a finding as without it."""
+"""Exact labels that become cases: all, or as many with a finding as without it."""
 
 DAMAGED_SPLIT = "the official split keeps patients apart, so the split table is damaged: download it again"
 
@@ -36,7 +36,7 @@ def select_boxes(
         images: the prepared images, with height and width of the originals in pixels.
 
     Returns:
-        the table "boxes", in the file's order but for the boxes of one phrase, which stand together; and one reject for
+        the table "boxes", in the file's order, except that boxes of one phrase are adjacent; and one reject for
         each box that is not in it.
     """
     views = release_images.set_index("dicom_id")["view"]
@@ -49,7 +49,7 @@ def select_boxes(
         else:
             kept.append((box.dicom_id, box.category, box.phrase, *clipped))
     table = typed(pd.DataFrame(kept, columns=list(TABLES["boxes"])), "boxes")
-    # Several boxes of one phrase are one region: they stand together, where the first of them stands.
+    # Several boxes of one phrase are one region: they follow the first of them.
     phrase = table.groupby(["dicom_id", "category", "phrase"], sort=False).ngroup()
     return table.loc[phrase.sort_values(kind="stable").index].reset_index(drop=True), rejects
 
@@ -96,9 +96,9 @@ def decide_use(
     boxed_images: Collection[str],
     studies_without_text: Collection[int],
 ) -> pd.Series:
-    """What each image is for.
+    """The use of each image.
 
-    A patient of the MS-CXR file is `grounding` whatever the official split says, except that an image of the official
+    A patient of the MS-CXR file is `grounding` regardless of the official split, except that an image of the official
     test split which carries no box stays `test`. An image without any sentence is `excluded`, unless it carries a box
     (grounding needs the box's phrase only). The rest follow the official split.
 
@@ -134,7 +134,7 @@ def require_disjoint_patients(images: pd.DataFrame, advice: str = DAMAGED_SPLIT)
     if len(mixed):
         others = and_others([str(patient) for patient in mixed.index[1:]])
         raise ReleaseError(
-            f"{len(mixed):,} of {len(purposes):,} patients stand both in training and in evaluation, or in two "
+            f"{len(mixed):,} of {len(purposes):,} patients are both in training and in evaluation, or in two "
             f"parts of the evaluation (first: patient {mixed.index[0]}, in {mixed.iloc[0]}){others}; {advice}"
         )
 
@@ -257,7 +257,7 @@ def typed(frame: pd.DataFrame, table: str) -> pd.DataFrame:
 
 
 def fingerprint(tables: Mapping[str, pd.DataFrame]) -> str:
-    """A hash of the tables' contents: the same for the same content, whatever wrote or compressed it.
+    """A hash of the tables' contents, independent of their compression.
 
     Of the cases those of CheX5 count, under the name that they had in format version 1: a set that is made again has
     the fingerprint of before. All others follow from labels and images.

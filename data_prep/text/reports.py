@@ -1,4 +1,4 @@
-"""Reports and the sentences that stand in them; where the report files of MIMIC-CXR lie."""
+"""Find the reports of MIMIC-CXR, and read the sentences of reports of any source."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ ARCHIVE = "mimic-cxr-reports.zip"
 """The download that holds all reports of MIMIC-CXR."""
 
 MOST_BYTES = 2**22
-"""A report of more bytes than this is none (the longest of MIMIC-CXR have some ten thousand)."""
+"""A longer file is not a report (the longest of MIMIC-CXR have some ten thousand bytes)."""
 
-# What `zipfile` raises: damaged content, an encrypted member (RuntimeError), a version or a compression unknown to it.
+# Raised by `zipfile`: damaged content, an encrypted member (RuntimeError), a version or a compression unknown to it.
 _DAMAGED_ZIP = (
     zipfile.BadZipFile,
     zlib.error,
@@ -40,19 +40,19 @@ _DAMAGED_ZIP = (
 
 _NOTHING = "report has no findings or impression"
 
-# Reports that are with the workers at a time: what an archive holds is never all in memory.
+# Reports per round of the workers, so that an archive is never all in memory.
 _BLOCK = 4096
 
 
 class Report(NamedTuple):
-    """The report of a study that is wanted: where it lies, or what it says.
+    """The report of a study: its possible files, or its text.
 
     Attributes:
         study_id: the release's number.
-        files: where its file may lie; the first that exists is taken.
-        content: bytes of its text, taken where none of the files exists.
+        files: possible places of its file; the first that exists is read.
+        content: bytes of its text, used if none of the files exists.
         sections: its sections, where the source keeps them apart; then there is neither file nor content.
-        reason: why there is no content, where something is there that cannot be read.
+        reason: why its content cannot be read.
     """
 
     study_id: int
@@ -63,10 +63,10 @@ class Report(NamedTuple):
 
 
 class Passages(NamedTuple):
-    """What one report holds: (section, passage) in order, or why it cannot be used.
+    """The passages of a report as (section, passage) in order, or why it cannot be used.
 
-    `is_unreadable`: there is no text to read. `has_others`: there are findings or an impression, but not what was
-    chosen.
+    `is_unreadable`: there is no text to read. `has_others`: there are findings or an impression, but not the chosen
+    sections.
     """
 
     found: tuple[tuple[str, str], ...] = ()
@@ -83,7 +83,7 @@ class Sentences:
         of_study: study_id -> (section, sentence) in order; only studies that have any.
         reasons: study_id -> why it has none.
         unusable: studies whose report is missing, unreadable or empty (the others lack the chosen sections only).
-        without_letter: how many sentences were dropped because they hold no letter.
+        without_letter: number of sentences dropped because they hold no letter.
     """
 
     of_study: dict[int, list[tuple[str, str]]] = field(default_factory=dict)
@@ -93,7 +93,7 @@ class Sentences:
 
 
 class Study(NamedTuple):
-    """A study of MIMIC-CXR whose report is wanted, by the release's numbers."""
+    """Numbers of a study of MIMIC-CXR."""
 
     study_id: int
     subject_id: int
@@ -106,11 +106,11 @@ class Study(NamedTuple):
 
 @dataclass(frozen=True)
 class ReportPlaces:
-    """Where reports are looked for.
+    """Possible places of reports.
 
     Attributes:
-        folders: ``pXX/pXXXXXXXX/sXXXXXXXX.txt`` lie below them; the first that has a report is taken.
-        archive: `ARCHIVE`, read without unpacking it, for what none of the folders has.
+        folders: of ``pXX/pXXXXXXXX/sXXXXXXXX.txt``; the first that has a report is used.
+        archive: `ARCHIVE`, read without unpacking it, for reports that no folder has.
     """
 
     folders: tuple[Path, ...]
@@ -145,7 +145,7 @@ def report_places(source: Path, reports: Path | None) -> ReportPlaces:
         folders = (reports / "mimic-cxr-reports" / "files", reports / "files", reports)
         archive = reports / ARCHIVE
     else:
-        raise ReleaseError(f"--reports {reports} is not a folder and no file; {_EXPECTED}")
+        raise ReleaseError(f"--reports {reports} is neither a folder nor a file; {_EXPECTED}")
     if not archive.is_file():
         return ReportPlaces(folders)
     if not zipfile.is_zipfile(archive):
@@ -175,7 +175,7 @@ def find_reports(studies: Sequence[Study], places: ReportPlaces) -> Iterator[Rep
 
 
 def no_reports(studies: Sequence[Study], places: ReportPlaces) -> str:
-    """What to say where not one report was found."""
+    """Error message if no report was found."""
     return (
         f"no report was found: {studies[0].report} and the reports of the other {len(studies) - 1:,} studies are "
         f"in none of {places}; MIMIC-CXR-JPG comes without reports: download {ARCHIVE} of MIMIC-CXR and put it into "
@@ -184,7 +184,7 @@ def no_reports(studies: Sequence[Study], places: ReportPlaces) -> str:
 
 
 def _report_members(archive: zipfile.ZipFile) -> dict[str, str]:
-    """Path below ``files`` -> the archive's name of it, whatever folders stand before ``files``."""
+    """Path below ``files`` -> its name in the archive, with any folders before ``files``."""
     members = {}
     for name in archive.namelist():
         if name.endswith(".txt"):
@@ -213,10 +213,10 @@ def read_sentences(
 
     Args:
         reports: one for each study.
-        total: how many they are.
+        total: number of reports.
         wanted: sections, see `sections.SECTIONS`.
         pool: processes that share the work, or None.
-        nowhere: what to say if there was nothing to read for any of them.
+        nowhere: error message if no report can be read.
 
     Raises:
         ReleaseError: not one report was found.

@@ -1,6 +1,6 @@
 """The findings and impression sections of a MIMIC-CXR report.
 
-Headers stand at the beginning of a line, in capitals, before a colon (``\\n ([A-Z ()/,-]+):\\s`` in the official
+Headers are at the beginning of a line, in capitals, before a colon (``\\n ([A-Z ()/,-]+):\\s`` in the official
 parser). Beyond that: lower-case headers, headers within a line, missing colons, misspellings, combined headers.
 Drafts and additions (WET READ, PRELIMINARY REPORT, ADDENDUM) and signatures are left out, see `_is_draft`.
 A header that is neither findings nor impression ends the section if it is known to begin another (INDICATION,
@@ -18,10 +18,10 @@ from typing import NamedTuple
 from data_prep.text.sentences import has_letter, passages, split_sentences, with_line_breaks
 
 RULES_VERSION = 3
-"""Raised with every change that gives other text; stands in the options of a prepared set."""
+"""Incremented with every change of the resulting text; part of the options of a prepared set."""
 
 SECTIONS = ("findings", "impression")
-"""What can be chosen. A combined section (FINDINGS AND IMPRESSION) counts as either."""
+"""Sections to choose from. A combined section (FINDINGS AND IMPRESSION) counts as either."""
 
 BOTH = "findings_and_impression"
 LAST_PARAGRAPH = "last_paragraph"
@@ -45,7 +45,7 @@ _OTHER_NAMES = (
 )
 # These make even a header with FINDINGS or IMPRESSION in it something else: "PROVISIONAL FINDINGS IMPRESSION (PFI)".
 _NOT_FINAL = re.compile(r"\b(?:WET READ|WETREAD|PRELIM(?:INARY)?|PROVISIONAL|PFI|ADDENDUM|ADDENDA)\b")
-# Where a report says nothing elsewhere, its reading may stand under these (some of those that the official script
+# A report without other text may have its reading under these headers (some of those that the official script
 # leaves out or lists by hand), if it states something: "EXAMINATION:  The lungs are clear."
 _MAY_HOLD_READING = re.compile(r"\b(?:EXAM|EXAMINATION|PROCEDURE|RECOMMENDATIONS?)\b")
 _STATEMENT = re.compile(
@@ -120,7 +120,7 @@ def study_sections(report: str, wanted: Collection[str] = SECTIONS) -> list[Sect
     """The chosen sections of a report in order of appearance.
 
     Where a report has neither findings nor impression: the text under a header that names the views (CHEST, PA AND
-    LATERAL), else the last paragraph that stands under no header of another section, else a statement under
+    LATERAL), else the last paragraph under no header of another section, else a statement under
     EXAMINATION or RECOMMENDATION.
 
     Args:
@@ -141,7 +141,7 @@ def study_sections(report: str, wanted: Collection[str] = SECTIONS) -> list[Sect
 
 
 def _pieces(report: str) -> list[Section]:
-    """Cut a report at its headers. What stands under no header is `_TEXT`."""
+    """Cut a report at its headers. Text under no header is `_TEXT`."""
     report = _PAGE_BREAK.sub("", with_line_breaks(report))
     headers = list(_HEADER.finditer(report))
     last_title = max((match.start() for match in headers if match["title"]), default=-1)
@@ -189,15 +189,15 @@ def _resumed(header: str, found: Sequence[Section]) -> str | None:
 
 
 def _is_notice(paragraph: str) -> bool:
-    """True where no sentence says anything of the image; what follows a colon may."""
+    """True if no sentence describes the image; text behind a colon may."""
     said = [sentence for passage in passages(paragraph) for sentence in split_sentences(passage)]
     return not re.search(r":\s", paragraph) and all(map(_NOTICE.fullmatch, said))
 
 
 def _is_draft(draft: str, is_before_title: bool, found: Collection[Section], name: str) -> bool:
-    """Whether a section behind WET READ, PRELIMINARY or ADDENDUM belongs to it.
+    """True if a section behind WET READ, PRELIMINARY or ADDENDUM belongs to it.
 
-    What stands before the title FINAL REPORT does. Without that title behind it, an addendum to findings or an
+    Everything before the title FINAL REPORT does. Without that title behind it, an addendum to findings or an
     impression lasts to the end; any other ends with the next section, which is all that there is.
     """
     names = {name, *(section.name for section in found if has_letter(section.text))}
@@ -206,7 +206,7 @@ def _is_draft(draft: str, is_before_title: bool, found: Collection[Section], nam
 
 @functools.lru_cache(maxsize=65536)
 def _kind(header: str) -> str | None:
-    """What a header begins; None for an unknown one, which belongs to the text around it."""
+    """Kind of section that a header begins; None for an unknown one, which belongs to the text around it."""
     words = " ".join(header.upper().split())
     if _NOT_FINAL.search(words):
         return _OTHER
@@ -234,12 +234,12 @@ def _resembles(words: str, name: str) -> bool:
 
 
 def _last_paragraph(pieces: list[Section]) -> list[Section]:
-    """The last paragraph that says something of the image, else the last one, else a header's remark."""
+    """The last paragraph that describes the image, else the last one, else a header's remark."""
     notices = []
     for piece in reversed(pieces):
         paragraphs = [text for text in _BLANK_LINE.split(piece.text) if text.strip()]
         if piece.name in (_OTHER, _REMARK):
-            # The first paragraph is what the header announces; what follows a blank line stands on its own.
+            # The header announces the first paragraph; paragraphs behind a blank line are independent.
             paragraphs = paragraphs[1:]
         for text in reversed([text for text in paragraphs if has_letter(text)]):
             if not _is_notice(text):

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from data_prep.text.boundaries import NO_ITEM_FOLLOWS, line_ends_sentence, sentence_starts
 
 RULES_VERSION = 4
-"""Raised with every change that gives other sentences; stands in the options of a prepared set."""
+"""Incremented with every change of the resulting sentences; part of the options of a prepared set."""
 
 # HTML's, and that of HL7 messages; "\u2029" is Unicode's, and the one that `with_line_breaks` leaves.
 _LINE_BREAK_TAG = re.compile(r"</?(?:br|p)\s*/?>|\\\.br\\|\u2029", re.IGNORECASE)
@@ -25,7 +25,7 @@ _ESCAPED_BREAK = re.compile(r"(?:\\r)?\\n|\\r(?=\s|$)")
 _ESCAPED_RETURN = re.compile(r"\\r(?=\n)")
 _CERTAIN_BREAK = re.compile(r"(?:^|[.:;?!\s])(?:\\r)?\\n|(?:\\r)?\\n(?:[^a-z]|$)")
 _RULED_LINE = re.compile(r"(?=.*?[_=*-]{5})[\s_=*-]+")
-# "- No effusion", "* No effusion", "-No effusion"; a number ("- 5") or "-sided" is no list item.
+# "- No effusion", "* No effusion", "-No effusion"; a number ("- 5") or "-sided" is not a list item.
 _DASH = re.compile(
     r"[-–*•●▪◦·]+\s+(?=[A-Za-z_(])|[-–*•●▪◦·]+(?=[A-Z])|[•●▪◦]+\s*(?=\w)|[-–*]+\s*(?=\(?\d{1,2}[.)]\s*[A-Za-z])"
 )
@@ -39,7 +39,7 @@ _LINE_NUMBER = re.compile(r"(\d{1,2})\s+(?=[A-Z])")
 _NAME = r"(?:FINDINGS?|IMPRESSIONS?|CONCLUSIONS?)"
 _NAMES = rf"{_NAME}(?:\s*(?:AND|&|/)\s*{_NAME})?"
 # At the beginning or behind a closing mark in any case; else with a capital behind a small word ("Imaging Findings:"
-# and "no new findings:" are no names of sections).
+# and "no new findings:" are not names of sections).
 _SECTION = re.compile(
     rf"(?:^|(?<=[.?!)])\s*)(?i:{_NAMES})\s*:\s*"
     rf"|(?P<word>(?:^|(?<=\s))(?:[a-z]\S*|\d\S*|X+|_+))\s+(?:(?:{_NAMES}|Findings|Impression|Conclusion)\s*:\s*"
@@ -50,12 +50,12 @@ _LETTER = re.compile(r"[^\W\d_]")
 
 
 def has_letter(sentence: str) -> bool:
-    """False for what says nothing: "___.", "1.", "...."."""
+    """False for text without content: "___.", "1.", "...."."""
     return _LETTER.search(sentence) is not None
 
 
 def with_line_breaks(text: str) -> str:
-    """Lines that end where a tag or an escape says so; a tag, which begins a new passage, leaves a sign of its own."""
+    """Replace escapes by line breaks, and tags, which begin a new passage, by a sign between line breaks."""
     text = _unwrapped(text.replace("\r\n", "\n").replace("\r", "\n"))
     return _LINE_BREAK_TAG.sub("\n\u2029\n", text)
 
@@ -70,7 +70,7 @@ def _unwrapped(text: str) -> str:
 
 
 def passages(text: str) -> list[str]:
-    """Join the wrapped lines of a section; what the layout keeps apart begins a new passage.
+    """Join the wrapped lines of a section, and cut it where the layout begins a new passage.
 
     Args:
         text: a section of a report, without its header.

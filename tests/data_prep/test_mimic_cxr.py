@@ -147,12 +147,6 @@ def test_the_prepared_set_of_a_small_release(raw: Path, capsys: pytest.CaptureFi
     assert "Heart size" not in said.out + said.err
 
 
-def test_processes_and_repetition_change_nothing(raw: Path) -> None:
-    prepare(settings(raw))
-    prepare(settings(raw, output=raw.parent / "other", workers=2))
-    assert contents(raw.parent / "set") == contents(raw.parent / "other")
-
-
 def test_a_damaged_image_that_was_deleted_is_made_again(
     raw: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -296,7 +290,7 @@ def test_a_finished_set_is_left_as_it_is(raw: Path, capsys: pytest.CaptureFixtur
     assert {file: file.stat().st_mtime_ns for file in (raw.parent / "set").rglob("*")} == before
 
 
-@pytest.mark.parametrize("images_done", [0, 1, 6])
+@pytest.mark.parametrize("images_done", [0, 6])
 def test_a_broken_run_is_finished(raw: Path, monkeypatch: pytest.MonkeyPatch, images_done: int) -> None:
     output = raw.parent / "set"
     prepare(settings(raw, output=raw.parent / "whole"))
@@ -465,7 +459,7 @@ def test_the_release_of_images_has_no_reports(raw: Path) -> None:
         "--reports expects the folder that holds files/pXX/pXXXXXXXX/sXXXXXXXX.txt",
     ):
         assert part in str(error.value)
-    with pytest.raises(ReleaseError, match="--reports .* is not a folder"):
+    with pytest.raises(ReleaseError, match="--reports .* is neither a folder nor a file"):
         prepare(settings(raw, reports=raw / "nowhere"))
     # Either layout below the given folder, the folder "files" itself, or the reports put into the source.
     found = []
@@ -489,8 +483,7 @@ def zip_reports(raw: Path, archive: Path, prefix: str) -> None:
             file.unlink()
 
 
-@pytest.mark.parametrize("prefix", ["", "mimic-cxr-reports/"])
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("prefix", "workers"), [("", 1), ("mimic-cxr-reports/", 2)])
 def test_reports_are_read_from_their_archive(raw: Path, prefix: str, workers: int) -> None:
     prepare(settings(raw))
     archive = raw / "mimic-cxr-reports.zip"
@@ -666,13 +659,13 @@ def test_every_labelled_finding_has_its_cases_also_in_a_set_of_version_1(
     assert check_set(folder)[1] == []
 
 
-@pytest.mark.parametrize(("number", "split"), [(4, "test"), (4, "validate"), (10, "train"), (10, "validate")])
+@pytest.mark.parametrize(("number", "split"), [(4, "test"), (10, "validate")])
 def test_a_patient_in_training_and_in_evaluation_is_an_error(raw: Path, number: int, split: str) -> None:
     file = raw / "mimic-cxr-2.0.0-split.csv.gz"
     frame = pd.read_csv(file)
     frame.loc[frame["dicom_id"] == dicom(number), "split"] = split
     table(file, frame)
-    message = "1 of 7 patients stand both in training and in evaluation.*first: patient {}.*download it again"
+    message = "1 of 7 patients are both in training and in evaluation.*first: patient {}.*download it again"
     # Without the boxes, or patient 10000005 would serve grounding with all the images that are not in the test split.
     with pytest.raises(ReleaseError, match=message.format(IMAGES[number][0])):
         prepare(settings(raw, ms_cxr=None))
@@ -864,7 +857,9 @@ def test_help_and_preparation_need_no_torch() -> None:
 def test_real_chest_radiographs(real_data: Path, tmp_path: Path) -> None:
     source = real_data / "real_cxr"
     boxes = source / "MS_CXR_Local_Alignment_v1.0.0.json"
-    result = run("--source", source, "--output", tmp_path / "set", "--ms_cxr", boxes, "--workers", 2)
+    result = run(
+        "--source", source, "--output", tmp_path / "set", "--ms_cxr", boxes, "--size", 128, "--workers", 1
+    )
     assert result.returncode == 0, result.stderr
     prepared = PreparedSet(tmp_path / "set")
     images = prepared.table("images")
@@ -873,9 +868,9 @@ def test_real_chest_radiographs(real_data: Path, tmp_path: Path) -> None:
     assert rejects(prepared.folder) == []
     assert prepared.patients_in_training_and_evaluation == []
     assert set(prepared.table("reports")["study_id"]) == set(images["study_id"])
-    assert prepared.info["options"]["size"] == 512
+    assert prepared.info["options"]["size"] == 128
     with Image.open(prepared.image_file(images["path"].iloc[0])) as image:
-        assert (image.size, image.mode) == ((512, 512), "L")
+        assert (image.size, image.mode) == ((128, 128), "L")
     on_images = prepared.table("boxes").merge(images, on="dicom_id")
     assert (on_images["x"] + on_images["w"] <= on_images["width"]).all()
     assert (on_images["y"] + on_images["h"] <= on_images["height"]).all()

@@ -104,7 +104,7 @@ def test_the_other_labels_are_read_from_their_own_file(tmp_path: Path) -> None:
         ({"split": SPLIT + SPLIT.splitlines()[1] + "\n"}, "column dicom_id: expected each image once"),
         (
             {"split": "\n".join(SPLIT.splitlines()[:2]) + "\n"},
-            f"1 stand in one of them only (first: {B}, not in mimic-cxr-2.0.0-split.csv.gz)",
+            f"1 are in one of them only (first: {B}, not in mimic-cxr-2.0.0-split.csv.gz)",
         ),
         (
             {"split": SPLIT.replace("10000002", "10000003")},
@@ -244,7 +244,7 @@ def test_version_2_1_0_of_the_images_keeps_the_names_of_its_tables(tmp_path: Pat
         (
             "a.json",
             json.dumps(COCO).replace("[1, 2.5, 30, 40]", "[1, 2]"),
-            "bbox is no list of x, y, width, height",
+            "bbox is not a list of x, y, width, height",
         ),
         ("a.csv", CSV.replace("label_text", "phrase"), "a.csv lacks the column label_text"),
     ],
