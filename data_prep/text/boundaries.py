@@ -58,7 +58,8 @@ _CLOSES = re.compile(
             r"^\.(?= ?\w)",
             r"(?<!\.)\.(?= ?[.;](?:\s|$))",
             # Abbreviations of PySBD: "No mass. No", "on PA. The", "5 mm. No", "given q.d. Edema".
-            rf"\b(?:mass|PA|AP|CT|[Pa-z]{_HIDDEN}[Aa-z]|{_UNIT})\.(?= {_OPENER}\b| [A-Z][a-z]+ [a-z])",
+            r"\bmass\.(?= \w)",
+            rf"\b(?:PA|AP|CT|[Pa-z]{_HIDDEN}[Aa-z]|{_UNIT})\.(?= {_OPENER}\b| [A-Z][a-z]+ [a-z])",
             # A letter or a number at the end: "hepatitis C. No", "37 C. Heart", "of 5. Clear".
             rf"\b(?:{_NAMED}|the|\d+) (?:[A-Z]|[IVX]+|\d+)\.(?= [A-Z(]| \d+ ?{_UNIT}\b| {_OPENER}\b)",
             r"\d\.(?= [A-Z])",
@@ -83,7 +84,8 @@ _GOES_ON = re.compile(
             r"\b(?:an?|the|no|of|with|and|or|is|are|was|were)\.(?= [a-z])",
             r"\b[A-Z]\.(?= [A-Z]\.)",
             r"[.?](?= (?:and|or|nor|versus|of|is|are|was|were|which)\b)",
-            r"\?(?=[A-Z]?[a-z])",
+            # "?granuloma", "38?C", "opacities?, as", "organisms ? such"
+            r"\?(?=[A-Z]?[a-z]|[CF]\b|,)|(?<=\s)\?(?= (?!no\b)[a-z])",
         )
     )
 )
@@ -123,7 +125,12 @@ def line_ends_sentence(before: str, line: str, is_short: bool) -> bool:
     last = before.rsplit(" ", 1)[-1]
     if not re.match(r"[A-Z][a-z]", line) or re.fullmatch(f"(?i:{_FUNCTION_WORDS})|.*[,;:-]", last):
         return False
-    return is_short or _CLOSES.search(f"{before[-100:]} {line[:100]}") is not None
+    begins_label = re.match(r"[A-Z]\w+:", line) is not None
+    return (
+        begins_label
+        or (is_short and " " in before)
+        or _CLOSES.search(f"{before[-100:]} {line[:100]}") is not None
+    )
 
 
 @functools.cache
