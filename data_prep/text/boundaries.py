@@ -126,11 +126,9 @@ def line_ends_sentence(before: str, line: str, is_short: bool) -> bool:
     if not re.match(r"[A-Z][a-z]", line) or re.fullmatch(f"(?i:{_FUNCTION_WORDS})|.*[,;:-]", last):
         return False
     begins_label = re.match(r"[A-Z]\w+:", line) is not None
-    return (
-        begins_label
-        or (is_short and " " in before)
-        or _CLOSES.search(f"{before[-100:]} {line[:100]}") is not None
-    )
+    return (" " in before and (begins_label or is_short)) or _CLOSES.search(
+        f"{before[-100:]} {line[:100]}"
+    ) is not None
 
 
 @functools.cache
