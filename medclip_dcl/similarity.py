@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -242,7 +242,7 @@ class NonLocal(Similarity):
     def __init__(
         self,
         dim: int = 128,
-        attention: str = "critical",
+        attention: Literal["critical", "mean"] = "critical",
         gamma2: float = 14.0,
         learn_gamma: bool = True,
         max_gamma2: float = 100.0,
@@ -275,7 +275,7 @@ class LSENonLocal(Similarity):
         self,
         dim: int = 128,
         sharpness: float = 5.0,
-        attention: str = "critical",
+        attention: Literal["critical", "mean"] = "critical",
         gamma2: float = 14.0,
         learn_gamma: bool = True,
         max_gamma2: float = 100.0,

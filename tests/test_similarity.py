@@ -302,7 +302,6 @@ def test_wrong_shapes_are_named(kind, regions, sentences, message):
     "build, message",
     [
         (lambda: LSE(sharpness=0.0), "sharpness must be finite and above 0, got 0.0"),
-        (lambda: NonLocal(attention="max"), 'attention must be "critical" or "mean", got \'max\''),
         (lambda: GlobalCosine(gamma2=0.0), "gamma2 must lie in"),
         (lambda: GlobalCosine(gamma2=101.0), "max_gamma2 = 100.0"),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -110,13 +110,13 @@ class ImageTextDataModule(ImagesDataModule):
         image_size: int | None = None,
         crop_size: int | None = None,
         batch_size: int = 64,
-        sentences: str = "one",
+        sentences: Literal["one", "all"] = "one",
         brightness: float = 0.2,
         contrast: float = 0.2,
         log_p: str | None = None,
         num_workers: int = 4,
         cache_images: bool = False,
-        predict_use: str = "test",
+        predict_use: Literal["train", "validate", "test", "grounding"] = "test",
         seed: int = 0,
         contrastive_batch: int | None = None,
         views: int = 1,

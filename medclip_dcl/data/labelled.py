@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -84,15 +84,15 @@ class LabelledDataModule(ImagesDataModule):
         image_size: int | None = None,
         crop_size: int | None = None,
         batch_size: int = 64,
-        uncertain: str = "ignore",
-        blank: str = "zeros",
+        uncertain: Literal["ones", "zeros", "ignore"] = "ignore",
+        blank: Literal["zeros", "ignore"] = "zeros",
         label_fraction: float = 1.0,
         label_seed: int = 0,
         brightness: float = 0.2,
         contrast: float = 0.2,
         num_workers: int = 4,
         cache_images: bool = False,
-        predict_use: str = "test",
+        predict_use: Literal["train", "validate", "test", "grounding"] = "test",
         seed: int = 0,
     ) -> None:
         super().__init__(folder, image_size, batch_size, num_workers, cache_images, predict_use, seed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -73,7 +73,7 @@ class ReportsDataModule(EpochDataModule):
         folder: str,
         batch_size: int = 64,
         max_tokens: int = 128,
-        sampling: str = "frequency",
+        sampling: Literal["frequency", "distinct"] = "frequency",
         mask_probability: float = 0.15,
         vocabulary_size: int | None = None,
         extra_text: str | None = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torchvision
@@ -21,7 +21,7 @@ BACKBONE = {"conv1": 0, "bn1": 1, "layer1": 4, "layer2": 5, "layer3": 6, "layer4
 CLASSIFIER = ("fc.weight", "fc.bias")
 """Tensors of torchvision's classifier, which an encoder of regions does not have."""
 
-_DEPTHS = {(False, 2): 18, (False, 6): 34, (True, 6): 50}
+_DEPTHS: dict[tuple[bool, int], Literal[18, 34, 50]] = {(False, 2): 18, (False, 6): 34, (True, 6): 50}
 """(has bottlenecks, blocks of the third stage) -> depth."""
 
 
@@ -94,11 +94,11 @@ class ResNetRegions(RegionEncoder):
 
     def __init__(
         self,
-        depth: int = 18,
-        stride: int = 32,
+        depth: Literal[18, 34, 50] = 18,
+        stride: Literal[16, 32] = 32,
         dim: int = 128,
         weights: str | None = None,
-        projection: str = "linear",
+        projection: Literal["linear", "mlp"] = "linear",
     ) -> None:
         super().__init__()
         if depth not in (18, 34, 50):
@@ -226,7 +226,7 @@ def _backbone_name(name: str) -> str:
     return f"backbone.{BACKBONE[part]}.{rest}" if part in BACKBONE else name
 
 
-def resnet_depth(names: Iterable[str]) -> int | None:
+def resnet_depth(names: Iterable[str]) -> Literal[18, 34, 50] | None:
     """18, 34 or 50 from torchvision's names of the third stage; None for any other network."""
     third = {name.removeprefix("layer3.") for name in names if name.startswith("layer3.")}
     blocks = {name.split(".")[0] for name in third}

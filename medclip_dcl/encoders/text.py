@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -110,8 +110,8 @@ class BertSentences(SentenceEncoder):
         max_tokens: int = 128,
         dropout: float | None = None,
         final_period: bool = True,
-        pooling: str = "cls",
-        projection: str = "linear",
+        pooling: Literal["cls", "mean"] = "cls",
+        projection: Literal["linear", "mlp"] = "linear",
         masked_language_head: bool = False,
         *,
         bert: dict[str, Any] | None = None,

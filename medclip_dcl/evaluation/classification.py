@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 import torch
@@ -72,7 +72,7 @@ class ZeroShotClassification(EvaluationCallback):
         self,
         prompts: Mapping[str, tuple[str | list[str], str | list[str]]] | str | None = None,
         min_cases: int = 5,
-        ensemble: str = "scores",
+        ensemble: Literal["scores", "embeddings"] = "scores",
     ) -> None:
         super().__init__()
         if min_cases < 1:

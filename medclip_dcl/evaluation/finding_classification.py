@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 import torch
@@ -57,7 +57,7 @@ class FindingClassification(EvaluationCallback):
     network_class = FindingNetwork
     measured = "logits"
 
-    def __init__(self, min_cases: int = 5, blank: str = "ignore") -> None:
+    def __init__(self, min_cases: int = 5, blank: Literal["ignore", "zeros"] = "ignore") -> None:
         super().__init__()
         if min_cases < 1:
             raise UserError(f"FindingClassification: min_cases must be at least 1: found {min_cases}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -108,10 +108,10 @@ class Grounding(EvaluationCallback):
     def __init__(
         self,
         examples: int = 3,
-        heat_map_size: str = "original",
-        interpolation: str = "bilinear",
+        heat_map_size: Literal["original", "model"] = "original",
+        interpolation: Literal["bilinear", "nearest"] = "bilinear",
         smoothing: float = 0.0,
-        region_centres: str = "cell",
+        region_centres: Literal["cell", "receptive_field"] = "cell",
     ) -> None:
         super().__init__()
         if examples < 0:

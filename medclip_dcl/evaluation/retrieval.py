@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import pandas as pd
@@ -69,7 +69,7 @@ class Retrieval(EvaluationCallback):
     section = "retrieval"
     stages = ("validate", "test")
 
-    def __init__(self, region_centres: str = "cell") -> None:
+    def __init__(self, region_centres: Literal["cell", "receptive_field"] = "cell") -> None:
         super().__init__()
         check_choice("Retrieval", "region_centres", region_centres, REGION_CENTRES)
         self.region_centres = region_centres

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pytorch_lightning import Callback, LightningModule
@@ -74,7 +74,7 @@ class ImageTextModel(LightningModule):
         beta2: float = 0.999,
         image_to_text: float = 0.0,
         negative_weights: NegativeWeights | None = None,
-        same_text: str = "negative",
+        same_text: Literal["negative", "positive", "ignore"] = "negative",
         masked_language_weight: float = 0.0,
         init_from: str | None = None,
         init_parts: list[str] | None = None,

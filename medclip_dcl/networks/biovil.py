@@ -7,6 +7,7 @@ as data, without running their code, and must hold exactly the network's tensors
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from torch import Tensor
 
@@ -67,7 +68,7 @@ def load_biovil(
     return network.eval()
 
 
-def _image_state(file: Path) -> tuple[dict[str, Tensor], int]:
+def _image_state(file: Path) -> tuple[dict[str, Tensor], Literal[18, 34, 50]]:
     """The image weights under the names of `ResNetRegions`, and the depth of the ResNet."""
     state = read_state_dict(file)
     resnet = {name.removeprefix(_RESNET): x for name, x in state.items() if name.startswith(_RESNET)}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -176,7 +176,7 @@ class KnownClassProbability(ClassProbability):
     def __init__(
         self,
         table: Mapping[int, float] | Sequence[float] | None = None,
-        share: str = "rho",
+        share: Literal["rho", "sentence_share"] = "rho",
         max_eta: float = 0.3,
     ) -> None:
         super().__init__(max_eta)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -86,7 +86,7 @@ class InBatchObjective(nn.Module):
         class_probability: ClassProbability | None = None,
         negative_weights: NegativeWeights | None = None,
         image_to_text: float = 0.0,
-        same_text: str = "negative",
+        same_text: Literal["negative", "positive", "ignore"] = "negative",
     ) -> None:
         super().__init__()
         if not 0 <= image_to_text <= 1:

@@ -177,8 +177,6 @@ def test_a_grounding_image_of_the_official_test_split_is_tested(labelled_set, tm
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"uncertain": "mean"}, "data.uncertain must be one of ones, zeros, ignore, got 'mean'"),
-        ({"blank": "ones"}, "data.blank must be one of zeros, ignore, got 'ones'"),
         ({"label_fraction": 0.0}, r"data.label_fraction must lie in \(0, 1\], got 0.0"),
         ({"label_fraction": 1.5}, r"data.label_fraction must lie in \(0, 1\], got 1.5"),
         ({"crop_size": 600}, r"data.crop_size 600 must lie in \[1, image_size = 512\], or be null"),

@@ -232,7 +232,6 @@ def test_trained_vocabulary_is_the_same_every_time() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"sampling": "all"}, 'data.sampling must be "frequency" or "distinct", got \'all\''),
         ({"mask_probability": 1.0}, r"data.mask_probability must lie in \(0, 1\), got 1.0"),
         ({"max_tokens": 2}, "data.max_tokens must be at least 3, got 2"),
         ({"batch_size": 8}, "7 training sentences do not fill one batch of 8"),

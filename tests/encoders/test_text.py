@@ -99,10 +99,6 @@ def test_config_names_the_projection_only_where_it_is_not_the_default(small_bert
 def test_refusals(small_bert):
     with pytest.raises(ValueError, match="give either pretrained"):
         BertSentences()
-    with pytest.raises(ValueError, match='pooling must be "cls" or "mean", got \'max\''):
-        BertSentences(str(small_bert), pooling="max")
-    with pytest.raises(ValueError, match='projection must be "linear" or "mlp", got \'MLP\''):
-        BertSentences(str(small_bert), projection="MLP")
     with pytest.raises(ValueError, match=r"max_tokens must lie in \[3, 128\] for this text encoder, got 200"):
         BertSentences(str(small_bert), max_tokens=200)
     with pytest.raises(ValueError, match=r"dropout must lie in \[0, 1\), got 1.0"):

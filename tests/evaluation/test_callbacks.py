@@ -971,24 +971,10 @@ def test_a_model_without_network_is_refused(tmp_path):
         ),
         (lambda: Grounding(examples=-1), "examples must be at least 0: found -1"),
         (
-            lambda: Grounding(heat_map_size="input"),
-            "Grounding: heat_map_size must be one of original, model: found 'input'",
-        ),
-        (
-            lambda: Grounding(interpolation="cubic"),
-            "interpolation must be one of bilinear, nearest: found 'cubic'",
-        ),
-        (lambda: Grounding(region_centres="x"), "region_centres must be one of cell, receptive_field: found"),
-        (
             lambda: Grounding(smoothing=-1.0),
             "smoothing is the sigma of a Gaussian in pixels, at least 0: found -1.0",
         ),
         (lambda: Grounding(smoothing=math.nan), "at least 0: found nan"),
-        (
-            lambda: Retrieval("box"),
-            "Retrieval: region_centres must be one of cell, receptive_field: found 'box'",
-        ),
-        (lambda: ZeroShotClassification(ensemble="max"), "ensemble must be one of scores, embeddings: found"),
         (lambda: ZeroShotClassification({}), "prompts name no finding"),
         (
             lambda: ZeroShotClassification({"Edema": (["No edema", "No edema"], "Edema")}),

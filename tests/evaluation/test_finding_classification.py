@@ -409,8 +409,6 @@ def test_a_checkpoint_of_another_kind_is_refused_with_the_remedy(tuned, small_be
 def test_options_of_the_evaluation():
     with pytest.raises(ValueError, match="min_cases must be at least 1: found 0"):
         FindingClassification(min_cases=0)
-    with pytest.raises(ValueError, match="blank must be one of ignore, zeros: found 'ones'"):
-        FindingClassification(blank="ones")
 
 
 def test_two_processes_find_what_one_finds(labelled_set, encoder, tuned, probed, tmp_path):

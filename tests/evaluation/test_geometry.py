@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -49,7 +50,7 @@ def regions_of(shape: tuple[int, int], geometry: str, seen: int) -> Tensor:
 @pytest.mark.parametrize("seen", [96, 80])
 @pytest.mark.parametrize("size", ["original", "model"])
 def test_the_heat_map_lies_on_the_box(
-    shape: tuple[int, int], geometry: str, seen: int, size: str, monkeypatch: pytest.MonkeyPatch
+    shape: tuple[int, int], geometry: str, seen: int, size: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grounding, "embed_texts", lambda *_: torch.tensor([[1.0, 0.0]]))
     height, width = shape

@@ -237,8 +237,6 @@ def test_refuses_bad_options(small_bert):
         build(small_bert, learning_rate=0.0)
     with pytest.raises(ValueError, match=r"image_to_text must lie in \[0, 1\], got 1.5"):
         build(small_bert, image_to_text=1.5)
-    with pytest.raises(ValueError, match="same_text must be one of"):
-        build(small_bert, same_text="both")
     with pytest.raises(ValueError, match="masked_language_weight must be at least 0, got -1"):
         build(small_bert, masked_language_weight=-1.0)
     with pytest.raises(ValueError, match="masked_language_weight needs a text encoder with"):

@@ -149,5 +149,3 @@ def test_more_views_leave_n_as_it_is():
 def test_refusals():
     with pytest.raises(ValueError, match=r"image_to_text must lie in \[0, 1\], got 2"):
         InBatchObjective(image_to_text=2.0)
-    with pytest.raises(ValueError, match="same_text must be one of .* got 'both'"):
-        InBatchObjective(same_text="both")
