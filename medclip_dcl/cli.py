@@ -11,20 +11,17 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 
-from medclip_dcl.command.config_keys import first_mistake
+from medclip_dcl.command.config_keys import check_arguments
 from medclip_dcl.errors import UserError
 
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run one command; errors of the user's making end with a message and status 2."""
-    # In the real parser's words, but before it is imported: that takes seconds.
-    if (mistake := first_mistake(sys.argv[1:] if args is None else args)) is not None:
-        print(f"medclip_dcl: error: {mistake}", file=sys.stderr)
-        raise SystemExit(2)
-    # Imported here: importing this module, as the console script does, should not cost six seconds.
-    from medclip_dcl.command.lightning_cli import run
-
     try:
+        check_arguments(sys.argv[1:] if args is None else args)
+        # Imported after the check: Lightning takes seconds.
+        from medclip_dcl.command.lightning_cli import run
+
         run(args)
         return
     except Exception as error:

@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 
 from pytorch_lightning.cli import LightningArgumentParser
 
+from medclip_dcl.command.config_keys import alternatives, nearest, one_of
 from medclip_dcl.command.config_keys import message as unknown_message
-from medclip_dcl.command.config_keys import nearest, one_of
 
 PROGRAM = "medclip-dcl"
 _DESCRIPTION = (
@@ -90,9 +90,10 @@ def explain(message: str, options: Iterable[str]) -> str:
         after = message.partition(leaf)[2].splitlines()[1:] if rest else []
         others = takewhile(bool, (re.match(re.escape(f"{indent}- ") + _EXPECTED, line) for line in after))
         kinds = [
-            re.sub(r"<class '(?:\w+\.)*(\w+)'>|typing\.(.+)", r"\1\2", kind[1])
+            name
             for kind in (expected, *others)
             if kind
+            for name in alternatives(re.sub(r"<class '(?:\w+\.)*(\w+)'>|typing\.(.+)", r"\1\2", kind[1]))
         ]
         return f"{where}: expected {one_of(kinds)}, found {expected[2] or _given(lines)}"
     if "_checkpoint_folder(run_folder)" in leaf:

@@ -1,8 +1,8 @@
-"""Mistakes in a configuration that are found in the sources, before Lightning is imported, which takes seconds.
+"""Check a configuration against the sources before Lightning is imported, which takes seconds.
 
-Misspelt keys, classes of this package that do not exist, values that are not of a plain type, files, data sets and
-prompts that are missing or do not fit. Only what
-is certainly wrong is named, in the words of the parser (`config_errors`); everything else is left to it.
+Names only what is certainly wrong, in the words of the parser (`config_errors`), and leaves everything else to it:
+unknown keys and classes, values of a wrong type or outside of a range, missing files and data sets, a run folder that
+holds another run.
 """
 
 from __future__ import annotations
@@ -11,129 +11,211 @@ import ast
 import difflib
 import math
 import re
-from collections.abc import Iterable, Sequence
-from functools import cache
-from importlib.util import find_spec
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-TOP = (
-    "checkpoint", "checkpoint_minutes", "ckpt_path", "config", "data", "ema_decay", "help", "model",
-    "prediction_format", "print_config", "prompts", "return_predictions", "run_folder", "seed_everything",
-    "share_patient_data", "trainer", "verbose", "weights_only",
-)  # fmt: skip
-"""Top-level keys of all commands."""
+from medclip_dcl.command.class_sources import (
+    PACKAGE,
+    constructor_arguments,
+    constructors,
+    defaults,
+    folder_of,
+    names_in,
+    parameters,
+    source_of,
+)
+from medclip_dcl.errors import UserError
+
+TOP = {
+    "checkpoint": "", "checkpoint_minutes": "float", "ckpt_path": "", "config": "", "data": "",
+    "ema_decay": "float | None", "help": "", "model": "", "prediction_format": "Literal['parquet', 'csv']",
+    "print_config": "", "prompts": "", "return_predictions": "bool", "run_folder": "",
+    "seed_everything": "bool | int", "share_patient_data": "bool", "trainer": "", "verbose": "bool",
+    "weights_only": "bool | None",
+}  # fmt: skip
+"""Top-level keys of all commands and their types, where these are plain."""
 _COMMANDS = ("fit", "validate", "test", "predict")
-_PACKAGE = Path(__file__).resolve().parents[1]
 _TRAINER = "pytorch_lightning.trainer.trainer.Trainer"
+_PRECISION = (
+    "Literal['16', '16-mixed', '16-true', '32', '32-true', '64', '64-true', 'bf16', 'bf16-mixed', 'bf16-true', "
+    "'transformer-engine', 'transformer-engine-float16'] | None"
+)
+_TRAINER_WORDS = {
+    "accelerator": ("auto", "cpu", "cuda", "gpu", "hpu", "mps", "tpu"),
+    "strategy": ("auto", "ddp", "deepspeed", "fsdp", "hpu", "single", "xla"),
+}
+"""Beginnings of Lightning's names; a class may be given instead."""
 _NUMBER = re.compile(r"[-+.\d]|inf|nan|null|none", re.IGNORECASE)
 
 
-def first_mistake(arguments: Sequence[str]) -> str | None:
-    """The first thing that is certainly wrong; None where nothing is found.
+def check_arguments(arguments: Sequence[str]) -> None:
+    """Check the arguments of the command line.
 
-    Args:
-        arguments: of the command line.
+    Raises:
+        UserError: names the first thing that is certainly wrong.
     """
     if len(arguments) > 2 and arguments[0] in ("--config", "-c") and not _has_command(arguments[1]):
-        return f"{arguments[0]}: give the command first, {' | '.join(_COMMANDS)}, then its options"
+        raise UserError(f"{arguments[0]}: give the command first, {' | '.join(_COMMANDS)}, then its options")
     if not arguments or arguments[0] not in _COMMANDS:
-        return None
-    classes: dict[str, str | None] = {}
+        return
+    given = _Given()
     words = [part for word in arguments[1:] for part in re.split(r"(?<=^--config)=|(?<=^-c)=", word)]
-    for word, value in zip(words, [*words[1:], ""], strict=True):
+    for word, following in zip(words, [*words[1:], ""], strict=True):
         if word in ("--config", "-c"):
-            found = _in_file(value, classes)
+            given.add_file(following)
         elif word.startswith("--"):
-            name, _, given = word[2:].partition("=")
-            found = _in_option(name, given or value, classes)
+            name, _, value = word[2:].partition("=")
+            given.add_option(name, value or following)
+    if not any(word in ("-h", "--help") or word.startswith("--print_config") for word in words):
+        given.check_together(arguments[0])
+
+
+class _Given:
+    """The settings that files and options give, each checked when it is added.
+
+    Attributes:
+        values: by dotted names, the last one of each; a class is not among them, its arguments are.
+        classes: class path of each setting that is a class; None where it is unknown.
+    """
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+        self.classes: dict[str, str | None] = {}
+
+    def add_file(self, name: str) -> None:
+        file = Path(name)
+        if file.suffix in (".yaml", ".yml") and "://" not in name and not file.exists():
+            raise UserError(f"config: File does not exist: {str(file.absolute())!r}")
+        content = _content(name) or {}
+        if any(key in _COMMANDS for key in content):
+            return
+        for key, value in content.items():
+            if key in ("trainer", "checkpoint") and isinstance(value, dict):
+                for inner, setting in value.items():
+                    self._add(f"{key}.{inner}", setting)
+            else:
+                self._add(str(key), value)
+
+    def add_option(self, name: str, text: str) -> None:
+        part, value = name.split(".")[0], _loaded(text)
+        if text.startswith("--"):  # an option without a value: true, or a mistake that the parser names
+            value = None
+        if part in ("model", "data") and not re.fullmatch(r"\w+(\.init_args\.\w+)*(\.class_path)?", name):
+            self._forget(part)  # a short way of writing that the parser completes
         else:
-            continue
-        if found is not None:
-            return found
-    runs = not any(word in ("-h", "--help") or word.startswith("--print_config") for word in words)
-    # The folder of another's datamodule may be anything.
-    if runs and str(classes.get("data")).startswith(f"{_PACKAGE.name}."):
-        folder, prompts = _last(words, "data.init_args.folder"), _last(words, "prompts")
-        return _in_files(folder, prompts, needs_labels=arguments[0] != "predict")
-    return None
+            self._add(name.removesuffix(".class_path"), value)
+
+    def _add(self, name: str, value: Any) -> None:
+        """Add one setting, and those within it."""
+        self._check_key(name, value)
+        is_class = isinstance(value, dict) and bool(value.keys() & {"class_path", "init_args"})
+        is_part = name.split(".")[0] in ("model", "data")
+        if name.rstrip("+") == "trainer.callbacks":
+            for one in value if isinstance(value, list) else [value]:
+                callback = _Given()  # each by itself: there may be several of one class
+                callback._add_class(name.rstrip("+"), one if isinstance(one, dict) else {"class_path": one})
+                callback._check_constructors()
+        elif is_part and (is_class or str(value).startswith(f"{PACKAGE.name}.")):
+            if not is_class:
+                self._forget(name)
+            self._add_class(name, value if is_class else {"class_path": value})
+        else:
+            self._forget(name)  # perhaps the short name of a class, or a file that describes it
+            self.values[name] = value
+
+    def _add_class(self, path: str, value: Mapping[str, Any]) -> None:
+        class_path = value.get("class_path", self.classes.get(path))
+        self.classes[path] = class_path if isinstance(class_path, str) else None
+        _check_class(path, self.classes[path] or "")
+        settings = value.get("init_args")
+        for key, setting in settings.items() if isinstance(settings, dict) else ():
+            self._add(f"{path}.init_args.{key}", setting)
+
+    def _forget(self, name: str) -> None:
+        for path in [path for path in self.classes if f"{path}.".startswith(f"{name}.")]:
+            self.classes[path] = None
+
+    def _check_key(self, name: str, value: Any) -> None:
+        path, _, key = name.rstrip("+").rpartition(".init_args.")
+        if path:
+            class_path = self.classes.get(path) or ""
+            known = parameters(class_path)
+            if known is not None and key not in known:
+                of = class_path.rpartition(".")[2]
+                raise UserError(f"{path}.init_args.{message(key, known)} (a setting of {of})")
+            _check_value(name, value, (known or {}).get(key, ""))
+            return
+        top, _, key = name.rstrip("+").partition(".")
+        if top not in TOP:
+            raise UserError(message(name, TOP))
+        known = parameters(_TRAINER)
+        if top == "trainer" and key and known is not None:
+            if key.split(".")[0] not in known:
+                raise UserError(message(name, [f"trainer.{one}" for one in known]))
+            _check_value(name, value, _PRECISION if key == "precision" else known.get(key, ""))
+            words = _TRAINER_WORDS.get(key, ())
+            if words and re.fullmatch(r"[a-z]+(_\w+)?", str(value)) and value.split("_")[0] not in words:
+                raise UserError(f"{name}: expected {one_of(words)}, found {value}{nearest(value, words)}")
+        elif not key:
+            _check_value(name, value, TOP[top])
+        _check_range(name, value)
+
+    def check_together(self, command: str) -> None:
+        """Check what several settings say together."""
+        if command != "fit":
+            # The network comes from a checkpoint, and images are not cropped.
+            self._forget("model")
+            self.values.pop("data.init_args.crop_size", None)
+        self._check_constructors()
+        if command == "fit" and not self.values.get("trainer.fast_dev_run"):
+            self._check_run_folder()
+        # The folder of another's datamodule may be anything.
+        if str(self.classes.get("data")).startswith(f"{PACKAGE.name}."):
+            _check_files(
+                self.values.get("data.init_args.folder"), self.values.get("prompts"), command != "predict"
+            )
+
+    def _check_constructors(self) -> None:
+        for path, class_path in self.classes.items():
+            start = f"{path}.init_args."
+            values = {
+                name[len(start) :]: value
+                for name, value in self.values.items()
+                if name.startswith(start) and "." not in name[len(start) :]
+            }
+            classes = {name[len(start) :] for name in self.classes if name.startswith(start)}
+            if class_path is not None:
+                _check_constructor(path, class_path, values, classes)
+
+    def _check_run_folder(self) -> None:
+        """Refuse a folder whose run has other values of these settings; the rest is compared when all is known."""
+        folder = self.values.get("run_folder")
+        if not isinstance(folder, str) or not Path(folder, "config.yaml").is_file():
+            return
+        from medclip_dcl.report.saved_results import differing_settings, setting
+        from medclip_dcl.training.run_folder import LENGTH, RunFolder
+
+        run = RunFolder(folder)
+        saved = run.saved_config()
+        differing: set[str] = set()
+        for name, value in self.values.items():
+            before = setting(saved, name)
+            now = _as_number(value) if isinstance(before, float) else value
+            if isinstance(before, int | float | str) and isinstance(now, type(before) | type(now)):
+                kinds = [str if isinstance(x, str) else float for x in (before, now)]
+                if kinds[0] is kinds[1] and isinstance(now, int | float | str):
+                    differing |= differing_settings(before, now, name)
+        if differing - {LENGTH}:
+            raise run.other_run(differing, saved)
 
 
 def _has_command(name: str) -> bool:
     """A file may hold the settings of several commands, each under its name."""
     content = _content(name)
     return content is None or any(key in _COMMANDS for key in content)
-
-
-def _last(words: Sequence[str], option: str) -> Any:
-    """The last value of a setting, of the command line or of a file that it names."""
-    last = None
-    for word, value in zip(words, [*words[1:], ""], strict=True):
-        if word in ("--config", "-c"):
-            found: Any = _content(value)
-            for key in option.split("."):
-                found = found.get(key) if isinstance(found, dict) else None
-            last = last if found is None else found
-        elif word == f"--{option}":
-            last = value
-        elif word.startswith(f"--{option}="):
-            last = word.partition("=")[2]
-    return last
-
-
-def _in_files(folder: Any, prompts: Any, needs_labels: bool) -> str | None:
-    """A prepared set that is not there; prompts that cannot be read, or of findings that the set does not label."""
-    from medclip_dcl.errors import UserError
-    from medclip_dcl.findings import read_prompts, require_labelled
-
-    try:
-        pairs = read_prompts(prompts) if isinstance(prompts, str) and prompts not in ("null", "~") else {}
-        if isinstance(folder, str) and (pairs or not (Path(folder) / "dataset.json").is_file()):
-            from medclip_dcl.data.prepared import PreparedSet
-
-            labelled = PreparedSet(folder).findings
-            if labelled and needs_labels:
-                require_labelled(pairs, labelled, "ZeroShotClassification: prompts")
-    except UserError as error:
-        return str(error)
-    return None
-
-
-def message(key: str, known: Iterable[str]) -> str:
-    """The line about a key that there is not."""
-    return f"{key}: there is no such key{nearest(key, known)}"
-
-
-def one_of(kinds: Sequence[str]) -> str:
-    """The types that a setting may have, in words."""
-    named = sorted(set(kinds) - {"None", "NoneType"}) + ["null"] * bool({"None", "NoneType"} & set(kinds))
-    return " or ".join([", ".join(named[:-1]), named[-1]] if len(named) > 1 else named)
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The name that was perhaps meant."""
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {near[0]}?" if near else ""
-
-
-def _in_file(name: str, classes: dict[str, str | None]) -> str | None:
-    file = Path(name)
-    if file.suffix in (".yaml", ".yml") and "://" not in name and not file.exists():
-        return f"config: File does not exist: {str(file.absolute())!r}"
-    content = _content(name)
-    if content is None or any(key in _COMMANDS for key in content):
-        return None
-    for key, value in content.items():
-        found = _check_option(str(key))
-        if found is None and key == "trainer" and isinstance(value, dict):
-            found = next((x for y in value.items() if (x := _in_trainer(*y, classes))), None)
-        if found is None and key in ("model", "data"):
-            found = _in_class(key, value, classes)
-        if found is not None:
-            return found
-    return None
 
 
 def _content(name: str) -> dict[str, Any] | None:
@@ -145,173 +227,124 @@ def _content(name: str) -> dict[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
-def _in_trainer(name: str, value: Any, classes: dict[str, str | None]) -> str | None:
-    key = f"trainer.{name}"
-    if found := _check_option(key) or _check_value(key, value, _parameters(_TRAINER)):
-        return found
-    callbacks = value if name.rstrip("+") == "callbacks" and isinstance(value, list) else []
-    return next(
-        (x for callback in callbacks if (x := _in_class("trainer.callbacks", callback, classes))), None
-    )
-
-
-def _in_class(path: str, value: Any, classes: dict[str, str | None]) -> str | None:
-    """Check the settings of a class, and of the classes among them; remembers which class stands where."""
-    if not isinstance(value, dict):
-        classes[path] = None
-        return None
-    if not value.keys() & {"class_path", "init_args"}:
-        return None
-    classes[path] = value.get("class_path", classes.get(path))
-    if found := _check_class(path, classes[path]):
-        return found
-    settings = value.get("init_args")
-    for key, inner in settings.items() if isinstance(settings, dict) else ():
-        found = _check_setting(path, str(key), inner, classes) or _in_class(
-            f"{path}.init_args.{key}", inner, classes
-        )
-        if found is not None:
-            return found
-    return None
-
-
-def _in_option(name: str, value: str, classes: dict[str, str | None]) -> str | None:
-    if name.split(".")[0] not in ("model", "data"):
-        wrong = _check_option(name)
-        return wrong or _check_value(name, _loaded(value), _parameters(_TRAINER))
-    if re.fullmatch(r"\w+(\.init_args\.\w+)+", name):
-        path, _, key = name.rpartition(".init_args.")
-        if found := _check_setting(path, key, _loaded(value), classes):
-            return found
-    # Another class perhaps, below which other keys are known.
-    for path in [path for path in classes if path == name or path.startswith(f"{name}.")]:
-        classes[path] = None
-    if not value.startswith("medclip_dcl."):
-        return None
-    place = name.removesuffix(".class_path")
-    classes[place] = value
-    return _check_class(place, value)
-
-
-def _loaded(value: str) -> Any:
+def _loaded(text: str) -> Any:
     try:
-        return yaml.safe_load(value)
+        return yaml.safe_load(text)
     except yaml.YAMLError:
+        return text
+
+
+def _check_files(folder: Any, prompts: Any, needs_labels: bool) -> None:
+    """A prepared set that is not there; prompts that cannot be read, or of findings that the set does not label."""
+    from medclip_dcl.findings import read_prompts, require_labelled
+
+    pairs = read_prompts(prompts) if isinstance(prompts, str) else {}
+    if isinstance(folder, str) and (pairs or not (Path(folder) / "dataset.json").is_file()):
+        from medclip_dcl.data.prepared import PreparedSet
+
+        labelled = PreparedSet(folder).findings
+        if labelled and needs_labels:
+            require_labelled(pairs, labelled, "ZeroShotClassification: prompts")
+
+
+def message(key: str, known: Iterable[str]) -> str:
+    """The line about an unknown key."""
+    return f"{key}: there is no such key{nearest(key, known)}"
+
+
+def one_of(kinds: Iterable[str]) -> str:
+    """Types or words that a setting may have, in words."""
+    kinds = set(kinds)
+    named = sorted(kinds - {"None", "NoneType"}) + ["null"] * bool(kinds & {"None", "NoneType"})
+    return " or ".join([", ".join(named[:-1]), named[-1]] if len(named) > 1 else named)
+
+
+def alternatives(kind: str) -> list[str]:
+    """int | Literal['a', 'b'] | None -> int, a, b, None."""
+    words = re.sub(r"Literal\[(.*?)\]", lambda found: found[1].replace(",", "|"), kind).split("|")
+    return [word.strip(" '\"") for word in words if word.strip()]
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The name that was perhaps meant."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _check_value(path: str, value: Any, kind: str) -> None:
+    """A value of a setting that takes certain words, or numbers, true and false alone."""
+    kinds = alternatives(kind)
+    is_choice = re.fullmatch(r"Literal\[[^\]]*\]( \| None)?", kind) is not None
+    if value is None or not kinds or not (is_choice or set(kinds) <= {"int", "float", "bool", "None"}):
+        return
+    if is_choice:
+        is_right = str(value) in kinds
+    elif isinstance(value, bool):
+        is_right = "bool" in kinds
+    elif isinstance(value, int | float):
+        is_right = "float" in kinds or ("int" in kinds and math.isfinite(value) and int(value) == value)
+    else:
+        # Numbers have many spellings.
+        is_right = isinstance(value, str) and set(kinds) != {"bool"} and _NUMBER.match(value) is not None
+    if not is_right:
+        raise UserError(f"{path}: expected {one_of(kinds)}, found {value}")
+
+
+def _check_range(name: str, value: Any) -> None:
+    number = _as_number(value)
+    if name == "ema_decay" and isinstance(number, float) and not 0 < number < 1:
+        raise UserError(
+            f"ema_decay: expected a number above 0 and below 1, e.g. 0.999, or null; found {value}"
+        )
+    if name == "checkpoint_minutes" and isinstance(number, float) and not number >= 0:
+        raise UserError(f"checkpoint_minutes: expected a number of at least 0, found {value}")
+
+
+def _as_number(value: Any) -> Any:
+    """A number as the parser reads it: YAML takes 1e-3 for a word."""
+    try:
+        return value if value is None or isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
         return value
 
 
-def _check_option(name: str) -> str | None:
-    """A key outside of classes: top-level, or of the trainer."""
-    top, _, rest = name.rstrip("+").partition(".")
-    if top not in TOP:
-        return message(name, TOP)
-    known = _parameters(_TRAINER)
-    if top == "trainer" and rest and known is not None and rest.split(".")[0] not in known:
-        return message(name, [f"trainer.{key}" for key in known])
-    return None
-
-
-def _check_setting(path: str, key: str, value: Any, classes: dict[str, str | None]) -> str | None:
-    class_path = classes.get(path)
-    known = None if class_path is None else _parameters(class_path)
-    if class_path is None or known is None:
-        return None
-    if key.rstrip("+") in known:
-        return _check_value(f"{path}.init_args.{key}", value, known)
-    name = class_path.rpartition(".")[2]
-    return f"{path}.init_args.{message(key, known)} (a setting of {name})"
-
-
-def _check_value(path: str, value: Any, known: dict[str, str] | None) -> str | None:
-    """A value of a setting that takes numbers, true and false alone."""
-    kinds = (known or {}).get(path.rpartition(".")[2], "").split(" | ")
-    if not set(kinds) <= {"int", "float", "bool", "None"} or value is None or str(value).startswith("--"):
-        return None  # of another type, null, or no value but the next option
-    is_right = isinstance(value, bool) if "bool" in kinds else False
-    if not is_right and not isinstance(value, bool):
-        if isinstance(value, int | float):
-            is_right = "float" in kinds or ("int" in kinds and math.isfinite(value) and int(value) == value)
-        else:
-            # Numbers have many spellings.
-            is_right = isinstance(value, str) and _NUMBER.match(value) is not None
-    return None if is_right else f"{path}: expected {one_of(kinds)}, found {value}"
-
-
-def _check_class(path: str, class_path: str | None) -> str | None:
+def _check_class(path: str, class_path: str) -> None:
     """A class of this package that does not exist."""
-    parts = (class_path or "").split(".")
-    if parts[0] != _PACKAGE.name:
-        return None
+    parts = class_path.split(".")
+    if parts[0] != PACKAGE.name:
+        return
     for place in range(1, len(parts)):
         module = ".".join(parts[:place])
-        source = _source(module)
+        source = source_of(module)
         if source is None:
-            return None
-        inner = {file.stem for file in _folder(module).glob("*")} if place < len(parts) - 1 else set()
+            return
+        inner = {file.stem for file in folder_of(module).glob("*")} if place < len(parts) - 1 else set()
         is_class = parts[place][:1].isupper()
-        names = {name for name in _names(source) | inner if name[:1].isupper() == is_class}
+        names = {name for name in names_in(source) | inner if name[:1].isupper() == is_class}
         if parts[place] not in names:
-            return f"{path}: {module} has no {parts[place]} (class_path {class_path}){nearest(parts[place], names)}"
-    return None
+            near = nearest(parts[place], names)
+            raise UserError(f"{path}: {module} has no {parts[place]} (class_path {class_path}){near}")
 
 
-@cache
-def _parameters(class_path: str) -> dict[str, str] | None:
-    """Arguments of a class and their types by its source; None where it cannot be told."""
-    module, _, name = class_path.rpartition(".")
-    source = _source(module)
-    if source is None:
-        return None
-    for node in ast.walk(source):
-        if isinstance(node, ast.ImportFrom) and name in (alias.asname or alias.name for alias in node.names):
-            return _parameters(f"{node.module}.{name}")
-    kind = next((node for node in source.body if isinstance(node, ast.ClassDef) and node.name == name), None)
-    for node in [] if kind is None else kind.body:
-        if isinstance(node, ast.FunctionDef) and node.name == "__init__":
-            if node.args.kwarg or node.args.vararg:
-                return None
-            arguments = (*node.args.args[1:], *node.args.kwonlyargs)
-            return {x.arg: _kind(x.annotation) for x in arguments}
-    return None
-
-
-def _kind(annotation: ast.expr | None) -> str:
-    """A type as alternatives: Optional[Union[int, float]] is int | float | None."""
-    if isinstance(annotation, ast.Subscript) and isinstance(annotation.value, ast.Name):
-        inner = annotation.slice.elts if isinstance(annotation.slice, ast.Tuple) else [annotation.slice]
-        if annotation.value.id in ("Optional", "Union"):
-            return " | ".join([*map(_kind, inner), *(["None"] if annotation.value.id == "Optional" else [])])
-    return "" if annotation is None else ast.unparse(annotation)
-
-
-def _names(source: ast.Module) -> set[str]:
-    """Names that a module has, also those that it imports when they are asked for."""
-    found = set()
-    for node in ast.walk(source):
-        if isinstance(node, ast.ClassDef | ast.FunctionDef):
-            found.add(node.name)
-        elif isinstance(node, ast.alias):
-            found.add((node.asname or node.name).split(".")[0])
-        elif isinstance(node, ast.Name):
-            found.add(node.id)
-    return found
-
-
-def _folder(module: str) -> Path:
-    package, *parts = module.split(".")
-    if package == _PACKAGE.name:
-        return _PACKAGE.joinpath(*parts)
-    spec = find_spec(package)
-    return Path(spec.origin if spec and spec.origin else "").parent.joinpath(*parts)
-
-
-@cache
-def _source(module: str) -> ast.Module | None:
-    """The source of a module or package of this project, or of Lightning; None of any other."""
-    if module.split(".")[0] not in (_PACKAGE.name, "pytorch_lightning"):
-        return None
-    folder = _folder(module)
-    for file in (folder.with_suffix(".py"), folder / "__init__.py"):
-        if file.is_file():
-            return ast.parse(file.read_text(encoding="utf-8"))
-    return None
+def _check_constructor(path: str, class_path: str, given: Mapping[str, Any], classes: set[str]) -> None:
+    """Run the checks of a constructor that need its plain arguments alone (`if not 0 <= eta < 1: raise UserError`)."""
+    for init in constructors(class_path):
+        known = {
+            x.arg: "" if x.annotation is None else ast.unparse(x.annotation)
+            for x in constructor_arguments(init)
+        }
+        names: dict[str, Any] = {"math": math, "UserError": UserError, **defaults(init)}
+        names |= {key: value for key, value in given.items() if key in known}
+        for key in [key for key in names if re.search(r"\b(int|float)\b", known.get(key, ""))]:
+            names[key] = int(names[key]) if isinstance(names[key], int) else _as_number(names[key])
+        names = {key: value for key, value in names.items() if key not in classes}
+        for statement in init.body:
+            is_check = isinstance(statement, ast.If) and [type(x) for x in statement.body] == [ast.Raise]
+            if is_check or (isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name)):
+                try:
+                    exec(compile(ast.Module([statement], []), class_path, "exec"), names)
+                except UserError as error:
+                    where = f"{path}: " if ".init_args." in path else ""
+                    raise UserError(f"{where}{error}") from error
+                except Exception:
+                    continue  # it needs more than the arguments

@@ -1,11 +1,11 @@
-"""LightningCLI with run folders: what ``python -m medclip_dcl`` runs."""
+"""LightningCLI with run folders, behind ``python -m medclip_dcl``."""
 
 from __future__ import annotations
 
 import importlib
 import json
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,17 +28,17 @@ from medclip_dcl.evaluation.results import RESULTS_FILE, UNTRAINED_FILE, Results
 from medclip_dcl.models.classifier import Classifier
 from medclip_dcl.models.seeded_batches import SeededBatches
 from medclip_dcl.networks.image_text import ImageTextNetwork
-from medclip_dcl.training import AveragedWeights, FiniteCheck, LastEpoch, Throughput, in_order
+from medclip_dcl.training.averaging import AveragedWeights
 from medclip_dcl.training.class_probability import ClassProbabilityTable
+from medclip_dcl.training.finite import FiniteCheck
 from medclip_dcl.training.image_sizes import Source, fill_image_sizes, image_settings, other_images
 from medclip_dcl.training.last_checkpoint import AtomicCheckpointIO, LastCheckpoint, ResumeError, Stopped
-from medclip_dcl.training.run_folder import (
-    UNTRAINED_CHECKPOINT,
-    MetricsFile,
-    RunFolder,
-    RunRecord,
-)
+from medclip_dcl.training.last_epoch import LastEpoch
+from medclip_dcl.training.order import in_order
+from medclip_dcl.training.record import MetricsFile, RunRecord
+from medclip_dcl.training.run_folder import UNTRAINED_CHECKPOINT, RunFolder
 from medclip_dcl.training.sharing import check_loggers, place_loggers
+from medclip_dcl.training.throughput import Throughput
 
 _TERMINATED = 128 + signal.SIGTERM
 
@@ -58,11 +58,11 @@ def run(args: Sequence[str] | None = None) -> None:
 
 
 class FinishedRun(Exception):
-    """`fit` was asked for a run that has come to its end: there is nothing to do."""
+    """`fit` of a finished run: there is nothing to do."""
 
 
 class MedclipCLI(LightningCLI):
-    """LightningCLI in which a run folder holds one run and is never mixed with another."""
+    """LightningCLI in which a run folder holds one run."""
 
     def __init__(self, args: list[str] | None = None) -> None:
         self.exported: Path | None = None
@@ -133,26 +133,28 @@ class MedclipCLI(LightningCLI):
         parser.link_arguments("run_folder", "checkpoint.dirpath", compute_fn=_checkpoint_folder)
 
     def _parse_ckpt_path(self) -> None:
-        """Settings come from the configuration alone; Lightning would let a checkpoint's override them unseen."""
+        """Do nothing: Lightning would let the checkpoint's settings silently override the configuration."""
 
     def before_instantiate_classes(self) -> None:
         config = self.config[self.subcommand]
         self.run = RunFolder(config.run_folder)
-        # Lightning's default would unpickle whatever a checkpoint holds.
+        # Never unpickle code from a checkpoint.
         config.weights_only = True
-        check_loggers(config.trainer.logger, config.share_patient_data or _is_phantom(config))
+        self.prepared = _prepared_set(config)
+        is_phantom = self.prepared is not None and self.prepared.is_phantom
+        check_loggers(config.trainer.logger, config.share_patient_data or is_phantom)
         if self.subcommand == "fit":
             self._fill_image_sizes(config)
         if self.subcommand == "fit" and not config.trainer.fast_dev_run:
             self._claim_folder(config)
-        # When the configuration is on disk as the user wrote it: a run folder may move.
+        # After config.yaml is written, which keeps relative paths: a run folder may move.
         place_loggers(config.trainer.logger, self.run.folder)
         if config.prompts is not None:
             _use_prompts(config.prompts, config.trainer.callbacks)
         if self.subcommand == "fit":
             _require_own_checkpoints(config)
             if self.continues:
-                # The configuration is the run's own; what its parts once came from may be gone by now.
+                # The files that the encoders were built from may be gone.
                 _take_network_from(Source.read(config.ckpt_path), config.model)
             elif config.ckpt_path is not None:
                 _take_missing_encoder_from(Source.read(config.ckpt_path), config.model)
@@ -168,7 +170,7 @@ class MedclipCLI(LightningCLI):
             self.exported, config.ckpt_path = self.source.path, None
 
     def _fill_image_sizes(self, config: Namespace) -> None:
-        """Sizes that are null are those of the run that goes on, or of the training that a new one starts from."""
+        """Take image sizes that are null from this run, or from the training that a new run starts from."""
         if saved := self.run.saved_config():
             fill_image_sizes(config, saved.get("data", {}).get("init_args", {}))
             return
@@ -178,9 +180,9 @@ class MedclipCLI(LightningCLI):
         fill_image_sizes(config, {} if self.source is None else self.source.network)
 
     def _claim_folder(self, config: Namespace) -> None:
-        """Check on every process, before any waits for another; then the first writes."""
+        """Check on every process, before any waits for another; the first process then writes."""
         self._dump_config()
-        data = {"fingerprint": _data_fingerprint(config)}
+        data = {"fingerprint": self.prepared and self.prepared.info.get("fingerprint")}
         is_longer = self.run.check(self.config_dump, data, self._completed)
         if self.run.is_finished and not is_longer:
             raise FinishedRun(
@@ -215,7 +217,7 @@ class MedclipCLI(LightningCLI):
             return None
 
     def _completed(self, config: dict[str, Any]) -> dict[str, Any]:
-        """A run's configuration with the defaults of options that came after it."""
+        """A saved configuration with the defaults of newer options."""
         parser = self._parser(self.subcommand)
         parsed = parser.parse_object(config)
         return yaml.safe_load(parser.dump(parsed, skip_link_targets=False, skip_none=False, format="yaml"))
@@ -234,7 +236,7 @@ class MedclipCLI(LightningCLI):
         config = self.config_init[self.subcommand].trainer
         loggers = config.logger if isinstance(config.logger, list) else [config.logger]
         plugins = config.plugins if isinstance(config.plugins, list) else [config.plugins]
-        # What a test finds stands in results.json; metrics.csv is the history of training.
+        # metrics.csv is the history of training; results of a test are in results.json.
         own = [MetricsFile(self.run.folder)] if self.subcommand == "fit" else []
         kwargs["logger"] = [*own, *(x for x in loggers if x not in (None, True, False))] or False
         kwargs["plugins"] = [AtomicCheckpointIO(), *(x for x in plugins if x is not None)]
@@ -260,16 +262,15 @@ class MedclipCLI(LightningCLI):
         try:
             trainer = super().instantiate_trainer(**kwargs)
         except (MisconfigurationException, ModuleNotFoundError, ValueError) as error:
-            # An accelerator that is not there, an unknown strategy, options that exclude others.
+            # An accelerator that this machine lacks, options that exclude each other.
             raise UserError(f"trainer: {' '.join(str(error).split())}") from error
-        # After the checkpoint of the best: its state goes into this one. ModelCheckpoint's own `save_last` leaves
-        # out every epoch that is not the best so far, and what it saves in an epoch lacks the row of metrics.
-        last = LastCheckpoint(self.run.checkpoints, self.config_init[self.subcommand].checkpoint_minutes)
+        # After ModelCheckpoint, whose state it saves. ModelCheckpoint's `save_last` skips epochs that are not the best.
+        last = LastCheckpoint(self.run.checkpoints, options.checkpoint_minutes)
         trainer.callbacks = in_order([*trainer.callbacks, last])  # type: ignore[attr-defined]
         return trainer
 
     def fit(self, model: LightningModule, **kwargs: Any) -> None:
-        """Train; a signal that asks to stop ends the program with its own status, and the run goes on later."""
+        """Train; a stop signal ends the program with status 128 + its number, and the run can be continued."""
         try:
             self.trainer.fit(model, **kwargs)
         except (Stopped, SIGTERMException) as stopped:
@@ -277,32 +278,27 @@ class MedclipCLI(LightningCLI):
             raise SystemExit(stopped.code or _TERMINATED) from stopped
 
     def after_fit(self) -> None:
-        """The run is finished only where training, and all that follows it, came to an end."""
-        if self.config[self.subcommand].trainer.fast_dev_run:
-            return
-        if self.trainer.is_global_zero:
+        """Mark the run as finished."""
+        if self.trainer.is_global_zero and not self.config[self.subcommand].trainer.fast_dev_run:
             self.run.finish(self.record.record(self.trainer, self.model))
 
     def test(self, model: LightningModule, **kwargs: Any) -> None:
-        """Evaluate the checkpoint and, unless that was done in the same way before, the untrained network."""
+        """Evaluate the checkpoint, and the untrained network unless its results are there already."""
         self.results.file_name = RESULTS_FILE
         self.trainer.test(model, **kwargs)
         untrained = self.run.checkpoints / UNTRAINED_CHECKPOINT
         results, before = self.run.folder / RESULTS_FILE, self.run.folder / UNTRAINED_FILE
+        is_wanted = self.exported is None and untrained.is_file() and not _is_comparable(results, before)
         # One process decides for all: another may look while the file is being replaced.
-        is_own = self.exported is None  # an exported model has no beginning in this run
-        is_wanted = is_own and untrained.is_file() and not _is_comparable(results, before)
         if self.trainer.strategy.broadcast(is_wanted):
             rank_zero_info("evaluating the network before its first step")
             self.results.file_name = UNTRAINED_FILE
-            self.trainer.loggers = []  # they have the trained network's figures under the same names
-            self.trainer.test(
-                model, verbose=False, **{**_without(kwargs, "verbose"), "ckpt_path": str(untrained)}
-            )
+            self.trainer.loggers = []  # the names are those of the trained network's figures
+            self.trainer.test(model, **{**kwargs, "verbose": False, "ckpt_path": str(untrained)})
         rank_zero_info(f"results: {results}")
 
     def predict(self, model: LightningModule, **kwargs: Any) -> None:
-        """Predictions go to disk, by PredictionWriter; Lightning would keep every feature map in memory."""
+        """Predict; PredictionWriter writes to disk, whereas Lightning would keep all features in memory."""
         before = _states_of(self.run.folder / "predictions")
         self.trainer.predict(model, **{**kwargs, "return_predictions": False})
         now = _states_of(self.run.folder / "predictions")
@@ -311,7 +307,7 @@ class MedclipCLI(LightningCLI):
 
 
 def best_precision(accelerator: Any = "auto") -> str:
-    """Mixed bfloat16 where the device computes in it, else float32 ("trainer.precision: null")."""
+    """Mixed bfloat16 if the device supports it, else float32 (for ``trainer.precision: null``)."""
     if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
         return "bf16-mixed" if torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
     has_bf16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
@@ -323,45 +319,37 @@ def _take_network_from(source: Source, model: Namespace) -> None:
 
     The language model's folder may be gone or hold another model by now; the checkpoint has all of it.
     """
-    described = source.network
+    described, is_classifier = source.network, _is_classifier(model)
     if not described:
         return
-    if ("findings" in described) != _is_classifier(model):
-        there, here = (
-            "a classifier" if is_classifier else "an image-text model"
-            for is_classifier in ("findings" in described, _is_classifier(model))
-        )
+    if ("findings" in described) != is_classifier:
+        kinds = ["an image-text model", "a classifier"]
         raise UserError(
-            f"{source.path} is of {there}, this configuration of {here} (model: {model.class_path}); to train a "
-            "classifier that starts from an image-text model, give it as model.init_args.init_from to fit"
+            f"{source.path} is of {kinds['findings' in described]}, this configuration of {kinds[is_classifier]} "
+            f"(model: {model.class_path}); to train a classifier that starts from an image-text model, give it as "
+            "model.init_args.init_from to fit"
         )
     for part in ("image_encoder", "text_encoder", "similarity"):
-        if part in described:
-            model.init_args[part] = Namespace(
-                class_path=described[part]["class_path"], init_args=Namespace(**described[part]["init_args"])
-            )
-    if _is_classifier(model):
+        _take_part_from(described, part, model)
+    if is_classifier:
         model.init_args.findings = described["findings"]
     _forget_initial_weights(model)
 
 
 def _take_missing_encoder_from(source: Source, model: Namespace) -> None:
-    """A classifier that is configured without an encoder has that of the checkpoint."""
-    if not _is_classifier(model) or model.init_args.get("image_encoder") is not None:
-        return
-    if "image_encoder" in source.network:
-        part = source.network["image_encoder"]
-        model.init_args.image_encoder = Namespace(
-            class_path=part["class_path"], init_args=Namespace(**part["init_args"])
-        )
+    """A classifier that is configured without an encoder takes the checkpoint's."""
+    if _is_classifier(model) and model.init_args.get("image_encoder") is None:
+        _take_part_from(source.network, "image_encoder", model)
+
+
+def _take_part_from(described: Mapping[str, Any], part: str, model: Namespace) -> None:
+    if part in described:
+        class_path, init_args = (described[part][key] for key in ("class_path", "init_args"))
+        model.init_args[part] = Namespace(class_path=class_path, init_args=Namespace(**init_args))
 
 
 def _require_own_checkpoints(config: Namespace) -> None:
-    """best.ckpt is the best by validation and last.ckpt the last: Lightning would write other things into them.
-
-    Raises:
-        ValueError: names the option.
-    """
+    """Refuse options by which Lightning would write other things into best.ckpt and last.ckpt."""
     for name in ("save_last", "save_on_exception"):
         if config.checkpoint.get(name):
             raise UserError(
@@ -371,7 +359,7 @@ def _require_own_checkpoints(config: Namespace) -> None:
 
 
 def _use_prompts(file: str, callbacks: Any) -> None:
-    """The file is ZeroShotClassification's option; here it need not be written into the list of all callbacks."""
+    """Hand a file of prompts to ZeroShotClassification, so that the list of callbacks need not be repeated."""
     listed = callbacks if isinstance(callbacks, list) else [callbacks] if callbacks else []
     found = [one for one in listed if one.class_path.endswith(".ZeroShotClassification")]
     if not found:
@@ -381,7 +369,7 @@ def _use_prompts(file: str, callbacks: Any) -> None:
 
 
 def _forget_initial_weights(model: Namespace) -> None:
-    """The weights come from a checkpoint of the run: what its training once started from may be gone by now."""
+    """Do not look for the weights that a run started from: they come from its checkpoint."""
     for name in ("init_from", "init_parts"):
         if name in model.init_args:
             model.init_args[name] = None
@@ -392,16 +380,10 @@ def _is_classifier(model: Namespace) -> bool:
     return issubclass(getattr(importlib.import_module(module), name), Classifier)
 
 
-def _data_fingerprint(config: Namespace) -> str | None:
-    """Fingerprint of the prepared data set that the configuration names; None where it names none."""
+def _prepared_set(config: Namespace) -> PreparedSet | None:
+    """The prepared data set that the configuration names; None where it names none."""
     folder = config.get("data", Namespace()).get("init_args", Namespace()).get("folder")
-    return None if folder is None else PreparedSet(folder).info.get("fingerprint")
-
-
-def _is_phantom(config: Namespace) -> bool:
-    """True if the configuration names a prepared data set that shows no patients."""
-    folder = config.get("data", Namespace()).get("init_args", Namespace()).get("folder")
-    return folder is not None and PreparedSet(folder).is_phantom
+    return None if folder is None else PreparedSet(folder)
 
 
 def _is_comparable(results: Path, untrained: Path) -> bool:
@@ -414,12 +396,8 @@ def _is_comparable(results: Path, untrained: Path) -> bool:
 
 
 def _states_of(folder: Path) -> dict[Path, tuple[int, int]]:
-    """Which file stands under each name of a folder: another one after it was written anew."""
+    """Inode and time of each file of a folder, which change when it is written again."""
     return {file: (file.stat().st_ino, file.stat().st_mtime_ns) for file in folder.glob("*.*")}
-
-
-def _without(arguments: dict[str, Any], name: str) -> dict[str, Any]:
-    return {key: value for key, value in arguments.items() if key != name}
 
 
 def _checkpoint_folder(run_folder: str) -> str:

@@ -18,7 +18,7 @@ from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 from pytorch_lightning.utilities import rank_zero_warn
 
 from medclip_dcl.errors import UserError
-from medclip_dcl.training.run_folder import MetricsFile
+from medclip_dcl.training.record import MetricsFile
 
 _LOCAL = (MetricsFile, CSVLogger, TensorBoardLogger)
 _PACKAGES = {"TensorBoardLogger": ("tensorboard", "tensorboardX"), "WandbLogger": ("wandb",)}

@@ -43,7 +43,10 @@ from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.objectives import LanguageModelClassProbability
 from medclip_dcl.pictures.transforms import augment, load_grey
 from medclip_dcl.similarity import LSENonLocal
-from medclip_dcl.training import AveragedWeights, FiniteCheck, Throughput, in_order
+from medclip_dcl.training.averaging import AveragedWeights
+from medclip_dcl.training.finite import FiniteCheck
+from medclip_dcl.training.order import in_order
+from medclip_dcl.training.throughput import Throughput
 
 HERE = Path(__file__).resolve()
 TITLE = "Training at the size of mimic_cxr.yaml"

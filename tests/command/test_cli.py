@@ -147,7 +147,8 @@ def test_a_command_that_fails_before_training_leaves_the_folder_to_the_corrected
             main(["fit", *small(tmp_path / "run", small_set, small_bert, *wrong)])
         assert "nowhere.ckpt" in capsys.readouterr().err
         assert not (tmp_path / "run").exists()
-    main(["fit", *small(tmp_path / "run", small_set, small_bert, "--trainer.max_epochs", "1")])
+    short = ("--trainer.max_steps", "1", "--trainer.callbacks", "[]")
+    main(["fit", *small(tmp_path / "run", small_set, small_bert, *short)])
     assert (tmp_path / "run/fit.json").is_file()
 
 
@@ -161,9 +162,7 @@ def test_another_run_in_the_same_folder_is_refused(finished, small_set, small_be
 
 
 def test_an_interrupted_run_continues_and_keeps_its_metrics(finished, small_set, small_bert, tmp_path):
-    run = tmp_path / "run"
-    arguments = ["fit", *small(run, small_set, small_bert)]
-    main([*arguments, "--trainer.limit_val_batches", "2"])
+    run = shutil.copytree(finished, tmp_path / "run")
     # As if a run of four epochs had been killed in its third: two epochs' checkpoint, and a row beyond it.
     (run / "fit.json").unlink()
     checkpoint = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
@@ -173,7 +172,7 @@ def test_an_interrupted_run_continues_and_keeps_its_metrics(finished, small_set,
     config = yaml.safe_load((run / "config.yaml").read_text())
     config["trainer"]["max_epochs"] = 4
     (run / "config.yaml").write_text(yaml.safe_dump(config))
-    main([*arguments, "--trainer.limit_val_batches", "2", "--trainer.max_epochs", "4"])
+    main(["fit", *small(run, small_set, small_bert), "--trainer.max_epochs", "4"])
     metrics = pd.read_csv(run / "metrics.csv")
     assert metrics["train/loss"].count() == 12 and metrics["validate/loss"].count() == 4
     assert metrics.loc[metrics["train/loss"].notna(), "step"].tolist() == list(range(12))
@@ -271,10 +270,24 @@ def test_errors_of_the_data_come_without_a_traceback(small_set, small_bert, tmp_
     assert "has no sentence scores; scores are made by" in capsys.readouterr().err
 
 
-def test_the_language_models_folder_may_be_gone_after_training(small_set, small_bert, tmp_path, finished):
+def test_a_run_does_not_need_the_language_models_folder_any_more(
+    small_set, small_bert, tmp_path, finished, capsys
+):
     text = shutil.copytree(small_bert, tmp_path / "bert")
     run = tmp_path / "run"
     main(["fit", *small(run, small_set, text)])
+    (run / "fit.json").unlink()
+    # Another vocabulary on the disk does not reach a run that continues.
+    vocabulary = (text / "tokenizer.json").read_text()
+    swapped = vocabulary.replace('"edema": ', '"X": ').replace('"cardiomegaly": ', '"edema": ')
+    (text / "tokenizer.json").write_text(swapped.replace('"X": ', '"cardiomegaly": '))
+    last = run / "checkpoints/last.ckpt"
+    before = torch.load(last, weights_only=True)["network"]["text_encoder"]
+    main(["fit", *small(run, small_set, text)])
+    assert torch.load(last, weights_only=True)["network"]["text_encoder"] == before
+    with pytest.raises(SystemExit):
+        main(["fit", *small(tmp_path / "new", small_set, text), "--ckpt_path", str(last)])
+    assert "was trained with another text_encoder" in capsys.readouterr().err
     shutil.rmtree(text)
     main(["test", "--config", str(run / "config.yaml")])
     # The same settings and seed as the first run: only the place of the language model differs.
@@ -282,38 +295,12 @@ def test_the_language_models_folder_may_be_gone_after_training(small_set, small_
     assert a == b
 
 
-def test_a_text_encoder_changed_on_disk_does_not_reach_a_run_that_goes_on(
-    small_set, small_bert, tmp_path, capsys
-):
-    text = shutil.copytree(small_bert, tmp_path / "bert")
-    run = tmp_path / "run"
-    main(["fit", *small(run, small_set, text)])
-    (run / "fit.json").unlink()
-    vocabulary = (text / "tokenizer.json").read_text()
-    swapped = vocabulary.replace('"edema": ', '"X": ').replace('"cardiomegaly": ', '"edema": ')
-    (text / "tokenizer.json").write_text(swapped.replace('"X": ', '"cardiomegaly": '))
-    before = torch.load(run / "checkpoints/last.ckpt", weights_only=True)["network"]["text_encoder"]
-    main(["fit", *small(run, small_set, text)])
-    assert torch.load(run / "checkpoints/last.ckpt", weights_only=True)["network"]["text_encoder"] == before
+def test_a_prepared_set_that_was_made_anew_is_noticed(finished, small_set, small_bert, tmp_path, capsys):
+    run = shutil.copytree(finished, tmp_path / "run")
+    assert json.loads((run / "data.json").read_text()) == {"fingerprint": "f"}
+    (run / "data.json").write_text(json.dumps({"fingerprint": "other"}))
     with pytest.raises(SystemExit):
-        main(
-            [
-                "fit",
-                *small(tmp_path / "new", small_set, text),
-                "--ckpt_path",
-                str(run / "checkpoints/last.ckpt"),
-            ]
-        )
-    assert "was trained with another text_encoder" in capsys.readouterr().err
-
-
-def test_a_prepared_set_that_was_made_anew_is_noticed(small_set, small_bert, tmp_path, capsys):
-    data = shutil.copytree(small_set, tmp_path / "set")
-    main(["fit", *small(tmp_path / "run", data, small_bert)])
-    info = json.loads((data / "dataset.json").read_text())
-    (data / "dataset.json").write_text(json.dumps({**info, "fingerprint": "other"}))
-    with pytest.raises(SystemExit):
-        main(["fit", *small(tmp_path / "run", data, small_bert)])
+        main(["fit", *small(run, small_set, small_bert)])
     assert "holds a run on other data: the prepared set has changed since" in capsys.readouterr().err
 
 
@@ -555,10 +542,9 @@ def test_a_checkpoint_that_cannot_be_trusted_or_read_is_refused(change, message,
     assert error.value.code == 2 and message in said.err and "code of the file ran" not in said.out
 
 
-@pytest.mark.parametrize("base", ["demo", "mimic_cxr"])
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda path: path.stem)
-def test_every_objective_composes_with_every_configuration(base, objective, capsys):
-    arguments = ["--config", str(ROOT / f"configs/{base}.yaml"), "--config", str(objective)]
+def test_every_objective_composes_with_the_configuration_of_mimic_cxr(objective, capsys):
+    arguments = ["--config", str(ROOT / "configs/mimic_cxr.yaml"), "--config", str(objective)]
     with pytest.raises(SystemExit) as error:
         main(["fit", *arguments, "--run_folder", "runs/x", "--print_config"])
     assert error.value.code in (0, None)
@@ -579,12 +565,13 @@ def assert_holds(found, wanted) -> None:
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda path: path.stem)
 def test_every_objective_trains_two_steps(objective, embedded_set, small_bert, tmp_path):
     run = tmp_path / "run"
-    options = ["--trainer.max_steps", "2", "--trainer.limit_val_batches", "1"]
+    options = ["--trainer.max_steps", "2", "--trainer.limit_val_batches", "1", "--trainer.callbacks", "[]"]
     main(["fit", *small(run, embedded_set, small_bert, *options, objective=objective.stem)])
     metrics = pd.read_csv(run / "metrics.csv")
     losses = metrics["train/loss"].dropna()
     assert len(losses) == 2 and losses.between(1e-3, 30).all()
     wanted = yaml.safe_load(objective.read_text())["model"]["init_args"]
+    assert_holds(yaml.safe_load((run / "config.yaml").read_text())["model"]["init_args"], wanted)
     rule = wanted.get("negative_weights")
     weights = metrics["train/weight"].dropna()
     assert len(weights) == 2 and (rule is not None or (weights == 1).all())
@@ -604,7 +591,11 @@ def test_every_objective_trains_two_steps(objective, embedded_set, small_bert, t
             "threshold must be a",
         ),
         ("remove_text", [], "has no sentence embeddings; embeddings are made by: python -m data_prep.embed_"),
-        ("infonce", ["--model.init_args.same_text", "both"], "same_text must be one of"),
+        (
+            "infonce",
+            ["--model.init_args.same_text", "both"],
+            "same_text: expected ignore, negative or positive",
+        ),
         ("infonce", ["--model.init_args.masked_language_weight", "1"], "masked_language_head: true"),
         ("infonce", ["--data.init_args.contrastive_batch", "12"], "must be a multiple of data.batch_size 8"),
     ],
@@ -617,13 +608,6 @@ def test_an_objective_that_lacks_something_says_so_before_training(
     assert error.value.code == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "run/metrics.csv").exists()
-
-
-def test_an_unknown_option_is_named(capsys):
-    with pytest.raises(SystemExit) as error:
-        main(["fit", "--config", DEMO, "--run_folder", "x", "--data.init_args.batch_sise", "3"])
-    assert error.value.code == 2
-    assert "batch_sise" in capsys.readouterr().err
 
 
 def test_the_recipe_for_a_small_machine_trains_without_downloads(small_set, small_bert, tmp_path):

@@ -31,9 +31,10 @@ from medclip_dcl.models.masked_language import BertArchitecture, MaskedLanguageM
 from medclip_dcl.models.seeded_batches import seed_of_batch
 from medclip_dcl.objectives import ResampleByTextSimilarity
 from medclip_dcl.similarity import LSENonLocal
-from medclip_dcl.training import LastEpoch
 from medclip_dcl.training.last_checkpoint import AtomicCheckpointIO, LastCheckpoint, Stopped, find_readable
-from medclip_dcl.training.run_folder import MetricsFile, RunFolder, RunRecord
+from medclip_dcl.training.last_epoch import LastEpoch
+from medclip_dcl.training.record import MetricsFile, RunRecord
+from medclip_dcl.training.run_folder import RunFolder
 
 EPOCHS = 3
 

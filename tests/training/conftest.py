@@ -15,7 +15,7 @@ from medclip_dcl.encoders.image import ResNetRegions
 from medclip_dcl.encoders.text import BertSentences
 from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.similarity import LSENonLocal
-from medclip_dcl.training import in_order
+from medclip_dcl.training.order import in_order
 
 ROOT = Path(__file__).resolve().parents[2]
 

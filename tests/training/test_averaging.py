@@ -18,7 +18,10 @@ from medclip_dcl.cli import main
 from medclip_dcl.encoders.pretrained import weights_fingerprint
 from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.similarity import LSENonLocal
-from medclip_dcl.training import AveragedWeights, FiniteCheck, Throughput, in_order
+from medclip_dcl.training.averaging import AveragedWeights
+from medclip_dcl.training.finite import FiniteCheck
+from medclip_dcl.training.order import in_order
+from medclip_dcl.training.throughput import Throughput
 
 DECAY = 0.9
 ROOT = Path(__file__).resolve().parents[2]

@@ -18,7 +18,8 @@ from medclip_dcl.encoders.image import ResNetRegions
 from medclip_dcl.encoders.text import BertSentences
 from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.similarity import LSENonLocal
-from medclip_dcl.training import FiniteCheck, in_order
+from medclip_dcl.training.finite import FiniteCheck
+from medclip_dcl.training.order import in_order
 
 CLIP = 0.125
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from medclip_dcl.cli import main
 from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.models.masked_language import MaskedLanguageModel
-from medclip_dcl.training import FiniteCheck, NonFiniteError
+from medclip_dcl.training.finite import FiniteCheck, NonFiniteError
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -16,7 +16,7 @@ from jsonargparse import Namespace
 from pytorch_lightning.loggers import CSVLogger, Logger
 
 from medclip_dcl.cli import main
-from medclip_dcl.training.run_folder import MetricsFile
+from medclip_dcl.training.record import MetricsFile
 from medclip_dcl.training.sharing import is_networked, place_loggers
 
 # Without a version: CSVLogger makes a folder for each command, and deletes what it finds in a given one.

@@ -1,0 +1,170 @@
+"""metrics.csv and what else a run remembers of its training."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.loggers.logger import Logger
+from pytorch_lightning.utilities import rank_zero_only
+
+from medclip_dcl.distributed import device_name
+from medclip_dcl.files import write_json, write_text
+from medclip_dcl.models.image_text import ImageTextModel
+from medclip_dcl.training.run_folder import (
+    INITIAL_WEIGHTS_FILE,
+    METRICS_FILE,
+    UNTRAINED_CHECKPOINT,
+    RunFolder,
+)
+
+_ROWS = "metrics_rows"
+
+
+class MetricsFile(Logger):
+    """Every logged figure as a row of metrics.csv; a resumed run appends, and never repeats a step.
+
+    Lightning's CSVLogger deletes the file of a run that resumes.
+
+    Args:
+        folder: the run folder.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        super().__init__()
+        self.file = Path(folder) / METRICS_FILE
+        self._columns: list[str] = []
+        if self.file.is_file():
+            with self.file.open(newline="", encoding="utf-8") as stream:
+                self._columns = next(csv.reader(stream), [])
+
+    @property
+    def name(self) -> str:
+        return ""
+
+    @property
+    def version(self) -> str:
+        return ""
+
+    @property
+    def save_dir(self) -> str:
+        return str(self.file.parent)
+
+    @property
+    def log_dir(self) -> str:
+        """The run folder."""
+        return str(self.file.parent)
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        """Settings stand in config.yaml."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        row = {"step": step, "time": round(time.time(), 3), **metrics}
+        new = [name for name in row if name not in self._columns]
+        if new:
+            self._columns += new
+            self._rewrite(self._rows())
+        with self.file.open("a", newline="", encoding="utf-8") as stream:
+            csv.DictWriter(stream, self._columns).writerow(row)
+
+    @rank_zero_only
+    def forget_after(self, step: int, rows: int | None = None) -> None:
+        """Drop the rows of steps that a resumed run will do again.
+
+        Args:
+            step: the first of them.
+            rows: how many rows there were, where the run goes on with a validation of the step before: its own rows
+                would stand there twice.
+        """
+        if self.file.is_file():
+            self._rewrite([row for row in self._rows()[:rows] if int(row["step"] or 0) < step])
+
+    def count(self) -> int:
+        """Number of rows, all of them on the disk by now."""
+        if not self.file.is_file():
+            return 0
+        with self.file.open("rb") as stream:
+            os.fsync(stream.fileno())
+        return len(self._rows())
+
+    def _rows(self) -> list[dict[str, str]]:
+        if not self.file.is_file():
+            return []
+        with self.file.open(newline="", encoding="utf-8") as stream:
+            return [row for row in csv.DictReader(stream) if None not in row.values()]
+
+    def _rewrite(self, rows: list[dict[str, str]]) -> None:
+        text = io.StringIO()
+        writer = csv.DictWriter(text, self._columns, restval="")
+        writer.writeheader()
+        writer.writerows(rows)
+        write_text(text.getvalue(), self.file)
+
+
+class RunRecord(Callback):
+    """Keeps what the evaluation needs from `fit`: the untrained weights, and how long it took."""
+
+    def __init__(self, run: RunFolder) -> None:
+        self.run = run
+        self._started = 0.0
+        self._earlier_seconds = 0.0
+        self._rows: int | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seconds": self._seconds()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._earlier_seconds = float(state_dict["seconds"])
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        counts = [logger.count() for logger in trainer.loggers if isinstance(logger, MetricsFile)]
+        if counts and trainer.validating:
+            checkpoint[_ROWS] = counts[0]
+
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        self._rows = checkpoint.get(_ROWS)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._started = time.time()
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return  # a trial leaves nothing behind
+        untrained = self.run.checkpoints / UNTRAINED_CHECKPOINT
+        if trainer.global_step == 0:
+            # Other models have no beginning with which their end is compared.
+            if isinstance(pl_module, ImageTextModel):
+                trainer.save_checkpoint(untrained, weights_only=True)
+            self._write_initial_weights(trainer, pl_module)
+        for logger in trainer.loggers:
+            if isinstance(logger, MetricsFile):
+                logger.forget_after(trainer.global_step, self._rows)
+
+    def _write_initial_weights(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Every tensor that was taken over from another training, and every one that was not."""
+        taken_over = getattr(pl_module, "initial_weights", None)
+        if trainer.is_global_zero and taken_over is not None:
+            write_json(taken_over.record(), self.run.folder / INITIAL_WEIGHTS_FILE)
+
+    def record(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
+        """Content of fit.json."""
+        return {
+            "seconds": round(self._seconds(), 1),
+            "epochs": trainer.current_epoch,
+            "steps": trainer.global_step,
+            "precision": str(trainer.precision),
+            "devices": trainer.world_size,
+            "device": device_name(pl_module.device),
+        }
+
+    def _seconds(self) -> float:
+        return self._earlier_seconds + (time.time() - self._started if self._started else 0.0)
