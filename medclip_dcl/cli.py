@@ -1,8 +1,7 @@
 """The command line: ``python -m medclip_dcl fit | validate | test | predict``.
 
-LightningCLI with the project's rules about run folders added: a run folder (`run_folder`) holds one
-run; `fit` on an unfinished one continues it, on a finished one does nothing, on another run's is refused. `test`
-evaluates the untrained network beside the trained one.
+A run folder holds one run: `fit` continues an unfinished run, leaves a finished one alone and refuses another's
+folder. `test` evaluates the untrained network beside the trained one.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from medclip_dcl.errors import UserError
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Run one command; errors of the user's making end with a message and status 2."""
+    """Run one command; a mistake of the user ends with one line and status 2."""
     try:
         check_arguments(sys.argv[1:] if args is None else args)
         # Imported after the check: Lightning takes seconds.
@@ -30,12 +29,12 @@ def main(args: Sequence[str] | None = None) -> None:
             print(f"medclip_dcl: error: {about_input}", file=sys.stderr)
             raise SystemExit(2) from error
         fault = _unwrapped(error)
-    # A fault of the program, or of a class of the user's: the traceback shows where.
+    # A bug of this program or of a user's class keeps its traceback.
     raise fault
 
 
 def _unwrapped(error: Exception) -> BaseException:
-    """The error that a class raised when it was built, without the parser's, which repeats the configuration."""
+    """The error that a constructor raised, without the parser's, which repeats the configuration."""
     return next(cause for cause in _causes(error) if not (cause.__cause__ and _is_of_the_parser(cause)))
 
 
@@ -45,7 +44,7 @@ def _is_of_the_parser(error: BaseException) -> bool:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and what it was raised from; the configuration parser wraps errors of the classes that it builds."""
+    """The error and its causes; the parser wraps errors of the classes that it builds."""
     while error is not None:
         yield error
         error = error.__cause__

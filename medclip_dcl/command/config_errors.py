@@ -1,9 +1,8 @@
-"""Errors of the configuration in one line: the key, what was found, and the nearest key that there is."""
+"""The parser's errors in one line: the key, the value, the nearest valid key."""
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
 import re
 import sys
@@ -23,23 +22,23 @@ _DESCRIPTION = (
     "options override earlier ones."
 )
 _EXPECTED = r"Expected an? (.+?)(?:\. Got value: (.*))?$"
-# Lines of jsonargparse that say where it looked, not what is wrong.
+# Lines of jsonargparse that do not name the problem.
 _FRAME = re.compile(
     r"Does not validate against|Subtypes: |Errors:$|Expected a path but |Given value type: |Given value: "
 )
 
 
 class ConfigParser(LightningArgumentParser):
-    """The parser of the command line; it ends with one line where Lightning's prints its whole usage."""
+    """The parser of the command line, whose errors are one line instead of the whole usage."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("prog", PROGRAM)
         kwargs.setdefault("description", _DESCRIPTION)
-        # An abbreviation would be taken on the command line and refused in a file.
+        # Abbreviations work on the command line but not in a file.
         super().__init__(*args, **{**kwargs, "allow_abbrev": False})
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """End with status 2 and one line; a parser of a class inside this one raises as before."""
+        """End with status 2 and one line; a nested parser of a class raises."""
         if not self.exit_on_error:
             super().error(message, ex)
         parser = getattr(ex, "subcommand_parser", None) or self
@@ -51,8 +50,8 @@ def explain(message: str, options: Iterable[str]) -> str:
     """jsonargparse's message in one line.
 
     Args:
-        message: as it stands, over several lines, one for each class that it looked into.
-        options: the dotted keys that there are outside of classes.
+        message: several lines, one for each class that jsonargparse tried.
+        options: the known dotted keys outside of classes.
     """
     if unknown := re.match(r"unrecognized arguments: --([\w.+-]+)", message):
         return unknown_message(unknown[1].split("=")[0], options)
@@ -81,11 +80,10 @@ def explain(message: str, options: Iterable[str]) -> str:
     if absent := re.match(r"No module named '([^']+)'", leaf):
         return f"{where}: {_no_module(absent[1], class_path)}"
     if absent := re.match(r"module '([^']+)' has no attribute '([^']+)'", leaf):
-        is_class = absent[2][0].isupper()
-        near = nearest(absent[2], [name for name in _names(absent[1]) if name[0].isupper() == is_class])
+        near = nearest(absent[2], dir(importlib.import_module(absent[1])))
         return f"{where}: {absent[1]} has no {absent[2]} (class_path {class_path}){near}"
     if expected := re.match(_EXPECTED, leaf):
-        # One line for each kind that would do, as far in as the first.
+        # One line for each accepted type, at the indentation of the first.
         indent, _, rest = next(x for x in message.splitlines() if leaf in x).partition("- ")
         after = message.partition(leaf)[2].splitlines()[1:] if rest else []
         others = takewhile(bool, (re.match(re.escape(f"{indent}- ") + _EXPECTED, line) for line in after))
@@ -108,9 +106,6 @@ def _no_module(name: str, class_path: str) -> str:
         return (
             f"importing the module of {class_path} needs {name}, which is not installed or not on PYTHONPATH"
         )
-    parent, _, last = name.rpartition(".")
-    if parent and importlib.util.find_spec(parent) is not None:
-        return f"{parent} has no module {last} (class_path {class_path}){nearest(last, _names(parent))}"
     return (
         f"no module {name} can be imported (class_path {class_path}); run this from the folder that holds {name}, or "
         "add that folder to PYTHONPATH"
@@ -126,11 +121,6 @@ def _given(lines: list[str]) -> str:
 def _imported(class_path: str) -> Any:
     module, _, name = class_path.rpartition(".")
     return getattr(importlib.import_module(module), name)
-
-
-def _names(module: str) -> list[str]:
-    there = importlib.import_module(module)
-    return [name for name in {*dir(there), *getattr(there, "__all__", ())} if not name.startswith("_")]
 
 
 def _options(parser: Any) -> list[str]:

@@ -170,7 +170,7 @@ class _Given:
             self._forget("model")
             self.values.pop("data.init_args.crop_size", None)
         self._check_constructors()
-        if command == "fit" and not self.values.get("trainer.fast_dev_run"):
+        if command == "fit" and self.values.get("trainer.fast_dev_run", False) in (False, 0):
             self._check_run_folder()
         # The folder of another's datamodule may be anything.
         if str(self.classes.get("data")).startswith(f"{PACKAGE.name}."):
@@ -201,13 +201,13 @@ class _Given:
         run = RunFolder(folder)
         saved = run.saved_config()
         differing: set[str] = set()
+        plain = (int, float, str)
         for name, value in self.values.items():
             before = setting(saved, name)
             now = _as_number(value) if isinstance(before, float) else value
-            if isinstance(before, int | float | str) and isinstance(now, type(before) | type(now)):
-                kinds = [str if isinstance(x, str) else float for x in (before, now)]
-                if kinds[0] is kinds[1] and isinstance(now, int | float | str):
-                    differing |= differing_settings(before, now, name)
+            is_comparable = isinstance(before, str) == isinstance(now, str)
+            if isinstance(before, plain) and isinstance(now, plain) and is_comparable:
+                differing |= differing_settings(before, now, name)
         if differing - {LENGTH}:
             raise run.other_run(differing, saved)
 
@@ -340,11 +340,12 @@ def _check_constructor(path: str, class_path: str, given: Mapping[str, Any], cla
         names = {key: value for key, value in names.items() if key not in classes}
         for statement in init.body:
             is_check = isinstance(statement, ast.If) and [type(x) for x in statement.body] == [ast.Raise]
-            if is_check or (isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name)):
-                try:
-                    exec(compile(ast.Module([statement], []), class_path, "exec"), names)
-                except UserError as error:
-                    where = f"{path}: " if ".init_args." in path else ""
-                    raise UserError(f"{where}{error}") from error
-                except Exception:
-                    continue  # it needs more than the arguments
+            target = statement.targets[0] if isinstance(statement, ast.Assign) else None
+            if not is_check and not isinstance(target, ast.Name):
+                continue
+            try:
+                exec(compile(ast.Module([statement], []), class_path, "exec"), names)
+            except UserError as error:
+                raise UserError(f"{path}: {error}" if ".init_args." in path else str(error)) from error
+            except Exception:  # it needs more than the arguments
+                names.pop(target.id if isinstance(target, ast.Name) else "", None)

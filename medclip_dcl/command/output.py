@@ -1,4 +1,4 @@
-"""What a command says: without Lightning's advertisements and remarks about itself, and each warning once."""
+"""Output of a command: no advertisements or remarks of Lightning, and each warning once."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _REMARKS = re.compile(
     r"|Restoring states from|Restored all states from"
 )
 _WARNINGS = (
-    # Lightning's own use of a deprecated test, at every step of the user's program.
+    # Lightning's own use of a deprecated function, in every step.
     r".*isinstance.treespec, LeafSpec.*",
-    # The last rows are written all the same (`LastEpoch`).
+    # `LastEpoch` writes the last rows.
     r"The number of training batches \(\d+\) is smaller than the logging interval",
-    # A run that goes on.
+    # A run that is continued.
     r"Checkpoint directory .* exists and is not empty",
     # A checkpoint of another folder is tested.
     r"The dirpath has changed from",
-    # `Throughput` measures whether the loader is too slow.
+    # `Throughput` warns if the loader is too slow.
     r"The '\w+' does not have many workers",
     r"Precision .* is not supported by the model summary",
 )
@@ -33,7 +33,7 @@ _WARNINGS = (
 
 @contextmanager
 def plain_output() -> Iterator[None]:
-    """Within it a warning is one line and stands there once, however often it is raised."""
+    """Show each warning once, as one line."""
     said: set[tuple[type, str]] = set()
     loggers, formatted = [logging.getLogger(name) for name in _LOGGERS], warnings.formatwarning
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Exponential moving average of the weights, by Lightning's callback, with what it leaves to its user."""
+"""Exponential moving average of the weights."""
 
 from __future__ import annotations
 
@@ -19,25 +19,18 @@ _Tensors: TypeAlias = tuple[Tensor, ...] | list[Tensor]
 
 
 class AveragedWeights(WeightAveraging):
-    """Validation, checkpoints and `test` use an average of the weights over steps; training goes on with the last.
+    """Validation, checkpoints and `test` use an average of the weights over steps; training continues with the last.
 
-    average = decay * average + (1 - decay) * weights after each optimiser step, begun with the weights after the first.
-    In a checkpoint `state_dict` is the average, which whatever loads the checkpoint gets, and `current_model_state`
-    the weights that a resumed run goes on with. BatchNorm's running statistics are averaged like weights; integers
-    (positions of BERT, counters) are copied.
+    average = decay * average + (1 - decay) * weights after each optimiser step, starting from the weights after the
+    first. In a checkpoint `state_dict` is the average and `current_model_state` the weights that a resumed run takes.
+    It must come after the callbacks that evaluate (`in_order`).
 
-    It must stand behind the callbacks that evaluate: `in_order` puts it there.
-
-    What differs from Lightning's EMAWeightAveraging: integers are not averaged (that cuts them: with a decay of 0.9999,
-    99 of the 512 positions of a BERT end one too low); the average is made when the model is there, and on its device
-    (Lightning makes it before `LightningModule.setup`, on the CPU); an exception during validation puts the weights
-    back before anything is saved.
+    Unlike Lightning's EMAWeightAveraging, it copies integers (averaging truncates them: with a decay of 0.9999, 99 of
+    the 512 positions of a BERT end one too low), builds the average after the model and on its device, and restores
+    the weights when validation raises.
 
     Args:
-        decay: in (0, 1); the average looks back over about 1 / (1 - decay) steps.
-
-    Raises:
-        ValueError: a decay out of its range.
+        decay: in (0, 1); the average covers about 1 / (1 - decay) steps.
     """
 
     def __init__(self, decay: float) -> None:
@@ -48,7 +41,7 @@ class AveragedWeights(WeightAveraging):
         self._is_swapped = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Nothing: some models are built by their own `setup`, which comes later."""
+        """Do nothing: some models are built by their own `setup`, which runs later."""
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -59,7 +52,7 @@ class AveragedWeights(WeightAveraging):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         average = self._build(pl_module)
-        # Not the counter: on a GPU each look at it would wait for the device.
+        # The counter stays on the CPU: reading it would wait for the device.
         average.module.to(pl_module.device)
         steps = trainer.estimated_stepping_batches
         if (share := self.decay**steps) > _LARGEST_SHARE:

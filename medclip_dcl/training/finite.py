@@ -1,15 +1,9 @@
-"""Training stops at the first loss or gradient that is not a finite number, and says which batch had it.
+"""Stop training at the first loss or gradient that is not finite, and name the batch.
 
-Loss and gradient norm of each step are looked at before the optimiser moves the weights. The gradient is looked at
-too because one NaN in it spoils weights while the loss is finite, and with mixed bfloat16 nothing else would notice.
-With mixed float16 the scaler meets infinite gradients as a matter of course, skips their step and halves its scale; so
-there the gradient counts only after SKIPPED_STEPS such steps in a row, which no scale would mend. Processes agree on
-each step: all of them stop.
-
-On a GPU the host waits here for the backward pass, once a step. Looking later, when the next batch is there, would
-spare the device the moment until the optimiser's kernels are queued, but the weights would be spoiled by then. Other
-places wait in every step as well: Lightning's loop where there are several processes, its progress bar, the checks of
-the loss's arguments.
+Loss and gradient norm are checked before the optimiser moves the weights: one NaN gradient spoils them although the
+loss is finite. On a GPU the host waits here for the backward pass, once a step. The scaler of mixed float16 skips
+steps with infinite gradients and halves its scale, so there a gradient counts only after SKIPPED_STEPS in a row. All
+processes stop together.
 """
 
 from __future__ import annotations
@@ -40,16 +34,16 @@ class NonFiniteError(UserError):
 
 
 class FiniteCheck(Callback):
-    """Logs train/gradient_norm (before clipping) and stops every process where it, or the loss, is not finite.
+    """Logs train/gradient_norm (before clipping) and stops every process if it, or the loss, is not finite.
 
-    After that no checkpoint is written: BatchNorm's running statistics have seen the batch.
+    No checkpoint is written after that: BatchNorm's running statistics have seen the batch.
 
     Raises:
-        NonFiniteError: names epoch, step and what the batch consisted of, by identity.
+        NonFiniteError: names epoch, step and the identities of the batch.
     """
 
     def __init__(self) -> None:
-        # Of the optimiser's step to come: with accumulated gradients it has several batches.
+        # Of the next optimiser step: several batches if gradients are accumulated.
         self._identities: list[dict[str, Any]] = []
         self._losses: list[Tensor] = []
         self._skipped = 0
@@ -88,13 +82,13 @@ class FiniteCheck(Callback):
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Nothing spoiled on disk, whoever saves at an exception: raised before the file is opened."""
+        """Refuse to save after the stop, e.g. by a callback that saves on exceptions."""
         if self._error is not None:
             raise self._error
 
 
 def _anywhere(is_true: Bool[Tensor, " fact"]) -> list[bool]:
-    """True on all processes if it is on one: else that would stop alone, and the others would wait for it."""
+    """True on all processes if true on one, so that they stop together."""
     numbers = is_true.float()
     if is_distributed():
         dist.all_reduce(numbers, op=dist.ReduceOp.MAX)
@@ -102,7 +96,7 @@ def _anywhere(is_true: Bool[Tensor, " fact"]) -> list[bool]:
 
 
 def _described(identities: Sequence[Mapping[str, Any]], loss: float) -> dict[str, Any]:
-    """This process's part of the batch, in plain values: identities, never texts."""
+    """This process's part of the batch: identities, never texts."""
     return {"process": rank_and_size()[0], "loss": loss} | {
         name: [value for one in identities for value in _plain(one[name])] for name in identities[0]
     }
@@ -113,7 +107,6 @@ def _plain(values: Any) -> list[Any]:
 
 
 def _message(where: str, norm: float, skipped: int, parts: Sequence[Mapping[str, Any]]) -> str:
-    """Where, what, whose, and what to do."""
     with_loss = [part for part in parts if not math.isfinite(part["loss"])]
     what = "the loss is not finite" if with_loss else f"the gradient is not finite (its norm is {norm})"
     if skipped and not with_loss:

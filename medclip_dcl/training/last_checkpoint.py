@@ -1,4 +1,4 @@
-"""The last checkpoint of a run: when it is written, how the last two are kept, and which one can be read."""
+"""last.ckpt and previous.ckpt of a run: writing them, keeping two, finding a readable one."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ LAST, PREVIOUS, UNREADABLE = "last.ckpt", "previous.ckpt", "unreadable.ckpt"
 _NEW = "new.ckpt"
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-"""A batch system's or a user's wish that training make room; SLURM announces the end of a job's time by SIGUSR1."""
+"""Signals that ask training to stop; SLURM announces the end of a job's time by SIGUSR1."""
 
-# Before a validation, which may be long, it saves even if less than the interval has gone by, but not that often.
 _LEAST_SECONDS = 60.0
+"""Interval of saving before a validation, which may be long."""
 
 
 class ResumeError(UserError):
@@ -50,7 +50,7 @@ class Stopped(SystemExit):
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Checkpoints reach the disk under a temporary name and are renamed: a kill or a power cut leaves the old one."""
+    """Writes checkpoints under a temporary name and renames them: a kill or a power cut leaves the old one."""
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
@@ -64,14 +64,14 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 def rotate(folder: Path) -> None:
-    """Let the new checkpoint be the last and the last be the previous; at every moment the last two can be read."""
+    """Make new.ckpt the last checkpoint and the last one the previous; two are readable at every moment."""
     new, last, previous = (folder / name for name in (_NEW, LAST, PREVIOUS))
     if last.exists():
         link = folder / f".{PREVIOUS}.tmp"
         link.unlink(missing_ok=True)
         try:
             os.link(last, link)
-        except OSError:  # no hard links here: for a moment only the previous is there, and is found
+        except OSError:  # no hard links on this file system: for a moment there is only the previous one
             link = last
         os.replace(link, previous)
     os.replace(new, last)
@@ -79,13 +79,13 @@ def rotate(folder: Path) -> None:
 
 
 def find_readable(folder: Path) -> Path | None:
-    """The last checkpoint, or the one before where the last cannot be read; None if there is neither.
+    """The last checkpoint, or the previous one if the last cannot be read; None if there is neither.
 
-    A file that cannot be read is set aside as unreadable.ckpt, so that the next checkpoint does not take the place of
-    the one that can. Several processes may do this at once.
+    A damaged file is renamed to unreadable.ckpt, so that the next rotation keeps the readable one. Several processes
+    may do this at once.
 
     Raises:
-        ResumeError: there are checkpoints, but none can be read; says what is wrong with each.
+        ResumeError: there are checkpoints, but none can be read; names the problem of each.
     """
     problems: dict[Path, str] = {}
     for file in (folder / LAST, folder / PREVIOUS):
@@ -117,30 +117,29 @@ def whats_wrong(file: Path) -> str | None:
         if broken is not None:
             return f"the checksum of {broken} is wrong"
         content = read_torch_file(file)
-    # Nothing that is wrong with the machine or its settings: the file may be whole, and would be set aside.
-    except (PermissionError, MemoryError):
+    except (PermissionError, MemoryError):  # not a problem of the file, which must not be set aside
         raise
     except Exception as error:  # whatever a damaged file makes the readers say
         size = file.stat().st_size if file.is_file() else 0
         return f"{size} bytes, {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-    return None if "loops" in content else "it is no checkpoint of training"
+    return None if "loops" in content else "it is not a checkpoint of training"
 
 
 class StopSignals:
-    """Remembers the signal that asks training to stop; a second Ctrl-C interrupts at once."""
+    """Records the signal that asks training to stop; a second Ctrl-C interrupts at once."""
 
     def __init__(self) -> None:
         self.requested = 0
         self._before: dict[signal.Signals, Any] = {}
 
     def install(self) -> None:
-        """Take the signals over. Lightning would save in the middle of a step at SIGUSR1, and nothing at SIGTERM."""
+        """Handle the signals. Lightning would save in the middle of a step at SIGUSR1, and not at all at SIGTERM."""
         self.requested = 0
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._remember) for number in STOP_SIGNALS}
 
     def restore(self) -> None:
-        """Give them back."""
+        """Restore the handlers of before."""
         for number, handler in self._before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._before = {}
@@ -152,21 +151,15 @@ class StopSignals:
 
 
 class LastCheckpoint(Checkpoint):
-    """Keeps last.ckpt and previous.ckpt, from which a run goes on exactly as if it had not been stopped.
+    """Keeps last.ckpt and previous.ckpt, from which a run continues exactly as if it had not been stopped.
 
-    It is written between two optimiser steps, when `minutes` have gone by since it was written; before a validation,
-    so that one that is stopped in its middle is done again; at the end of each epoch; and when SIGTERM, SIGUSR1 or
-    Ctrl-C asks training to stop, which then ends with `Stopped`. An error, or kill -9, loses what came after it.
-
-    In the middle of an epoch it is written only where the training loader is a `ResumableLoader`
-    (`EpochDataModule.training_loader`); any other would begin the epoch anew.
+    Saves between two optimiser steps every `minutes`; before a validation, so that an interrupted one is repeated; at
+    the end of each epoch; and at SIGTERM, SIGUSR1 or Ctrl-C, after which training ends with `Stopped`. In the middle
+    of an epoch it saves only if the training loader is a `ResumableLoader`: any other would start the epoch again.
 
     Args:
-        folder: where both are kept.
-        minutes: between two writings, at least 0.
-
-    Raises:
-        ValueError: minutes below 0.
+        folder: folder of both checkpoints.
+        minutes: time between two checkpoints, at least 0.
     """
 
     def __init__(self, folder: str | Path, minutes: float = 15.0) -> None:
@@ -178,12 +171,10 @@ class LastCheckpoint(Checkpoint):
         self._may_stop_in_an_epoch = False
         self._has_validated = False
 
-    # What a resumed run takes over
-
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """A run folder that was moved keeps its best score: ModelCheckpoint would forget it in another place."""
+        """Keep the best score of a run folder that was moved: ModelCheckpoint drops it if its folder differs."""
         here = os.path.realpath(self.folder)
         if os.path.realpath(Path(trainer.ckpt_path or "").parent) != here:
             return  # another run's
@@ -211,8 +202,6 @@ class LastCheckpoint(Checkpoint):
         if was_asked:
             self._signals.requested = signal.SIGTERM
 
-    # When it is written
-
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
@@ -220,7 +209,7 @@ class LastCheckpoint(Checkpoint):
         if batch_idx % trainer.accumulate_grad_batches:
             return
         stop, is_due = self._asked(trainer, self.seconds)
-        # Right after a validation in the middle of an epoch Lightning would count a step twice: the next one will do.
+        # Right after a validation in the middle of an epoch Lightning would count a step twice; save at the next one.
         can_save = self._may_stop_in_an_epoch and not after_validation
         if (stop or is_due) and can_save and batch_idx:
             with _before_this_batch(trainer):
@@ -255,9 +244,9 @@ class LastCheckpoint(Checkpoint):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        # Processes have different numbers of batches here: none may wait for another.
+        # No collective here: processes have different numbers of batches.
         if _is_in_training(trainer) and self._signals.requested:
-            # The processes that this one started would wait for it: nobody else tells them.
+            # The processes that this one started would wait for it.
             kill = getattr(trainer.strategy.launcher, "kill", None)
             if kill is not None:
                 kill(self._signals.requested)
@@ -282,7 +271,7 @@ class LastCheckpoint(Checkpoint):
         self._signals.restore()
 
     def _asked(self, trainer: Trainer, seconds: float) -> tuple[int, bool]:
-        """The signal that any process got (0: none), and whether the first one's clock says that it is time."""
+        """The signal that any process received (0: none), and whether saving is due by the first one's clock."""
         is_due = trainer.is_global_zero and time.monotonic() - self._saved_at >= seconds
         greatest = greatest_of_all(2 * self._signals.requested + is_due, trainer.strategy.root_device)
         return greatest // 2, bool(greatest % 2)
@@ -293,7 +282,7 @@ class LastCheckpoint(Checkpoint):
         trainer.save_checkpoint(self.folder / _NEW, weights_only=False)
         if trainer.is_global_zero:
             rotate(self.folder)
-        # A process that ends before the first has renamed the files could make a launcher kill it.
+        # A launcher could kill the first process if another one ended before the files are renamed.
         trainer.strategy.barrier("last checkpoint")
         self._saved_at = time.monotonic()
 
@@ -303,11 +292,11 @@ class LastCheckpoint(Checkpoint):
 
 
 def _follow_schedule(trainer: Trainer) -> None:
-    """Give the next step the rate of this run's own schedule; says so where the checkpoint's has another length."""
+    """Set the learning rate by this run's schedule, with a message if the checkpoint's had another length."""
     for config in trainer.lr_scheduler_configs:
         schedule = config.scheduler
         if not isinstance(schedule, LambdaLR):
-            continue  # its state came from the checkpoint
+            continue
         rates = [
             base * factor(schedule.last_epoch)
             for base, factor in zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)
@@ -324,7 +313,7 @@ def _follow_schedule(trainer: Trainer) -> None:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Delete what a run that was killed had begun to write."""
+    """Delete the unfinished files of a killed run."""
     for file in (folder / _NEW, *folder.glob(".*.ckpt.tmp")):
         file.unlink(missing_ok=True)
 
@@ -334,9 +323,9 @@ def _is_in_training(trainer: Trainer) -> bool:
 
 
 def _is_begun_again(trainer: Trainer) -> bool:
-    """True if Lightning, resumed at the start of this validation, begins it again.
+    """True if Lightning repeats this validation when resumed at its start.
 
-    It does not where max_steps were made, nor where `LastEpoch` validates between two validations of an epoch.
+    It does not after max_steps, nor if `LastEpoch` validates between two validations of an epoch.
     """
     if is_last_step(trainer):
         return False
@@ -349,10 +338,9 @@ def _is_begun_again(trainer: Trainer) -> bool:
 
 @contextmanager
 def _before_this_batch(trainer: Trainer) -> Iterator[None]:
-    """Within it Lightning's counters are those between two batches: the one at hand was not begun.
+    """Set Lightning's counters to the state before this batch, for which it has no hook.
 
-    Its hooks offer no such moment. Where a batch ends, the module's own hook and the row of metrics are still to come;
-    where it starts, it is counted.
+    At the end of a batch the module's own hook and the row of metrics are still to come; at its start it is counted.
     """
     progress = trainer.fit_loop.epoch_loop.batch_progress
     counters, is_last = (progress.total, progress.current), progress.is_last_batch
@@ -369,7 +357,7 @@ def _before_this_batch(trainer: Trainer) -> Iterator[None]:
 
 @contextmanager
 def _before_this_validation(trainer: Trainer) -> Iterator[None]:
-    """Within it Lightning's counters are those of a validation that was begun: a resumed run does it from its start."""
+    """Set Lightning's counters to a validation that has begun: a resumed run repeats it from its start."""
     total: Any = trainer.fit_loop.epoch_loop.val_loop.batch_progress.total
     total.ready += 1
     total.started += 1
@@ -381,7 +369,7 @@ def _before_this_validation(trainer: Trainer) -> Iterator[None]:
 
 
 def _moved(value: Any, old: str, new: str) -> Any:
-    """A ModelCheckpoint's state with the paths of another folder."""
+    """The state of a ModelCheckpoint with its paths moved to another folder."""
     if isinstance(value, str):
         return new + value[len(old) :] if value == old or value.startswith(old + os.sep) else value
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""The end of training is measured, whatever the intervals of validation and logging."""
+"""Validate and log at the end of training."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 class LastEpoch(Callback):
     """Training ends with a validation and a row of metrics.
 
-    Lightning alone would end a run of fewer epochs than check_val_every_n_epoch without a validation, and so without
-    a best checkpoint, and one of fewer steps than log_every_n_steps without a row. Where both are due anyway, nothing
-    changes. It must see the end of a batch after a Timer and before `Throughput`: `in_order`.
+    Otherwise a run shorter than check_val_every_n_epoch would have no best checkpoint, and one shorter than
+    log_every_n_steps no row. It comes after a Timer and before `Throughput` (`in_order`).
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # A run that goes on within its last epoch, perhaps within its validation, has no start of an epoch.
+        # A run resumed in the middle of its last epoch has no on_train_epoch_start.
         self.on_train_epoch_start(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

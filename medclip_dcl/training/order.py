@@ -1,4 +1,4 @@
-"""Which callback must come after which."""
+"""The order of callbacks."""
 
 from __future__ import annotations
 
@@ -13,17 +13,14 @@ from medclip_dcl.training.throughput import Arrival, Throughput
 
 
 def in_order(callbacks: Iterable[Callback]) -> list[Callback]:
-    """The callbacks in an order in which each sees what it should; otherwise as given.
+    """Sort callbacks where the order matters; otherwise as given.
 
-    - Averaged weights behind all that evaluate: they are put in before the first batch is evaluated, and taken out
-      only after every evaluation has summarised.
-    - Then whatever writes checkpoints (as Lightning orders them).
-    - Then what makes training end with a validation and a row of metrics, after a Timer.
-    - Last the clock, and first the one that notes when a batch has come: the time that others take between two steps
-      is not time spent waiting for the next batch.
+    - `Arrival` first and `Throughput` last: the time of other callbacks is not waiting for a batch.
+    - Averaged weights after all evaluations, so that these have summarised before the weights are swapped back.
+    - Then checkpoints, then `LastEpoch` (after a Timer).
 
     Raises:
-        ValueError: Lightning's EMAWeightAveraging, which spoils integer buffers; or several averages.
+        UserError: Lightning's EMAWeightAveraging, which spoils integer buffers; or several averages.
     """
     listed = list(callbacks)
     averages = [one for one in listed if isinstance(one, WeightAveraging)]

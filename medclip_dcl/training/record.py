@@ -1,4 +1,4 @@
-"""metrics.csv and what else a run remembers of its training."""
+"""The record of training: metrics.csv, the untrained weights, the time it took."""
 
 from __future__ import annotations
 
@@ -28,13 +28,7 @@ _ROWS = "metrics_rows"
 
 
 class MetricsFile(Logger):
-    """Every logged figure as a row of metrics.csv; a resumed run appends, and never repeats a step.
-
-    Lightning's CSVLogger deletes the file of a run that resumes.
-
-    Args:
-        folder: the run folder.
-    """
+    """Writes metrics.csv in the run folder; a resumed run appends and never repeats a step (CSVLogger deletes it)."""
 
     def __init__(self, folder: str | Path) -> None:
         super().__init__()
@@ -76,18 +70,17 @@ class MetricsFile(Logger):
 
     @rank_zero_only
     def forget_after(self, step: int, rows: int | None = None) -> None:
-        """Drop the rows of steps that a resumed run will do again.
+        """Drop the rows that a resumed run will write again.
 
         Args:
-            step: the first of them.
-            rows: how many rows there were, where the run goes on with a validation of the step before: its own rows
-                would stand there twice.
+            step: first step that it repeats.
+            rows: number of rows to keep, if it resumes with the validation of the step before.
         """
         if self.file.is_file():
             self._rewrite([row for row in self._rows()[:rows] if int(row["step"] or 0) < step])
 
     def count(self) -> int:
-        """Number of rows, all of them on the disk by now."""
+        """Number of rows, after they are flushed to the disk."""
         if not self.file.is_file():
             return 0
         with self.file.open("rb") as stream:
@@ -109,7 +102,7 @@ class MetricsFile(Logger):
 
 
 class RunRecord(Callback):
-    """Keeps what the evaluation needs from `fit`: the untrained weights, and how long it took."""
+    """Keeps what the evaluation needs from `fit`: the untrained weights and the time."""
 
     def __init__(self, run: RunFolder) -> None:
         self.run = run
@@ -141,7 +134,7 @@ class RunRecord(Callback):
             return  # a trial leaves nothing behind
         untrained = self.run.checkpoints / UNTRAINED_CHECKPOINT
         if trainer.global_step == 0:
-            # Other models have no beginning with which their end is compared.
+            # Only image-text models are compared with their untrained state.
             if isinstance(pl_module, ImageTextModel):
                 trainer.save_checkpoint(untrained, weights_only=True)
             self._write_initial_weights(trainer, pl_module)
@@ -150,7 +143,7 @@ class RunRecord(Callback):
                 logger.forget_after(trainer.global_step, self._rows)
 
     def _write_initial_weights(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Every tensor that was taken over from another training, and every one that was not."""
+        """Names of the tensors that were taken from another training, and of those that were not."""
         taken_over = getattr(pl_module, "initial_weights", None)
         if trainer.is_global_zero and taken_over is not None:
             write_json(taken_over.record(), self.run.folder / INITIAL_WEIGHTS_FILE)

@@ -1,8 +1,8 @@
-"""Loggers besides metrics.csv: where they write, and what of patients' data they may get.
+"""Loggers besides metrics.csv: their folders, and protection of patients' data.
 
-Figures of the evaluations show images and sentences of reports, and a checkpoint's vocabulary and weights come from
-them. They reach a logger that may send them over a network only where the user said `share_patient_data: true`, or the
-data are no patients'. Any logger counts as networked that is not known to write to this machine's disk alone.
+Figures show images and sentences of reports, and a checkpoint's vocabulary and weights come from them. A logger that
+may use a network gets them only with `share_patient_data: true`, or if the data set is a phantom. Every logger counts
+as networked unless it is known to write to the local disk alone.
 """
 
 from __future__ import annotations
@@ -26,14 +26,11 @@ _UPLOADS = ("log_model", "log_model_checkpoints")
 
 
 def check_loggers(loggers: Any, may_share: bool) -> None:
-    """Look at the configuration of trainer.logger before anything is built or written.
+    """Refuse a configured logger whose package is missing, or that would upload checkpoints of patients' data.
 
     Args:
-        loggers: a value of trainer.logger: one, a list of them, null, true or false.
+        loggers: trainer.logger: one, a list, null, true or false.
         may_share: patients' data may go to networked loggers.
-
-    Raises:
-        ValueError: a logger whose package is not installed (names the extra), or that would upload checkpoints.
     """
     for one in _configured(loggers):
         name = one.class_path.rpartition(".")[2]
@@ -53,7 +50,7 @@ def check_loggers(loggers: Any, may_share: bool) -> None:
 
 
 def place_loggers(loggers: Any, run_folder: str | Path) -> None:
-    """Let a relative `save_dir` in the configuration of trainer.logger lie in the run folder."""
+    """Put a relative `save_dir` of trainer.logger into the run folder."""
     for one in _configured(loggers):
         options = one.get("init_args") or {}
         folder = options.get("save_dir")
@@ -67,20 +64,20 @@ def _configured(loggers: Any) -> list[Any]:
 
 
 def is_networked(logger: Logger) -> bool:
-    """False only for a logger that is known to write to this machine's disk alone."""
+    """False only for a logger that is known to write to the local disk alone."""
     return not isinstance(logger, _LOCAL) or "://" in str(logger.save_dir)
 
 
 def show_figures(
     loggers: Iterable[Logger], figures: Mapping[str, Path], may_share: bool, step: int = 0
 ) -> None:
-    """Hand PNG files to each logger that takes images; to networked ones only where that is allowed.
+    """Hand PNG files to each logger that takes images; to networked ones only if allowed, else with a warning.
 
     Args:
         loggers: TensorBoard's, and any with `log_image(key=..., images=[file])` (W&B's).
         figures: name -> file.
-        may_share: patients' images and texts may go to networked loggers; where not, the user is told.
-        step: under which TensorBoard files them.
+        may_share: patients' images and texts may go to networked loggers.
+        step: shown by TensorBoard.
     """
     withheld = []
     for logger in loggers:

@@ -1,12 +1,8 @@
-"""How fast training runs, and how much of its time it waits for batches.
+"""Training speed, and the share of time spent waiting for batches.
 
-Lightning's ThroughputMonitor is not used: it waits for the GPU after every step, counts floating-point operations that
-the models would have to declare, takes one process's batches, and does not say how long the loader was waited for.
-
-Time is read from the host's clock, without waiting for the device. The wait for a batch is the time from the end of a
-step, with all that other callbacks do there, to the start of the next, without validation; it holds the fetching and
-the start of the copy to the device. On a GPU the host runs ahead of it by no more than the optimiser's step, as
-FiniteCheck has waited for the backward pass: while the host waits for a batch, the device idles.
+Lightning's ThroughputMonitor synchronises the GPU after every step and does not measure the wait for the loader. Here
+time is read from the host's clock: FiniteCheck waits for the backward pass anyway, so the device idles while the host
+waits for a batch. The wait is the time from the end of one step to the start of the next, without validation.
 """
 
 from __future__ import annotations
@@ -21,12 +17,12 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.utilities import rank_zero_warn
 
 _JUDGED_STEPS = 50
-"""Steps that are judged together; the first so many are the warm-up of loaders and kernels, and are not judged."""
+"""Steps judged together; the first so many are warm-up and are not judged."""
 
 
 @dataclass
 class _Window:
-    """What was counted since the window began."""
+    """Counts since the window began."""
 
     steps: int = 0
     examples: int = 0
@@ -45,7 +41,7 @@ class _Window:
 
 
 class Arrival(Callback):
-    """Notes when a batch has come, before other callbacks take their time; it must be the first: `in_order`."""
+    """Notes when a batch arrives; the first callback (`in_order`), so that the time of others does not count."""
 
     def __init__(self) -> None:
         self.at = 0.0
@@ -60,21 +56,14 @@ class Arrival(Callback):
 
 
 class Throughput(Callback):
-    """Logs train/images_per_second and train/data_wait every log_every_n_steps; warns where the loader is too slow.
+    """Logs train/images_per_second and train/data_wait every log_every_n_steps; warns if the loader is too slow.
 
-    images_per_second counts the images (sentences_per_second: the sentences, where a batch has no images) of all
-    processes, and not the time of validation; data_wait is the share of the time that this process, the first,
-    waited for batches. Both are of the steps since they were logged last. A run's figures differ from the same run's
-    on another day.
-
-    It must be the last callback, and `arrival` the first: `in_order`. Then what others do between two steps, such as
-    writing a checkpoint, is not taken for waiting.
+    images_per_second (sentences_per_second for batches without images) counts all processes, without validation;
+    data_wait is the share of time that the first process waits for batches. Both cover the steps since the last row.
+    It must be the last callback and `arrival` the first (`in_order`): writing a checkpoint is not waiting.
 
     Args:
-        warn_above: share of the time spent waiting for batches, over 50 steps, above which the user is told, once.
-
-    Attributes:
-        arrival: the callback that notes when a batch has come.
+        warn_above: share of waiting over 50 steps above which a warning is shown, once.
     """
 
     def __init__(self, warn_above: float = 0.2) -> None:
@@ -88,11 +77,10 @@ class Throughput(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._logged, self._judged, self._is_warm = _Window(), _Window(), False
-        # A run that goes on in the middle of an epoch has no start of an epoch.
+        # A run resumed in the middle of an epoch has no on_train_epoch_start.
         self._last, self._waited = time.perf_counter(), 0.0
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # The first batch of an epoch is waited for as well: loaders fill up anew.
         self._last, self._waited = time.perf_counter(), 0.0
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -116,9 +104,9 @@ class Throughput(Callback):
             window.add(examples * trainer.world_size, self._waited, now - self._started)
         self._last, self._waited = now, 0.0
         self._judge(trainer, unit)
-        # After a step of the optimiser, where the other figures of training are logged as well.
+        # After an optimiser step, with the other figures of training.
         is_new, self._last_step = trainer.global_step != self._last_step, trainer.global_step
-        every = self._log_every(trainer)
+        every = trainer.log_every_n_steps  # type: ignore[attr-defined]
         if not is_new or not every or (trainer.global_step % every and not trainer.should_stop):
             return
         window, self._logged = self._logged, _Window()
@@ -128,12 +116,8 @@ class Throughput(Callback):
         }
         pl_module.log_dict(figures, batch_size=1)
 
-    @staticmethod
-    def _log_every(trainer: Trainer) -> int:
-        return int(getattr(trainer, "log_every_n_steps"))  # noqa: B009
-
     def _judge(self, trainer: Trainer, unit: str) -> None:
-        """Tell the user, once, if the loader is the bottleneck."""
+        """Warn once if the loader is the bottleneck."""
         if self._judged.steps < _JUDGED_STEPS:
             return
         window, self._judged = self._judged, _Window()
@@ -144,7 +128,6 @@ class Throughput(Callback):
 
 
 def _advice(window: _Window, unit: str, datamodule: Any) -> str:
-    """The numbers found, and what helps."""
     workers, cores = getattr(datamodule, "num_workers", None), os.cpu_count()
     remedies = [f"raise data.init_args.num_workers (now {workers}; this machine has {cores} cores)"]
     if getattr(datamodule, "cache_images", None) is False:
@@ -159,7 +142,7 @@ def _advice(window: _Window, unit: str, datamodule: Any) -> str:
 
 
 def _examples(batch: Mapping[str, Any]) -> tuple[str, int]:
-    """What a batch consists of, and how many."""
+    """Unit and size of a batch."""
     if "dicom_id" in batch:
         return "images", len(batch["dicom_id"])
     return "sentences", len(batch["lengths"])

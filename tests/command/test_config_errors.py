@@ -128,7 +128,6 @@ OTHER = "{class_path: medclip_dcl.similarity.LSE, init_args: {attention: mean}}"
         ("seed_everything: 1", [f"{MODEL}learning_rate=[1]"]),
         ("seed_everything: 1", [f"{DATA}sentences", "both"]),
         ("seed_everything: 1", [f"{MODEL}image_encoder.init_args.depth=19"]),
-        ("seed_everything: 1", [f"{MODEL}similarity.class_path=medclip_dcl.similarty.LSE"]),
         ("model: {class_path: medclip_dcl.models.image_text.ImageTextModl}", []),
         ("run_folder: nowhere", [f"{DATA}folder", "nowhere"]),
     ],
@@ -186,7 +185,7 @@ def test_a_value_that_is_refused_later_is_refused_before_lightning_is_imported(o
         ["--config", str(CONFIGS / "mimic_cxr.yaml"), "--config", str(CONFIGS / "small_machine.yaml")],
         ["--config", str(CONFIGS / "finetune.yaml"), "--config", str(CONFIGS / "linear_probe.yaml")],
         # Another class, whose own setting it is; one whose module is not looked into; a short name; a short way.
-        [*OF_DEMO, f"{MODEL}similarity=medclip_dcl.similarity.GlobalCosine", f"{MODEL}similarity.init_args.gamma2", "8"],
+        [*OF_DEMO, f"{MODEL}similarity=medclip_dcl.similarity.LSE", f"{MODEL}similarity.init_args.gamma2", "8"],
         [*OF_DEMO, f"{MODEL}similarity", "users.Similarity", f"{MODEL}similarity.init_args.mine", "8"],
         [*OF_DEMO, f"{MODEL}similarity", "LSE", f"{MODEL}similarity.init_args.dim", "8"],
         [*OF_DEMO, "--model.learning_rate", "3"],

@@ -149,7 +149,7 @@ def test_two_that_cannot_be_read_are_named_with_the_remedy(tmp_path):
 
 def test_weights_alone_are_nothing_to_resume_from(tmp_path):
     torch.save({"state_dict": {}}, tmp_path / "last.ckpt")
-    assert whats_wrong(tmp_path / "last.ckpt") == "it is no checkpoint of training"
+    assert whats_wrong(tmp_path / "last.ckpt") == "it is not a checkpoint of training"
 
 
 def test_the_file_is_on_the_disk_before_it_has_its_name(monkeypatch, tmp_path):

@@ -111,67 +111,47 @@ def assert_same_figures(found: dict[tuple[int, str], float], expected: dict[tupl
         assert math.isclose(value, expected[key], rel_tol=1e-6), key
 
 
-def test_every_logger_gets_the_figures_of_metrics_csv(fit_and_test, remote):
-    run = fit_and_test([CSV, remote])
+def test_every_logger_gets_the_figures_of_metrics_csv_and_a_phantoms_pictures(fit_and_test, remote):
+    pytest.importorskip("tensorboard", reason="the extra tensorboard is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = fit_and_test([CSV, BOARD, remote])
     expected = rows(run)
     table = pd.read_csv(run / "csv/version_0/metrics.csv").melt(id_vars="step").dropna()
     assert_same_figures({(int(s), n): v for s, n, v in table.itertuples(index=False)}, expected)
     sent = [content for kind, content in RemoteLogger.received if kind == "metrics"]
-    of_fit_sent = [
-        (step, figures) for step, figures in sent if not any(n.startswith("test/") for n in figures)
-    ]
-    figures = {(step, name): value for step, one in of_fit_sent for name, value in one.items()}
+    of_fit = [(step, figures) for step, figures in sent if not any(n.startswith("test/") for n in figures)]
+    figures = {(step, name): value for step, one in of_fit for name, value in one.items()}
     # Too few cases for an AUC of the small set: NaN, which pandas takes for an empty field.
     assert_same_figures({key: value for key, value in figures.items() if not math.isnan(value)}, expected)
     # The untrained network's test has the same names: its figures are in results_untrained.json alone.
     (tested,) = [figures for _, figures in sent if any(name.startswith("test/") for name in figures)]
     results = json.loads((run / "results.json").read_text())
     assert tested["test/miou"] == pytest.approx(results["metrics"]["grounding"]["miou"])
-
-
-def test_tensorboard_gets_the_same_figures_and_the_pictures(fit_and_test):
-    pytest.importorskip("tensorboard", reason="the extra tensorboard is not installed")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    run = fit_and_test([BOARD])
     events = EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0, "images": 0}).Reload()
-    found = {
-        (event.step, tag): event.value
-        for tag in events.Tags()["scalars"]
-        for event in events.Scalars(tag)
-        if not tag.startswith(("test/", "hp_metric"))
+    on_board = {
+        (event.step, tag): event.value for tag in events.Tags()["scalars"] for event in events.Scalars(tag)
     }
-    found = {key: value for key, value in found.items() if key in rows(run)}
-    expected = rows(run)
-    assert found.keys() == expected.keys()
-    for key, value in found.items():
-        assert math.isclose(value, expected[key], rel_tol=1e-5), key
-    assert set(events.Tags()["images"]) == {f"test/{file.stem}" for file in (run / "figures").glob("*.png")}
+    for key, value in expected.items():
+        assert math.isclose(value, on_board[key], rel_tol=1e-5), key
+    drawn = {f"test/{file.stem}" for file in (run / "figures").glob("*.png")}
+    assert drawn and set(events.Tags()["images"]) == drawn
+    assert {content[0] for kind, content in RemoteLogger.received if kind == "image"} == drawn
 
 
-@pytest.mark.parametrize("share", ["false", "true"])
-def test_pictures_of_patients_are_sent_only_when_told(fit_and_test, remote, patients, share, recwarn):
-    more = ("--data.init_args.folder", str(patients), "--share_patient_data", share)
-    run = fit_and_test([remote, CSV], *more)
-    pictures = {content[0]: content[1] for kind, content in RemoteLogger.received if kind == "image"}
+def test_pictures_of_patients_are_sent_only_when_told(fit_and_test, remote, patients, recwarn):
+    run = fit_and_test([remote, CSV], "--data.init_args.folder", str(patients))
     files = {f"test/{file.stem}": [str(file)] for file in (run / "figures").glob("*.png")}
-    assert files and pictures == (files if share == "true" else {})
-    told = [
-        str(warning.message)
-        for warning in recwarn
-        if "were not given to RemoteLogger" in str(warning.message)
-    ]
-    assert len(told) == (0 if share == "true" else 1)
+    for share in (False, True):
+        if share:
+            main(["test", "--config", str(run / "config.yaml"), "--share_patient_data", "true"])
+        pictures = {content[0]: content[1] for kind, content in RemoteLogger.received if kind == "image"}
+        assert files and pictures == (files if share else {})
+        told = [w for w in recwarn if "were not given to RemoteLogger" in str(w.message)]
+        assert len(told) == 1
     # Texts are never sent: neither as figures' names nor as settings.
     everything = repr([content for kind, content in RemoteLogger.received if kind != "image"]).lower()
     assert not any(word in everything for word in SENTENCES)
-
-
-def test_pictures_of_a_phantom_are_sent(fit_and_test, remote):
-    run = fit_and_test([remote])
-    assert len([x for kind, x in RemoteLogger.received if kind == "image"]) == len(
-        list((run / "figures").glob("*.png"))
-    )
 
 
 def test_checkpoints_of_patients_are_uploaded_only_when_told(arguments, patients, tmp_path, remote, capsys):
@@ -203,9 +183,17 @@ def test_a_logger_without_its_package_names_the_extra(
 
 def test_another_logger_continues_the_same_run(arguments, tmp_path):
     run = tmp_path / "run"
-    main(["fit", *arguments(run)])
+    short = ("--trainer.max_epochs", "1", "--trainer.callbacks", "[]")
+    main(["fit", *arguments(run, *short)])
     (run / "fit.json").unlink()
-    main(["fit", *arguments(run, "--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", "elsewhere")])
+    main(
+        [
+            "fit",
+            *arguments(
+                run, *short, "--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", "elsewhere"
+            ),
+        ]
+    )
     assert (run / "fit.json").is_file()
 
 

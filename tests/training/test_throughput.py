@@ -171,7 +171,20 @@ def test_cached_images_are_not_recommended_again(clock):
 
 
 def test_a_run_logs_them_with_its_other_figures(arguments, tmp_path):
-    main(["fit", *arguments(tmp_path / "run", "--trainer.log_every_n_steps", "2", "--ema_decay", "0.5")])
+    main(
+        [
+            "fit",
+            *arguments(
+                tmp_path / "run",
+                "--trainer.log_every_n_steps",
+                "2",
+                "--ema_decay",
+                "0.5",
+                "--trainer.callbacks",
+                "[]",
+            ),
+        ]
+    )
     metrics = pd.read_csv(tmp_path / "run/metrics.csv")
     rows = metrics[metrics["train/loss"].notna()]
     assert rows["step"].tolist() == [1, 3, 5]
