@@ -1,8 +1,7 @@
 """Check a configuration against the sources before Lightning is imported, which takes seconds.
 
-Names only what is certainly wrong, in the words of the parser (`config_errors`), and leaves everything else to it:
-unknown keys and classes, values of a wrong type or outside of a range, missing files and data sets, a run folder that
-holds another run.
+Finds unknown keys and classes, values of a wrong type or range, missing files and data sets, a run folder of another
+run. Names only what is certainly wrong and leaves everything else to the parser (`config_errors`).
 """
 
 from __future__ import annotations
@@ -172,7 +171,6 @@ class _Given:
         self._check_constructors()
         if command == "fit" and self.values.get("trainer.fast_dev_run", False) in (False, 0):
             self._check_run_folder()
-        # The folder of another's datamodule may be anything.
         if str(self.classes.get("data")).startswith(f"{PACKAGE.name}."):
             _check_files(
                 self.values.get("data.init_args.folder"), self.values.get("prompts"), command != "predict"

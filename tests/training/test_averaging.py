@@ -219,7 +219,7 @@ def test_a_language_model_exports_its_average(small_set, tmp_path):
 
 def test_the_command_tests_the_average_and_resumes_with_the_weights(arguments, tmp_path, monkeypatch):
     run, whole = tmp_path / "run", tmp_path / "whole"
-    main(["fit", *arguments(whole, "--ema_decay", "0.8", "--trainer.callbacks", "[]")])
+    main(["fit", *arguments(whole, "--ema_decay", "0.8")])
 
     def stop(self: Any, trainer: Trainer, *_: Any) -> None:
         if trainer.current_epoch == 1:
@@ -228,8 +228,8 @@ def test_the_command_tests_the_average_and_resumes_with_the_weights(arguments, t
     with monkeypatch.context() as stopped:
         stopped.setattr(FiniteCheck, "on_train_batch_start", stop)
         with pytest.raises(RuntimeError, match="stopped"):
-            main(["fit", *arguments(run, "--ema_decay", "0.8", "--trainer.callbacks", "[]")])
-    main(["fit", *arguments(run, "--ema_decay", "0.8", "--trainer.callbacks", "[]")])
+            main(["fit", *arguments(run, "--ema_decay", "0.8")])
+    main(["fit", *arguments(run, "--ema_decay", "0.8")])
     for name in ("last", "best"):
         a, b = (torch.load(folder / f"checkpoints/{name}.ckpt", weights_only=True) for folder in (run, whole))
         assert (
