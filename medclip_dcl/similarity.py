@@ -1,17 +1,15 @@
 """Similarity of image regions and sentences: LSE, NonLocal, LSE+NL and the global cosine.
 
-LSE+NL is RECONSTRUCTED from its description in Wang et al., MLHC 2023; the paper that introduced it (Wang et
-al., IPMI 2023) was not at hand. Every logit s lies in [-gamma^2, gamma^2]. gamma^2 starts at 14, is learned in
-log space and capped (cap: choice, not from the paper).
+LSE+NL is RECONSTRUCTED from its description in Wang et al., MLHC 2023 (SSD); the paper that introduced it (Wang et al.,
+IPMI 2023) was not at hand. Every logit s lies in [-gamma^2, gamma^2]. gamma^2 starts at 14 and is learned (SSD, section
+3.2); learning log gamma^2 and capping it are choices, not from the paper.
 
-No (sentence, image, region) tensor is held: the maps are made for a few images at a time, in both directions. On a
-CPU all of it is bitwise the same from run to run.
+The cosine maps are computed for a few images at a time, in both directions. On a CPU repeated runs are bitwise equal.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
@@ -28,12 +26,12 @@ CosineMaps = Float[Tensor, "sentence image region"]
 Logits = Float[Tensor, "sentence image"]
 Critical = Int[Tensor, "sentence image"]
 
-# More sentences x images x regions than this, and the images are taken in parts that are computed again in the
-# backward pass: 128 MiB for each tensor of float32 of that size (choice).
+# Above this number of sentences x images x regions, images are processed in parts that the backward pass computes
+# again: 128 MiB for a float32 tensor of that size (choice).
 MAP_BUDGET = 2**25
 
-# Elements of a map that are made at a time. On a CPU they should stay in the second-level cache: 1 MiB of float32
-# (choice, measured). Elsewhere they should fill the device (choice, not measured).
+# Elements of a map computed at a time: 1 MiB of float32 stays in a CPU's second-level cache (choice, measured), 16 MiB
+# fill another device (choice, not measured).
 _BLOCK_ELEMENTS = {"cpu": 2**18}
 _BLOCK_ELEMENTS_ELSEWHERE = 2**22
 
@@ -60,15 +58,15 @@ def at_image_size(
     region_centre: float = 0.5,
     interpolation: str = "bilinear",
 ) -> Float[Tensor, "height width"]:
-    """A heat map of regions at the size of the image that they cover; constant beyond the outermost centres.
+    """Resize a heat map of regions to the image that they cover; constant beyond the outermost centres.
 
     With regions in the middle of their cells this is torch's ``interpolate`` with ``align_corners=False`` (or
-    ``nearest-exact``), which has no argument for another place.
+    ``nearest-exact``), which does not support other centres.
 
     Args:
-        heat_map: one value a region.
+        heat_map: one value per region.
         height: of the image, pixels; ``width`` likewise.
-        region_centre: where a region lies in its cell, see ``RegionEncoder.region_centre``.
+        region_centre: position of a region in its cell, see ``RegionEncoder.region_centre``.
         interpolation: "bilinear" between the regions' centres, or "nearest" centre.
 
     Raises:
@@ -111,12 +109,13 @@ class Similarity(nn.Module):
 
     Args:
         gamma2: initial gamma^2, above 0.
-        learn_gamma: False keeps gamma^2 as it is.
+        learn_gamma: False keeps gamma^2 fixed.
         max_gamma2: cap of gamma^2.
 
     Attributes:
-        map_budget: the images are taken in parts of at most so many sentences x images x regions, but of one image
-            at least; null for all images at once.
+        log_gamma2: the learned parameter; log space keeps gamma^2 positive (choice, not from the paper).
+        map_budget: images are processed in parts of at most this many sentences x images x regions, but at least one
+            image; None for all images at once.
 
     Raises:
         ValueError: not 0 < gamma2 <= max_gamma2.
@@ -136,21 +135,21 @@ class Similarity(nn.Module):
     @property
     def gamma2(self) -> Float[Tensor, ""]:
         """gamma^2, the largest possible logit; -gamma^2 is the floor of the debiased loss."""
-        # The cap passes the gradient on (a clamp would not), so that a parameter at the cap can come back.
+        # Unlike a clamp, this lets the gradient through, so that a parameter at the cap can come back.
         excess = (self.log_gamma2 - self.log_gamma2.clamp(max=self._max_log_gamma2)).detach()
         return (self.log_gamma2 - excess).exp()
 
     @torch.no_grad()
     def clamp_gamma_(self) -> None:
-        """Pull the parameter back to the cap; call after an optimiser step."""
+        """Clamp the parameter to the cap; call after an optimiser step."""
         self.log_gamma2.clamp_(max=self._max_log_gamma2)
 
     def config(self) -> dict[str, Any]:
-        """Arguments that build the same similarity again."""
+        """Constructor arguments, for checkpoints."""
         return dict(self._initial)
 
     def forward(self, regions: Regions, sentences: Sentences) -> Logits:
-        """Logits of all pairs; computed in float32 at least, whatever autocast says.
+        """Logits of all pairs, computed in float32 or float64 even under autocast.
 
         Raises:
             ValueError: shapes that do not fit each other or the similarity.
@@ -168,7 +167,7 @@ class Similarity(nn.Module):
             return self.gamma2 * self._scores_in_parts(regions, sentences.to(regions.dtype))
 
     def _scores_in_parts(self, regions: Regions, sentences: Sentences) -> Logits:
-        """`scores`, in parts of the images where `map_budget` asks for it."""
+        """`scores`, in parts of the images where the maps exceed `map_budget`."""
         images, of_image = len(regions), len(sentences) * regions.shape[1]
         if self.map_budget is None or images * of_image <= self.map_budget:
             return self.scores(regions, sentences)
@@ -183,7 +182,7 @@ class Similarity(nn.Module):
                 raise
             raise RuntimeError(
                 f"{images * of_image:,} cosines exceed map_budget = {self.map_budget:,}, and torch.func.grad does not "
-                f"support the parts that are computed again: set {type(self).__name__}.map_budget = None"
+                f"support recomputed parts: set {type(self).__name__}.map_budget = None"
             ) from error
 
     def scores(self, regions: Regions, sentences: Sentences) -> Logits:
@@ -194,7 +193,7 @@ class Similarity(nn.Module):
 class GlobalCosine(Similarity):
     """Cosine of the sentence with the mean of the projected regions (BioViL, Boecking et al., ECCV 2022)."""
 
-    map_budget = None  # it makes no maps
+    map_budget = None  # no maps are computed
 
     def scores(self, regions: Regions, sentences: Sentences) -> Logits:
         return pooled_score(regions, sentences)
@@ -205,7 +204,7 @@ class LSE(Similarity):
 
         s = gamma^2 * (1/r) * log( (1/R) * sum_n exp(r * c_n) )
 
-    The 1/R keeps |s| <= gamma^2 (METHOD: choice).
+    The 1/R keeps |s| <= gamma^2 (choice).
 
     Args:
         sharpness: r > 0; 0+ is the mean, infinity the maximum (5: choice, not from the paper).
@@ -229,7 +228,7 @@ class LSE(Similarity):
 
 
 class NonLocal(Similarity):
-    """Cosine of the sentence with the region that fits it best, smoothed over regions like it::
+    """Cosine of the sentence with its best-matching region, smoothed over similar regions::
 
         m = argmax_n c_n;  alpha = softmax_n( <q(v_n), q(v_m)> / sqrt(dim) )
         z = sum_n alpha_n v_n;  s = gamma^2 * cos(z, t)
@@ -300,10 +299,11 @@ class LSENonLocal(Similarity):
         return (soft + non_local) / 2
 
 
-class _SoftMaximum(torch.autograd.Function):
-    """log sum_n exp(r c_n) of unit vectors, and argmax_n c_n; the maps are made again in the backward pass.
+class _LogSumExp(torch.autograd.Function):
+    """log sum_n exp(r c_n) over the cosines of unit vectors, and argmax_n c_n; backward makes the maps again.
 
-    They are made whole only where the gradient is itself to be differentiated.
+    By hand because autograd would keep the whole (sentence, image, region) map and read it from memory: 1.5 times the
+    time at 512 sentences x 64 images x 225 regions on a CPU.
     """
 
     generate_vmap_rule = True
@@ -311,75 +311,60 @@ class _SoftMaximum(torch.autograd.Function):
     @staticmethod
     def forward(sentences: Tensor, regions: Tensor, sharpness: float) -> tuple[Tensor, Tensor]:
         found = []
-        for _, exponents in _maps_in_blocks(sharpness * sentences, regions):
-            largest, critical = exponents.max(-1)
-            found.append((exponents.sub_(largest[..., None]).exp_().sum(-1).log_().add_(largest), critical))
+        for part in _blocks(regions, len(sentences)):
+            exponents = _map(sharpness * sentences, part)
+            found.append((exponents.logsumexp(-1), exponents.argmax(-1)))
         log_sum, critical = (torch.cat(parts, dim=1) for parts in zip(*found, strict=True))
         return log_sum, critical
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: tuple[Tensor, Tensor]) -> None:
         sentences, regions, ctx.sharpness = inputs
-        log_sum, critical = output
-        ctx.save_for_backward(sentences, regions, log_sum)
-        ctx.save_for_forward(sentences, regions, log_sum)
-        ctx.mark_non_differentiable(critical)
+        ctx.save_for_backward(sentences, regions, output[0])
+        ctx.save_for_forward(sentences, regions, output[0])
+        ctx.mark_non_differentiable(output[1])
 
     @staticmethod
     def jvp(ctx: Any, of_sentences: Tensor, of_regions: Tensor, _: None) -> tuple[Tensor, None]:
         sentences, regions, log_sum = ctx.saved_tensors
+        softmax = (_map(ctx.sharpness * sentences, regions) - log_sum[..., None]).exp()
         of_map = _map(of_sentences, regions) + _map(sentences, of_regions)
-        softmax = _softmax_over_regions(sentences, regions, log_sum, ctx.sharpness)
         return ctx.sharpness * (softmax * of_map).sum(-1), None
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None]:
         sentences, regions, log_sum = ctx.saved_tensors
         with torch.autocast(device_type=regions.device.type, enabled=False):
-            gradient = ctx.sharpness * gradient
-            if torch.is_grad_enabled():
-                softmax = _softmax_over_regions(sentences, regions, log_sum, ctx.sharpness)
-                whole = (softmax * gradient[..., None]).flatten(1)
-                of_regions = (whole.T @ sentences).unflatten(0, regions.shape[:2])
-                return whole @ regions.flatten(0, 1), of_regions, None
-            of_sentences, of_regions = torch.zeros_like(sentences), regions.new_empty(regions.shape)
-            for images, exponents in _maps_in_blocks(ctx.sharpness * sentences, regions):
-                softmax = exponents.sub_(log_sum[:, images, None]).exp_()
-                of_map = softmax.mul_(gradient[:, images, None]).flatten(1)
-                of_sentences.addmm_(of_map, regions[images].flatten(0, 1))
-                torch.mm(of_map.T, sentences, out=of_regions[images].flatten(0, 1))
-        return of_sentences, of_regions, None
-
-
-def _softmax_over_regions(
-    sentences: Sentences, regions: Regions, log_sum: Logits, sharpness: float
-) -> CosineMaps:
-    """Softmax of r times the cosines, in operations that can be differentiated again."""
-    return (_map(sharpness * sentences, regions) - log_sum[..., None]).exp()
+            scaled, gradient = ctx.sharpness * sentences, ctx.sharpness * gradient
+            of_sentences, of_regions, start = torch.zeros_like(sentences), [], 0
+            for part in _blocks(regions, len(sentences)):
+                images = slice(start, start := start + len(part))
+                softmax = (_map(scaled, part) - log_sum[:, images, None]).exp()
+                of_map = (softmax * gradient[:, images, None]).flatten(1)
+                of_sentences = torch.addmm(of_sentences, of_map, part.flatten(0, 1))
+                of_regions.append((of_map.T @ sentences).unflatten(0, part.shape[:2]))
+        return of_sentences, torch.cat(of_regions), None
 
 
 def soft_maximum(regions: Regions, sentences: Sentences, sharpness: float) -> tuple[Logits, Critical]:
     """(1/r) log mean_n exp(r c_n) over the cosines c, and the critical region, argmax_n c_n."""
-    log_sum, critical = _SoftMaximum.apply(
-        normalize(sentences, dim=-1), normalize(regions, dim=-1).contiguous(), sharpness
-    )
+    unit = normalize(regions, dim=-1).contiguous()
+    log_sum, critical = _LogSumExp.apply(normalize(sentences, dim=-1), unit, sharpness)
     return (log_sum - math.log(regions.shape[1])) / sharpness, critical
 
 
 @torch.no_grad()
 def critical_regions(regions: Regions, sentences: Sentences) -> Critical:
-    """The region whose cosine with the sentence is highest."""
-    blocks = _maps_in_blocks(normalize(sentences, dim=-1), normalize(regions, dim=-1))
-    return torch.cat([cosines.argmax(-1) for _, cosines in blocks], dim=1)
+    """The region with the highest cosine to the sentence."""
+    unit = normalize(sentences, dim=-1)
+    blocks = _blocks(normalize(regions, dim=-1), len(sentences))
+    return torch.cat([_map(unit, part).argmax(-1) for part in blocks], dim=1)
 
 
-def _maps_in_blocks(sentences: Sentences, regions: Regions) -> Iterator[tuple[slice, CosineMaps]]:
-    """Maps of a few images at a time, from unit vectors, and which images they are."""
+def _blocks(regions: Regions, n_sentences: int) -> tuple[Tensor, ...]:
+    """The regions of a few images at a time, whose maps fit a cache."""
     elements = _BLOCK_ELEMENTS.get(regions.device.type, _BLOCK_ELEMENTS_ELSEWHERE)
-    block = max(1, elements // max(1, len(sentences) * regions.shape[1]))
-    for start in range(0, max(1, len(regions)), block):
-        images = slice(start, start + block)
-        yield images, _map(sentences, regions[images])
+    return regions.split(max(1, elements // max(1, n_sentences * regions.shape[1])))
 
 
 def _map(sentences: Sentences, regions: Regions) -> CosineMaps:
@@ -399,10 +384,10 @@ def smoothed_regions(regions: Regions, queries: Regions) -> Regions:
 def critical_score(smoothed: Regions, sentences: Sentences, critical: Critical) -> Logits:
     """Cosine of each sentence with the smoothed region at its critical region."""
     images, regions, dim = smoothed.shape
-    if dim > regions:  # the map is smaller than the regions picked from it
+    if dim > regions:  # the map is smaller than the gathered regions
         return cosine_maps(smoothed, sentences).gather(-1, critical[..., None]).squeeze(-1)
     rows = critical + regions * torch.arange(images, device=critical.device)
-    # Not indexing: the backward pass of an embedding sums in a fixed order.
+    # Unlike indexing, an embedding's backward pass sums in a fixed order.
     picked = embedding(rows, normalize(smoothed, dim=-1).flatten(0, 1))
     return (picked @ normalize(sentences, dim=-1)[..., None]).squeeze(-1)
 

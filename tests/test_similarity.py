@@ -41,7 +41,7 @@ def loop_self_attention(v, t, q):
     return cosine_similarity(torch.stack(z).mean(0), t, dim=0).item()
 
 
-@pytest.mark.parametrize("images, regions, sentences, dim", [(1, 1, 1, 8), (3, 7, 5, 16), (2, 225, 4, 128)])
+@pytest.mark.parametrize("images, regions, sentences, dim", [(1, 1, 1, 8), (3, 7, 5, 16)])
 @torch.no_grad()
 def test_every_similarity_equals_its_loop(images, regions, sentences, dim):
     v = torch.randn(images, regions, dim, dtype=torch.float64)
@@ -120,7 +120,7 @@ def value_and_gradients(similarity, regions, sentences, forward=None):
 
 
 def plain_scores(similarity, regions, sentences):
-    """METHOD.md section 3 in plain operations, one image after the other, for autograd."""
+    """The reconstructed formulas in plain operations, one image after the other, for autograd."""
     columns = []
     for v in regions:
         c = cosine_similarity(sentences[:, None], v, dim=-1)
@@ -154,10 +154,10 @@ def test_gradients_equal_those_of_plain_operations(name, images, regions, senten
         torch.testing.assert_close(found[part], expected, rtol=1e-10, atol=1e-12, msg=part)
 
 
-@pytest.mark.parametrize("name", [*WITH_MAPS, "global"])
-@pytest.mark.parametrize("dim", [3, 8])
+# dim 8 is more than the 5 regions, dim 3 fewer: two ways to look up the critical region.
+@pytest.mark.parametrize("name, dim", [("LSE", 3), ("NL", 8), ("LSE+NL", 3), ("LSE+NL of the mean", 3)])
 def test_torch_func_and_second_derivatives(name, dim):
-    similarity = (GlobalCosine() if name == "global" else WITH_MAPS[name](dim)).double()
+    similarity = WITH_MAPS[name](dim).double()
     v = torch.randn(3, 2, 5, dim, dtype=torch.float64)
     t = torch.randn(3, 4, dim, dtype=torch.float64)
 
@@ -199,8 +199,8 @@ class _Largest(TorchDispatchMode):
 
 @pytest.mark.parametrize("name", WITH_MAPS)
 @pytest.mark.parametrize("dim", [4, 16])
-@pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-12), (torch.float32, 1e-4)])
-def test_parts_of_the_images_change_no_value_and_no_gradient(name, dim, dtype, tolerance):
+def test_parts_of_the_images_change_no_value_and_no_gradient(name, dim):
+    dtype, tolerance = torch.float64, 1e-12
     similarity = WITH_MAPS[name](dim).to(dtype)
     v, t = torch.randn(7, 9, dim, dtype=dtype), torch.randn(11, dim, dtype=dtype)
     whole = value_and_gradients(similarity, v, t)

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import normalize
 
-from medclip_dcl.objectives.contrastive import (
-    RowStatistics,
-    check_reduction,
-    log_sum_exp_,
-    losses_of_rows,
-    reduced,
-)
+from medclip_dcl.objectives.contrastive import Rows, at_least_float32, losses_of_rows, reduce_losses
 
-# On a CPU a block should stay in the second-level cache: 1 MiB of float32 (choice, measured). Elsewhere it should
-# fill the device (choice, not measured).
-_BLOCK_ELEMENTS = {"cpu": 2**18}
-_BLOCK_ELEMENTS_ELSEWHERE = 2**22
+# Logits of a block: 1 MiB of float32 stays in a CPU's second-level cache (choice, measured), 16 MiB fill another
+# device (choice, not measured).
+_BLOCK_LOGITS = {"cpu": 2**18}
+_BLOCK_LOGITS_ELSEWHERE = 2**22
 _FEWEST_ROWS = 16
 
 
@@ -44,38 +37,101 @@ def simclr_loss(
         g    = max{ 1/(1-eta) * [ mean_n exp s(x,u_n) - eta * exp s(x,x+) ],  exp(-gamma^2) }
         loss = -log  exp s(x,x+) / ( exp s(x,x+) + N * g )
 
-    It is `contrastive_loss` of the whole (2B, 2B) matrix without its diagonal, but no more than a block of rows of
-    that matrix exists at a time: the backward pass computes each block again. In float32 at least.
+    Equal to `contrastive_loss` of the (2B, 2B) matrix without its diagonal, but only one block of its rows is in
+    memory at a time: the backward pass computes each block again. Computed in float32 or float64.
 
     Args:
-        first: (image, dim) embeddings of the first views, of any length: they are normalised here.
+        first: (image, dim) embeddings of the first views, of any norm: they are normalised here.
         second: (image, dim) embeddings of the second views.
         gamma2: gamma^2, one over the temperature; above 0 (2: SSD and DCL).
         class_probability: eta in [0, 1): the chance that another image is of the anchor's class; one number,
             (image,) or (2 * image,).
         reduction: "mean", "sum" or "none".
-        block: rows of a block; null for what fits the device.
+        block: rows of a block; None chooses by device. `torch.func` and second derivatives need all 2B rows in one
+            block, as None has them up to 512 views on a CPU.
 
     Returns:
         A scalar, or (2 * image,) with reduction "none". A single image has no negatives and costs 0.
 
     Raises:
-        ValueError: embeddings that do not fit each other or are none, gamma2 or block out of range, eta of another
-            shape or outside [0, 1), an unknown reduction.
+        ValueError: no embeddings or two shapes, gamma2 or block out of range, eta of another shape or outside [0, 1),
+            an unknown reduction.
 
     Example:
         >>> first = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
         >>> round(simclr_loss(first, first).item(), 4)
         0.2395
     """
-    check_reduction(reduction)
     _check(first, second, gamma2, block)
+    images = len(first)
+    if isinstance(class_probability, Tensor) and class_probability.dim():
+        if class_probability.shape not in ((images,), (2 * images,)):
+            raise ValueError(
+                f"class_probability must be a number or of shape ({images},) or ({2 * images},), "
+                f"got {tuple(class_probability.shape)}"
+            )
+        class_probability = class_probability.repeat(2 * images // len(class_probability))
     with torch.autocast(device_type=first.device.type, enabled=False):
-        views = torch.cat([first, second])
-        views = normalize(views.float() if views.dtype in (torch.float16, torch.bfloat16) else views, dim=1)
-        rows = _row_statistics(views, gamma2, block or _default_block(views))
-        eta = _eta_of_views(class_probability, len(first))
-        return reduced(losses_of_rows(rows, eta, floor=-gamma2), reduction)
+        views = normalize(at_least_float32(torch.cat([first, second])), dim=1)
+        positive = (gamma2 * (views[:images] * views[images:]).sum(1)).repeat(2)
+        rows = Rows(
+            log_sum_negative=_log_sum_negatives(views, gamma2, block),
+            log_count=positive.new_full((2 * images,), 2 * images - 2).log(),
+            positive_logits=positive[:, None],
+            is_positive=torch.ones(2 * images, 1, dtype=torch.bool, device=views.device),
+        )
+        return reduce_losses(losses_of_rows(rows, class_probability, -gamma2), reduction)
+
+
+def _log_sum_negatives(views: Tensor, gamma2: float, block: int | None) -> Tensor:
+    """(view,) log-sum-exp of each view's logits with all views but itself and its positive."""
+    count = len(views)
+    if block is None:
+        block = max(_FEWEST_ROWS, _BLOCK_LOGITS.get(views.device.type, _BLOCK_LOGITS_ELSEWHERE) // count)
+    if count == 2:
+        return views.new_full((2,), -math.inf)
+    if block >= count:
+        return _logits_of_negatives(views, gamma2 * views.T, 0, count).logsumexp(1)
+    return _BlockedLogSum.apply(views, gamma2, block)
+
+
+def _logits_of_negatives(views: Tensor, scaled: Tensor, start: int, stop: int) -> Tensor:
+    """Rows start to stop of the logits; -inf at the view itself and at its positive."""
+    rows = torch.arange(start, stop, device=views.device)
+    excluded = torch.stack([rows, (rows + len(views) // 2) % len(views)], 1)
+    return (views[start:stop] @ scaled).scatter_(1, excluded, -math.inf)
+
+
+class _BlockedLogSum(torch.autograd.Function):
+    """`_logits_of_negatives(...).logsumexp(1)`, block by block of rows, in the backward pass again.
+
+    With a_i the gradient of row i and p_ij its softmax, the gradient of view i is gamma^2 sum_j (a_i p_ij + a_j p_ji)
+    z_j: the logits are symmetric, so a block of rows suffices. By hand because torch's `checkpoint` of the same blocks
+    needs 3.6 x the time at 2B = 8,192.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, views: Tensor, gamma2: float, block: int) -> Tensor:
+        bounds = [(start, min(start + block, len(views))) for start in range(0, len(views), block)]
+        scaled = gamma2 * views.T
+        found = torch.cat([_logits_of_negatives(views, scaled, *bound).logsumexp(1) for bound in bounds])
+        ctx.save_for_backward(views, found)
+        ctx.gamma2, ctx.bounds = gamma2, bounds
+        return found
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        views, log_sum = ctx.saved_tensors
+        found = []
+        with torch.autocast(device_type=views.device.type, enabled=False):
+            scaled = ctx.gamma2 * views.T
+            for start, stop in ctx.bounds:
+                logits = _logits_of_negatives(views, scaled, start, stop)
+                of_others = (logits - log_sum).exp_().mul_(gradient)
+                own = logits.sub_(log_sum[start:stop, None]).exp_().mul_(gradient[start:stop, None])
+                found.append(own.add_(of_others) @ views)
+        return torch.cat(found).mul_(ctx.gamma2), None, None
 
 
 def _check(first: Tensor, second: Tensor, gamma2: float, block: int | None) -> None:
@@ -93,107 +149,3 @@ def _check(first: Tensor, second: Tensor, gamma2: float, block: int | None) -> N
         raise ValueError(f"gamma2 must be finite and above 0, got {gamma2}")
     if block is not None and block < 1:
         raise ValueError(f"block must be at least 1 row, got {block}")
-
-
-def _default_block(views: Tensor) -> int:
-    return max(_FEWEST_ROWS, _BLOCK_ELEMENTS.get(views.device.type, _BLOCK_ELEMENTS_ELSEWHERE) // len(views))
-
-
-def _eta_of_views(class_probability: float | Tensor, images: int) -> float | Tensor:
-    """A number, or one eta for each of the 2 * images views."""
-    if not isinstance(class_probability, Tensor) or class_probability.dim() == 0:
-        return class_probability
-    if class_probability.shape not in ((images,), (2 * images,)):
-        raise ValueError(
-            f"class_probability must be a number or of shape ({images},) or ({2 * images},), "
-            f"got {tuple(class_probability.shape)}"
-        )
-    return class_probability.repeat(2 * images // len(class_probability))
-
-
-def _row_statistics(views: Float[Tensor, "view dim"], gamma2: float, block: int) -> RowStatistics:
-    """What the loss needs to know of each view's row of the matrix that is never held."""
-    count = len(views)
-    first, second = views.chunk(2)
-    positive = (gamma2 * (first * second).sum(1)).repeat(2)
-    return RowStatistics(
-        log_sum_negative=_NegativesInBlocks.apply(views, gamma2, block),
-        log_count=positive.new_full((count,), count - 2).log(),
-        positive_logits=positive[:, None],
-        is_positive=torch.ones(count, 1, dtype=torch.bool, device=views.device),
-        log_mean_positive=positive,
-    )
-
-
-class _NegativesInBlocks(torch.autograd.Function):
-    """(view,) log-sum-exp of the logits of each view with all views but itself and its other one.
-
-    With a_i the gradient of row i's result and p_ij its softmax, the gradient of the symmetric logits' embeddings is
-    gamma^2 * sum_j (a_i p_ij + a_j p_ji) z_j: row i needs nothing of other rows but their log-sum-exp.
-    """
-
-    @staticmethod
-    def forward(views: Tensor, gamma2: float, block: int) -> Tensor:
-        return torch.cat([log_sum_exp_(logits) for _, logits in _blocks(views, gamma2, block)])
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, float, int], output: Tensor) -> None:
-        views, ctx.gamma2, ctx.block = inputs
-        ctx.save_for_backward(views, output)
-        ctx.save_for_forward(views, output)
-
-    @staticmethod
-    def jvp(ctx: Any, of_views: Tensor, *_: None) -> Tensor:
-        views, log_sum = ctx.saved_tensors
-        of_logits = of_views @ views.T + views @ of_views.T
-        return ctx.gamma2 * (_softmax(views, ctx.gamma2, log_sum) * of_logits).sum(1)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        views, log_sum = ctx.saved_tensors
-        with torch.autocast(device_type=views.device.type, enabled=False):
-            if torch.is_grad_enabled():
-                of_rows = _softmax(views, ctx.gamma2, log_sum) * gradient[:, None]
-                return ctx.gamma2 * (of_rows + of_rows.T) @ views, None, None
-            log_sum = _finite(log_sum)
-            found, space = torch.empty_like(views), views.new_empty(min(ctx.block, len(views)), len(views))
-            for rows, logits in _blocks(views, ctx.gamma2, ctx.block):
-                of_others = torch.sub(logits, log_sum, out=space[: len(logits)]).exp_().mul_(gradient)
-                own = logits.sub_(log_sum[rows, None]).exp_().mul_(gradient[rows, None])
-                torch.mm(own.add_(of_others), views, out=found[rows])
-        return found.mul_(ctx.gamma2), None, None
-
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple[int, None, None], views: Tensor, gamma2: float, block: int
-    ) -> tuple[Tensor, int]:
-        # Blocks are written over each other, hence one problem after the other.
-        problems = views.unbind(in_dims[0])
-        return torch.stack([_NegativesInBlocks.apply(own, gamma2, block) for own in problems]), 0
-
-
-def _softmax(views: Tensor, gamma2: float, log_sum: Tensor) -> Tensor:
-    """The whole matrix of the rows' softmax, in operations that can be differentiated again."""
-    own = torch.eye(len(views), dtype=torch.bool, device=views.device)
-    excluded = own | own.roll(len(views) // 2, 0)
-    return (gamma2 * views @ views.T - _finite(log_sum)[:, None]).masked_fill(excluded, -math.inf).exp()
-
-
-def _finite(log_sum: Tensor) -> Tensor:
-    """An empty row has no softmax: minus infinity makes its exponentials 0."""
-    return log_sum.where(log_sum > -math.inf, math.inf)
-
-
-def _blocks(views: Tensor, gamma2: float, block: int) -> Iterator[tuple[slice, Tensor]]:
-    """Blocks of rows of the logits, -inf at the view itself and at its positive.
-
-    Each is written over the last: new memory for each block would cost time, and break the heap into pieces.
-    """
-    count = len(views)
-    scaled, space = gamma2 * views.T, views.new_empty(min(block, count), count)
-    for start in range(0, count, block):
-        stop = min(start + block, count)
-        rows = torch.arange(start, stop, device=views.device)
-        logits = torch.mm(views[start:stop], scaled, out=space[: stop - start])
-        excluded = torch.stack([rows, (rows + count // 2) % count], 1)
-        yield slice(start, stop), logits.scatter_(1, excluded, -math.inf)

@@ -7,13 +7,12 @@ import math
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from medclip_dcl.objectives import contrastive_loss, contrastive_statistics
 
 
 def loop_loss(logits, is_positive, eta, floor, weights):
-    """METHOD.md section 1, written down anchor by anchor in plain numbers."""
+    """SSD, eq. 7 and 8, with its floor, anchor by anchor in plain numbers."""
     losses = []
     for a in range(logits.shape[0]):
         s = [float(x) for x in logits[a]]
@@ -32,12 +31,11 @@ def loop_loss(logits, is_positive, eta, floor, weights):
     return torch.tensor(losses, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("anchors, candidates", [(1, 2), (3, 5), (7, 4), (5, 23)])
-@pytest.mark.parametrize("eta", [0.0, 0.05, 0.3, "mixed"])
-@pytest.mark.parametrize("gamma2", [1.0, 14.0])
+@pytest.mark.parametrize("anchors, candidates, gamma2", [(1, 2, 1.0), (7, 4, 14.0), (5, 23, 14.0)])
+@pytest.mark.parametrize("eta", [0.0, 0.3, "mixed"])
 @pytest.mark.parametrize("several_positives", [False, True])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_equals_the_loop(anchors, candidates, eta, gamma2, several_positives, weighted):
+def test_equals_the_loop(anchors, candidates, gamma2, eta, several_positives, weighted):
     logits = gamma2 * (2 * torch.rand(anchors, candidates, dtype=torch.float64) - 1)
     column = torch.randint(candidates, (anchors,))
     is_positive = torch.arange(candidates) == column[:, None]
@@ -85,7 +83,7 @@ def test_at_the_floor_the_loss_is_log_one_plus_n_times_the_floor():
 
 
 def test_floor_is_reached_after_ln_20_logits_with_eta_5_percent():
-    # METHOD.md: with eta = .05 an anchor reaches g = 0 once s+ exceeds the negatives' mean by ln 20.
+    # With eta = .05 an anchor reaches g = 0 once s+ exceeds the negatives' mean by ln 20.
     for gap, share in ((math.log(20) - 0.01, 0.0), (math.log(20) + 0.01, 1.0)):
         logits = torch.tensor([[gap, 0.0, 0.0]])
         statistics = contrastive_statistics(logits, torch.tensor([0]), class_probability=0.05, floor=-14.0)
@@ -99,9 +97,9 @@ def test_floor_follows_gamma():
     assert floor.grad is not None and floor.grad.item() > 0
 
 
-@pytest.mark.parametrize("scale", [1.0, 14.0, 100.0, 5000.0])
-@pytest.mark.parametrize("eta", [0.0, 0.05, 0.3, 0.999])
-@pytest.mark.parametrize("floor", [-math.inf, -14.0, -100.0])
+@pytest.mark.parametrize("scale", [1.0, 100.0, 5000.0])
+@pytest.mark.parametrize("eta", [0.0, 0.3, 0.999])
+@pytest.mark.parametrize("floor", [-math.inf, -14.0])
 def test_gradients_are_finite_everywhere(scale, eta, floor):
     logits = (scale * torch.randn(6, 8)).requires_grad_()
     weights = torch.rand(6, 8)
@@ -122,9 +120,8 @@ def test_gradient_equals_finite_differences():
     )
 
 
-@pytest.mark.parametrize("several_positives", [False, True])
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("floor", [-math.inf, -14.0, -0.2])
+@pytest.mark.parametrize("several_positives, weighted", [(False, False), (True, True)])
+@pytest.mark.parametrize("floor", [-math.inf, -0.2])
 @pytest.mark.parametrize("eta", [0.0, 0.2, 0.999])
 def test_gradient_into_eta_equals_finite_differences(eta, floor, weighted, several_positives):
     logits = torch.randn(6, 7, dtype=torch.float64)
@@ -199,12 +196,6 @@ def test_second_derivatives_equal_finite_differences():
     assert hessian.isfinite().all() and hessian.any()
 
 
-def test_vmap_over_bool_positives_is_refused_in_a_line():
-    mask = torch.eye(4, 5).bool().repeat(3, 1, 1)
-    with pytest.raises(RuntimeError, match=r"takes the positives of each problem as integers \(anchor,\)"):
-        torch.func.vmap(contrastive_loss)(torch.randn(3, 4, 5), mask)
-
-
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.int8, torch.uint8])
 def test_positives_may_be_of_any_integer_type(dtype):
     logits, columns = torch.randn(4, 6), torch.randint(6, (4,))
@@ -233,30 +224,6 @@ def test_a_nan_logit_is_not_taken_for_the_floor():
             logits, torch.tensor([0, 1]), class_probability=eta, floor=-14.0, reduction="none"
         )
         assert losses.isnan().tolist() == [True, False]
-
-
-class _Matrices(TorchDispatchMode):
-    """Counts the operations that return something of the shape (anchor, candidate) in memory of its own."""
-
-    def __init__(self, shape):
-        super().__init__()
-        self.shape, self.count = shape, 0
-
-    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
-        result = function(*arguments, **(keywords or {}))
-        inplace = any(result is argument for argument in arguments)
-        if isinstance(result, torch.Tensor) and result.shape == self.shape and not inplace:
-            self.count += function is not torch.ops.aten.detach.default
-        return result
-
-
-def test_one_matrix_is_written_in_each_direction():
-    logits = torch.randn(13, 17, requires_grad=True)
-    with _Matrices(logits.shape) as forward:
-        loss = contrastive_loss(logits, torch.arange(13), class_probability=0.1, floor=-14.0)
-    with _Matrices(logits.shape) as backward:
-        loss.backward()
-    assert (forward.count, backward.count) == (1, 1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -303,13 +270,13 @@ P = torch.tensor([0, 1])
     [
         ((torch.zeros(2, 3, 1), P, {}), r"logits must be floating point of shape \(anchor, candidate\)"),
         ((torch.zeros(2, 3, dtype=torch.int64), P, {}), r"got torch.int64 \(2, 3\)"),
-        ((L[:0], P[:0], {}), r"at least one anchor, got shape \(0, 3\)"),
+        ((L[:0], P[:0], {}), r"at least one anchor, got torch.float32 \(0, 3\)"),
         ((L, torch.tensor([0, 1, 2]), {}), r"positives must be integers of shape \(2,\)"),
         ((L, torch.tensor([0.0, 1.0]), {}), r"positives must be integers .* got torch.float32 \(2,\)"),
         ((L, torch.tensor([0, 3]), {}), r"columns in \[0, 3\), got \[0, 3\]"),
         (
             (L, torch.zeros(3, 2).bool(), {}),
-            r"bool positives must have the logits' shape \(2, 3\), got \(3, 2\)",
+            r"or bool of the logits' shape \(2, 3\), got torch.bool \(3, 2\)",
         ),
         (
             (L, torch.tensor([[True, False, False], [False] * 3]), {}),

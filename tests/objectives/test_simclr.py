@@ -13,7 +13,7 @@ from medclip_dcl.objectives import contrastive_loss, simclr_loss
 
 
 def loop_loss(first, second, gamma2, eta):
-    """METHOD.md section 7, view by view in plain numbers."""
+    """DCL, eq. 7 and 8, view by view in plain numbers."""
     views, count = [*first, *second], len(first)
     losses = []
     for i, x in enumerate(views):
@@ -50,9 +50,9 @@ def test_equals_the_double_loop(gamma2, eta):
     torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize("images, dim", [(1, 3), (2, 1), (7, 5), (33, 17)])
-@pytest.mark.parametrize("block", [None, 1, 5, 66])
-@pytest.mark.parametrize("gamma2, eta", [(2.0, 0.0), (2.0, 0.1), (14.0, "by image"), (100.0, 0.3)])
+@pytest.mark.parametrize("images, dim", [(1, 3), (33, 17)])
+@pytest.mark.parametrize("block", [None, 1, 5])
+@pytest.mark.parametrize("gamma2, eta", [(2.0, 0.0), (14.0, "by image"), (100.0, 0.3)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_value_and_gradient_equal_the_whole_matrix(images, dim, block, gamma2, eta, dtype):
     # Second views near the first ones, so that some anchors reach the floor.
@@ -96,7 +96,7 @@ def test_torch_func_and_second_derivatives():
     first, second = torch.randn(2, 3, 4, 5, dtype=torch.float64)
 
     def loss(a, b):
-        return simclr_loss(a, b, class_probability=0.1, block=3)
+        return simclr_loss(a, b, class_probability=0.1)
 
     gradients = torch.func.vmap(torch.func.grad(loss))(first, second)
     for i, losses in enumerate(torch.func.vmap(loss)(first, second)):
@@ -116,7 +116,7 @@ def test_half_precision_is_computed_in_float32(dtype):
     first.requires_grad_()
     with torch.autocast("cpu", dtype=dtype):
         loss = simclr_loss(first, second, gamma2=100.0, class_probability=0.3)
-        loss.backward()
+    loss.backward()
     exact = first.detach().float().requires_grad_()
     expected = simclr_loss(exact, second.float(), gamma2=100.0, class_probability=0.3)
     expected.backward()
