@@ -1,7 +1,8 @@
-"""How far the debiased loss can be from its asymptotic value: SSD's proposition 2.1 and DCL's theorem 3.
+"""Bounds on the difference of the debiased loss from its asymptotic value: SSD, proposition 2.1, and DCL, theorem 3.
 
-Both hold for gamma = 1, logits in [-1, 1]. There the losses at two values of g differ by 2 at most, so that a bound
-says something only with many samples: about N = 10,000 negatives and M = 1,000 positives.
+Both hold for gamma = 1, logits in [-1, 1]. They are loose: with eta = 0 there, g lies in [1/e, e] and losses at two
+values of g differ by at most 2 (with eta > 0 by more), so that a bound below that takes about N = 10,000 negatives and
+M = 1,000 positives.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ def ssd_error_bound(
         eta: its estimate eta(x), in [0, 1): one number or one for each anchor.
         n_negatives: N, at least 1.
         n_positives: M, at least 1.
-        weights: of the anchors in the expectations, at least 0; default equal. With one anchor for each class they
-            are the classes' probabilities, that is rho.
+        weights: weights of the anchors in the expectations, at least 0; default equal. With one anchor per class they
+            are the class probabilities, rho.
 
     Raises:
         ValueError: no anchor, rho or eta outside [0, 1), N or M below 1, weights that are negative, not finite or all

@@ -18,16 +18,16 @@ from torch import Tensor, nn
 from medclip_dcl.errors import UserError
 
 USUAL_MEDIAN = (1e-4, 0.5)
-"""Range of the median eta; outside, most sentences are next to InfoNCE or next to the floor."""
+"""Usual range of the median eta; below it the loss is close to InfoNCE, above it most anchors are at the floor."""
 
 
 def unusual_median(eta: np.ndarray) -> str:
-    """What is wrong with the eta of the distinct training sentences, each counted once; "" for nothing."""
+    """Warning about the median eta of the distinct training sentences; "" if it is in the usual range."""
     median = float(np.median(eta))
     least, greatest = USUAL_MEDIAN
     if least <= median <= greatest:
         return ""
-    effect = "most of them are hardly corrected" if median < least else "most of them will sit on the floor"
+    effect = "most of them are hardly corrected" if median < least else "most of them will be at the floor"
     return (
         f"the median eta of {len(eta):,} distinct training sentences, {median:.3g}, lies outside "
         f"[{least:g}, {greatest:g}]: {effect}"
@@ -37,9 +37,9 @@ def unusual_median(eta: np.ndarray) -> str:
 class ClassProbability(nn.Module):
     """Base class: a rule that gives each anchor its eta, capped at `max_eta`.
 
-    A rule of your own is a class in any module that Python finds, and `class_path: my_rules.Learned` in the YAML file.
-    It may require any numeric column of sentences, classes and log_p of the prepared set, or of the Parquet file in
-    `data.init_args.fields`; its parameters are trained with the network::
+    Write your own rule as a class in an importable module, named in the YAML file (`class_path: my_rules.Learned`). It
+    may require any numeric column of the tables sentences, classes and log_p of the prepared set, or of the Parquet
+    file in `data.init_args.fields`; its parameters are trained with the network::
 
         class Learned(ClassProbability):
             requires = ("difficulty",)
@@ -54,7 +54,7 @@ class ClassProbability(nn.Module):
             def forward(self, difficulty: Tensor) -> Tensor:  # (anchor,), as the result, which must lie in [0, 1)
                 return self.max_eta * torch.sigmoid(self.scale * difficulty)
 
-    `capped`, like every clamp of torch, lets no gradient through where it acts: what is learned needs another bound.
+    `capped` is a clamp, without a gradient where it acts: a learned eta needs another bound.
 
     Args:
         max_eta: cap of eta, in [0, 1). 1/(1 - eta) explodes near 1, and anchors at the floor do not train
@@ -75,13 +75,11 @@ class ClassProbability(nn.Module):
         self.share_capped = 0.0
 
     def config(self) -> dict[str, Any]:
-        """Arguments that build the same rule again; checkpoints keep them."""
-        raise NotImplementedError(
-            f"{type(self).__name__} must define config(), the arguments that build it again"
-        )
+        """Constructor arguments, for checkpoints."""
+        raise NotImplementedError(f"{type(self).__name__} must define config(), its constructor arguments")
 
     def capped(self, eta: Float[Tensor, "anchor"]) -> Float[Tensor, "anchor"]:
-        """Eta, at most `max_eta`; keeps the share of anchors that were above."""
+        """Eta, at most `max_eta`; records the share of anchors above it."""
         self.share_capped = (eta > self.max_eta).float().mean().item() if eta.numel() else 0.0
         return eta.clamp(max=self.max_eta)
 
@@ -91,7 +89,7 @@ class ConstantClassProbability(ClassProbability):
 
     Args:
         eta: in [0, 1).
-        max_eta: a larger eta is capped to it, with a warning.
+        max_eta: cap of eta; exceeding it gives a warning.
 
     Raises:
         ValueError: eta outside [0, 1).
@@ -103,7 +101,7 @@ class ConstantClassProbability(ClassProbability):
             raise UserError(f"eta must lie in [0, 1), got {eta}")
         if eta > max_eta:
             warnings.warn(
-                f"eta {eta} is capped at max_eta {max_eta}; raise max_eta if that is meant", stacklevel=2
+                f"eta {eta} is capped at max_eta {max_eta}; raise max_eta if this is intended", stacklevel=2
             )
             self.share_capped = 1.0
         self.eta = min(eta, max_eta)
@@ -116,14 +114,14 @@ class ConstantClassProbability(ClassProbability):
 
 
 class LanguageModelClassProbability(ClassProbability):
-    """eta_LM(x) = a * p_LM(x)^k from the sentence's masked-LM pseudo-likelihood (Wang et al., MLHC 2023, section 2.3).
+    """eta_LM(x) = a * p_LM(x)^k from the sentence's masked-LM pseudo-likelihood (Wang et al., MLHC 2023, section 2.4).
 
-    (0.2, 0.35) belong to CXR-BERT's scale of log p; `data_prep.eta_report` says whether another language model's
-    scores can carry eta, and with which (a, k).
+    (0.2, 0.35), from SSD's grid search (section 3.2), suit the scores of CXR-BERT; `data_prep.eta_report` estimates
+    (a, k) for another language model, or reports that its scores do not predict eta.
 
     Args:
         a: 0 <= a < 1, eta of a sentence whose probability is 1.
-        k: k >= 0, how fast eta falls with the sentence's improbability.
+        k: exponent of the sentence's probability, at least 0.
         max_eta: cap of eta.
 
     Raises:

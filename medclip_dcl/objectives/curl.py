@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from medclip_dcl.objectives.contrastive import at_least_float32, reduce_losses
+
 LOSSES = ("hinge", "logistic")
 
 
@@ -37,7 +39,7 @@ def margin_loss(margins: Float[Tensor, "*batch rival"], loss: str = "logistic") 
         raise ValueError(f'loss must be "hinge" or "logistic", got {loss!r}')
     if margins.ndim == 0 or margins.shape[-1] == 0:
         raise ValueError(f"margins must hold at least one rival each, got shape {tuple(margins.shape)}")
-    margins = _in_float32_at_least(margins)
+    margins = at_least_float32(margins)
     if loss == "hinge":
         return (1 - margins.amin(-1)).clamp(min=0)
     log_rivals = torch.logsumexp(-margins, -1)
@@ -117,8 +119,8 @@ def block_loss(
     )
     return _k_negative_loss(
         anchors,
-        _in_float32_at_least(positives).mean(1),
-        _in_float32_at_least(negatives).mean(2),
+        at_least_float32(positives).mean(1),
+        at_least_float32(negatives).mean(2),
         loss,
         reduction,
     )
@@ -127,20 +129,11 @@ def block_loss(
 def _k_negative_loss(
     anchors: Tensor, positives: Tensor, negatives: Tensor, loss: str, reduction: str
 ) -> Tensor:
-    if reduction not in ("mean", "sum", "none"):
-        raise ValueError(f'reduction must be "mean", "sum" or "none", got {reduction!r}')
-    anchors, positives, negatives = map(_in_float32_at_least, (anchors, positives, negatives))
+    anchors, positives, negatives = map(at_least_float32, (anchors, positives, negatives))
     # The difference comes first: inner products of large embeddings would cancel. Sums of products and not matrix
     # products: autocast leaves them in float32.
     margins = (anchors[:, None] * (positives[:, None] - negatives)).sum(-1)
-    losses = margin_loss(margins, loss)
-    if reduction == "none":
-        return losses
-    return losses.mean() if reduction == "mean" else losses.sum()
-
-
-def _in_float32_at_least(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+    return reduce_losses(margin_loss(margins, loss), reduction)
 
 
 def _check_axes(**tensors: tuple[Tensor, tuple[str, ...]]) -> None:

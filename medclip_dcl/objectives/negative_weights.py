@@ -32,14 +32,14 @@ class NegativeWeights(nn.Module):
     """Base class: how much each candidate counts as a negative of each anchor, at least 0.
 
     A rule defines `pair_weights`; `finished` then scales or draws, row by row, among the candidates that are negatives.
-    A rule of your own may require of candidates any numeric column of images and labels of the prepared set, or of the
+    Your own rule may require of candidates any numeric column of images and labels of the prepared set, or of the
     Parquet file in `data.init_args.fields`, and of anchors what a `ClassProbability` may.
 
     Attributes:
         anchor_requires: names of the anchors' (sentences') fields that the rule takes by keyword.
         candidate_requires: names of the candidates' (images') fields that it takes by keyword.
-        needs_logits: True if it takes the logits, too.
-        keeps_count: True scales the weights of an anchor's negatives to sum to how many they are.
+        needs_logits: True if the rule takes the logits.
+        keeps_count: True scales the weights of an anchor's negatives to sum to their number.
     """
 
     anchor_requires: tuple[str, ...] = ()
@@ -53,10 +53,8 @@ class NegativeWeights(nn.Module):
         return self.anchor_requires + self.candidate_requires
 
     def config(self) -> dict[str, Any]:
-        """Arguments that build the same rule again; checkpoints keep them."""
-        raise NotImplementedError(
-            f"{type(self).__name__} must define config(), the arguments that build it again"
-        )
+        """Constructor arguments, for checkpoints."""
+        raise NotImplementedError(f"{type(self).__name__} must define config(), its constructor arguments")
 
     def check(self, fields: Fields) -> None:
         """Look at the training images' fields, (image, ...), before training: refuse what would train nothing."""
@@ -133,7 +131,7 @@ class RemoveByLabel(NegativeWeights):
     Args:
         findings: CheXpert columns that are compared.
         normals: True also removes candidates without any positive finding where the anchor's study has none
-            (False: as in the paper's words).
+            (False: SSD compares shared labels only).
 
     Raises:
         ValueError: a finding that CheXpert does not have, or none.
@@ -189,7 +187,7 @@ class _TextSimilarity(NegativeWeights):
     def weight_of(self, cosine: Weights) -> Weights:
         """1 - max(cosine, 0): 1 for unlike reports, 0 for equal ones (choice: the paper gives no formula)."""
         weights = 1 - cosine.clamp(min=0)
-        # The rounding of equal reports must not be scaled up to a weight.
+        # Rounding errors of equal reports must not be scaled up to a weight.
         return weights.masked_fill(weights < _ROUNDING, 0.0)
 
 
@@ -197,8 +195,8 @@ class RemoveByTextSimilarity(_TextSimilarity):
     """Removes candidates whose report is too similar to the anchor's (SSD table 1, "Remove by text similarity").
 
     Args:
-        threshold: greatest cosine of the report embeddings that is kept, in [-1, 1]. The paper searched a grid and
-            does not say what it found; `data_prep.embed_sentences` prints the cosines' quantiles.
+        threshold: greatest cosine of the report embeddings that is kept, in [-1, 1]. SSD searched a grid and
+            does not report the result (0.9: choice); `data_prep.embed_sentences` prints the cosines' quantiles.
 
     Raises:
         ValueError: a threshold outside [-1, 1].
@@ -247,7 +245,7 @@ class RemoveByTextSimilarity(_TextSimilarity):
 class ReweightByTextSimilarity(_TextSimilarity):
     """Weights candidates by 1 - max(cosine, 0) of the reports (SSD table 1, "Reweight by text similarity").
 
-    They are scaled, which keeps N: the weights of an anchor's negatives sum to how many there are (choice).
+    Scaled to keep N: the weights of an anchor's negatives sum to their number (choice).
     """
 
     keeps_count = True
@@ -257,13 +255,14 @@ class ReweightByTextSimilarity(_TextSimilarity):
 
 
 class ResampleByTextSimilarity(_TextSimilarity):
-    """Draws negatives with replacement (SSD table 1, "Resample by text similarity").
+    """Resamples negatives with replacement (SSD table 1, "Resample by text similarity").
 
-    Chances are in proportion to 1 - max(cosine, 0) of the reports; a candidate's weight is how often it was drawn.
+    The probability of a draw is proportional to 1 - max(cosine, 0) of the reports (choice); a candidate's weight is the
+    number of its draws.
 
     Args:
-        draws: how many; null for as many as there are negatives.
-        seed: of the draws; a draw is a function of (seed, step, sentence, image) alone.
+        draws: number of draws; None for the number of negatives (choice).
+        seed: of the draws; a draw depends only on (seed, step, sentence, image).
 
     Raises:
         ValueError: draws or seed out of range.

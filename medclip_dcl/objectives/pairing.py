@@ -1,4 +1,4 @@
-"""Which candidates of a batch are an anchor's positives and which its negatives: views, studies, equal sentences."""
+"""Positives and negatives of each anchor among the candidates of a batch: views, studies, equal sentences."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from medclip_dcl.errors import UserError
 
 SAME_TEXT = ("negative", "positive", "ignore")
-"""What a candidate counts as that is known to fit: its study or one of its sentences in the batch is the anchor's."""
+"""Policies for a candidate that is known to fit: it shares the study or a sentence of the batch with the anchor."""
 
 
 class Pairing(NamedTuple):
@@ -28,7 +28,8 @@ def pair_views(
 ) -> Pairing:
     """All views of an anchor's image are its positives, the first views of all other images its negatives.
 
-    Further views of other images are neither: with M views N stays what it is (DCL, section 4, fixes N and varies M).
+    Further views of other images are neither: N is the same for any number of views (DCL, section 5.1, fixes N and
+    varies M).
 
     Args:
         image_of_anchor: number of each anchor's image.
@@ -60,10 +61,10 @@ def known_to_fit(
 
 
 def with_known(pairing: Pairing, is_known: Bool[Tensor, "anchor candidate"], same_text: str) -> Pairing:
-    """Known fits as further positives ("positive"), as neither ("ignore"), or as they were ("negative", the paper).
+    """Treat known fits as further positives ("positive"), as neither ("ignore"), or as before ("negative", as in SSD).
 
     Raises:
-        ValueError: another word.
+        ValueError: another policy.
     """
     if same_text not in SAME_TEXT:
         raise UserError(f"same_text must be one of {SAME_TEXT}, got {same_text!r}")

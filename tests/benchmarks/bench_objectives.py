@@ -179,7 +179,7 @@ def simclr_lines(rounds: int) -> list[str]:
 
 
 def loop_over_images(similarity: LSENonLocal, regions: Tensor, sentences: Tensor) -> Tensor:
-    """LSE+NL as its definition reads (METHOD.md section 3), one image after the other."""
+    """LSE+NL by its definition, one image after the other."""
     columns = []
     unit = normalize(sentences, dim=1)
     for v in regions.unbind():

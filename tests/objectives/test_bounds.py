@@ -251,7 +251,7 @@ def test_without_its_last_term_the_bound_is_violated():
     assert abs((right @ mixture.chance).mean().item() - mixture.asymptotic_loss(n)) < 0.02 * kept < gap
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0])
 @pytest.mark.parametrize("side", ["negatives", "positives"])
 def test_the_error_falls_with_the_root_of_the_sample(seed, side):
     # The expected |difference|, which SSD's proof bounds; the other side's sample is infinite. For large samples it is

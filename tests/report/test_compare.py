@@ -37,7 +37,7 @@ BioViL 1.142 .174 | LSE+NL 1.400 .190 | DCL, eta_LM 1.486 .195
 BioViL .07 .26 .40 151 .08 .26 .40 146 | LSE+NL .09 .29 .44 123 .10 .32 .49 107
 DCL, eta_LM .10 .31 .48 106 .10 .33 .50 102
 """
-"""SSD's tables 1, 3, 4 and 5 as METHOD.md, section 6, copies them."""
+"""SSD's tables 1, 3, 4 and 5."""
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,58 @@
+"""The configuration that explains every key names every key that can be configured."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from medclip_dcl.command.config_keys import TOP
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+# Options of a single command, and what checkpoints or the objective files set.
+OF_COMMANDS = {"ckpt_path", "config", "help", "print_config", "return_predictions", "verbose", "weights_only"}
+SET_ELSEWHERE = {"BertSentences": {"bert", "tokenizer"}, "ImageTextModel": {"class_probability"}}
+
+
+def classes(node: Any) -> Iterator[tuple[type, set[str]]]:
+    """Every class of a configuration, with the names of the arguments that are given."""
+    if isinstance(node, dict):
+        if "class_path" in node:
+            module, _, name = node["class_path"].rpartition(".")
+            yield getattr(import_module(module), name), set(node.get("init_args", {}))
+        for value in node.values():
+            yield from classes(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from classes(value)
+
+
+def test_mimic_cxr_and_language_model_explain_every_argument_of_their_classes():
+    for name in ("mimic_cxr", "language_model"):
+        for kind, given in classes(yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())):
+            expected = set(inspect.signature(kind).parameters)
+            assert given == expected - SET_ELSEWHERE.get(kind.__name__, set()), (name, kind)
+
+
+def test_mimic_cxr_explains_every_key_of_the_command_and_has_a_comment_on_each_line():
+    text = (CONFIGS / "mimic_cxr.yaml").read_text()
+    configured = yaml.safe_load(text)
+    assert set(configured) == set(TOP) - OF_COMMANDS
+    assert set(configured["checkpoint"]) == {"monitor", "mode"}
+    for line in text.splitlines():
+        is_value = ": " in line.split("#")[0] and "class_path" not in line
+        assert not is_value or "#" in line, f"no explanation: {line}"
+
+
+def test_configurations_name_the_file_that_eta_report_writes():
+    from data_prep import eta_report
+
+    written = "SET/eta/class_probability.yaml"
+    assert written in (eta_report.__doc__ or "")
+    for file in sorted(CONFIGS.rglob("*.*")):
+        text = file.read_text()
+        assert "eta_report" not in text or written in text.replace("\n# ", " "), file
