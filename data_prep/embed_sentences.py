@@ -45,7 +45,7 @@ from medclip_dcl.errors import UserError
 if TYPE_CHECKING:
     from transformers import BertModel
 
-    from medclip_dcl.scoring import DistinctPieces
+    from medclip_dcl.scoring_plan import DistinctPieces
 
 POOLINGS = ("cls", "mean")
 # Parquet metadata: identifies the embedded tokens and the model's settings.
@@ -118,7 +118,7 @@ def embed_sentences(data: Path, model: str, options: Options) -> Path:
     device = choose_device(options.device)
     # Heavy imports come after the cheap checks.
     from medclip_dcl.encoders.pretrained import load_bert, load_tokenizer, resolve_folder
-    from medclip_dcl.scoring import DistinctPieces
+    from medclip_dcl.scoring_plan import DistinctPieces
 
     folder = resolve_folder(model)
     tokenizer = load_tokenizer(folder)

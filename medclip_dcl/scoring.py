@@ -1,53 +1,44 @@
-"""How probable a masked language model finds each sentence: exact pseudo-log-likelihood in bulk.
+"""Exact pseudo-log-likelihood of sentences under a masked language model, in bulk.
 
 The sum over a sentence's word pieces of log P(piece | sentence with that piece masked) (Salazar et al., ACL 2020,
 eq. 1) costs one forward pass for each piece. Sentences with the same word pieces are scored once; the masked copies
 of sentences of equal length share batches, so that nothing is padded; `encoders.masked_bert` computes of each copy
 what is needed.
 
-`pseudo_log_likelihood` does all of it. A `ScoringPlan` and `score_batches` are its two halves for those who want to
-keep what is done: the batches of a plan are fixed by its sentences, not by what is left to do.
+`pseudo_log_likelihood` does all of it. `ScoringPlan` and `score_batches` are its two halves, for callers that save
+finished batches: the batches of a plan depend on its sentences alone.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
-import hashlib
-import math
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float64, Int
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from jaxtyping import Float64
 from torch import Tensor, nn
+from tqdm import tqdm  # type: ignore[import-untyped]
 from transformers import BertForMaskedLM, BertTokenizer
 
 from medclip_dcl.encoders.masked_bert import MaskedBert, MaskedCopies, masked_bert
-from medclip_dcl.encoders.pretrained import word_pieces
 from medclip_dcl.errors import UserError
+from medclip_dcl.scoring_plan import ScoringPlan
 
 # Word pieces in a batch, [CLS] and [SEP] included, of small and of large models. Measured on CPU: BERT-base is as fast
 # from 4,096 on, 4 layers x 256 2% faster at 16,384 than at 4,096, in bfloat16 9%.
 _DEFAULT_TOKEN_BUDGET = {"cpu": (16384, 4096), "cuda": (65536, 65536)}
 _LARGE_WIDTH = 512
-_EDGES = 2  # [CLS] and [SEP]
 # Batches that a GPU may have been given before the host waits for the first of them.
 _AHEAD = 3
-_LINE_EVERY = 60.0
-# Columns that the progress bar takes at the size of MIMIC-CXR.
-_BAR_WIDTH = 80
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -92,7 +83,7 @@ def pseudo_log_likelihood(
         truncate: score the first pieces of a sentence that is too long for the model, instead of refusing it;
             adds the column truncated.
         per_token: add the column token_log_p, the addends of log_p as an array for each sentence.
-        progress: show sentences, word pieces a second and the time left on standard error.
+        progress: show a progress bar with the time left on standard error.
 
     Returns:
         One row for each sentence, in order: text; n_tokens (word pieces); log_p; n_unknown ([UNK] among the word
@@ -148,230 +139,6 @@ class NotFiniteError(UserError):
             "hold NaN"
         )
         super().__init__(f"sentence {index} has no finite log probability: {self.reason}")
-
-
-class Batch(NamedTuple):
-    """Masked copies that go through the model together: of sentences of one length, copies start to stop."""
-
-    length: int
-    start: int
-    stop: int
-
-
-class DistinctPieces:
-    """A list of sentences as distinct sequences of word pieces, to be looked up by their length.
-
-    Args:
-        tokenizer: of the model. Special tokens that stand in a sentence as text are text.
-        sentences: any strings, repeats included.
-        positions: of the model, [CLS] and [SEP] included.
-        truncate: keep the first pieces of a sentence that is too long, instead of refusing it.
-
-    Attributes:
-        pieces, starts: the distinct sequences end to end, and where each begins (one more: the end).
-        row: (sentence,) which distinct sequence each sentence is.
-        is_truncated: (sentence,) True where a sentence was too long.
-        rows_by_length: word pieces -> distinct sequences of so many, in the order of the list; the longest first.
-
-    Raises:
-        ValueError: without `truncate`, a sentence with more word pieces than the model has positions (names its index
-            and length).
-    """
-
-    def __init__(
-        self, tokenizer: BertTokenizer, sentences: Sequence[str], *, positions: int, truncate: bool = False
-    ) -> None:
-        self.tokenizer, self.sentences, self.is_truncating = tokenizer, sentences, truncate
-        self.is_truncated = np.zeros(len(sentences), dtype=bool)
-        self._tokenise(positions - _EDGES)
-        lengths = np.diff(self.starts)
-        self.rows_by_length = {
-            int(length): np.flatnonzero(lengths == length) for length in np.unique(lengths)[::-1]
-        }
-
-    def _tokenise(self, longest: int) -> None:
-        row_of: dict[bytes, int] = {}
-        self.row = np.empty(len(self.sentences), dtype=np.int64)
-        parts: list[np.ndarray] = []
-        counts: list[int] = []
-        for index, ids in enumerate(word_pieces(self.tokenizer, self.sentences)):
-            if len(ids) > longest:
-                if not self.is_truncating:
-                    raise ValueError(
-                        f"sentence {index} has {len(ids)} word pieces, the model takes at most {longest} (besides "
-                        "[CLS] and [SEP]); split it, leave it out, or pass truncate=True"
-                    )
-                self.is_truncated[index] = True
-                ids = ids[:longest]
-            key = np.array(ids, dtype=np.int32)
-            row = row_of.setdefault(key.tobytes(), len(row_of))
-            if row == len(counts):
-                parts.append(key)
-                counts.append(len(key))
-            self.row[index] = row
-        self.pieces = np.concatenate([np.empty(0, np.int32), *parts])
-        self.starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64)
-
-    @property
-    def n_distinct(self) -> int:
-        """Distinct word-piece sequences, the empty one included."""
-        return len(self.starts) - 1
-
-    def bucket(self, length: int) -> Int[np.ndarray, "sentence token"]:
-        """Distinct sentences of one length, with [CLS] and [SEP]."""
-        rows = self.rows_by_length[length]
-        tokens = np.empty((len(rows), length + _EDGES), dtype=np.int64)
-        tokens[:, 0], tokens[:, -1] = self.tokenizer.cls_token_id, self.tokenizer.sep_token_id
-        tokens[:, 1:-1] = self.pieces[self.starts[rows][:, None] + np.arange(length)]
-        return tokens
-
-    def fingerprint_with(self, *options: object) -> str:
-        """16 hexadecimal digits of the word pieces of each sentence, in order, and of what else decides the values."""
-        digest = hashlib.sha256(repr(options).encode())
-        for part in (self.row, self.starts, self.pieces):
-            digest.update(part.tobytes())
-        return digest.hexdigest()[:16]
-
-
-class ScoringPlan(DistinctPieces):
-    """What has to be computed for a list of sentences: their distinct word pieces, in batches that the list fixes.
-
-    Args:
-        tokenizer, sentences, token_budget, within_word_l2r, mask_every, truncate: as in `pseudo_log_likelihood`.
-        positions: of the model, [CLS] and [SEP] included.
-
-    Attributes:
-        batches: every masked copy of every distinct sentence once; the longest sentences first.
-        fingerprint: of what is scored: the word pieces of each sentence, in order, and the options that give the
-            values another meaning. The token budget is not among them.
-
-    Raises:
-        ValueError: as `pseudo_log_likelihood`.
-    """
-
-    def __init__(
-        self,
-        tokenizer: BertTokenizer,
-        sentences: Sequence[str],
-        *,
-        positions: int,
-        token_budget: int,
-        within_word_l2r: bool = False,
-        mask_every: int | None = None,
-        truncate: bool = False,
-    ) -> None:
-        if mask_every is not None and (
-            not isinstance(mask_every, (int, np.integer)) or mask_every < 1 or within_word_l2r
-        ):
-            raise ValueError(
-                f"mask_every must be a whole number, at least 1, and cannot go with within_word_l2r, got mask_every "
-                f"{mask_every}, within_word_l2r {within_word_l2r}"
-            )
-        if not isinstance(token_budget, (int, np.integer)):
-            raise ValueError(f"token_budget must be a whole number of word pieces, got {token_budget}")
-        super().__init__(tokenizer, sentences, positions=positions, truncate=truncate)
-        self.mask_every = mask_every
-        self.continues_word = _continuations(tokenizer) if within_word_l2r else None
-        # An empty sentence has no copies, and so no batch.
-        self.batches = [
-            Batch(length, start, min(start + step, copies))
-            for length, rows in self.rows_by_length.items()
-            for copies in [len(rows) * self.copies_of(length)]
-            for step in [max(1, token_budget // (length + _EDGES))]
-            for start in range(0, copies, step)
-        ]
-        special = (tokenizer.mask_token_id, tokenizer.cls_token_id, tokenizer.sep_token_id)
-        self.fingerprint = self.fingerprint_with(within_word_l2r, mask_every, special)
-
-    def copies_of(self, length: int) -> int:
-        """Masked copies of a sentence of so many word pieces."""
-        return length if self.mask_every is None else min(self.mask_every, length)
-
-    def work(self, batch: Batch) -> int:
-        """Word pieces of the batch that go through the model; over all batches quadratic in the lengths."""
-        return (batch.stop - batch.start) * (batch.length + _EDGES)
-
-    def empty_values(self) -> Float64[np.ndarray, " piece"]:
-        """Room for the log probability of every distinct sentence's every piece; NaN."""
-        return np.full(len(self.pieces), math.nan, dtype=np.float64)
-
-    def places(self, number: int) -> Int[np.ndarray, " query"]:
-        """Where the values of a batch stand among all values."""
-        sentence, position, _ = self._queries(self.batches[number])
-        rows = self.rows_by_length[self.batches[number].length]
-        return self.starts[rows[sentence]] + position
-
-    def copies(self, batch: Batch, bucket: Int[Tensor, "sentence token"]) -> MaskedCopies:
-        """What the model is asked for a batch; `bucket` is that of its length, on the device."""
-        sentence, position, query_copy = self._queries(batch)
-        first = batch.start // self.copies_of(batch.length)
-        last = (batch.stop - 1) // self.copies_of(batch.length)
-        tokens = bucket[first : last + 1]
-        n_copies = batch.stop - batch.start
-        of_copy = np.empty(n_copies, dtype=np.int64)
-        of_copy[query_copy] = sentence - first
-        is_masked = np.zeros((n_copies, batch.length + _EDGES), dtype=bool)
-        is_masked[query_copy, position + 1] = True
-
-        def on_device(values: np.ndarray) -> Tensor:
-            tensor = torch.from_numpy(values)
-            if bucket.device.type == "cuda":
-                tensor = tensor.pin_memory()
-            return tensor.to(bucket.device, non_blocking=True)
-
-        masked, copy_sentence, query_position = (
-            on_device(is_masked),
-            on_device(of_copy),
-            on_device(position + 1),
-        )
-        if self.continues_word is not None:
-            masked = masked | self._later_pieces(tokens[copy_sentence], query_position)
-        is_one_each = self.mask_every is None
-        return MaskedCopies(
-            tokens=tokens,
-            sentence=copy_sentence,
-            is_masked=masked,
-            query_copy=None if is_one_each else on_device(query_copy),
-            query_position=query_position,
-        )
-
-    def _queries(self, batch: Batch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(sentence of the bucket, piece, copy of the batch) of each value that the batch gives."""
-        stride = self.copies_of(batch.length)
-        copies = np.arange(batch.start, batch.stop)
-        sentence, first = copies // stride, copies % stride
-        position = first[:, None] + stride * np.arange(-(-batch.length // stride))
-        copy_number, which = np.nonzero(position < batch.length)
-        return sentence[copy_number], position[copy_number, which], copy_number
-
-    def _later_pieces(
-        self, tokens: Int[Tensor, "copy token"], position: Int[Tensor, " copy"]
-    ) -> Bool[Tensor, "copy token"]:
-        """The pieces of the scored piece's word that follow it."""
-        assert self.continues_word is not None
-        word = (~self.continues_word.to(tokens.device)[tokens]).cumsum(dim=1)
-        is_same_word = word == word.gather(1, position[:, None])
-        return is_same_word & (torch.arange(tokens.shape[1], device=tokens.device) > position[:, None])
-
-    def table(self, values: Float64[np.ndarray, " piece"], *, per_token: bool = False) -> pd.DataFrame:
-        """The scores of the sentences, in order, from the values of all batches (see `pseudo_log_likelihood`)."""
-        lengths = np.diff(self.starts)
-        is_unknown = self.pieces == self.tokenizer.unk_token_id
-        # A piece more, so that an empty sentence at the end has a place to start from.
-        sums = np.add.reduceat(np.append(values, 0.0), self.starts)[:-1]
-        unknown = np.add.reduceat(np.append(is_unknown, False).astype(np.int64), self.starts)[:-1]
-        columns = {
-            "text": pd.Series(list(self.sentences), dtype=object),
-            "n_tokens": pd.Series(lengths[self.row], dtype="int64"),
-            "log_p": pd.Series(np.where(lengths > 0, sums, math.nan)[self.row], dtype="float64"),
-            "n_unknown": pd.Series(np.where(lengths > 0, unknown, 0)[self.row], dtype="int64"),
-        }
-        if self.is_truncating:
-            columns["truncated"] = pd.Series(self.is_truncated, dtype=bool)
-        if per_token:
-            of_rows = np.split(values, self.starts[1:-1]) if self.n_distinct else []
-            columns["token_log_p"] = pd.Series([of_rows[row].copy() for row in self.row], dtype=object)
-        return pd.DataFrame(columns)
 
 
 def score_batches(
@@ -509,106 +276,39 @@ def _checked(plan: ScoringPlan, number: int, wait: Callable[[], np.ndarray]) -> 
     return number, found
 
 
-@dataclass
-class _Rate:
-    """How much of the work was done in how long."""
-
-    total: int
-    done: int = 0
-    since: float = 0.0
-
-    def left(self) -> float:
-        """Seconds until the end at the rate so far; something must be done."""
-        passed = time.monotonic() - self.since
-        return passed * (self.total - self.done) / self.done
-
-    def a_second(self) -> float:
-        """Work done in a second."""
-        return self.done / max(1e-9, time.monotonic() - self.since)
-
-
-def _short(number: int | float) -> str:
-    """Three significant digits: 950, 12.3k, 198M."""
-    for unit in ("", "k", "M", "G"):
-        if number < 999.5:
-            return f"{number:.3g}{unit}"
-        number /= 1000
-    return f"{number:,.0f}T"
-
-
 @contextmanager
 def scoring_progress(
     plan: ScoringPlan, is_shown: bool, numbers: Sequence[int] | None = None, who: str = ""
-) -> Iterator[_Report]:
-    """Progress on standard error; what it gives is called with the number of each batch that is done.
+) -> Iterator[Callable[[int], None]]:
+    """Progress bar on standard error; yields a function to call with the number of each finished batch.
 
-    On a terminal of 80 columns or more a bar, elsewhere a line a minute. Time is estimated by word pieces through the
-    model, of which a sentence needs a number quadratic in its length.
+    It counts the tokens that go through the model, quadratic in a sentence's length, so that the time left is right.
+    Without a terminal, a line a minute.
 
     Args:
-        plan: what is being scored.
+        plan: the sentences being scored.
         is_shown: False shows nothing.
-        numbers: batches that will be done; None: all.
-        who: does these batches, where others do the rest.
+        numbers: batches that will be scored; None: all.
+        who: label of this process where several share the batches.
     """
     batches = plan.batches if numbers is None else [plan.batches[number] for number in numbers]
-    report = _Report(plan, batches, is_shown and bool(batches), who)
-    try:
+    sentences = [0.0, sum(map(plan.sentences_in, batches))]
+    with tqdm(
+        desc=f"scoring, {who}" if who else "scoring",
+        total=sum(map(plan.work, batches)),
+        unit=" tokens",
+        unit_scale=True,
+        disable=not (is_shown and batches),
+        mininterval=0.5 if sys.stderr.isatty() else 60.0,
+        dynamic_ncols=True,
+    ) as bar:
+
+        def report(number: int) -> None:
+            sentences[0] += plan.sentences_in(plan.batches[number])
+            bar.set_postfix_str("{:,.0f} of {:,.0f} sentences".format(*sentences), refresh=False)
+            bar.update(plan.work(plan.batches[number]))
+
         yield report
-    finally:
-        report.close()
-
-
-class _Report:
-    def __init__(self, plan: ScoringPlan, batches: Sequence[Batch], is_shown: bool, who: str) -> None:
-        self.plan, self.who = plan, f"{who}: " if who else ""
-        self.rate = _Rate(sum(map(plan.work, batches)), since=time.monotonic())
-        self.sentences = 0.0
-        self.all_sentences = sum(self._sentences(batch) for batch in batches)
-        self.last_line = time.monotonic()
-        console = Console(stderr=True)
-        self.is_line = is_shown and (not sys.stderr.isatty() or console.width < _BAR_WIDTH)
-        self.bar: Progress | None = None
-        self.task = TaskID(0)
-        if is_shown and not self.is_line:
-            columns = [] if who else [BarColumn(bar_width=6)]
-            texts = (TextColumn("{task.description}"), TimeRemainingColumn(), TextColumn("left"))
-            self.bar = Progress(*columns, *texts, console=console)
-            self.task = self.bar.add_task("scoring", total=self.rate.total)
-            self.bar.start()
-
-    def _sentences(self, batch: Batch) -> float:
-        return (batch.stop - batch.start) / self.plan.copies_of(batch.length)
-
-    def __call__(self, number: int) -> None:
-        batch = self.plan.batches[number]
-        self.rate.done += self.plan.work(batch)
-        self.sentences += self._sentences(batch)
-        if self.bar is not None:
-            self.bar.update(self.task, completed=self.rate.done, description=self._short_text())
-        elif self.is_line and time.monotonic() - self.last_line >= _LINE_EVERY:
-            self._line()
-
-    def _short_text(self) -> str:
-        done, total, a_second = map(_short, (self.rate.done, self.rate.total, self.rate.a_second()))
-        sentences = f"{self.sentences:,.0f}/{self.all_sentences:,.0f} sentences"
-        return f"{self.who}{sentences} {done}/{total} pieces {a_second}/s"
-
-    def _line(self) -> None:
-        self.last_line = time.monotonic()
-        text = (
-            f"scoring: {self.who}{self.sentences:,.0f} of {self.all_sentences:,.0f} sentences, "
-            f"{self.rate.done:,} of {self.rate.total:,} word pieces"
-        )
-        if self.rate.done:
-            text += f", {self.rate.a_second():,.0f}/s, {self.rate.left() / 60:.1f} min left"
-        print(text, file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        if self.bar is not None:
-            self.bar.stop()
-        elif self.is_line:
-            self._line()
 
 
 def _strings(sentences: Iterable[object]) -> list[str]:
@@ -633,15 +333,6 @@ def _check_dtype(dtype: object) -> None:
     if dtype is not None and dtype not in _DTYPES:
         names = ", ".join(map(str, _DTYPES))
         raise ValueError(f"dtype must be one of {names} or None, got {dtype!r}")
-
-
-def _continuations(tokenizer: BertTokenizer) -> Bool[Tensor, " piece"]:
-    """True for word pieces that continue a word."""
-    vocabulary = tokenizer.get_vocab()
-    continues = torch.zeros(max(vocabulary.values()) + 1, dtype=torch.bool)
-    for piece, number in vocabulary.items():
-        continues[number] = piece.startswith("##") and len(piece) > 2
-    return continues
 
 
 @contextmanager

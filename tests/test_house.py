@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FLOORS = [
     ("errors", "files", "findings", "distributed", "formats", "weight_files", "pictures"),
     ("objectives", "similarity", "metrics"),
-    ("encoders", "networks", "scoring"),
+    ("encoders", "networks", "scoring", "scoring_plan"),
     ("models", "data"),
     ("training", "evaluation", "report", "inference"),
     ("command", "cli", "__main__"),

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-import io
 import math
 import random
-import re
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -28,10 +25,8 @@ from transformers.models.bert.modeling_bert import BertOutput
 from medclip_dcl.encoders.masked_bert import MaskedCopies, SharedMaskedBert
 from medclip_dcl.encoders.pretrained import load_tokenizer
 from medclip_dcl.scoring import (
-    Batch,
     NotFiniteError,
     ScoringPlan,
-    _short,
     pseudo_log_likelihood,
     score_batches,
     scoring_progress,
@@ -620,77 +615,21 @@ def test_a_model_of_several_types_is_converted_as_a_whole(
     assert found.equals(expected)
 
 
-def test_no_time_left_is_told_before_anything_is_done(
-    tokenizer: BertTokenizer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    plan = ScoringPlan(tokenizer, ["heart size"], positions=POSITIONS, token_budget=64)
-    with scoring_progress(plan, True):
-        pass
-    assert capsys.readouterr().err == "scoring: 0 of 1 sentences, 0 of 8 word pieces\n"
-    with scoring_progress(plan, True, []):
-        pass
-    assert capsys.readouterr().err == ""
-
-
-def test_progress_goes_to_standard_error(
+def test_progress_goes_to_standard_error_and_shows_no_text(
     model: BertForMaskedLM, tokenizer: BertTokenizer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pseudo_log_likelihood(model, tokenizer, ["heart size"], progress=True)
+    pseudo_log_likelihood(model, tokenizer, ["heart size", "heart", "heart"], progress=True)
     captured = capsys.readouterr()
-    assert captured.out == "" and "8 of 8 word pieces" in captured.err and "heart" not in captured.err
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize("who", ["", "rank 0 of 16"])
-def test_progress_fits_80_columns(
-    tokenizer: BertTokenizer, monkeypatch: pytest.MonkeyPatch, who: str
-) -> None:
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("TERM", "xterm")
-    plan = ScoringPlan(tokenizer, [], positions=512, token_budget=64)
-    plan.batches = [Batch(20, 0, 5_000_000), Batch(20, 5_000_000, 9_000_000)]  # 450,000 sentences
-    with scoring_progress(plan, True, None, who) as report:
+    assert captured.out == "" and "heart" not in captured.err
+    assert "11.0/11.0" in captured.err and "2 of 2 sentences" in captured.err
+    plan = ScoringPlan(tokenizer, ["heart size"], positions=POSITIONS, token_budget=64)
+    for is_shown, numbers in ((True, []), (False, None)):
+        with scoring_progress(plan, is_shown, numbers):
+            pass
+    assert capsys.readouterr().err == ""
+    with scoring_progress(plan, True, None, "rank 0 of 16") as report:
         report(0)
-        report.rate.since = time.monotonic() - 150
-        report(1)
-    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.getvalue()).replace("\r", "\n")
-    (last,) = {line.rstrip() for line in shown.splitlines() if "450,000/450,000" in line}
-    assert f"{who}: " in last if who else "━" in last
-    assert "450,000/450,000 sentences 198M/198M pieces 1.32M/s" in last
-    assert last.endswith(" 0:00:00 left") and "…" not in last and len(last) <= 79  # hours of two digits
-
-
-def test_progress_on_a_narrow_terminal_is_lines(
-    model: BertForMaskedLM, tokenizer: BertTokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setenv("COLUMNS", "60")
-    monkeypatch.setenv("TERM", "xterm")
-    pseudo_log_likelihood(model, tokenizer, ["heart size"], progress=True)
-    assert "8 of 8 word pieces" in terminal.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("number", "text"),
-    [
-        (0, "0"),
-        (950, "950"),
-        (999.7, "1k"),
-        (12_345, "12.3k"),
-        (999_999, "1M"),
-        (1.98e8, "198M"),
-        (5e15, "5,000T"),
-    ],
-)
-def test_short_numbers(number: float, text: str) -> None:
-    assert _short(number) == text
+    assert "rank 0 of 16" in capsys.readouterr().err
 
 
 def test_real_sentences_equal_the_definition(real_data: Path) -> None:

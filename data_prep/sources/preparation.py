@@ -67,7 +67,7 @@ class Settings:
     output: Path = option("folder of the prepared data set", type=Path, metavar="SET")
     size: int = option("side of the prepared images, pixels (512)", 512, type=positive)
     geometry: str = option(
-        "stretch both sides to SIZE (as in the paper), scale the shortest side to SIZE, or scale the longest and pad "
+        "stretch both sides to SIZE (choice), scale the shortest side to SIZE, or scale the longest and pad "
         "with black (stretch)",
         "stretch",
         choices=GEOMETRIES,
