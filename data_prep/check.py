@@ -3,10 +3,9 @@
     python -m data_prep.check --data SET [--full]
 
 Every table is checked against the format, the fingerprint in dataset.json and the other tables; every image file must
-exist, be complete and have the size and geometry of the set; a memory map must belong to this set, be complete and hold
-the pixels of the images, a sample of which is compared. --full decodes all images, compares their checksums and the
-whole map, and finds identical images: a warning across patients, a problem across uses. The page goes to standard
-output, problems last; the exit status is 1 if there are any.
+exist, be complete and have the size and geometry of the set. --full decodes all images, compares their checksums and
+finds identical images: a warning across patients, a problem across uses. The page goes to standard output, problems
+last; the exit status is 1 if there are any.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from data_prep.checks.tables import ALWAYS, Tables, check_tables, model_files, r
 from data_prep.command import available_cores, run_command, worker_processes
 from data_prep.sources import tables
 from data_prep.sources.preparation import case_lines, positive
-from medclip_dcl.data.memory_map import PIXELS
 from medclip_dcl.data.prepared import USES, PreparedDataError, PreparedSet
 
 PUBLISHED = {
@@ -56,7 +54,7 @@ def check_set(folder: Path, full: bool = False, pool: Executor | None = None) ->
 
     Args:
         folder: of the set.
-        full: decode every image instead of reading its header, and compare it with the memory map.
+        full: decode every image instead of reading its header.
         pool: processes that share the images, or None.
 
     Returns:
@@ -72,7 +70,6 @@ def check_set(folder: Path, full: bool = False, pool: Executor | None = None) ->
         of_files, digests = images.check_files(prepared, found["images"], full, pool)
         of_copies, warnings = images.find_copies(found["images"], digests)
         problems += of_files + of_copies
-        problems += images.check_memory_map(prepared, found["images"], full, pool)
         page = "\n".join([page, *(f"  warning    {warning}" for warning in warnings)])
     return page, problems
 
@@ -96,8 +93,6 @@ def _page(prepared: PreparedSet, found: Tables) -> str:
     for kind in ("log_p", "text_embedding"):
         if names := model_files(prepared, kind):
             lines.append(f"  {kind:<10} {', '.join(names)}")
-    if (prepared.folder / PIXELS).is_file():
-        lines.append(f"  memory map {(prepared.folder / PIXELS).stat().st_size:,} bytes")
     lines += ["", *_beside_published(info, found), *_rejects(prepared.folder / "rejects.csv")]
     return "\n".join(lines)
 
@@ -176,8 +171,7 @@ def check(folder: Path, full: bool, workers: int) -> None:
     print(page)
     print()
     if not problems:
-        sampled = ", the memory map by a sample" if (folder / PIXELS).is_file() else ""
-        by_headers = f" (image files by their headers and ends{sampled}; --full reads all of them)"
+        by_headers = " (image files by their headers and ends; --full reads all of them)"
         print("no problem found" + (by_headers if not full and (folder / "images").is_dir() else ""))
         return
     print(f"{len(problems)} problem{'s' if len(problems) > 1 else ''}:")
@@ -197,8 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--full",
         action="store_true",
-        help="decode every image, compare its checksum, compare all of a memory map, and find identical "
-        "images",
+        help="decode every image, compare its checksum, and find identical images",
     )
     parser.add_argument(
         "--workers", type=positive, default=available_cores(), help="processes (as many as there are cores)"

@@ -147,8 +147,6 @@ def _columns(settings: Settings) -> dict[str, str]:
         raise ReleaseError("--text_only has no images: leave out --images")
     if settings.text_only and settings.views != VIEWS:
         raise ReleaseError("--text_only has no images: leave out --views")
-    if settings.text_only and settings.memory_map:
-        raise ReleaseError("--text_only has no images: leave out --memory_map")
     # If an option names one kind of text, the other is not looked up by its default name.
     if named["text"] is not None:
         skipped = {"findings", "impression"}

@@ -99,8 +99,6 @@ def prepare(settings: Settings) -> None:
         projections = place.parent / PROJECTIONS
     if settings.text_only and (settings.images or settings.projections or settings.all_views):
         raise ReleaseError("--text_only has no images: leave out --images, --projections and --all_views")
-    if settings.text_only and settings.memory_map:
-        raise ReleaseError("--text_only has no images: leave out --memory_map")
     if settings.all_views and settings.projections is not None and place.suffix != ".csv":
         raise ReleaseError("--all_views needs no --projections: leave one of them out")
     if projections is None and not settings.text_only and (not settings.all_views or place.suffix == ".csv"):

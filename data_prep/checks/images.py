@@ -1,4 +1,4 @@
-"""Checks of the image files and the memory map of a prepared set."""
+"""Checks of the image files of a prepared set."""
 
 from __future__ import annotations
 
@@ -9,18 +9,13 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-import numpy as np
 import pandas as pd
 from PIL import Image
 
 from data_prep.checks import rows, some
 from data_prep.command import progress
 from data_prep.sources import images as image_files
-from medclip_dcl.data.memory_map import DESCRIPTION, PIXELS, MemoryMap, open_memory_map
-from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
-
-MAP_SAMPLE = 64
-"""Rows of the memory map that are compared with their images where not all are."""
+from medclip_dcl.data.prepared import PreparedSet
 
 
 def check_files(
@@ -141,46 +136,3 @@ def _image_defect(
     if full and not image_files.is_as_written(stream.read(), stamp):
         return "a file is damaged: its bytes are not those that were written"
     return ""
-
-
-_MAP_ADVICE = f"delete {DESCRIPTION} and run the command that prepared the set again with --memory_map"
-
-
-def check_memory_map(
-    prepared: PreparedSet, images: pd.DataFrame, full: bool, pool: Executor | None
-) -> list[str]:
-    """A memory map belongs to this set, is complete, and each row holds the pixels of its image."""
-    pixels = prepared.folder / PIXELS
-    if pixels.exists() and not (prepared.folder / DESCRIPTION).exists():
-        return [
-            f"{PIXELS}: there is no {DESCRIPTION} beside it, so it was not finished and nothing reads it; run the "
-            "command that prepared the set again with --memory_map, or delete it"
-        ]
-    try:
-        memory_map = open_memory_map(prepared)
-    except PreparedDataError as error:
-        return [str(error)]
-    if memory_map is None:
-        return []
-    array = np.load(pixels, mmap_mode="r")
-    expected, size = array.offset + array.nbytes, pixels.stat().st_size
-    if size != expected:
-        return [f"{PIXELS}: expected {expected:,} bytes, found {size:,}; {_MAP_ADVICE}"]
-    paths = images["path"].tolist()
-    sample = np.unique(np.linspace(0, len(paths) - 1, MAP_SAMPLE).astype(int)).tolist()
-    numbers = list(range(len(paths))) if full else sample
-    files = [prepared.image_file(paths[row]) for row in numbers]
-    look = partial(row_differs, memory_map)
-    results = pool.map(look, numbers, files, chunksize=64) if pool else map(look, numbers, files)
-    differ = list(progress(results, len(numbers), "memory map", "images"))
-    wrong = [paths[row] for row, is_other in zip(numbers, differ, strict=True) if is_other]
-    return some(f"{PIXELS}: rows that differ from their image; {_MAP_ADVICE}", wrong, len(numbers))
-
-
-def row_differs(memory_map: MemoryMap, row: int, file: Path) -> bool:
-    """Whether a row differs from its image; False where the image cannot be decoded (`examine_image`)."""
-    try:
-        with Image.open(file, formats=("JPEG",)) as image:
-            return not np.array_equal(memory_map[row], np.asarray(image.convert("L")))
-    except OSError:
-        return False

@@ -91,13 +91,12 @@ class Outcome(NamedTuple):
     reason: str = ""
 
 
-def require_space(folder: Path, jobs: Sequence[Job], further: int = 0) -> None:
+def require_space(folder: Path, jobs: Sequence[Job]) -> None:
     """Check that the disk has room for the images that are not there yet.
 
     Args:
         folder: of the prepared set; need not exist.
         jobs: all of them.
-        further: bytes of the memory map, if one will be written.
 
     Raises:
         ImageStageError: it has not; names the space needed and the free space.
@@ -107,14 +106,13 @@ def require_space(folder: Path, jobs: Sequence[Job], further: int = 0) -> None:
         for job in jobs
         if not job.target.exists()
     ]
-    needed = further + sum(_BLOCK * -(-int(_BYTES_PER_PIXEL * pixels) // _BLOCK) for pixels in missing)
+    needed = sum(_BLOCK * -(-int(_BYTES_PER_PIXEL * pixels) // _BLOCK) for pixels in missing)
     place = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     free = shutil.disk_usage(place).free
     if needed > free:
         raise ImageStageError(
-            f"{folder}: about {needed / 1e9:,.2f} GB are needed ({len(missing):,} JPEG files"
-            f"{f', {further / 1e9:,.2f} GB of memory map' if further else ''}), {free / 1e9:,.2f} GB are free; make "
-            "room, or choose another --output"
+            f"{folder}: about {needed / 1e9:,.2f} GB are needed ({len(missing):,} JPEG files), "
+            f"{free / 1e9:,.2f} GB are free; make room, or choose another --output"
         )
 
 

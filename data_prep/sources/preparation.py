@@ -23,13 +23,11 @@ from typing import Any
 import pandas as pd
 
 from data_prep.command import available_cores, option, positive, progress, worker_processes
-from data_prep.memory_map import has_memory_map, memory_map_bytes, write_memory_map
 from data_prep.sources import images as image_files
 from data_prep.sources import tables
 from data_prep.sources.releases import ReleaseError, file_hash
 from data_prep.text import sections, sentences
 from data_prep.text.reports import Report, Sentences, read_sentences
-from medclip_dcl.data.memory_map import DESCRIPTION, PIXELS
 from medclip_dcl.data.prepared import FORMAT_VERSION, PreparedDataError, PreparedSet, case_table, write_table
 from medclip_dcl.errors import UserError
 from medclip_dcl.files import write_json, write_text
@@ -91,11 +89,6 @@ class Settings:
         type=_share,
         metavar="SHARE",
     )
-    memory_map: bool = option(
-        "also write memory_map.npy, which training reads without decoding (size^2 bytes an image: 61 GB for "
-        "MIMIC-CXR at 512); also beside a finished set",
-        False,
-    )
     workers: int = option(
         "processes (as many as there are cores)", 1, type=positive, default=available_cores()
     )
@@ -156,10 +149,6 @@ def prepare_set(settings: Settings, made_from: Mapping[str, Any], read: Callable
         ReleaseError: the source lacks something, or what it holds cannot be right.
         PreparedDataError: the output folder holds another set, or something else.
     """
-    if settings.memory_map and settings.geometry == "shortest":
-        raise PreparedDataError(
-            "--memory_map holds images of one size, with --geometry shortest they have several; leave one of them out"
-        )
     if _is_finished(settings.output, made_from):
         _complete(settings)
         return
@@ -169,8 +158,7 @@ def prepare_set(settings: Settings, made_from: Mapping[str, Any], read: Callable
     use = tables.decide_use(patients, source.grounding_patients, (), ())
     tables.require_disjoint_patients(patients.assign(use=use), source.advice)
     jobs = _image_jobs(source.images, settings)
-    further = memory_map_bytes(len(jobs), settings.size) if settings.memory_map else 0
-    image_files.require_space(settings.output, jobs, further)
+    image_files.require_space(settings.output, jobs)
     with _one_process_in(settings.output) as is_alone:
         # While this process was reading, another may have made the set.
         is_made = _is_finished(settings.output, made_from, say=False)
@@ -182,16 +170,10 @@ def prepare_set(settings: Settings, made_from: Mapping[str, Any], read: Callable
 
 
 def _complete(settings: Settings) -> None:
-    """Remove what a killed run left in a finished set, and write its memory map if that is wanted and not there."""
+    """Remove temporary files of a killed run from a finished set."""
     output = settings.output
     leftovers = list(output.glob(".*.tmp"))
-    wanted = settings.memory_map or _has_lost_memory_map(output)
-    if wanted and not has_memory_map(PreparedSet(output)):
-        with _one_process_in(output) as is_alone:
-            _remove_leftovers(leftovers, is_alone)
-            if _write_memory_map(settings):
-                return
-    elif leftovers:
+    if leftovers:
         # The set is complete: neither another process in it nor a read-only folder is a reason to fail.
         with suppress(PreparedDataError), _one_process_in(output) as is_alone:
             _remove_leftovers(leftovers, is_alone)
@@ -216,7 +198,7 @@ def _make(
     written, rejects, counts = _assemble(source, images, found, settings.cases)
     rejects = [*source.rejects, *image_rejects, *rejects]
     # While the tables are written again, the set must not count as finished.
-    for name in (DESCRIPTION, "dataset.json", "chex5.parquet"):  # the last is of format version 1
+    for name in ("dataset.json", "chex5.parquet"):  # the last is of format version 1
         (settings.output / name).unlink(missing_ok=True)
     for name, frame in written.items():
         write_table(frame, settings.output / f"{name}.parquet", name)
@@ -227,8 +209,6 @@ def _make(
     info = {**made_from, "counts": counts, "fingerprint": tables.fingerprint(written)}
     write_json(info, settings.output / "dataset.json")
     (settings.output / _UNFINISHED).unlink()
-    if settings.memory_map or _has_lost_memory_map(settings.output):
-        _write_memory_map(settings)
     return info
 
 
@@ -456,8 +436,6 @@ def _remove_leftovers(files: Iterable[Path], is_alone: bool) -> None:
     """Remove what a killed run was writing just then, under temporary names; not where it may be still at work."""
     for file in list(files) if is_alone else ():
         file.unlink(missing_ok=True)
-        if file.name.startswith(f".{PIXELS}."):
-            print(f"{file.parent}: removed what a killed run left of a memory map (--memory_map writes one)")
 
 
 # --- Images ------------------------------------------------------------------------------------------------------
@@ -469,21 +447,6 @@ def _image_jobs(images: pd.DataFrame, settings: Settings) -> list[image_files.Jo
         image_files.Job(Path(file), folder / path, settings.size, settings.geometry)
         for file, path in images[["file", "path"]].itertuples(index=False)
     ]
-
-
-def _has_lost_memory_map(output: Path) -> bool:
-    """True if there are pixels of a memory map without its description: of older images, or of a killed run."""
-    return (output / PIXELS).exists() and not (output / DESCRIPTION).exists()
-
-
-def _write_memory_map(settings: Settings) -> bool:
-    """True if it was not there yet."""
-    if _has_lost_memory_map(settings.output):
-        print(
-            f"{settings.output}: {PIXELS} is no more, or not yet, described by {DESCRIPTION}; it is written again"
-        )
-    with worker_processes(settings.workers) as pool:
-        return write_memory_map(settings.output, pool)
 
 
 def _prepare_images(

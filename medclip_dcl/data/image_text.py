@@ -20,6 +20,7 @@ from medclip_dcl.data.fields import (
     sentence_fields,
 )
 from medclip_dcl.data.images import EvaluatedImages, ImagesDataModule, check_augmentation, usual_crop
+from medclip_dcl.data.link import ImageTextRequirements
 from medclip_dcl.data.masking import Masking
 from medclip_dcl.data.prepared import PreparedDataError
 from medclip_dcl.data.samplers import EpochSampler, FixedBatches, ShardSampler
@@ -58,7 +59,7 @@ class EvaluationTables(EvaluatedImages):
         return list(dict.fromkeys([*self.findings, *self.cases["finding"]]))
 
 
-class ImageTextDataModule(ImagesDataModule):
+class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
     """Images with sentences of their reports, for training, validation, test and prediction.
 
     A batch is a dict: images (view, 3, H, W) in [0, 1], first views of all images first; view_of (view,): of which
@@ -103,6 +104,8 @@ class ImageTextDataModule(ImagesDataModule):
         ValueError: an option out of its range.
         PreparedDataError: when it is set up: a set that is missing, or lacks what the run needs.
     """
+
+    accepts = ImageTextRequirements
 
     def __init__(
         self,
@@ -165,6 +168,7 @@ class ImageTextDataModule(ImagesDataModule):
 
     def setup(self, stage: str) -> None:
         """Check the set against what the run needs; nothing is found out in the middle of an epoch."""
+        self.connect_model()
         self.prepared.table("images")
         if stage != "fit":
             return
@@ -174,12 +178,6 @@ class ImageTextDataModule(ImagesDataModule):
         self._check_views(reported)
         self._train = self._examples(reported, augmented=True)
         self._check_batches(len(self._train))
-
-    def _model(self) -> Any:
-        """The model that is trained: it has the tokenizer and knows which fields the objective needs."""
-        if self.trainer is None:
-            raise RuntimeError("ImageTextDataModule needs a Trainer: its model has the tokenizer")
-        return self.trainer.lightning_module
 
     def _reported(self, use: str) -> Reported:
         """Images of one use with the distinct sentences of their reports; images without any are left out."""
@@ -201,7 +199,7 @@ class ImageTextDataModule(ImagesDataModule):
         """Word pieces of every sentence of the set."""
         if self._tokens is None:
             sentences = self.prepared.table("sentences")
-            ids = self._model().network.text_encoder.tokenize(sentences["text"].tolist())
+            ids = self.requirements.tokenize(sentences["text"].tolist())
             self._tokens = dict(zip(sentences["sentence_id"].tolist(), ids, strict=True))
         return self._tokens
 
@@ -240,21 +238,21 @@ class ImageTextDataModule(ImagesDataModule):
 
     def _examples(self, reported: Reported, augmented: bool) -> ReportedExamples:
         """Examples with all that the objective asks for."""
-        model = self._model()
-        of_sentences, of_images = model.required_fields
+        required = self.requirements
+        of_sentences, of_images = required.sentence_fields, required.image_fields
         findings = self.prepared.findings if of_images else []
         check_fields(of_sentences, of_images, self._own_fields, findings)
-        # Plain values, not the datamodule: loader processes need no trainer and no model.
+        # Plain values: loader processes need no Trainer.
         table = self.sentence_fields(of_sentences)
         anchor: dict[str, dict[Any, Any]] = {name: table[name].to_dict() for name in of_sentences}
         candidate = image_fields(
             self.prepared, of_images, reported.images, self.text_embedding_name, self._own_fields
         )
-        if augmented:
-            model.check_fields(candidate)
+        if augmented and required.check_image_fields is not None:
+            required.check_image_fields(candidate)
         masking, extra = None, {}
-        if model.needs_masked_sentences:
-            masking = Masking.of(model.network.text_encoder.tokenizer.get_vocab(), self.mask_probability)
+        if required.masked_vocabulary is not None:
+            masking = Masking.of(required.masked_vocabulary, self.mask_probability)
         if augmented and self.contrastive_batch > self.batch_size:
             extra = {"encode_at_once": self.batch_size // rank_and_size()[1]}
         views = Views(self.views, self.crop_size, self.brightness, self.contrast)

@@ -1,11 +1,11 @@
-"""Images of a prepared set: their grey levels by position, images alone, and the datamodule around them."""
+"""Images of a prepared set, and the base class of the datamodules that serve them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic
 
 import numpy as np
 import pandas as pd
@@ -13,7 +13,7 @@ import torch
 from jaxtyping import UInt8
 from torch.utils.data import DataLoader, Dataset
 
-from medclip_dcl.data.memory_map import MemoryMap, open_memory_map
+from medclip_dcl.data.link import ImageSettings, Requirements
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
 from medclip_dcl.data.samplers import EpochDataModule, ShardSampler, require_whole_batches, worker_options
 from medclip_dcl.distributed import rank_and_size
@@ -36,29 +36,16 @@ class Images:
     Args:
         files: the prepared JPEG files.
         size: of the shorter side, in pixels, to which they are scaled.
-        in_memory: all of them are read at once.
-        memory_map: of the set; it is read instead of the files where it holds them at this size, that is unscaled.
-        rows: where each file stands in the memory map.
+        in_memory: True reads all of them at once.
     """
 
-    def __init__(
-        self,
-        files: list[Path],
-        size: int,
-        in_memory: bool,
-        memory_map: MemoryMap | None = None,
-        rows: Sequence[int] = (),
-    ) -> None:
+    def __init__(self, files: list[Path], size: int, in_memory: bool) -> None:
         self.files, self.size = files, size
-        self.memory_map = memory_map if memory_map is not None and memory_map.side == size else None
-        self.rows = rows
         self.cache: list[np.ndarray] | None = None
         if in_memory:
             self.cache = [self._read(index) for index in range(len(files))]
 
     def _read(self, index: int) -> UInt8[np.ndarray, "height width"]:
-        if self.memory_map is not None:
-            return self.memory_map[self.rows[index]]
         file = self.files[index]
         try:
             return load_grey(file, self.size)
@@ -72,7 +59,7 @@ class Images:
 
 
 class ImagesAlone(Dataset):
-    """Images with nothing beside them, of which the middle `seen` x `seen` pixels are shown."""
+    """Images without text or labels, cropped to their middle `seen` x `seen` pixels."""
 
     def __init__(self, images: Images, dicom_ids: list[str], seen: int) -> None:
         self.images, self.dicom_ids, self.seen = images, dicom_ids, seen
@@ -95,7 +82,7 @@ class ImagesAlone(Dataset):
 
 @dataclass(frozen=True)
 class EvaluatedImages:
-    """What every evaluation of one stage needs to know besides the images.
+    """Tables that every evaluation of a stage needs.
 
     Attributes:
         images: dicom_id, subject_id, study_id, height, width (original pixels): each evaluated image once.
@@ -104,22 +91,25 @@ class EvaluatedImages:
     images: pd.DataFrame
 
 
-class ImagesDataModule(EpochDataModule):
-    """What datamodules share that show images of a prepared set; a subclass says which images, and what beside them.
+class ImagesDataModule(EpochDataModule[Requirements], Generic[Requirements]):
+    """Base class of datamodules that serve images of a prepared set.
 
     Args:
         folder: the prepared data set.
-        image_size: side in pixels to which the whole image is scaled; the shorter one of a set that was prepared with
-            geometry shortest; None for SSD's 512.
+        image_size: side in pixels to which the whole image is scaled (the shorter side for geometry shortest); None
+            for SSD's 512.
         batch_size: images per batch, of all processes together.
         num_workers: loader processes; 0 loads in the training process.
         cache_images: True keeps all images at image_size in memory (bytes = images * image_size^2).
-        predict_use: which images `predict` takes: "test", all that `test` evaluates; or train, validate, grounding.
-        seed: of all that is drawn.
+        predict_use: images of `predict`: "test", all that `test` evaluates; or train, validate, grounding.
+        seed: of everything random.
 
     Attributes:
-        view: what evaluation sees of an image; all of it, unless a subclass says otherwise.
+        view: the part of an image that evaluation sees; by default all of it.
+        crop_size: side of the training crop, in pixels.
     """
+
+    crop_size: int
 
     def __init__(
         self,
@@ -147,15 +137,14 @@ class ImagesDataModule(EpochDataModule):
             self._prepared = PreparedSet(self.folder)
         return self._prepared
 
-    @property
-    def fitting(self) -> tuple[str, int | None]:
-        """How the images of the prepared set were fitted, and to which size in pixels, if known."""
-        return self.prepared.fitting
+    def image_settings(self) -> ImageSettings:
+        """Size and geometry at which images are served."""
+        return ImageSettings(self.image_size, self.view.seen, self.crop_size, *self.prepared.fitting)
 
     @property
     def fitted_view(self) -> View:
-        """`view`, of images that were fitted as those of the prepared set."""
-        geometry, prepared = self.fitting
+        """`view` in the geometry of the prepared set."""
+        geometry, prepared = self.prepared.fitting
         return (
             self.view if geometry == "stretch" else replace(self.view, geometry=geometry, prepared=prepared)
         )
@@ -165,7 +154,7 @@ class ImagesDataModule(EpochDataModule):
         raise NotImplementedError
 
     def load_image(self, dicom_id: str) -> UInt8[np.ndarray, "height width"]:
-        """The prepared image, grey levels at image_size, without padding: it shows the original, and nothing else."""
+        """Grey levels of a prepared image at image_size, without padding."""
         images = self.prepared.table("images")
         image = images[images["dicom_id"] == dicom_id].iloc[0]
         grey = load_grey(self.prepared.image_file(image["path"]), self.image_size)
@@ -185,25 +174,20 @@ class ImagesDataModule(EpochDataModule):
         return self._image_loader(sorted(images["dicom_id"]))
 
     def _require_images_to_fit(self) -> None:
-        """There are images to train on and to validate on, and no patient is in training and in evaluation."""
+        """Refuse a set without training or validate images, or with a patient in training and in evaluation."""
         images = self.prepared.table("images")
         if images.empty:
             raise PreparedDataError(
                 f"{self.folder} has no images: it holds reports alone, which serve language models, scores and "
                 "embeddings of sentences, but no model of images"
             )
-        both = self.prepared.patients_in_training_and_evaluation
-        if both:
-            raise PreparedDataError(
-                f"{self.folder}: {len(both)} patients stand both in training and in evaluation (first: {both[0]}); "
-                "prepare the set again with data_prep.mimic_cxr"
-            )
+        self.prepared.require_separate_patients()
         for use in ("train", "validate"):
             if not (images["use"] == use).any():
                 raise PreparedDataError(f"{self.folder} has no {use} images; fit needs train and validate")
 
     def _require_batches(self, train: int, validate: int) -> None:
-        """What the loaders would refuse belongs here, not into the first epoch."""
+        """Validate batch sizes at setup."""
         processes = rank_and_size()[1]
         require_whole_batches(train, self.batch_size, processes, "images")
         if -(-validate // self.batch_size) < processes:
@@ -219,11 +203,9 @@ class ImagesDataModule(EpochDataModule):
     def _cached(self, dicom_ids: Sequence[str]) -> Images:
         key = "\n".join(dicom_ids)
         if key not in self._images:
-            images = self.prepared.table("images")
-            rows = pd.Series(range(len(images)), index=images["dicom_id"])[list(dicom_ids)].tolist()
-            files = [self.prepared.image_file(path) for path in images["path"].iloc[rows]]
-            memory_map = open_memory_map(self.prepared)
-            self._images[key] = Images(files, self.image_size, self.cache_images, memory_map, rows)
+            paths = self.prepared.table("images").set_index("dicom_id")["path"].loc[list(dicom_ids)]
+            files = [self.prepared.image_file(path) for path in paths]
+            self._images[key] = Images(files, self.image_size, self.cache_images)
         return self._images[key]
 
     def _loader(self, dataset: Dataset, sampler: Any, batch_size: int | None, collate: Any) -> DataLoader:
@@ -234,7 +216,7 @@ class ImagesDataModule(EpochDataModule):
 
 
 def check_augmentation(brightness: float, contrast: float) -> None:
-    """Refuse factors that could leave no image.
+    """Refuse factors that could make an image black.
 
     Raises:
         ValueError: names the option.

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from medclip_dcl.data.images import EvaluatedImages, Images, ImagesDataModule, check_augmentation
+from medclip_dcl.data.link import LabelledRequirements
 from medclip_dcl.data.prepared import PreparedDataError
 from medclip_dcl.data.samplers import EpochSampler, ShardSampler, require_whole_batches
 from medclip_dcl.distributed import rank_and_size
@@ -42,7 +43,7 @@ class LabelledImages(EvaluatedImages):
     view: View = View()
 
 
-class LabelledDataModule(ImagesDataModule):
+class LabelledDataModule(ImagesDataModule[LabelledRequirements]):
     """Images with the labels of their studies, for training, validation, test and prediction.
 
     A batch is a dict: images (image, 3, H, W) in [0, 1], or features (image, channel) where the model is a linear
@@ -77,6 +78,8 @@ class LabelledDataModule(ImagesDataModule):
         PreparedDataError: when it is set up: a set that is missing, or lacks what the run needs; a finding of which
             no training label is positive, or none negative.
     """
+
+    accepts = LabelledRequirements
 
     def __init__(
         self,
@@ -114,18 +117,19 @@ class LabelledDataModule(ImagesDataModule):
 
     def setup(self, stage: str) -> None:
         """Check the set against what the run needs; nothing is found out in the middle of an epoch."""
+        self.connect_model()
         self.prepared.table("labels")
         if stage != "fit":
             return
         self._require_images_to_fit()
-        require_labelled(self._model().findings, self.prepared.findings, "model.findings")
-        if self._model().frozen:
+        require_labelled(self.requirements.findings, self.prepared.findings, "model.findings")
+        if self.requirements.is_frozen:
             self._require_no_augmentation()
         self._train = self._training_targets()
         validate = self._targets("validate")
         if bool(validate.labels.isnan().all()):
             raise PreparedDataError(
-                f"{self.folder}: none of the validate images has a label of {', '.join(self._model().findings)}"
+                f"{self.folder}: none of the validate images has a label of {', '.join(self.requirements.findings)}"
             )
         self._batch_size = self._training_batch(len(self._train.dicom_ids))
         processes = rank_and_size()[1]
@@ -152,14 +156,8 @@ class LabelledDataModule(ImagesDataModule):
         return self._features[use]
 
     def _computed(self, dicom_ids: list[str]) -> Float[Tensor, "image channel"]:
-        found = self._model().features_of(self._image_loader(dicom_ids))
+        found = self.requirements.features_of(self._image_loader(dicom_ids))
         return torch.stack([found[dicom_id] for dicom_id in dicom_ids])
-
-    def _model(self) -> Any:
-        """The model that is trained: it knows the findings, and whether its encoder is."""
-        if self.trainer is None:
-            raise RuntimeError("LabelledDataModule needs a Trainer: its model says which findings there are")
-        return self.trainer.lightning_module
 
     def _require_no_augmentation(self) -> None:
         if self.crop_size != self.image_size or self.brightness or self.contrast:
@@ -186,7 +184,7 @@ class LabelledDataModule(ImagesDataModule):
     def _all_targets(self, use: str) -> Targets:
         """Images of a use with their labels as the model is trained to give them."""
         images = self._labelled(self.prepared.table("images").query("use == @use"))
-        columns = images[list(self._model().findings)]
+        columns = images[list(self.requirements.findings)]
         meant = columns.mask(columns == UNCERTAIN, self.meaning["uncertain"])
         meant = meant.mask(columns.isna(), self.meaning["blank"])
         labels = torch.tensor(meant.to_numpy(dtype="float32"))
@@ -208,7 +206,7 @@ class LabelledDataModule(ImagesDataModule):
 
     def _require_both_classes(self, targets: Targets) -> None:
         problems = []
-        for finding, column in zip(self._model().findings, targets.labels.T, strict=True):
+        for finding, column in zip(self.requirements.findings, targets.labels.T, strict=True):
             missing = [
                 kind for kind, value in (("positive", 1), ("negative", 0)) if not (column == value).any()
             ]
@@ -250,7 +248,7 @@ class LabelledDataModule(ImagesDataModule):
     def _examples(self, use: str, batch_size: int) -> tuple[ImageExamples | FeatureExamples, dict[str, Any]]:
         """What is trained or validated on, and the options of its loader."""
         targets = self._targets(use)
-        if self._model().frozen:
+        if self.requirements.is_frozen:
             # In memory: processes that load would only be in the way.
             return FeatureExamples(self.features(use), targets), {
                 "batch_size": batch_size,
@@ -276,12 +274,12 @@ class LabelledDataModule(ImagesDataModule):
         else:
             raise ValueError(f'stage must be "validate" or "test", got {stage!r}')
         labelled = self._labelled(images)
-        findings = [finding for finding in self._model().findings if finding in self.prepared.findings]
+        findings = [finding for finding in self.requirements.findings if finding in self.prepared.findings]
         if labelled.empty or not findings:
             there = f"; it labels {', '.join(self.prepared.findings)}" if self.prepared.findings else ""
             raise PreparedDataError(
                 f"{self.folder} has no labelled {stage} images to evaluate a classifier of "
-                f"{', '.join(self._model().findings)} on{there}"
+                f"{', '.join(self.requirements.findings)} on{there}"
             )
         long = labelled.melt(
             id_vars="dicom_id",

@@ -507,3 +507,15 @@ class PreparedSet:
                 held_out = of.loc[of["use"].isin(("validate", "test", "grounding")), "subject_id"]
                 shared |= set(of.loc[of["use"] == "train", "subject_id"]) & set(held_out)
         return sorted(shared)
+
+    def require_separate_patients(self) -> None:
+        """Refuse to train on a set in which a patient is in training and in evaluation.
+
+        Raises:
+            PreparedDataError: names the first such patient.
+        """
+        if both := self.patients_in_training_and_evaluation:
+            raise PreparedDataError(
+                f"{self.folder}: {len(both)} patients stand both in training and in evaluation (first: {both[0]}); "
+                "prepare the set again with data_prep.mimic_cxr"
+            )

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from transformers import BertTokenizer
 
+from medclip_dcl.data.link import ReportsRequirements
 from medclip_dcl.data.masking import SPECIAL_TOKENS, Masking
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
 from medclip_dcl.data.samplers import (
@@ -34,7 +35,7 @@ _POOL = 32
 _NO_SENTENCE = -1
 
 
-class ReportsDataModule(EpochDataModule):
+class ReportsDataModule(EpochDataModule[ReportsRequirements]):
     """Sentences of the training and validate reports with word pieces masked.
 
     Only reports of images whose use is train or validate are read: never those of test or grounding patients.
@@ -67,6 +68,8 @@ class ReportsDataModule(EpochDataModule):
         ValueError: an option out of its range, or one that contradicts the model's.
         PreparedDataError: when it is set up: a set that is missing, mixes patients, or has no sentences.
     """
+
+    accepts = ReportsRequirements
 
     def __init__(
         self,
@@ -105,14 +108,11 @@ class ReportsDataModule(EpochDataModule):
 
     def setup(self, stage: str) -> None:
         """Read the sentences, then load or train the tokenizer, then cut the sentences into word pieces."""
+        self.connect_model()
         if self._examples:
             return
         prepared = PreparedSet(self.folder)
-        if both := prepared.patients_in_training_and_evaluation:
-            raise PreparedDataError(
-                f"{self.folder}: {len(both)} patients stand both in training and in evaluation (first: {both[0]}); "
-                "prepare the set again with data_prep.mimic_cxr"
-            )
+        prepared.require_separate_patients()
         sentences = {use: self._sentences(prepared, use) for use in ("train", "validate")}
         if self.extra_text is not None:
             sentences["train"] += [(_NO_SENTENCE, line) for line in _lines(Path(self.extra_text))]
@@ -152,11 +152,7 @@ class ReportsDataModule(EpochDataModule):
         return found
 
     def _load_or_train(self, texts: Sequence[str]) -> BertTokenizer:
-        if self.trainer is None:
-            raise RuntimeError(
-                "ReportsDataModule needs a Trainer: its model says where the tokenizer comes from"
-            )
-        pretrained = getattr(self.trainer.lightning_module, "pretrained", None)
+        pretrained = self.requirements.pretrained
         if (pretrained is None) == (self.vocabulary_size is None):
             raise UserError(
                 "data.vocabulary_size must be given for a model from scratch, and be null for a pretrained one, "

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Generic
 
 import numpy as np
 import torch
-from pytorch_lightning import LightningDataModule
 from pytorch_lightning.utilities import rank_zero_info
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
+from medclip_dcl.data.link import ConnectedDataModule, Requirements
 from medclip_dcl.distributed import rank_and_size
 from medclip_dcl.errors import UserError
 
@@ -85,7 +85,7 @@ def _die_later(number: int, frame: Any) -> None:
     signal.alarm(_SECONDS_AFTER_SIGTERM)
 
 
-class EpochDataModule(LightningDataModule):
+class EpochDataModule(ConnectedDataModule[Requirements], Generic[Requirements]):
     """A datamodule that knows which epoch, and which of its batches, a resumed run begins with.
 
     A subclass makes its training loader by `training_loader`, with a `TrainingOrder` as its sampler, and draws what

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.utils.data import DataLoader
 
+from medclip_dcl.data.link import LabelledRequirements, shown_images, training_labels
 from medclip_dcl.distributed import (
     gather_objects,
     gather_with_grad,
@@ -28,6 +29,7 @@ from medclip_dcl.findings import CHEX5
 from medclip_dcl.formats import CHECKPOINT, drop_hyper_parameters
 from medclip_dcl.models.optimisation import adamw_warmup_cosine, learning_rates, parameter_groups
 from medclip_dcl.models.seeded_batches import seeded_batches
+from medclip_dcl.models.validation_loss import ValidationLoss
 from medclip_dcl.networks.classifier import FindingNetwork
 from medclip_dcl.networks.image_text import build_part
 from medclip_dcl.networks.initial_weights import TakenOver, take_over
@@ -148,13 +150,15 @@ class Classifier(LightningModule):
         return seeded_batches(self)
 
     def setup(self, stage: str) -> None:
-        """The network takes over how the datamodule shows images."""
-        datamodule = getattr(self.trainer, "datamodule", None)
-        if datamodule is not None:
-            self.network.image_size = datamodule.image_size
-            self.network.geometry = getattr(datamodule, "fitting", ("stretch", None))[0]
+        """Take over image size, training crop and geometry from the datamodule."""
+        if shown := shown_images(self.trainer):
+            self.network.image_size, self.network.geometry = shown.image_size, shown.geometry
             if stage == "fit":
-                self.network.crop_size = getattr(datamodule, "crop_size", None)
+                self.network.crop_size = shown.crop_size
+
+    def requirements(self) -> LabelledRequirements:
+        """Requirements of the datamodule: the findings, and features for a linear probe."""
+        return LabelledRequirements(self.findings, self.features_of, self.frozen)
 
     def on_fit_start(self) -> None:
         """What follows from the training images: weights of the classes, scale of the features."""
@@ -163,7 +167,7 @@ class Classifier(LightningModule):
             warnings.filterwarnings(
                 "ignore", message="Found .* module.* in eval mode at the start of training"
             )
-        data = self.trainer.datamodule  # type: ignore[attr-defined]
+        data = training_labels(self.trainer)
         if self.balanced:
             self.positive_weight.copy_(data.positive_weight())
         # A resumed run has its scale; here its encoder is no longer what it was at the start.
@@ -227,20 +231,18 @@ class Classifier(LightningModule):
             self.network.image_encoder.zero_grad(set_to_none=True)
 
     def on_validation_epoch_start(self) -> None:
-        precision = torch.float32 if self.device.type == "mps" else torch.float64
-        self._validation = torch.zeros(2, dtype=precision, device=self.device)
+        self._validation = ValidationLoss(self)
 
     def validation_step(self, batch: dict[str, Any], batch_index: int) -> dict[str, Any]:
         """The logits for the callbacks; the loss is summed up."""
         logits = self._logits(batch)
         losses = finding_losses(logits, batch["labels"], self.positive_weight)
-        self._validation += torch.stack([losses.sum(), losses.new_tensor(len(losses))])
+        self._validation.add(losses.sum(), len(losses))
         return {"logits": logits, "dicom_id": batch["dicom_id"]}
 
     def on_validation_epoch_end(self) -> None:
-        """Mean over the labelled entries of all batches and processes."""
-        total, count = self.trainer.strategy.reduce(self._validation, reduce_op="sum")
-        self.log("validate/loss", (total / count).float(), prog_bar=True)
+        """Log the mean over all labelled entries."""
+        self.log("validate/loss", self._validation.mean().float(), prog_bar=True)
 
     def test_step(self, batch: dict[str, Any], batch_index: int) -> dict[str, Any]:
         """Logits for the evaluation callback."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,6 +10,7 @@ from pytorch_lightning import Callback, LightningModule
 from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
 
+from medclip_dcl.data.link import ImageTextRequirements, shown_images
 from medclip_dcl.distributed import global_mean
 from medclip_dcl.encoders.image import RegionEncoder
 from medclip_dcl.encoders.text import SentenceEncoder
@@ -19,6 +19,7 @@ from medclip_dcl.formats import CHECKPOINT, drop_hyper_parameters
 from medclip_dcl.models.gradient_cache import in_chunks
 from medclip_dcl.models.optimisation import adamw_warmup_cosine, learning_rates, parameter_groups
 from medclip_dcl.models.seeded_batches import seeded_batches
+from medclip_dcl.models.validation_loss import ValidationLoss
 from medclip_dcl.networks.image_text import ImageTextNetwork, build_part, part_config
 from medclip_dcl.networks.initial_weights import PARTS, TakenOver, take_over
 from medclip_dcl.objectives import ClassProbability, NegativeWeights
@@ -121,41 +122,36 @@ class ImageTextModel(LightningModule):
         """The rule that gives each sentence its eta."""
         return self.objective.class_probability
 
-    @property
-    def required_fields(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Fields of sentences, and of images, that the objective asks the datamodule for."""
-        return self.objective.requires_of_sentences, self.objective.requires_of_images
-
-    def check_fields(self, of_images: Mapping[str, Tensor]) -> None:
-        """Let the objective look at the training images' fields before training."""
-        self.objective.check(of_images)
-
-    @property
-    def needs_masked_sentences(self) -> bool:
-        """True if training asks the datamodule for sentences with masked word pieces."""
-        return self.masked_language_weight > 0
+    def requirements(self) -> ImageTextRequirements:
+        """Requirements of the datamodule: the tokenizer and the fields of the objective."""
+        encoder, is_masked = self.network.text_encoder, self.masked_language_weight > 0
+        return ImageTextRequirements(
+            encoder.tokenize,
+            self.objective.requires_of_sentences,
+            self.objective.requires_of_images,
+            self.objective.check,
+            encoder.tokenizer.get_vocab() if is_masked else None,
+        )
 
     def configure_callbacks(self) -> list[Callback]:
         """Dropout is a function of (seed, epoch, batch, process)."""
         return seeded_batches(self)
 
     def setup(self, stage: str) -> None:
-        """The network takes over how the datamodule shows images: size, training crop, and how they became square."""
-        datamodule = getattr(self.trainer, "datamodule", None)
-        if datamodule is None:
+        """Take over image size, training crop and geometry from the datamodule."""
+        shown, stride = shown_images(self.trainer), self.network.stride
+        if shown is None:
             return
-        size, stride = datamodule.image_size, self.network.stride
-        view = getattr(datamodule, "view", None)
-        sides = {"image_size": size, "evaluation_crop": size if view is None else view.seen}
+        sides = {"image_size": shown.image_size, "evaluation_crop": shown.evaluation_size}
         for name in (name for name, side in sides.items() if side % stride):
             raise UserError(
                 f"data.{name} {sides[name]} must be a multiple of the image encoder's stride, {stride} pixels: regions "
                 "at the border would reach beyond the image and heat maps would be shifted"
             )
-        self.network.image_size = size
+        self.network.image_size = shown.image_size
         if stage == "fit":
-            self.network.crop_size = getattr(datamodule, "crop_size", None)
-        self.network.geometry, self.network.prepared_size = getattr(datamodule, "fitting", ("stretch", None))
+            self.network.crop_size = shown.crop_size
+        self.network.geometry, self.network.prepared_size = shown.geometry, shown.prepared_size
 
     def on_fit_start(self) -> None:
         self._check_initial_weights()
@@ -189,22 +185,17 @@ class ImageTextModel(LightningModule):
         return loss
 
     def on_validation_epoch_start(self) -> None:
-        precision = torch.float32 if self.device.type == "mps" else torch.float64
-        self._validation = torch.zeros(2, dtype=precision, device=self.device)
+        self._validation = ValidationLoss(self)
 
     def validation_step(self, batch: dict[str, Any], batch_index: int) -> dict[str, Any]:
         """Loss with the images of this batch and process as candidates, and the features for the callbacks."""
         loss, feature_map, _ = self._losses(batch, across_processes=False)
-        self._validation += torch.stack(
-            [loss * len(batch["lengths"]), loss.new_tensor(len(batch["lengths"]))]
-        )
+        self._validation.add(loss * len(batch["lengths"]), len(batch["lengths"]))
         return {"loss": loss, "feature_map": feature_map.detach(), "dicom_id": batch["dicom_id"]}
 
     def on_validation_epoch_end(self) -> None:
-        """Mean over the sentences of all batches and processes."""
-        # Not by Lightning's own mean: over processes it rounds the number of sentences.
-        total, count = self.trainer.strategy.reduce(self._validation, reduce_op="sum")
-        self.log("validate/loss", (total / count).float(), prog_bar=True)
+        """Log the mean over all sentences."""
+        self.log("validate/loss", self._validation.mean().float(), prog_bar=True)
 
     def test_step(self, batch: dict[str, Any], batch_index: int) -> dict[str, Any]:
         """Features for the evaluation callbacks."""

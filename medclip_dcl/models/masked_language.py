@@ -13,8 +13,9 @@ from jaxtyping import Float, Int
 from pytorch_lightning import Callback, LightningModule
 from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import Tensor
-from transformers import BertConfig, BertForMaskedLM
+from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 
+from medclip_dcl.data.link import ReportsRequirements, tokenized_sentences
 from medclip_dcl.distributed import global_mean
 from medclip_dcl.encoders.masked_language import masked_language_losses
 from medclip_dcl.encoders.pretrained import (
@@ -27,6 +28,7 @@ from medclip_dcl.errors import UserError
 from medclip_dcl.formats import CHECKPOINT, drop_hyper_parameters
 from medclip_dcl.models.optimisation import adamw_warmup_cosine, learning_rates, parameter_groups
 from medclip_dcl.models.seeded_batches import seeded_batches
+from medclip_dcl.models.validation_loss import ValidationLoss
 from medclip_dcl.weight_files import load_exactly, read_model
 
 _WEIGHTS_PREFIX = "language_model."
@@ -114,6 +116,7 @@ class MaskedLanguageModel(LightningModule):
         self.pretrained, self.architecture, self.export_name = pretrained, architecture, export_name
         self.learning_rate, self.weight_decay, self.warmup_steps = learning_rate, weight_decay, warmup_steps
         self.language_model: BertForMaskedLM | None = None
+        self._tokenizer: BertTokenizer | None = None
         self._is_exported = False
 
     def configure_callbacks(self) -> list[Callback]:
@@ -121,14 +124,20 @@ class MaskedLanguageModel(LightningModule):
         return seeded_batches(self)
 
     def setup(self, stage: str) -> None:
-        """Build the model: its vocabulary is known once the datamodule is set up (and before a run resumes)."""
+        """Take the tokenizer from the datamodule, and build the model for its vocabulary."""
+        data = tokenized_sentences(self.trainer)
+        self._tokenizer = data.tokenizer
         if self.language_model is None:
             self.language_model = self._build()
         positions = self.language_model.config.max_position_embeddings
-        if self._datamodule.max_tokens > positions:
+        if data.max_tokens > positions:
             raise UserError(
-                f"data.max_tokens {self._datamodule.max_tokens} is more than the {positions} positions of the model"
+                f"data.max_tokens {data.max_tokens} is more than the {positions} positions of the model"
             )
+
+    def requirements(self) -> ReportsRequirements:
+        """Requirements of the datamodule: the source of the tokenizer."""
+        return ReportsRequirements(self.pretrained)
 
     def forward(
         self, tokens: Int[Tensor, "sentence token"], lengths: Int[Tensor, " sentence"]
@@ -146,17 +155,15 @@ class MaskedLanguageModel(LightningModule):
         return loss
 
     def on_validation_epoch_start(self) -> None:
-        self._validation = torch.zeros(2, dtype=torch.float64, device=self.device)
+        self._validation = ValidationLoss(self)
 
     def validation_step(self, batch: dict[str, Tensor], batch_index: int) -> None:
         losses = self._losses(batch)
-        self._validation[0] += losses.sum()
-        self._validation[1] += len(losses)
+        self._validation.add(losses.sum(), len(losses))
 
     def on_validation_epoch_end(self) -> None:
-        """Mean over the masked word pieces of all batches and processes, and its exponential."""
-        total, count = self.trainer.strategy.reduce(self._validation, reduce_op="sum")
-        loss = total / count
+        """Log the mean over all masked tokens, and its exponential."""
+        loss = self._validation.mean()
         self.log("validate/loss", loss.float(), prog_bar=True)
         self.log("validate/perplexity", loss.exp().float())
 
@@ -235,7 +242,7 @@ class MaskedLanguageModel(LightningModule):
             return
         if self.trainer.is_global_zero:
             folder = Path(self.trainer.default_root_dir) / self.export_name
-            save_language_model(self._best(), self._datamodule.tokenizer, folder)
+            save_language_model(self._best(), self.tokenizer, folder)
         self.trainer.strategy.barrier("language model exported")
         self._is_exported = True
 
@@ -269,7 +276,7 @@ class MaskedLanguageModel(LightningModule):
             raise RuntimeError("neither pretrained nor architecture")
         return BertForMaskedLM(
             BertConfig(
-                vocab_size=len(self._datamodule.tokenizer),
+                vocab_size=len(self.tokenizer),
                 hidden_size=size.hidden_size,
                 num_hidden_layers=size.layers,
                 num_attention_heads=size.attention_heads,
@@ -292,9 +299,11 @@ class MaskedLanguageModel(LightningModule):
         return self.language_model
 
     @property
-    def _datamodule(self) -> Any:
-        """The datamodule of the run: it has the tokenizer."""
-        return self.trainer.datamodule  # type: ignore[attr-defined]
+    def tokenizer(self) -> BertTokenizer:
+        """The datamodule's tokenizer; there after `setup`."""
+        if self._tokenizer is None:
+            raise RuntimeError("the tokenizer is taken from the datamodule when a Trainer sets up the model")
+        return self._tokenizer
 
     def _tokenizer_json(self) -> str:
-        return str(self._datamodule.tokenizer.backend_tokenizer.to_str())
+        return str(self.tokenizer.backend_tokenizer.to_str())

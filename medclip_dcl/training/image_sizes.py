@@ -10,6 +10,7 @@ from typing import Any
 from jsonargparse import Namespace
 from pytorch_lightning import LightningDataModule
 
+from medclip_dcl.data import link
 from medclip_dcl.data.images import USUAL_SIZE, usual_crop
 from medclip_dcl.weight_files import read_model
 
@@ -72,9 +73,8 @@ def fill_image_sizes(config: Namespace, known: Mapping[str, Any], trains: bool =
 
 def image_settings(data: LightningDataModule) -> dict[str, Any]:
     """The size and geometry at which a datamodule shows images; empty for one without images."""
-    if not hasattr(data, "image_size"):
-        return {}
-    return {"image_size": data.image_size, "geometry": getattr(data, "fitting", ("stretch", None))[0]}
+    shown = link.image_settings(data)
+    return {} if shown is None else {"image_size": shown.image_size, "geometry": shown.geometry}
 
 
 def other_images(source: Source, shown: Mapping[str, Any]) -> list[str]:

@@ -34,7 +34,6 @@ from results_file import write_section
 
 from data_prep.command import available_cores, worker_processes
 from data_prep.sources.images import Job, prepare_image
-from medclip_dcl.data.memory_map import MemoryMap
 
 HERE = Path(__file__).resolve()
 REAL = Path(os.environ.get("MEDCLIP_DCL_REAL_DATA", HERE.parents[2].parent / "shared" / "data"))
@@ -117,21 +116,13 @@ def all_cores(jobs: Sequence[Job], rounds: int, pool: Executor) -> dict[str, flo
     return {name: statistics.median(values) for name, values in rates.items()}
 
 
-def reading(jobs: Sequence[Job], folder: Path) -> tuple[float, float]:
-    """Milliseconds to read a prepared image: from its file, from a memory map."""
-    np.save(folder / "map.npy", np.stack([np.asarray(Image.open(job.target)) for job in jobs]))
-    memory_map, milliseconds = MemoryMap(folder / "map.npy", SIZE), []
-    methods: list[Callable[[int], Any]] = [
-        lambda n: np.asarray(Image.open(jobs[n].target)),
-        lambda n: memory_map[n].copy(),
-    ]
-    for method in methods:
-        start = time.process_time()
-        for _ in range(20):
-            for number in range(len(jobs)):
-                method(number)
-        milliseconds.append(1e3 * (time.process_time() - start) / (20 * len(jobs)))
-    return milliseconds[0], milliseconds[1]
+def reading(jobs: Sequence[Job]) -> float:
+    """Milliseconds to read a prepared image."""
+    start = time.process_time()
+    for _ in range(20):
+        for job in jobs:
+            np.asarray(Image.open(job.target))
+    return 1e3 * (time.process_time() - start) / (20 * len(jobs))
 
 
 def largest_difference(files: Sequence[Path]) -> int:
@@ -152,7 +143,7 @@ def measured(images: int, rounds: int, workers: int) -> list[str]:
             rate = all_cores(jobs, rounds, pool)
         for job in jobs:
             prepare_image(job)
-        from_file, from_map = reading(jobs, folder)
+        from_file = reading(jobs)
         off = largest_difference(files)
         disk = statistics.mean(job.target.stat().st_size for job in jobs)
     finally:
@@ -170,7 +161,7 @@ def measured(images: int, rounds: int, workers: int) -> list[str]:
         f"mode is up to {off} grey levels off: the same picture as PNG or DICOM, or given to `load()`, would look "
         f"different, for {377_110 * (cpu['bare loop'] - cpu['draft mode']) / 3600:.1f} core-hours saved once. A "
         f"prepared file has {disk / 1e3:.0f} kB ({234_073 * disk / 1e9:.0f} GB for 234,073 images); reading it takes "
-        f"{from_file:.2f} ms, from the memory map {from_map:.3f} ms.",
+        f"{from_file:.2f} ms.",
     ]
 
 

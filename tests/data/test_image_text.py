@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from types import SimpleNamespace
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -14,6 +15,7 @@ from PIL import Image
 
 from medclip_dcl.data.fields import IMAGE_FIELDS
 from medclip_dcl.data.image_text import ImageTextDataModule
+from medclip_dcl.data.link import ImageTextRequirements
 from medclip_dcl.data.prepared import PreparedDataError, write_table
 from medclip_dcl.encoders.text import BertSentences
 from medclip_dcl.errors import UserError
@@ -27,19 +29,26 @@ def datamodule(folder, small_bert, fields=(), masked=False, **options) -> ImageT
         fields, options = (), {**options, "fields": fields}
     options = {"image_size": 40, "crop_size": 32, "batch_size": 8, "num_workers": 0, **options}
     data = ImageTextDataModule(str(folder), **options)
-    network = SimpleNamespace(text_encoder=BertSentences(str(small_bert)))
-    required = tuple(
-        tuple(name for name in fields if (name in {*IMAGE_FIELDS, "Rib fracture"}) == of_images)
-        for of_images in (False, True)
+    encoder = encoder_of(small_bert)
+    of_sentences, of_images = (
+        tuple(name for name in fields if (name in {*IMAGE_FIELDS, "Rib fracture"}) == is_of_images)
+        for is_of_images in (False, True)
     )
-    model = SimpleNamespace(
-        network=network,
-        required_fields=required,
-        needs_masked_sentences=masked,
-        check_fields=lambda of_images: None,
+    vocabulary = encoder.tokenizer.get_vocab() if masked else None
+    data.connect(
+        ImageTextRequirements(encoder.tokenize, of_sentences, of_images, masked_vocabulary=vocabulary)
     )
-    data.trainer = SimpleNamespace(lightning_module=model)  # type: ignore[assignment]
     return data
+
+
+@cache
+def encoder_of(folder: Path) -> BertSentences:
+    return BertSentences(str(folder))
+
+
+def require(data: ImageTextDataModule, of_sentences=(), of_images=()) -> None:
+    """Connect a model with other fields."""
+    data.connect(ImageTextRequirements(data.requirements.tokenize, tuple(of_sentences), tuple(of_images)))
 
 
 def batches(loader, epoch=0):
@@ -63,7 +72,7 @@ def test_training_batches(small_set, small_bert):
     assert batch["anchor"]["log_p"].tolist() == pytest.approx([-1.5 * i - 0.5 for i in ids])
     assert batch["anchor"]["rho"].tolist() == pytest.approx([0.1 * i for i in ids])
     text = data.prepared.table("sentences")["text"][ids[0]]
-    expected = data._model().network.text_encoder.tokenize([text])[0]
+    expected = data.requirements.tokenize([text])[0]
     assert batch["tokens"][0, : batch["lengths"][0]].tolist() == expected
     assert (batch["tokens"][0, batch["lengths"][0] :] == 0).all()
     everyone = [x for b in found for x in b["dicom_id"]]
@@ -381,7 +390,7 @@ def test_fields_of_a_users_file(small_set, small_bert, tmp_path):
     def setup(frame, *names, of_images=True):
         frame.to_parquet(file)
         data = datamodule(small_set, small_bert, fields=str(file), batch_size=24)
-        data._model().required_fields = ((), names) if of_images else (names, ())
+        require(data, *(((), names) if of_images else (names, ())))
         data.setup("fit")
         return batches(data.train_dataloader())[0]
 
@@ -436,7 +445,7 @@ def test_masked_sentences(small_set, small_bert):
         return data, batches(data.train_dataloader())
 
     data, found = epoch()
-    mask = data._model().network.text_encoder.tokenizer.token_to_id("[MASK]")
+    mask = encoder_of(small_bert).tokenizer.token_to_id("[MASK]")
     hidden = masks = 0
     for batch in found:
         labels, is_hidden = batch["masked_labels"], batch["masked_labels"] != -100
@@ -491,7 +500,7 @@ def test_a_field_on_the_wrong_side_is_named(small_set, small_bert):
             r"a field 'log_p' of images, but images have \['Atelectasis', .* 'height', 'image_",
         ),
     ):
-        data._model().required_fields = required
+        require(data, *required)
         with pytest.raises(ValueError, match=message):
             data.setup("fit")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ import pytest
 import torch
 
 from medclip_dcl.data.labelled import LabelledDataModule, draw_patients
+from medclip_dcl.data.link import LabelledRequirements
 from medclip_dcl.data.prepared import PreparedDataError, write_table
 from medclip_dcl.errors import UserError
 from medclip_dcl.findings import CHEXPERT
@@ -38,8 +38,7 @@ def labelled_set(small_set, tmp_path_factory) -> Path:
 def datamodule(folder: Path, findings=FINDINGS, frozen=False, **options: Any) -> LabelledDataModule:
     defaults: dict[str, Any] = {"image_size": 40, "crop_size": 32, "batch_size": 8, "num_workers": 0}
     data = LabelledDataModule(str(folder), **(defaults | options))
-    model: Any = SimpleNamespace(findings=findings, frozen=frozen)
-    data.trainer = SimpleNamespace(lightning_module=model)  # type: ignore[assignment]
+    data.connect(LabelledRequirements(tuple(findings), lambda loader: {}, frozen))
     return data
 
 

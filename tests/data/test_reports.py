@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import pandas as pd
 import pytest
 import torch
 
+from medclip_dcl.data.link import ReportsRequirements
 from medclip_dcl.data.masking import Masking
 from medclip_dcl.data.prepared import FORMAT_VERSION, PreparedDataError, write_table
 from medclip_dcl.data.reports import LengthSampler, ReportsDataModule, train_word_pieces
@@ -64,7 +64,7 @@ def set_up(folder: Path, pretrained: str | None = None, **options: Any) -> Repor
     """A datamodule attached to a trainer whose model starts from `pretrained`."""
     arguments: dict[str, Any] = {"batch_size": 2, "vocabulary_size": 90, **options}
     data = ReportsDataModule(str(folder), **arguments)
-    data.trainer = SimpleNamespace(lightning_module=SimpleNamespace(pretrained=pretrained))  # type: ignore[assignment]
+    data.connect(ReportsRequirements(pretrained))
     data.setup("fit")
     return data
 

@@ -16,11 +16,8 @@ from PIL import Image
 
 from data_prep import check as command
 from data_prep.check import check_set
-from data_prep.checks import images
-from data_prep.memory_map import write_memory_map
 from data_prep.mimic_cxr import Settings, prepare
 from data_prep.sources import tables
-from medclip_dcl.data.memory_map import DESCRIPTION, PIXELS
 from medclip_dcl.data.prepared import (
     TABLES,
     PreparedDataError,
@@ -311,91 +308,6 @@ def test_balanced_cases_need_not_be_all(damaged: Path) -> None:
     info["options"]["cases"] = "balanced"
     (damaged / "dataset.json").write_text(json.dumps(info))
     assert check_set(damaged)[1] == []
-
-
-@pytest.fixture
-def mapped(damaged: Path) -> Path:
-    """With a memory map: eleven rows of 16 x 16 pixels."""
-    write_memory_map(damaged)
-    return damaged
-
-
-def rewrite(folder: Path, change: Callable[[np.ndarray], np.ndarray]) -> None:
-    np.save(folder / PIXELS, change(np.load(folder / PIXELS)))
-
-
-def brighten(pixels: np.ndarray, row: int) -> np.ndarray:
-    pixels[row, 15, 15] += 1
-    return pixels
-
-
-def append_byte(folder: Path) -> None:
-    with (folder / PIXELS).open("ab") as stream:
-        stream.write(b"0")
-
-
-def test_a_sound_memory_map_has_no_problem(mapped: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert check_set(mapped, full=True)[1] == []
-    command.main(["--data", str(mapped), "--workers", "1"])
-    shown = capsys.readouterr().out
-    assert "  memory map 2,944 bytes\n" in shown  # a header of 128 bytes and 11 x 16 x 16
-    assert shown.endswith(
-        "(image files by their headers and ends, the memory map by a sample; --full reads all of them)\n"
-    )
-
-
-MAP_DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "not finished": (
-        lambda folder: (folder / DESCRIPTION).unlink(),
-        "memory_map.npy: there is no memory_map.json beside it",
-    ),
-    "missing": (lambda folder: (folder / PIXELS).unlink(), "memory_map.npy cannot be read .*No such file"),
-    "of other tables": (
-        lambda folder: edit(folder, "images", lambda frame: put(frame, 0, view="AP")),
-        "memory_map.json is of another set: fingerprint .*, expected fingerprint .*--memory_map",
-    ),
-    "of another size": (
-        lambda folder: rewrite(folder, lambda pixels: pixels[:, :15]),
-        r"holds uint8 \(11, 15, 16\), expected uint8 \(11, 16, 16\)",
-    ),
-    "of another type": (
-        lambda folder: rewrite(folder, lambda pixels: pixels.astype(np.int8)),
-        r"holds int8 \(11, 16, 16\), expected uint8 \(11, 16, 16\)",
-    ),
-    "too short": (
-        lambda folder: (folder / PIXELS).write_bytes((folder / PIXELS).read_bytes()[:-1]),
-        "memory_map.npy cannot be read .*--memory_map",
-    ),
-    "too long": (append_byte, "memory_map.npy: expected 2,944 bytes, found 2,945; delete memory_map.json"),
-    "one pixel of the last row": (
-        lambda folder: rewrite(folder, lambda pixels: brighten(pixels, 10)),
-        rf"rows that differ from their image; delete .*: 1 of 11 .first: .*{dicom(12)}.jpg.",
-    ),
-    "in another order": (
-        lambda folder: rewrite(folder, lambda pixels: pixels[::-1]),
-        "rows that differ from their image; .*: 10 of 11 ",
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", MAP_DAMAGES)
-def test_each_damage_to_the_memory_map_is_named(mapped: Path, kind: str) -> None:
-    damage, message = MAP_DAMAGES[kind]
-    damage(mapped)
-    for full in (False, True):
-        _, problems = check_set(mapped, full)
-        assert len(problems) == 1 and re.search(message, problems[0]), problems
-
-
-def test_all_rows_of_the_memory_map_are_compared_only_in_full(
-    mapped: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(images, "MAP_SAMPLE", 3)  # rows 0, 5 and 10
-    rewrite(mapped, lambda pixels: brighten(pixels, 5))
-    assert "1 of 3 " in check_set(mapped)[1][0]
-    rewrite(mapped, lambda pixels: brighten(pixels, 4))
-    assert "1 of 3 " in check_set(mapped)[1][0]
-    assert "2 of 11 " in check_set(mapped, full=True)[1][0]
 
 
 def test_an_unfinished_set_is_an_error(damaged: Path) -> None:

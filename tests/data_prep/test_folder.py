@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from data_prep.sources.preparation import summary
 from data_prep.sources.releases import ReleaseError
 from data_prep.sources.rows import draw_split
 from medclip_dcl.data.image_text import ImageTextDataModule
+from medclip_dcl.data.link import ReportsRequirements
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
 from medclip_dcl.data.reports import ReportsDataModule
 from medclip_dcl.findings import CHEXPERT
@@ -507,7 +507,7 @@ def test_reports_alone_serve_scores_and_the_language_model_but_no_image_model(
     score_sentences.main(["--data", str(text_set), "--model", str(small_bert), "--device", "cpu"])
     assert len(PreparedSet(text_set).log_p()) == 5
     reports = ReportsDataModule(str(text_set), batch_size=1, num_workers=0)
-    reports.trainer = SimpleNamespace(lightning_module=SimpleNamespace(pretrained=str(small_bert)))  # type: ignore[assignment]
+    reports.connect(ReportsRequirements(str(small_bert)))
     reports.setup("fit")
     # "No effusion." of validate and of test is no training sentence.
     assert sum(len(batch["tokens"]) for batch in reports.train_dataloader()) == 3
@@ -519,7 +519,7 @@ def test_reports_alone_serve_scores_and_the_language_model_but_no_image_model(
 
 
 def test_text_only_contradicts_options_of_images(table: Path) -> None:
-    options = ({"image_column": "image"}, {"images": table.parent}, {"memory_map": True}, {"views": ("LL",)})
+    options = ({"image_column": "image"}, {"images": table.parent}, {"views": ("LL",)})
     for changed in options:
         with pytest.raises(ReleaseError, match="--text_only has no images: leave out --"):
             prepare(settings(table, text_only=True, **changed))

@@ -5,8 +5,6 @@ The slow tests kill all commands everywhere (tests/slow/test_preparation_kills.p
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import shutil
 import signal
 from collections.abc import Callable
@@ -20,8 +18,7 @@ from data_prep import folder as folder_command
 from data_prep import mimic_cxr
 from data_prep.check import check_set
 from medclip_dcl.data.image_text import ImageTextDataModule
-from medclip_dcl.data.memory_map import DESCRIPTION, PIXELS, open_memory_map
-from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
+from medclip_dcl.data.prepared import PreparedDataError
 from tests.data_prep.killing import Watch, changes, content, differing, run
 from tests.data_prep.small_release import image_path, report_path, write_release
 
@@ -81,19 +78,15 @@ def remove(folder: Path) -> None:
 
 
 def require_honest(folder: Path, expected: dict[str, bytes]) -> None:
-    """A set that a kill left is either not taken for one, or is all there but for its memory map."""
+    """A set that a kill left is either not taken for one, or is all there."""
     if not (folder / "dataset.json").exists():
         for opened in (check_set, training):
             with pytest.raises(PreparedDataError, match="does not exist|not a prepared set, or unfinished"):
                 opened(folder)
         return
     found = content(folder)
-    in_map = {name for name in {*found, *expected} if "memory_map" in name}
-    assert set(differing(found, expected)) - in_map <= {"unfinished.json"}
-    _, problems = check_set(folder, full=True)
-    assert all(f"{PIXELS}: there is no {DESCRIPTION} beside it" in problem for problem in problems), problems
-    if open_memory_map(PreparedSet(folder)) is not None:
-        assert not problems and found[PIXELS] == expected[PIXELS]
+    assert set(differing(found, expected)) <= {"unfinished.json"}
+    assert check_set(folder, full=True)[1] == []
 
 
 def training(folder: Path) -> None:
@@ -105,8 +98,8 @@ def raw(tmp_path: Path) -> Path:
     return write_release(tmp_path / "raw")
 
 
-def with_boxes_and_map(raw: Path, folder: Path) -> list[str]:
-    options = ["--ms_cxr", str(raw / "boxes.json"), "--memory_map", "--size", "16", "--workers", "1"]
+def with_boxes(raw: Path, folder: Path) -> list[str]:
+    options = ["--ms_cxr", str(raw / "boxes.json"), "--size", "16", "--workers", "1"]
     return ["--source", str(raw), "--output", str(folder), *options]
 
 
@@ -121,7 +114,7 @@ def test_a_preparation_killed_before_a_file_is_there_ends_with_the_same_bytes(
     chosen = at_moments(
         "rename unfinished.json", "rename images.parquet", "rename dataset.json", "remove unfinished.json"
     )
-    kill_and_finish(mimic_cxr.main, partial(with_boxes_and_map, raw), tmp_path, chosen=chosen)
+    kill_and_finish(mimic_cxr.main, partial(with_boxes, raw), tmp_path, chosen=chosen)
 
 
 def test_a_set_that_is_made_again_for_a_deleted_image_is_unfinished_meanwhile(
@@ -129,7 +122,7 @@ def test_a_set_that_is_made_again_for_a_deleted_image_is_unfinished_meanwhile(
 ) -> None:
     """The source has changed since: an image is damaged, and a report says something else."""
     first = tmp_path / "first"
-    arguments = partial(with_boxes_and_map, raw)
+    arguments = partial(with_boxes, raw)
     assert run(mimic_cxr.main, arguments(first), tmp_path / "said") == 0
     (first / "images" / image_path(Path(), 4)).unlink()
     (first / "images" / image_path(Path(), 6)).unlink()
@@ -146,8 +139,7 @@ def test_a_set_that_is_made_again_for_a_deleted_image_is_unfinished_meanwhile(
         else:
             changed = differing(content(folder), content(first))
             assert all(
-                name in ("unfinished.json", DESCRIPTION) or "images/" in name or name.endswith(".tmp")
-                for name in changed
+                name == "unfinished.json" or "images/" in name or name.endswith(".tmp") for name in changed
             )
 
     place = tmp_path / "place"
@@ -168,58 +160,3 @@ def test_what_a_killed_run_left_of_reports_alone_is_not_mixed_with_another_set(t
     assert (tmp_path / "set/studies.parquet").exists()
     assert run(folder_command.main, arguments, said) != 0
     assert "partly prepared set that was made differently" in said.read_text()
-
-
-def test_what_a_killed_run_left_of_a_memory_map_is_removed_also_without_the_option(
-    raw: Path, tmp_path: Path
-) -> None:
-    """61 GB of MIMIC-CXR under a name that nobody sees."""
-    arguments, said = with_boxes_and_map(raw, tmp_path / "set"), tmp_path / "said"
-    watch = Watch(str(tmp_path / "set"), begin=f"rename {PIXELS}", everything=False)
-    assert run(mimic_cxr.main, arguments, said, watch) < 0
-    assert len(list((tmp_path / "set").glob(f".{PIXELS}.*.tmp"))) == 1
-    arguments.remove("--memory_map")
-    assert run(mimic_cxr.main, arguments, said) == 0 and "nothing to do" in said.read_text()
-    assert not list((tmp_path / "set").glob("*memory_map*"))
-    assert check_set(tmp_path / "set", full=True)[1] == []
-
-
-def test_a_memory_map_is_kept_also_where_an_image_is_made_again_without_the_option(
-    raw: Path, tmp_path: Path
-) -> None:
-    """Training would decode JPEG files from then on, and nobody would know why it is slower."""
-    first, place, said = (tmp_path / name for name in ("first", "place", "said"))
-    assert run(mimic_cxr.main, with_boxes_and_map(raw, first), said) == 0
-    (first / "images" / image_path(Path(), 4)).unlink()
-
-    def arguments(folder: Path) -> list[str]:
-        return [option for option in with_boxes_and_map(raw, folder) if option != "--memory_map"]
-
-    def chosen(names: list[str]) -> list[int]:
-        begin, end = names.index(f"remove {DESCRIPTION}"), names.index(f"remove {PIXELS}")
-        of_tables = [number for number in range(begin, end) if names[number].startswith("rename ")]
-        return [begin + 1, *of_tables[::3], end - 1, end, names.index(f"rename {DESCRIPTION}")]
-
-    place.mkdir()
-    kill_and_finish(
-        mimic_cxr.main, arguments, place, partial(shutil.copytree, first), chosen, lambda *_: None
-    )
-    assert open_memory_map(PreparedSet(place / "whole")) is not None
-    # While the new one is written there is none; the next run removes what there is of it, and says so.
-    watch = Watch(str(first), begin=f"rename {PIXELS}", everything=False)
-    assert run(mimic_cxr.main, arguments(first), said, watch) < 0
-    assert "it is written again" in said.read_text()
-    assert run(mimic_cxr.main, arguments(first), said) == 0
-    assert "removed what a killed run left of a memory map" in said.read_text()
-    assert not list(first.glob("*memory_map*"))
-
-
-def test_a_command_that_does_not_end_is_killed_and_fails_its_test(tmp_path: Path) -> None:
-    with pytest.raises(TimeoutError, match="did not end in 2 s"):
-        run(partial(os.execvp, "sleep"), ["sleep", "600"], tmp_path / "said", timeout=2)
-    assert multiprocessing.active_children() == []
-
-
-def test_the_group_of_the_tests_is_never_killed(tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match="of the group of the tests"):
-        run(mimic_cxr.main, [], tmp_path / "said", Watch(str(tmp_path), everything=True))

@@ -228,11 +228,10 @@ def test_without_locks_nothing_of_what_may_be_another_process_is_removed(
     monkeypatch.setattr(preparation.fcntl, "flock", refuse)
     prepare(settings(raw))
     assert "set cannot be locked (No locks available): see that no other" in capsys.readouterr().out
-    other = raw.parent / "set" / ".memory_map.npy.1.tmp"
+    other = raw.parent / "set" / ".images.parquet.1.tmp"
     other.write_bytes(b"half")
-    for options in ({}, {"memory_map": True}):
-        prepare(settings(raw, **options))
-        assert other.exists()
+    prepare(settings(raw))
+    assert other.exists()
     (raw.parent / "set/images" / image_path(Path(), 3)).unlink()
     prepare(settings(raw))
     assert other.exists()
@@ -248,20 +247,20 @@ def test_a_set_that_another_process_finished_meanwhile_is_left_as_it_is(
     found: dict[Path, int] = {}
 
     def finish(*_: object) -> None:
-        run("--source", raw, "--ms_cxr", raw / "boxes.json", "--size", 16, "--output", output, "--memory_map")
+        run("--source", raw, "--ms_cxr", raw / "boxes.json", "--size", 16, "--output", output)
         found.update({file: file.stat().st_mtime_ns for file in output.rglob("*")})
 
     monkeypatch.setattr(preparation.image_files, "require_space", finish)
     prepare(settings(raw))
-    assert "nothing to do" in capsys.readouterr().out and output / "memory_map.json" in found
+    assert "nothing to do" in capsys.readouterr().out and output / "dataset.json" in found
     assert {file: file.stat().st_mtime_ns for file in output.rglob("*")} == found
 
 
 @pytest.mark.parametrize("state", ["locked", "cannot be written"])
 def test_a_whole_set_needs_no_lock(raw: Path, state: str, capsys: pytest.CaptureFixture[str]) -> None:
     output = raw.parent / "set"
-    prepare(settings(raw, memory_map=True))
-    leftover = output / ".memory_map.npy.1.tmp"
+    prepare(settings(raw))
+    leftover = output / ".images.parquet.1.tmp"
     leftover.touch()
     with ExitStack() as stack:
         if state == "locked":
@@ -270,10 +269,9 @@ def test_a_whole_set_needs_no_lock(raw: Path, state: str, capsys: pytest.Capture
             # What is no file cannot be opened for writing, by root neither.
             (output / ".lock").unlink()
             (output / ".lock").mkdir()
-        for memory_map in (True, False):
-            capsys.readouterr()
-            prepare(settings(raw, memory_map=memory_map))
-            assert "nothing to do" in capsys.readouterr().out and leftover.exists()
+        capsys.readouterr()
+        prepare(settings(raw))
+        assert "nothing to do" in capsys.readouterr().out and leftover.exists()
 
 
 def test_an_output_that_cannot_be_made_is_named(raw: Path) -> None:
@@ -879,22 +877,6 @@ def test_real_chest_radiographs(real_data: Path, tmp_path: Path) -> None:
         assert text not in result.stdout + result.stderr
 
 
-def test_a_memory_map_is_written_with_the_set_or_beside_a_finished_one(
-    raw: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    prepare(settings(raw))
-    finished = contents(raw.parent / "set")
-    prepare(settings(raw, memory_map=True))
-    later = contents(raw.parent / "set")
-    assert sorted(set(later) - set(finished)) == ["memory_map.json", "memory_map.npy"]
-    assert {name: later[name] for name in finished} == finished
-    prepare(settings(raw, output=raw.parent / "other", memory_map=True, workers=2))
-    assert contents(raw.parent / "other") == later
-    capsys.readouterr()
-    prepare(settings(raw, memory_map=True))
-    assert "nothing to do" in capsys.readouterr().out
-
-
 def test_the_geometry_is_an_option_of_the_set(raw: Path) -> None:
     prepare(settings(raw, geometry="shortest"))
     prepared = PreparedSet(raw.parent / "set")
@@ -905,8 +887,6 @@ def test_the_geometry_is_an_option_of_the_set(raw: Path) -> None:
     assert prepared.table("boxes")[["x", "y", "w", "h"]].iloc[0].tolist() == [1, 2, 10, 5]
     with pytest.raises(PreparedDataError, match="geometry: shortest there, pad now"):
         prepare(settings(raw, geometry="pad"))
-    with pytest.raises(PreparedDataError, match="leave one of them out"):
-        prepare(settings(raw, geometry="shortest", memory_map=True))
 
 
 def test_a_full_disk_is_noticed_before_the_work(raw: Path, monkeypatch: pytest.MonkeyPatch) -> None:

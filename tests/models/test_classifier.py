@@ -156,10 +156,8 @@ def test_a_probe_encodes_every_image_once(probed):
 def test_probed_features_are_those_of_the_images_and_standardised(probed, small_set):
     model, _, _ = probed
     data = datamodule(small_set, **WHOLE)
-    run = trainer(Path("unused"), 1)
-    model.trainer = run
-    data.trainer, run.strategy._lightning_module = run, model
-    run.datamodule = data  # type: ignore[attr-defined]
+    model.trainer = trainer(Path("unused"), 1)
+    data.connect(model.requirements())
     data.setup("fit")
     features = data.features("train")
     images = torch.cat([batch["images"] for batch in data._image_loader(data._targets("train").dicom_ids)])

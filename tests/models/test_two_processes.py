@@ -135,7 +135,8 @@ def batch(name: str) -> dict[str, Any]:
         whole["encode_at_once"] = OBJECTIVES[name]["encode_at_once"]
     if "masked_language_weight" in OBJECTIVES[name]:
         whole |= {"masked_tokens": whole["tokens"].roll(1, 0), "masked_labels": labels}
-    requires = sum(build(name).required_fields, ())
+    objective = build(name).objective
+    requires = (*objective.requires_of_sentences, *objective.requires_of_images)
     for kind in ("anchor", "candidate"):
         whole[kind] = {field: values for field, values in whole[kind].items() if field in requires}
     return whole

@@ -112,7 +112,7 @@ def test_twenty_thousand_studies_take_little_memory(phantom: Path, tmp_path: Pat
         raw, folder = tmp_path / f"raw_{studies}", tmp_path / f"set_{studies}"
         raw.mkdir()
         write_release(phantom, raw, studies)
-        options = ["--size", "64", "--workers", "2", "--memory_map"]
+        options = ["--size", "64", "--workers", "2"]
         peaks[studies] = run("data_prep.mimic_cxr", "--source", str(raw), "--output", str(folder), *options)
         assert PreparedSet(folder).info["counts"]["studies"] == studies
     print(", ".join(f"{n:,} studies: {peak / GIGABYTE:.2f} GiB" for n, peak in peaks.items()))

@@ -19,11 +19,10 @@ from PIL import Image
 
 from data_prep import folder, mimic_cxr, openi
 from data_prep.phantom import __main__ as phantom
-from medclip_dcl.data.memory_map import DESCRIPTION, PIXELS
 from medclip_dcl.data.prepared import TABLES
 from tests.data_prep.killing import Watch, changes, content, differing, run
 from tests.data_prep.small_release import write_release
-from tests.data_prep.test_kills import kill_and_finish, require_honest, with_boxes_and_map
+from tests.data_prep.test_kills import kill_and_finish, require_honest, with_boxes
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -54,7 +53,7 @@ def outside_images(names: list[str]) -> list[int]:
 def test_mimic_cxr_killed_before_every_change(tmp_path: Path) -> None:
     raw = write_release(tmp_path / "raw")
 
-    kills = kill_and_finish(mimic_cxr.main, partial(with_boxes_and_map, raw), tmp_path)
+    kills = kill_and_finish(mimic_cxr.main, partial(with_boxes, raw), tmp_path)
     assert sum(name.startswith("rename images/") for name in kills) == 11
     renamed = [name.removeprefix("rename ") for name in kills if re.match("rename (?!images/)", name)]
     tables = ["boxes", "images", "sentences", "reports", "labels", "cases"]
@@ -76,14 +75,13 @@ def test_folder_killed_before_every_change(kind: str, tmp_path: Path) -> None:
     table.to_csv(tmp_path / "table.csv", index=False)
     for number in range(1, 11):
         shades(tmp_path / f"{number}.png", number)
-    option = "--text_only" if kind == "text_only" else "--memory_map"
 
     def arguments(output: Path) -> list[str]:
-        options = ["--size", "16", "--workers", "1", option]
+        options = ["--size", "16", "--workers", "1", *(["--text_only"] if kind == "text_only" else [])]
         return ["--table", str(tmp_path / "table.csv"), "--output", str(output), *options]
 
     kills = kill_and_finish(folder.main, arguments, tmp_path, chosen=few_images)
-    own = {"text_only": "rename studies.parquet", "images": f"rename {DESCRIPTION}"}
+    own = {"text_only": "rename studies.parquet", "images": "rename images.parquet"}
     assert {"rename identifiers.csv", "rename dataset.json", own[kind]} <= set(kills)
 
 
@@ -98,11 +96,11 @@ def test_openi_killed_before_every_change(tmp_path: Path) -> None:
     views.to_csv(raw / "indiana_projections.csv", index=False, header=["uid", "filename", "projection"])
 
     def arguments(output: Path) -> list[str]:
-        options = ["--size", "16", "--workers", "1", "--memory_map", "--split_seed", "1"]
+        options = ["--size", "16", "--workers", "1", "--split_seed", "1"]
         return ["--source", str(raw), "--output", str(output), *options]
 
     kills = kill_and_finish(openi.main, arguments, tmp_path, chosen=few_images)
-    assert {"rename images.parquet", "rename dataset.json", f"rename {PIXELS}"} <= set(kills)
+    assert {"rename images.parquet", "rename dataset.json"} <= set(kills)
 
 
 def command(arguments: list[str], output: Path, watch: Watch | None = None) -> tuple[int, str]:
@@ -162,11 +160,9 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def prepare(
-    raw: Path, output: Path, watch: Watch | None = None, workers: int = 2, memory_map: bool = True
-) -> tuple[int, str]:
+def prepare(raw: Path, output: Path, watch: Watch | None = None, workers: int = 2) -> tuple[int, str]:
     options = ["--ms_cxr", str(raw / "MS_CXR_Local_Alignment_v1.0.0.json"), "--size", "96"]
-    options += ["--workers", str(workers), *(["--memory_map"] if memory_map else [])]
+    options += ["--workers", str(workers)]
     return command(["mimic_cxr", "--source", str(raw), "--output", str(output), *options], output, watch)
 
 
@@ -206,7 +202,6 @@ STAGES = {
     "images": (IMAGE_OR_TABLE, TABLE, 2),
     "splits, boxes, labels, CheX5": ("read images/", TABLE, 1),
     "tables": (TABLE, "rename dataset.json", 2),
-    "memory map": ("write .memory_map.npy.tmp", f"rename {DESCRIPTION}", 2),
 }
 
 
@@ -231,7 +226,7 @@ def test_a_stage_killed_five_times_at_random_moments(
         watch = Watch(str(broken), begin=begin, count=count, seconds=moment, end=end, everything=True)
         status, said = prepare(raw, broken, watch, workers)
         assert status == -signal.SIGKILL, (seed, said)
-        assert (broken / "dataset.json").exists() == (stage == "memory map"), seed
+        assert not (broken / "dataset.json").exists(), seed
         require_honest(broken, expected)
         for file in (broken / "images").rglob("[!.]*.jpg"):
             assert file.read_bytes() == expected[str(file.relative_to(broken))], "what has its name is whole"
@@ -244,7 +239,6 @@ def test_a_stage_killed_five_times_at_random_moments(
 WORKERS = {
     "reports": ("raw", "read files/.*txt", 3),
     "images": ("set", "rename images", 5),
-    "memory map": ("set", "read images", 9),
 }
 
 
@@ -254,8 +248,6 @@ def test_a_killed_worker_ends_the_command_with_an_error_that_says_what_to_do(
 ) -> None:
     output = tmp_path / "set"
     of, begin, count = WORKERS[stage]
-    if stage == "memory map":
-        assert prepare(raw, output, memory_map=False)[0] == 0
     watch = Watch(str(raw if of == "raw" else output), begin=begin, count=count, everything=False)
     status, said = prepare(raw, output, watch)
     assert status == 2 and "Traceback" not in said, said
