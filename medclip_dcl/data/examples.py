@@ -18,7 +18,7 @@ from medclip_dcl.encoders.masked_language import IGNORED
 from medclip_dcl.networks.image_text import pad_tokens
 from medclip_dcl.pictures.transforms import augment, centre_crop, to_input
 
-# The last number of a generator's seed, so that hiding word pieces changes neither crops nor sentence choice.
+# Last number of the masking generator's seed, so that masking changes neither crops nor sentence choice.
 _MASKING_STREAM = 1
 
 
@@ -83,13 +83,8 @@ class ReportedExamples(Dataset):
         self.dicom_ids = reported.images["dicom_id"].tolist()
         self.study_ids = reported.images["study_id"].tolist()
         self.sentence_ids = reported.sentence_ids
-        self.images, self.tokens, self.views, self.draws_one, self.seed = (
-            images,
-            tokens,
-            views,
-            draws_one,
-            seed,
-        )
+        self.images, self.tokens, self.views = images, tokens, views
+        self.draws_one, self.seed = draws_one, seed
         self.anchor, self.candidate, self.masking, self.extra = anchor, candidate, masking, dict(extra or {})
         self.of_study: dict[int, list[int]] = {}
         for index, study in enumerate(self.study_ids):
@@ -115,19 +110,14 @@ class ReportedExamples(Dataset):
     def _shown(self, index: int, generator: np.random.Generator) -> list[Tensor]:
         if self.views is None:
             return [to_input(centre_crop(self.images[index], self.seen))]
-        shown = [self._augmented(index, generator)]
+        options = (self.views.crop_size, self.views.brightness, self.views.contrast, generator)
+        shown = [augment(self.images[index], *options)]
         others = [other for other in self.of_study[self.study_ids[index]] if other != index]
         if self.views.count > 1:
             sources = [*generator.permutation(others).astype(int).tolist(), index]
             for view in range(self.views.count - 1):
-                shown.append(self._augmented(sources[view % len(sources)], generator))
+                shown.append(augment(self.images[sources[view % len(sources)]], *options))
         return shown
-
-    def _augmented(self, index: int, generator: np.random.Generator) -> Tensor:
-        views = self.views
-        if views is None:
-            raise RuntimeError("these examples are not augmented")
-        return augment(self.images[index], views.crop_size, views.brightness, views.contrast, generator)
 
     def collate(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
         """A batch; first views of all images stand before second views of all."""

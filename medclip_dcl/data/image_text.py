@@ -22,7 +22,7 @@ from medclip_dcl.data.fields import (
 from medclip_dcl.data.images import EvaluatedImages, ImagesDataModule, check_augmentation, usual_crop
 from medclip_dcl.data.link import ImageTextRequirements
 from medclip_dcl.data.masking import Masking
-from medclip_dcl.data.prepared import PreparedDataError
+from medclip_dcl.data.prepared import TABLES, PreparedDataError
 from medclip_dcl.data.samplers import EpochSampler, FixedBatches, ShardSampler
 from medclip_dcl.distributed import rank_and_size
 from medclip_dcl.errors import UserError
@@ -32,17 +32,16 @@ from medclip_dcl.pictures.geometry import View
 
 @dataclass(frozen=True)
 class EvaluationTables(EvaluatedImages):
-    """What the evaluations of image and text need to know besides the images.
+    """Tables of the image-text evaluations of a stage.
 
     Attributes:
         cases: dicom_id, finding, label (1 / 0), of every finding that the set labels.
         boxes: dicom_id, category, phrase, x, y, w, h in original pixels; empty on validate.
-        sentences: dicom_id, sentence_id, text: the sentences of each image's report, each once; on test of the images
-            whose reports are retrieved.
-        phantom: True if the images are no patients.
-        view: what the model sees of each image.
-        findings: that the set labels, also where no case is on this stage.
-        reports_in_words: which reports of the set these are.
+        sentences: dicom_id, sentence_id, text: distinct sentences of each report; on test, of the retrieved reports.
+        phantom: True for the digital phantom.
+        view: the part of each image that the model sees.
+        findings: labelled by the set, even without a case in this stage.
+        reports_in_words: description of the retrieved reports.
     """
 
     cases: pd.DataFrame
@@ -167,7 +166,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         self._evaluation: dict[str, EvaluationTables] = {}
 
     def setup(self, stage: str) -> None:
-        """Check the set against what the run needs; nothing is found out in the middle of an epoch."""
+        """Check the set against the requirements of the run."""
         self.connect_model()
         self.prepared.table("images")
         if stage != "fit":
@@ -216,7 +215,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         return None if self.fields_file is None else read_own_fields(self.fields_file)
 
     def _check_batches(self, images: int) -> None:
-        """What the loaders would refuse belongs here, not into the first epoch."""
+        """Validate batch sizes at setup."""
         self._require_batches(images, len(self._reported("validate").images))
         if self.contrastive_batch > images:
             raise UserError(
@@ -305,12 +304,13 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
     def _evaluation_tables(self, stage: str) -> EvaluationTables:
         cases = self.prepared.table("cases").query("use == @stage")
         images = self.prepared.table("images")
+        no_boxes = pd.DataFrame(columns=list(TABLES["boxes"]))
         if stage == "validate":
-            boxes = pd.DataFrame(columns=["dicom_id", "category", "phrase", "x", "y", "w", "h"])
+            boxes = no_boxes
             reported = measured = self._reported("validate").images
             in_words = "all"
         else:
-            boxes = self.prepared.table("boxes") if self.prepared.has("boxes") else self._no_boxes()
+            boxes = self.prepared.table("boxes") if self.prepared.has("boxes") else no_boxes
             measured = pd.concat([cases["dicom_id"], boxes["dicom_id"]]).to_frame()
             reported, in_words = self._retrieved()
             if measured.empty and reported.empty:
@@ -365,7 +365,3 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         tested = self.evaluation("test").images["dicom_id"].tolist()
         images = self.prepared.table("images").query("use == 'test'")["dicom_id"]
         return self._image_loader([*tested, *sorted(set(images) - set(tested))])
-
-    @staticmethod
-    def _no_boxes() -> pd.DataFrame:
-        return pd.DataFrame(columns=["dicom_id", "category", "phrase", "x", "y", "w", "h"])

@@ -26,12 +26,12 @@ from medclip_dcl.pictures.transforms import augment, to_input
 
 UNCERTAIN, BLANK = -1.0, float("nan")
 MEANINGS = {"ones": 1.0, "zeros": 0.0, "ignore": float("nan")}
-"""What an uncertain or a blank label is taken for -> its value as a target; NaN is left out of the loss."""
+"""Policy for uncertain and blank labels -> target value; NaN is left out of the loss."""
 
 
 @dataclass(frozen=True)
 class LabelledImages(EvaluatedImages):
-    """What the evaluation of a classifier needs to know.
+    """Tables of the evaluation of a classifier.
 
     Attributes:
         labels: dicom_id, finding, label: 1, 0, -1 (uncertain) or NaN (blank), as the labeller left them; a row for each
@@ -116,7 +116,7 @@ class LabelledDataModule(ImagesDataModule[LabelledRequirements]):
         self._features: dict[str, Tensor] = {}
 
     def setup(self, stage: str) -> None:
-        """Check the set against what the run needs; nothing is found out in the middle of an epoch."""
+        """Check the set against the requirements of the run."""
         self.connect_model()
         self.prepared.table("labels")
         if stage != "fit":
@@ -170,19 +170,19 @@ class LabelledDataModule(ImagesDataModule[LabelledRequirements]):
     # Labels
 
     def _labelled(self, images: pd.DataFrame) -> pd.DataFrame:
-        """Those of the images whose study has a label, with all label columns beside them, by dicom_id."""
+        """Images whose study has a label, with all label columns, by dicom_id."""
         labels = self.prepared.table("labels")
         labels = labels[labels.drop(columns="study_id").notna().any(axis=1)]
         return images.merge(labels, on="study_id").sort_values("dicom_id").reset_index(drop=True)
 
     def _targets(self, use: str) -> Targets:
-        """What the loaders serve of "train" or "validate"."""
+        """Targets of "train" or "validate"."""
         if use == "train" and self._train is not None:
             return self._train
         return self._all_targets(use)
 
     def _all_targets(self, use: str) -> Targets:
-        """Images of a use with their labels as the model is trained to give them."""
+        """Targets of all labelled images of a use."""
         images = self._labelled(self.prepared.table("images").query("use == @use"))
         columns = images[list(self.requirements.findings)]
         meant = columns.mask(columns == UNCERTAIN, self.meaning["uncertain"])
@@ -191,7 +191,7 @@ class LabelledDataModule(ImagesDataModule[LabelledRequirements]):
         return Targets(images["dicom_id"].tolist(), images["subject_id"].to_numpy(), labels)
 
     def _training_targets(self) -> Targets:
-        """Those of the patients who were drawn; images of which nothing is known are left out."""
+        """Targets of the drawn patients, without images that have no target."""
         of_all = self._all_targets("train")
         if not of_all.dicom_ids:
             raise PreparedDataError(
@@ -246,10 +246,10 @@ class LabelledDataModule(ImagesDataModule[LabelledRequirements]):
         return DataLoader(dataset, sampler=ShardSampler(len(dataset)), **options)
 
     def _examples(self, use: str, batch_size: int) -> tuple[ImageExamples | FeatureExamples, dict[str, Any]]:
-        """What is trained or validated on, and the options of its loader."""
+        """Data set of a use, and the options of its loader."""
         targets = self._targets(use)
         if self.requirements.is_frozen:
-            # In memory: processes that load would only be in the way.
+            # In memory: no worker processes.
             return FeatureExamples(self.features(use), targets), {
                 "batch_size": batch_size,
                 "collate_fn": _as_it_is,
@@ -294,7 +294,7 @@ class LabelledDataModule(ImagesDataModule[LabelledRequirements]):
 
 @dataclass(frozen=True)
 class Targets:
-    """Images and what a classifier should say of them.
+    """Images and targets of a classifier.
 
     Attributes:
         dicom_ids: of the images.

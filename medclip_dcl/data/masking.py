@@ -1,4 +1,4 @@
-"""Hides word pieces of sentences for masked language modelling."""
+"""Masks tokens of sentences for masked language modelling."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TO_MASK, _TO_RANDOM = 0.8, 0.1
 
 
 class Masking:
-    """Chooses word pieces to predict and hides them (Devlin et al., NAACL 2019, section 3.1 and appendix A.1).
+    """Chooses tokens to predict and masks them (Devlin et al., NAACL 2019, section 3.1 and appendix A.1).
 
     Of a sentence's word pieces, [CLS] and [SEP] excluded, the share `probability` is chosen (at least one); of these
     80% become [MASK], 10% a random word piece that is no special token, 10% stay as they are.
@@ -40,7 +40,9 @@ class Masking:
             ValueError: the vocabulary has no [MASK].
         """
         if "[MASK]" not in vocabulary:
-            raise UserError("the vocabulary has no word piece [MASK]: its model is no masked language model")
+            raise UserError(
+                "the vocabulary has no word piece [MASK]: its model is not a masked language model"
+            )
         special = {vocabulary[piece] for piece in SPECIAL_TOKENS if piece in vocabulary}
         ordinary = [number for number in sorted(vocabulary.values()) if number not in special]
         return Masking(probability, vocabulary["[MASK]"], np.array(ordinary))

@@ -58,9 +58,7 @@ TABLES: dict[str, dict[str, str]] = {
 }
 """Table name -> column -> type ("str" columns hold no missing values).
 
-"labels" may have further float64 columns: findings of other names than CheXpert's. "cases" holds the evaluated cases of
-every finding (`case_table`).
-A set of reports alone has no row in "images", and the use of each study in "studies", which other sets do not have.
+"labels" may have further float64 columns, of findings beyond CheXpert's. Only sets of reports alone have "studies".
 """
 
 USES = ("train", "validate", "test", "grounding", "excluded")
@@ -79,15 +77,10 @@ _BY_MODEL = {"log_p": ("sentence scores", "scores"), "text_embedding": ("sentenc
 _LARGEST_LOG_P = 1e-4
 # Rows written at a time: 200 MB of BERT-base's embeddings.
 _EMBEDDING_ROWS = 65_536
-
-
-# What dataset.json holds that is used without a further look.
+# Types of what dataset.json must hold.
 _INFO: dict[str, type] = {
-    "phantom": bool,
-    "source": str,
-    "options": dict,
-    "counts": dict,
-    "source_files": dict,
+    **{"phantom": bool, "source": str},
+    **dict.fromkeys(("options", "counts", "source_files"), dict),
 }
 
 
@@ -110,16 +103,13 @@ def check_table(frame: pd.DataFrame, table: str) -> None:
         )
     for column, kind in expected.items():
         found = frame[column].dtype
-        if kind == "str":
-            is_right = all(isinstance(value, str) for value in frame[column])
-        else:
-            is_right = str(found) == kind
-        if not is_right:
+        is_text = kind == "str" and all(isinstance(value, str) for value in frame[column])
+        if not is_text and str(found) != kind:
             raise PreparedDataError(f"table {table}, column {column}: expected {kind}, found {found}")
 
 
 def labelled_findings(labels: pd.DataFrame) -> list[str]:
-    """Findings of which the table "labels" says anything, if only that it is uncertain; CheX5's first."""
+    """Findings with a label in the table "labels", uncertain ones included; CheX5's first."""
     return in_order(labels.columns[1:][labels.iloc[:, 1:].notna().any()])
 
 
@@ -163,12 +153,11 @@ def _balanced(cases: pd.DataFrame) -> pd.DataFrame:
 
 
 def _read_table(file: Path, table: str) -> pd.DataFrame:
-    """A table of the prepared set as it is on the disk, checked.
-
-    Raises:
-        PreparedDataError: not readable, or not with the columns and types of `TABLES[table]` (names the file).
-    """
-    frame = _read_parquet(file)
+    """A table of the prepared set, checked against `TABLES`; errors name the file."""
+    try:
+        frame = pd.read_parquet(file)
+    except (pa.ArrowException, OSError) as error:
+        raise PreparedDataError(f"{file}: not readable as Parquet ({error}); make the set again") from error
     try:
         check_table(frame, table)
     except PreparedDataError as error:
@@ -190,19 +179,8 @@ def write_table(frame: pd.DataFrame, file: Path, table: str) -> None:
     write_parquet(frame, file)
 
 
-def _read_parquet(file: Path) -> pd.DataFrame:
-    try:
-        return pd.read_parquet(file)
-    except (pa.ArrowException, OSError) as error:
-        raise PreparedDataError(f"{file}: not readable as Parquet ({error}); make the set again") from error
-
-
 def _check_scores(scores: pd.DataFrame, file: Path) -> None:
-    """One score for each sentence: the logarithm of a probability, or NaN where there is none.
-
-    Raises:
-        PreparedDataError: a sentence stands twice; an infinite or a positive log_p.
-    """
+    """Refuse a duplicate sentence, and an infinite or positive log_p; NaN is allowed."""
     log_p = scores["log_p"]
     problems = {
         "repeat a sentence_id; expected one row for each sentence": scores["sentence_id"].duplicated(),
@@ -296,10 +274,10 @@ def write_text_embedding(embedding: TextEmbedding, file: Path, metadata: Mapping
 
 
 def _read_text_embedding(file: Path) -> TextEmbedding:
-    """What `write_text_embedding` wrote, complete and finite."""
+    """Read and check what `write_text_embedding` wrote."""
     again = f"delete the file and make it again with: {_MADE_BY['text_embedding']}"
     try:
-        # The folders' names are no columns, even if they look like it (a=b).
+        # Folder names such as a=b are not columns.
         table = pq.read_table(file, partitioning=None)
     except (pa.ArrowInvalid, OSError) as error:
         raise PreparedDataError(f"{file}: not readable as Parquet ({error}); {again}") from error
@@ -337,11 +315,11 @@ class PreparedSet:
     """A prepared data set, opened for reading.
 
     Args:
-        folder: what `data_prep.mimic_cxr`, `folder` or `openi` wrote.
+        folder: output of `data_prep.mimic_cxr`, `folder` or `openi`.
 
     Attributes:
-        info: dataset.json, brought up to this program's format version.
-        format_version: of the set as it is on the disk; the cases of version 1 are derived from its labels.
+        info: dataset.json, upgraded to the current format version.
+        format_version: on disk; the cases of version 1 are derived from its labels.
 
     Raises:
         PreparedDataError: the folder does not exist, holds no finished set, or one of another format version.
@@ -351,9 +329,10 @@ class PreparedSet:
         self.folder = Path(folder)
         file = self.folder / "dataset.json"
         if not file.is_file():
-            state = "holds no dataset.json (not a prepared set, or unfinished)"
-            if not self.folder.is_dir():
-                state = "does not exist"
+            is_folder = self.folder.is_dir()
+            state = (
+                "holds no dataset.json (not a prepared set, or unfinished)" if is_folder else "does not exist"
+            )
             raise PreparedDataError(
                 f"prepared data set {self.folder} {state}; make it with: "
                 f"python -m data_prep.mimic_cxr --source RAW --output {self.folder} (or data_prep.folder, openi)"
@@ -479,7 +458,7 @@ class PreparedSet:
         raise PreparedDataError(f"{problem}; {short} are made by: {_MADE_BY[kind]}")
 
     def _require_all_sentences(self, ids: pd.Series | np.ndarray, file: Path, kind: str, what: str) -> None:
-        """Every sentence of the set has a row."""
+        """Refuse a file in which a sentence of the set has no row."""
         missing = ~self.table("sentences")["sentence_id"].isin(ids)
         if missing.any():
             raise PreparedDataError(
@@ -499,7 +478,7 @@ class PreparedSet:
 
     @cached_property
     def patients_in_training_and_evaluation(self) -> list[int]:
-        """Patients who stand both in training and in evaluation; training refuses a set with any."""
+        """Patients both in training and in evaluation; training refuses a set with any."""
         shared: set[int] = set()
         for table in ("images", "studies"):
             if table == "images" or self.has(table):

@@ -22,10 +22,9 @@ from medclip_dcl.data.samplers import (
     EpochDataModule,
     ShardSampler,
     TrainingOrder,
-    require_whole_batches,
     worker_options,
 )
-from medclip_dcl.distributed import gather_objects, rank_and_size
+from medclip_dcl.distributed import gather_objects
 from medclip_dcl.encoders.masked_language import IGNORED
 from medclip_dcl.encoders.pretrained import load_tokenizer, resolve_folder, word_pieces
 from medclip_dcl.errors import UserError
@@ -118,7 +117,7 @@ class ReportsDataModule(EpochDataModule[ReportsRequirements]):
             sentences["train"] += [(_NO_SENTENCE, line) for line in _lines(Path(self.extra_text))]
         self._tokenizer = self._load_or_train([text for _, text in sentences["train"]])
         examples = {use: self._masked(found, use) for use, found in sentences.items()}
-        # The sampler's error (a batch larger than the set) belongs here, not into the first epoch.
+        # Refuses a batch larger than the set, here instead of in the first epoch.
         LengthSampler(examples["train"].lengths, self.batch_size, self.seed)
         self._examples = examples
 
@@ -193,29 +192,18 @@ class ReportsDataModule(EpochDataModule[ReportsRequirements]):
 class LengthSampler(TrainingOrder):
     """Training order: (epoch, indices of a batch), the same on any number of processes, sentences of like length.
 
-    Sentences are shuffled by (seed, epoch), sorted by length within pools of 32 batches, cut into global batches,
-    and the batches are shuffled; each rank takes its equal slice of each. What does not fill a global batch is
-    left out of the epoch.
-
-    Args:
-        lengths: word pieces of each sentence.
-        batch_size: of all processes together.
-        seed: of the order.
-
-    Raises:
-        ValueError: fewer sentences than one batch, or a batch that does not divide by the number of processes.
+    Sentences are shuffled by (seed, epoch), sorted by length within pools of 32 batches, cut into global batches, and
+    the batches are shuffled; each rank takes an equal slice of each. An incomplete last batch is left out.
     """
 
     unit = "sentences"
 
     def __init__(self, lengths: Int[np.ndarray, " sentence"], batch_size: int, seed: int) -> None:
-        self.rank, self.num_replicas = rank_and_size()
-        require_whole_batches(len(lengths), batch_size, self.num_replicas, self.unit)
-        self.lengths, self.count = lengths, len(lengths)
-        self.batch_size, self.seed, self.epoch = batch_size, seed, 0
+        super().__init__(len(lengths), batch_size, seed)
+        self.lengths = lengths
 
     def __len__(self) -> int:
-        return len(self.lengths) // self.batch_size
+        return self.batches
 
     def __iter__(self) -> Iterator[Any]:
         generator = np.random.default_rng([self.seed, self.epoch])
@@ -240,9 +228,8 @@ class _MaskedSentences(Dataset):
         pad_id: int,
         sentence_ids: np.ndarray,
     ) -> None:
-        self.tokens, self.mentions, self.masking = tokens, mentions, masking
-        self.sentence_ids = sentence_ids
-        self.stream, self.pad_id = stream, pad_id
+        self.tokens, self.mentions, self.masking, self.stream = tokens, mentions, masking, stream
+        self.sentence_ids, self.pad_id = sentence_ids, pad_id
         self.lengths = np.array([len(row) for row in tokens])[mentions]
 
     def __getitem__(self, key: tuple[int, list[int]]) -> dict[str, Tensor]:
@@ -303,6 +290,6 @@ def _lines(file: Path) -> list[str]:
     """Non-empty lines of a text file."""
     if not file.is_file():
         raise UserError(
-            f"data.extra_text: {file} is no file; give a text file with one sentence per line, or null"
+            f"data.extra_text: {file} is not a file; give a text file with one sentence per line, or null"
         )
     return [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]

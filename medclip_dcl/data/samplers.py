@@ -1,7 +1,6 @@
-"""Orders and batches of examples that depend on (seed, epoch) alone, never on the number of processes.
+"""Samplers whose order depends on (seed, epoch) alone, and training that resumes in the middle of an epoch.
 
-All samplers subclass DistributedSampler, because Lightning wraps every other sampler in one when it runs on several
-devices.
+All samplers subclass DistributedSampler: Lightning wraps every other sampler when it runs on several devices.
 """
 
 from __future__ import annotations
@@ -25,43 +24,58 @@ _SECONDS_AFTER_SIGTERM = 300
 class TrainingOrder(DistributedSampler):
     """A training order that is a function of (seed, epoch), and may begin in the middle of an epoch.
 
-    A subclass leaves out of its order the global batches that `trained_on` counts, and sets `epoch`, `count` (of its
-    examples) and `batch_size` (of all processes together).
+    A subclass skips the first `trained_on` global batches of its order.
+
+    Args:
+        count: number of examples.
+        batch_size: of all processes together.
+        seed: of the order.
+
+    Raises:
+        UserError: fewer examples than one batch, or a batch that does not divide by the number of processes.
     """
 
     unit = "images"
-    count: int
-    batch_size: int
-    _start = (0, 0)
+
+    def __init__(self, count: int, batch_size: int, seed: int) -> None:
+        self.rank, self.num_replicas = rank_and_size()
+        require_whole_batches(count, batch_size, self.num_replicas, self.unit)
+        self.count, self.batch_size, self.seed, self.epoch = count, batch_size, seed, 0
+        self._start = (0, 0)
+
+    @property
+    def batches(self) -> int:
+        """Number of global batches in an epoch."""
+        return self.count // self.batch_size
 
     def start_at(self, epoch: int, batch: int) -> None:
-        """Begin with this epoch, after so many of its batches; later epochs, and earlier ones, are whole."""
+        """Begin with this epoch, after that many of its batches; other epochs are whole."""
         self.set_epoch(epoch)
         self._start = (epoch, batch)
 
     @property
     def trained_on(self) -> int:
-        """Batches of the epoch at hand that were trained on before the run was resumed."""
+        """Batches of the current epoch that were trained on before the run resumed."""
         epoch, batch = self._start
         return batch if self.epoch == epoch else 0
 
 
 class ResumableLoader(DataLoader):
-    """A training loader that a resumed run goes on with in the middle of an epoch.
+    """A training loader that may resume in the middle of an epoch.
 
-    Its `state_dict` says no more than that to Lightning: the position is the datamodule's. Lightning restores the
-    state of loaders too late, where the model asks for the number of steps before (`estimated_stepping_batches`).
+    Its methods only tell Lightning so: the datamodule keeps the position, because Lightning restores the state of
+    loaders after the model has asked for `estimated_stepping_batches`.
     """
 
     def state_dict(self) -> dict[str, Any]:
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Nothing to do: `EpochDataModule.training_loader` made it begin where the run begins."""
+        """Nothing to do: `EpochDataModule.training_loader` has set the start."""
 
 
 def worker_options(num_workers: int) -> dict[str, Any]:
-    """Options of a DataLoader with so many processes, which outlast a signal that asks training to stop."""
+    """DataLoader options; the worker processes outlast a signal that stops training."""
     return {
         "num_workers": num_workers,
         "persistent_workers": num_workers > 0,
@@ -71,10 +85,9 @@ def worker_options(num_workers: int) -> dict[str, Any]:
 
 
 def outlast_stop_signals(worker: int) -> None:
-    """Let a loader's process live on for a while when a terminal or a batch system signals all processes at once.
+    """Keep a worker alive when a terminal or batch system signals all processes, until the checkpoint is written.
 
-    Else its death would end training before the step is done and the checkpoint written. Of a SIGTERM it dies a little
-    later, because that is also how a parent ends its children.
+    It dies of a SIGTERM some minutes later, because a parent also ends its children that way.
     """
     for number in (signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
@@ -86,28 +99,22 @@ def _die_later(number: int, frame: Any) -> None:
 
 
 class EpochDataModule(ConnectedDataModule[Requirements], Generic[Requirements]):
-    """A datamodule that knows which epoch, and which of its batches, a resumed run begins with.
+    """A datamodule whose training resumes at the batch where it stopped.
 
-    A subclass makes its training loader by `training_loader`, with a `TrainingOrder` as its sampler, and draws what
-    is random in an example from (seed, epoch, index) alone: then a run that was stopped anywhere goes on as if it had
-    not been.
+    A subclass builds its training loader by `training_loader`, with a `TrainingOrder` as sampler, and draws everything
+    random in an example from (seed, epoch, index).
 
     Attributes:
-        first_epoch: 0, or the epoch that the checkpoint's run was in.
-        first_batch: how many of its batches were trained on, however many were loaded.
+        first_epoch: epoch in which the run resumes.
+        first_batch: number of its batches that were trained on.
     """
 
     first_epoch: int = 0
     first_batch: int = 0
 
     def training_loader(self, dataset: Dataset, sampler: TrainingOrder, **options: Any) -> DataLoader:
-        """The loader of `train_dataloader`; Lightning makes its iterator before it tells the sampler the epoch.
-
-        Args:
-            dataset: of the examples.
-            sampler: their order; one batch of the loader is one global batch of it.
-            **options: of torch's DataLoader.
-        """
+        """The loader of `train_dataloader`, in which one batch is one global batch of the sampler."""
+        # Lightning makes the iterator before it tells the sampler the epoch.
         sampler.start_at(self.first_epoch, self.first_batch)
         if left_out := sampler.count % sampler.batch_size:
             rank_zero_info(
@@ -118,7 +125,7 @@ class EpochDataModule(ConnectedDataModule[Requirements], Generic[Requirements]):
         return ResumableLoader(dataset, sampler=sampler, **options)
 
     def state_dict(self) -> dict[str, int]:
-        """Where a resumed run begins."""
+        """Position at which a resumed run begins."""
         if self.trainer is None:
             return {}
         loop: Any = self.trainer.fit_loop
@@ -132,7 +139,7 @@ class EpochDataModule(ConnectedDataModule[Requirements], Generic[Requirements]):
         self.first_batch = state_dict.get("batch", 0)
 
     def teardown(self, stage: str) -> None:
-        """Another fit with this datamodule begins anew."""
+        """Start the next fit from the beginning."""
         if stage == "fit":
             self.first_epoch = self.first_batch = 0
 
@@ -160,27 +167,9 @@ class EpochSampler(TrainingOrder):
     """Training order: (epoch, index) pairs, shuffled by (seed, epoch), in whole global batches.
 
     Global batch b holds the examples perm[b * batch_size : (b + 1) * batch_size] whatever the number of processes;
-    each rank takes its equal slice of it. What does not fill a global batch is left out of the epoch. The epoch
-    travels with the index, so that a worker can draw its random numbers from (seed, epoch, index).
-
-    Args:
-        count: number of examples.
-        batch_size: of all processes together.
-        seed: of the order.
-
-    Raises:
-        ValueError: fewer examples than one batch, or a batch that does not divide by the number of processes.
+    each rank takes an equal slice of it. An incomplete last batch is left out. The epoch travels with the index, so
+    that a worker can draw its random numbers from (seed, epoch, index).
     """
-
-    def __init__(self, count: int, batch_size: int, seed: int) -> None:
-        self.rank, self.num_replicas = rank_and_size()
-        require_whole_batches(count, batch_size, self.num_replicas, self.unit)
-        self.count, self.batch_size, self.seed, self.epoch = count, batch_size, seed, 0
-
-    @property
-    def batches(self) -> int:
-        """Number of global batches in an epoch."""
-        return self.count // self.batch_size
 
     def __len__(self) -> int:
         return self.batches * self.batch_size // self.num_replicas

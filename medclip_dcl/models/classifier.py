@@ -35,6 +35,11 @@ from medclip_dcl.networks.image_text import build_part
 from medclip_dcl.networks.initial_weights import TakenOver, take_over
 from medclip_dcl.weight_files import load_exactly, read_model
 
+_OPTIONS = (
+    *("frozen", "learning_rate", "encoder_learning_rate", "layer_decay"),
+    *("frozen_steps", "warmup_steps", "weight_decay", "balanced"),
+)
+"""Arguments that a checkpoint keeps."""
 _SCALED_BY = 1000
 """Training images by which fine-tuning scales the features at its start."""
 
@@ -161,16 +166,16 @@ class Classifier(LightningModule):
         return LabelledRequirements(self.findings, self.features_of, self.frozen)
 
     def on_fit_start(self) -> None:
-        """What follows from the training images: weights of the classes, scale of the features."""
+        """Take class weights and the scale of the features from the training images."""
         if self.encoder_is_frozen:
-            # Lightning's doubt whether that is meant.
+            # Evaluation mode is meant.
             warnings.filterwarnings(
                 "ignore", message="Found .* module.* in eval mode at the start of training"
             )
         data = training_labels(self.trainer)
         if self.balanced:
             self.positive_weight.copy_(data.positive_weight())
-        # A resumed run has its scale; here its encoder is no longer what it was at the start.
+        # A resumed run keeps its scale: its encoder has changed since the start.
         if not self.network.is_standardised:
             features = data.features("train") if self.frozen else data.features("train", _SCALED_BY)
             self.network.standardise(features.to(self.device))
@@ -248,9 +253,7 @@ class Classifier(LightningModule):
         """Logits for the evaluation callback."""
         return {"logits": self.network(batch["images"]), "dicom_id": batch["dicom_id"]}
 
-    def predict_step(self, batch: dict[str, Any], batch_index: int) -> dict[str, Any]:
-        """Logits for whatever writes predictions."""
-        return self.test_step(batch, batch_index)
+    predict_step = test_step
 
     def configure_optimizers(self) -> Any:
         """AdamW; linear warm-up, then cosine decay to 0, by optimiser step; the encoder's from `frozen_steps` on."""
@@ -278,17 +281,8 @@ class Classifier(LightningModule):
             checkpoint["initial_weights"] = self.initial_weights.record()
 
     def _options(self) -> dict[str, Any]:
-        """Arguments of the model besides the network's parts."""
-        return {
-            "frozen": self.frozen,
-            "learning_rate": self.learning_rate,
-            "encoder_learning_rate": self.encoder_learning_rate,
-            "layer_decay": self.layer_decay,
-            "frozen_steps": self.frozen_steps,
-            "warmup_steps": self.warmup_steps,
-            "weight_decay": self.weight_decay,
-            "balanced": self.balanced,
-        }
+        """Arguments other than the network's parts."""
+        return {name: getattr(self, name) for name in _OPTIONS}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Weights go only into the network that they were trained in.

@@ -102,9 +102,9 @@ class ImageTextModel(LightningModule):
         self.text_learning_rate, self.beta2 = text_learning_rate, beta2
         self.masked_language_weight = masked_language_weight
         if not masked_language_weight and text_encoder.has_masked_language_head:
-            # A head of an earlier training: without its loss it has no gradient, which processes would wait for.
+            # Without its loss the head has no gradient, for which processes would wait.
             text_encoder.freeze_masked_language_head()
-        # A rule that cannot describe itself should not fail at the first checkpoint, hours later.
+        # Fails now, not at the first checkpoint, for a rule that cannot describe itself.
         self._objective_config()
         if init_parts is not None and init_from is None:
             raise UserError("model: init_parts says what to take from init_from, which is null")
@@ -114,7 +114,7 @@ class ImageTextModel(LightningModule):
             self.initial_weights = take_over(self.network, init_from, init_parts)
             rank_zero_info(str(self.initial_weights))
         elif init_from is not None:
-            # Missed only if no checkpoint is loaded, which is known when a Trainer begins.
+            # An error only if no checkpoint is loaded, which is known when a Trainer starts.
             self._missing_source = init_from
 
     @property
@@ -198,12 +198,10 @@ class ImageTextModel(LightningModule):
         self.log("validate/loss", self._validation.mean().float(), prog_bar=True)
 
     def test_step(self, batch: dict[str, Any], batch_index: int) -> dict[str, Any]:
-        """Features for the evaluation callbacks."""
+        """Features for the callbacks."""
         return {"feature_map": self.network.feature_map(batch["images"]), "dicom_id": batch["dicom_id"]}
 
-    def predict_step(self, batch: dict[str, Any], batch_index: int) -> dict[str, Any]:
-        """Features for whatever writes predictions."""
-        return self.test_step(batch, batch_index)
+    predict_step = test_step
 
     def _losses(
         self, batch: dict[str, Any], across_processes: bool = True, step: int = 0

@@ -1,4 +1,4 @@
-"""How every model here is optimised: AdamW, linear warm-up, cosine decay."""
+"""Optimiser of every model: AdamW, linear warm-up, cosine decay."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def adamw_warmup_cosine(
     total_steps: int,
     beta2: float = 0.999,
 ) -> dict[str, Any]:
-    """What `configure_optimizers` returns: AdamW whose rates follow `warmup_cosine` by optimiser step.
+    """For `configure_optimizers`: AdamW whose rates follow `warmup_cosine` by optimiser step.
 
     Args:
         groups: of `parameter_groups`; a group with an "lr" of its own keeps it instead of `learning_rate`. One with a

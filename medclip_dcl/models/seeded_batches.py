@@ -1,4 +1,4 @@
-"""Dropout of a resumed run is that of an uninterrupted one: torch is seeded anew for each training batch."""
+"""Reproducible dropout in resumed runs: torch is seeded for each training batch."""
 
 from __future__ import annotations
 
@@ -11,16 +11,11 @@ from torch import Tensor
 
 
 class SeededBatches(Callback):
-    """What torch draws for a training batch is a function of (seed, epoch, batch, process).
+    """Seeds torch for each training batch by (seed, epoch, batch, process).
 
-    Lightning's checkpoints hold no random-number state. Here none is needed: where a run stopped, how long a
-    validation was, and which processes there were before change nothing. The seed is torch's own when training
-    starts (`seed_everything`); a checkpoint keeps it.
-
-    It seeds torch's global generators of the CPU and of the model's device, not those of Python and NumPy, and puts
-    them back when training ends: what the program draws after `fit` does not depend on it.
-
-    The models of this project bring it along (`configure_callbacks` returns `seeded_batches(self)`).
+    Lightning's checkpoints hold no random-number state, and so need none. The seed is torch's own when training starts
+    (`seed_everything`); a checkpoint keeps it. The global generators of the CPU and of the model's device are seeded
+    (not Python's and NumPy's) and restored when training ends.
     """
 
     def __init__(self) -> None:
@@ -73,12 +68,12 @@ class SeededBatches(Callback):
 
 
 def seed_of_batch(seed: int, epoch: int, batch: int, rank: int) -> int:
-    """A seed of 63 bits for one batch of one process; another for every other."""
+    """A distinct seed of 63 bits for each batch of each process."""
     words = np.random.SeedSequence([abs(seed), epoch, batch, rank]).generate_state(1, np.uint64)
     return int(words[0] >> np.uint64(1))
 
 
 def seeded_batches(module: LightningModule) -> list[Callback]:
-    """What a module's `configure_callbacks` returns: the callback, unless the Trainer has it already."""
+    """For `configure_callbacks`: the callback, unless the Trainer has it already."""
     has_it = any(isinstance(callback, SeededBatches) for callback in module.trainer.callbacks)  # type: ignore[attr-defined]
     return [] if has_it else [SeededBatches()]

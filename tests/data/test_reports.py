@@ -241,7 +241,7 @@ def test_trained_vocabulary_is_the_same_every_time() -> None:
         ),
         ({"vocabulary_size": None}, "vocabulary_size must be given for a model from scratch"),
         ({"pretrained": "somewhere"}, "got vocabulary_size 90, pretrained 'somewhere'"),
-        ({"extra_text": "/no/such.txt"}, "data.extra_text: /no/such.txt is no file"),
+        ({"extra_text": "/no/such.txt"}, "data.extra_text: /no/such.txt is not a file"),
     ],
 )
 def test_options_that_cannot_be_are_refused(prepared: Path, options: dict, message: str) -> None:

@@ -11,7 +11,6 @@ import pandas as pd
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 import torchvision
 from pytorch_lightning import Callback, Trainer
 from sklearn.linear_model import LogisticRegression
@@ -377,17 +376,14 @@ def step(model: Classifier, batch: dict[str, Tensor], world: int = 1) -> dict[st
     return {"loss": shared, **{name: p.detach() for name, p in model.named_parameters()}}
 
 
-def process(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/init", rank=rank, world_size=2)
+def steps_of_two_processes(rank: int, folder: Path) -> None:
+    """Called in each of two processes by tests/models/test_two_processes.py."""
     for name, options in CASES.items():
         found = step(double_model(**options), part_of(labelled_batch(), rank), world=2)
-        torch.save(found, Path(folder) / f"{name}{rank}.pt")
-    dist.destroy_process_group()
+        torch.save(found, folder / f"{name}{rank}.pt")
 
 
-def test_a_step_of_two_processes_is_that_of_one(tmp_path):
-    mp.spawn(process, (str(tmp_path),), nprocs=2)
+def assert_steps_are_those_of_one_process(folder: Path) -> None:
     for name, options in CASES.items():
         expected = step(double_model(**options), labelled_batch())
         before = double_model(**options)
@@ -396,7 +392,7 @@ def test_a_step_of_two_processes_is_that_of_one(tmp_path):
         )
         assert len(losses) == 9 and expected["loss"] == pytest.approx(losses.mean().item(), rel=1e-12)
         for rank in range(2):
-            found = torch.load(tmp_path / f"{name}{rank}.pt", weights_only=True)
+            found = torch.load(folder / f"{name}{rank}.pt", weights_only=True)
             for key in expected:
                 torch.testing.assert_close(
                     found[key], expected[key], rtol=1e-12, atol=1e-14, msg=f"{name}: {key}"

@@ -109,7 +109,7 @@ def test_it_learns_the_language(finished: Path) -> None:
 
 def test_validation_loss_is_the_mean_over_hidden_word_pieces(prepared: Path, tmp_path: Path) -> None:
     model, data = build(prepared)
-    run = trainer(tmp_path, 1)
+    run = trainer(tmp_path, 1, limit_train_batches=3)
     run.fit(model, datamodule=data)
     (found,) = run.validate(model, datamodule=data, verbose=False)
     network = load_masked_language_model(tmp_path / "language_model").eval()
@@ -138,14 +138,16 @@ def test_dropout_is_on_in_training_and_off_in_validation(prepared: Path, tmp_pat
             seen.append(("validate", self._model.bert.encoder.training))
             super().validation_step(batch, batch_index)
 
-    trainer(tmp_path, 2).fit(Watched(architecture=SMALL, warmup_steps=1), datamodule=data)
+    trainer(tmp_path, 1, limit_train_batches=2).fit(
+        Watched(architecture=SMALL, warmup_steps=1), datamodule=data
+    )
     assert set(seen) == {("train", True), ("validate", False)}
 
 
 def test_export_is_the_best_not_the_last(prepared: Path, tmp_path: Path) -> None:
     """With the mode turned round, the best is the first epoch."""
     model, data = build(prepared)
-    trainer(tmp_path, 4, mode="max").fit(model, datamodule=data)
+    trainer(tmp_path, 2, mode="max").fit(model, datamodule=data)
     exported = load_masked_language_model(tmp_path / "language_model").state_dict()
     best = checkpoint_weights(tmp_path / "checkpoints" / "best.ckpt")
     assert all(
@@ -158,16 +160,18 @@ def test_export_is_the_best_not_the_last(prepared: Path, tmp_path: Path) -> None
 def test_a_resumed_run_ends_as_an_uninterrupted_one(prepared: Path, tmp_path: Path) -> None:
     """Without dropout (checkpoints hold no random state), whatever the random state at the restart."""
     ends = {}
-    for name, callbacks in (("whole", ()), ("parts", (_KilledAt(epoch=2),))):
+    for name, callbacks in (("whole", ()), ("parts", (_KilledAt(epoch=1),))):
         model, data = build(prepared, architecture=replace(SMALL, dropout=0.0))
         try:
-            trainer(tmp_path / name, 4, *callbacks).fit(model, datamodule=data)
+            trainer(tmp_path / name, 2, *callbacks, limit_train_batches=5).fit(model, datamodule=data)
         except _Killed:
             assert not (tmp_path / name / "language_model").exists()
             model, data = build(prepared, architecture=replace(SMALL, dropout=0.0))
             torch.manual_seed(99)
             last = tmp_path / name / "checkpoints" / "last.ckpt"
-            trainer(tmp_path / name, 4).fit(model, datamodule=data, ckpt_path=str(last))
+            trainer(tmp_path / name, 2, limit_train_batches=5).fit(
+                model, datamodule=data, ckpt_path=str(last)
+            )
         ends[name] = {
             **model.state_dict(),
             **load_masked_language_model(tmp_path / name / "language_model").state_dict(),
@@ -191,13 +195,14 @@ class _KilledAt(Callback):
 def test_a_run_killed_before_its_export_exports_when_resumed(prepared: Path, tmp_path: Path) -> None:
     """Also where its folder was moved in between."""
     model, data = build(prepared)
-    trainer(tmp_path / "old", 2).fit(model, datamodule=data)
+    trainer(tmp_path / "old", 1, limit_train_batches=3).fit(model, datamodule=data)
     expected = weights_fingerprint(load_masked_language_model(tmp_path / "old" / "language_model"))
     shutil.rmtree(tmp_path / "old" / "language_model")
     run = tmp_path / "new"
     shutil.move(tmp_path / "old", run)
     model, data = build(prepared)
-    trainer(run, 2).fit(model, datamodule=data, ckpt_path=str(run / "checkpoints" / "last.ckpt"))
+    last = str(run / "checkpoints" / "last.ckpt")
+    trainer(run, 1, limit_train_batches=3).fit(model, datamodule=data, ckpt_path=last)
     assert weights_fingerprint(load_masked_language_model(run / "language_model")) == expected
 
 
@@ -248,7 +253,7 @@ def test_same_seed_same_model(prepared: Path, tmp_path: Path) -> None:
     prints = []
     for name in ("one", "two"):
         model, data = build(prepared)
-        trainer(tmp_path / name, 1).fit(model, datamodule=data)
+        trainer(tmp_path / name, 1, limit_train_batches=4).fit(model, datamodule=data)
         prints.append(weights_fingerprint(load_masked_language_model(tmp_path / name / "language_model")))
     assert prints[0] == prints[1]
 

@@ -102,24 +102,24 @@ class Case:
 
 CASES = {
     "plain": Case(),
-    "two_workers": Case(data={"num_workers": 2}),
-    "accumulating": Case(trainer={"accumulate_grad_batches": 2}),
-    "accumulating_unevenly": Case(trainer={"accumulate_grad_batches": 4}),
-    "gradient_cache": Case(data={"contrastive_batch": 8}),
-    "views": Case(data={"views": 2, "sentences": "all"}),
-    "masked_language": Case({"masked_language_weight": 0.5}, text={"masked_language_head": True}),
-    "resampling": Case({"negative_weights": ResampleByTextSimilarity(), "image_to_text": 0.3}),
+    "accumulating_unevenly": Case(data={"num_workers": 2}, trainer={"accumulate_grad_batches": 4}),
+    "gradient_cache": Case(data={"contrastive_batch": 8}, trainer={"accumulate_grad_batches": 2}),
+    "all_options": Case(
+        {
+            "masked_language_weight": 0.5,
+            "negative_weights": ResampleByTextSimilarity(),
+            "image_to_text": 0.3,
+        },
+        data={"views": 2, "sentences": "all"},
+        trainer={"precision": "bf16-mixed", "log_every_n_steps": 4},
+        text={"masked_language_head": True},
+    ),
     "validating_often": Case(trainer={"val_check_interval": 0.5}),
     "validating_seldom": Case(trainer={"check_val_every_n_epoch": 2}),
     "validating_between": Case(trainer={"val_check_interval": 4}),
     "by_steps": Case(trainer={"max_steps": 15, "max_epochs": -1}),
     "by_steps_of_whole_epochs": Case(trainer={"max_steps": 12, "max_epochs": -1}),
-    "bfloat16": Case(trainer={"precision": "bf16-mixed"}),
-    "logging_seldom": Case(trainer={"log_every_n_steps": 4}),
-    "language_model": Case(of_language=True),
-    "language_model_workers": Case(
-        data={"num_workers": 2}, trainer={"accumulate_grad_batches": 2}, of_language=True
-    ),
+    "language_model": Case(data={"num_workers": 2}, trainer={"accumulate_grad_batches": 2}, of_language=True),
     "limited": Case(data={"batch_size": 2}, trainer={"limit_train_batches": 6}),
 }
 
@@ -224,10 +224,28 @@ def whole(embedded_set, small_bert, tmp_path_factory):
     return of
 
 
+VALIDATIONS = {
+    "plain": (3, 2),
+    "validating_seldom": (2, 2),
+    "validating_between": (4, 2),
+    "by_steps": (3, 2),
+    "by_steps_of_whole_epochs": (2, 1),
+}
+"""Validations of a whole run, and the epoch of the last one."""
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_killed_in_an_epoch(name, whole, embedded_set, small_bert, tmp_path):
+def test_killed_in_an_epoch_and_in_the_last_validation(name, whole, embedded_set, small_bert, tmp_path):
     last = 2 if name == "gradient_cache" else 5
-    kills = (Kill("on_train_batch_end", 0, last - 1, saved_until=1), Kill("on_train_batch_end", 1, last))
+    kills = [Kill("on_train_batch_end", 0, last - 1, saved_until=1), Kill("on_train_batch_end", 1, last)]
+    if name == "validating_often":
+        kills = [
+            Kill("on_train_batch_end", 0, 3),
+            Kill("on_validation_batch_end", 1, 0),
+            Kill("on_train_batch_end", 1, 4),
+        ]
+    if name in VALIDATIONS:
+        kills.append(Kill("on_validation_batch_end", VALIDATIONS[name][1], 1))
     run(CASES[name], tmp_path, embedded_set, small_bert, *kills)
     assert_same_run(whole(name), tmp_path)
 
@@ -253,36 +271,13 @@ def test_killed_at_any_moment(kill, whole, embedded_set, small_bert, tmp_path):
     assert_same_run(whole("plain"), tmp_path)
 
 
-def test_killed_after_a_validation_in_the_middle_of_an_epoch(whole, embedded_set, small_bert, tmp_path):
-    kills = (
-        Kill("on_train_batch_end", 0, 3),
-        Kill("on_validation_batch_end", 1, 0),
-        Kill("on_train_batch_end", 1, 4),
-    )
-    run(CASES["validating_often"], tmp_path, embedded_set, small_bert, *kills)
-    assert_same_run(whole("validating_often"), tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("name", "validations", "last_epoch"),
-    [
-        ("plain", 3, 2),
-        ("validating_seldom", 2, 2),
-        ("validating_between", 4, 2),
-        ("by_steps", 3, 2),
-        ("by_steps_of_whole_epochs", 2, 1),
-    ],
-)
-def test_training_ends_with_one_validation_also_if_killed_in_it(
-    name, validations, last_epoch, whole, embedded_set, small_bert, tmp_path
-):
+@pytest.mark.parametrize("name", VALIDATIONS)
+def test_training_ends_with_one_validation(name, whole):
     metrics = pd.read_csv(whole(name) / "metrics.csv")
     validated = metrics.loc[metrics["validate/loss"].notna(), "step"]
-    assert len(validated) == len(set(validated)) == validations
+    assert len(validated) == len(set(validated)) == VALIDATIONS[name][0]
     last = metrics["step"] == metrics["step"].max()
     assert metrics.loc[last, "validate/loss"].notna().any() and metrics.loc[last, "train/loss"].notna().any()
-    run(CASES[name], tmp_path, embedded_set, small_bert, Kill("on_validation_batch_end", last_epoch, 1))
-    assert_same_run(whole(name), tmp_path)
 
 
 class Signal(Callback):
@@ -299,30 +294,31 @@ class Signal(Callback):
             os.kill(os.getpid(), self.number)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
-@pytest.mark.parametrize("name", ["plain", "accumulating_unevenly"])
-def test_a_signal_loses_nothing(number, name, whole, embedded_set, small_bert, tmp_path):
-    before = signal.getsignal(number)
+SIGNALS: dict[str, list[tuple[Signal, int | None]]] = {
+    "plain": [
+        (Signal(signal.SIGTERM, "on_train_batch_end", 0, 2), 3),
+        (Signal(signal.SIGUSR1, "on_train_batch_end", 1, 2), 9),
+        (Signal(signal.SIGTERM, "on_validation_batch_end", 1, 0), None),
+        (Signal(signal.SIGINT, "on_train_batch_end", 2, 3), 16),
+    ],
+    # Gradients are accumulated over four batches: the step is finished first.
+    "accumulating_unevenly": [(Signal(signal.SIGTERM, "on_train_batch_end", 1, 2), 3)],
+}
+"""Signals, and the optimiser steps of the checkpoint that each leaves."""
+
+
+@pytest.mark.parametrize("name", SIGNALS)
+def test_a_signal_loses_nothing(name, whole, embedded_set, small_bert, tmp_path):
     case = CASES[name]
-    with pytest.raises(Stopped) as stopped:
-        train(
-            tmp_path,
-            *build(case, embedded_set, small_bert),
-            Signal(number, "on_train_batch_end", 1, 2),
-            minutes=1000.0,
-            **case.trainer,
-        )
-    assert stopped.value.code == 128 + number and signal.getsignal(number) == before
-    last = torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)
-    # Where gradients are accumulated over four batches, the step is finished first.
-    assert last["global_step"] == {"plain": 9, "accumulating_unevenly": 3}[name]
+    for stop, steps in SIGNALS[name]:
+        before = signal.getsignal(stop.number)
+        with pytest.raises(Stopped) as stopped:
+            train(tmp_path, *build(case, embedded_set, small_bert), stop, minutes=1000.0, **case.trainer)
+        assert stopped.value.code == 128 + stop.number and signal.getsignal(stop.number) == before
+        last = torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)
+        assert steps is None or last["global_step"] == steps
     run(case, tmp_path, embedded_set, small_bert)
     assert_same_run(whole(name), tmp_path)
-
-
-def test_a_signal_in_a_validation_stops_it_at_once(whole, embedded_set, small_bert, tmp_path):
-    run(CASES["plain"], tmp_path, embedded_set, small_bert, Signal(15, "on_validation_batch_end", 1, 0))
-    assert_same_run(whole("plain"), tmp_path)
 
 
 def test_a_signal_at_an_epochs_end_is_answered_there(whole, embedded_set, small_bert, tmp_path):
@@ -333,7 +329,7 @@ def test_a_signal_at_an_epochs_end_is_answered_there(whole, embedded_set, small_
 
 def test_what_is_drawn_after_training_does_not_depend_on_it(embedded_set, small_bert, tmp_path):
     """The seed of torch's generator is the program's own again, not that of the last batch."""
-    train(tmp_path, *build(CASES["plain"], embedded_set, small_bert), limit_val_batches=0, max_epochs=1)
+    train(tmp_path, *build(CASES["plain"], embedded_set, small_bert), limit_val_batches=0, max_steps=1)
     assert torch.initial_seed() == 3
 
 
@@ -353,7 +349,7 @@ def test_resuming_from_lightnings_own_checkpoints(whole, embedded_set, small_ber
         "enable_progress_bar": False,
         "enable_model_summary": False,
     }
-    for resume in (None, tmp_path / "step=8.ckpt", tmp_path / "step=16.ckpt"):
+    for resume in (None, tmp_path / "step=16.ckpt"):
         torch.rand(3)
         trainer = Trainer(callbacks=[ModelCheckpoint(tmp_path, "{step}", **keep)], **options)
         trainer.fit(*build(CASES["plain"], embedded_set, small_bert), ckpt_path=resume, weights_only=True)

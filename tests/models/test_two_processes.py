@@ -1,4 +1,4 @@
-"""Every objective in two processes takes the step of one process with the whole batch."""
+"""A step in two processes, by every objective and the classifier, equals that of one process with the whole batch."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from medclip_dcl.objectives import (
     TrueNegatives,
 )
 from medclip_dcl.similarity import LSE, GlobalCosine, LSENonLocal, NonLocal
+from tests.models import test_classifier as classifier
 
 IMAGES, SENTENCES = (3, 2), (4, 5)
 LM = LanguageModelClassProbability(a=0.25, k=0.1)
@@ -180,6 +181,7 @@ def process(rank: int, folder: str) -> None:
         found = step(build(name), part_of(batch(name), rank), world=2)
         if rank == 0:
             torch.save(found, Path(folder) / f"{name}.pt")
+    classifier.steps_of_two_processes(rank, Path(folder))
     dist.destroy_process_group()
 
 
@@ -199,6 +201,10 @@ def test_a_step_is_that_of_one_process(of_two_processes, name):
     assert any(name.endswith("grad") and expected[name].abs().max() > 1e-4 for name in expected)
     for key in expected:
         torch.testing.assert_close(found[key], expected[key], rtol=1e-10, atol=1e-12, msg=f"{name}: {key}")
+
+
+def test_a_step_of_the_classifier_is_that_of_one_process(of_two_processes):
+    classifier.assert_steps_are_those_of_one_process(of_two_processes)
 
 
 def test_the_objectives_differ():
