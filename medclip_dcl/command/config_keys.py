@@ -205,7 +205,7 @@ class _Given:
             now = _as_number(value) if isinstance(before, float) else value
             is_comparable = isinstance(before, str) == isinstance(now, str)
             if isinstance(before, plain) and isinstance(now, plain) and is_comparable:
-                differing |= differing_settings(before, now, name)
+                differing |= differing_settings(before, now, name).keys()
         if differing - {LENGTH}:
             raise run.other_run(differing, saved)
 
