@@ -1,4 +1,4 @@
-"""What a model learned, measured: Lightning callbacks, the results of a run on disk, and the run report."""
+"""Evaluation callbacks and the results of a run on disk."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # `python -m medclip_dcl.report` must not pay for Lightning.
+    # `python -m medclip_dcl.report` must not import Lightning.
     if name in _HOME:
         return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

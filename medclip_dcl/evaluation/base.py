@@ -1,8 +1,7 @@
-"""What the evaluation callbacks share: one value per image, gathered over processes, summarised once.
+"""Base class of the evaluation callbacks: measure each image, gather the values of all processes, summarise once.
 
-A callback measures each image while its features are at hand, keeps what it measured by dicom_id, and at the
-epoch's end puts the values of all processes together. So a result depends neither on the batch size nor on the
-number of processes, and an image that a padded loader served twice counts once.
+Values are kept by dicom_id. So a result depends neither on the batch size nor on the number of processes, and an image
+that a padded loader served twice counts once.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
@@ -36,17 +35,16 @@ _embedded: WeakKeyDictionary[ImageTextNetwork, dict[str, Tensor]] = WeakKeyDicti
 
 
 @dataclass
-class Findings:
-    """What one evaluation found.
+class EvaluationResult:
+    """Result of one evaluation: a section of results.json.
 
     Attributes:
         metrics: for results.json; None where a number cannot be given.
         scalars: name -> value for the logger, without the stage.
         protocol: every choice on which the metrics depend.
-        counts: what the metrics are averages over.
-        notes: what the reader must know: too few cases, nothing to evaluate.
-        predictions: a row for each case, from which the metrics can be computed again.
-        also: further sections of results.json that the same evaluation found, by their names.
+        counts: number of cases, images and patients behind the metrics.
+        notes: warnings for the reader, such as too few cases.
+        predictions: a row for each case, from which `medclip_dcl.evaluation.summaries` computes the metrics.
     """
 
     metrics: dict[str, Any]
@@ -55,18 +53,17 @@ class Findings:
     counts: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     predictions: pd.DataFrame = field(default_factory=pd.DataFrame)
-    also: dict[str, Findings] = field(default_factory=dict)
 
 
 class EvaluationCallback(Callback, ABC):
-    """Base class of the evaluations; a subclass says what it measures of an image and how that is summarised.
+    """Base class of the evaluations: a subclass measures images and summarises the values of all of them.
 
     Attributes:
         section: name of the evaluation in results.json and of its file in predictions/.
         stages: "validate", "test", or both.
         network_class: class of the network that it evaluates.
-        measured: what it measures of the model's output, by name.
-        found: of the last test; None before it.
+        measured: name of the model's output that it measures.
+        results: section of results.json -> result of the last test; empty before it.
         seconds: wall time of the last evaluation, without the encoders.
     """
 
@@ -76,7 +73,7 @@ class EvaluationCallback(Callback, ABC):
     measured: ClassVar[str] = "feature_map"
 
     def __init__(self) -> None:
-        self.found: Findings | None = None
+        self.results: dict[str, EvaluationResult] = {}
         self.seconds = 0.0
         self._tables: EvaluatedImages | None = None
         self._expected: set[str] = set()
@@ -84,10 +81,10 @@ class EvaluationCallback(Callback, ABC):
 
     @abstractmethod
     def prepare(self, tables: Any, stage: str) -> set[str]:
-        """Look at the cases before the first image: what is wrong with them is raised here.
+        """Check the cases before the first image.
 
         Args:
-            tables: what the datamodule's `evaluation(stage)` gives.
+            tables: of the datamodule's `evaluation(stage)`.
             stage: "validate" or "test".
 
         Returns:
@@ -98,7 +95,7 @@ class EvaluationCallback(Callback, ABC):
     def measure(
         self, network: Any, output: Float[Tensor, "image ..."], dicom_ids: Sequence[str]
     ) -> Mapping[str, Any]:
-        """What is kept of each image that this evaluation needs, by dicom_id; on the CPU.
+        """Values of each image that this evaluation needs, by dicom_id; on the CPU.
 
         Args:
             network: of `network_class`.
@@ -107,11 +104,11 @@ class EvaluationCallback(Callback, ABC):
         """
 
     @abstractmethod
-    def summarise(self, network: Any, values: Mapping[str, Any], tables: Any) -> Findings:
-        """Metrics of all images, from what was measured of each."""
+    def summarise(self, network: Any, values: Mapping[str, Any], tables: Any) -> dict[str, EvaluationResult]:
+        """Result of each section of results.json, from the values of all images."""
 
     def figures(self, load_image: Any) -> Iterator[tuple[str, Figure]]:
-        """Names and figures of the last test; ``load_image(dicom_id)`` is the prepared image."""
+        """Names and figures of the last test; ``load_image(dicom_id)`` gives the prepared image."""
         yield from ()
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -146,7 +143,7 @@ class EvaluationCallback(Callback, ABC):
         self._collect(pl_module, outputs)
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.found = self._finish(pl_module, "test")
+        self.results = self._finish(pl_module, "test")
 
     def _begin(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._tables = None
@@ -171,30 +168,30 @@ class EvaluationCallback(Callback, ABC):
         self._values.update(self.measure(self._network(pl_module), output, dicom_ids))
         self.seconds += time.perf_counter() - started
 
-    def _finish(self, pl_module: LightningModule, stage: str) -> Findings | None:
+    def _finish(self, pl_module: LightningModule, stage: str) -> dict[str, EvaluationResult]:
         if self._tables is None:
-            return None
+            return {}
         started = time.perf_counter()
         tables, self._tables = self._tables, None
         values = {key: value for part in gather_objects(self._values) for key, value in part.items()}
         self._values = {}
-        found = self.summarise(self._network(pl_module), dict(sorted(values.items())), tables)
+        results = self.summarise(self._network(pl_module), dict(sorted(values.items())), tables)
         n_missing = len(self._expected - values.keys())
-        sections = {self.section: found, **found.also}
-        for name, one in sections.items() if n_missing else ():
-            one.notes.append(
-                f"{name}: {n_missing} of {len(self._expected)} images were not evaluated: the run was limited to some"
-                " batches"
-            )
-        for note in (note for one in sections.values() for note in one.notes):
-            rank_zero_warn(f"{stage}: {note}", category=UserWarning)
-        for name, value in (item for one in sections.values() for item in one.scalars.items()):
-            if stage == "test" and math.isnan(value):
-                continue
-            # Every process has all values and computes the same; averaging them changes nothing.
-            pl_module.log(f"{stage}/{name}", value, batch_size=1, sync_dist=True, prog_bar=name == "auc")
+        for section, result in results.items():
+            if n_missing:
+                result.notes.append(
+                    f"{section}: {n_missing} of {len(self._expected)} images were not evaluated: the run was limited"
+                    " to some batches"
+                )
+            for note in result.notes:
+                rank_zero_warn(f"{stage}: {note}", category=UserWarning)
+            for name, value in result.scalars.items():
+                if stage == "test" and math.isnan(value):
+                    continue
+                # Every process has all values and computes the same; averaging them changes nothing.
+                pl_module.log(f"{stage}/{name}", value, batch_size=1, sync_dist=True, prog_bar=name == "auc")
         self.seconds += time.perf_counter() - started
-        return found
+        return results
 
     def _network(self, pl_module: LightningModule) -> nn.Module:
         network = getattr(pl_module, "network", None)
@@ -207,7 +204,7 @@ class EvaluationCallback(Callback, ABC):
 
 
 def forget_texts(network: ImageTextNetwork) -> None:
-    """Let `embed_texts` encode anew: the network may have been trained since."""
+    """Empty the cache of `embed_texts`: the network may have been trained since."""
     _embedded.pop(network, None)
 
 
@@ -227,7 +224,7 @@ def embed_texts(network: ImageTextNetwork, texts: Sequence[str]) -> Float[Tensor
 
 
 def embed_anew(network: ImageTextNetwork, texts: Sequence[str]) -> Float[Tensor, "sentence dim"]:
-    """Sentence embeddings in float32, of which none is kept; see `embed_texts`."""
+    """Sentence embeddings in float32, without the cache of `embed_texts`."""
     embeddings = network.embed_texts(texts).float()
     n_nan = int(embeddings.isnan().any(dim=1).sum())
     if n_nan:
@@ -253,34 +250,25 @@ def subject_ids(tables: EvaluatedImages, dicom_ids: pd.Series) -> pd.Series:
 
 
 def punctuation(network: ImageTextNetwork) -> str:
-    """For the protocol: what the text encoder does to the end of a prompt or phrase, as it did in training."""
+    """Protocol entry: whether the text encoder ends prompts and phrases with a period, as in training."""
     if getattr(network.text_encoder, "final_period", False):
         return "a period is added where there is no closing mark"
     return "as given"
 
 
 def finding_key(finding: str) -> str:
-    """A finding in the name of a logged figure."""
+    """A finding as part of a logged name."""
     return finding.lower().replace(" ", "_")
 
 
-def check_choice(owner: str, name: str, value: str, choices: Iterable[str]) -> None:
-    """Refuse a word that is not among the choices.
-
-    Raises:
-        ValueError: names the option, the choices and the word.
-    """
-    listed = list(choices)
-    if value not in listed:
-        raise UserError(f"{owner}: {name} must be one of {', '.join(listed)}: found {value!r}")
+def check_choice(owner: str, name: str, value: str, choices: Collection[str]) -> None:
+    """Refuse a value that is not among the choices."""
+    if value not in choices:
+        raise UserError(f"{owner}: {name} must be one of {', '.join(choices)}: found {value!r}")
 
 
 def evaluation_tables(trainer: Trainer, stage: str) -> Any:
-    """What the datamodule's `evaluation(stage)` gives.
-
-    Raises:
-        ValueError: the trainer has no datamodule of that kind.
-    """
+    """Tables of the datamodule's `evaluation(stage)`."""
     datamodule: Any = getattr(trainer, "datamodule", None)
     if not hasattr(datamodule, "evaluation"):
         raise UserError(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float
@@ -14,10 +16,12 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from medclip_dcl.data.image_text import EvaluationTables
+from medclip_dcl.data.images import EvaluatedImages
 from medclip_dcl.errors import UserError
+from medclip_dcl.evaluation import summaries
 from medclip_dcl.evaluation.base import (
     EvaluationCallback,
-    Findings,
+    EvaluationResult,
     check_choice,
     embed_texts,
     evaluation_tables,
@@ -28,7 +32,6 @@ from medclip_dcl.evaluation.base import (
 )
 from medclip_dcl.evaluation.figures import roc_figure
 from medclip_dcl.findings import CHEX5, read_prompts, require_labelled
-from medclip_dcl.metrics import mean_over_findings, zero_shot_metrics
 from medclip_dcl.networks.image_text import ImageTextNetwork
 
 NO_CASES = "no image has a label of these findings: zero-shot classification is not measured"
@@ -37,7 +40,7 @@ ENSEMBLES = {
     "scores": "mean of the prompts' scores",
     "embeddings": "score of the mean of the prompts' embeddings of length 1",
 }
-"""How several prompts speak together -> what results.json says."""
+"""Ensemble of prompts -> its entry in results.json."""
 
 
 class ZeroShotClassification(EvaluationCallback):
@@ -51,12 +54,12 @@ class ZeroShotClassification(EvaluationCallback):
     ``<stage>/acc_<finding>`` (lower case, underscores).
 
     Args:
-        prompts: finding -> (negative, positive), for any finding that the data set labels; each is a prompt, or a
-            list of several that speak together. Or a YAML file of such pairs (configs/prompts/chexpert14.yaml).
-            null for CheX5's five pairs, of which the set may label any or none.
-        ensemble: how several prompts speak together. "scores": the mean of their scores, which is defined for every
-            similarity; "embeddings": the score of the mean of their embeddings of length 1, as CLIP has it (choice,
-            not from the paper). A single prompt is the same by both.
+        prompts: finding -> (negative, positive), for any finding that the data set labels; each is a prompt or a list
+            of prompts, an ensemble. Or a YAML file of such pairs (configs/prompts/chexpert14.yaml). null for CheX5's
+            five pairs, of which the set may label any or none.
+        ensemble: "scores": the mean of the prompts' scores, which is defined for every similarity; "embeddings": the
+            score of the mean of their normalised embeddings, as in CLIP (choice, not from the paper). For a single
+            prompt both are the same.
         min_cases: positive and negative cases, each, that a finding needs; with fewer it gets no number and a
             warning says so (choice, not from the paper).
 
@@ -90,7 +93,7 @@ class ZeroShotClassification(EvaluationCallback):
             require_labelled(self.prompts, labelled, "ZeroShotClassification: prompts")
 
     def prepare(self, tables: EvaluationTables, stage: str) -> set[str]:
-        # A set without any label, as many hospitals', is tested in the rest.
+        # A data set without labels is still tested for grounding and retrieval.
         if not self.is_default and tables.labelled:
             require_labelled(self.prompts, tables.labelled, "ZeroShotClassification: prompts")
         asked = tables.cases["finding"].isin(self.prompts)
@@ -103,30 +106,18 @@ class ZeroShotClassification(EvaluationCallback):
         feature_map: Float[Tensor, "image dim region_row region_column"],
         dicom_ids: Sequence[str],
     ) -> dict[str, list[float]]:
-        """Scores of all negative prompts, then of all positive prompts, for each image that has a label."""
-        by_image = self.scores(network, feature_map).T.tolist()
-        return {
-            dicom_id: row
-            for dicom_id, row in zip(dicom_ids, by_image, strict=True)
-            if dicom_id in self._labelled
-        }
+        """:meth:`scores` of each image that has a label."""
+        by_image = dict(zip(dicom_ids, self.scores(network, feature_map).T.tolist(), strict=True))
+        return {dicom_id: row for dicom_id, row in by_image.items() if dicom_id in self._labelled}
 
     def scores(
         self,
         network: ImageTextNetwork,
         feature_map: Float[Tensor, "image dim region_row region_column"],
-    ) -> Float[Tensor, "prompt image"]:
-        """Scores of each finding's negative prompts, then of each one's positive prompts."""
-        negative, positive = zip(*self.prompts.values(), strict=True)
-        return self._scores(network, feature_map, [*negative, *positive])
-
-    def _scores(
-        self,
-        network: ImageTextNetwork,
-        feature_map: Float[Tensor, "image dim region_row region_column"],
-        ensembles: Sequence[tuple[str, ...]],
     ) -> Float[Tensor, "ensemble image"]:
-        """One score for each ensemble of prompts and image."""
+        """Scores of each finding's negative prompts, then of each finding's positive prompts."""
+        negative, positive = zip(*self.prompts.values(), strict=True)
+        ensembles = [*negative, *positive]
         embeddings = embed_texts(network, [text for texts in ensembles for text in texts])
         sizes = [len(texts) for texts in ensembles]
         if self.ensemble == "embeddings":
@@ -140,110 +131,105 @@ class ZeroShotClassification(EvaluationCallback):
 
     def summarise(
         self, network: ImageTextNetwork, values: Mapping[str, Any], tables: EvaluationTables
-    ) -> Findings:
-        cases = self._cases(values, tables)
-        by_finding = {}
-        for finding in self.prompts:
-            rows = cases[cases["finding"] == finding]
-            by_finding[finding] = zero_shot_metrics(
-                torch.tensor(rows["score_positive"].to_numpy(dtype="float64")),
-                torch.tensor(rows["score_negative"].to_numpy(dtype="float64")),
-                torch.tensor(rows["label"].to_numpy(dtype="int64")),
-                self.min_cases,
-            )
-        average = mean_over_findings(by_finding.values())
-        nan = float("nan")
-        scalars = {
-            "auc": nan if average.auc is None else average.auc,
-            "acc": nan if average.acc is None else average.acc,
-        }
-        notes = []
+    ) -> dict[str, EvaluationResult]:
+        cases = measured_cases(tables.cases, list(self.prompts), values, tables)
+        rows = [(values[d], place) for d, place in zip(cases["dicom_id"], cases["place"], strict=True)]
+        cases = cases.assign(
+            score_positive=[row[len(self.prompts) + place] for row, place in rows],
+            score_negative=[row[place] for row, place in rows],
+        )
+        cases = cases[COLUMNS].astype({"score_positive": "float64", "score_negative": "float64"})
+        found = classification_result(cases, list(self.prompts), self.min_cases, tables.labelled)
         if cases.empty:
             others = f"; the set labels {', '.join(tables.labelled)} (--prompts)" if tables.labelled else ""
-            notes.append(f"{NO_CASES}{others}")
-        for finding, found in by_finding.items():
-            if finding not in tables.labelled and not cases.empty:
-                notes.append(f"{finding}: no AUC and accuracy: the data set does not label it")
-                continue
-            if found.auc is None or found.acc is None:
-                if cases.empty:
-                    continue
-                notes.append(
-                    f"{finding}: no AUC and accuracy from {found.positives} positive and {found.negatives} negative"
-                    f" cases; at least {self.min_cases} of each are needed (min_cases)"
-                )
-                continue
-            key = finding_key(finding)
-            scalars[f"auc_{key}"], scalars[f"acc_{key}"] = found.auc, found.acc
-        return Findings(
-            metrics={
-                "auc": average.auc,
-                "acc": average.acc,
-                "n_findings": sum(found.auc is not None for found in by_finding.values()),
-                "by_finding": {
-                    finding: {"auc": found.auc, "acc": found.acc} for finding, found in by_finding.items()
-                },
+            found.notes = [f"{NO_CASES}{others}"]
+        is_ensemble = any(len(texts) > 1 for pair in self.prompts.values() for texts in pair)
+        found.protocol = {
+            "view": str(tables.view),
+            "prompts": {
+                finding: {"negative": _in_words(pair[0]), "positive": _in_words(pair[1])}
+                for finding, pair in self.prompts.items()
             },
-            scalars=scalars,
-            protocol={
-                "view": str(tables.view),
-                "prompts": {
-                    finding: {"negative": _in_words(pair[0]), "positive": _in_words(pair[1])}
-                    for finding, pair in self.prompts.items()
-                },
-                "prompt_ensemble": (
-                    ENSEMBLES[self.ensemble]
-                    if any(len(texts) > 1 for pair in self.prompts.values() for texts in pair)
-                    else "none"
-                ),
-                "prompt_punctuation": punctuation(network),
-                "score": "similarity logit / gamma^2",
-                "auc": "of score(positive) - score(negative)",
-                "acc": "label of the prompt with the higher score, negative where they tie",
-                "min_cases": self.min_cases,
-                "average": "over the findings with enough cases",
-            },
-            counts={
-                "images": int(cases["dicom_id"].nunique()),
-                "patients": int(cases["subject_id"].nunique()),
-                "by_finding": {
-                    finding: {"positives": found.positives, "negatives": found.negatives}
-                    for finding, found in by_finding.items()
-                },
-            },
-            notes=notes,
-            predictions=cases,
-        )
+            "prompt_ensemble": ENSEMBLES[self.ensemble] if is_ensemble else "none",
+            "prompt_punctuation": punctuation(network),
+            "score": "similarity logit / gamma^2",
+            "auc": "of score(positive) - score(negative)",
+            "acc": "label of the prompt with the higher score, negative where they tie",
+            "min_cases": self.min_cases,
+            "average": "over the findings with enough cases",
+        }
+        return {self.section: found}
 
     def figures(self, load_image: Any) -> Iterator[tuple[str, Figure]]:
         """ROC curves of the findings that have enough cases."""
-        assert self.found is not None
-        aucs = {name: found["auc"] for name, found in self.found.metrics["by_finding"].items()}
-        if any(auc is not None for auc in aucs.values()):
-            yield "roc", roc_figure(self.found.predictions, aucs)
+        yield from roc_figures(self.results[self.section])
 
-    def _cases(self, values: Mapping[str, Any], tables: EvaluationTables) -> pd.DataFrame:
-        """A row for each image and finding with a label, in the order of the prompts."""
-        order = {finding: position for position, finding in enumerate(self.prompts)}
-        cases = tables.cases[tables.cases["finding"].isin(order) & tables.cases["dicom_id"].isin(values)]
-        cases = cases.assign(
-            subject_id=subject_ids(tables, cases["dicom_id"]),
-            label=cases["label"].astype("int64"),
-            score_negative=[
-                values[d][order[f]] for d, f in zip(cases["dicom_id"], cases["finding"], strict=True)
-            ],
-            score_positive=[
-                values[d][order[f] + len(order)]
-                for d, f in zip(cases["dicom_id"], cases["finding"], strict=True)
-            ],
-        )
-        rank = cases["finding"].map(order)
-        cases = cases.assign(_rank=rank).sort_values(["_rank", "dicom_id"])
-        return (
-            cases[COLUMNS]
-            .astype({"score_positive": "float64", "score_negative": "float64"})
-            .reset_index(drop=True)
-        )
+
+def measured_cases(
+    labels: pd.DataFrame, findings: Sequence[str], values: Mapping[str, Any], tables: EvaluatedImages
+) -> pd.DataFrame:
+    """Cases of the measured images, finding by finding, with subject_id and the finding's `place` in the list."""
+    places = {finding: place for place, finding in enumerate(findings)}
+    cases = labels[labels["finding"].isin(places) & labels["dicom_id"].isin(values)]
+    cases = cases.assign(
+        subject_id=subject_ids(tables, cases["dicom_id"]),
+        label=cases["label"].astype("int64"),
+        place=cases["finding"].map(places),
+    )
+    return cases.sort_values(["place", "dicom_id"]).reset_index(drop=True)
+
+
+def classification_result(
+    cases: pd.DataFrame, findings: Sequence[str], min_cases: int, labelled: Collection[str]
+) -> EvaluationResult:
+    """Numbers of each finding and their averages, with a note for each finding that has too few cases.
+
+    Args:
+        cases: predictions, by two prompts or by logits.
+        findings: of the evaluation; some may have no case.
+        min_cases: positive and negative cases, each, that a finding needs.
+        labelled: findings that the data set labels.
+    """
+    # results.json holds these numbers in single precision.
+    numbers = summaries.classification(
+        cases, summaries.once(cases), min_cases, findings=findings, dtype=np.float32
+    )
+    by_finding = summaries.values_of(numbers.pop("by_finding"))
+    averages = summaries.values_of(numbers)
+    scalars = {name: math.nan if value is None else value for name, value in averages.items()}
+    counts, notes = {}, []
+    for finding, found in by_finding.items():
+        labels = cases.loc[cases["finding"] == finding, "label"]
+        positives, negatives = int((labels == 1).sum()), int((labels == 0).sum())
+        counts[finding] = {"positives": positives, "negatives": negatives}
+        if found["auc"] is not None:
+            scalars |= {f"{name}_{finding_key(finding)}": value for name, value in found.items()}
+        elif finding in labelled:
+            notes.append(
+                f"{finding}: no AUC and accuracy from {positives} positive and {negatives} negative cases; at least"
+                f" {min_cases} of each are needed (min_cases)"
+            )
+        else:
+            notes.append(f"{finding}: no AUC and accuracy: the data set does not label it")
+    n_findings = sum(found["auc"] is not None for found in by_finding.values())
+    return EvaluationResult(
+        metrics={**averages, "n_findings": n_findings, "by_finding": by_finding},
+        scalars=scalars,
+        counts={
+            "images": int(cases["dicom_id"].nunique()),
+            "patients": int(cases["subject_id"].nunique()),
+            "by_finding": counts,
+        },
+        notes=notes,
+        predictions=cases,
+    )
+
+
+def roc_figures(result: EvaluationResult) -> Iterator[tuple[str, Figure]]:
+    """ROC curves of a classification, if a finding has enough cases."""
+    aucs = {name: found["auc"] for name, found in result.metrics["by_finding"].items()}
+    if any(auc is not None for auc in aucs.values()):
+        yield "roc", roc_figure(result.predictions, aucs)
 
 
 def _in_words(texts: tuple[str, ...]) -> str | list[str]:

@@ -15,7 +15,7 @@ from torch.nn.functional import normalize
 
 from medclip_dcl.data.image_text import EvaluationTables
 from medclip_dcl.errors import UserError
-from medclip_dcl.evaluation.base import EvaluationCallback, Findings, subject_ids
+from medclip_dcl.evaluation.base import EvaluationCallback, EvaluationResult, subject_ids
 from medclip_dcl.evaluation.figures import embedding_map_figure
 from medclip_dcl.findings import CHEX5
 from medclip_dcl.networks.image_text import ImageTextNetwork
@@ -27,12 +27,12 @@ SEVERAL, NONE = "several", "none of them"
 class EmbeddingMap(EvaluationCallback):
     """t-SNE of the mean region, normalised, of each test image with a case of CheX5 (van der Maaten & Hinton, 2008).
 
-    An image is coloured by its CheX5 finding if it has exactly one; it is a picture to look at, not a measurement:
-    distances between groups mean little.
+    An image is coloured by its CheX5 finding if it has exactly one. It is not a measurement: distances between groups
+    mean little.
 
     Args:
-        perplexity: how many neighbours an image has, roughly; lowered where there are few images.
-        most_images: of more, so many are drawn at random.
+        perplexity: approximate number of neighbours of an image; lowered for few images.
+        most_images: of more images, this many are drawn at random.
         seed: of that draw and of t-SNE.
 
     Raises:
@@ -76,7 +76,7 @@ class EmbeddingMap(EvaluationCallback):
 
     def summarise(
         self, network: ImageTextNetwork, values: Mapping[str, Any], tables: EvaluationTables
-    ) -> Findings:
+    ) -> dict[str, EvaluationResult]:
         dicom_ids = pd.Series(list(values), dtype=object)
         places = embedding_map(np.array(list(values.values())), self.perplexity, self.seed)
         groups = groups_of_images(tables.cases).reindex(dicom_ids)
@@ -89,7 +89,7 @@ class EmbeddingMap(EvaluationCallback):
                 "y": places[:, 1],
             }
         )
-        return Findings(
+        result = EvaluationResult(
             metrics={},
             scalars={},
             protocol={
@@ -105,12 +105,13 @@ class EmbeddingMap(EvaluationCallback):
             },
             predictions=cases[COLUMNS],
         )
+        return {self.section: result}
 
     def figures(self, load_image: Any) -> Iterator[tuple[str, Figure]]:
         """One point for each image."""
-        assert self.found is not None
-        if len(self.found.predictions):
-            yield "embedding_map", embedding_map_figure(self.found.predictions)
+        predictions = self.results[self.section].predictions
+        if len(predictions):
+            yield "embedding_map", embedding_map_figure(predictions)
 
 
 def embedding_map(

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from medclip_dcl.data.image_text import EvaluationTables
 from medclip_dcl.errors import UserError
+from medclip_dcl.evaluation import summaries
 from medclip_dcl.evaluation.base import (
     EvaluationCallback,
-    Findings,
+    EvaluationResult,
     check_choice,
     embed_texts,
     punctuation,
@@ -30,30 +31,18 @@ from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.pictures.geometry import Seen, View
 from medclip_dcl.similarity import INTERPOLATIONS, at_image_size, cosine_heat_maps
 
-COLUMNS = [
-    "dicom_id",
-    "subject_id",
-    "category",
-    "phrase",
-    "box",
-    "x",
-    "y",
-    "w",
-    "h",
-    "cnr",
-    "cnr_signed",
-    "miou",
-    "pair_cnr_signed",
-    "pair_miou",
-]
-"""Columns of the predictions; pair_*: of the union of the boxes that the phrase has on the image, on each of them."""
+COLUMNS = (
+    ["dicom_id", "subject_id", "category", "phrase", "box", "x", "y", "w", "h"]
+    + ["cnr", "cnr_signed", "miou", "pair_cnr_signed", "pair_miou"]
+)  # fmt: skip
+"""Columns of the predictions; pair_*: of the union of the phrase's boxes on the image, repeated for each of them."""
 
 HEAT_MAP_SIZES = ("original", "model")
 REGION_CENTRES = {
     "cell": "of each region's cell",
     "receptive_field": "of each region's receptive field",
 }
-"""Where a region lies -> what results.json says."""
+"""Place of a region -> its entry in results.json."""
 
 _TRUNCATE = 4.0
 _SHOWN_PIXELS = 700
@@ -78,28 +67,27 @@ class Box(NamedTuple):
 class Grounding(EvaluationCallback):
     """Contrast-to-noise ratio and mean IoU of each box, averaged over boxes, and over image-phrase pairs.
 
-    The heat map holds the cosine of each region with the phrase, enlarged to the size of the image, which the model
-    sees as a whole: no box falls outside the view. No min-max: raw cosines (choices, not from the paper). Where the
-    model sees a part of the image only, the pixels of that part count; a box outside it has a mIoU of 0 and no CNR.
+    The heat map holds the cosine of each region with the phrase, enlarged to the size of the image, without min-max
+    scaling (choices, not from the paper). Where the model sees a part of the image only, the pixels of that part count;
+    a box outside it has a mIoU of 0 and no CNR.
 
     Logs ``test/cnr``, ``test/cnr_signed``, ``test/miou`` (over boxes) and ``test/pair_cnr``,
     ``test/pair_cnr_signed``, ``test/pair_miou`` (over image-phrase pairs, each with the union of its boxes).
 
     Args:
-        examples: heat maps drawn of the best, of the median and of the worst boxes by signed CNR, each.
+        examples: number of heat maps drawn of each of the best, the median and the worst boxes by signed CNR.
         heat_map_size: "original" evaluates in pixels of the original image; "model" in pixels of the model's input,
             to which the boxes are scaled (choice, not from the paper).
         interpolation: "bilinear" between the regions' centres, or "nearest" centre.
         smoothing: sigma of a Gaussian over the enlarged map, in its pixels; cut at 4 sigma, the map continued by its
             edge values. 0 for none.
-        region_centres: where a region lies. "cell": in the middle of its cell, as ``interpolate(align_corners=False)``
-            and RoIAlign have it; "receptive_field": on the pixel that its receptive field is centred on, half a cell
-            further up and left in a ResNet, see ``RegionEncoder.region_centre`` (choice, not from the paper: what
-            trained regions show lies between the two).
+        region_centres: place of a region. "cell": in the middle of its cell, as in
+            ``interpolate(align_corners=False)`` and RoIAlign; "receptive_field": on the pixel that its receptive field
+            is centred on, half a cell further up and left in a ResNet, see ``RegionEncoder.region_centre`` (choice, not
+            from the paper; trained regions lie between the two).
 
     Raises:
-        ValueError: ``examples`` below 0; a negative or infinite ``smoothing``; another word than those above; on test
-            a box that covers no pixel of the evaluated size.
+        ValueError: an option out of its range; on test a box that covers no pixel of the evaluated size.
     """
 
     section = "grounding"
@@ -145,7 +133,7 @@ class Grounding(EvaluationCallback):
         feature_map: Float[Tensor, "image dim region_row region_column"],
         dicom_ids: Sequence[str],
     ) -> dict[str, dict[str, Any]]:
-        """Metrics of each box and of each phrase of an image, and its heat maps at the regions' resolution."""
+        """Agreement of each box and of each phrase of an image, and its heat maps at the regions' resolution."""
         return {
             dicom_id: self._measure_image(network, feature_map[index], dicom_id)
             for index, dicom_id in enumerate(dicom_ids)
@@ -158,37 +146,44 @@ class Grounding(EvaluationCallback):
         feature_map: Float[Tensor, "dim region_row region_column"],
         dicom_id: str,
     ) -> dict[str, Any]:
+        boxes = self._boxes[dicom_id]
         height, width = self._evaluated_size(network, feature_map, dicom_id)
-        down, across = (
-            size / original for size, original in zip((height, width), self._sizes[dicom_id], strict=True)
-        )
         square = self._view.of(height, width, self._sizes[dicom_id])
         part = square.within(height, width)
         centre = region_centre(network, self.region_centres)
-        measured: dict[str, Any] = {
-            "boxes": {},
-            "pairs": {},
-            "maps": {},
-            "size": (height, width),
-            "unseen": 0,
-        }
-        for phrase in dict.fromkeys(box.phrase for box in self._boxes[dicom_id]):
+        seen = {box.row: self._rectangle(box, dicom_id, height, width).within(*part) for box in boxes}
+        maps, of_boxes, of_pairs = {}, {}, {}
+        for phrase in dict.fromkeys(box.phrase for box in boxes):
             regions = cosine_heat_maps(feature_map, embed_texts(network, [phrase]))[0]
-            measured["maps"][phrase] = regions.cpu().numpy()
+            maps[phrase] = regions.cpu().numpy()
             boxed = BoxedHeatMap(self._enlarged(regions, square, part, centre))
-            seen = {
-                box.row: _rectangle(box, dicom_id, height, width, down, across).within(*part)
-                for box in self._boxes[dicom_id]
-                if box.phrase == phrase
-            }
-            of_boxes = {row: _agreement(boxed, [box]) for row, box in seen.items()}
-            measured["boxes"].update(of_boxes)
+            rows = [box.row for box in boxes if box.phrase == phrase]
+            for row in rows:
+                of_boxes[row] = _agreement(boxed, [seen[row]])
             # The pair of a single box is that box.
-            measured["pairs"][phrase] = (
-                next(iter(of_boxes.values())) if len(seen) == 1 else _agreement(boxed, list(seen.values()))
-            )
-            measured["unseen"] += sum(box is None for box in seen.values())
-        return measured
+            is_single = len(rows) == 1
+            of_pairs[phrase] = of_boxes[rows[0]] if is_single else _agreement(boxed, [seen[r] for r in rows])
+        return {
+            "boxes": of_boxes,
+            "pairs": of_pairs,
+            "maps": maps,
+            "size": (height, width),
+            "unseen": sum(box is None for box in seen.values()),
+        }
+
+    def _rectangle(self, box: Box, dicom_id: str, height: int, width: int) -> Rectangle:
+        """Pixels of a box in the evaluated heat map of (height, width)."""
+        original_height, original_width = self._sizes[dicom_id]
+        down, across = height / original_height, width / original_width
+        x, y, w, h = box.x * across, box.y * down, box.w * across, box.h * down
+        try:
+            return box_bounds(x, y, w, h, image_height=height, image_width=width)
+        except ValueError as error:
+            # `boxes_by_image` has checked the boxes in pixels of the original image.
+            raise UserError(
+                f"image {dicom_id}: box (x={box.x:g}, y={box.y:g}, w={box.w:g}, h={box.h:g}) covers no whole pixel of"
+                f' the model\'s {width} x {height} input; evaluate with heat_map_size: "original"'
+            ) from error
 
     def _evaluated_size(
         self,
@@ -200,9 +195,10 @@ class Grounding(EvaluationCallback):
         if self.heat_map_size == "original":
             return self._sizes[dicom_id]
         rows, columns = feature_map.shape[1:]
-        # Of the whole image, however much of it the regions cover; padding is none of it.
-        sides = (count * network.stride * self._view.size / self._view.seen for count in (rows, columns))
-        down, across = sides
+        # Size of the whole image, of which the regions may cover a part; padding is not a part of it.
+        down, across = (
+            count * network.stride * self._view.size / self._view.seen for count in (rows, columns)
+        )
         shown = self._view.shown(*self._sizes[dicom_id], sizes=(down, across))
         return shown.height, shown.width
 
@@ -213,7 +209,7 @@ class Grounding(EvaluationCallback):
         part: Seen,
         centre: float,
     ) -> Float[Tensor, "height width"]:
-        """The heat map of the square that the model sees, of which a part lies in the image."""
+        """Heat map of the part of the image that lies in the square that the model sees."""
         heat_map = at_image_size(regions, square.height, square.width, centre, self.interpolation)
         if self.smoothing:
             heat_map = gaussian_smoothed(heat_map, self.smoothing)
@@ -221,39 +217,29 @@ class Grounding(EvaluationCallback):
 
     def summarise(
         self, network: ImageTextNetwork, values: Mapping[str, Any], tables: EvaluationTables
-    ) -> Findings:
+    ) -> dict[str, EvaluationResult]:
         self._maps = {dicom_id: value["maps"] for dicom_id, value in values.items()}
         self._evaluated_sizes = {dicom_id: value["size"] for dicom_id, value in values.items()}
         self._centre = region_centre(network, self.region_centres)
-        by_box = {box: row for value in values.values() for box, row in value["boxes"].items()}
+        by_box = {box: found for value in values.values() for box, found in value["boxes"].items()}
         boxes = tables.boxes[tables.boxes.index.isin(by_box)]
+        of_boxes = [by_box[box] for box in boxes.index]
+        of_pairs = [values[d]["pairs"][p] for d, p in zip(boxes["dicom_id"], boxes["phrase"], strict=True)]
         cases = boxes.assign(
             subject_id=subject_ids(tables, boxes["dicom_id"]),
             box=boxes.index.astype("int64"),
-            **{
-                name: np.array([by_box[index][name] for index in boxes.index], dtype="float64")
-                for name in ("cnr_signed", "miou")
-            },
-        )
-        of_pairs = [values[d]["pairs"][p] for d, p in zip(cases["dicom_id"], cases["phrase"], strict=True)]
-        cases = cases.assign(
-            cnr=cases["cnr_signed"].abs(),
-            **{
-                f"pair_{name}": np.array([pair[name] for pair in of_pairs], dtype="float64")
-                for name in ("cnr_signed", "miou")
-            },
+            cnr_signed=np.array([found.cnr_signed for found in of_boxes], dtype="float64"),
+            cnr=np.abs(np.array([found.cnr_signed for found in of_boxes], dtype="float64")),
+            miou=np.array([found.miou for found in of_boxes], dtype="float64"),
+            pair_cnr_signed=np.array([found.cnr_signed for found in of_pairs], dtype="float64"),
+            pair_miou=np.array([found.miou for found in of_pairs], dtype="float64"),
         )[COLUMNS].reset_index(drop=True)
-        pairs = pd.DataFrame(
-            [row for value in values.values() for row in value["pairs"].values()],
-            columns=["cnr_signed", "miou"],
-            dtype="float64",
-        )
-        pairs = pairs.assign(cnr=pairs["cnr_signed"].abs())
-        overall, by_pair = _averages(cases), _averages(pairs)
-        scalars = {**overall, **{f"pair_{name}": value for name, value in by_pair.items()}}
+        metrics = summaries.values_of(summaries.grounding(cases, summaries.once(cases)))
+        scalars = {name: metrics[name] for name in summaries.GROUNDING}
+        scalars |= {f"pair_{name}": value for name, value in metrics["by_pair"].items()}
         n_undefined = int((~np.isfinite(cases["cnr_signed"])).sum())
-        notes = [NO_BOXES] if cases.empty else []
         n_unseen = sum(value["unseen"] for value in values.values())
+        notes = [NO_BOXES] if cases.empty else []
         if n_unseen:
             notes.append(
                 f"{n_unseen} of {len(cases)} boxes lie outside the {self._view} that the model sees: mIoU 0, no CNR"
@@ -263,14 +249,8 @@ class Grounding(EvaluationCallback):
                 f"{n_undefined} of {len(cases)} boxes have no CNR (constant heat map, or a box that covers all or "
                 "nothing of what the model sees)"
             )
-        return Findings(
-            metrics={
-                **overall,
-                "by_category": {
-                    str(category): _averages(rows) for category, rows in cases.groupby("category", sort=True)
-                },
-                "by_pair": by_pair,
-            },
+        result = EvaluationResult(
+            metrics=metrics,
             scalars={name: value for name, value in scalars.items() if value is not None},
             protocol={
                 "view": str(tables.view),
@@ -296,7 +276,7 @@ class Grounding(EvaluationCallback):
                 "boxes_without_cnr": n_undefined,
                 "images": int(cases["dicom_id"].nunique()),
                 "patients": int(cases["subject_id"].nunique()),
-                "pairs": len(pairs),
+                "pairs": len(cases.drop_duplicates(["dicom_id", "phrase"])),
                 "phrases": int(cases["phrase"].nunique()),
                 "boxes_by_category": {
                     str(name): int(n) for name, n in cases["category"].value_counts().sort_index().items()
@@ -305,6 +285,7 @@ class Grounding(EvaluationCallback):
             notes=notes,
             predictions=cases,
         )
+        return {self.section: result}
 
     def _size_in_words(self) -> str:
         if self.heat_map_size == "original":
@@ -314,23 +295,18 @@ class Grounding(EvaluationCallback):
         return f"model input, height x width {pixels} pixels; boxes scaled to it"
 
     def figures(self, load_image: Any) -> Iterator[tuple[str, Figure]]:
-        """Best, median and worst boxes by signed CNR; the best alone would flatter."""
-        assert self.found is not None
-        cases = self.found.predictions
+        """Best, median and worst boxes by signed CNR: the best alone would mislead."""
+        cases = self.results[self.section].predictions
         for group, place, row in chosen_examples(cases["cnr_signed"], self.examples):
             case = cases.iloc[row]
-            same = cases[(cases["dicom_id"] == case["dicom_id"]) & (cases["phrase"] == case["phrase"])]
+            same = (cases["dicom_id"] == case["dicom_id"]) & (cases["phrase"] == case["phrase"])
+            others = cases.loc[same & (cases["box"] != case["box"]), ["x", "y", "w", "h"]].astype(float)
             figure = heat_map_figure(
                 load_image(case["dicom_id"]),
                 self._shown(case["dicom_id"], case["phrase"]),
                 size=self._sizes[case["dicom_id"]],
                 box=tuple(case[["x", "y", "w", "h"]].astype(float)),
-                other_boxes=[
-                    tuple(b)
-                    for b in same.loc[same["box"] != case["box"], ["x", "y", "w", "h"]]
-                    .astype(float)
-                    .to_numpy()
-                ],
+                other_boxes=others.to_numpy().tolist(),
                 title=f"{group.capitalize()} {place + 1} of {len(cases)} boxes by signed CNR",
                 category=case["category"],
                 phrase=case["phrase"],
@@ -339,7 +315,7 @@ class Grounding(EvaluationCallback):
             yield f"grounding_{group}_{place + 1}", figure
 
     def _shown(self, dicom_id: str, phrase: str) -> Float[np.ndarray, "map_height map_width"]:
-        """The map as it was evaluated, at no more pixels than a figure shows."""
+        """The evaluated heat map, subsampled to the resolution of a figure."""
         height, width = self._evaluated_sizes[dicom_id]
         regions = torch.from_numpy(self._maps[dicom_id][phrase])
         square = self._view.of(height, width, self._sizes[dicom_id])
@@ -351,7 +327,7 @@ class Grounding(EvaluationCallback):
 
 
 def region_centre(network: ImageTextNetwork, region_centres: str) -> float:
-    """Where regions lie in their cells, by a choice of `REGION_CENTRES`."""
+    """Place of regions in their cells, see `REGION_CENTRES`."""
     return network.region_centre if region_centres == "receptive_field" else 0.5
 
 
@@ -415,36 +391,7 @@ def chosen_examples(signed_cnr: pd.Series, count: int) -> list[tuple[str, int, i
     return [(group, place, row) for group, rows in groups.items() for place, row in enumerate(rows)]
 
 
-def _rectangle(box: Box, dicom_id: str, height: int, width: int, down: float, across: float) -> Rectangle:
-    """Pixels of a box in a map that is ``down`` times as high and ``across`` times as wide as the original image."""
-    try:
-        return box_bounds(
-            box.x * across,
-            box.y * down,
-            box.w * across,
-            box.h * down,
-            image_height=height,
-            image_width=width,
-        )
-    except ValueError as error:
-        # In pixels of the original image every box was looked at before the first image.
-        raise UserError(
-            f"image {dicom_id}: box (x={box.x:g}, y={box.y:g}, w={box.w:g}, h={box.h:g}) covers no whole pixel of the"
-            f' model\'s {width} x {height} input; evaluate with heat_map_size: "original"'
-        ) from error
-
-
-def _agreement(boxed: BoxedHeatMap, boxes: Sequence[Rectangle | None]) -> dict[str, float]:
-    """Of the union of boxes; None stands for one of which nothing is seen."""
+def _agreement(boxed: BoxedHeatMap, boxes: Sequence[Rectangle | None]) -> Agreement:
+    """Agreement with the union of boxes; None stands for a box outside the view."""
     seen = [box for box in boxes if box is not None]
-    return (boxed.agreement(seen) if seen else Agreement(math.nan, 0.0))._asdict()
-
-
-def _averages(cases: pd.DataFrame) -> dict[str, float | None]:
-    """Means over the rows whose value is finite, None without any."""
-    means = {}
-    for name in ("cnr", "cnr_signed", "miou"):
-        values = cases[name].to_numpy(dtype="float64")
-        values = values[np.isfinite(values)]
-        means[name] = float(values.mean()) if len(values) else None
-    return means
+    return boxed.agreement(seen) if seen else Agreement(math.nan, 0.0)

@@ -1,4 +1,4 @@
-"""What `predict` writes: embeddings and zero-shot scores, or a classifier's probabilities, as Parquet or CSV."""
+"""Output of `predict`: embeddings and zero-shot scores, or a classifier's probabilities, as Parquet or CSV."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from medclip_dcl.models.image_text import ImageTextModel
 
 
 def write_predictions(table: pd.DataFrame, file: Path) -> None:
-    """Write a table as Parquet, or, by the file's ending, as CSV, in which a vector is a column for each number.
+    """Write a table as Parquet, or, by the file's suffix, as CSV with a column for each element of a vector.
 
-    The same table in the other format, of an earlier command, goes.
+    Deletes the same table in the other format, written by an earlier command.
     """
     file.with_suffix(".csv" if file.suffix == ".parquet" else ".parquet").unlink(missing_ok=True)
     if file.suffix == ".parquet":
@@ -44,12 +44,12 @@ def _with_patient_and_study(table: pd.DataFrame, trainer: Trainer) -> pd.DataFra
 
 
 class PredictionWriter(Callback):
-    """Writes, under predictions/ of the run folder, for the images that `predict` was given:
+    """Writes predictions/ of the run folder for the images of `predict`.
 
-    image_embeddings (dicom_id, subject_id, study_id, embedding: mean of the projected regions), finding_scores
-    (dicom_id, subject_id, study_id, finding, score_negative, score_positive: similarities in [-1, 1], by the prompts of
-    the run's ZeroShotClassification or else CheX5's) and sentence_embeddings (sentence_id, embedding) of the sentences
-    of their reports.
+    image_embeddings: dicom_id, subject_id, study_id, embedding (mean of the projected regions). finding_scores:
+    dicom_id, subject_id, study_id, finding, score_negative, score_positive (similarities in [-1, 1]) by the prompts of
+    the run's ZeroShotClassification, else CheX5's. sentence_embeddings: sentence_id, embedding of the sentences of the
+    images' reports.
 
     Args:
         suffix: of the files, "parquet" or "csv".
@@ -114,8 +114,7 @@ class PredictionWriter(Callback):
 class FindingPredictionWriter(Callback):
     """Writes predictions/finding_probabilities of a classifier's run.
 
-    Columns: dicom_id, subject_id, study_id, finding, logit, probability, the logit's sigmoid, not calibrated on other
-    images than those of the training.
+    Columns: dicom_id, subject_id, study_id, finding, logit, probability (the logit's sigmoid, uncalibrated).
 
     Args:
         suffix: of the file, "parquet" or "csv".

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import platform
 import time
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from medclip_dcl import __version__
 from medclip_dcl.distributed import device_name, rank_and_size
 from medclip_dcl.encoders.pretrained import weights_fingerprint
 from medclip_dcl.errors import UserError
-from medclip_dcl.evaluation.base import EvaluationCallback, Findings
+from medclip_dcl.evaluation.base import EvaluationCallback, EvaluationResult
 from medclip_dcl.evaluation.figures import write_figure
 from medclip_dcl.files import write_json, write_parquet
 from medclip_dcl.training.image_sizes import image_settings
@@ -29,22 +28,22 @@ UNTRAINED_FILE = "results_untrained.json"
 
 
 class ResultsWriter(Callback):
-    """Writes what the evaluation callbacks found on test: after all of them, by one process, each file atomically.
+    """Writes the results of the evaluation callbacks on test: after all of them, by one process, each file atomically.
 
-    A file name ``results<suffix>.json`` puts the other files into ``predictions<suffix>/`` and ``figures<suffix>/``,
-    so that the untrained network's results stand beside the trained one's. Everything but ``timings`` is the same
-    for the same weights, data and settings.
+    ``file_name: results<suffix>.json`` puts the other files into ``predictions<suffix>/`` and ``figures<suffix>/``, so
+    that the results of the untrained network lie beside those of the trained one. The same weights, data and settings
+    give the same bytes, except for ``timings``.
 
     Args:
         file_name: of the results in the run folder (``trainer.default_root_dir``).
-        figures: False writes no figures. Those of images are patient data unless they show a phantom.
-        share_patient_data: True hands figures to networked loggers too; False to local ones, unless they show a
-            phantom.
+        figures: False writes no figures. Figures of images are patient data unless they show a phantom.
+        share_patient_data: True sends figures to networked loggers, too; False to local ones only, unless they show
+            a phantom.
 
     Attributes:
-        exported: folder of the evaluated network where it came from no checkpoint; results.json names it.
-        trained_on: image_size and geometry of the network's training, and image_size_before, of that which it had
-            started from, where they are known.
+        exported: folder of the evaluated network, if it does not come from a checkpoint; results.json names it.
+        trained_on: image_size and geometry of the network's training, and image_size_before, that of the weights which
+            it started from; as far as known.
 
     Raises:
         ValueError: a file name that is not ``results<suffix>.json``.
@@ -69,7 +68,7 @@ class ResultsWriter(Callback):
         evaluations = {
             callback.section: callback
             for callback in trainer.callbacks  # type: ignore[attr-defined]
-            if isinstance(callback, EvaluationCallback) and callback.found is not None
+            if isinstance(callback, EvaluationCallback) and callback.results
         }
         if not trainer.is_global_zero or not evaluations:
             return
@@ -77,60 +76,36 @@ class ResultsWriter(Callback):
         datamodule = getattr(trainer, "datamodule")  # noqa: B009
         drawn: dict[str, Path] = {}
         _forget_earlier(folder, self.file_name)
-        for section, found in _sections(evaluations).items():
-            write_parquet(found.predictions, folder / f"predictions{suffix}" / f"{section}.parquet")
         for callback in evaluations.values():
-            if self.figures:
-                for name, figure in callback.figures(datamodule.load_image):
-                    drawn[f"test/{name}"] = folder / f"figures{suffix}" / f"{name}.png"
-                    write_figure(figure, drawn[f"test/{name}"])
-        # Last: where results.json is, everything else is.
-        results = _results(trainer, pl_module, evaluations, seconds, self.exported, self.trained_on)
-        write_json(results, folder / self.file_name)
+            for section, result in callback.results.items():
+                write_parquet(result.predictions, folder / f"predictions{suffix}" / f"{section}.parquet")
+            for name, figure in callback.figures(datamodule.load_image) if self.figures else ():
+                drawn[f"test/{name}"] = folder / f"figures{suffix}" / f"{name}.png"
+                write_figure(figure, drawn[f"test/{name}"])
+        # Last: a results.json says that everything else is there.
+        write_json(self._content(trainer, pl_module, evaluations, seconds), folder / self.file_name)
         show_figures(trainer.loggers, drawn, self.share_patient_data or datamodule.prepared.is_phantom)
 
-
-def _forget_earlier(folder: Path, file_name: str) -> None:
-    """Delete what an earlier test found: nothing of it may stand beside these results as if it were of them."""
-    results = folder / file_name
-    sections = list(json.loads(results.read_text(encoding="utf-8"))["metrics"]) if results.is_file() else []
-    # First: without results.json nothing of the folder counts.
-    results.unlink(missing_ok=True)
-    for section in sections:
-        (folder / f"predictions{_suffix(file_name)}" / f"{section}.parquet").unlink(missing_ok=True)
-    for figure in (folder / f"figures{_suffix(file_name)}").glob("*.png"):
-        figure.unlink()
-
-
-def strict(value: Any) -> Any:
-    """The same value for JSON: a number that is NaN or infinite becomes None."""
-    if isinstance(value, Mapping):
-        return {str(key): strict(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [strict(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _results(
-    trainer: Trainer,
-    pl_module: LightningModule,
-    evaluations: Mapping[str, EvaluationCallback],
-    seconds: float,
-    exported: Path | None,
-    trained_on: Mapping[str, Any],
-) -> dict[str, Any]:
-    found = _sections(evaluations)
-    datamodule = getattr(trainer, "datamodule")  # noqa: B009
-    prepared, images = datamodule.prepared, datamodule.evaluation("test").images
-    return strict(
-        {
+    def _content(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        evaluations: Mapping[str, EvaluationCallback],
+        seconds: float,
+    ) -> dict[str, Any]:
+        sections: dict[str, EvaluationResult] = {}
+        for callback in evaluations.values():
+            sections |= callback.results
+        datamodule = getattr(trainer, "datamodule")  # noqa: B009
+        prepared, images = datamodule.prepared, datamodule.evaluation("test").images
+        return {
             "format_version": FORMAT_VERSION,
-            "metrics": {section: one.metrics for section, one in found.items()},
-            "protocol": {section: one.protocol for section, one in found.items()},
-            "counts": {section: one.counts for section, one in found.items()},
-            "notes": {section: one.notes for section, one in found.items()},
+            "metrics": {section: one.metrics for section, one in sections.items()},
+            "protocol": {section: one.protocol for section, one in sections.items()},
+            "counts": {section: one.counts for section, one in sections.items()},
+            "notes": {section: one.notes for section, one in sections.items()},
             "checkpoint": {
-                "file": _relative(trainer.ckpt_path or exported, Path(trainer.default_root_dir)),
+                "file": _relative(trainer.ckpt_path or self.exported, Path(trainer.default_root_dir)),
                 "weights": weights_fingerprint(getattr(pl_module, "network")),  # noqa: B009
             },
             "dataset": {
@@ -141,7 +116,7 @@ def _results(
                 "images": len(images),
                 "patients": int(images["subject_id"].nunique()),
             },
-            "images": {"shown": image_settings(datamodule), "trained": trained_on},
+            "images": {"shown": image_settings(datamodule), "trained": self.trained_on},
             "precision": str(trainer.precision),
             "versions": {
                 "medclip_dcl": __version__,
@@ -158,20 +133,22 @@ def _results(
                 "processes": rank_and_size()[1],
             },
         }
-    )
 
 
-def _sections(evaluations: Mapping[str, EvaluationCallback]) -> dict[str, Findings]:
-    """What was found, by its section of results.json; an evaluation may have several."""
-    found: dict[str, Findings] = {}
-    for section, callback in evaluations.items():
-        if callback.found is not None:
-            found |= {section: callback.found, **callback.found.also}
-    return found
+def _forget_earlier(folder: Path, file_name: str) -> None:
+    """Delete the results of an earlier test, so that none of them is mistaken for one of these."""
+    results = folder / file_name
+    sections = list(json.loads(results.read_text(encoding="utf-8"))["metrics"]) if results.is_file() else []
+    # First: without results.json the folder counts as untested.
+    results.unlink(missing_ok=True)
+    for section in sections:
+        (folder / f"predictions{_suffix(file_name)}" / f"{section}.parquet").unlink(missing_ok=True)
+    for figure in (folder / f"figures{_suffix(file_name)}").glob("*.png"):
+        figure.unlink()
 
 
 def _relative(file: Any, folder: Path) -> str | None:
-    """A file of the run folder by its place there, so that a moved run keeps its results."""
+    """Path relative to the run folder, so that a moved run keeps its results; of another file its name."""
     if file is None:
         return None
     file = Path(file)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -17,9 +16,10 @@ from torch import Tensor
 from torchvision.ops import roi_align
 
 from medclip_dcl.data.image_text import EvaluationTables
+from medclip_dcl.evaluation import summaries
 from medclip_dcl.evaluation.base import (
     EvaluationCallback,
-    Findings,
+    EvaluationResult,
     check_choice,
     embed_anew,
     embed_texts,
@@ -35,13 +35,12 @@ from medclip_dcl.evaluation.grounding import (
     image_sizes,
     region_centre,
 )
-from medclip_dcl.metrics import cosine_retrieval_ranks, retrieval_ranks, summarise_ranks
+from medclip_dcl.evaluation.summaries import DIRECTIONS, KS
+from medclip_dcl.metrics import cosine_retrieval_ranks, retrieval_ranks
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.pictures.geometry import View
 
-KS = (10, 50, 100)
 WHOLE = View()
-DIRECTIONS = ("image_to_text", "text_to_image")
 COLUMNS = ["direction", "dicom_id", "subject_id", "phrase", "box", "rank", "rank_tolerant", "n_candidates"]
 _IMAGES_PER_CHUNK = 512
 
@@ -49,9 +48,9 @@ _IMAGES_PER_CHUNK = 512
 class Retrieval(EvaluationCallback):
     """Recall at 10, 50 and 100 and the median rank, from image to text and from text to image.
 
-    On test a query is a box or the phrase of a box, see :class:`BoxesAndPhrases`, and, in a section of its own of
-    results.json (report_retrieval), an image, a report or a sentence, see :class:`ImagesAndReports`; on validate, to
-    watch training, an image or a sentence of a report, see :class:`ImagesAndSentences`.
+    On test a query is a box or the phrase of a box, see :class:`BoxesAndPhrases`, and, in the section report_retrieval
+    of results.json, an image, a report or a sentence, see :class:`ImagesAndReports`; on validate, to monitor training,
+    an image or a sentence of a report, see :class:`ImagesAndSentences`.
 
     Logs on test ``test/recall`` (mean of the six recalls), ``test/medr`` (mean of the two median ranks),
     ``test/<direction>_recall_at_<k>`` and ``test/<direction>_medr`` with the directions image_to_text and
@@ -60,10 +59,7 @@ class Retrieval(EvaluationCallback):
     ``validate/retrieval_recall``, ``validate/medr`` and ``validate/<direction>_medr``.
 
     Args:
-        region_centres: where a region lies, for the features of boxes; see :class:`Grounding`.
-
-    Raises:
-        ValueError: another word than those.
+        region_centres: place of a region, for the features of boxes; see :class:`Grounding`.
     """
 
     section = "retrieval"
@@ -94,27 +90,23 @@ class Retrieval(EvaluationCallback):
 
     def summarise(
         self, network: ImageTextNetwork, values: Mapping[str, Any], tables: EvaluationTables
-    ) -> Findings:
-        (_, first), *others = (
-            (
-                items,
-                items.summarise(network, {d: v[i] for d, v in values.items() if v[i] is not None}, tables),
-            )
-            for i, items in enumerate(self._items)
-        )
-        return replace(first, also={items.section: found for items, found in others if found.metrics})
+    ) -> dict[str, EvaluationResult]:
+        results: dict[str, EvaluationResult] = {}
+        for i, items in enumerate(self._items):
+            of_items = {dicom_id: value[i] for dicom_id, value in values.items() if value[i] is not None}
+            results |= items.summarise(network, of_items, tables)
+        return results
 
     def figures(self, load_image: Any) -> Iterator[tuple[str, Figure]]:
         """Histograms of the ranks in both directions."""
-        assert self.found is not None
-        if not self.found.predictions.empty:
-            yield "ranks", rank_figure(self.found.predictions)
+        predictions = self.results[self.section].predictions
+        if not predictions.empty:
+            yield "ranks", rank_figure(predictions)
 
 
 class _Items(Protocol):
-    """What is searched for what; the methods are those of an evaluation."""
+    """Queries and candidates of one retrieval; methods as in EvaluationCallback."""
 
-    section: str
     images: set[str]
 
     def measure(
@@ -126,21 +118,19 @@ class _Items(Protocol):
 
     def summarise(
         self, network: ImageTextNetwork, values: Mapping[str, Any], tables: EvaluationTables
-    ) -> Findings: ...
+    ) -> dict[str, EvaluationResult]: ...
 
 
 class BoxesAndPhrases:
     """Retrieval of the phrase for a box and of the box for a phrase (SSD, section 3.2 and table 5).
 
     The feature of a box is the RoIAlign (1 x 1, aligned; size: choice, not from the paper) of the projected feature
-    map; candidates are ranked by its cosine with the phrase. Correct is the paired item only; beside it the
-    duplicate-tolerant variant accepts every item with the same phrase.
+    map; candidates are ranked by its cosine with the phrase. Only the paired item is correct; the duplicate-tolerant
+    variant accepts every item with the same phrase.
 
     Raises:
         ValueError: see :func:`medclip_dcl.evaluation.grounding.boxes_by_image`.
     """
-
-    section = "retrieval"
 
     def __init__(self, tables: EvaluationTables, region_centres: str = "cell") -> None:
         self.region_centres = region_centres
@@ -172,73 +162,67 @@ class BoxesAndPhrases:
 
     def summarise(
         self, network: ImageTextNetwork, values: Mapping[str, Any], tables: EvaluationTables
-    ) -> Findings:
+    ) -> dict[str, EvaluationResult]:
         by_box = {box: feature for value in values.values() for box, feature in value.items()}
         boxes = tables.boxes[tables.boxes.index.isin(by_box)]
-        protocol = {
-            "view": str(tables.view),
-            "phrase_punctuation": punctuation(network),
-            "box_feature": "RoIAlign 1 x 1, aligned, of the projected feature map",
-            "region_centres": REGION_CENTRES[self.region_centres],
-            "score": "cosine",
-            "correct": "the paired item; tolerant: every item with the same phrase",
-            "ties": "mean rank of the tied",
-            "recall": "mean of R@10, R@50, R@100 of both directions",
-            "medr": "mean of both directions' median ranks",
-        }
-        counts = {
-            "boxes": len(boxes),
-            "phrases": int(boxes["phrase"].nunique()),
-            "patients": int(subject_ids(tables, boxes["dicom_id"]).nunique()),
-        }
-        if boxes.empty:
-            metrics = {**_no_summary(), "tolerant": _no_summary()}
-            return Findings(metrics, {}, protocol, counts, [NO_BOXES], pd.DataFrame(columns=COLUMNS))
-        features = torch.tensor(np.stack([by_box[index] for index in boxes.index]))
-        phrase_id, phrases = pd.factorize(boxes["phrase"])
-        phrase = torch.tensor(phrase_id)
-        texts = embed_texts(network, list(phrases)).cpu()[phrase]
-        ranks = {
-            direction: (
-                cosine_retrieval_ranks(*of_both),
-                cosine_retrieval_ranks(*of_both, groups=(phrase, phrase)),
-            )
-            for direction, of_both in zip(DIRECTIONS, ((features, texts), (texts, features)), strict=True)
-        }
-        paired = summarise_directions({direction: pair[0] for direction, pair in ranks.items()})
-        tolerant = summarise_directions({direction: pair[1] for direction, pair in ranks.items()})
-        queries = [
-            boxes.assign(
-                direction=direction,
-                subject_id=subject_ids(tables, boxes["dicom_id"]),
-                box=boxes.index.astype("int64"),
-                rank=pair[0].numpy(),
-                rank_tolerant=pair[1].numpy(),
-                n_candidates=len(boxes),
-            )
-            for direction, pair in ranks.items()
-        ]
-        return Findings(
-            metrics={**paired, "tolerant": tolerant},
-            scalars={
-                **_scalars(paired),
-                "recall_tolerant": tolerant["recall"],
-                "medr_tolerant": tolerant["medr"],
-            },
-            protocol=protocol,
-            counts=counts,
-            predictions=pd.concat(queries)[COLUMNS].reset_index(drop=True),
+        boxes = boxes.assign(
+            subject_id=subject_ids(tables, boxes["dicom_id"]),
+            box=boxes.index.astype("int64"),
+            n_candidates=len(boxes),
         )
+        queries = pd.DataFrame(columns=COLUMNS)
+        if len(boxes):
+            features = torch.tensor(np.stack([by_box[index] for index in boxes.index]))
+            phrase_id, phrases = pd.factorize(boxes["phrase"])
+            phrase = torch.tensor(phrase_id)
+            texts = embed_texts(network, list(phrases)).cpu()[phrase]
+            both = zip(DIRECTIONS, ((features, texts), (texts, features)), strict=True)
+            of_directions = [
+                boxes.assign(
+                    direction=direction,
+                    rank=cosine_retrieval_ranks(*items).numpy(),
+                    rank_tolerant=cosine_retrieval_ranks(*items, groups=(phrase, phrase)).numpy(),
+                )
+                for direction, items in both
+            ]
+            queries = pd.concat(of_directions)[COLUMNS].reset_index(drop=True)
+        metrics = summaries.values_of(summaries.retrieval(queries, summaries.once(queries)))
+        scalars = {"recall": metrics["recall"], "medr": metrics["medr"]}
+        for direction in DIRECTIONS:
+            scalars |= {f"{direction}_recall_at_{k}": metrics[direction][f"R@{k}"] for k in KS}
+            scalars[f"{direction}_medr"] = metrics[direction]["MedR"]
+        scalars |= {f"{name}_tolerant": metrics["tolerant"][name] for name in ("recall", "medr")}
+        result = EvaluationResult(
+            metrics=metrics,
+            scalars=scalars if len(boxes) else {},
+            protocol={
+                "view": str(tables.view),
+                "phrase_punctuation": punctuation(network),
+                "box_feature": "RoIAlign 1 x 1, aligned, of the projected feature map",
+                "region_centres": REGION_CENTRES[self.region_centres],
+                "score": "cosine",
+                "correct": "the paired item; tolerant: every item with the same phrase",
+                "ties": "mean rank of the tied",
+                "recall": "mean of R@10, R@50, R@100 of both directions",
+                "medr": "mean of both directions' median ranks",
+            },
+            counts={
+                "boxes": len(boxes),
+                "phrases": int(boxes["phrase"].nunique()),
+                "patients": int(boxes["subject_id"].nunique()),
+            },
+            notes=[] if len(boxes) else [NO_BOXES],
+            predictions=queries,
+        )
+        return {"retrieval": result}
 
 
 class ImagesAndSentences:
     """Retrieval between images and the distinct sentences of their reports.
 
-    Candidates are ranked by the model's image-sentence score; correct are all sentences of an image's report, and
-    all images whose report holds a sentence; the best-ranked correct candidate counts.
+    Candidates are ranked by the model's image-sentence score. All sentences of an image's report are correct, and all
+    images whose report holds a sentence; the best-ranked correct candidate counts.
     """
-
-    section = "retrieval"
 
     def __init__(self, tables: EvaluationTables) -> None:
         distinct = tables.sentences.drop_duplicates("sentence_id").sort_values("sentence_id")
@@ -259,12 +243,12 @@ class ImagesAndSentences:
 
     def summarise(
         self, network: ImageTextNetwork, values: Mapping[str, Any], tables: EvaluationTables
-    ) -> Findings:
+    ) -> dict[str, EvaluationResult]:
         pairs = tables.sentences[tables.sentences["dicom_id"].isin(values)]
         if pairs.empty:
             note = "no image has a sentence: image-sentence retrieval is not measured"
-            return Findings(metrics=_no_summary(), scalars={}, notes=[note])
-        # An image without a sentence has no correct candidate: it stays a candidate and is no query.
+            return {"retrieval": EvaluationResult(metrics={}, scalars={}, notes=[note])}
+        # An image without a sentence has no correct candidate: it is a candidate but not a query.
         row = {dicom_id: index for index, dicom_id in enumerate(values)}
         kept = sorted(set(pairs["sentence_id"]))
         column = {sentence: index for index, sentence in enumerate(kept)}
@@ -272,38 +256,40 @@ class ImagesAndSentences:
         similarities = torch.tensor(np.stack(list(values.values())))[:, [position[s] for s in kept]]
         correct = torch.zeros(similarities.shape, dtype=torch.bool)
         correct[pairs["dicom_id"].map(row).tolist(), pairs["sentence_id"].map(column).tolist()] = True
-        queries = correct.any(dim=1)
-        summary = summarise_directions(
-            {
-                "image_to_text": retrieval_ranks(similarities[queries], correct[queries]),
-                "text_to_image": retrieval_ranks(similarities.T, correct.T),
-            }
+        is_query = correct.any(dim=1)
+        ranks = (
+            retrieval_ranks(similarities[is_query], correct[is_query]),
+            retrieval_ranks(similarities.T, correct.T),
         )
-        return Findings(
-            metrics=summary,
+        queries = pd.concat(
+            pd.DataFrame({"direction": direction, "rank": of_direction.numpy()})
+            for direction, of_direction in zip(DIRECTIONS, ranks, strict=True)
+        )
+        metrics = summaries.values_of(summaries.recalls(queries, summaries.once(queries)))
+        result = EvaluationResult(
+            metrics=metrics,
             scalars={
-                "retrieval_recall": summary["recall"],
-                "medr": summary["medr"],
-                **{f"{direction}_medr": summary[direction]["MedR"] for direction in DIRECTIONS},
+                "retrieval_recall": metrics["recall"],
+                "medr": metrics["medr"],
+                **{f"{direction}_medr": metrics[direction]["MedR"] for direction in DIRECTIONS},
             },
             counts={"images": len(row), "sentences": len(kept)},
         )
+        return {"retrieval": result}
 
 
 class ImagesAndReports:
     """Retrieval between test images and their reports, and between images and the distinct sentences of the reports.
 
     The score of an image and a report is the mean of the image's scores with the report's distinct sentences (choice).
-    From an image, correct is its own report, or any sentence of it; from a report, any image of the study; from a
-    sentence, any image whose report holds it. The best-ranked correct candidate counts. Beside it, for reports, the
-    duplicate-tolerant variant accepts every report that consists of the same sentences.
+    Correct for an image is its own report, or any sentence of it; for a report any image of the study; for a sentence
+    any image whose report holds it. The best-ranked correct candidate counts. The duplicate-tolerant variant accepts
+    every report that consists of the same sentences.
 
-    Candidates are the images of ``EvaluationTables.sentences``, which the datamodule keeps to a number of reports; the
-    scores of all of them with all sentences are held in the memory of every process (4 bytes each, twice for a moment).
-    The predictions' `query` is the dicom_id, study_id or sentence_id whose counterpart is searched.
+    Candidates are the images of ``EvaluationTables.sentences``, whose number the datamodule limits; every process holds
+    the scores of all of them with all sentences in memory (4 bytes each, briefly twice). The predictions' `query` is
+    the dicom_id, study_id or sentence_id of the query.
     """
-
-    section = "report_retrieval"
 
     def __init__(self, tables: EvaluationTables) -> None:
         pairs = tables.sentences.merge(tables.images[["dicom_id", "study_id", "subject_id"]], on="dicom_id")
@@ -323,17 +309,17 @@ class ImagesAndReports:
         if not rows:
             return {}
         if self._embedded is None:
-            # Apart from the phrases and prompts: in a batch with other texts their last bits would be others.
+            # Not batched with phrases and prompts, which would change the last bits.
             self._embedded = embed_anew(network, self._texts.tolist())
         by_image = scores(network, feature_map[rows], self._embedded).T.contiguous().numpy()
         return {dicom_ids[row]: of_image for row, of_image in zip(rows, by_image, strict=True)}
 
     def summarise(
         self, network: ImageTextNetwork, values: Mapping[str, Any], tables: EvaluationTables
-    ) -> Findings:
+    ) -> dict[str, EvaluationResult]:
         pairs = self._pairs[self._pairs["dicom_id"].isin(values)]
         if pairs.empty:
-            return Findings(metrics={}, scalars={})
+            return {}
         ids, place, patients = {}, {}, {}
         for name in ("dicom_id", "study_id", "sentence_id"):
             ids[name], first, place[name] = np.unique(
@@ -353,42 +339,26 @@ class ImagesAndReports:
         group = torch.from_numpy(pd.factorize(pd.Series(sentence).groupby(report).agg(tuple))[0])
         is_own = own[:, None] == torch.arange(len(group))
         is_like_own = group[own][:, None] == group
-        found: dict[str, Any] = {}
         chance: dict[str, Any] = {}
-        queries: list[pd.DataFrame] = []
+        parts: list[pd.DataFrame] = []
         for task, text, of_texts, correct, alike in (
             ("image_report", "study_id", of_reports, is_own, is_like_own),
             ("image_sentence", "sentence_id", of_sentences, is_said, is_said),
         ):
             similarities = torch.from_numpy(of_texts)
             both = (("dicom_id", similarities, correct, alike), (text, similarities.T, correct.T, alike.T))
-            by_direction, chance[task] = {}, {}
+            chance[task] = {}
             for direction, (asked, of_queries, is_correct, is_alike) in zip(DIRECTIONS, both, strict=True):
                 ranks = retrieval_ranks(of_queries, is_correct).numpy()
-                chance[task][direction] = by_chance(is_correct.numpy().sum(axis=1), of_queries.shape[1])
-                by_direction[direction] = pd.DataFrame(
-                    {
-                        "task": task,
-                        "direction": direction,
-                        "query": ids[asked].astype(str),
-                        "subject_id": patients[asked],
-                        "rank": ranks,
-                        "rank_tolerant": ranks
-                        if alike is correct
-                        else retrieval_ranks(of_queries, is_alike).numpy(),
-                        "n_candidates": of_queries.shape[1],
-                    }
-                )
-            found[task], tolerant = (
-                summarise_directions(
-                    {d: torch.tensor(rows[name].to_numpy()) for d, rows in by_direction.items()}
-                )
-                for name in ("rank", "rank_tolerant")
-            )
-            if alike is not correct:
-                found[task]["tolerant"] = tolerant
-            queries += by_direction.values()
-        return Findings(
+                tolerant = ranks if alike is correct else retrieval_ranks(of_queries, is_alike).numpy()
+                n_candidates = of_queries.shape[1]
+                chance[task][direction] = by_chance(is_correct.numpy().sum(axis=1), n_candidates)
+                part = {"task": task, "direction": direction, "query": ids[asked].astype(str)}
+                part |= {"subject_id": patients[asked], "rank": ranks, "rank_tolerant": tolerant}
+                parts.append(pd.DataFrame({**part, "n_candidates": n_candidates}))
+        queries = pd.concat(parts, ignore_index=True)
+        found = summaries.values_of(summaries.report_retrieval(queries, summaries.once(queries)))
+        result = EvaluationResult(
             metrics=found,
             scalars={f"{task}_{name}": found[task][name] for task in found for name in ("recall", "medr")},
             protocol={
@@ -412,8 +382,9 @@ class ImagesAndReports:
                 "sentences": len(ids["sentence_id"]),
                 "by_chance": chance,
             },
-            predictions=pd.concat(queries, ignore_index=True),
+            predictions=queries,
         )
+        return {"report_retrieval": result}
 
 
 def _report_scores(
@@ -430,11 +401,11 @@ def _report_scores(
 
 
 def by_chance(n_correct: np.ndarray, n_candidates: int) -> dict[str, float]:
-    """R@K and median rank that a random order of the candidates gives on average.
+    """Expected R@K and median rank of a random order of the candidates.
 
     Args:
-        n_correct: correct candidates of each query, at least 1, of which the best-ranked counts.
-        n_candidates: that are ranked.
+        n_correct: number of correct candidates of each query, at least 1; the best-ranked counts.
+        n_candidates: number of ranked candidates.
     """
     numbers, counts = np.unique(n_correct, return_counts=True)
     ranks = np.arange(1, n_candidates + 1)
@@ -464,14 +435,14 @@ def box_features(
 ) -> Float[Tensor, "box dim"]:
     """RoIAlign of boxes on the feature map (He et al. 2017), one value for each box and channel.
 
-    Of a box that reaches out of the view, the part that is seen counts; a box outside has the zero vector, which
-    is as near to every phrase.
+    Of a box that extends beyond the view, only the part inside counts; a box outside gets the zero vector, whose cosine
+    with every phrase is the same.
 
     Args:
         feature_map: covers the view, however it was scaled.
         boxes: x, y, w, h in pixels of the original image.
         image_size: (height, width) of the original image, pixels.
-        region_centre: where a region lies in its cell, see ``RegionEncoder.region_centre``.
+        region_centre: place of a region in its cell, see ``RegionEncoder.region_centre``.
     """
     height, width = image_size
     rows, columns = feature_map.shape[1:]
@@ -487,27 +458,3 @@ def box_features(
     corners = corners + (0.5 - region_centre)
     features = roi_align(feature_map[None], [corners], output_size=1, aligned=True)[:, :, 0, 0]
     return features * is_seen[:, None]
-
-
-def summarise_directions(ranks: Mapping[str, Float[Tensor, "query"]]) -> dict[str, Any]:
-    """R@K and MedR of both directions; Recall = mean of the six recalls, MedR = mean of the two (SSD, table 1)."""
-    by_direction = {direction: summarise_ranks(ranks[direction], KS) for direction in DIRECTIONS}
-    recalls = [found[f"R@{k}"] for found in by_direction.values() for k in KS]
-    return {
-        "recall": sum(recalls) / len(recalls),
-        "medr": sum(found["MedR"] for found in by_direction.values()) / len(by_direction),
-        **by_direction,
-    }
-
-
-def _no_summary() -> dict[str, Any]:
-    nothing = {**{f"R@{k}": None for k in KS}, "MedR": None}
-    return {"recall": None, "medr": None, **{direction: dict(nothing) for direction in DIRECTIONS}}
-
-
-def _scalars(summary: dict[str, Any]) -> dict[str, float]:
-    found = {"recall": summary["recall"], "medr": summary["medr"]}
-    for direction in DIRECTIONS:
-        found |= {f"{direction}_recall_at_{k}": summary[direction][f"R@{k}"] for k in KS}
-        found[f"{direction}_medr"] = summary[direction]["MedR"]
-    return found

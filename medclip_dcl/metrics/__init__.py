@@ -1,20 +1,8 @@
-"""What the model learned, in numbers: pure functions on tensors, and torchmetrics classes above them."""
+"""Metrics of grounding, retrieval and the mean classifier: pure functions on tensors."""
 
-from medclip_dcl.metrics.classification import (
-    BinaryAUC,
-    FindingMetrics,
-    ZeroShotMetrics,
-    average_precision,
-    binary_auc,
-    finding_metrics,
-    mean_over_findings,
-    zero_shot_metrics,
-)
 from medclip_dcl.metrics.grounding import (
     Agreement,
     BoxedHeatMap,
-    ContrastToNoiseRatio,
-    MeanIoU,
     Rectangle,
     box_bounds,
     box_mask,
@@ -31,43 +19,25 @@ from medclip_dcl.metrics.mean_classifier import (
     mean_classifier_scores,
     sample_tasks,
 )
-from medclip_dcl.metrics.retrieval import (
-    RetrievalMetrics,
-    cosine_retrieval_ranks,
-    retrieval_metrics,
-    retrieval_ranks,
-    summarise_ranks,
-)
+from medclip_dcl.metrics.retrieval import cosine_retrieval_ranks, retrieval_metrics, retrieval_ranks
 
 __all__ = [
     "Agreement",
-    "BinaryAUC",
     "BoxedHeatMap",
-    "ContrastToNoiseRatio",
-    "FindingMetrics",
     "MeanClassifierMetrics",
-    "MeanIoU",
     "Rectangle",
-    "RetrievalMetrics",
-    "ZeroShotMetrics",
     "average_k_metrics",
-    "average_precision",
-    "binary_auc",
     "box_bounds",
     "box_mask",
     "class_means",
     "contrast_to_noise_ratio",
     "cosine_retrieval_ranks",
     "default_thresholds",
-    "finding_metrics",
     "mean_classifier_metrics",
     "mean_classifier_predictions",
     "mean_classifier_scores",
     "mean_iou",
-    "mean_over_findings",
     "retrieval_metrics",
     "retrieval_ranks",
     "sample_tasks",
-    "summarise_ranks",
-    "zero_shot_metrics",
 ]

@@ -1,4 +1,4 @@
-"""Visual grounding: how well a heat map of region-sentence cosines agrees with the radiologist's box."""
+"""Visual grounding: agreement of a heat map of region-sentence cosines with the radiologist's box."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Bool, Float, Int, Shaped, UInt8
 from torch import Tensor
-from torchmetrics import Metric
 
 _PIXELS_PER_BLOCK = 2**17
 _NEAR = 1e-3
@@ -23,7 +22,7 @@ def default_thresholds(dtype: torch.dtype = torch.float32) -> Float[Tensor, "thr
 
 
 class Rectangle(NamedTuple):
-    """Rows and columns of an image: from top to bottom and from left to right, the second of each excluded."""
+    """Rows [top, bottom) and columns [left, right) of an image."""
 
     top: int
     bottom: int
@@ -31,7 +30,7 @@ class Rectangle(NamedTuple):
     right: int
 
     def within(self, top: int, bottom: int, left: int, right: int) -> Rectangle | None:
-        """What lies in a part of the image, counted from the part's upper left corner; None for nothing."""
+        """Intersection with a part of the image, relative to its upper left corner; None if it is empty."""
         found = Rectangle(
             max(self.top, top) - top,
             min(self.bottom, bottom) - top,
@@ -50,9 +49,7 @@ def box_bounds(
     image_height: int,
     image_width: int,
 ) -> Rectangle:
-    """Rows and columns of an image inside a box.
-
-    Edges are rounded to whole pixels and clipped to the image.
+    """Pixels of an image inside a box, whose edges are rounded to whole pixels and clipped to the image.
 
     Args:
         x: left edge, pixels of the image; ``y`` the upper edge.
@@ -60,10 +57,10 @@ def box_bounds(
         image_height: rows of the image; ``image_width`` its columns.
 
     Raises:
-        ValueError: an edge that is no number, or no pixel of the image lies inside the box.
+        ValueError: an edge that is not finite, or no pixel of the image lies inside the box.
     """
     if not all(map(math.isfinite, (x, y, width, height))):
-        raise ValueError(f"box (x={x:g}, y={y:g}, w={width:g}, h={height:g}) has an edge that is no number")
+        raise ValueError(f"box (x={x:g}, y={y:g}, w={width:g}, h={height:g}) has an edge that is not finite")
     left, right = max(round(x), 0), min(round(x + width), image_width)
     top, bottom = max(round(y), 0), min(round(y + height), image_height)
     if left >= right or top >= bottom:
@@ -95,10 +92,10 @@ def box_mask(
 def contrast_to_noise_ratio(
     heat_map: Float[Tensor, "height width"], mask: Bool[Tensor, "height width"], signed: bool = False
 ) -> Float[Tensor, ""]:
-    """How far the heat map inside the box stands out from the heat map outside it.
+    """Contrast between the heat map inside and outside the box, in units of its standard deviation.
 
     CNR = |mean_in - mean_out| / sqrt(var_in + var_out) with population variances (SSD, section 3.2; Boecking et al.
-    2022). Without the absolute value a heat map that avoids the box is told apart from one that finds it.
+    2022). The signed CNR distinguishes a heat map that avoids the box from one that finds it.
 
     Args:
         heat_map: region-sentence cosines; NaN where the model saw nothing (ignored).
@@ -113,7 +110,10 @@ def contrast_to_noise_ratio(
         ValueError: the shapes differ.
     """
     _require_same_shape(heat_map, mask)
-    (mean_in, variance_in), (mean_out, variance_out) = _moments(heat_map, mask)
+    is_defined = ~heat_map.isnan()
+    (mean_in, variance_in), (mean_out, variance_out) = (
+        _mean_and_variance(heat_map[side & is_defined]) for side in (mask, ~mask)
+    )
     ratio = (mean_in - mean_out) / (variance_in + variance_out).sqrt()
     return (ratio if signed else ratio.abs()).to(heat_map.dtype)
 
@@ -152,63 +152,6 @@ def mean_iou(
     return iou.mean().to(heat_map.dtype)
 
 
-class ContrastToNoiseRatio(Metric):
-    """Mean contrast-to-noise ratio over boxes; a box whose ratio is undefined is left out (see ``n_undefined``)."""
-
-    is_differentiable = False
-    higher_is_better = True
-    full_state_update = False
-    total: Tensor
-    n_boxes: Tensor
-    n_undefined: Tensor
-
-    def __init__(self, signed: bool = False) -> None:
-        super().__init__()
-        self.signed = signed
-        self.add_state("total", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("n_boxes", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
-        self.add_state("n_undefined", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
-
-    def update(self, heat_map: Float[Tensor, "height width"], mask: Bool[Tensor, "height width"]) -> None:
-        """Add one box."""
-        value = contrast_to_noise_ratio(heat_map, mask, signed=self.signed)
-        if value.isfinite():
-            self.total += value
-            self.n_boxes += 1
-        else:
-            self.n_undefined += 1
-
-    def compute(self) -> Float[Tensor, ""]:
-        """The mean over boxes so far, of all processes; NaN without any."""
-        return (self.total / self.n_boxes).float()
-
-
-class MeanIoU(Metric):
-    """Mean over boxes of :func:`mean_iou`."""
-
-    is_differentiable = False
-    higher_is_better = True
-    full_state_update = False
-    total: Tensor
-    n_boxes: Tensor
-
-    def __init__(self, thresholds: Float[Tensor, "threshold"] | None = None) -> None:
-        super().__init__()
-        self.thresholds = default_thresholds() if thresholds is None else thresholds
-        _require_ascending(self.thresholds)
-        self.add_state("total", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("n_boxes", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
-
-    def update(self, heat_map: Float[Tensor, "height width"], mask: Bool[Tensor, "height width"]) -> None:
-        """Add one box."""
-        self.total += mean_iou(heat_map, mask, self.thresholds)
-        self.n_boxes += 1
-
-    def compute(self) -> Float[Tensor, ""]:
-        """The mean over boxes so far, of all processes; NaN without any."""
-        return (self.total / self.n_boxes).float()
-
-
 class Agreement(NamedTuple):
     """Signed contrast-to-noise ratio and mean IoU of one region of a heat map."""
 
@@ -217,10 +160,10 @@ class Agreement(NamedTuple):
 
 
 class BoxedHeatMap:
-    """One heat map against several boxes: the whole map is looked at once, and then each box alone.
+    """Agreement of one heat map with several boxes: sums over the whole map once, then over each box.
 
-    Gives :func:`contrast_to_noise_ratio` and :func:`mean_iou` at the default thresholds: what lies outside a box is
-    what lies everywhere without what lies inside. Of a large image that takes half the time.
+    Gives :func:`contrast_to_noise_ratio` and :func:`mean_iou` at the default thresholds; sums outside a box are those
+    of the whole map minus those inside. For a large image that halves the time.
 
     Args:
         heat_map: region-sentence cosines; NaN where the model saw nothing (ignored).
@@ -242,7 +185,7 @@ class BoxedHeatMap:
             self._total += self._sums(block, levels)
 
     def agreement(self, boxes: Sequence[Rectangle]) -> Agreement:
-        """Of the union of boxes; CNR is NaN or infinite where :func:`contrast_to_noise_ratio` is.
+        """Agreement with the union of boxes; CNR is NaN or infinite where :func:`contrast_to_noise_ratio` is.
 
         Raises:
             ValueError: no box, or a box that reaches beyond the heat map.
@@ -269,9 +212,8 @@ class BoxedHeatMap:
         mean_in, mean_out = sum_in / n_in, sum_out / n_out
         variance = square_in / n_in - mean_in**2 + square_out / n_out - mean_out**2
         if not variance > _SMALL_VARIANCE * float(self._total[2] / self._total[0]):
-            return self._by_mask(
-                boxes
-            )  # nearly constant on both sides: the difference of sums is all rounding
+            # Nearly constant on both sides: the difference of sums is rounding error.
+            return self._by_mask(boxes)
         n_inside, above = inside[0], _at_least(self._total[3:])[1:]
         intersection = _at_least(inside[3:])[1:]
         iou = intersection / (above + n_inside - intersection)
@@ -295,7 +237,7 @@ class BoxedHeatMap:
 
 
 def disjoint_parts(boxes: Sequence[Rectangle]) -> list[Rectangle]:
-    """Rectangles that cover what the boxes cover, none of it twice."""
+    """Disjoint rectangles with the same union as the boxes."""
     rows = sorted({edge for box in boxes for edge in (box.top, box.bottom)})
     columns = sorted({edge for box in boxes for edge in (box.left, box.right)})
     cells = (Rectangle(*row, *column) for row in pairwise(rows) for column in pairwise(columns))
@@ -312,18 +254,12 @@ def disjoint_parts(boxes: Sequence[Rectangle]) -> list[Rectangle]:
     ]
 
 
-Moments = tuple[Float[Tensor, ""], Float[Tensor, ""]]
-
-
 def _blocks(
     heat_map: Float[Tensor, "height width"], mask: Bool[Tensor, "height width"]
 ) -> Iterator[tuple[Float[Tensor, "pixel"], Bool[Tensor, "pixel"]]]:
-    """The pixels that the heat map defines, with their part of the mask, in pieces that fit into a CPU's cache.
-
-    Several passes over a large image cost several times as much as those over its pieces. A GPU takes it whole.
-    """
+    """Defined pixels and their mask, in blocks of the size of a CPU's cache, which halves the time."""
     values, inside = heat_map.reshape(-1), mask.reshape(-1)
-    # A sum is the fastest look for NaN; infinities of both signs only cost the slower way.
+    # A sum is the fastest check for NaN; infinities of both signs only take the slower path.
     if values.sum().isnan():
         is_defined = ~values.isnan()
         values, inside = values[is_defined], inside[is_defined]
@@ -335,43 +271,11 @@ def _block_size(values: Float[Tensor, "pixel"]) -> int:
     return _PIXELS_PER_BLOCK if values.device.type == "cpu" else max(1, len(values))
 
 
-def _moments(
-    heat_map: Float[Tensor, "height width"], mask: Bool[Tensor, "height width"]
-) -> tuple[Moments, Moments]:
-    """Population mean and variance inside and outside the mask in float64; both NaN where there is no pixel.
-
-    Taken about the first value of each side, so that equal values have a variance of exactly 0.
-    """
-    sides = (_Moments(heat_map.device), _Moments(heat_map.device))
-    for values, inside in _blocks(heat_map, mask):
-        n_inside = int(inside.count_nonzero())
-        sides[0].add(values, inside, n_inside)
-        sides[1].add(values, ~inside, len(values) - n_inside)
-    return sides[0].mean_and_variance(), sides[1].mean_and_variance()
-
-
-class _Moments:
-    """Sums of values about the first of them."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._n = 0
-        self._origin = self._sum = self._square = torch.zeros((), dtype=torch.float64, device=device)
-
-    def add(self, values: Float[Tensor, "pixel"], selected: Bool[Tensor, "pixel"], n_selected: int) -> None:
-        if not n_selected:
-            return
-        if not self._n:
-            self._origin = values[selected.view(torch.uint8).argmax()].double()
-        shifted = values.to(torch.float64, copy=True).sub_(self._origin)
-        if n_selected < len(values):
-            shifted.masked_fill_(~selected, 0.0)  # several times as fast as picking the selected
-        self._n += n_selected
-        self._sum = self._sum + shifted.sum()
-        self._square = self._square + shifted @ shifted
-
-    def mean_and_variance(self) -> Moments:
-        mean = self._sum / self._n
-        return self._origin + mean, (self._square / self._n - mean * mean).clamp(min=0.0)
+def _mean_and_variance(values: Float[Tensor, "pixel"]) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """In float64 about the first value, so that equal values have a variance of exactly 0; NaN for no pixel."""
+    origin = values[:1].double().sum()
+    shifted = values.double() - origin
+    return origin + shifted.mean(), (shifted - shifted.mean()).square().mean()
 
 
 def _exceedance_counts(
@@ -384,7 +288,7 @@ def _exceedance_counts(
     counts = torch.zeros(2 * levels, dtype=torch.int64, device=heat_map.device)
     for values, inside in _blocks(heat_map, mask):
         exceeded = _n_exceeded(values, thresholds)
-        # Pixels inside are counted apart, in the upper half.
+        # Pixels inside are counted in the upper half.
         counts += torch.bincount(exceeded.add_(inside, alpha=levels).int(), minlength=2 * levels)
     outside, within = counts.view(2, levels)
     return _at_least(within), _at_least(outside + within)
@@ -398,10 +302,10 @@ def _at_least(counts: Tensor) -> Tensor:
 def _n_exceeded(
     values: Float[Tensor, "pixel"], thresholds: Float[Tensor, "threshold"]
 ) -> Shaped[Tensor, "pixel"]:
-    """How many of the ascending thresholds lie below each value; whole numbers, of whatever type.
+    """Number of the ascending thresholds below each value, as integers of any dtype.
 
-    Where the thresholds are evenly spaced, the place between them is arithmetic, up to four times as fast as a search;
-    only values so near to a threshold that rounding might decide are searched for.
+    Between evenly spaced thresholds it is computed by arithmetic, up to four times as fast as a search; only values so
+    near to a threshold that rounding might decide are searched.
     """
     steps = thresholds.double().diff()
     is_even = len(steps) > 0 and bool(((steps / steps.mean() - 1).abs() < _NEAR / 10 / len(steps)).all())

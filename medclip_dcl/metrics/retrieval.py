@@ -1,7 +1,6 @@
-"""Cross-modal retrieval: at which rank the correct candidate comes.
+"""Cross-modal retrieval: the rank of the correct candidate.
 
-Written here because torchmetrics' retrieval metrics count a candidate with a negative score, such as a negative
-cosine, as a miss.
+torchmetrics' retrieval metrics count a candidate with a negative score, such as a negative cosine, as a miss.
 """
 
 from __future__ import annotations
@@ -12,8 +11,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import normalize
-from torchmetrics import Metric
-from torchmetrics.utilities.data import dim_zero_cat
 
 _ELEMENTS_PER_CHUNK = 2**23
 """Similarities compared at a time: bounds the extra memory whatever the number of candidates."""
@@ -25,8 +22,8 @@ def retrieval_ranks(
 ) -> Float[Tensor, "query"]:
     """Rank of the correct candidate for each query; 1 is best.
 
-    Tied candidates get their mean rank, so that a constant score is chance and not perfection: ranks may be
-    halves. With several correct candidates the best-ranked counts.
+    Tied candidates get their mean rank, which may be a half, so that a constant score is at chance. With several
+    correct candidates the best-ranked counts.
 
     Args:
         similarities: score of each candidate for each query, of any sign.
@@ -90,11 +87,11 @@ def cosine_retrieval_ranks(
         )
     if targets is None:
         targets = torch.arange(len(queries), device=queries.device)
-    # A matrix product may give equal columns other last bits: each distinct candidate is scored once.
+    # A matrix product may differ in the last bits between equal columns: score each distinct candidate once.
     distinct, column = torch.unique(normalize(candidates, dim=-1), dim=0, return_inverse=True)
     unit = normalize(queries, dim=-1)
     rows = max(1, _ELEMENTS_PER_CHUNK // max(1, len(candidates)))
-    # Small results kept between large temporaries would hold the allocator's memory in pieces.
+    # One result tensor: small ones between large temporaries would fragment the allocator's memory.
     ranks = torch.empty(len(queries), dtype=torch.float64, device=queries.device)
     for first in range(0, len(queries), rows):
         block = slice(first, first + rows)
@@ -107,11 +104,16 @@ def cosine_retrieval_ranks(
     return ranks
 
 
-def summarise_ranks(ranks: Float[Tensor, "query"], ks: Sequence[int] = (10, 50, 100)) -> dict[str, float]:
-    """Recall at K and median rank (SSD, section 3.2).
+def retrieval_metrics(
+    similarities: Float[Tensor, "query candidate"],
+    targets: Int[Tensor, "query"] | Bool[Tensor, "query candidate"] | None = None,
+    ks: Sequence[int] = (10, 50, 100),
+) -> dict[str, float]:
+    """Recall at K and median rank of the correct candidate (SSD, section 3.2).
 
     Args:
-        ranks: of the correct candidate for each query, from 1.
+        similarities: as in :func:`retrieval_ranks`.
+        targets: as there.
         ks: R@K is the share of queries whose correct candidate is among the first K.
 
     Returns:
@@ -119,57 +121,18 @@ def summarise_ranks(ranks: Float[Tensor, "query"], ks: Sequence[int] = (10, 50, 
         mean of the middle two.
 
     Raises:
-        ValueError: no query; a K below 1.
-    """
-    if ranks.numel() == 0:
-        raise ValueError("retrieval: there are no queries")
-    if any(k < 1 for k in ks):
-        raise ValueError(f"retrieval: K of R@K must be at least 1: found {tuple(ks)}")
-    ordered = ranks.double().sort().values
-    recalls = {f"R@{k}": float((ordered <= k).double().mean()) for k in ks}
-    middle = ordered[[(len(ordered) - 1) // 2, len(ordered) // 2]]
-    return {**recalls, "MedR": float(middle.mean())}
-
-
-def retrieval_metrics(
-    similarities: Float[Tensor, "query candidate"],
-    targets: Int[Tensor, "query"] | Bool[Tensor, "query candidate"] | None = None,
-    ks: Sequence[int] = (10, 50, 100),
-) -> dict[str, float]:
-    """Recall at K and median rank of the correct candidate: :func:`summarise_ranks` of :func:`retrieval_ranks`.
+        ValueError: there is no query; a K below 1; see :func:`retrieval_ranks`.
 
     Example:
         >>> retrieval_metrics(torch.tensor([[0.9, 0.1], [-0.2, -0.7]]), ks=(1,))
         {'R@1': 0.5, 'MedR': 1.5}
     """
-    return summarise_ranks(retrieval_ranks(similarities, targets), ks)
-
-
-class RetrievalMetrics(Metric):
-    """Recall at K and median rank over queries that arrive in blocks, each block scored against all candidates."""
-
-    is_differentiable = False
-    full_state_update = False
-    ranks: list[Tensor]
-
-    def __init__(self, ks: Sequence[int] = (10, 50, 100)) -> None:
-        super().__init__()
-        self.ks = tuple(ks)
-        self.add_state("ranks", [], dist_reduce_fx="cat")
-
-    def update(
-        self,
-        similarities: Float[Tensor, "query candidate"],
-        targets: Int[Tensor, "query"] | Bool[Tensor, "query candidate"] | None = None,
-    ) -> None:
-        """Add a block of queries; ``targets`` as in :func:`retrieval_ranks`, None only for a single square block."""
-        self.ranks.append(retrieval_ranks(similarities, targets))
-
-    def compute(self) -> dict[str, float]:
-        """The summary over all queries so far, of all processes."""
-        if isinstance(self.ranks, list) and not self.ranks:
-            raise ValueError("retrieval: there are no queries")
-        return summarise_ranks(dim_zero_cat(self.ranks), self.ks)
+    ranks = retrieval_ranks(similarities, targets)
+    if not len(ranks):
+        raise ValueError("retrieval: there are no queries")
+    if any(k < 1 for k in ks):
+        raise ValueError(f"retrieval: K of R@K must be at least 1: found {tuple(ks)}")
+    return {**{f"R@{k}": float((ranks <= k).double().mean()) for k in ks}, "MedR": float(ranks.quantile(0.5))}
 
 
 def _check_similarities(similarities: Tensor) -> None:

@@ -69,7 +69,7 @@ def evaluate(count: int, **options) -> EmbeddingMap:
     assert set(values) == wanted
     mean = normalize(maps.mean((2, 3)), dim=1)
     assert all(np.allclose(values[id_], mean[ids.index(id_)], atol=1e-6) for id_ in values)
-    callback.found = callback.summarise(network, dict(sorted(values.items())), data)
+    callback.results = callback.summarise(network, dict(sorted(values.items())), data)
     return callback
 
 
@@ -85,9 +85,9 @@ def test_groups():
 
 def test_images_of_a_finding_lie_together():
     callback = evaluate(60)
-    assert callback.found is not None
-    cases = callback.found.predictions
-    assert callback.found.counts["by_group"] == {"Edema": 20, "Pneumonia": 20, "none of them": 20}
+    found = callback.results["embedding_map"]
+    cases = found.predictions
+    assert found.counts["by_group"] == {"Edema": 20, "Pneumonia": 20, "none of them": 20}
     places = cases[["x", "y"]].to_numpy()
     distances = np.linalg.norm(places[:, None] - places, axis=-1)
     np.fill_diagonal(distances, np.inf)
@@ -101,17 +101,17 @@ def test_images_of_a_finding_lie_together():
 
 def test_the_same_images_give_the_same_map():
     torch.manual_seed(1)
-    first = evaluate(40).found
+    first = evaluate(40).results["embedding_map"]
     torch.manual_seed(1)
-    again = evaluate(40).found
-    assert first is not None and again is not None
+    again = evaluate(40).results["embedding_map"]
     pd.testing.assert_frame_equal(first.predictions, again.predictions)
 
 
 def test_of_many_images_some_are_drawn():
     callback = evaluate(50, most_images=20)
-    assert callback.found is not None and callback.found.counts["images"] == 20
-    assert callback.prepare(tables(50), "test") == set(callback.found.predictions["dicom_id"])
+    found = callback.results["embedding_map"]
+    assert found.counts["images"] == 20
+    assert callback.prepare(tables(50), "test") == set(found.predictions["dicom_id"])
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 4, 9])

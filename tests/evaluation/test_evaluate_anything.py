@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -70,15 +69,12 @@ def exported(small_bert, tmp_path_factory) -> Path:
 
 
 @pytest.mark.filterwarnings("ignore:test. ")
-@pytest.mark.parametrize("place", ["configuration", "file"])
-def test_an_exported_folder_is_tested(exported, small_set, tmp_path, place):
+def test_an_exported_folder_is_tested(exported, small_set, tmp_path):
     run = tmp_path / "run"
-    prompts: Any = {"Edema": ["No edema", ["Edema", "Mild edema."]]}
-    if place == "file":
-        (tmp_path / "prompts.yaml").write_text(yaml.safe_dump(prompts))
-        prompts = str(tmp_path / "prompts.yaml")
+    prompts = {"Edema": ["No edema", ["Edema", "Mild edema."]]}
+    (tmp_path / "prompts.yaml").write_text(yaml.safe_dump(prompts))
     options = {
-        "ZeroShotClassification": {"prompts": prompts},
+        "ZeroShotClassification": {"prompts": str(tmp_path / "prompts.yaml")},
         "Grounding": {"heat_map_size": "model", "smoothing": 2},
     }
     callbacks = [

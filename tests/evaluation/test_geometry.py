@@ -75,12 +75,12 @@ def test_the_heat_map_lies_on_the_box(
         np.testing.assert_allclose(measured["size"], expected, atol=0.5)
     assert measured["unseen"] == 0
     # Regions are coarse: a fourth of the box is high in the padded landscape image.
-    assert measured["boxes"][0]["miou"] > 0.55
-    assert measured["boxes"][0]["cnr_signed"] > 3.5
+    assert measured["boxes"][0].miou > 0.55
+    assert measured["boxes"][0].cnr_signed > 3.5
     if geometry != "stretch" and height != width:
         callback._view = View(seen, SIZE)
         stretched = callback._measure_image(Network(), regions_of(shape, geometry, seen), "a")
-        assert not stretched["boxes"][0]["miou"] > 0.45
+        assert not stretched["boxes"][0].miou > 0.45
         callback._view = tables.view
     # What is drawn is NaN where nothing was seen, and bright in the middle of the box.
     callback._maps, callback._evaluated_sizes = {"a": measured["maps"]}, {"a": measured["size"]}

@@ -13,8 +13,6 @@ from torch import Tensor
 import medclip_dcl.metrics.grounding as grounding_module
 from medclip_dcl.metrics import (
     BoxedHeatMap,
-    ContrastToNoiseRatio,
-    MeanIoU,
     Rectangle,
     box_mask,
     contrast_to_noise_ratio,
@@ -144,14 +142,6 @@ def test_values_on_and_beside_thresholds_and_many_blocks(spacing, monkeypatch):
     assert mean_iou(heat_map, mask, thresholds).item() == pytest.approx(expected, abs=1e-6)
 
 
-def test_cnr_of_many_blocks_is_numpys(monkeypatch):
-    monkeypatch.setattr(grounding_module, "_PIXELS_PER_BLOCK", 64)
-    heat_map, mask = random_case(43, 51, 0.2)
-    assert contrast_to_noise_ratio(heat_map, mask).item() == pytest.approx(
-        abs(cnr_by_numpy(heat_map, mask)), abs=1e-5
-    )
-
-
 def test_default_thresholds_are_the_papers():
     assert default_thresholds(torch.float64).tolist() == [round(-1 + 0.05 * i, 2) for i in range(41)]
 
@@ -186,8 +176,6 @@ def test_mean_iou_refuses_bad_thresholds(thresholds, message):
     with pytest.raises(ValueError) as error:
         mean_iou(heat_map, mask, torch.tensor(thresholds, dtype=torch.float32))
     assert str(error.value) == message
-    with pytest.raises(ValueError):
-        MeanIoU(torch.tensor(thresholds, dtype=torch.float32))
 
 
 @pytest.mark.parametrize("where", ["empty box", "box on NaN"])
@@ -219,22 +207,6 @@ def test_box_mask_refuses_a_box_without_pixels(box):
         ValueError, match=r"covers no pixel of the 6 x 4 image; boxes are in pixels of the original"
     ):
         box_mask(*box, image_height=4, image_width=6)
-
-
-def test_metric_classes_are_means_over_boxes():
-    cases = [random_case(7, 9), random_case(12, 5), random_case(6, 6)]
-    constant = torch.zeros(6, 6)
-    cnr, signed, iou = ContrastToNoiseRatio(), ContrastToNoiseRatio(signed=True), MeanIoU()
-    for heat_map, mask in [*cases, (constant, cases[-1][1])]:
-        cnr.update(heat_map, mask)
-        signed.update(heat_map, mask)
-        iou.update(heat_map, mask)
-    expected = [cnr_by_numpy(*case) for case in cases]
-    assert signed.compute().item() == pytest.approx(sum(expected) / 3, abs=1e-5)
-    assert cnr.compute().item() == pytest.approx(sum(map(abs, expected)) / 3, abs=1e-5)
-    assert (cnr.n_boxes, cnr.n_undefined) == (3, 1)
-    overlaps = [mean_iou(*case).item() for case in cases] + [mean_iou(constant, cases[-1][1]).item()]
-    assert iou.compute().item() == pytest.approx(sum(overlaps) / 4, abs=1e-6)
 
 
 def by_mask(heat_map: Tensor, boxes: list[Rectangle]) -> tuple[float, float]:

@@ -1,0 +1,238 @@
+"""The numbers of results.json, computed from the rows of predictions/*.parquet.
+
+Each section function takes the rows of one evaluation and weights (draw, row), and returns its section of results.json
+with an array (draw,) in the place of each number; NaN where a draw has no case. Weights of 1 give the result of a test;
+the number of times that each row's patient was drawn gives the bootstrap of ``medclip_dcl.report.intervals``, for
+which a number that rests on fewer than ``least_patients`` patients is NaN. Without torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Bool, Float, Shaped
+
+KS = (10, 50, 100)
+DIRECTIONS = ("image_to_text", "text_to_image")
+GROUNDING = ("cnr", "cnr_signed", "miou")
+
+Numbers = dict[str, Any]
+"""Nested as in results.json; its leaves are arrays (draw,)."""
+Weights = Float[np.ndarray, "draw row"]
+
+
+def once(rows: pd.DataFrame) -> Weights:
+    """Weights of 1: each row counts once."""
+    return np.ones((1, len(rows)))
+
+
+def values_of(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of the first draw, as results.json holds them: None for NaN."""
+    return {
+        name: values_of(found)
+        if isinstance(found, Mapping)
+        else (float(found[0]) if np.isfinite(found[0]) else None)
+        for name, found in numbers.items()
+    }
+
+
+def by_path(numbers: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Float[np.ndarray, "draw"]]]:
+    """(path, array) of each number; a path joins the keys by "/"."""
+    for name, found in numbers.items():
+        if isinstance(found, Mapping):
+            yield from by_path(found, f"{prefix}/{name}")
+        else:
+            yield f"{prefix}/{name}", found
+
+
+def classification(
+    cases: pd.DataFrame,
+    weights: Weights,
+    min_cases: int = 5,
+    *,
+    findings: Iterable[str] | None = None,
+    least_patients: int = 1,
+    dtype: type = np.float64,
+) -> Numbers:
+    """AUC and accuracy of each finding and their averages; of logits the average precision, too.
+
+    Scores are logits, or score(positive prompt) - score(negative prompt); a case is called positive above 0.
+
+    Args:
+        cases: predictions of a classification.
+        weights: of the cases.
+        min_cases: positive and negative cases, each, that a finding needs; others have no number and are left out of
+            the averages. A draw without a case of either class has no number of this finding and no average.
+        findings: default: those of the cases, in their order.
+        least_patients: with a positive case, and with a negative one.
+        dtype: precision of AUC and average precision.
+
+    Raises:
+        ValueError: a score is NaN.
+    """
+    cases = cases.reset_index(drop=True)
+    has_logits = "logit" in cases
+    names = ("auc", "average_precision", "acc") if has_logits else ("auc", "acc")
+    scores = cases["logit"] if has_logits else cases["score_positive"] - cases["score_negative"]
+    if scores.isna().any():
+        raise ValueError(f"scores: {scores.isna().sum()} of {len(cases)} are NaN; an embedding is NaN")
+    nothing = np.full(len(weights), np.nan)
+    by_finding: Numbers = {}
+    counted = []
+    for finding in cases["finding"].unique() if findings is None else findings:
+        by_finding[finding] = dict.fromkeys(names, nothing)
+        rows = cases[cases["finding"] == finding]
+        positive = rows["label"].to_numpy() == 1
+        if min(positive.sum(), (~positive).sum()) < min_cases:
+            continue
+        counted.append(finding)
+        n_patients = (rows.loc[is_class, "subject_id"].nunique() for is_class in (positive, ~positive))
+        if min(n_patients) < least_patients:
+            continue
+        of_finding = scores[rows.index].to_numpy(dtype="float64")
+        of_rows = weights.take(rows.index, axis=1)
+        found: Numbers = {"auc": weighted_auc(of_finding, positive, of_rows).astype(dtype)}
+        if has_logits:
+            precision = weighted_average_precision(of_finding, positive, of_rows)
+            found["average_precision"] = precision.astype(dtype)
+        found["acc"] = weighted_mean((of_finding > 0) == positive, of_rows)
+        is_defined = np.isfinite(found["auc"])
+        by_finding[finding] = {
+            name: np.where(is_defined, x, np.nan).astype("float64") for name, x in found.items()
+        }
+    averages = {name: _mean([by_finding[f][name] for f in counted]) if counted else nothing for name in names}
+    return {**averages, "by_finding": by_finding}
+
+
+def grounding(boxes: pd.DataFrame, weights: Weights, *, least_patients: int = 1) -> Numbers:
+    """Mean CNR and mIoU over boxes, over those of each category, and over image-phrase pairs (`pair_` columns)."""
+    boxes = boxes.reset_index(drop=True)
+
+    def means(rows: pd.DataFrame) -> Numbers:
+        found, of_rows = {}, weights.take(rows.index, axis=1)
+        for name in GROUNDING:
+            values = rows[name].to_numpy(dtype="float64")
+            known = rows[np.isfinite(values)]
+            found[name] = _of_patients(known, weighted_mean(values, of_rows), least_patients)
+        return found
+
+    found = means(boxes)
+    found["by_category"] = {str(category): means(rows) for category, rows in boxes.groupby("category")}
+    # Predictions of earlier versions lack these columns.
+    if {"pair_cnr_signed", "pair_miou"} <= set(boxes):
+        pairs = boxes.drop_duplicates(["dicom_id", "phrase"]).sort_values("dicom_id", kind="stable")
+        of_pairs = {"cnr_signed": pairs["pair_cnr_signed"], "miou": pairs["pair_miou"]}
+        found["by_pair"] = means(pairs.assign(cnr=pairs["pair_cnr_signed"].abs(), **of_pairs))
+    return found
+
+
+def retrieval(queries: pd.DataFrame, weights: Weights, *, least_patients: int = 1) -> Numbers:
+    """Numbers of :func:`recalls` by the ranks, and "tolerant" of duplicates."""
+    return {
+        **recalls(queries, weights, least_patients=least_patients),
+        "tolerant": recalls(queries, weights, "rank_tolerant", least_patients=least_patients),
+    }
+
+
+def report_retrieval(queries: pd.DataFrame, weights: Weights, *, least_patients: int = 1) -> Numbers:
+    """Retrieval between images and reports, of which several may say the same, and between images and sentences."""
+    queries = queries.reset_index(drop=True)
+    found = {}
+    for task, rows in queries.groupby("task"):
+        summarise = retrieval if task == "image_report" else recalls
+        found[str(task)] = summarise(rows, weights.take(rows.index, axis=1), least_patients=least_patients)
+    return found
+
+
+def recalls(
+    queries: pd.DataFrame, weights: Weights, column: str = "rank", *, least_patients: int = 1
+) -> Numbers:
+    """R@10, R@50, R@100 and MedR of both directions, the mean of the six recalls and that of the two medians."""
+    queries = queries.reset_index(drop=True)
+    found = {}
+    for direction in DIRECTIONS:
+        rows = queries[queries["direction"] == direction]
+        ranks, of_rows = rows[column].to_numpy(dtype="float64"), weights.take(rows.index, axis=1)
+        numbers = {
+            **{f"R@{k}": weighted_mean(ranks <= k, of_rows) for k in KS},
+            "MedR": weighted_median(ranks, of_rows),
+        }
+        found[direction] = {name: _of_patients(rows, x, least_patients) for name, x in numbers.items()}
+    return {
+        "recall": _mean([found[direction][f"R@{k}"] for direction in DIRECTIONS for k in KS]),
+        "medr": _mean([found[direction]["MedR"] for direction in DIRECTIONS]),
+        **found,
+    }
+
+
+def weighted_mean(values: Shaped[np.ndarray, "row"], weights: Weights) -> Float[np.ndarray, "draw"]:
+    """Mean of the finite values; NaN for a draw without any."""
+    is_finite = np.isfinite(values)
+    values, weights = values[is_finite], weights.compress(is_finite, axis=1)
+    with np.errstate(invalid="ignore"):
+        return (weights * values).sum(axis=1) / weights.sum(axis=1)
+
+
+def weighted_auc(
+    scores: Float[np.ndarray, "row"], positive: Bool[np.ndarray, "row"], weights: Weights
+) -> Float[np.ndarray, "draw"]:
+    """Area under the ROC curve: the chance that a positive case scores above a negative one; a tie counts half.
+
+    Cases are sorted once; cumulative weights of the negatives say in each draw how many of them a positive beats
+    (Mann-Whitney). A draw that lacks a class gives NaN.
+    """
+    order = np.argsort(scores, kind="stable")
+    starts = np.flatnonzero(np.diff(scores[order], prepend=-np.inf) > 0)
+    weights, positive = weights.take(order, axis=1), positive[order]
+    positives = np.add.reduceat(weights * positive, starts, axis=1)
+    negatives = np.add.reduceat(weights * ~positive, starts, axis=1)
+    wins = (positives * (negatives.cumsum(axis=1) - negatives / 2)).sum(axis=1)
+    with np.errstate(invalid="ignore"):
+        return wins / (positives.sum(axis=1) * negatives.sum(axis=1))
+
+
+def weighted_average_precision(
+    scores: Float[np.ndarray, "row"], positive: Bool[np.ndarray, "row"], weights: Weights
+) -> Float[np.ndarray, "draw"]:
+    """Sum over thresholds of (recall - recall before) * precision; tied cases are one threshold.
+
+    Without skill it is the share of positive cases. A draw without a positive case gives NaN.
+    """
+    order = np.argsort(-scores, kind="stable")
+    starts = np.flatnonzero(np.diff(-scores[order], prepend=-np.inf) > 0)
+    weights = weights.take(order, axis=1)
+    positives = np.add.reduceat(weights * positive[order], starts, axis=1)
+    cases = np.add.reduceat(weights, starts, axis=1).cumsum(axis=1)
+    # Thresholds above the first case that was drawn have neither recall nor precision.
+    precision = positives.cumsum(axis=1) / np.maximum(cases, 1)
+    with np.errstate(invalid="ignore"):
+        return (positives * precision).sum(axis=1) / positives.sum(axis=1)
+
+
+def weighted_median(values: Float[np.ndarray, "row"], weights: Weights) -> Float[np.ndarray, "draw"]:
+    """Median; of an even number of rows the mean of the middle two. NaN for a draw without any."""
+    if not len(values):
+        return np.full(len(weights), np.nan)
+    order = np.argsort(values, kind="stable")
+    ordered, below = values[order], weights.take(order, axis=1).cumsum(axis=1)
+    total = below[:, -1:]
+    lower, upper = (
+        ordered[(below <= place).sum(axis=1).clip(max=len(ordered) - 1)]
+        for place in ((total - 1) // 2, total // 2)
+    )
+    return np.where(total[:, 0] > 0, (lower + upper) / 2, np.nan)
+
+
+def _mean(numbers: list[Float[np.ndarray, "draw"]]) -> Float[np.ndarray, "draw"]:
+    return sum(numbers[1:], numbers[0]) / len(numbers)
+
+
+def _of_patients(
+    rows: pd.DataFrame, numbers: Float[np.ndarray, "draw"], least_patients: int
+) -> Float[np.ndarray, "draw"]:
+    """NaN where the rows are of too few patients."""
+    is_enough = least_patients <= 1 or rows["subject_id"].nunique() >= least_patients
+    return numbers if is_enough else np.full_like(numbers, np.nan)
