@@ -143,7 +143,7 @@ def boxes_of(patients: np.ndarray, values: np.ndarray, trials: int = 1) -> Predi
 
 def test_95_percent_intervals_hold_the_truth_about_95_times_in_100():
     random = np.random.default_rng(0)
-    n_patients, n_trials = 60, 120
+    n_patients, n_trials = 60, 250
     of_patients = np.repeat(random.normal(size=(n_trials, n_patients)), 3, axis=1)
     values = 2.0 + of_patients + 0.5 * random.normal(size=(n_trials, 3 * n_patients))
     patients = np.tile(np.repeat(np.arange(n_patients), 3), n_trials)
@@ -201,7 +201,7 @@ def test_a_difference_is_computed_draw_by_draw(make_predictions):
 
 def test_chance_of_a_false_difference_is_about_the_level():
     random = np.random.default_rng(1)
-    n_trials, patients = 120, np.tile(np.repeat(np.arange(50), 2), 120)
+    n_trials, patients = 200, np.tile(np.repeat(np.arange(50), 2), 200)
     a, b = (boxes_of(patients, random.normal(size=len(patients)), n_trials) for _ in range(2))
     found = bootstrap_differences(a, b, 300)
     excluded = [found[f"grounding/by_category/{trial}/cnr_signed"].excludes_zero for trial in range(n_trials)]
