@@ -93,7 +93,7 @@ class RunFolder:
             found = complete(dict(found))
         differing = differing_settings(found, config)
         before, now = ((x.get("trainer") or {}).get("max_epochs") or 0 for x in (found, config))
-        is_longer = differing == {LENGTH} and 0 < before < now
+        is_longer = differing.keys() == {LENGTH} and 0 < before < now
         if differing and not is_longer:
             raise self.other_run(differing, found)
         data_file = self.folder / DATA_FILE
