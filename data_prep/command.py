@@ -8,13 +8,14 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import get_context, parent_process
 from typing import Any, NoReturn, TypeVar
+
+from tqdm import tqdm  # type: ignore[import-untyped]
 
 from medclip_dcl.errors import UserError
 
@@ -63,6 +64,21 @@ def positive(text: str) -> int:
     if not (text.isascii() and text.isdecimal()) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of at least 1")
     return int(text)
+
+
+def number(most: float) -> Callable[[str], float]:
+    """Parser of a number from 0 to `most`, for `argparse`."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = -1.0
+        if not 0 <= value <= most:
+            raise argparse.ArgumentTypeError(f"{text!r}: expected a number from 0 to {most:g}")
+        return value
+
+    return parse
 
 
 def run_command(main: Callable[[], None]) -> NoReturn:
@@ -130,50 +146,12 @@ def _end_with_parent() -> None:
 
 
 def progress(items: Iterable[Item], total: int, what: str, unit: str) -> Iterator[Item]:
-    """Yield the items and show their number, the rate and the time left on standard error.
-
-    A terminal gets a bar; a log file gets a line every 30 seconds and one at the end.
-
-    Args:
-        items: to count.
-        total: number of items.
-        what: description before the bar.
-        unit: plural noun of the items, for the rate.
-    """
-    if sys.stderr.isatty():
-        yield from _bar(items, total, what, unit)
-        return
-    start = last = time.monotonic()
-    count = 0
-    for count, item in enumerate(items, start=1):
-        yield item
-        now = time.monotonic()
-        if now - last > 30:
-            last = now
-            rate = count / (now - start)
-            left = (total - count) / rate
-            print(
-                f"{what}: {count:,} of {total:,}, {rate:,.0f} {unit}/s, {left:,.0f} s left", file=sys.stderr
-            )
-    seconds = time.monotonic() - start
-    rate = count / max(seconds, 1e-9)
-    print(f"{what}: {count:,} {unit} in {seconds:,.1f} s ({rate:,.0f} {unit}/s)", file=sys.stderr)
-
-
-def _bar(items: Iterable[Item], total: int, what: str, unit: str) -> Iterator[Item]:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(elapsed_when_finished=True),
+    """Yield the items and show their number, the rate and the time left on standard error; in a log every 30 s."""
+    yield from tqdm(
+        items,
+        desc=what,
+        total=total,
+        unit=f" {unit}",
+        mininterval=0.5 if sys.stderr.isatty() else 30.0,
+        dynamic_ncols=True,
     )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(what, total=total, rate="")
-        for item in items:
-            yield item
-            speed = bar.tasks[0].speed
-            bar.update(task, advance=1, rate=f"{speed:,.0f} {unit}/s" if speed else "")

@@ -35,7 +35,7 @@ from data_prep.command import option, parse_options, run_command
 from data_prep.sources import preparation
 from data_prep.sources import rows as row_tables
 from data_prep.sources.preparation import Source
-from data_prep.sources.releases import ReleaseError, header_of, matches, read_table, require
+from data_prep.sources.releases import CsvFile, ReleaseError, labels_as_numbers
 from data_prep.sources.rows import ROW, TEXTS, image_paths, label_columns, rows_source, split_names
 from medclip_dcl.data.prepared import TABLES
 from medclip_dcl.findings import CHEXPERT
@@ -104,14 +104,14 @@ class Settings(row_tables.Settings):
     delimiter: str = option("between two values (,)", ",", type=_delimiter)
     encoding: str = option("of the table (utf-8)", "utf-8-sig", type=_encoding)
 
+    @property
+    def csv(self) -> CsvFile:
+        """The table."""
+        return CsvFile(self.table, _READING_ADVICE, self.delimiter, self.encoding)
+
 
 def prepare(settings: Settings) -> None:
-    """Prepare a set, finish a broken one, or say that it is finished.
-
-    Raises:
-        ReleaseError: the table lacks something, or what it holds cannot be right.
-        PreparedDataError: the output folder holds another set, or something else.
-    """
+    """Prepare a set, finish a broken one, or say that it is finished."""
     if not settings.table.is_file():
         raise ReleaseError(f"--table {settings.table} does not exist; it expects a CSV file with a header")
     columns = _columns(settings)
@@ -132,30 +132,17 @@ def prepare(settings: Settings) -> None:
 
 
 def _columns(settings: Settings) -> dict[str, str]:
-    """Content -> name of its column in the table.
-
-    Raises:
-        ReleaseError: a column is missing, or it is not clear which holds the text.
-    """
-    header = header_of(
-        settings.table, advice=_READING_ADVICE, delimiter=settings.delimiter, encoding=settings.encoding
-    )
+    """Content -> name of its column in the table."""
+    header = settings.csv.header()
     named = {name: getattr(settings, f"{name}_column") for name in _COLUMNS}
-    if settings.text_only and named["image"] is not None:
-        raise ReleaseError("--text_only has no images: leave out --image_column")
-    if settings.text_only and settings.images is not None:
-        raise ReleaseError("--text_only has no images: leave out --images")
-    if settings.text_only and settings.views != VIEWS:
-        raise ReleaseError("--text_only has no images: leave out --views")
+    if settings.text_only and (named["image"] or settings.images or settings.views != VIEWS):
+        raise ReleaseError("--text_only has no images: leave out --image_column, --images and --views")
     # If an option names one kind of text, the other is not looked up by its default name.
+    skipped = {"image", "view"} if settings.text_only else set()
     if named["text"] is not None:
-        skipped = {"findings", "impression"}
+        skipped |= {"findings", "impression"}
     elif named["findings"] is not None or named["impression"] is not None:
-        skipped = {"text"}
-    else:
-        skipped = set()
-    if settings.text_only:
-        skipped |= {"image", "view"}
+        skipped.add("text")
     columns = {}
     for name in _COLUMNS:
         column = named[name] or name
@@ -183,11 +170,7 @@ def _columns(settings: Settings) -> dict[str, str]:
 
 
 def _label_columns(settings: Settings, header: Sequence[str]) -> dict[str, str]:
-    """Findings -> their columns: CheXpert's by name ("pleural_effusion" is "Pleural Effusion"), others as named.
-
-    Raises:
-        ReleaseError: a finding has several columns; a column of --label_columns is missing, or cannot be a finding.
-    """
+    """Findings -> their columns: CheXpert's by name ("pleural_effusion" is "Pleural Effusion"), others as named."""
     found: dict[str, str] = {}
     others = [name for name in settings.label_columns if _plain(name) not in map(_plain, CHEXPERT)]
     for finding in (*CHEXPERT, *others):
@@ -228,25 +211,17 @@ def _lacks(settings: Settings, column: str, header: Sequence[str], advice: str) 
 def _read(settings: Settings, columns: dict[str, str]) -> Source:
     """Read and check the table."""
     file = settings.table
-    header = header_of(file, advice=_READING_ADVICE, delimiter=settings.delimiter, encoding=settings.encoding)
-    if unused := [name for name in header if name not in columns.values()]:
+    if unused := [name for name in settings.csv.header() if name not in columns.values()]:
         print(
             f"{file}: columns that are not used: {', '.join(unused)} (--label_columns takes labels of findings)"
         )
     # Two purposes may share a column: a table whose rows are studies of patients that it does not name.
-    table = read_table(
-        file,
-        dict.fromkeys(columns.values()),
-        advice=_READING_ADVICE,
-        delimiter=settings.delimiter,
-        encoding=settings.encoding,
-    )
+    table = settings.csv.read(dict.fromkeys(columns.values()))
     rows = pd.DataFrame({name: table[column] for name, column in columns.items()})
     # Texts may hold line breaks: these are rows as a spreadsheet counts them, not lines.
     rows.index = pd.RangeIndex(2, len(rows) + 2, name=ROW)
     for finding in [name for name in columns if name not in _COLUMNS]:
-        require(rows, finding, matches(r"(?:-?1(?:\.0)?|0(?:\.0)?)?"), "1, 0, -1 or empty", file, _ADVICE)
-        rows[finding] = pd.to_numeric(rows[finding].replace("", None)).astype("float64")
+        labels_as_numbers(rows, finding, file, _ADVICE)
     if "study" not in rows:
         rows["study"] = [str(row) for row in range(1, len(rows) + 1)]
     rows["split"] = split_names(rows["split"], file) if "split" in rows else ""

@@ -69,12 +69,7 @@ class Settings(preparation.Settings):
 
 
 def prepare(settings: Settings) -> None:
-    """Prepare a set, finish a broken one, or say that it is finished.
-
-    Raises:
-        ReleaseError: the source lacks something, or what it holds cannot be right.
-        PreparedDataError: the output folder holds another set, or something else.
-    """
+    """Prepare a set, finish a broken one, or say that it is finished."""
     release = find_release(settings.source, settings.labels)
     truth = truth_files(settings.source)
     files = [release.metadata, release.split, release.labels, *truth]

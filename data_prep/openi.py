@@ -24,7 +24,7 @@ import re
 import tarfile
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
@@ -35,8 +35,8 @@ from data_prep.command import option, parse_options, run_command
 from data_prep.sources import preparation
 from data_prep.sources import rows as row_tables
 from data_prep.sources.preparation import Source
-from data_prep.sources.releases import ReleaseError, matches, read_table, require
-from data_prep.sources.rows import image_path, rows_source
+from data_prep.sources.releases import ReleaseError, matches, once, read_table, require
+from data_prep.sources.rows import image_paths, rows_source
 from data_prep.sources.tables import Reject
 from data_prep.text.reports import MOST_BYTES
 
@@ -87,12 +87,7 @@ class OpeniReport(NamedTuple):
 
 
 def prepare(settings: Settings) -> None:
-    """Prepare a set, finish a broken one, or say that it is finished.
-
-    Raises:
-        ReleaseError: the source lacks something, or what it holds cannot be right.
-        PreparedDataError: the output folder holds another set, or something else.
-    """
+    """Prepare a set, finish a broken one, or say that it is finished."""
     place = find_source(settings.source)
     projections = settings.projections
     if projections is None and place.suffix == ".csv" and (place.parent / PROJECTIONS).is_file():
@@ -127,11 +122,7 @@ def prepare(settings: Settings) -> None:
 
 
 def find_source(source: Path) -> Path:
-    """The archive, the folder of XML files, or Kaggle's table of reports.
-
-    Raises:
-        ReleaseError: none of them is there, or several.
-    """
+    """The archive, the folder of XML files, or Kaggle's table of reports."""
     if source.is_file():
         return source
     found = [source / name for name in (ARCHIVE, REPORTS) if (source / name).is_file()]
@@ -177,9 +168,8 @@ def _read(settings: Settings, place: Path, projections: Path | None) -> Source:
     rejects += [("image", name, "its file is not there") for name in wanted.loc[is_absent, "name"]]
     rows = wanted[~is_absent].reset_index(drop=True)
     paths = [files[_stem(name)] if name else None for name in rows["name"]]
-    rows["image"] = [
-        image_path(path.relative_to(root).as_posix(), root, place) if path else "" for path in paths
-    ]
+    names = pd.Series([path.relative_to(root).as_posix() if path else "" for path in paths], dtype=str)
+    rows["image"] = image_paths(names, root, place)
     if not settings.text_only and not (rows["image"] != "").any():
         raise ReleaseError(
             f"none of {len(wanted):,} images is below {root}; say --images DIR, or --text_only"
@@ -196,18 +186,14 @@ def _read(settings: Settings, place: Path, projections: Path | None) -> Source:
         "images_without_file": int(is_absent.sum()),
     }
     source = rows_source(rows, settings, place, counts)
-    return source.with_rejects(rejects)
+    return replace(source, rejects=(*rejects, *source.rejects))
 
 
 # --- Reports -----------------------------------------------------------------------------------------------------
 
 
 def read_xml(place: Path, rejected_share: float) -> tuple[list[OpeniReport], list[Reject]]:
-    """The official reports, of an archive or a folder, in the order of their numbers.
-
-    Raises:
-        ReleaseError: the archive cannot be read, there is no report, or many are damaged.
-    """
+    """The official reports, of an archive or a folder, in the order of their numbers."""
     reports, rejects, names = [], [], []
     for name, content in _folder_members(place) if place.is_dir() else _archive_members(place):
         names.append(name)
@@ -304,14 +290,10 @@ def _folder_hash(folder: Path) -> str:
 
 
 def read_kaggle(file: Path, views: pd.DataFrame | None) -> list[OpeniReport]:
-    """Kaggle's table of reports, with the images that the table of projections has of them.
-
-    Raises:
-        ReleaseError: a table lacks something.
-    """
+    """Kaggle's table of reports, with the images that the table of projections has of them."""
     table = read_table(file, ("uid", "findings", "impression"))
     require(table, "uid", matches(r"[0-9]{1,9}"), "a number", file)
-    require(table, "uid", lambda column: ~column.duplicated(), "each report once", file)
+    require(table, "uid", once, "each report once", file)
     names: dict[str, list[str]] = {}
     if views is not None:
         for uid, name in views[["uid", "filename"]].itertuples(index=False):
@@ -323,29 +305,21 @@ def read_kaggle(file: Path, views: pd.DataFrame | None) -> list[OpeniReport]:
 
 
 def read_projections(file: Path) -> pd.DataFrame:
-    """Kaggle's table of images: uid, filename, view ("Frontal", "Lateral"), key (the name in either form).
-
-    Raises:
-        ReleaseError: a column is missing, or a value is invalid.
-    """
+    """Kaggle's table of images: uid, filename, view ("Frontal", "Lateral"), key (the name in either form)."""
     table = read_table(file, ("uid", "filename", "projection"))
     require(
         table, "projection", lambda column: column.isin(["Frontal", "Lateral"]), "Frontal or Lateral", file
     )
-    require(table, "filename", lambda column: ~column.duplicated(), "each image once", file)
+    require(table, "filename", once, "each image once", file)
     table = table.rename(columns={"projection": "view"})
     return table.assign(key=table["filename"].map(_key))
 
 
 def read_negbio(file: Path) -> pd.DataFrame:
-    """Labels by study (the report's number as text), in CheXpert's columns.
-
-    Raises:
-        ReleaseError: a column is missing, or a value is not 1 or 0.
-    """
+    """Labels by study (the report's number as text), in CheXpert's columns."""
     table = read_table(file, ("filename", *NEGBIO))
     require(table, "filename", matches(r"CXR[0-9]{1,9}"), "CXR and a number", file)
-    require(table, "filename", lambda column: ~column.duplicated(), "each report once", file)
+    require(table, "filename", once, "each report once", file)
     for column in NEGBIO:
         require(table, column, matches(r"[01]"), "1 or 0", file)
     labels = table[list(NEGBIO)].astype("float64").rename(columns=NEGBIO)

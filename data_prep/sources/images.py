@@ -24,8 +24,7 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -68,13 +67,9 @@ class ImageStageError(UserError):
 
 
 class Job(NamedTuple):
-    """One image to prepare.
+    """One image to prepare: file of the original, prepared file, and how to make a square of it.
 
-    Attributes:
-        source: file of the original.
-        target: file of the prepared image.
-        size: side of the prepared image in pixels; the shorter one for geometry "shortest".
-        geometry: from `medclip_dcl.pictures.geometry.GEOMETRIES`.
+    `size` is the side of the prepared image in pixels, the shorter one for geometry "shortest".
     """
 
     source: Path
@@ -92,11 +87,7 @@ class Outcome(NamedTuple):
 
 
 def require_space(folder: Path, jobs: Sequence[Job]) -> None:
-    """Check that the disk has room for the images that are not there yet.
-
-    Args:
-        folder: of the prepared set; need not exist.
-        jobs: all of them.
+    """Check that the disk of `folder`, which need not exist, has room for the images that are not there yet.
 
     Raises:
         ImageStageError: it has not; names the space needed and the free space.
@@ -116,22 +107,13 @@ def require_space(folder: Path, jobs: Sequence[Job]) -> None:
         )
 
 
-def prepare_images(jobs: Sequence[Job], pool: Executor | None = None) -> Iterator[Outcome]:
-    """Decode, resize and write images; the outcomes come in the order of the jobs.
-
-    Args:
-        jobs: see `Job`.
-        pool: processes to share the work; None works in this one.
+def prepare_image(job: Job) -> Outcome:
+    """Prepare one image, unless it was prepared from the same file in the same way before.
 
     Raises:
         ImageStageError: the disk is full.
-        OSError: an image could not be written for another reason; unreadable sources are outcomes.
+        OSError: the image could not be written for another reason; an unreadable source is an outcome.
     """
-    yield from pool.map(prepare_image, jobs, chunksize=16) if pool else map(prepare_image, jobs)
-
-
-def prepare_image(job: Job) -> Outcome:
-    """Prepare one image, unless it was prepared from the same file in the same way before."""
     try:
         size_of_file = job.source.stat().st_size
         finished = _finished(job, size_of_file)
@@ -163,12 +145,8 @@ def prepare_image(job: Job) -> Outcome:
 class Stamp(NamedTuple):
     """How a prepared JPEG file was made, stored in its comment.
 
-    Attributes:
-        made: how, and from what.
-        geometry: from `medclip_dcl.pictures.geometry.GEOMETRIES`.
-        size: see `Job`.
-        height: of the original, in pixels; `width` likewise.
-        crc: checksum of the file with zeros in its place; "" in older files.
+    `made` says how and from what; height and width are the original's; `crc` is the checksum of the file with zeros in
+    its place ("" in older files).
     """
 
     made: bytes

@@ -14,15 +14,15 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from data_prep.command import available_cores, option, positive, progress, worker_processes
+from data_prep.command import available_cores, number, option, positive, progress, worker_processes
 from data_prep.sources import images as image_files
 from data_prep.sources import tables
 from data_prep.sources.releases import ReleaseError, file_hash
@@ -37,16 +37,6 @@ from medclip_dcl.pictures.geometry import GEOMETRIES
 
 REJECTED_SHARE = 0.01
 """A source with a larger share of unusable images or reports (and more than one) counts as damaged."""
-
-
-def _share(text: str) -> float:
-    try:
-        share = float(text)
-    except ValueError:
-        share = -1.0
-    if not 0 <= share <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a number from 0 to 1")
-    return share
 
 
 def _sections(text: str) -> tuple[str, ...]:
@@ -86,7 +76,7 @@ class Settings:
         "share of the images, and of the reports, that may be missing, damaged or empty and are left out; more of "
         "either end the preparation, a single one never does (0.01)",
         REJECTED_SHARE,
-        type=_share,
+        type=number(1.0),
         metavar="SHARE",
     )
     workers: int = option(
@@ -112,7 +102,7 @@ class Source:
         grounding_patients: subject_id of every patient of the MS-CXR file.
         truth: the phantom's, None for a real source.
         counts: further counts for dataset.json.
-        rejects: rows left out while the tables were read.
+        rejects: rows that were left out while the tables were read.
         files: more files of the set by name, written beside the tables: texts.
         advice: how to fix a patient in both training and evaluation.
     """
@@ -132,52 +122,36 @@ class Source:
     files: Mapping[str, str] = field(default_factory=dict)
     advice: str = tables.DAMAGED_SPLIT
 
-    def with_rejects(self, rejects: Sequence[tables.Reject]) -> Source:
-        """The same source with further rejects."""
-        return replace(self, rejects=(*rejects, *self.rejects))
-
 
 def prepare_set(settings: Settings, made_from: Mapping[str, Any], read: Callable[[], Source]) -> None:
     """Prepare a set, finish a broken one, or say that it is finished.
 
-    Args:
-        settings: the shared options.
-        made_from: from `made_from`.
-        read: reads and checks the source's tables; only called if there is something to do.
+    `read` reads and checks the source's tables; it is only called if there is something to do.
 
     Raises:
         ReleaseError: the source lacks something, or what it holds cannot be right.
         PreparedDataError: the output folder holds another set, or something else.
     """
     if _is_finished(settings.output, made_from):
-        _complete(settings)
+        print(_FINISHED.format(settings.output))
         return
     source = read()
     # The final uses are checked again; hours of image work should not pass before a damaged split is noticed.
     patients = source.images if source.studies is None else source.studies.assign(dicom_id="")
     use = tables.decide_use(patients, source.grounding_patients, (), ())
     tables.require_disjoint_patients(patients.assign(use=use), source.advice)
-    jobs = _image_jobs(source.images, settings)
+    folder = settings.output / "images"
+    jobs = [
+        image_files.Job(Path(file), folder / path, settings.size, settings.geometry)
+        for file, path in source.images[["file", "path"]].itertuples(index=False)
+    ]
     image_files.require_space(settings.output, jobs)
     with _one_process_in(settings.output) as is_alone:
         # While this process was reading, another may have made the set.
-        is_made = _is_finished(settings.output, made_from, say=False)
-        info = {} if is_made else _make(settings, made_from, source, jobs, is_alone)
-    if is_made:
-        _complete(settings)
-    else:
-        print(summary(settings.output, info))
-
-
-def _complete(settings: Settings) -> None:
-    """Remove temporary files of a killed run from a finished set."""
-    output = settings.output
-    leftovers = list(output.glob(".*.tmp"))
-    if leftovers:
-        # The set is complete: neither another process in it nor a read-only folder is a reason to fail.
-        with suppress(PreparedDataError), _one_process_in(output) as is_alone:
-            _remove_leftovers(leftovers, is_alone)
-    print(f"{output} is a finished set, made with these options from this source: nothing to do")
+        if _is_finished(settings.output, made_from, say=False):
+            print(_FINISHED.format(settings.output))
+        else:
+            print(summary(settings.output, _make(settings, made_from, source, jobs, is_alone)))
 
 
 def _make(
@@ -188,7 +162,9 @@ def _make(
     is_alone: bool,
 ) -> dict[str, Any]:
     """Write the set; returns the content of dataset.json."""
-    _remove_leftovers(settings.output.rglob(".*.tmp"), is_alone)
+    # What a killed run was writing just then; not where another process may be at work.
+    for leftover in list(settings.output.rglob(".*.tmp")) if is_alone else ():
+        leftover.unlink(missing_ok=True)
     write_json(made_from, settings.output / _UNFINISHED)
     with worker_processes(settings.workers) as pool:
         found = read_sentences(source.reports, source.n_reports, settings.sections, pool, source.no_reports)
@@ -224,11 +200,6 @@ def _one_process_in(output: Path) -> Iterator[bool]:
     """
     try:
         output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise PreparedDataError(
-            f"output {output} cannot be made ({error.strerror}); choose another --output"
-        ) from error
-    try:
         # A file opened for writing, since NFS does not share locks of folders. It is never removed: another process
         # may just have locked it.
         file = os.open(output / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
@@ -299,10 +270,7 @@ def _assemble(
 def take_patients(images: pd.DataFrame, limit: int | None, use: pd.Series) -> pd.DataFrame:
     """The images of the first `limit` patients of each use, by number; all of them for None.
 
-    Args:
-        images: with a column subject_id.
-        limit: patients.
-        use: of each image, before any image or report is opened.
+    `use` is that of each image before any image or report is opened.
     """
     if limit is None:
         return images
@@ -318,6 +286,7 @@ def take_patients(images: pd.DataFrame, limit: int | None, use: pd.Series) -> pd
 
 _UNFINISHED = "unfinished.json"
 _LOCK = ".lock"
+_FINISHED = "{} is a finished set, made with these options from this source: nothing to do"
 
 # Options that older sets do not name, with the values that were in force then.
 _SINCE_ADDED: dict[str, Any] = {"cases": "all", "limit": None, "subset": None}
@@ -328,12 +297,8 @@ def made_from(
 ) -> dict[str, Any]:
     """Everything that the content of a set depends on, except reports and images (too many to hash).
 
-    Args:
-        settings: the shared options.
-        source: name of the release.
-        phantom: no patient data.
-        files: the tables that were read.
-        options: of the command.
+    `source` names the release, `phantom` says that there is no patient data, `files` are the tables that were read, and
+    `options` those of the command.
     """
     return {
         "format_version": FORMAT_VERSION,
@@ -357,12 +322,9 @@ def made_from(
 
 
 def _is_finished(output: Path, made_from: Mapping[str, Any], say: bool = True) -> bool:
-    """True for a finished set of the same making; False for none, or for an unfinished one that may be continued.
+    """True for a finished set of the same making; False for none, or for one that may be continued.
 
-    Args:
-        output: the folder.
-        made_from: from `made_from`.
-        say: print the number of missing images.
+    `say` prints the number of missing images.
 
     Raises:
         PreparedDataError: the folder holds something else.
@@ -432,21 +394,7 @@ def _word(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else "none" if value is None else str(value)
 
 
-def _remove_leftovers(files: Iterable[Path], is_alone: bool) -> None:
-    """Remove what a killed run was writing just then, under temporary names; not where it may be still at work."""
-    for file in list(files) if is_alone else ():
-        file.unlink(missing_ok=True)
-
-
 # --- Images ------------------------------------------------------------------------------------------------------
-
-
-def _image_jobs(images: pd.DataFrame, settings: Settings) -> list[image_files.Job]:
-    folder = settings.output / "images"
-    return [
-        image_files.Job(Path(file), folder / path, settings.size, settings.geometry)
-        for file, path in images[["file", "path"]].itertuples(index=False)
-    ]
 
 
 def _prepare_images(
@@ -457,13 +405,16 @@ def _prepare_images(
     Raises:
         ReleaseError: more than `Settings.rejected_share` cannot be used.
     """
-    outcomes = list(progress(image_files.prepare_images(jobs, pool), len(jobs), "images", "images"))
+    prepare = image_files.prepare_image
+    found = pool.map(prepare, jobs, chunksize=16) if pool else map(prepare, jobs)
+    outcomes = list(progress(found, len(jobs), "images", "images"))
     images = images.assign(height=[o.height for o in outcomes], width=[o.width for o in outcomes])
-    reasons = pd.Series([o.reason for o in outcomes], index=images.index)
-    bad = dict(zip(images.loc[reasons != "", "dicom_id"], reasons[reasons != ""], strict=True))
+    reasons = pd.Series([o.reason for o in outcomes], index=images.index, dtype=object)
+    is_bad = reasons != ""
+    bad = dict(zip(images.loc[is_bad, "dicom_id"], reasons[is_bad], strict=True))
     _refuse_many(settings, "image", bad, len(images))
     rejects = [("image", str(dicom_id), reason) for dicom_id, reason in bad.items()]
-    return images[reasons == ""].reset_index(drop=True), rejects
+    return images[~is_bad].reset_index(drop=True), rejects
 
 
 def _refuse_many(settings: Settings, kind: str, reasons: Mapping[str, str], total: int) -> None:

@@ -1,7 +1,8 @@
 """Find, read and validate the tables of MIMIC-CXR-JPG and MS-CXR.
 
 Only the version number differs between the file names of releases (``mimic-cxr-2.0.0-split.csv.gz``); unpacked
-``.csv`` files work too. Every column that is used is checked before any work begins.
+``.csv`` files work too. Every column that is used is checked before any work begins; what is missing or invalid is a
+`ReleaseError`.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ from __future__ import annotations
 import csv
 import gzip
 import hashlib
-import io
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,15 +55,7 @@ class Release:
 
 
 def find_release(folder: Path, labeler: str = "chexpert") -> Release:
-    """Find the tables of a release.
-
-    Args:
-        folder: where MIMIC-CXR-JPG was downloaded to, the folder that holds ``files``.
-        labeler: from `LABELERS`, which of the two label files to take.
-
-    Raises:
-        ReleaseError: the folder, or a table in it, is missing, or it holds tables of several versions.
-    """
+    """Find the tables of a release in the folder that holds ``files``; `labeler` chooses between `LABELERS`."""
     if not folder.is_dir():
         raise ReleaseError(f"source {folder} is not a folder; --source expects the folder of MIMIC-CXR-JPG")
     found: dict[str, dict[str, Path]] = {}
@@ -92,10 +85,6 @@ def read_images(release: Release) -> pd.DataFrame:
 
     Returns:
         dicom_id, subject_id, study_id, view, rows, columns (pixels by the metadata), official_split, path.
-
-    Raises:
-        ReleaseError: a column is missing or invalid, an image is duplicate or in one table only, or the two tables
-            disagree about its patient.
     """
     metadata = read_table(
         release.metadata, ("dicom_id", "subject_id", "study_id", "ViewPosition", "Rows", "Columns")
@@ -105,7 +94,7 @@ def read_images(release: Release) -> pd.DataFrame:
         require(frame, "dicom_id", matches(_DICOM_ID), "five groups of eight hex digits", file)
         require(frame, "subject_id", matches(r"\d{8}"), "eight digits", file)
         require(frame, "study_id", matches(r"\d{8}"), "eight digits", file)
-        require(frame, "dicom_id", lambda column: ~column.duplicated(), "each image once", file)
+        require(frame, "dicom_id", once, "each image once", file)
     for column in ("Rows", "Columns"):
         require(metadata, column, matches(r"[1-9]\d{0,5}"), "a number of pixels", release.metadata)
     require(split, "split", lambda column: column.isin(SPLITS), " | ".join(SPLITS), release.split)
@@ -129,26 +118,17 @@ def read_images(release: Release) -> pd.DataFrame:
 
 
 def read_labels(release: Release) -> pd.DataFrame:
-    """The 14 labels of each study: study_id and `CHEXPERT`, 1, 0, -1 (uncertain) or NaN (not mentioned).
-
-    Raises:
-        ReleaseError: a column is missing, a value is invalid, or a study is duplicate.
-    """
+    """The 14 labels of each study: study_id and `CHEXPERT`, 1, 0, -1 (uncertain) or NaN (not mentioned)."""
     frame = read_table(release.labels, ("study_id", *CHEXPERT))
     require(frame, "study_id", matches(r"\d{8}"), "eight digits", release.labels)
-    require(frame, "study_id", lambda column: ~column.duplicated(), "each study once", release.labels)
+    require(frame, "study_id", once, "each study once", release.labels)
     for finding in CHEXPERT:
-        require(frame, finding, matches(r"(?:-?1(?:\.0)?|0(?:\.0)?)?"), "1, 0, -1 or empty", release.labels)
-        frame[finding] = pd.to_numeric(frame[finding].replace("", None)).astype("float64")
+        labels_as_numbers(frame, finding, release.labels)
     return frame.astype({"study_id": "int64"})[["study_id", *CHEXPERT]]
 
 
 def require_ms_cxr(file: Path) -> None:
-    """Check that the MS-CXR file is there.
-
-    Raises:
-        ReleaseError: it is not.
-    """
+    """Check that the MS-CXR file is there."""
     if not file.is_file():
         raise ReleaseError(
             f"MS-CXR file {file} does not exist; --ms_cxr expects MS_CXR_Local_Alignment_v1.0.0.json or .csv "
@@ -162,9 +142,6 @@ def read_ms_cxr(file: Path) -> pd.DataFrame:
     Returns:
         box_id (text, unique), dicom_id, subject_id (0 where the file does not say), category, phrase, x, y, w, h
         (pixels of the original image; NaN where the file has no number), image_width, image_height.
-
-    Raises:
-        ReleaseError: the file is missing or is not in this format.
     """
     require_ms_cxr(file)
     frame = _ms_cxr_json(file) if file.suffix == ".json" else _ms_cxr_csv(file)
@@ -214,17 +191,13 @@ def _ms_cxr_json(file: Path) -> pd.DataFrame:
             for box in content["annotations"]
             for image in [images[box["image_id"]]]
         ]
-    # RecursionError: thousands of nested brackets.
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise ReleaseError(f"{file} is not JSON ({error}); download MS-CXR again") from error
-    except KeyError as error:
+    # RecursionError: thousands of nested brackets; ValueError: not JSON or UTF-8, or a number of thousands of digits.
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        missing = "nothing named or numbered " if isinstance(error, KeyError) else ""
         raise ReleaseError(
-            f"{file} is not in the format of MS-CXR: nothing named or numbered {error}; expected the COCO keys images, "
-            "annotations (image_id, category_id, bbox, label_text) and categories"
+            f"{file} is not in the format of MS-CXR ({missing}{error}); expected JSON with the COCO keys images, "
+            "annotations (image_id, category_id, bbox, label_text) and categories; download it again"
         ) from error
-    # ValueError: a number of thousands of digits.
-    except (TypeError, AttributeError, ValueError) as error:
-        raise ReleaseError(f"{file} is not in the format of MS-CXR ({error}); download it again") from error
     columns = ("box_id", "dicom_id", "path", "subject_id", "category", "phrase", *_BOX)
     return pd.DataFrame(rows, columns=list(columns))
 
@@ -236,11 +209,7 @@ def _four(box: Any) -> list[Any]:
 
 
 def truth_files(folder: Path) -> list[Path]:
-    """The files of the phantom's truth below a release, for real releases none.
-
-    Raises:
-        ReleaseError: the phantom is unfinished.
-    """
+    """The files of the phantom's truth below a release, for real releases none."""
     truth = folder / "phantom_truth"
     if not truth.is_dir():
         return []
@@ -259,9 +228,6 @@ def read_truth(folder: Path) -> dict[str, pd.DataFrame] | None:
 
     Returns:
         "sentences" (text, class_id), "classes" (class_id, rho, sentence_share), "image_classes" (dicom_id, class_id).
-
-    Raises:
-        ReleaseError: a file or a column is missing, or a value is not a number.
     """
     files = truth_files(folder)
     if not files:
@@ -274,20 +240,15 @@ def read_truth(folder: Path) -> dict[str, pd.DataFrame] | None:
     truth = {}
     for file, (name, types) in zip(files[1:], columns.items(), strict=True):
         frame = read_table(file, types)
-        for column, kind in types.items():
-            if kind != "object":
-                number = r"-?\d+" if kind == "int64" else r"[\d.]+(?:e-?\d+)?"
-                require(frame, column, matches(number), "a number", file)
+        for column in [column for column in types if types[column] != "object"]:
+            number = r"-?\d+" if types[column] == "int64" else r"[\d.]+(?:e-?\d+)?"
+            require(frame, column, matches(number), "a number", file)
         truth[name] = frame.astype(types)
     return truth
 
 
 def file_hash(file: Path) -> str:
-    """First 16 digits of the SHA-256 of a file, to recognise a table that was used before.
-
-    Raises:
-        ReleaseError: the file cannot be read.
-    """
+    """First 16 digits of the SHA-256 of a file, to recognise a table that was used before."""
     try:
         with file.open("rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()[:16]
@@ -299,32 +260,32 @@ SHOWN = 5
 """Cases that a message lists behind the first one."""
 
 
-def read_table(
-    file: Path,
-    columns: Iterable[str],
-    other_columns: Iterable[str] = (),
-    *,
-    advice: str = "download it again",
-    delimiter: str = ",",
-    encoding: str = "utf-8-sig",
-) -> pd.DataFrame:
-    """Read the columns of a CSV file as text ("" where empty), packed by gzip or not.
+@dataclass(frozen=True)
+class CsvFile:
+    """A CSV file with a header, packed by gzip or not.
 
-    Args:
-        file: the table.
-        columns: those that must be there.
-        other_columns: those that may be missing.
-        advice: what to do about a damaged file, for the message.
+    Attributes:
+        file: its place.
+        advice: what to do about a damaged file, for messages.
         delimiter: between two values.
         encoding: of the text.
-
-    Raises:
-        ReleaseError: the file cannot be read, lacks a column, has one twice, or holds no row.
     """
-    wanted = [*columns]
-    try:
-        with _open_text(file, encoding) as stream:
-            lines = csv.reader(stream, delimiter=delimiter, strict=True)
+
+    file: Path
+    advice: str = "download it again"
+    delimiter: str = ","
+    encoding: str = "utf-8-sig"
+
+    def header(self) -> list[str]:
+        """The column names."""
+        with self._lines() as lines:
+            return [name.strip() for name in next(lines, [])]
+
+    def read(self, columns: Iterable[str], other_columns: Iterable[str] = ()) -> pd.DataFrame:
+        """The columns as text ("" where empty), and those of the others that are there."""
+        file, advice, wanted = self.file, self.advice, [*columns]
+        rows, wrong = [], []
+        with self._lines() as lines:
             header = [name.strip() for name in next(lines, [])]
             if missing := [column for column in wanted if column not in header]:
                 raise ReleaseError(
@@ -335,52 +296,54 @@ def read_table(
             if twice := [column for column in wanted if header.count(column) > 1]:
                 raise ReleaseError(f"{file} has the column {twice[0]} twice; {advice}")
             places = [header.index(column) for column in wanted]
-            rows, wrong = [], []
             for row in lines:
                 if len(row) == len(header):
                     rows.append([row[place].strip() for place in places])
                 # A blank line is not a row. A row of another length would be shifted, or lose its end.
                 elif row:
                     wrong.append((lines.line_num, len(row)))
-    except (OSError, EOFError, zlib.error, UnicodeError, csv.Error) as error:
-        raise ReleaseError(f"{file} cannot be read ({error}); {advice}") from error
-    if wrong:
-        number, values = wrong[0]
-        others = and_others([f"line {number}" for number, _ in wrong[1:]])
-        raise ReleaseError(
-            f"{file}, line {number}: {values} values for {len(header)} columns (a value that holds {delimiter!r} or a "
-            f"line break must stand in quotes){others}; {advice}"
-        )
-    if not rows:
-        raise ReleaseError(f"{file} holds no row; {advice}")
-    return pd.DataFrame(rows, columns=wanted, dtype=str)
+        if wrong:
+            number, values = wrong[0]
+            others = and_others([f"line {number}" for number, _ in wrong[1:]])
+            raise ReleaseError(
+                f"{file}, line {number}: {values} values for {len(header)} columns (a value that holds "
+                f"{self.delimiter!r} or a line break must stand in quotes){others}; {advice}"
+            )
+        if not rows:
+            raise ReleaseError(f"{file} holds no row; {advice}")
+        return pd.DataFrame(rows, columns=wanted, dtype=str)
+
+    @contextmanager
+    def _lines(self) -> Iterator[Any]:
+        try:
+            unpacked = gzip.open if self.file.suffix == ".gz" else open
+            with unpacked(self.file, "rt", encoding=self.encoding, newline="") as stream:
+                yield csv.reader(stream, delimiter=self.delimiter, strict=True)
+        except (OSError, EOFError, zlib.error, UnicodeError, csv.Error) as error:
+            raise ReleaseError(f"{self.file} cannot be read ({error}); {self.advice}") from error
 
 
-def header_of(
-    file: Path, *, advice: str = "download it again", delimiter: str = ",", encoding: str = "utf-8-sig"
-) -> list[str]:
-    """The column names of a CSV file, packed by gzip or not.
-
-    Raises:
-        ReleaseError: the file cannot be read.
-    """
-    try:
-        with _open_text(file, encoding) as stream:
-            header = next(csv.reader(stream, delimiter=delimiter, strict=True), [])
-            return [name.strip() for name in header]
-    except (OSError, EOFError, zlib.error, UnicodeError, csv.Error) as error:
-        raise ReleaseError(f"{file} cannot be read ({error}); {advice}") from error
+def read_table(file: Path, columns: Iterable[str], other_columns: Iterable[str] = ()) -> pd.DataFrame:
+    """`CsvFile.read` of a downloaded file in UTF-8."""
+    return CsvFile(file).read(columns, other_columns)
 
 
-def _open_text(file: Path, encoding: str) -> io.TextIOWrapper:
-    if file.suffix == ".gz":
-        return io.TextIOWrapper(gzip.open(file), encoding=encoding, newline="")
-    return file.open(encoding=encoding, newline="")
+def labels_as_numbers(
+    frame: pd.DataFrame, column: str, file: Path, advice: str = "download the file again"
+) -> None:
+    """Turn a column of labels into numbers: 1, 0, -1 (uncertain) or NaN (not mentioned)."""
+    require(frame, column, matches(r"(?:-?1(?:\.0)?|0(?:\.0)?)?"), "1, 0, -1 or empty", file, advice)
+    frame[column] = pd.to_numeric(frame[column].replace("", None)).astype("float64")
 
 
 def matches(pattern: str) -> Callable[[pd.Series], pd.Series]:
     """Condition for `require`: each whole value matches a regular expression."""
     return lambda column: column.str.fullmatch(pattern)
+
+
+def once(column: pd.Series) -> pd.Series:
+    """Condition for `require`: no value is there twice."""
+    return ~column.duplicated()
 
 
 def require(
@@ -391,11 +354,7 @@ def require(
     file: Path,
     advice: str = "download the file again",
 ) -> None:
-    """Check every value of a column.
-
-    Raises:
-        ReleaseError: names the first wrong value and how many there are.
-    """
+    """Check every value of a column."""
     right = holds(frame[column]).astype(bool)
     if not right.all():
         first, *others = [repr(str(value)[:60]) for value in frame.loc[~right, column].unique()]

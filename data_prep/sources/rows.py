@@ -16,7 +16,7 @@ import pandas as pd
 from data_prep.command import option
 from data_prep.sources import preparation, tables
 from data_prep.sources.preparation import Source
-from data_prep.sources.releases import SHOWN, SPLITS, ReleaseError, and_others
+from data_prep.sources.releases import SHOWN, SPLITS, ReleaseError, and_others, require
 from data_prep.text.reports import Report
 from data_prep.text.sections import Section
 from medclip_dcl.findings import CHEXPERT
@@ -39,7 +39,7 @@ _SPLIT_NAMES = {
     "test": ("test", "testing"),
 }
 _PATIENT_ADVICE = "put all rows of a patient into one split"
-_IMAGE_ADVICE = "leave one row of each"
+_IMAGE_COLUMNS = ["dicom_id", "subject_id", "study_id", "view", "official_split", "path", "file"]
 
 
 def _shares(text: str) -> tuple[float, ...]:
@@ -68,11 +68,7 @@ class Settings(preparation.Settings):
     split_seed: int | None = option("of that draw (0)", None, type=int, metavar="SEED")
 
     def split_options(self, has_split: bool) -> Any:
-        """The split, for dataset.json.
-
-        Raises:
-            ReleaseError: the source has a split, and options say how to draw one.
-        """
+        """The split, for dataset.json."""
         if not has_split:
             return {"shares": list(self.split_shares or SHARES), "seed": self.split_seed or 0}
         if self.split_shares is not None or self.split_seed is not None:
@@ -86,19 +82,11 @@ class Settings(preparation.Settings):
 def rows_source(
     rows: pd.DataFrame, settings: Settings, file: Path, source_counts: Mapping[str, Any]
 ) -> Source:
-    """A source of rows.
+    """A source of rows; `file` names the table in messages.
 
-    Args:
-        rows: one for each image, or for each report without one; all text: image (path below ``images/`` of the set
-            without its ending; "" for none), file (of the original), patient, study, view, split ("" in all rows: it
-            is drawn), columns of `TEXTS`; all columns of floats are labels of findings. An index of the name `ROW` says
-            in which row of the file they stand.
-        settings: the options.
-        file: the table, for messages.
-        source_counts: "images_in_release", "images_not_frontal".
-
-    Raises:
-        ReleaseError: rows contradict one another, or a split has no patient.
+    A row is an image, or a report without one, of texts: image (path below ``images/`` of the set without its ending;
+    "" for none), file (of the original), patient, study, view, split ("" in all rows: it is drawn), columns of `TEXTS`.
+    Columns of floats are labels of findings. An index of the name `ROW` says in which row of the file they stand.
     """
     _require_consistent(rows, file)
     rows = rows.assign(split=_splits(rows, settings, file))
@@ -125,7 +113,7 @@ def rows_source(
     reports = _reports(wanted)
     identifiers = pd.concat([names_of_patients, names_of_studies])
     return Source(
-        images=_image_table(images),
+        images=images.assign(dicom_id=images["image"], path=_prepared_paths(images["image"]))[_IMAGE_COLUMNS],
         reports=reports,
         n_reports=len(reports),
         no_reports=f"{file}: no row has any text",
@@ -170,13 +158,12 @@ def _row_numbers(rows: pd.DataFrame | pd.Series) -> str:
 
 def _require_one_spelling(names: pd.Series, kind: str, file: Path) -> None:
     """Require one spelling of a number: the patients "7", "007" and "7.0" may be one, in training and in test."""
-    spelled: dict[str, str] = {}
-    pairs = []
-    for name in names.unique():
-        if match := re.fullmatch(r"0*([0-9]+)(?:\.0+)?", name):
-            other = spelled.setdefault(match[1], name)
-            if other != name:
-                pairs.append(f"{other!r} beside {name!r}")
+    distinct = pd.Series(names.unique(), dtype=str)
+    number = distinct.str.extract(r"^0*([0-9]+)(?:\.0+)?$", expand=False)
+    first = distinct.groupby(number).transform("first")
+    pairs = [
+        f"{a!r} beside {b!r}" for a, b in zip(first, distinct, strict=True) if a != b and isinstance(a, str)
+    ]
     if pairs:
         raise ReleaseError(
             f"{file}: expected one way of writing the number of a {kind}, found {pairs[0]}{and_others(pairs[1:])}; "
@@ -189,14 +176,7 @@ def _require_apart(images: pd.Series, file: Path) -> None:
     twice = images[images.duplicated(keep=False)].groupby(images, sort=False)
     if repeated := [f"{image!r} again{_row_numbers(rows)}" for image, rows in twice]:
         raise ReleaseError(
-            f"{file}: expected each image once, found {repeated[0]}{and_others(repeated[1:])}; {_IMAGE_ADVICE}"
-        )
-    known = set(images)
-    parents = [(next((f for f in map(str, PurePosixPath(i).parents) if f in known), ""), i) for i in images]
-    if inside := [f"{folder!r} and {image!r}" for folder, image in parents if folder]:
-        raise ReleaseError(
-            f"{file}: found the images {inside[0]}: a file is where a folder must be{and_others(inside[1:])}; rename "
-            "one of them, in the folder and in the table"
+            f"{file}: expected each image once, found {repeated[0]}{and_others(repeated[1:])}; leave one row of each"
         )
     # "a" and "a.jpg" would both become "a.jpg".
     paths = _prepared_paths(images)
@@ -219,19 +199,12 @@ def _prepared_paths(images: pd.Series) -> pd.Series:
 
 
 def split_names(column: pd.Series, file: Path) -> pd.Series:
-    """train, validate or test, by the names that are usual for them.
-
-    Raises:
-        ReleaseError: another name, or none.
-    """
+    """train, validate or test, by the names that are usual for them."""
     known = {name: split for split, names in _SPLIT_NAMES.items() for name in names}
     splits = column.str.lower().map(known)
-    if splits.isna().any():
-        first, *others = [repr(name[:40]) for name in column[splits.isna()].unique()]
-        raise ReleaseError(
-            f"{file}, split: expected {', '.join(SPLITS)} in every row, found {first} "
-            f"({int(splits.isna().sum()):,} of {len(column):,} rows){and_others(others)}"
-        )
+    require(
+        column.to_frame("split"), "split", lambda _: splits.notna(), " | ".join(SPLITS), file, "fix the table"
+    )
     return splits
 
 
@@ -253,11 +226,6 @@ def draw_split(patients: pd.Series, shares: Sequence[float], seed: int) -> pd.Se
     """Draw train, validate or test for each patient, by a hash of seed and name.
 
     A patient's split depends on nothing else: it stays when the table grows.
-
-    Args:
-        patients: names.
-        shares: of train, validate, test; their sum is 1.
-        seed: another one gives another draw.
     """
     bounds = (shares[0], shares[0] + shares[1])
 
@@ -280,11 +248,6 @@ def _numbers(names: pd.Series, kind: str) -> tuple[pd.Series, pd.DataFrame]:
     number = {name: place for place, name in enumerate(distinct, start=1)}
     named = pd.DataFrame({"kind": kind, "name": distinct, "number": range(1, len(distinct) + 1)})
     return names.map(number).astype("int64"), named
-
-
-def _image_table(images: pd.DataFrame) -> pd.DataFrame:
-    columns = ["dicom_id", "subject_id", "study_id", "view", "official_split", "path", "file"]
-    return images.assign(dicom_id=images["image"], path=_prepared_paths(images["image"]))[columns]
 
 
 def _reports(rows: pd.DataFrame) -> list[Report]:
@@ -319,38 +282,25 @@ def _labels(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def image_paths(names: pd.Series, root: Path, file: Path) -> list[str]:
-    """`image_path` of all names of a column, "" where there is none; one error lists all invalid names."""
-    paths, wrong = [], []
-    for name in names:
-        try:
-            paths.append(image_path(name, root, file) if name else "")
-        except ReleaseError as error:
-            wrong.append((name, error))
-    if wrong:
-        others = and_others([repr(name[:80]) for name, _ in wrong[1:]])
-        raise ReleaseError(f"{wrong[0][1]}{others}")
-    return paths
+    """Paths of images below the images' folder, as a table names them, "" where there is none.
 
-
-def image_path(name: str, root: Path, file: Path) -> str:
-    """Path of an image below the images' folder, as named in a table.
-
-    Args:
-        name: relative to `root`, or absolute below it; "/" or "\\" between folders.
-        root: the images' folder.
-        file: the table, for messages.
-
-    Raises:
-        ReleaseError: the path leaves the folder, or is invalid.
+    Names are relative to `root`, or absolute below it, with "/" or "\\" between folders. One error lists all others.
     """
+    paths = [_path_below(name, root) if name else "" for name in names]
+    wrong = [repr(name[:80]) for name, path in zip(names, paths, strict=True) if path is None]
+    if wrong:
+        raise ReleaseError(
+            f"{file}: image {wrong[0]} is not a path below {root}; expected paths relative to --images, without "
+            f"'..' and with names of at most 200 bytes{and_others(wrong[1:])}"
+        )
+    return [path or "" for path in paths]
+
+
+def _path_below(name: str, root: Path) -> str | None:
     path = PurePosixPath(name.replace("\\", "/"))
     if path.is_absolute() and path.is_relative_to(root.absolute().as_posix()):
         path = path.relative_to(root.absolute().as_posix())
     # The prepared file has the same name, perhaps with .jpg at its end, and a temporary one before.
     is_long = any(len(part.encode("utf-8", "replace")) > 200 for part in path.parts)
-    if path.is_absolute() or ".." in path.parts or not path.parts or is_long or not name.isprintable():
-        raise ReleaseError(
-            f"{file}: image {name[:80]!r} is not a path below {root}; expected paths relative to --images, without "
-            "'..' and with names of at most 200 bytes"
-        )
-    return str(path)
+    is_wrong = path.is_absolute() or ".." in path.parts or not path.parts or is_long or not name.isprintable()
+    return None if is_wrong else str(path)

@@ -28,66 +28,41 @@ DAMAGED_SPLIT = "the official split keeps patients apart, so the split table is 
 def select_boxes(
     boxes: pd.DataFrame, release_images: pd.DataFrame, images: pd.DataFrame
 ) -> tuple[pd.DataFrame, list[Reject]]:
-    """Boxes that lie on usable frontal images, clipped to them.
+    """Boxes that lie on usable frontal images, clipped to them, and a reject for each of the others.
 
-    Args:
-        boxes: from `read_ms_cxr`.
-        release_images: every image of the release, with its view.
-        images: the prepared images, with height and width of the originals in pixels.
-
-    Returns:
-        the table "boxes", in the file's order, except that boxes of one phrase are adjacent; and one reject for
-        each box that is not in it.
+    `release_images` are all images with their views, `images` the prepared ones with height and width of the originals
+    in pixels. The boxes keep the file's order, except that those of one phrase are adjacent.
     """
-    views = release_images.set_index("dicom_id")["view"]
-    size = images.set_index("dicom_id")[["height", "width"]]
-    kept, rejects = [], []
-    for box in boxes.itertuples(index=False):
-        reason, clipped = _clip(box, views, size)
-        if clipped is None:
-            rejects.append(("box", str(box.box_id), reason))
-        else:
-            kept.append((box.dicom_id, box.category, box.phrase, *clipped))
-    table = typed(pd.DataFrame(kept, columns=list(TABLES["boxes"])), "boxes")
+    view = boxes["dicom_id"].map(release_images.set_index("dicom_id")["view"])
+    found = boxes.merge(images[["dicom_id", "height", "width"]], on="dicom_id", how="left").set_axis(
+        boxes.index
+    )
+    left, top = found["x"].clip(lower=0), found["y"].clip(lower=0)
+    right = (found["x"] + found["w"]).clip(upper=found["width"])
+    bottom = (found["y"] + found["h"]).clip(upper=found["height"])
+    has_area = (found["w"] > 0) & (found["h"] > 0) & (left < right) & (top < bottom)
+    is_drawn_on_it = (found["image_width"] == found["width"]) & (found["image_height"] == found["height"])
+    is_unusable, is_frontal = found["width"].isna(), view.isin(FRONTAL_VIEWS)
+    # The first that holds.
+    reasons: dict[str, pd.Series] = {
+        "its image is not in the release": view.isna(),
+        "its image cannot be used": is_unusable & is_frontal,
+        "its image is not frontal (view {view})": is_unusable,
+        "it has no category or no phrase": (found["category"] == "") | (found["phrase"] == ""),
+        "a coordinate is not a finite number": ~found[["x", "y", "w", "h"]].apply(np.isfinite).all(axis=1),
+        "drawn on an image of {image_width:g} x {image_height:g} pixels, the release's image has {width:g} x "
+        "{height:g} (width x height)": ~is_drawn_on_it,
+        "it has no area within its image": ~has_area,
+    }
+    found["reason"] = np.select(list(reasons.values()), list(reasons), "")
+    found["view"] = view.replace("", "unknown")
+    bad = found[found["reason"] != ""].to_dict("records")
+    rejects = [("box", str(row["box_id"]), row["reason"].format_map(row)) for row in bad]
+    clipped = found.assign(x=left, y=top, w=right - left, h=bottom - top)
+    table = typed(clipped[found["reason"] == ""], "boxes")
     # Several boxes of one phrase are one region: they follow the first of them.
     phrase = table.groupby(["dicom_id", "category", "phrase"], sort=False).ngroup()
     return table.loc[phrase.sort_values(kind="stable").index].reset_index(drop=True), rejects
-
-
-def _clip(
-    box: object, views: pd.Series, size: pd.DataFrame
-) -> tuple[str, tuple[float, float, float, float] | None]:
-    """Corner and size of a box within its image, or why there is none."""
-    dicom_id, category, phrase, x, y, w, h, drawn_width, drawn_height = (
-        getattr(box, name)
-        for name in ("dicom_id", "category", "phrase", "x", "y", "w", "h", "image_width", "image_height")
-    )
-    if dicom_id not in views.index:
-        return "its image is not in the release", None
-    if dicom_id not in size.index:
-        view = views[dicom_id]
-        is_frontal = view in FRONTAL_VIEWS
-        return (
-            "its image cannot be used"
-            if is_frontal
-            else f"its image is not frontal (view {view or 'unknown'})",
-            None,
-        )
-    if not category or not phrase:
-        return "it has no category or no phrase", None
-    if not np.isfinite([x, y, w, h]).all():
-        return "a coordinate is no finite number", None
-    height, width = (int(side) for side in size.loc[dicom_id])
-    if (drawn_width, drawn_height) != (width, height):
-        return (
-            f"drawn on an image of {drawn_width:g} x {drawn_height:g} pixels, "
-            f"the release's image has {width} x {height} (width x height)",
-            None,
-        )
-    left, top, right, bottom = max(x, 0.0), max(y, 0.0), min(x + w, float(width)), min(y + h, float(height))
-    if w <= 0 or h <= 0 or left >= right or top >= bottom:
-        return "it has no area within its image", None
-    return "", (left, top, right - left, bottom - top)
 
 
 def decide_use(
@@ -96,17 +71,11 @@ def decide_use(
     boxed_images: Collection[str],
     studies_without_text: Collection[int],
 ) -> pd.Series:
-    """The use of each image.
+    """The use of each image, given the numbers of patients and studies, and the images in the table "boxes".
 
     A patient of the MS-CXR file is `grounding` regardless of the official split, except that an image of the official
     test split which carries no box stays `test`. An image without any sentence is `excluded`, unless it carries a box
     (grounding needs the box's phrase only). The rest follow the official split.
-
-    Args:
-        images: dicom_id, subject_id, study_id, official_split.
-        grounding_patients: subject_id of every patient of the MS-CXR file.
-        boxed_images: dicom_id of the images in the table "boxes".
-        studies_without_text: study_id of the studies whose report is missing or has no sentence.
     """
     use = images["official_split"].copy()
     has_box = images["dicom_id"].isin(list(boxed_images))
@@ -117,15 +86,7 @@ def decide_use(
 
 
 def require_disjoint_patients(images: pd.DataFrame, advice: str = DAMAGED_SPLIT) -> None:
-    """Check that no patient has two uses, except test beside grounding.
-
-    Args:
-        images: subject_id, use.
-        advice: what to do, for the message.
-
-    Raises:
-        ReleaseError: some have; the official split cannot do this, so the split file is damaged.
-    """
+    """Check that no patient has two uses, except test beside grounding; `advice` says what to do."""
     used = images[images["use"] != "excluded"]
     purpose = used["use"].replace("grounding", "test")
     purposes = purpose.groupby(used["subject_id"]).agg(lambda column: " and ".join(sorted(set(column))))
@@ -149,14 +110,10 @@ def study_labels(images: pd.DataFrame, labels: pd.DataFrame) -> tuple[pd.DataFra
 def sentence_tables(
     sentences: Mapping[int, Sequence[tuple[str, str]]],
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Distinct sentences and where they stand.
+    """The tables "sentences" and "reports" from study_id -> (section, sentence) in the report's order.
 
-    Args:
-        sentences: study_id -> (section, sentence) in the report's order.
-
-    Returns:
-        the table "sentences", numbered from 0 in the order of their text, so that the numbers depend on nothing but the
-        set of sentences; and the table "reports", position counted from 0 through all sections of a report.
+    Sentences are numbered from 0 in the order of their text, so that the numbers depend on nothing but the set of
+    sentences; positions count from 0 through all sections of a report.
     """
     rows = [
         (study_id, section, position, text)
@@ -178,14 +135,7 @@ def class_tables(
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The phantom's truth, by the numbers of this set: tables "classes" and "image_classes".
 
-    Args:
-        truth: "sentences" (text, class_id), "classes" (class_id, rho, sentence_share), "image_classes" (dicom_id,
-            class_id).
-        sentences: the table "sentences".
-        images: the table "images".
-
-    Raises:
-        ReleaseError: a sentence of the set, or its class, is unknown to the truth.
+    `truth` is that of `releases.read_truth`; a sentence of the set, or its class, that it does not know is an error.
     """
     known = truth["sentences"].drop_duplicates()
     classes = sentences.merge(known, on="text", how="left").merge(truth["classes"], on="class_id", how="left")

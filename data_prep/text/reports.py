@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import itertools
 import struct
-import sys
-import time
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,16 +25,7 @@ MOST_BYTES = 2**22
 """A longer file is not a report (the longest of MIMIC-CXR have some ten thousand bytes)."""
 
 # Raised by `zipfile`: damaged content, an encrypted member (RuntimeError), a version or a compression unknown to it.
-_DAMAGED_ZIP = (
-    zipfile.BadZipFile,
-    zlib.error,
-    struct.error,
-    OSError,
-    EOFError,
-    RuntimeError,
-    ValueError,
-    NotImplementedError,
-)
+_DAMAGED_ZIP = (zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError, RuntimeError, ValueError)
 
 _NOTHING = "report has no findings or impression"
 
@@ -106,12 +95,7 @@ class Study(NamedTuple):
 
 @dataclass(frozen=True)
 class ReportPlaces:
-    """Possible places of reports.
-
-    Attributes:
-        folders: of ``pXX/pXXXXXXXX/sXXXXXXXX.txt``; the first that has a report is used.
-        archive: `ARCHIVE`, read without unpacking it, for reports that no folder has.
-    """
+    """Folders of ``pXX/pXXXXXXXX/sXXXXXXXX.txt``, of which the first that has a report is used, and `ARCHIVE`."""
 
     folders: tuple[Path, ...]
     archive: Path | None = None
@@ -128,12 +112,7 @@ _EXPECTED = (
 def report_places(source: Path, reports: Path | None) -> ReportPlaces:
     """Folders and archive in which reports are looked for.
 
-    Args:
-        source: the release's folder, taken where `reports` is None.
-        reports: a folder in either layout, the folder ``files`` itself, or the archive.
-
-    Raises:
-        ReleaseError: `reports` is neither a folder nor a zip archive.
+    `reports` is a folder in either layout, the folder ``files`` itself, or the archive; None takes the source's.
     """
     folders: tuple[Path, ...] = ()
     if reports is None:
@@ -154,11 +133,7 @@ def report_places(source: Path, reports: Path | None) -> ReportPlaces:
 
 
 def find_reports(studies: Sequence[Study], places: ReportPlaces) -> Iterator[Report]:
-    """The reports of the studies, in their order.
-
-    Raises:
-        ReleaseError: the archive cannot be read.
-    """
+    """The reports of the studies, in their order."""
     with_files = (
         Report(study.study_id, tuple(folder / study.report for folder in places.folders)) for study in studies
     )
@@ -167,7 +142,8 @@ def find_reports(studies: Sequence[Study], places: ReportPlaces) -> Iterator[Rep
         return
     try:
         with zipfile.ZipFile(places.archive) as archive:
-            members = _report_members(archive)
+            # Any folders may stand before ``files`` in the archive.
+            members = {"/".join(n.split("/")[-3:]): n for n in archive.namelist() if n.endswith(".txt")}
             for study, report in zip(studies, with_files, strict=True):
                 yield _with_content(report, archive, members.get(study.report))
     except _DAMAGED_ZIP as error:
@@ -181,15 +157,6 @@ def no_reports(studies: Sequence[Study], places: ReportPlaces) -> str:
         f"in none of {places}; MIMIC-CXR-JPG comes without reports: download {ARCHIVE} of MIMIC-CXR and put it into "
         f"the source (packed or unpacked), or say where it is: {_EXPECTED}"
     )
-
-
-def _report_members(archive: zipfile.ZipFile) -> dict[str, str]:
-    """Path below ``files`` -> its name in the archive, with any folders before ``files``."""
-    members = {}
-    for name in archive.namelist():
-        if name.endswith(".txt"):
-            members["/".join(name.split("/")[-3:])] = name
-    return members
 
 
 def _with_content(report: Report, archive: zipfile.ZipFile, member: str | None) -> Report:
@@ -207,19 +174,9 @@ def _with_content(report: Report, archive: zipfile.ZipFile, member: str | None) 
 def read_sentences(
     reports: Iterable[Report], total: int, wanted: Sequence[str], pool: Executor | None, nowhere: str
 ) -> Sentences:
-    """Read the reports, choose their sections and cut them into sentences.
+    """Read the reports, choose their sections and cut them into sentences; each distinct passage is cut once.
 
-    Reports repeat themselves: each distinct passage is cut once. The rate goes to standard error.
-
-    Args:
-        reports: one for each study.
-        total: number of reports.
-        wanted: sections, see `sections.SECTIONS`.
-        pool: processes that share the work, or None.
-        nowhere: error message if no report can be read.
-
-    Raises:
-        ReleaseError: not one report was found.
+    `total` is the number of reports, `nowhere` the error message if none can be read.
     """
     read = partial(read_passages, wanted=tuple(wanted))
     results = progress(_in_blocks(read, iter(reports), pool), total, "reports", "reports")
@@ -227,19 +184,13 @@ def read_sentences(
     if texts and all(text.is_unreadable for text in texts.values()):
         raise ReleaseError(nowhere)
     distinct = sorted({passage for text in texts.values() for _, passage in text.found})
-    begin = time.monotonic()
     cut = pool.map(split_sentences, distinct, chunksize=64) if pool else map(split_sentences, distinct)
-    pieces = list(progress(cut, len(distinct), "sentences", "passages"))
-    seconds, n_sentences = max(time.monotonic() - begin, 1e-9), sum(map(len, pieces))
-    print(
-        f"sentences: {n_sentences:,} in {len(distinct):,} distinct passages ({n_sentences / seconds:,.0f} sentences/s)",
-        file=sys.stderr,
-    )
+    pieces = progress(cut, len(distinct), "sentences", "passages")
     return _collect(texts, dict(zip(distinct, pieces, strict=True)))
 
 
 def _in_blocks(
-    read: partial[Passages], reports: Iterator[Report], pool: Executor | None
+    read: Callable[[Report], Passages], reports: Iterator[Report], pool: Executor | None
 ) -> Iterator[tuple[int, Passages]]:
     while block := list(itertools.islice(reports, _BLOCK)):
         found = pool.map(read, block, chunksize=64) if pool else map(read, block)

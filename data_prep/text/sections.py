@@ -117,18 +117,11 @@ class Section(NamedTuple):
 
 
 def study_sections(report: str, wanted: Collection[str] = SECTIONS) -> list[Section]:
-    """The chosen sections of a report in order of appearance.
+    """The chosen sections of a report in order of appearance; none where it has nothing of the kind.
 
     Where a report has neither findings nor impression: the text under a header that names the views (CHEST, PA AND
     LATERAL), else the last paragraph under no header of another section, else a statement under
     EXAMINATION or RECOMMENDATION.
-
-    Args:
-        report: text of a report file.
-        wanted: from `SECTIONS`.
-
-    Returns:
-        sections that hold a letter; none where the report has nothing of the kind.
     """
     pieces = [piece for piece in _pieces(report) if has_letter(piece.text)]
     main = [piece for piece in pieces if piece.name in (*SECTIONS, BOTH)]

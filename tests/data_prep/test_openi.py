@@ -328,7 +328,7 @@ def test_an_archive_is_never_unpacked_and_its_damage_is_named(official: Path, tm
 
 def test_the_real_labels_fit_the_real_reports(real_data: Path, tmp_path: Path) -> None:
     # The reports in Kaggle's columns, which are a part of the table's own.
-    chosen = pd.read_csv(real_data / "openi" / "openi_reports.csv", dtype=str, keep_default_na=False)[::8]
+    chosen = pd.read_csv(real_data / "openi" / "openi_reports.csv", dtype=str, keep_default_na=False)[::16]
     reports = tmp_path / "indiana_reports.csv"
     chosen.to_csv(reports, index=False)
     labels = real_data / "openi" / "negbio_gold_14_labels.csv"
@@ -337,6 +337,6 @@ def test_the_real_labels_fit_the_real_reports(real_data: Path, tmp_path: Path) -
     labelled = prepared.table("labels").dropna(subset="Cardiomegaly")
     gold = pd.read_csv(labels)
     gold = gold[gold["filename"].isin("CXR" + chosen["uid"])]
-    assert len(labelled) == len(gold) > 400
+    assert len(labelled) == len(gold) > 200
     assert (labelled["Pleural Effusion"] == 1).sum() == gold["Effusion"].sum() > 0
     assert (labelled["No Finding"] == 1).sum() == gold["normal"].sum()

@@ -222,9 +222,9 @@ def test_version_2_1_0_of_the_images_keeps_the_names_of_its_tables(tmp_path: Pat
     ("name", "content", "message"),
     [
         ("a.json", None, "a.json does not exist; --ms_cxr expects MS_CXR_Local_Alignment"),
-        ("a.json", "{", "a.json is not JSON"),
+        ("a.json", "{", "a.json is not in the format of MS-CXR (Expecting"),
         ("a.json", "[]", "is not in the format of MS-CXR"),
-        ("a.json", "[" * 100_000, "a.json is not JSON (maximum recursion depth"),
+        ("a.json", "[" * 100_000, "(maximum recursion depth"),
         (
             "a.json",
             json.dumps(COCO).replace("2.5", "9" * 5000),
@@ -233,12 +233,12 @@ def test_version_2_1_0_of_the_images_keeps_the_names_of_its_tables(tmp_path: Pat
         (
             "a.json",
             json.dumps({**COCO, "categories": []}),
-            "is not in the format of MS-CXR: nothing named or numbered 1",
+            "is not in the format of MS-CXR (nothing named or numbered 1)",
         ),
         (
             "a.json",
             json.dumps({"images": []}),
-            "nothing named or numbered 'categories'; expected the COCO keys",
+            "nothing named or numbered 'categories'); expected JSON with the COCO keys",
         ),
         ("a.json", json.dumps({**COCO, "annotations": []}), "holds no box"),
         (
