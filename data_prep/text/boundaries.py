@@ -94,13 +94,9 @@ _CHUNK = re.compile(r".{1,2000}(?:[.?!] |$)|.{1,4000}(?: |$)|.{1,4000}", re.DOTA
 
 
 def sentence_starts(passage: str) -> list[int]:
-    """Positions at which the sentences of a passage begin.
+    """Ascending positions, the first 0, at which the sentences of a passage (one line, not empty) begin.
 
-    Args:
-        passage: one line of text with single blanks, not empty.
-
-    Returns:
-        ascending positions, the first 0. What stands between two of them may lack a letter ("___.", ". .").
+    What stands between two of them may lack a letter ("___.", ". .").
     """
     hidden = _GOES_ON.sub(lambda match: match[0][:-1] + _HIDDEN, passage)
     sure = [0, *(match.end() for match in _CLOSES.finditer(hidden)), len(passage)]
@@ -125,7 +121,8 @@ def line_ends_sentence(before: str, line: str, is_short: bool) -> bool:
     last = before.rsplit(" ", 1)[-1]
     if not re.match(r"[A-Z][a-z]", line) or re.fullmatch(f"(?i:{_FUNCTION_WORDS})|.*[,;:-]", last):
         return False
-    begins_label = re.match(r"[A-Z]\w+:", line) is not None
+    # Behind a capitalised word the label may have two words: "Imaging" / "Notes:".
+    begins_label = re.match(r"[A-Z]\w+:", line) is not None and not re.match(r"[A-Z][a-z]", last)
     return (" " in before and (begins_label or is_short)) or _CLOSES.search(
         f"{before[-100:]} {line[:100]}"
     ) is not None

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from data_prep.text.boundaries import NO_ITEM_FOLLOWS, line_ends_sentence, sentence_starts
 
-RULES_VERSION = 4
+RULES_VERSION = 5
 """Incremented with every change of the resulting sentences; part of the options of a prepared set."""
 
 # HTML's, and that of HL7 messages; "\u2029" is Unicode's, and the one that `with_line_breaks` leaves.
@@ -70,13 +70,9 @@ def _unwrapped(text: str) -> str:
 
 
 def passages(text: str) -> list[str]:
-    """Join the wrapped lines of a section, and cut it where the layout begins a new passage.
+    """Join the wrapped lines of a section (without its header), and cut it where the layout begins a new passage.
 
-    Args:
-        text: a section of a report, without its header.
-
-    Returns:
-        passages in order, none empty, with single blanks; each holds one sentence or more.
+    The passages have single blanks; each holds one sentence or more.
     """
     text = _unwrapped(text)
     found = "\n".join(_joined_lines(_LINE_BREAK_TAG.sub("\n\n", text)))
@@ -88,11 +84,7 @@ def passages(text: str) -> list[str]:
 def split_sentences(passage: str) -> list[str]:
     """Sentences of one passage, as written, with single blanks; together they are the whole passage.
 
-    Args:
-        passage: one line of text, see `passages`.
-
-    Returns:
-        sentences in order; also those without a letter, see `has_letter`.
+    Also those without a letter, see `has_letter`.
     """
     passage = " ".join(passage.split())
     starts = sentence_starts(passage)

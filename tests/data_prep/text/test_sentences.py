@@ -163,6 +163,8 @@ def test_places_where_sentences_end_and_do_not(marked: str) -> None:
         ("Clear lungs\nHeart is normal\nNo mass", ["Clear lungs", "Heart is normal", "No mass"]),
         ("#0 Clear.", ["#0 Clear."]),
         ("Heart: normal\nLungs: clear", ["Heart: normal", "Lungs: clear"]),
+        # A label of two words that wraps between them.
+        ("No nodule in the Imaging\nNotes: stable.", ["No nodule in the Imaging Notes: stable."]),
         ("Seen by Dr.\n Jones in the\n ED.", ["Seen by Dr. Jones in the ED."]),
         ("A right\n PICC ends in the\n SVC.", ["A right PICC ends in the SVC."]),
         # Names of sections within text, and tags.
