@@ -9,57 +9,48 @@ their code, and must hold exactly the model's tensors.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from data_prep.command import run_command
+from data_prep.command import option, parse_options, run_command
 from medclip_dcl.errors import UserError
 
 
-def export_biovil(image_weights: Path, text_model: Path, output: Path, final_period: bool = True) -> None:
-    """Write config.json and model.safetensors of BioViL.
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Options of the command."""
+
+    image_weights: Path = option("biovil_image_resnet50_proj_size_128.pt", type=Path, metavar="FILE")
+    text_model: Path = option("of BiomedVLP-CXR-BERT-specialized", type=Path, metavar="FOLDER")
+    output: Path = option("exported model", type=Path, metavar="FOLDER")
+    text_as_given: bool = option(
+        "do not end prompts and phrases with a period (results.json records it)", False
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line, see `--help`.
 
     Raises:
         UserError: a file is missing or is not BioViL's, or the output folder holds something else.
     """
+    settings = parse_options(Settings, "biovil", __doc__, arguments)
     # Imported here to keep `--help` fast.
     from medclip_dcl.networks.biovil import load_biovil
     from medclip_dcl.weight_files import is_exported
 
+    output = settings.output
     if output.exists() and not is_exported(output) and (output.is_file() or any(output.iterdir())):
         raise UserError(f"{output} exists and is not an exported model; choose another --output")
-    for name, source in (("--image_weights", image_weights), ("--text_model", text_model)):
+    for name, source in (("--image_weights", settings.image_weights), ("--text_model", settings.text_model)):
         if not source.exists():
             raise UserError(f"nothing at {source} ({name})")
-    load_biovil(image_weights, text_model, final_period=final_period).save_pretrained(output)
+    final_period = not settings.text_as_given
+    load_biovil(settings.image_weights, settings.text_model, final_period=final_period).save_pretrained(
+        output
+    )
     print(f"{output}: BioViL; evaluate it with python -m medclip_dcl test --ckpt_path {output} ...")
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Parse the command line and convert."""
-    parser = argparse.ArgumentParser(
-        prog="python -m data_prep.biovil",
-        description="Convert BioViL's published weights into an exported model for `test --ckpt_path` and `load`.",
-    )
-    parser.add_argument(
-        "--image_weights",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help="biovil_image_resnet50_proj_size_128.pt",
-    )
-    parser.add_argument(
-        "--text_model", type=Path, required=True, metavar="FOLDER", help="of BiomedVLP-CXR-BERT-specialized"
-    )
-    parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="exported model")
-    parser.add_argument(
-        "--text_as_given",
-        action="store_true",
-        help="do not end prompts and phrases with a period (results.json records it)",
-    )
-    options = parser.parse_args(arguments)
-    export_biovil(options.image_weights, options.text_model, options.output, not options.text_as_given)
 
 
 if __name__ == "__main__":

@@ -10,19 +10,19 @@ last; the exit status is 1 if there are any.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from data_prep.checks import images
 from data_prep.checks.tables import ALWAYS, Tables, check_tables, model_files, read_rejects
-from data_prep.command import available_cores, run_command, worker_processes
+from data_prep.command import available_cores, option, parse_options, positive, run_command, worker_processes
 from data_prep.sources import tables
-from data_prep.sources.preparation import case_lines, positive
-from medclip_dcl.data.prepared import USES, PreparedDataError, PreparedSet
+from data_prep.sources.preparation import case_lines
+from medclip_dcl.data.prepared import USES, PreparedSet
 
 PUBLISHED = {
     "images": ("images of the release", 377_110),
@@ -45,20 +45,10 @@ PUBLISHED_MS_CXR = {
 """Counts of MS-CXR, by the keys of counts["ms_cxr"]."""
 
 
-class CheckFailed(PreparedDataError):
-    """The set has problems; they were printed."""
-
-
 def check_set(folder: Path, full: bool = False, pool: Executor | None = None) -> tuple[str, list[str]]:
-    """Verify a prepared set.
+    """The page about a prepared set, and its problems; each names the defect, its number of cases, and the first.
 
-    Args:
-        folder: of the set.
-        full: decode every image instead of reading its header.
-        pool: processes that share the images, or None.
-
-    Returns:
-        the page, and the problems found; each names the defect, its number of cases, and the first cases.
+    `full` decodes every image instead of reading its header.
 
     Raises:
         PreparedDataError: there is no finished set of this format.
@@ -160,47 +150,30 @@ def _rejects(file: Path) -> list[str]:
     return ["  left out", *(f"  {count:>8,} {kind:<7} {reason}" for kind, reason, count in rows)]
 
 
-def check(folder: Path, full: bool, workers: int) -> None:
-    """Print the page and the problems.
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Options of the command."""
 
-    Raises:
-        CheckFailed: there are problems.
-    """
-    with worker_processes(workers) as pool:
-        page, problems = check_set(folder, full, pool)
-    print(page)
-    print()
-    if not problems:
-        by_headers = " (image files by their headers and ends; --full reads all of them)"
-        print("no problem found" + (by_headers if not full and (folder / "images").is_dir() else ""))
-        return
-    print(f"{len(problems)} problem{'s' if len(problems) > 1 else ''}:")
-    for problem in problems:
-        print(f"  - {problem}")
-    raise CheckFailed(
-        f"{folder}: {len(problems)} problems, see above; prepare the set again into a new folder"
+    data: Path = option("prepared data set", type=Path, metavar="SET")
+    full: bool = option("decode every image, compare its checksum, and find identical images", False)
+    workers: int = option(
+        "processes (as many as there are cores)", 1, type=positive, default=available_cores()
     )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line, see `--help`."""
-    parser = argparse.ArgumentParser(
-        prog="python -m data_prep.check", description="Verify a prepared data set."
-    )
-    parser.add_argument("--data", type=Path, required=True, metavar="SET", help="prepared data set")
-    parser.add_argument(
-        "--full",
-        action="store_true",
-        help="decode every image, compare its checksum, and find identical images",
-    )
-    parser.add_argument(
-        "--workers", type=positive, default=available_cores(), help="processes (as many as there are cores)"
-    )
-    options = parser.parse_args(arguments)
-    try:
-        check(options.data, options.full, options.workers)
-    except CheckFailed as error:
-        raise SystemExit(1) from error
+    """The command line, see `--help`: print the page and the problems; status 1 if there are any."""
+    settings = parse_options(Settings, "check", __doc__, arguments)
+    with worker_processes(settings.workers) as pool:
+        page, problems = check_set(settings.data, settings.full, pool)
+    print(f"{page}\n")
+    if problems:
+        print(f"{len(problems)} problem{'s' if len(problems) > 1 else ''}:")
+        print("\n".join(f"  - {problem}" for problem in problems))
+        raise SystemExit(1)
+    by_headers = " (image files by their headers and ends; --full reads all of them)"
+    has_images = (settings.data / "images").is_dir()
+    print("no problem found" + (by_headers if not settings.full and has_images else ""))
 
 
 if __name__ == "__main__":

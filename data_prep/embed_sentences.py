@@ -14,23 +14,23 @@ of the similarity between reports of different studies, to choose a threshold by
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 from jaxtyping import Float, Int
 
-from data_prep.command import progress, run_command
+from data_prep.command import option, parse_options, positive, progress, run_command
+from data_prep.scores import language_model
 from data_prep.scores.language_model import (
     Parts,
     choose_device,
+    has_results,
     require_writable,
-    result_name,
+    result_file,
     settings_fingerprint,
 )
 from medclip_dcl.data.prepared import (
@@ -40,17 +40,14 @@ from medclip_dcl.data.prepared import (
     report_embedding,
     write_text_embedding,
 )
-from medclip_dcl.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import BertModel
 
     from medclip_dcl.scoring_plan import DistinctPieces
 
-POOLINGS = ("cls", "mean")
 # Parquet metadata: identifies the embedded tokens and the model's settings.
 _MEANING = "medclip_dcl_embedded"
-_KEEP_EVERY = 20.0
 _EDGES = 2  # [CLS] and [SEP]
 # Tokens in a batch, by device.
 _BATCH_TOKENS = {"cpu": 4096, "cuda": 65536}
@@ -60,33 +57,19 @@ _LEAST_SPREAD = 0.01
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 
 
-class Options(NamedTuple):
-    """Options of embedding.
+@dataclass(frozen=True, kw_only=True)
+class Settings(language_model.Settings):
+    """Options of the command."""
 
-    Attributes:
-        pooling: "cls" takes the hidden state of [CLS] (choice), "mean" the mean over all tokens, [CLS] and [SEP]
-            included.
-        batch_tokens: tokens in a batch; None for the device's default.
-        device: "auto", "cpu" or "cuda".
-        keep_every: seconds between writes of finished batches: the most that a kill may cost.
-    """
-
-    pooling: str = "cls"
-    batch_tokens: int | None = None
-    device: str = "auto"
-    keep_every: float = _KEEP_EVERY
-
-
-class NotFiniteError(UserError):
-    """The embedding of a sentence is not finite.
-
-    Attributes:
-        index: of the sentence.
-    """
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-        super().__init__(f"sentence {index} has an embedding that is not finite")
+    pooling: str = option(
+        "cls: hidden state of [CLS] (choice, not from the paper); mean: over all tokens, [CLS] and [SEP] included; its "
+        "embeddings get a file of their own (cls)",
+        "cls",
+        choices=("cls", "mean"),
+    )
+    batch_tokens: int | None = option(
+        "tokens in a batch, which bounds memory (4096 on CPU, 65536 on GPU)", None, type=positive, metavar="N"
+    )
 
 
 class Batch(NamedTuple):
@@ -97,61 +80,54 @@ class Batch(NamedTuple):
     stop: int
 
 
-def embed_sentences(data: Path, model: str, options: Options) -> Path:
-    """Write the embeddings of one model unless they exist; print quantiles of the similarity of reports.
-
-    Args:
-        data: the prepared set.
-        model: Hugging Face folder or repository id.
-        options: of embedding.
-
-    Returns:
-        The file with the embeddings.
+def embed_sentences(settings: Settings) -> Path:
+    """Write the embeddings of one model unless they exist, and return their file; print quantiles of similarity.
 
     Raises:
         PreparedDataError: no such set; no GPU where one is asked for; embeddings that are not finite.
         ModelFolderError: a folder that is not a BERT, or whose tokenizer does not fit its weights.
     """
-    prepared = PreparedSet(data)
+    prepared = PreparedSet(settings.data)
     sentences = prepared.table("sentences").sort_values("sentence_id", ignore_index=True)
-    reports = _training_reports(prepared)
-    device = choose_device(options.device)
+    reports = prepared.table("reports")
+    reports = reports[reports["study_id"].isin(prepared.studies("train"))]
+    device = choose_device(settings.device)
     # Heavy imports come after the cheap checks.
     from medclip_dcl.encoders.pretrained import load_bert, load_tokenizer, resolve_folder
     from medclip_dcl.scoring_plan import DistinctPieces
 
-    folder = resolve_folder(model)
+    folder = resolve_folder(settings.model)
     tokenizer = load_tokenizer(folder)
     network = load_bert(folder).eval()
-    name = result_name(model, network, "" if options.pooling == "cls" else f"-{options.pooling}")
-    file = prepared.folder / "text_embedding" / f"{name}.parquet"
+    suffix = "" if settings.pooling == "cls" else f"-{settings.pooling}"
+    file = result_file(prepared.folder / "text_embedding", settings.model, network, suffix)
     positions = int(network.config.max_position_embeddings)
     pieces = DistinctPieces(tokenizer, sentences["text"].tolist(), positions=positions, truncate=True)
     special = (tokenizer.cls_token_id, tokenizer.sep_token_id)
     # The configuration also determines values, and is not among the weights.
     meaning = f"{pieces.fingerprint_with(special)}-{settings_fingerprint(network)}"
     network = network.to(device)
-    budget = _BATCH_TOKENS[device] if options.batch_tokens is None else options.batch_tokens
+    budget = settings.batch_tokens or _BATCH_TOKENS[device]
     batches = _batches(pieces, budget)
-    parts = Parts(
-        file, meaning, f"{budget}-{device}", lambda number: _rows(pieces, batches[number]), options.keep_every
-    )
+    parts = Parts(file, meaning, f"{budget}-{device}", lambda number: _rows(pieces, batches[number]))
     ids = sentences["sentence_id"].to_numpy()
-    if _has_embeddings_of(file, ids, meaning):
+    if has_results(file, ids, (_MEANING, meaning)):
         print(f"{file} holds the embeddings of all {len(ids):,} sentences by this model: nothing to do")
-        embedding = prepared.text_embedding(name)
+        embedding = prepared.text_embedding(file.stem)
     else:
         require_writable(file)
-        try:
-            values = _embedded(network, pieces, batches, parts, options.pooling)
-        except NotFiniteError as error:
+        values = _embedded(network, pieces, batches, parts, settings.pooling)[pieces.row]
+        is_finite = np.isfinite(values).all(axis=1)
+        if not is_finite.all():
             raise PreparedDataError(
-                f"{folder} gives sentence_id {ids[error.index]} an embedding that is not finite: its weights are "
+                f"{folder} gives sentence_id {ids[~is_finite][0]} an embedding that is not finite: its weights are "
                 "damaged or hold NaN"
-            ) from error
-        embedding = TextEmbedding(ids, values[pieces.row])
+            )
+        embedding = TextEmbedding(ids, values)
         write_text_embedding(embedding, file, {_MEANING: meaning})
-        print(_summary(pieces, embedding, file), flush=True)
+        print(f"{file}: {len(ids):,} sentences, {values.shape[1]} dimensions", flush=True)
+        if count := int(pieces.is_truncated.sum()):
+            print(f"  {count:,} sentences were too long for the model: only their beginning was embedded")
     parts.remove()
     print(_similarity_summary(embedding, reports))
     return file
@@ -169,11 +145,7 @@ def _embedded(
     embedded = embed_batches(network, pieces, [batches[number] for number in left], pooling)
     with parts.keeping():
         for number, found in progress(zip(left, embedded, strict=True), len(left), "embedding", "batches"):
-            rows = _rows(pieces, batches[number])
-            is_finite = np.isfinite(found).all(axis=1)
-            if not is_finite.all():
-                raise NotFiniteError(int(np.flatnonzero(pieces.row == rows[~is_finite][0])[0]))
-            values[rows] = found
+            values[_rows(pieces, batches[number])] = found
             parts.add(number, found)
     return values
 
@@ -181,15 +153,9 @@ def _embedded(
 def embed_batches(
     network: BertModel, pieces: DistinctPieces, batches: Sequence[Batch], pooling: str
 ) -> Iterator[Float[np.ndarray, "row dim"]]:
-    """Pooled last hidden states of one batch after the other.
+    """Pooled last hidden states of one batch after the other, from a network in eval mode on its device.
 
     The sentences of a batch have one length: there is no padding, and no sentence affects another.
-
-    Args:
-        network: in eval mode, on its device.
-        pieces: made with the network's tokenizer.
-        batches: of distinct sentences.
-        pooling: "cls" or "mean".
     """
     import torch
 
@@ -221,36 +187,12 @@ def _rows(pieces: DistinctPieces, batch: Batch) -> Int[np.ndarray, " row"]:
     return pieces.rows_by_length[batch.length][batch.start : batch.stop]
 
 
-def _has_embeddings_of(file: Path, sentence_ids: Int[np.ndarray, " sentence"], meaning: str) -> bool:
-    """Whether the file has the embeddings of these sentences' tokens; those of other texts are computed again."""
-    if not file.is_file():
-        return False
-    try:
-        metadata = pq.read_schema(file).metadata or {}
-    except pa.ArrowInvalid:
-        return False
-    if metadata.get(_MEANING.encode()) != meaning.encode():
-        return False
-    ids = pq.read_table(file, columns=["sentence_id"], partitioning=None)["sentence_id"].to_numpy()
-    return bool(np.array_equal(ids, sentence_ids))
-
-
-def _training_reports(prepared: PreparedSet) -> pd.DataFrame:
-    """Rows of the table "reports" of the training studies."""
-    reports = prepared.table("reports")
-    return reports[reports["study_id"].isin(prepared.studies("train"))]
-
-
 def report_cosines(
     embedding: TextEmbedding, reports: pd.DataFrame, pairs: int = _PAIRS, seed: int = 0
 ) -> Float[np.ndarray, " pair"]:
     """Cosines between the report embeddings of random pairs of different studies; none if there is only one study.
 
-    Args:
-        embedding: of the sentences.
-        reports: rows of the table "reports".
-        pairs: number of pairs, drawn with replacement.
-        seed: of the draw.
+    Pairs are drawn with replacement from the studies of `reports`, rows of the table "reports".
     """
     studies = np.unique(reports["study_id"].to_numpy())
     if len(studies) < 2:
@@ -262,20 +204,7 @@ def report_cosines(
     found = report_embedding(embedding, reports[reports["study_id"].isin(studies[drawn])])
     unit = found.embedding / np.linalg.norm(found.embedding, axis=1, keepdims=True)
     row_of = np.searchsorted(drawn, np.stack([first, second]))
-    # In blocks: the vectors of all pairs would be larger than the embeddings.
-    parts = [
-        np.einsum("pd,pd->p", unit[one], unit[other])
-        for one, other in np.array_split(row_of, max(1, pairs // 4096), axis=1)
-    ]
-    return np.concatenate(parts)
-
-
-def _summary(pieces: DistinctPieces, embedding: TextEmbedding, file: Path) -> str:
-    """Number and dimensions of the embeddings; no texts."""
-    lines = [f"{file}: {len(embedding.sentence_id):,} sentences, {embedding.embedding.shape[1]} dimensions"]
-    if count := int(pieces.is_truncated.sum()):
-        lines.append(f"  {count:,} sentences were too long for the model: only their beginning was embedded")
-    return "\n".join(lines)
+    return np.einsum("pd,pd->p", unit[row_of[0]], unit[row_of[1]])
 
 
 def _similarity_summary(embedding: TextEmbedding, reports: pd.DataFrame) -> str:
@@ -298,35 +227,8 @@ def _similarity_summary(embedding: TextEmbedding, reports: pd.DataFrame) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Parse the command line and embed."""
-    parser = argparse.ArgumentParser(
-        prog="python -m data_prep.embed_sentences",
-        description="Embedding of every distinct sentence of a prepared set by the initial, frozen text encoder, into "
-        "SET/text_embedding/, for the objectives that compare report texts. Prints the quantiles of the cosine between "
-        "the training reports of different studies, by which to choose a threshold.",
-    )
-    parser.add_argument("--data", type=Path, required=True, metavar="SET", help="prepared data set")
-    parser.add_argument(
-        "--model", required=True, metavar="FOLDER", help="Hugging Face folder or repository id of a BERT"
-    )
-    parser.add_argument(
-        "--pooling",
-        choices=POOLINGS,
-        default="cls",
-        help="cls: hidden state of [CLS] (choice, not from the paper); mean: over all tokens; its embeddings get "
-        "a file of their own (default: cls)",
-    )
-    parser.add_argument(
-        "--batch_tokens",
-        type=int,
-        metavar="N",
-        help="tokens in a batch, which bounds memory (default: 4096 on CPU, 65536 on GPU)",
-    )
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: auto")
-    options = vars(parser.parse_args(arguments))
-    if options["batch_tokens"] is not None and options["batch_tokens"] < 1:
-        parser.error(f"--batch_tokens must be at least 1, got {options['batch_tokens']}")
-    embed_sentences(options.pop("data"), options.pop("model"), Options(**options))
+    """The command line, see `--help`."""
+    embed_sentences(parse_options(Settings, "embed_sentences", __doc__, arguments))
 
 
 if __name__ == "__main__":

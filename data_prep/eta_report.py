@@ -23,11 +23,11 @@ has the other estimates.
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +35,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
-from data_prep.command import run_command
+from data_prep.command import option, parse_options, run_command
 from data_prep.scores.eta_estimates import MAX_ETA, SOURCES, Estimates, LogLinearFit, best_constant, estimate
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
 from medclip_dcl.files import write_bytes, write_text
@@ -56,33 +56,42 @@ _MEANING = {
 }
 
 
-def write_report(
-    prepared: PreparedSet,
-    log_p: str | None,
-    output: Path,
-    *,
-    given: tuple[float, float] | None = None,
-    chosen: str = DEFAULT_ESTIMATE,
-) -> LogLinearFit:
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Options of the command."""
+
+    data: Path = option("prepared data set with scores", type=Path, metavar="SET")
+    log_p: str | None = option("stem of a file in SET/log_p (the only one)", None, metavar="NAME")
+    output: Path | None = option("folder of the report (SET/eta)", None, type=Path, metavar="FOLDER")
+    a: float | None = option("use this a, with --k, instead of an estimate", None, type=float)
+    k: float | None = option("use this k, with --a, instead of an estimate", None, type=float)
+    estimate: str | None = option(
+        "estimate that class_probability.yaml takes: reports (default), or SOURCE_least_squares or SOURCE_bound with "
+        "SOURCE one of truth (phantom), labels, reports",
+        None,
+        metavar="NAME",
+    )
+
+
+def write_report(settings: Settings) -> None:
     """Write report.md, eta.png and class_probability.yaml; print the summary, which has no report texts.
 
-    Args:
-        prepared: the set.
-        log_p: stem of a file in SET/log_p; None for the only one there.
-        output: folder.
-        given: (a, k) to look at instead of an estimate; the configuration then has these.
-        chosen: name of the estimate for the configuration. Where its median eta is unusual, the configuration has
-            SSD's constant.
+    Where the median eta is unusual, class_probability.yaml has SSD's constant.
 
     Raises:
-        PreparedDataError: see `estimate`; an estimate that this set does not allow; (a, k) out of range; `output` is
-            not a folder or cannot be written.
+        PreparedDataError: see `estimate`; an estimate that this set does not allow; (a, k) out of range; the output
+            cannot be written.
     """
-    _check_output(output)
-    found = estimate(prepared, log_p)
-    name = prepared.log_p_file(log_p).stem
-    if given is not None:
-        a, k = given
+    prepared, a, k = PreparedSet(settings.data), settings.a, settings.k
+    output = settings.output or settings.data / "eta"
+    if (a is None) != (k is None):
+        raise PreparedDataError("--a and --k go together; give both or neither")
+    if a is not None and settings.estimate is not None:
+        raise PreparedDataError("--estimate does not go with --a and --k")
+    found = estimate(prepared, settings.log_p)
+    name = prepared.log_p_file(settings.log_p).stem
+    chosen = DEFAULT_ESTIMATE if settings.estimate is None else settings.estimate
+    if a is not None and k is not None:
         if not (0 <= a < 1 and 0 <= k < math.inf):
             raise PreparedDataError(
                 f"--a must lie in [0, 1) and --k be at least 0 and finite, got {a} and {k}"
@@ -95,7 +104,9 @@ def write_report(
     fit = found.fits[chosen]
     summary = [*_summary(found, fit, chosen, name), *_estimates_table(found)]
     problem = _unusual(found, fit)
-    warnings = _warnings(found, fit) + _refusal(found, chosen, name, problem)
+    warnings = _warnings(found, fit)
+    if problem:
+        warnings.append(_refusal(found, chosen, name, problem))
     text = [f"# eta of {name}", "", *summary, *warnings, "", "![](eta.png)", "", *_sentences(found, fit)]
     figure = io.BytesIO()
     _figure(found, fit, chosen).savefig(figure, dpi=110)
@@ -111,19 +122,6 @@ def write_report(
     print("\n".join([*summary, *warnings]))
     constant = f" (a constant eta, {SSD_CONSTANT})" if problem else ""
     print(f"written: {output / 'report.md'}, eta.png, class_probability.yaml{constant}")
-    return fit
-
-
-def _check_output(output: Path) -> None:
-    """Refuse an unusable output before the work: it is a file or below one, or cannot be looked up."""
-    try:
-        existing = next(path for path in (output, *output.absolute().parents) if path.exists())
-    except OSError as error:
-        raise PreparedDataError(
-            f"--output {output} cannot be used ({error.strerror}); name another folder"
-        ) from error
-    if not existing.is_dir():
-        raise PreparedDataError(f"--output {output}: {existing} is a file; name a folder")
 
 
 def _summary(found: Estimates, fit: LogLinearFit, chosen: str, name: str) -> list[str]:
@@ -257,28 +255,26 @@ def _unusual(found: Estimates, fit: LogLinearFit) -> str:
     return unusual_median(LanguageModelClassProbability(_a(fit), _k(fit), MAX_ETA)(log_p).numpy())
 
 
-def _refusal(found: Estimates, chosen: str, name: str, problem: str) -> list[str]:
+def _refusal(found: Estimates, chosen: str, name: str, problem: str) -> str:
     """Why the configuration has no (a, k), and the alternatives."""
-    if not problem:
-        return []
     others = [
         other
         for other, fit in found.fits.items()
+        # At its lower bound k = 0 eta depends on no score.
         if other not in (chosen, "given")
         and not _unusual(found, fit)
-        # At its lower bound k = 0 eta depends on no score.
-        and not any(bound.startswith("k ") for bound in fit.at_bound)
+        and "k is at its bound 0" not in fit.at_bound
     ]
     instead = (
         f"within this range: --estimate {' or '.join(others)}"
         if others
         else f"no estimate in which eta depends on log p lies within it: the scores of {name} cannot carry eta here"
     )
-    return [
+    return (
         f"warning: {problem} (a, k by {chosen}); {instead}. class_probability.yaml holds SSD's constant eta, "
         f"{SSD_CONSTANT}, instead; SSD's (a, k) = {SSD} belong to the scores of CXR-BERT "
         "(configs/objective/dcl_lm.yaml has them)"
-    ]
+    )
 
 
 def _sentences(found: Estimates, fit: LogLinearFit) -> list[str]:
@@ -378,33 +374,8 @@ data:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Parse the command line and write the report."""
-    parser = argparse.ArgumentParser(
-        prog="python -m data_prep.eta_report",
-        description="Describe a language model's sentence scores and estimate (a, k) of eta = a * p_LM^k for them.",
-    )
-    parser.add_argument(
-        "--data", type=Path, required=True, metavar="SET", help="prepared data set with scores"
-    )
-    parser.add_argument("--log_p", metavar="NAME", help="stem of a file in SET/log_p (default: the only one)")
-    parser.add_argument("--output", type=Path, metavar="FOLDER", help="default: SET/eta")
-    parser.add_argument("--a", type=float, help="use this a, with --k, instead of an estimate")
-    parser.add_argument("--k", type=float, help="use this k, with --a, instead of an estimate")
-    parser.add_argument(
-        "--estimate",
-        metavar="NAME",
-        help="estimate that class_probability.yaml takes: reports (default), or SOURCE_least_squares or SOURCE_bound "
-        "with SOURCE one of truth (phantom), labels, reports",
-    )
-    options = parser.parse_args(arguments)
-    if (options.a is None) != (options.k is None):
-        parser.error("--a and --k go together")
-    if options.a is not None and options.estimate is not None:
-        parser.error("--estimate does not go with --a and --k")
-    given = None if options.a is None else (options.a, options.k)
-    output = options.output or options.data / "eta"
-    chosen = DEFAULT_ESTIMATE if options.estimate is None else options.estimate
-    write_report(PreparedSet(options.data), options.log_p, output, given=given, chosen=chosen)
+    """The command line, see `--help`."""
+    write_report(parse_options(Settings, "eta_report", __doc__, arguments))
 
 
 if __name__ == "__main__":

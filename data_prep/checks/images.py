@@ -86,12 +86,8 @@ def examine_image(
 ) -> tuple[str, bytes]:
     """The defect of a prepared image, "" for none; and a digest of its pixels if it is sound and was decoded.
 
-    Args:
-        file: the JPEG.
-        original: height and width of its original, by images.parquet.
-        size: pixels of its sides, of the shorter one for geometry "shortest"; None where the set does not say.
-        geometry: how it was fitted, by dataset.json.
-        full: read and decode all of it, not only its header and its end.
+    `original` has the height and width of its original, by images.parquet; size and geometry are the set's; `full`
+    reads and decodes all of the file, not only its header and its end.
     """
     try:
         with file.open("rb") as stream, Image.open(stream) as image:

@@ -24,22 +24,18 @@ ALWAYS = ("images", "sentences", "reports", "labels", "cases")
 
 _NOT_IN_FINGERPRINT = ("log_p",)
 _CASE = ["dicom_id", "finding"]
-_KEYS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("images", ("dicom_id",)),
-    ("studies", ("study_id",)),
-    ("sentences", ("sentence_id",)),
-    ("reports", ("study_id", "position")),
-    ("labels", ("study_id",)),
-    ("cases", ("dicom_id", "finding")),
-    ("classes", ("sentence_id",)),
-    ("images", ("path",)),
-    ("sentences", ("text",)),
+# Table, key, and the columns that a message shows of it: sentences are patient data.
+_KEYS = (
+    ("images", ["dicom_id"], ["dicom_id"]),
+    ("studies", ["study_id"], ["study_id"]),
+    ("sentences", ["sentence_id"], ["sentence_id"]),
+    ("reports", ["study_id", "position"], ["study_id", "position"]),
+    ("labels", ["study_id"], ["study_id"]),
+    ("cases", _CASE, _CASE),
+    ("classes", ["sentence_id"], ["sentence_id"]),
+    ("images", ["path"], ["dicom_id"]),
+    ("sentences", ["text"], ["sentence_id"]),
 )
-# Sentences are patient data: their number is shown.
-_KEYS_SHOWN: dict[tuple[str, tuple[str, ...]], tuple[str, ...]] = {
-    ("images", ("path",)): ("dicom_id",),
-    ("sentences", ("text",)): ("sentence_id",),
-}
 
 Tables = Mapping[str, pd.DataFrame]
 
@@ -97,10 +93,9 @@ def read_rejects(file: Path) -> pd.DataFrame:
 
 def _duplicates(found: Tables) -> list[str]:
     problems = []
-    for name, key in _KEYS:
+    for name, key, shown in _KEYS:
         if name in found:
-            repeated = found[name][found[name].duplicated(list(key))]
-            shown = _KEYS_SHOWN.get((name, key), key)
+            repeated = found[name][found[name].duplicated(key)]
             problems += some(f"{name}.parquet: duplicate {' and '.join(key)}", rows(repeated, shown))
     return problems
 

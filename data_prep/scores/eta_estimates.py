@@ -1,7 +1,8 @@
 """Estimates of (a, k) in eta(x) = a * p_LM(x)^k, and of rho(x), the class probability that eta should equal.
 
 SSD's (0.2, 0.35) belong to CXR-BERT's scale of log p; another language model needs its own. The paper searches a grid;
-these estimates are choices, not from the paper: starting points for such a search.
+these estimates are choices, not from the paper: starting points for such a search. The fits take arrays of a value for
+each sentence: log_p (natural logarithm, at most 0), rho (in [0, 1]) and weights (at least 0).
 
 rho(x) is the share of images of which sentence x is true, mentioned in their reports or not. Sources of it:
 
@@ -77,19 +78,9 @@ class LogLinearFit(NamedTuple):
 def binomial_fit(log_p: np.ndarray, successes: np.ndarray, trials: int, weights: np.ndarray) -> LogLinearFit:
     """Maximum-likelihood (a, k) of successes ~ Binomial(trials, a * exp(k * log_p)), 0 <= a < 1, k >= 0.
 
-    The negative log-likelihood is convex in (log a, k), since -log(1 - exp(z)) is convex in z.
-
-    Args:
-        log_p: of each sentence, natural logarithm, at most 0.
-        successes: reports among `trials` that contain the sentence.
-        trials: number of reports.
-        weights: of each sentence, at least 0.
-
-    Raises:
-        ValueError: no success of positive weight: a would be 0.
+    The negative log-likelihood is convex in (log a, k), since -log(1 - exp(z)) is convex in z. `successes` counts the
+    reports among `trials` that contain the sentence; at least one sentence of positive weight has some.
     """
-    if not (weights * successes).sum() > 0:
-        raise ValueError("no success of positive weight: a would be 0")
     share = weights / weights.sum()
     # log p spans tens of units, log a a few: on one scale the search takes a handful of steps.
     scale = max(float(np.abs(log_p).max()), 1.0)
@@ -111,19 +102,8 @@ def binomial_fit(log_p: np.ndarray, successes: np.ndarray, trials: int, weights:
 
 
 def least_squares_fit(log_p: np.ndarray, rho: np.ndarray, weights: np.ndarray) -> LogLinearFit:
-    """Weighted least squares of log rho on log p, 0 <= a < 1, k >= 0; sentences with rho 0 are left out.
-
-    Args:
-        log_p: of each sentence, natural logarithm.
-        rho: of each sentence, in [0, 1].
-        weights: of each sentence, at least 0.
-
-    Raises:
-        ValueError: no sentence with rho > 0 and positive weight.
-    """
+    """Weighted least squares of log rho on log p, 0 <= a < 1, k >= 0; sentences with rho 0 are left out."""
     used = (rho > 0) & (weights > 0)
-    if not used.any():
-        raise ValueError("no sentence with rho > 0 and positive weight")
     root = np.sqrt(weights[used])
     matrix = np.stack([root, root * log_p[used]], axis=1)
     found = lsq_linear(
@@ -163,13 +143,7 @@ def _fit(a: float, k: float, log_p: np.ndarray) -> LogLinearFit:
 
 
 def bound_term(eta: np.ndarray, rho: np.ndarray, weights: np.ndarray) -> float:
-    """Weighted mean of |1/(1 - eta) - 1/(1 - rho)|, which a wrong eta adds to SSD's error bound (proposition 2.1).
-
-    Args:
-        eta: of each sentence, in [0, 1).
-        rho: of each sentence, in [0, 1).
-        weights: of each sentence, at least 0.
-    """
+    """Weighted mean of |1/(1 - eta) - 1/(1 - rho)|, which a wrong eta adds to SSD's error bound (proposition 2.1)."""
     return float((weights * np.abs(1 / (1 - eta) - 1 / (1 - rho))).sum() / weights.sum())
 
 
@@ -181,11 +155,10 @@ def best_constant(rho: np.ndarray, weights: np.ndarray) -> float:
 
 
 def count_sentences(prepared: PreparedSet) -> tuple[pd.DataFrame, dict[str, int]]:
-    """Sentences of the training reports with the numbers of training and of validate reports that contain them.
+    """Sentences of the training reports, and the numbers of "train" and "validate" reports.
 
     Returns:
-        columns sentence_id, train_reports (at least 1), validate_reports; and the numbers of "train" and "validate"
-        reports.
+        columns sentence_id, train_reports (at least 1), validate_reports; and the numbers by use.
 
     Raises:
         PreparedDataError: no validate report, or no training report.
@@ -223,14 +196,10 @@ def findings_without_labels(labels: pd.DataFrame) -> list[str]:
 
 
 def rho_by_labels(texts: pd.Series, labels: pd.DataFrame) -> pd.Series:
-    """For each sentence the share of studies whose label matches it.
+    """For each sentence the share of training studies whose CheXpert label matches it.
 
-    NaN where the sentence names no finding or several, or one of `findings_without_labels`.
-
-    Args:
-        texts: sentences.
-        labels: the CheXpert columns, a row for each training study; 1 positive, 0 negative, -1 uncertain, NaN not
-            mentioned. Uncertain labels are left out of the share; a missing one counts as negative.
+    NaN where the sentence names no finding or several, or one of `findings_without_labels`. Uncertain labels (-1) are
+    left out of the share; a missing one counts as negative.
     """
     share_positive = dict.fromkeys(_FINDINGS, float("nan"))
     for name in share_positive.keys() - set(findings_without_labels(labels)):
@@ -308,9 +277,7 @@ def estimate(prepared: PreparedSet, log_p: str | None = None) -> Estimates:
     """
     name = prepared.log_p_file(log_p).stem
     table, reports = count_sentences(prepared)
-    scores = prepared.log_p(name).set_index("sentence_id")
-    for column in ("log_p", "n_tokens"):
-        table[column] = table["sentence_id"].map(scores[column])
+    table = table.merge(prepared.log_p(name), on="sentence_id", how="left")
     missing = table.loc[table["log_p"].isna(), "sentence_id"]
     if len(missing):
         raise PreparedDataError(

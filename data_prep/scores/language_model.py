@@ -1,4 +1,4 @@
-"""Shared by the commands that run a language model over every sentence: names, device, finished batches."""
+"""Shared by the commands that run a language model over every sentence: options, names, finished batches."""
 
 from __future__ import annotations
 
@@ -12,29 +12,47 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from jaxtyping import Int
 
+from data_prep.command import option
 from medclip_dcl.data.prepared import PreparedDataError
 from medclip_dcl.files import replacing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+KEEP_EVERY = 20.0
+"""Seconds between writes of finished batches: the most that a kill may cost."""
+
 _FINGERPRINT_DIGITS = 8
 _DECIDING = ("hidden_act", "layer_norm_eps", "num_attention_heads")
 
 
-def result_name(model: str, network: PreTrainedModel, suffix: str) -> str:
-    """Name of a model's results: of its folder or repository, a fingerprint of its weights, and a suffix."""
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Options of these commands."""
+
+    data: Path = option("prepared data set", type=Path, metavar="SET")
+    model: str = option("Hugging Face folder or repository id of the language model", metavar="FOLDER")
+    device: str = option(
+        "auto takes a GPU where there is one (auto)", "auto", choices=("auto", "cpu", "cuda")
+    )
+
+
+def result_file(folder: Path, model: str, network: PreTrainedModel, suffix: str) -> Path:
+    """File of a model's results: its folder's or repository's name, a fingerprint of its weights, and a suffix."""
     from medclip_dcl.encoders.pretrained import weights_fingerprint
 
     # Also for "." or a closing slash.
     name = os.path.basename(os.path.abspath(os.path.expanduser(model)))
-    return f"{name}-{weights_fingerprint(network)[:_FINGERPRINT_DIGITS]}{suffix}"
+    return folder / f"{name}-{weights_fingerprint(network)[:_FINGERPRINT_DIGITS]}{suffix}.parquet"
 
 
 def choose_device(device: str) -> str:
@@ -58,6 +76,32 @@ def settings_fingerprint(network: PreTrainedModel) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:_FINGERPRINT_DIGITS]
 
 
+def has_results(file: Path, sentence_ids: Int[np.ndarray, " sentence"], meaning: tuple[str, str]) -> bool:
+    """Whether a Parquet file has results of these sentences' tokens; those of other texts are computed again.
+
+    `meaning` is a name and its value in the file's metadata, or in the attributes that pandas keeps there.
+    """
+    if not file.is_file():
+        return False
+    try:
+        table = pq.read_table(file, columns=["sentence_id"], partitioning=None)
+    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+        # The system's own errors have a number: the file may be whole.
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        print(f"{file} is damaged ({error}): the sentences are computed again", file=sys.stderr)
+        return False
+    metadata = table.schema.metadata or {}
+    name, value = meaning
+    found = metadata.get(name.encode(), b"").decode() or json.loads(metadata.get(b"PANDAS_ATTRS", b"{}")).get(
+        name
+    )
+    if found == value and np.array_equal(table["sentence_id"].to_numpy(), sentence_ids):
+        return True
+    print(f"{file} is of other settings or sentences: the sentences are computed again", file=sys.stderr)
+    return False
+
+
 def require_writable(file: Path) -> None:
     """Check before the work that the file can be written at its end; make its folder.
 
@@ -68,11 +112,8 @@ def require_writable(file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise PreparedDataError(
-            f"{file.parent} cannot be made a folder ({error.strerror}); move it away, or use a writable copy "
-            "of the set"
+            f"{file.parent} cannot be made ({error.strerror}); use a writable set"
         ) from error
-    if file.is_dir():
-        raise PreparedDataError(f"{file} is a folder, expected a file or nothing; move it away")
     if not os.access(file.parent, os.W_OK):
         raise PreparedDataError(
             f"{file.parent} cannot be written by this user; use a writable copy of the set"
@@ -98,9 +139,9 @@ class Parts:
         meaning: str,
         batching: str,
         places: Callable[[int], Int[np.ndarray, " row"]],
-        keep_every: float,
+        keep_every: float = KEEP_EVERY,
     ) -> None:
-        self.places, self.keep_every = places, keep_every
+        self.file, self.places, self.keep_every = file, places, keep_every
         self.prefix = f".{file.stem}-{meaning}-"
         self.folder = file.with_name(f"{self.prefix}{batching}.parts")
         self.finished: dict[int, np.ndarray] = {}
@@ -146,6 +187,8 @@ class Parts:
             self.write()
 
     def remove(self) -> None:
-        """Remove the parts of this file, those in other batches included."""
+        """Remove the parts of this file, also those in other batches, and temporary files of killed runs."""
         for folder in self.folder.parent.glob(f"{glob.escape(self.prefix)}*.parts"):
             shutil.rmtree(folder, ignore_errors=True)
+        for leftover in self.file.parent.glob(f".{glob.escape(self.file.name)}.*.tmp"):
+            leftover.unlink(missing_ok=True)

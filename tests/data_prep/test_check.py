@@ -314,13 +314,3 @@ def test_an_unfinished_set_is_an_error(damaged: Path) -> None:
     (damaged / "dataset.json").unlink()
     with pytest.raises(PreparedDataError, match="holds no dataset.json"):
         check_set(damaged)
-
-
-def test_real_chest_radiographs(real_data: Path, tmp_path: Path) -> None:
-    source = real_data / "real_cxr"
-    boxes = source / "MS_CXR_Local_Alignment_v1.0.0.json"
-    prepare(Settings(source=source, output=tmp_path / "set", ms_cxr=boxes, size=64))
-    page, problems = check_set(tmp_path / "set", full=True)
-    assert problems == []
-    assert "  frontal images with a report             214     234,073   differs" in page
-    assert "  MS-CXR: boxes                            138       1,448   differs" in page

@@ -379,7 +379,7 @@ def test_options_are_checked_at_once(
     command = ["--data", str(prepared), "--model", str(model)]
     with pytest.raises(SystemExit):
         main([*command, "--batch_tokens", "0"])
-    assert "--batch_tokens must be at least 1, got 0" in capsys.readouterr().err
+    assert "argument --batch_tokens: '0': expected a whole number of at least 1" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main([*command, "--pooling", "max"])
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
