@@ -118,7 +118,7 @@ def test_real_sentences_by_cxr_berts_own_folder(prepared: Path, real_data: Path,
     weights = {f"bert.{name}": value for name, value in network.state_dict().items()}
     weights["cls_projection_head.dense_to_hidden.weight"] = torch.ones(128, 12)
     torch.save(weights, folder / "pytorch_model.bin")
-    texts = openi_sentences(real_data, 300)
+    texts = openi_sentences(real_data, 120)
     table = pd.DataFrame({"sentence_id": range(len(texts)), "text": texts, "n_reports": 1})
     write_table(table, prepared / "sentences.parquet", "sentences")
     together = embed(prepared, folder)
