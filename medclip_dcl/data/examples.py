@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from medclip_dcl.data.images import Images
+from medclip_dcl.data.images import Crop, Images
 from medclip_dcl.data.masking import Masking
 from medclip_dcl.encoders.masked_language import IGNORED
 from medclip_dcl.networks.image_text import pad_tokens
-from medclip_dcl.pictures.transforms import augment, centre_crop, to_input
+from medclip_dcl.pictures.transforms import centre_crop, to_input
 
 # Last number of the masking generator's seed, so that masking changes neither crops nor sentence choice.
 _MASKING_STREAM = 1
@@ -30,23 +30,6 @@ class Reported:
     sentence_ids: list[list[int]]
 
 
-@dataclass(frozen=True)
-class Views:
-    """How an image is shown.
-
-    Attributes:
-        count: views of each image, the image itself first; then other images of its study, then itself again.
-        crop_size: side of the random crop in pixels.
-        brightness: factor varies in 1 +- brightness.
-        contrast: factor varies in 1 +- contrast.
-    """
-
-    count: int
-    crop_size: int
-    brightness: float
-    contrast: float
-
-
 class ReportedExamples(Dataset):
     """Images with sentences of their reports; what is random in an example is a function of (seed, epoch, index).
 
@@ -54,7 +37,8 @@ class ReportedExamples(Dataset):
         reported: the images and their sentences.
         images: their grey levels.
         tokens: word pieces of every sentence.
-        views: how images are augmented; None shows each once, whole.
+        views: of each image in training: the image itself, then other images of its study, then itself again.
+        crop: augmentation; None shows each image once.
         draws_one: True draws one sentence of the report, False takes all.
         seed: of all that is drawn.
         anchor: fields of sentences, by name and sentence_id.
@@ -70,7 +54,8 @@ class ReportedExamples(Dataset):
         images: Images,
         tokens: Mapping[int, list[int]],
         *,
-        views: Views | None,
+        views: int,
+        crop: Crop | None,
         draws_one: bool,
         seed: int,
         anchor: Mapping[str, Mapping[int, Any]],
@@ -83,7 +68,7 @@ class ReportedExamples(Dataset):
         self.dicom_ids = reported.images["dicom_id"].tolist()
         self.study_ids = reported.images["study_id"].tolist()
         self.sentence_ids = reported.sentence_ids
-        self.images, self.tokens, self.views = images, tokens, views
+        self.images, self.tokens, self.views, self.crop = images, tokens, views, crop
         self.draws_one, self.seed = draws_one, seed
         self.anchor, self.candidate, self.masking, self.extra = anchor, candidate, masking, dict(extra or {})
         self.of_study: dict[int, list[int]] = {}
@@ -108,15 +93,14 @@ class ReportedExamples(Dataset):
         return example
 
     def _shown(self, index: int, generator: np.random.Generator) -> list[Tensor]:
-        if self.views is None:
+        if self.crop is None:
             return [to_input(centre_crop(self.images[index], self.seen))]
-        options = (self.views.crop_size, self.views.brightness, self.views.contrast, generator)
-        shown = [augment(self.images[index], *options)]
+        shown = [self.crop(self.images[index], generator)]
         others = [other for other in self.of_study[self.study_ids[index]] if other != index]
-        if self.views.count > 1:
+        if self.views > 1:
             sources = [*generator.permutation(others).astype(int).tolist(), index]
-            for view in range(self.views.count - 1):
-                shown.append(augment(self.images[sources[view % len(sources)]], *options))
+            for view in range(self.views - 1):
+                shown.append(self.crop(self.images[sources[view % len(sources)]], generator))
         return shown
 
     def collate(self, examples: list[dict[str, Any]]) -> dict[str, Any]:

@@ -48,11 +48,7 @@ class OwnFields(NamedTuple):
 
 
 def read_own_fields(file: str | Path) -> OwnFields:
-    """The numeric columns of a Parquet file with one row for each sentence_id, or each dicom_id.
-
-    Raises:
-        UserError: no such file, no Parquet, not exactly one of the two keys, or one that repeats or is of another type.
-    """
+    """The numeric columns of a Parquet file with one row for each sentence_id, or each dicom_id."""
     file = Path(file).expanduser()
     if not file.is_file():
         raise MissingFileError(f"data.fields: no file {file}")
@@ -94,17 +90,7 @@ def check_fields(
     own: OwnFields | None = None,
     findings: Sequence[str] = (),
 ) -> None:
-    """Refuse a field that the objective asks for and no table has, or two have.
-
-    Args:
-        of_sentences: names.
-        of_images: names.
-        own: the user's fields.
-        findings: label columns of the set, of whatever name.
-
-    Raises:
-        UserError: names it, and what there is.
-    """
+    """Refuse a field that the objective asks for and no table has, or two have; `findings` are label columns."""
     for kind, key, names, there in (
         ("sentences", "sentence_id", of_sentences, SENTENCE_FIELDS),
         ("images", "dicom_id", of_images, {**IMAGE_FIELDS, **dict.fromkeys(findings, "labels")}),
@@ -127,18 +113,7 @@ def check_fields(
 def sentence_fields(
     prepared: PreparedSet, names: Sequence[str], log_p: str | None = None, own: OwnFields | None = None
 ) -> pd.DataFrame:
-    """Columns of the sentence tables, by sentence_id.
-
-    Args:
-        prepared: the set.
-        names: of `SENTENCE_FIELDS`, or of the user's.
-        log_p: which scores; None for the only ones.
-        own: the user's.
-
-    Raises:
-        PreparedDataError: the table is not there; names the command that makes it.
-        UserError: the user's file has no value for a sentence.
-    """
+    """Columns of the sentence tables and of the user's, by sentence_id; `log_p` names the scores."""
     columns = {}
     for name in names:
         table = SENTENCE_FIELDS.get(name)
@@ -170,10 +145,6 @@ def image_fields(
         images: rows of images.parquet, of studies with a report.
         text_embedding: which embeddings; None for the only ones.
         own: the user's.
-
-    Raises:
-        PreparedDataError: the table is not there, or says nothing about any of the images.
-        UserError: the user's file has no value for an image.
     """
     fields = {}
     for name in names:
@@ -193,11 +164,7 @@ def image_fields(
 
 
 def _own_column(own: OwnFields | None, name: str, keys: pd.Series) -> pd.Series:
-    """A column of the user's file for these sentences or images.
-
-    Raises:
-        UserError: one has no row, or no finite value.
-    """
+    """A column of the user's file for these sentences or images, each of which needs a finite value."""
     if own is None:
         raise UserError(f"no field {name!r}")
     missing = ~keys.isin(own.columns.index)

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from torch.utils.data import DataLoader
 
-from medclip_dcl.data.examples import Reported, ReportedExamples, Views
+from medclip_dcl.data.examples import Reported, ReportedExamples
 from medclip_dcl.data.fields import (
     OwnFields,
     check_fields,
@@ -19,8 +19,8 @@ from medclip_dcl.data.fields import (
     read_own_fields,
     sentence_fields,
 )
-from medclip_dcl.data.images import EvaluatedImages, ImagesDataModule, check_augmentation, usual_crop
-from medclip_dcl.data.link import ImageTextRequirements
+from medclip_dcl.data.images import EvaluatedImages, ImagesDataModule, require_choice, usual_crop
+from medclip_dcl.data.link import ImageSettings, ImageTextRequirements
 from medclip_dcl.data.masking import Masking
 from medclip_dcl.data.prepared import TABLES, PreparedDataError
 from medclip_dcl.data.samplers import EpochSampler, FixedBatches, ShardSampler
@@ -98,10 +98,6 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         evaluation_crop: validation, test and prediction see the middle of the image, a square of so many pixels; null
             for the whole image, from which no box can fall (choice: SSD does not say).
         test_reports: most reports that `test` retrieves; of more, so many studies are drawn, the same in every run.
-
-    Raises:
-        ValueError: an option out of its range.
-        PreparedDataError: when it is set up: a set that is missing, or lacks what the run needs.
     """
 
     accepts = ImageTextRequirements
@@ -128,26 +124,19 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         fields: str | None = None,
         test_reports: int = 5000,
     ) -> None:
-        super().__init__(folder, image_size, batch_size, num_workers, cache_images, predict_use, seed)
+        super().__init__(
+            *(folder, image_size, crop_size, batch_size, brightness, contrast),
+            *(num_workers, cache_images, predict_use, seed),
+            usual_crop=usual_crop,
+        )
         image_size = self.image_size
-        crop_size = usual_crop(image_size) if crop_size is None else crop_size
-        if not 1 <= crop_size <= image_size:
-            raise UserError(
-                f"data.crop_size {crop_size} must lie in [1, image_size = {image_size}]; null takes "
-                f"{usual_crop(image_size)}"
-            )
-        if evaluation_crop is not None and not 1 <= evaluation_crop <= image_size:
-            raise UserError(
-                f"data.evaluation_crop {evaluation_crop} must lie in [1, image_size = {image_size}]; null for the "
-                "whole image"
-            )
+        if evaluation_crop is not None:
+            self._require_side("evaluation_crop", evaluation_crop)
         if test_reports < 1:
             raise UserError(f"data.test_reports must be at least 1, got {test_reports}")
         self.view = View(evaluation_crop or image_size, image_size)
         self.test_reports = test_reports
-        if sentences not in ("one", "all"):
-            raise UserError(f'data.sentences must be "one" or "all", got {sentences!r}')
-        check_augmentation(brightness, contrast)
+        require_choice("sentences", sentences, ("one", "all"))
         if contrastive_batch is not None and (contrastive_batch < 1 or contrastive_batch % batch_size):
             raise UserError(
                 f"data.contrastive_batch {contrastive_batch} must be a multiple of data.batch_size {batch_size}"
@@ -156,7 +145,6 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
             raise UserError(f"data.views must be at least 1, got {views}")
         if not 0 < mask_probability < 1:
             raise UserError(f"data.mask_probability must lie in (0, 1), got {mask_probability}")
-        self.crop_size, self.brightness, self.contrast = crop_size, brightness, contrast
         self.sentences, self.log_p_name = sentences, log_p
         self.contrastive_batch, self.views = contrastive_batch or batch_size, views
         self.text_embedding_name, self.mask_probability = text_embedding, mask_probability
@@ -165,18 +153,25 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         self._tokens: dict[int, list[int]] | None = None
         self._evaluation: dict[str, EvaluationTables] = {}
 
-    def setup(self, stage: str) -> None:
+    def provided(self) -> ImageSettings:
+        return self.image_settings()
+
+    def load(self, stage: str) -> None:
         """Check the set against the requirements of the run."""
-        self.connect_model()
         self.prepared.table("images")
         if stage != "fit":
             return
         self._require_images_to_fit()
         self._token_table()
         reported = self._reported("train")
-        self._check_views(reported)
+        self._require_views_that_differ(reported)
         self._train = self._examples(reported, augmented=True)
-        self._check_batches(len(self._train))
+        self._require_batches(len(self._train), len(self._reported("validate").images))
+        if self.contrastive_batch > len(self._train):
+            raise UserError(
+                f"{len(self._train)} training images do not fill one batch of {self.contrastive_batch}; lower "
+                "data.contrastive_batch"
+            )
 
     def _reported(self, use: str) -> Reported:
         """Images of one use with the distinct sentences of their reports; images without any are left out."""
@@ -203,36 +198,20 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         return self._tokens
 
     def sentence_fields(self, names: Sequence[str]) -> pd.DataFrame:
-        """Fields of sentences by sentence_id, as the objective gets them.
-
-        Raises:
-            PreparedDataError: the table is not there; names the command that makes it.
-        """
+        """Fields of sentences by sentence_id, as the objective gets them."""
         return sentence_fields(self.prepared, names, self.log_p_name, self._own_fields)
 
     @cached_property
     def _own_fields(self) -> OwnFields | None:
         return None if self.fields_file is None else read_own_fields(self.fields_file)
 
-    def _check_batches(self, images: int) -> None:
-        """Validate batch sizes at setup."""
-        self._require_batches(images, len(self._reported("validate").images))
-        if self.contrastive_batch > images:
-            raise UserError(
-                f"{images} training images do not fill one batch of {self.contrastive_batch}; lower "
-                "data.contrastive_batch"
-            )
-
-    def _check_views(self, reported: Reported) -> None:
-        """Several views must be able to differ."""
-        is_augmented = self.crop_size < self.image_size or self.brightness or self.contrast
+    def _require_views_that_differ(self, reported: Reported) -> None:
         has_several = reported.images["study_id"].duplicated().any()
-        if self.views > 1 and not is_augmented and not has_several:
+        if self.views > 1 and not self.varies and not has_several:
             raise PreparedDataError(
                 f"data.views {self.views}: all views of an image would be equal, because nothing is augmented "
                 f"(crop_size = image_size, brightness = contrast = 0) and no study of {self.folder} has several "
-                "frontal images; "
-                "lower crop_size, or set views: 1"
+                "frontal images; lower crop_size, or set views: 1"
             )
 
     def _examples(self, reported: Reported, augmented: bool) -> ReportedExamples:
@@ -254,12 +233,12 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
             masking = Masking.of(required.masked_vocabulary, self.mask_probability)
         if augmented and self.contrastive_batch > self.batch_size:
             extra = {"encode_at_once": self.batch_size // rank_and_size()[1]}
-        views = Views(self.views, self.crop_size, self.brightness, self.contrast)
         return ReportedExamples(
             reported,
             self._cached(reported.images["dicom_id"].tolist()),
             self._token_table(),
-            views=views if augmented else None,
+            views=self.views,
+            crop=self.crop if augmented else None,
             draws_one=self.sentences == "one",
             seed=self.seed,
             anchor=anchor,
@@ -283,7 +262,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         # Whole blocks of images, so that the loss has the same candidates on any number of processes.
         examples = self._examples(self._reported("validate"), augmented=False)
         blocks = FixedBatches(examples, self.batch_size, examples.collate)
-        return self._loader(blocks, ShardSampler(len(blocks)), None, None)
+        return self._loader(blocks, ShardSampler(range(len(blocks))), None, None)
 
     # Evaluation
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic
@@ -11,15 +11,17 @@ import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import UInt8
+from pytorch_lightning import Trainer
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from medclip_dcl.data.link import ImageSettings, Requirements
+from medclip_dcl.data.link import ImageSettings, LinkedDataModule, Requirements, trainer_data
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
 from medclip_dcl.data.samplers import EpochDataModule, ShardSampler, require_whole_batches, worker_options
 from medclip_dcl.distributed import rank_and_size
 from medclip_dcl.errors import UserError
 from medclip_dcl.pictures.geometry import View
-from medclip_dcl.pictures.transforms import centre_crop, load_grey, to_input
+from medclip_dcl.pictures.transforms import augment, centre_crop, load_grey, to_input
 
 USUAL_SIZE = 512
 """Side of the whole image in pixels, where nothing says another (SSD, section 3.2)."""
@@ -31,13 +33,7 @@ def usual_crop(image_size: int) -> int:
 
 
 class Images:
-    """Grey images by position, read when needed or held in memory.
-
-    Args:
-        files: the prepared JPEG files.
-        size: of the shorter side, in pixels, to which they are scaled.
-        in_memory: True reads all of them at once.
-    """
+    """Grey images by position, scaled so that the shorter side has `size` pixels; read when needed, or at once."""
 
     def __init__(self, files: list[Path], size: int, in_memory: bool) -> None:
         self.files, self.size = files, size
@@ -58,77 +54,105 @@ class Images:
         return self._read(index) if self.cache is None else self.cache[index]
 
 
-class ImagesAlone(Dataset):
-    """Images without text or labels, cropped to their middle `seen` x `seen` pixels."""
+@dataclass(frozen=True)
+class Crop:
+    """Random crop and brightness and contrast in 1 +- their value, drawn by (seed, epoch, index)."""
 
-    def __init__(self, images: Images, dicom_ids: list[str], seen: int) -> None:
+    size: int
+    brightness: float
+    contrast: float
+
+    def __call__(self, grey: UInt8[np.ndarray, "height width"], generator: np.random.Generator) -> Tensor:
+        return augment(grey, self.size, self.brightness, self.contrast, generator)
+
+
+class ImageExamples(Dataset):
+    """Images, with labels (image, finding) for a classifier: cropped at random by `crop`, else their middle.
+
+    The middle is a square of `seen` pixels.
+    """
+
+    def __init__(
+        self,
+        images: Images,
+        dicom_ids: list[str],
+        seen: int,
+        labels: Tensor | None = None,
+        crop: Crop | None = None,
+        seed: int = 0,
+    ) -> None:
         self.images, self.dicom_ids, self.seen = images, dicom_ids, seen
+        self.labels, self.crop, self.seed = labels, crop, seed
 
     def __len__(self) -> int:
         return len(self.dicom_ids)
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {
-            "image": to_input(centre_crop(self.images[index], self.seen)),
-            "dicom_id": self.dicom_ids[index],
-        }
+    def __getitem__(self, key: tuple[int, int] | int) -> tuple[int, Tensor]:
+        epoch, index = key if isinstance(key, tuple) else (0, key)
+        if self.crop is None:
+            return index, to_input(centre_crop(self.images[index], self.seen))
+        return index, self.crop(self.images[index], np.random.default_rng([self.seed, epoch, index]))
 
-    def collate(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
+    def collate(self, examples: list[tuple[int, Tensor]]) -> dict[str, Any]:
+        indices = [index for index, _ in examples]
         return {
-            "images": torch.stack([example["image"] for example in examples]),
-            "dicom_id": [example["dicom_id"] for example in examples],
+            "images": torch.stack([image for _, image in examples]),
+            "dicom_id": [self.dicom_ids[index] for index in indices],
+            **({} if self.labels is None else {"labels": self.labels[indices]}),
         }
 
 
 @dataclass(frozen=True)
 class EvaluatedImages:
-    """Tables that every evaluation of a stage needs.
-
-    Attributes:
-        images: dicom_id, subject_id, study_id, height, width (original pixels): each evaluated image once.
-    """
+    """Tables of every evaluation; images: dicom_id, subject_id, study_id, height, width (original), each image once."""
 
     images: pd.DataFrame
 
 
-class ImagesDataModule(EpochDataModule[Requirements], Generic[Requirements]):
+class ImagesDataModule(LinkedDataModule[Requirements], EpochDataModule, Generic[Requirements]):
     """Base class of datamodules that serve images of a prepared set.
 
-    Args:
-        folder: the prepared data set.
-        image_size: side in pixels to which the whole image is scaled (the shorter side for geometry shortest); None
-            for SSD's 512.
-        batch_size: images per batch, of all processes together.
-        num_workers: loader processes; 0 loads in the training process.
-        cache_images: True keeps all images at image_size in memory (bytes = images * image_size^2).
-        predict_use: images of `predict`: "test", all that `test` evaluates; or train, validate, grounding.
-        seed: of everything random.
-
-    Attributes:
-        view: the part of an image that evaluation sees; by default all of it.
-        crop_size: side of the training crop, in pixels.
+    The arguments are those of its subclasses; `usual_crop` is the crop_size for an image_size where it is null. `view`
+    is the part of an image that evaluation sees, by default all of it.
     """
-
-    crop_size: int
 
     def __init__(
         self,
         folder: str,
         image_size: int | None,
+        crop_size: int | None,
         batch_size: int,
+        brightness: float,
+        contrast: float,
         num_workers: int,
         cache_images: bool,
         predict_use: str,
         seed: int,
+        usual_crop: Callable[[int], int],
     ) -> None:
         super().__init__()
         self.folder, self.batch_size = folder, batch_size
         self.image_size = USUAL_SIZE if image_size is None else image_size
+        self.crop_size = usual_crop(self.image_size) if crop_size is None else crop_size
+        self._require_side("crop_size", self.crop_size)
+        for name, value in (("brightness", brightness), ("contrast", contrast)):
+            if not 0 <= value < 1:
+                raise UserError(f"data.{name} must lie in [0, 1), got {value}")
+        self.crop = Crop(self.crop_size, brightness, contrast)
         self.num_workers, self.cache_images = num_workers, cache_images
         self.predict_use, self.seed = predict_use, seed
         self.view = View(self.image_size, self.image_size)
         self._prepared: PreparedSet | None = None
         self._images: dict[str, Images] = {}
+
+    def _require_side(self, name: str, side: int) -> None:
+        if not 1 <= side <= self.image_size:
+            raise UserError(f"data.{name} {side} must lie in [1, image_size = {self.image_size}], or be null")
+
+    @property
+    def varies(self) -> bool:
+        """True if training images are augmented."""
+        return bool(self.crop_size < self.image_size or self.crop.brightness or self.crop.contrast)
 
     @property
     def prepared(self) -> PreparedSet:
@@ -197,8 +221,8 @@ class ImagesDataModule(EpochDataModule[Requirements], Generic[Requirements]):
             )
 
     def _image_loader(self, dicom_ids: list[str]) -> DataLoader:
-        examples = ImagesAlone(self._cached(dicom_ids), dicom_ids, self.view.seen)
-        return self._loader(examples, ShardSampler(len(examples)), self.batch_size, examples.collate)
+        examples = ImageExamples(self._cached(dicom_ids), dicom_ids, self.view.seen)
+        return self._loader(examples, ShardSampler(range(len(examples))), self.batch_size, examples.collate)
 
     def _cached(self, dicom_ids: Sequence[str]) -> Images:
         key = "\n".join(dicom_ids)
@@ -215,12 +239,22 @@ class ImagesDataModule(EpochDataModule[Requirements], Generic[Requirements]):
         return {"batch_size": batch_size, "collate_fn": collate, **worker_options(self.num_workers)}
 
 
-def check_augmentation(brightness: float, contrast: float) -> None:
-    """Refuse factors that could make an image black.
+def require_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    """Refuse an option of a datamodule that is not among its choices."""
+    if value not in choices:
+        raise UserError(f"data.{name} must be one of {', '.join(choices)}, got {value!r}")
 
-    Raises:
-        ValueError: names the option.
-    """
-    for name, value in (("brightness", brightness), ("contrast", contrast)):
-        if not 0 <= value < 1:
-            raise UserError(f"data.{name} must lie in [0, 1), got {value}")
+
+def image_settings(data: object) -> ImageSettings | None:
+    """Geometry of the images of any datamodule, of a user's own by its `image_size`; None without images."""
+    if isinstance(data, ImagesDataModule):
+        return data.image_settings()
+    size = getattr(data, "image_size", None)
+    return None if size is None else ImageSettings(size, size)
+
+
+def images_of_other_data(trainer: Trainer) -> ImageSettings | None:
+    """`image_settings` of a datamodule that gives the model nothing itself: a user's own, or one for other models."""
+    data = trainer_data(trainer)
+    is_linked = isinstance(data, ImagesDataModule) and data.is_linked
+    return None if is_linked else image_settings(data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -14,15 +15,14 @@ from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from medclip_dcl.data.images import EvaluatedImages, Images, ImagesDataModule, check_augmentation
-from medclip_dcl.data.link import LabelledRequirements
+from medclip_dcl.data.images import EvaluatedImages, ImageExamples, ImagesDataModule, require_choice
+from medclip_dcl.data.link import LabelledData, LabelledRequirements
 from medclip_dcl.data.prepared import PreparedDataError
 from medclip_dcl.data.samplers import EpochSampler, ShardSampler, require_whole_batches
 from medclip_dcl.distributed import rank_and_size
 from medclip_dcl.errors import UserError
 from medclip_dcl.findings import require_labelled
 from medclip_dcl.pictures.geometry import View
-from medclip_dcl.pictures.transforms import augment, to_input
 
 UNCERTAIN, BLANK = -1.0, float("nan")
 MEANINGS = {"ones": 1.0, "zeros": 0.0, "ignore": float("nan")}
@@ -71,12 +71,6 @@ class LabelledDataModule(ImagesDataModule[LabelledRequirements]):
         cache_images: True keeps all images at image_size in memory (bytes = images * image_size^2).
         predict_use: which images `predict` takes: "test", all that `test` evaluates; or train, validate, grounding.
         seed: of the order and the crops.
-
-    Raises:
-        ValueError: an option out of its range; with a linear probe, one that would vary the images.
-        ValueError: when training is set up, a finding of the model that the set does not label.
-        PreparedDataError: when it is set up: a set that is missing, or lacks what the run needs; a finding of which
-            no training label is positive, or none negative.
     """
 
     accepts = LabelledRequirements
@@ -98,26 +92,25 @@ class LabelledDataModule(ImagesDataModule[LabelledRequirements]):
         predict_use: Literal["train", "validate", "test", "grounding"] = "test",
         seed: int = 0,
     ) -> None:
-        super().__init__(folder, image_size, batch_size, num_workers, cache_images, predict_use, seed)
-        image_size = self.image_size
-        if crop_size is not None and not 1 <= crop_size <= image_size:
-            raise UserError(
-                f"data.crop_size {crop_size} must lie in [1, image_size = {image_size}], or be null"
-            )
-        _require_choice("uncertain", uncertain, ("ones", "zeros", "ignore"))
-        _require_choice("blank", blank, ("zeros", "ignore"))
+        super().__init__(
+            *(folder, image_size, crop_size, batch_size, brightness, contrast),
+            *(num_workers, cache_images, predict_use, seed),
+            usual_crop=lambda side: side,
+        )
+        require_choice("uncertain", uncertain, tuple(MEANINGS))
+        require_choice("blank", blank, ("zeros", "ignore"))
         if not 0 < label_fraction <= 1:
             raise UserError(f"data.label_fraction must lie in (0, 1], got {label_fraction}")
-        check_augmentation(brightness, contrast)
-        self.crop_size, self.brightness, self.contrast = crop_size or image_size, brightness, contrast
         self.meaning = {"uncertain": MEANINGS[uncertain], "blank": MEANINGS[blank]}
         self.label_fraction, self.label_seed = label_fraction, label_seed
         self._train: Targets | None = None
         self._features: dict[str, Tensor] = {}
 
-    def setup(self, stage: str) -> None:
+    def provided(self) -> LabelledData:
+        return LabelledData(self.image_settings(), self.positive_weight, partial(self.features, "train"))
+
+    def load(self, stage: str) -> None:
         """Check the set against the requirements of the run."""
-        self.connect_model()
         self.prepared.table("labels")
         if stage != "fit":
             return
@@ -160,7 +153,7 @@ class LabelledDataModule(ImagesDataModule[LabelledRequirements]):
         return torch.stack([found[dicom_id] for dicom_id in dicom_ids])
 
     def _require_no_augmentation(self) -> None:
-        if self.crop_size != self.image_size or self.brightness or self.contrast:
+        if self.varies:
             raise UserError(
                 "data: a linear probe (model.frozen: true) computes the features of each image once, so nothing can "
                 "vary it; set data.crop_size: null, data.brightness: 0 and data.contrast: 0 (configs/linear_probe.yaml "
@@ -176,13 +169,9 @@ class LabelledDataModule(ImagesDataModule[LabelledRequirements]):
         return images.merge(labels, on="study_id").sort_values("dicom_id").reset_index(drop=True)
 
     def _targets(self, use: str) -> Targets:
-        """Targets of "train" or "validate"."""
+        """Targets of "train", the drawn patients' once these are drawn, or of "validate"."""
         if use == "train" and self._train is not None:
             return self._train
-        return self._all_targets(use)
-
-    def _all_targets(self, use: str) -> Targets:
-        """Targets of all labelled images of a use."""
         images = self._labelled(self.prepared.table("images").query("use == @use"))
         columns = images[list(self.requirements.findings)]
         meant = columns.mask(columns == UNCERTAIN, self.meaning["uncertain"])
@@ -192,7 +181,8 @@ class LabelledDataModule(ImagesDataModule[LabelledRequirements]):
 
     def _training_targets(self) -> Targets:
         """Targets of the drawn patients, without images that have no target."""
-        of_all = self._all_targets("train")
+        self._train = None
+        of_all = self._targets("train")
         if not of_all.dicom_ids:
             raise PreparedDataError(
                 f"{self.folder}: labels.parquet has no label of any training image; prepare the set from a "
@@ -243,29 +233,26 @@ class LabelledDataModule(ImagesDataModule[LabelledRequirements]):
 
     def val_dataloader(self) -> DataLoader:
         dataset, options = self._examples("validate", self.batch_size)
-        return DataLoader(dataset, sampler=ShardSampler(len(dataset)), **options)
+        return DataLoader(dataset, sampler=ShardSampler(range(len(dataset))), **options)
 
     def _examples(self, use: str, batch_size: int) -> tuple[ImageExamples | FeatureExamples, dict[str, Any]]:
         """Data set of a use, and the options of its loader."""
         targets = self._targets(use)
         if self.requirements.is_frozen:
             # In memory: no worker processes.
-            return FeatureExamples(self.features(use), targets), {
-                "batch_size": batch_size,
-                "collate_fn": _as_it_is,
-            }
-        varied = (self.crop_size, self.brightness, self.contrast) if use == "train" else None
-        examples = ImageExamples(self._cached(targets.dicom_ids), targets, varied, self.seed)
+            options = {"batch_size": batch_size, "collate_fn": _as_it_is}
+            return FeatureExamples(self.features(use), targets), options
+        examples = ImageExamples(
+            *(self._cached(targets.dicom_ids), targets.dicom_ids, self.view.seen, targets.labels),
+            crop=self.crop if use == "train" else None,
+            seed=self.seed,
+        )
         return examples, self._loader_options(batch_size, examples.collate)
 
     # Evaluation
 
     def evaluation(self, stage: str) -> LabelledImages:
-        """Images and labels of "validate" or "test".
-
-        Raises:
-            PreparedDataError: the set has no labelled image for it.
-        """
+        """Images and labels of "validate" or "test"."""
         images = self.prepared.table("images")
         if stage == "validate":
             images = images.query("use == 'validate'")
@@ -281,12 +268,7 @@ class LabelledDataModule(ImagesDataModule[LabelledRequirements]):
                 f"{self.folder} has no labelled {stage} images to evaluate a classifier of "
                 f"{', '.join(self.requirements.findings)} on{there}"
             )
-        long = labelled.melt(
-            id_vars="dicom_id",
-            value_vars=findings,
-            var_name="finding",
-            value_name="label",
-        )
+        long = labelled.melt("dicom_id", findings, var_name="finding", value_name="label")
         return LabelledImages(
             labelled[["dicom_id", "subject_id", "study_id", "height", "width"]], long, self.fitted_view
         )
@@ -294,13 +276,7 @@ class LabelledDataModule(ImagesDataModule[LabelledRequirements]):
 
 @dataclass(frozen=True)
 class Targets:
-    """Images and targets of a classifier.
-
-    Attributes:
-        dicom_ids: of the images.
-        subject_ids: (image,) patients.
-        labels: (image, finding): 1, 0, or NaN for an entry that is left out.
-    """
+    """Images, patients (image,) and targets (image, finding): 1, 0, or NaN for an entry that is left out."""
 
     dicom_ids: list[str]
     subject_ids: np.ndarray
@@ -310,41 +286,6 @@ class Targets:
         """Those where `chosen` (image,) is True."""
         ids = [dicom_id for dicom_id, is_chosen in zip(self.dicom_ids, chosen, strict=True) if is_chosen]
         return Targets(ids, self.subject_ids[chosen], self.labels[torch.from_numpy(chosen)])
-
-
-class ImageExamples(Dataset):
-    """Labelled images; the crop is a function of (seed, epoch, index).
-
-    Args:
-        images: their grey levels.
-        targets: in the same order.
-        varied: crop size, brightness and contrast of the augmentation; None shows each image whole.
-        seed: of all that is drawn.
-    """
-
-    def __init__(
-        self, images: Images, targets: Targets, varied: tuple[int, float, float] | None, seed: int
-    ) -> None:
-        self.images, self.targets, self.varied, self.seed = images, targets, varied, seed
-
-    def __len__(self) -> int:
-        return len(self.targets.dicom_ids)
-
-    def __getitem__(self, key: tuple[int, int] | int) -> dict[str, Any]:
-        epoch, index = key if isinstance(key, tuple) else (0, key)
-        grey = self.images[index]
-        if self.varied is None:
-            return {"image": to_input(grey), "index": index}
-        generator = np.random.default_rng([self.seed, epoch, index])
-        return {"image": augment(grey, *self.varied, generator), "index": index}
-
-    def collate(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
-        indices = [example["index"] for example in examples]
-        return {
-            "images": torch.stack([example["image"] for example in examples]),
-            "labels": self.targets.labels[indices],
-            "dicom_id": [self.targets.dicom_ids[index] for index in indices],
-        }
 
 
 class FeatureExamples(Dataset):
@@ -374,8 +315,3 @@ def draw_patients(subject_ids: np.ndarray, fraction: float, seed: int) -> np.nda
 
 def _as_it_is(batch: Any) -> Any:
     return batch
-
-
-def _require_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise UserError(f"data.{name} must be one of {', '.join(choices)}, got {value!r}")

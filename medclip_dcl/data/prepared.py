@@ -29,14 +29,9 @@ FORMAT_VERSION = PREPARED_SET.version
 TABLES: dict[str, dict[str, str]] = {
     "images": {
         "dicom_id": "str",
-        "subject_id": "int64",
-        "study_id": "int64",
-        "view": "str",
-        "official_split": "str",
-        "use": "str",
-        "path": "str",
-        "height": "int64",
-        "width": "int64",
+        **dict.fromkeys(("subject_id", "study_id"), "int64"),
+        **dict.fromkeys(("view", "official_split", "use", "path"), "str"),
+        **dict.fromkeys(("height", "width"), "int64"),
     },
     "studies": {"study_id": "int64", "subject_id": "int64", "official_split": "str", "use": "str"},
     "sentences": {"sentence_id": "int64", "text": "str", "n_reports": "int64"},
@@ -44,13 +39,8 @@ TABLES: dict[str, dict[str, str]] = {
     "labels": {"study_id": "int64", **dict.fromkeys(CHEXPERT, "float64")},
     "cases": {"dicom_id": "str", "finding": "str", "label": "int64", "use": "str"},
     "boxes": {
-        "dicom_id": "str",
-        "category": "str",
-        "phrase": "str",
-        "x": "float64",
-        "y": "float64",
-        "w": "float64",
-        "h": "float64",
+        **dict.fromkeys(("dicom_id", "category", "phrase"), "str"),
+        **dict.fromkeys("xywh", "float64"),
     },
     "classes": {"sentence_id": "int64", "class_id": "int64", "rho": "float64", "sentence_share": "float64"},
     "image_classes": {"dicom_id": "str", "class_id": "int64"},
@@ -73,15 +63,18 @@ _MADE_BY = {
 }
 # Folders with one file for each language model: what the files hold, and in short.
 _BY_MODEL = {"log_p": ("sentence scores", "scores"), "text_embedding": ("sentence embeddings", "embeddings")}
-# Rounding may bring a log p of 0 so far above it; LanguageModelClassProbability takes as much.
-_LARGEST_LOG_P = 1e-4
 # Rows written at a time: 200 MB of BERT-base's embeddings.
 _EMBEDDING_ROWS = 65_536
-# Types of what dataset.json must hold.
+# Rounding may bring a log p of 0 so far above it; LanguageModelClassProbability takes as much.
+_LARGEST_LOG_P = 1e-4
 _INFO: dict[str, type] = {
-    **{"phantom": bool, "source": str},
-    **dict.fromkeys(("options", "counts", "source_files"), dict),
+    "phantom": bool,
+    "source": str,
+    "options": dict,
+    "counts": dict,
+    "source_files": dict,
 }
+"""Types of the entries of dataset.json."""
 
 
 class PreparedDataError(UserError):
@@ -89,11 +82,7 @@ class PreparedDataError(UserError):
 
 
 def check_table(frame: pd.DataFrame, table: str) -> None:
-    """Compare a table's columns and types with `TABLES`.
-
-    Raises:
-        PreparedDataError: a column is missing, unknown, of another type, or holds missing text.
-    """
+    """Refuse a table whose columns and types are not those of `TABLES`."""
     expected = TABLES[table]
     if table == "labels":
         expected = expected | dict.fromkeys(frame.columns[len(expected) :], "float64")
@@ -170,11 +159,7 @@ def _command_for(table: str) -> str:
 
 
 def write_table(frame: pd.DataFrame, file: Path, table: str) -> None:
-    """Write a table of the prepared set as Parquet: checked, then under a temporary name, then renamed.
-
-    Raises:
-        PreparedDataError: the frame does not have the columns and types of `TABLES[table]`.
-    """
+    """Check a table of the prepared set and write it as Parquet, atomically."""
     check_table(frame, table)
     write_parquet(frame, file)
 
@@ -202,39 +187,21 @@ def _check_scores(scores: pd.DataFrame, file: Path) -> None:
 
 
 class TextEmbedding(NamedTuple):
-    """Embeddings of all sentences by one text encoder.
-
-    Attributes:
-        sentence_id: (sentence,) int64, ascending.
-        embedding: (sentence, dim) float32, not normalised.
-    """
+    """Embeddings (sentence, dim), not normalised, of all sentences by one text encoder; sentence_id ascends."""
 
     sentence_id: np.ndarray
     embedding: np.ndarray
 
 
 class ReportEmbedding(NamedTuple):
-    """Embeddings of reports; see `report_embedding`.
-
-    Attributes:
-        study_id: (study,) int64, ascending.
-        embedding: (study, dim) float32, not normalised.
-    """
+    """Embeddings (study, dim), not normalised, of the reports of studies; study_id ascends."""
 
     study_id: np.ndarray
     embedding: np.ndarray
 
 
 def report_embedding(sentences: TextEmbedding, reports: pd.DataFrame) -> ReportEmbedding:
-    """Mean of the embeddings of a report's distinct sentences, for each study.
-
-    Args:
-        sentences: embeddings of all sentences that the reports hold.
-        reports: the table "reports", or some studies' rows of it.
-
-    Raises:
-        PreparedDataError: a report holds a sentence that has no embedding.
-    """
+    """Mean of the embeddings of a report's distinct sentences, for each study of a table "reports"."""
     from scipy.sparse import csr_matrix
 
     said = reports[["study_id", "sentence_id"]].drop_duplicates()
@@ -252,13 +219,7 @@ def report_embedding(sentences: TextEmbedding, reports: pd.DataFrame) -> ReportE
 
 
 def write_text_embedding(embedding: TextEmbedding, file: Path, metadata: Mapping[str, str]) -> None:
-    """Write sentence embeddings as Parquet, atomically: sentence_id, and embedding as fixed-size lists of float32.
-
-    Args:
-        embedding: what `PreparedSet.text_embedding` will read.
-        file: in text_embedding/ of the set.
-        metadata: of what the embeddings are; `pyarrow.parquet.read_schema` reads it.
-    """
+    """Write sentence embeddings as Parquet, atomically: sentence_id, and embedding as fixed-size lists of float32."""
     values = np.ascontiguousarray(embedding.embedding, dtype=np.float32)
     vectors = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
     table = pa.table({"sentence_id": pa.array(embedding.sentence_id, pa.int64()), "embedding": vectors})
@@ -312,27 +273,14 @@ def _read_text_embedding(file: Path) -> TextEmbedding:
 
 
 class PreparedSet:
-    """A prepared data set, opened for reading.
-
-    Args:
-        folder: output of `data_prep.mimic_cxr`, `folder` or `openi`.
-
-    Attributes:
-        info: dataset.json, upgraded to the current format version.
-        format_version: on disk; the cases of version 1 are derived from its labels.
-
-    Raises:
-        PreparedDataError: the folder does not exist, holds no finished set, or one of another format version.
-    """
+    """A prepared data set, opened for reading; `info` is its dataset.json in the current format version."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         file = self.folder / "dataset.json"
         if not file.is_file():
-            is_folder = self.folder.is_dir()
-            state = (
-                "holds no dataset.json (not a prepared set, or unfinished)" if is_folder else "does not exist"
-            )
+            unfinished = "holds no dataset.json (not a prepared set, or unfinished)"
+            state = unfinished if self.folder.is_dir() else "does not exist"
             raise PreparedDataError(
                 f"prepared data set {self.folder} {state}; make it with: "
                 f"python -m data_prep.mimic_cxr --source RAW --output {self.folder} (or data_prep.folder, openi)"
@@ -368,11 +316,7 @@ class PreparedSet:
         return (self.folder / f"{table}.parquet").is_file()
 
     def table(self, table: str) -> pd.DataFrame:
-        """One table of `TABLES`, read once; do not change it in place.
-
-        Raises:
-            PreparedDataError: the table is not there (names the command that makes it) or malformed.
-        """
+        """One table of `TABLES`, read once; do not change it in place."""
         if table not in self._tables and table == "cases" and self.format_version == 1:
             of_set = self.info["options"].get("cases", "all")
             self._tables[table] = case_table(self.table("images"), self.table("labels"), of_set)
@@ -401,42 +345,26 @@ class PreparedSet:
     def log_p(self, name: str | None = None) -> pd.DataFrame:
         """Sentence scores of one language model: columns sentence_id, n_tokens, log_p (natural logarithm).
 
-        A log_p of NaN belongs to a sentence without word pieces; it is for the caller to refuse.
-
-        Args:
-            name: stem of the file in ``log_p/``; None takes the only one there.
-
-        Raises:
-            PreparedDataError: no such file, none at all, several without a name, sentences without a row or with
-                two, or a log_p that is infinite or above 0.
+        `name` is the stem of a file in ``log_p/``; None takes the only one there. A sentence without tokens has log_p
+        NaN, which the caller refuses.
         """
-        file = self.log_p_file(name)
-        frame = _read_table(file, "log_p")
+        frame = _read_table(file := self.log_p_file(name), "log_p")
         self._require_all_sentences(frame["sentence_id"], file, "log_p", "score")
         _check_scores(frame, file)
         return frame
 
     def log_p_file(self, name: str | None = None) -> Path:
-        """The file that `log_p` reads; the same errors for its choice."""
+        """The file that `log_p` reads."""
         return self._file_of_model("log_p", name)
 
     def text_embedding(self, name: str | None = None) -> TextEmbedding:
-        """Sentence embeddings by one frozen text encoder.
-
-        Args:
-            name: stem of the file in ``text_embedding/``; None takes the only one there.
-
-        Raises:
-            PreparedDataError: no such file, none at all, several without a name, one that is malformed or holds NaN
-                or infinity, or sentences without a row.
-        """
-        file = self.text_embedding_file(name)
-        found = _read_text_embedding(file)
+        """Sentence embeddings by one frozen text encoder, of the named or the only file in ``text_embedding/``."""
+        found = _read_text_embedding(file := self.text_embedding_file(name))
         self._require_all_sentences(found.sentence_id, file, "text_embedding", "embedding")
         return found
 
     def text_embedding_file(self, name: str | None = None) -> Path:
-        """The file that `text_embedding` reads; the same errors for its choice."""
+        """The file that `text_embedding` reads."""
         return self._file_of_model("text_embedding", name)
 
     def _file_of_model(self, kind: str, name: str | None) -> Path:
@@ -488,11 +416,7 @@ class PreparedSet:
         return sorted(shared)
 
     def require_separate_patients(self) -> None:
-        """Refuse to train on a set in which a patient is in training and in evaluation.
-
-        Raises:
-            PreparedDataError: names the first such patient.
-        """
+        """Refuse to train on a set in which a patient is in training and in evaluation."""
         if both := self.patients_in_training_and_evaluation:
             raise PreparedDataError(
                 f"{self.folder}: {len(both)} patients stand both in training and in evaluation (first: {both[0]}); "

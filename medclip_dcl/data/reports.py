@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from transformers import BertTokenizer
 
-from medclip_dcl.data.link import ReportsRequirements
+from medclip_dcl.data.link import LinkedDataModule, ReportsRequirements, TokenizedSentences
 from medclip_dcl.data.masking import SPECIAL_TOKENS, Masking
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
 from medclip_dcl.data.samplers import (
@@ -34,7 +34,7 @@ _POOL = 32
 _NO_SENTENCE = -1
 
 
-class ReportsDataModule(EpochDataModule[ReportsRequirements]):
+class ReportsDataModule(LinkedDataModule[ReportsRequirements], EpochDataModule):
     """Sentences of the training and validate reports with word pieces masked.
 
     Only reports of images whose use is train or validate are read: never those of test or grounding patients.
@@ -62,10 +62,6 @@ class ReportsDataModule(EpochDataModule[ReportsRequirements]):
         extra_text: a text file with further training sentences, one a line (UTF-8); null for none.
         num_workers: loader processes; 0 masks in the training process.
         seed: of the order and the masking.
-
-    Raises:
-        ValueError: an option out of its range, or one that contradicts the model's.
-        PreparedDataError: when it is set up: a set that is missing, mixes patients, or has no sentences.
     """
 
     accepts = ReportsRequirements
@@ -105,9 +101,11 @@ class ReportsDataModule(EpochDataModule[ReportsRequirements]):
             raise RuntimeError("call setup() first: the tokenizer is loaded or trained there")
         return self._tokenizer
 
-    def setup(self, stage: str) -> None:
+    def provided(self) -> TokenizedSentences:
+        return TokenizedSentences(self.tokenizer, self.max_tokens)
+
+    def load(self, stage: str) -> None:
         """Read the sentences, then load or train the tokenizer, then cut the sentences into word pieces."""
-        self.connect_model()
         if self._examples:
             return
         prepared = PreparedSet(self.folder)
@@ -130,8 +128,8 @@ class ReportsDataModule(EpochDataModule[ReportsRequirements]):
         examples = self._set_up("validate")
         by_length = np.argsort(examples.lengths, kind="stable").tolist()
         batches = [by_length[i : i + self.batch_size] for i in range(0, len(by_length), self.batch_size)]
-        in_batches = _InBatches(examples, batches)
-        return DataLoader(in_batches, sampler=ShardSampler(len(batches)), **self._loader_options())
+        sampler = ShardSampler([(0, batch) for batch in batches])
+        return DataLoader(examples, sampler=sampler, **self._loader_options())
 
     def _sentences(self, prepared: PreparedSet, use: str) -> list[tuple[int, str]]:
         """(sentence_id, text) of the use's reports: each mention, or each once in the order of sentence_id."""
@@ -249,24 +247,11 @@ class _MaskedSentences(Dataset):
         }
 
 
-class _InBatches(Dataset):
-    """Fixed batches, masked in the same way each time."""
-
-    def __init__(self, examples: _MaskedSentences, batches: list[list[int]]) -> None:
-        self.examples, self.batches = examples, batches
-
-    def __getitem__(self, batch: int) -> dict[str, Tensor]:
-        return self.examples[0, self.batches[batch]]
-
-
 def train_word_pieces(texts: Sequence[str], vocabulary_size: int) -> dict[str, int]:
     """Vocabulary of a lower-case WordPiece tokenizer: word piece -> id, special tokens first.
 
     The same texts give the same vocabulary: the trainer of `tokenizers` numbers characters in the order of a hash
     table and breaks ties by these numbers, so all characters are given to it in a fixed order.
-
-    Raises:
-        ValueError: a vocabulary too small for the special tokens and the characters of the texts.
     """
     normalizer, splitter = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
     words = (

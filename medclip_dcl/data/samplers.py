@@ -6,15 +6,15 @@ All samplers subclass DistributedSampler: Lightning wraps every other sampler wh
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
-from typing import Any, Generic
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
+from pytorch_lightning import LightningDataModule
 from pytorch_lightning.utilities import rank_zero_info
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from medclip_dcl.data.link import ConnectedDataModule, Requirements
 from medclip_dcl.distributed import rank_and_size
 from medclip_dcl.errors import UserError
 
@@ -24,15 +24,7 @@ _SECONDS_AFTER_SIGTERM = 300
 class TrainingOrder(DistributedSampler):
     """A training order that is a function of (seed, epoch), and may begin in the middle of an epoch.
 
-    A subclass skips the first `trained_on` global batches of its order.
-
-    Args:
-        count: number of examples.
-        batch_size: of all processes together.
-        seed: of the order.
-
-    Raises:
-        UserError: fewer examples than one batch, or a batch that does not divide by the number of processes.
+    A subclass skips the first `trained_on` global batches of its order. `batch_size` is of all processes together.
     """
 
     unit = "images"
@@ -98,15 +90,11 @@ def _die_later(number: int, frame: Any) -> None:
     signal.alarm(_SECONDS_AFTER_SIGTERM)
 
 
-class EpochDataModule(ConnectedDataModule[Requirements], Generic[Requirements]):
+class EpochDataModule(LightningDataModule):
     """A datamodule whose training resumes at the batch where it stopped.
 
     A subclass builds its training loader by `training_loader`, with a `TrainingOrder` as sampler, and draws everything
-    random in an example from (seed, epoch, index).
-
-    Attributes:
-        first_epoch: epoch in which the run resumes.
-        first_batch: number of its batches that were trained on.
+    random in an example from (seed, epoch, index). A resumed run has trained on `first_batch` batches of `first_epoch`.
     """
 
     first_epoch: int = 0
@@ -148,11 +136,7 @@ class EpochDataModule(ConnectedDataModule[Requirements], Generic[Requirements]):
 
 
 def require_whole_batches(count: int, batch_size: int, processes: int, unit: str) -> None:
-    """Refuse a global batch that the examples do not fill, or that the processes cannot share equally.
-
-    Raises:
-        ValueError: names the option and both numbers.
-    """
+    """Refuse a global batch that the examples do not fill, or that the processes cannot share equally."""
     if batch_size % processes:
         raise UserError(
             f"data.batch_size {batch_size} (of all processes together) must be a multiple of their number, {processes}"
@@ -181,27 +165,21 @@ class EpochSampler(TrainingOrder):
 
 
 class ShardSampler(DistributedSampler):
-    """Evaluation order: every example once, over all processes; nothing is padded or repeated."""
+    """Evaluation order: every key once, over all processes; nothing is padded or repeated."""
 
-    def __init__(self, count: int) -> None:
-        self.rank, self.num_replicas = rank_and_size()
-        self.count, self.epoch, self.seed = count, 0, 0
+    def __init__(self, keys: Sequence[Any]) -> None:
+        rank, processes = rank_and_size()
+        self.own, self.epoch = keys[rank::processes], 0
 
     def __len__(self) -> int:
-        return len(range(self.rank, self.count, self.num_replicas))
+        return len(self.own)
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(range(self.rank, self.count, self.num_replicas))
+        return iter(self.own)
 
 
 class FixedBatches(Dataset):
-    """Examples in whole batches, each the same in every run; the elements of this data set are batches.
-
-    Args:
-        examples: indexed from 0.
-        batch_size: examples in a batch; the last may hold fewer.
-        collate: makes a batch of a list of examples.
-    """
+    """Examples in whole batches, each the same in every run; the elements of this data set are batches."""
 
     def __init__(self, examples: Any, batch_size: int, collate: Callable[[list[Any]], Any]) -> None:
         self.examples, self.batch_size, self.collate = examples, batch_size, collate

@@ -11,19 +11,21 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from matplotlib.figure import Figure
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
 from medclip_dcl.data.images import EvaluatedImages
+from medclip_dcl.data.link import trainer_data
+from medclip_dcl.data.prepared import PreparedSet
 from medclip_dcl.distributed import gather_objects
 from medclip_dcl.errors import UserError
 from medclip_dcl.networks.image_text import ImageTextNetwork
@@ -154,7 +156,7 @@ class EvaluationCallback(Callback, ABC):
             forget_texts(network)
         started = time.perf_counter()
         self._values = {}
-        tables = evaluation_tables(trainer, stage)
+        tables = evaluation_data(trainer).evaluation(stage)
         self._expected = self.prepare(tables, stage)
         self._tables = tables
         self.seconds = time.perf_counter() - started
@@ -267,15 +269,34 @@ def check_choice(owner: str, name: str, value: str, choices: Collection[str]) ->
         raise UserError(f"{owner}: {name} must be one of {', '.join(choices)}: found {value!r}")
 
 
-def evaluation_tables(trainer: Trainer, stage: str) -> Any:
-    """Tables of the datamodule's `evaluation(stage)`."""
-    datamodule: Any = getattr(trainer, "datamodule", None)
-    if not hasattr(datamodule, "evaluation"):
+@runtime_checkable
+class EvaluationData(Protocol):
+    """A datamodule for the evaluation callbacks, such as ImageTextDataModule."""
+
+    prepared: PreparedSet
+
+    def evaluation(self, stage: str) -> Any:
+        """Tables of the evaluations on "validate" or "test"."""
+        ...
+
+    def load_image(self, dicom_id: str) -> UInt8[np.ndarray, "height width"]:
+        """Grey levels of an image, for the figures."""
+        ...
+
+
+def evaluation_data(trainer: Trainer) -> EvaluationData:
+    """The Trainer's datamodule.
+
+    Raises:
+        UserError: it does not serve evaluations.
+    """
+    data = trainer_data(trainer)
+    if not isinstance(data, EvaluationData):
         raise UserError(
-            "the evaluation callbacks need a datamodule that serves evaluation tables, such as ImageTextDataModule;"
-            f" found {type(datamodule).__name__}"
+            "the evaluation callbacks need a datamodule that serves evaluation tables (`evaluation`, `load_image`, "
+            f"`prepared`), such as ImageTextDataModule; found {type(data).__name__}"
         )
-    return datamodule.evaluation(stage)
+    return data
 
 
 def _require_numbers(output: Tensor, dicom_ids: Sequence[str]) -> None:

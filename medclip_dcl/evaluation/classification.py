@@ -24,7 +24,7 @@ from medclip_dcl.evaluation.base import (
     EvaluationResult,
     check_choice,
     embed_texts,
-    evaluation_tables,
+    evaluation_data,
     finding_key,
     punctuation,
     scores,
@@ -89,7 +89,7 @@ class ZeroShotClassification(EvaluationCallback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # A misspelt finding should not wait for the first validation.
         if not self.is_default:
-            labelled = evaluation_tables(trainer, "validate").labelled
+            labelled = evaluation_data(trainer).evaluation("validate").labelled
             require_labelled(self.prompts, labelled, "ZeroShotClassification: prompts")
 
     def prepare(self, tables: EvaluationTables, stage: str) -> set[str]:

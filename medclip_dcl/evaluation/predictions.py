@@ -11,8 +11,9 @@ import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 from medclip_dcl.data.image_text import ImageTextDataModule
+from medclip_dcl.data.link import trainer_data
 from medclip_dcl.distributed import gather_objects
-from medclip_dcl.evaluation.base import forget_texts
+from medclip_dcl.evaluation.base import evaluation_data, forget_texts
 from medclip_dcl.evaluation.classification import ZeroShotClassification
 from medclip_dcl.files import write_parquet, write_text
 from medclip_dcl.models.classifier import Classifier
@@ -37,7 +38,7 @@ def write_predictions(table: pd.DataFrame, file: Path) -> None:
 
 def _with_patient_and_study(table: pd.DataFrame, trainer: Trainer) -> pd.DataFrame:
     """The table with subject_id and study_id beside its dicom_id."""
-    images = getattr(trainer, "datamodule").prepared.table("images")  # noqa: B009
+    images = evaluation_data(trainer).prepared.table("images")
     found = table.merge(images[["dicom_id", "subject_id", "study_id"]], on="dicom_id", how="left")
     first = ["dicom_id", "subject_id", "study_id"]
     return found[[*first, *(name for name in table if name not in first)]]
@@ -84,7 +85,7 @@ class PredictionWriter(Callback):
         self._parts.append((outputs["dicom_id"], embeddings.cpu().numpy(), scores.T.numpy()))
 
     def on_predict_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        datamodule = getattr(trainer, "datamodule", None)
+        datamodule = trainer_data(trainer)
         if not (isinstance(pl_module, ImageTextModel) and isinstance(datamodule, ImageTextDataModule)):
             return
         parts = [part for parts in gather_objects(self._parts) for part in parts]

@@ -16,7 +16,7 @@ from medclip_dcl import __version__
 from medclip_dcl.distributed import device_name, rank_and_size
 from medclip_dcl.encoders.pretrained import weights_fingerprint
 from medclip_dcl.errors import UserError
-from medclip_dcl.evaluation.base import EvaluationCallback, EvaluationResult
+from medclip_dcl.evaluation.base import EvaluationCallback, EvaluationResult, evaluation_data
 from medclip_dcl.evaluation.figures import write_figure
 from medclip_dcl.files import write_json, write_parquet
 from medclip_dcl.training.image_sizes import image_settings
@@ -73,7 +73,7 @@ class ResultsWriter(Callback):
         if not trainer.is_global_zero or not evaluations:
             return
         folder, suffix = Path(trainer.default_root_dir), _suffix(self.file_name)
-        datamodule = getattr(trainer, "datamodule")  # noqa: B009
+        datamodule = evaluation_data(trainer)
         drawn: dict[str, Path] = {}
         _forget_earlier(folder, self.file_name)
         for callback in evaluations.values():
@@ -96,7 +96,7 @@ class ResultsWriter(Callback):
         sections: dict[str, EvaluationResult] = {}
         for callback in evaluations.values():
             sections |= callback.results
-        datamodule = getattr(trainer, "datamodule")  # noqa: B009
+        datamodule = evaluation_data(trainer)
         prepared, images = datamodule.prepared, datamodule.evaluation("test").images
         return {
             "format_version": FORMAT_VERSION,

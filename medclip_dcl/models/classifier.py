@@ -9,13 +9,11 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from pytorch_lightning import Callback, LightningModule
-from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.utils.data import DataLoader
 
-from medclip_dcl.data.link import LabelledRequirements, shown_images, training_labels
+from medclip_dcl.data.link import LabelledData, LabelledRequirements
 from medclip_dcl.distributed import (
     gather_objects,
     gather_with_grad,
@@ -26,13 +24,11 @@ from medclip_dcl.distributed import (
 from medclip_dcl.encoders.image import RegionEncoder
 from medclip_dcl.errors import UserError
 from medclip_dcl.findings import CHEX5
-from medclip_dcl.formats import CHECKPOINT, drop_hyper_parameters
-from medclip_dcl.models.optimisation import adamw_warmup_cosine, learning_rates, parameter_groups
-from medclip_dcl.models.seeded_batches import seeded_batches
-from medclip_dcl.models.validation_loss import ValidationLoss
+from medclip_dcl.models.base import ImageModel, check_options
+from medclip_dcl.models.optimisation import adamw_warmup_cosine, parameter_groups
 from medclip_dcl.networks.classifier import FindingNetwork
 from medclip_dcl.networks.image_text import build_part
-from medclip_dcl.networks.initial_weights import TakenOver, take_over
+from medclip_dcl.networks.initial_weights import TakenOver
 from medclip_dcl.weight_files import load_exactly, read_model
 
 _OPTIONS = (
@@ -44,7 +40,7 @@ _SCALED_BY = 1000
 """Training images by which fine-tuning scales the features at its start."""
 
 
-class Classifier(LightningModule):
+class Classifier(ImageModel):
     """Multi-label classification of findings on an image encoder.
 
     Two kinds of training. Linear probe (`frozen: true`): the encoder stays as it is, in evaluation mode; its features
@@ -72,13 +68,13 @@ class Classifier(LightningModule):
         weight_decay: on weight matrices and kernels only.
         balanced: true weighs a finding's positive cases by negatives / positives among the training labels, so that
             both classes have the same weight in the loss; probabilities are then too high for rare findings.
-
-    Raises:
-        ValueError: an option out of its range, or one that the others exclude; weights that do not fit.
-        FileNotFoundError: nothing at `init_from`.
     """
 
+    network: FindingNetwork
+    kind = "a classifier"
+    parts = ("image_encoder", "findings")
     positive_weight: Tensor
+    _data: LabelledData | None = None
 
     def __init__(
         self,
@@ -95,13 +91,10 @@ class Classifier(LightningModule):
         balanced: bool = False,
     ) -> None:
         super().__init__()
-        rates = [learning_rate] if encoder_learning_rate is None else [learning_rate, encoder_learning_rate]
-        if min(rates) <= 0 or min(weight_decay, warmup_steps, frozen_steps) < 0:
-            raise UserError(
-                "model: learning_rate and encoder_learning_rate must be above 0, weight_decay, warmup_steps and "
-                f"frozen_steps at least 0; got {learning_rate}, {encoder_learning_rate}, {weight_decay}, "
-                f"{warmup_steps}, {frozen_steps}"
-            )
+        check_options(
+            {"learning_rate": learning_rate, "encoder_learning_rate": encoder_learning_rate},
+            {"weight_decay": weight_decay, "warmup_steps": warmup_steps, "frozen_steps": frozen_steps},
+        )
         if not 0 < layer_decay <= 1:
             raise UserError(f"model: layer_decay must lie in (0, 1], got {layer_decay}")
         if frozen and (encoder_learning_rate is not None or layer_decay != 1 or frozen_steps):
@@ -112,10 +105,8 @@ class Classifier(LightningModule):
         network = FindingNetwork(
             image_encoder or _described_encoder(init_from), list(CHEX5) if findings is None else findings
         )
-        self.initial_weights: TakenOver | None = None
         if init_from is not None:
-            self.initial_weights = take_over(network, init_from, ["image_encoder"])
-            rank_zero_info(str(self.initial_weights))
+            self.start_from(network, init_from, ["image_encoder"])
         self.frozen, self.frozen_steps = frozen, frozen_steps
         self.learning_rate, self.encoder_learning_rate = learning_rate, encoder_learning_rate
         self.layer_decay, self.warmup_steps, self.weight_decay = layer_decay, warmup_steps, weight_decay
@@ -150,16 +141,10 @@ class Classifier(LightningModule):
             self.network.image_encoder.eval()
         return self
 
-    def configure_callbacks(self) -> list[Callback]:
-        """What an encoder draws is a function of (seed, epoch, batch, process)."""
-        return seeded_batches(self)
-
-    def setup(self, stage: str) -> None:
-        """Take over image size, training crop and geometry from the datamodule."""
-        if shown := shown_images(self.trainer):
-            self.network.image_size, self.network.geometry = shown.image_size, shown.geometry
-            if stage == "fit":
-                self.network.crop_size = shown.crop_size
+    def use_data(self, data: LabelledData, stage: str) -> None:
+        """Take over the geometry of the images; weights and features are computed when training starts."""
+        self._data = data
+        self.use_images(data.images, stage)
 
     def requirements(self) -> LabelledRequirements:
         """Requirements of the datamodule: the findings, and features for a linear probe."""
@@ -172,12 +157,13 @@ class Classifier(LightningModule):
             warnings.filterwarnings(
                 "ignore", message="Found .* module.* in eval mode at the start of training"
             )
-        data = training_labels(self.trainer)
+        if self._data is None:
+            raise UserError("a classifier learns from a datamodule with labels, such as LabelledDataModule")
         if self.balanced:
-            self.positive_weight.copy_(data.positive_weight())
+            self.positive_weight.copy_(self._data.positive_weight())
         # A resumed run keeps its scale: its encoder has changed since the start.
         if not self.network.is_standardised:
-            features = data.features("train") if self.frozen else data.features("train", _SCALED_BY)
+            features = self._data.features(None if self.frozen else _SCALED_BY)
             self.network.standardise(features.to(self.device))
 
     @torch.no_grad()
@@ -205,12 +191,7 @@ class Classifier(LightningModule):
 
     def training_step(self, batch: dict[str, Any], batch_index: int) -> Tensor:
         loss = self._loss(batch)
-        rates = learning_rates(self.trainer.optimizers[0])
-        self.log_dict(
-            {f"train/{name}": rate for name, rate in rates.items()}, batch_size=len(batch["labels"])
-        )
-        # Each process has its share of the sum: their mean is the batch's loss.
-        self.log("train/loss", loss.detach(), prog_bar=True, sync_dist=True, batch_size=len(batch["labels"]))
+        self.log_training(loss, len(batch["labels"]), {})
         return loss
 
     def _loss(self, batch: dict[str, Any]) -> Tensor:
@@ -235,19 +216,12 @@ class Classifier(LightningModule):
         if self.encoder_is_frozen:
             self.network.image_encoder.zero_grad(set_to_none=True)
 
-    def on_validation_epoch_start(self) -> None:
-        self._validation = ValidationLoss(self)
-
     def validation_step(self, batch: dict[str, Any], batch_index: int) -> dict[str, Any]:
         """The logits for the callbacks; the loss is summed up."""
         logits = self._logits(batch)
         losses = finding_losses(logits, batch["labels"], self.positive_weight)
-        self._validation.add(losses.sum(), len(losses))
+        self.add_validation_loss(losses.sum(), len(losses))
         return {"logits": logits, "dicom_id": batch["dicom_id"]}
-
-    def on_validation_epoch_end(self) -> None:
-        """Log the mean over all labelled entries."""
-        self.log("validate/loss", self._validation.mean().float(), prog_bar=True)
 
     def test_step(self, batch: dict[str, Any], batch_index: int) -> dict[str, Any]:
         """Logits for the evaluation callback."""
@@ -271,51 +245,16 @@ class Classifier(LightningModule):
         groups += parameter_groups(self.network.head.parameters(), self.weight_decay)
         return adamw_warmup_cosine(groups, self.learning_rate, self.warmup_steps, total)
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """The checkpoint describes its network and how it was trained in plain values."""
-        CHECKPOINT.stamp(checkpoint)
-        drop_hyper_parameters(checkpoint)
-        checkpoint["network"] = self.network.config()
-        checkpoint["classifier"] = self._options()
-        if self.initial_weights is not None:
-            checkpoint["initial_weights"] = self.initial_weights.record()
-
-    def _options(self) -> dict[str, Any]:
-        """Arguments other than the network's parts."""
-        return {name: getattr(self, name) for name in _OPTIONS}
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Weights go only into the network that they were trained in.
-
-        Raises:
-            ValueError: not of a classifier, or another encoder or findings; names which; or a newer format.
-        """
-        there, here = checkpoint.get("network", {}), self.network.config()
-        if "findings" not in there:
-            raise UserError(
-                "the checkpoint is not of a classifier; to start from its image encoder, give it as "
-                "model.init_args.init_from"
-            )
-        CHECKPOINT.upgrade(checkpoint, "the checkpoint")
-        if others := [part for part in ("image_encoder", "findings") if there[part] != here[part]]:
-            raise UserError(
-                f"the checkpoint was trained with another {' and '.join(others)}; restore what it was trained with, or "
-                "choose another --run_folder to train anew"
-            )
-        # No options: they came with the weights that the training had started from.
-        for name in ("mean", "std"):
-            getattr(self.network, name).copy_(torch.tensor(there[name]).view(3, 1, 1))
-        self.initial_weights = TakenOver.of_checkpoint(checkpoint)
+    def description(self) -> dict[str, Any]:
+        """The network and the options of the training in plain values."""
+        options = {name: getattr(self, name) for name in _OPTIONS}
+        return {**super().description(), "classifier": options}
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]
         cls, checkpoint_path: str | Path, map_location: Any = "cpu"
     ) -> Classifier:
-        """The model of a checkpoint, wherever its encoder first came from, in evaluation mode.
-
-        Raises:
-            ValueError: not a checkpoint of a classifier, or weights that do not fit.
-        """
+        """The model of a checkpoint, wherever its encoder first came from, in evaluation mode."""
         checkpoint = read_model(checkpoint_path, map_location).require_checkpoint()
         network = FindingNetwork.from_config(checkpoint["network"])
         model = cls(list(network.findings), network.image_encoder, **checkpoint["classifier"])
@@ -330,13 +269,7 @@ def finding_losses(
     labels: Float[Tensor, "image finding"],
     positive_weight: Float[Tensor, " finding"],
 ) -> Float[Tensor, " labelled"]:
-    """Binary cross entropy of each labelled entry, row by row.
-
-    Args:
-        logits: of the finding being there.
-        labels: 1, 0, or NaN for an entry that is left out.
-        positive_weight: factor of the positive entries of each finding.
-    """
+    """Binary cross entropy of each labelled entry, row by row; NaN labels are left out."""
     is_labelled = ~labels.isnan()
     return binary_cross_entropy_with_logits(
         logits.to(labels.dtype)[is_labelled],

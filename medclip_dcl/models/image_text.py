@@ -5,30 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-from pytorch_lightning import Callback, LightningModule
-from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
 
-from medclip_dcl.data.link import ImageTextRequirements, shown_images
+from medclip_dcl.data.link import ImageSettings, ImageTextRequirements
 from medclip_dcl.distributed import global_mean
 from medclip_dcl.encoders.image import RegionEncoder
 from medclip_dcl.encoders.text import SentenceEncoder
 from medclip_dcl.errors import MissingFileError, UserError
-from medclip_dcl.formats import CHECKPOINT, drop_hyper_parameters
+from medclip_dcl.models.base import ImageModel, check_options
 from medclip_dcl.models.gradient_cache import in_chunks
-from medclip_dcl.models.optimisation import adamw_warmup_cosine, learning_rates, parameter_groups
-from medclip_dcl.models.seeded_batches import seeded_batches
-from medclip_dcl.models.validation_loss import ValidationLoss
+from medclip_dcl.models.optimisation import adamw_warmup_cosine, parameter_groups
 from medclip_dcl.networks.image_text import ImageTextNetwork, build_part, part_config
-from medclip_dcl.networks.initial_weights import PARTS, TakenOver, take_over
+from medclip_dcl.networks.initial_weights import PARTS, TakenOver
 from medclip_dcl.objectives import ClassProbability, NegativeWeights
 from medclip_dcl.objectives.in_batch import InBatchObjective
 from medclip_dcl.similarity import Similarity
 from medclip_dcl.weight_files import load_exactly, read_model
 
 
-class ImageTextModel(LightningModule):
+class ImageTextModel(ImageModel):
     """Text-to-image contrastive training: sentences are anchors, the images of all processes are candidates.
 
     Args:
@@ -57,10 +52,11 @@ class ImageTextModel(LightningModule):
             the encoders' own options say. What is not taken over is listed (see `initial_weights.take_over`). A run
             that continues from its own checkpoint does not need it any more.
         init_parts: of image_encoder, text_encoder and similarity, those that `init_from` gives; null for all it has.
-
-    Raises:
-        ValueError: an option out of its range, or weights that do not fit.
     """
+
+    network: ImageTextNetwork
+    kind = "an image-text model"
+    parts = PARTS
 
     def __init__(
         self,
@@ -81,18 +77,18 @@ class ImageTextModel(LightningModule):
         init_parts: list[str] | None = None,
     ) -> None:
         super().__init__()
-        rates = [learning_rate] if text_learning_rate is None else [learning_rate, text_learning_rate]
-        if min(rates) <= 0 or weight_decay < 0 or warmup_steps < 0:
-            raise UserError(
-                "model: learning_rate and text_learning_rate must be above 0, weight_decay and warmup_steps at least "
-                f"0; got {learning_rate}, {text_learning_rate}, {weight_decay}, {warmup_steps}"
-            )
+        check_options(
+            {"learning_rate": learning_rate, "text_learning_rate": text_learning_rate},
+            {
+                "weight_decay": weight_decay,
+                "warmup_steps": warmup_steps,
+                "masked_language_weight": masked_language_weight,
+            },
+        )
         self.network = ImageTextNetwork(image_encoder, text_encoder, similarity)
         self.objective = InBatchObjective(class_probability, negative_weights, image_to_text, same_text)
         if not 0 <= beta2 < 1:
             raise UserError(f"model: beta2 must lie in [0, 1), got {beta2}")
-        if masked_language_weight < 0:
-            raise UserError(f"model: masked_language_weight must be at least 0, got {masked_language_weight}")
         if masked_language_weight and not text_encoder.has_masked_language_head:
             raise UserError(
                 "model: masked_language_weight needs a text encoder with a masked-language-modelling head; set "
@@ -108,11 +104,9 @@ class ImageTextModel(LightningModule):
         self._objective_config()
         if init_parts is not None and init_from is None:
             raise UserError("model: init_parts says what to take from init_from, which is null")
-        self.initial_weights: TakenOver | None = None
         self._missing_source: str | None = None
         if init_from is not None and Path(init_from).expanduser().exists():
-            self.initial_weights = take_over(self.network, init_from, init_parts)
-            rank_zero_info(str(self.initial_weights))
+            self.start_from(self.network, init_from, init_parts)
         elif init_from is not None:
             # An error only if no checkpoint is loaded, which is known when a Trainer starts.
             self._missing_source = init_from
@@ -133,41 +127,26 @@ class ImageTextModel(LightningModule):
             encoder.tokenizer.get_vocab() if is_masked else None,
         )
 
-    def configure_callbacks(self) -> list[Callback]:
-        """Dropout is a function of (seed, epoch, batch, process)."""
-        return seeded_batches(self)
+    def use_data(self, data: ImageSettings, stage: str) -> None:
+        self.use_images(data, stage)
 
-    def setup(self, stage: str) -> None:
-        """Take over image size, training crop and geometry from the datamodule."""
-        shown, stride = shown_images(self.trainer), self.network.stride
-        if shown is None:
-            return
-        sides = {"image_size": shown.image_size, "evaluation_crop": shown.evaluation_size}
+    def use_images(self, images: ImageSettings, stage: str) -> None:
+        """Take over the geometry of the images, whose sides must be multiples of the stride."""
+        sides = {"image_size": images.image_size, "evaluation_crop": images.evaluation_size}
+        stride = self.network.stride
         for name in (name for name, side in sides.items() if side % stride):
             raise UserError(
                 f"data.{name} {sides[name]} must be a multiple of the image encoder's stride, {stride} pixels: regions "
                 "at the border would reach beyond the image and heat maps would be shifted"
             )
-        self.network.image_size = shown.image_size
-        if stage == "fit":
-            self.network.crop_size = shown.crop_size
-        self.network.geometry, self.network.prepared_size = shown.geometry, shown.prepared_size
-
-    def on_fit_start(self) -> None:
-        self._check_initial_weights()
-
-    def on_validation_start(self) -> None:
-        self._check_initial_weights()
-
-    def on_test_start(self) -> None:
-        self._check_initial_weights()
-
-    def on_predict_start(self) -> None:
-        self._check_initial_weights()
+        super().use_images(images, stage)
+        self.network.prepared_size = images.prepared_size
 
     def _check_initial_weights(self) -> None:
         if self._missing_source is not None:
             raise MissingFileError(f"model.init_args.init_from: no file and no folder {self._missing_source}")
+
+    on_fit_start = on_validation_start = on_test_start = on_predict_start = _check_initial_weights
 
     def forward(self, images: Tensor, tokens: Tensor, lengths: Tensor) -> Tensor:
         """Logits (sentence, image)."""
@@ -175,27 +154,15 @@ class ImageTextModel(LightningModule):
 
     def training_step(self, batch: dict[str, Any], batch_index: int) -> Tensor:
         loss, _, figures = self._losses(batch, step=self.global_step)
-        values = {f"train/{name}": value for name, value in figures.items()}
-        values["train/gamma2"] = self.network.similarity.gamma2.detach()
-        for name, rate in learning_rates(self.trainer.optimizers[0]).items():
-            values[f"train/{name}"] = torch.tensor(rate)
-        self.log_dict(values, batch_size=len(batch["lengths"]))
-        # Each process has its share of the sum: their mean is the batch's loss.
-        self.log("train/loss", loss.detach(), prog_bar=True, sync_dist=True, batch_size=len(batch["lengths"]))
+        figures["gamma2"] = self.network.similarity.gamma2.detach()
+        self.log_training(loss, len(batch["lengths"]), figures)
         return loss
-
-    def on_validation_epoch_start(self) -> None:
-        self._validation = ValidationLoss(self)
 
     def validation_step(self, batch: dict[str, Any], batch_index: int) -> dict[str, Any]:
         """Loss with the images of this batch and process as candidates, and the features for the callbacks."""
         loss, feature_map, _ = self._losses(batch, across_processes=False)
-        self._validation.add(loss * len(batch["lengths"]), len(batch["lengths"]))
+        self.add_validation_loss(loss * len(batch["lengths"]), len(batch["lengths"]))
         return {"loss": loss, "feature_map": feature_map.detach(), "dicom_id": batch["dicom_id"]}
-
-    def on_validation_epoch_end(self) -> None:
-        """Log the mean over all sentences."""
-        self.log("validate/loss", self._validation.mean().float(), prog_bar=True)
 
     def test_step(self, batch: dict[str, Any], batch_index: int) -> dict[str, Any]:
         """Features for the callbacks."""
@@ -247,14 +214,9 @@ class ImageTextModel(LightningModule):
         ]
         return adamw_warmup_cosine(groups, self.learning_rate, self.warmup_steps, total, self.beta2)
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """The checkpoint describes its network (tokenizer included) and objective in plain values."""
-        CHECKPOINT.stamp(checkpoint)
-        drop_hyper_parameters(checkpoint)
-        checkpoint["network"] = self.network.config()
-        checkpoint["objective"] = self._objective_config()
-        if self.initial_weights is not None:
-            checkpoint["initial_weights"] = self.initial_weights.record()
+    def description(self) -> dict[str, Any]:
+        """The network (tokenizer included) and the objective in plain values."""
+        return {**super().description(), "objective": self._objective_config()}
 
     def _objective_config(self) -> dict[str, Any]:
         """Arguments of the model besides the network's parts, in plain values."""
@@ -273,36 +235,14 @@ class ImageTextModel(LightningModule):
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Weights go only into the network that they were trained in.
-
-        Raises:
-            ValueError: another encoder, tokenizer or similarity; names which. Or a format of a newer program.
-        """
-        if "network" not in checkpoint:
-            raise UserError(
-                "the checkpoint is not of an image-text model: it has no description of its network"
-            )
-        CHECKPOINT.upgrade(checkpoint, "the checkpoint")
-        there, here = checkpoint["network"], self.network.config()
-        if others := [part for part in PARTS if not _is_same(there[part], here[part])]:
-            raise UserError(
-                f"the checkpoint was trained with another {' and '.join(others)} (settings or tokenizer differ); "
-                "restore what it was trained with, or choose another --run_folder to train anew"
-            )
-        # No options: they came with the weights that the training had started from.
-        for name in ("mean", "std"):
-            getattr(self.network, name).copy_(torch.tensor(there[name]).view(3, 1, 1))
-        self.initial_weights, self._missing_source = TakenOver.of_checkpoint(checkpoint), None
+        super().on_load_checkpoint(checkpoint)
+        self._missing_source = None
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]
         cls, checkpoint_path: str | Path, map_location: Any = "cpu"
     ) -> ImageTextModel:
-        """The model of a checkpoint, wherever its encoders first came from, in evaluation mode.
-
-        Raises:
-            ValueError: not a checkpoint of an image-text model, or weights that do not fit.
-        """
+        """The model of a checkpoint, wherever its encoders first came from, in evaluation mode."""
         checkpoint = read_model(checkpoint_path, map_location).require_checkpoint()
         network = ImageTextNetwork.from_config(checkpoint["network"])
         objective = dict(checkpoint["objective"])
@@ -320,14 +260,3 @@ class ImageTextModel(LightningModule):
         model.initial_weights = TakenOver.of_checkpoint(checkpoint)
         load_exactly(model, checkpoint["state_dict"], str(checkpoint_path))
         return model.eval()
-
-
-def _is_same(there: dict[str, Any], here: dict[str, Any]) -> bool:
-    """True if both describe the same part; other versions of libraries may say more or fewer of the defaults."""
-    if there == here:
-        return True
-    if there["class_path"] != here["class_path"]:
-        return False
-    with torch.device("meta"):
-        built: Any = build_part(there, torch.nn.Module)
-    return part_config(built) == here

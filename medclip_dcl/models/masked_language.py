@@ -10,12 +10,11 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from pytorch_lightning import Callback, LightningModule
 from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import Tensor
 from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 
-from medclip_dcl.data.link import ReportsRequirements, tokenized_sentences
+from medclip_dcl.data.link import ReportsRequirements, TokenizedSentences
 from medclip_dcl.distributed import global_mean
 from medclip_dcl.encoders.masked_language import masked_language_losses
 from medclip_dcl.encoders.pretrained import (
@@ -25,10 +24,9 @@ from medclip_dcl.encoders.pretrained import (
     save_language_model,
 )
 from medclip_dcl.errors import UserError
-from medclip_dcl.formats import CHECKPOINT, drop_hyper_parameters
-from medclip_dcl.models.optimisation import adamw_warmup_cosine, learning_rates, parameter_groups
-from medclip_dcl.models.seeded_batches import seeded_batches
-from medclip_dcl.models.validation_loss import ValidationLoss
+from medclip_dcl.formats import CHECKPOINT
+from medclip_dcl.models.base import TrainedModel, check_options
+from medclip_dcl.models.optimisation import adamw_warmup_cosine, parameter_groups
 from medclip_dcl.weight_files import load_exactly, read_model
 
 _WEIGHTS_PREFIX = "language_model."
@@ -72,7 +70,7 @@ class BertArchitecture:
             raise UserError(f"model.architecture: dropout must lie in [0, 1), got {self.dropout}")
 
 
-class MaskedLanguageModel(LightningModule):
+class MaskedLanguageModel(TrainedModel):
     """BERT trained to predict masked word pieces of report sentences (Devlin et al., NAACL 2019).
 
     SSD finds that sentence scores get better when the language model is fine-tuned on the reports: this is that
@@ -87,10 +85,6 @@ class MaskedLanguageModel(LightningModule):
         weight_decay: on weight matrices only.
         warmup_steps: optimiser steps of linear warm-up; cosine decay to 0 follows.
         export_name: name of the exported folder in the run folder.
-
-    Raises:
-        ValueError: both or neither of `pretrained` and `architecture`; an option out of its range.
-        ModelFolderError: a pretrained folder that does not load.
     """
 
     def __init__(
@@ -108,24 +102,17 @@ class MaskedLanguageModel(LightningModule):
                 "model: give either pretrained (a folder or repository id) or architecture (to start from scratch), "
                 f"got pretrained {pretrained!r} and architecture {architecture}"
             )
-        if not learning_rate > 0 or weight_decay < 0 or warmup_steps < 0:
-            raise UserError(
-                "model: learning_rate must be above 0, weight_decay and warmup_steps at least 0; "
-                f"got {learning_rate}, {weight_decay}, {warmup_steps}"
-            )
+        check_options(
+            {"learning_rate": learning_rate}, {"weight_decay": weight_decay, "warmup_steps": warmup_steps}
+        )
         self.pretrained, self.architecture, self.export_name = pretrained, architecture, export_name
         self.learning_rate, self.weight_decay, self.warmup_steps = learning_rate, weight_decay, warmup_steps
         self.language_model: BertForMaskedLM | None = None
         self._tokenizer: BertTokenizer | None = None
         self._is_exported = False
 
-    def configure_callbacks(self) -> list[Callback]:
-        """Dropout is a function of (seed, epoch, batch, process)."""
-        return seeded_batches(self)
-
-    def setup(self, stage: str) -> None:
-        """Take the tokenizer from the datamodule, and build the model for its vocabulary."""
-        data = tokenized_sentences(self.trainer)
+    def use_data(self, data: TokenizedSentences, stage: str) -> None:
+        """Take the tokenizer, and build the model for its vocabulary."""
         self._tokenizer = data.tokenizer
         if self.language_model is None:
             self.language_model = self._build()
@@ -134,6 +121,10 @@ class MaskedLanguageModel(LightningModule):
             raise UserError(
                 f"data.max_tokens {data.max_tokens} is more than the {positions} positions of the model"
             )
+
+    def setup(self, stage: str) -> None:
+        if self._tokenizer is None:
+            raise UserError("a language model needs a datamodule with a tokenizer, such as ReportsDataModule")
 
     def requirements(self) -> ReportsRequirements:
         """Requirements of the datamodule: the source of the tokenizer."""
@@ -149,23 +140,17 @@ class MaskedLanguageModel(LightningModule):
     def training_step(self, batch: dict[str, Tensor], batch_index: int) -> Tensor:
         losses = self._losses(batch)
         loss = global_mean(losses)
-        self.log("train/loss", loss.detach(), prog_bar=True, batch_size=len(losses))
-        rates = learning_rates(self.trainer.optimizers[0])
-        self.log_dict({f"train/{name}": rate for name, rate in rates.items()}, batch_size=len(losses))
+        self.log_training(loss, len(losses), {})
         return loss
-
-    def on_validation_epoch_start(self) -> None:
-        self._validation = ValidationLoss(self)
 
     def validation_step(self, batch: dict[str, Tensor], batch_index: int) -> None:
         losses = self._losses(batch)
-        self._validation.add(losses.sum(), len(losses))
+        self.add_validation_loss(losses.sum(), len(losses))
 
-    def on_validation_epoch_end(self) -> None:
+    def log_validation_loss(self, mean: Tensor) -> None:
         """Log the mean over all masked tokens, and its exponential."""
-        loss = self._validation.mean()
-        self.log("validate/loss", loss.float(), prog_bar=True)
-        self.log("validate/perplexity", loss.exp().float())
+        super().log_validation_loss(mean)
+        self.log("validate/perplexity", mean.exp().float())
 
     def configure_optimizers(self) -> Any:
         """AdamW; linear warm-up, then cosine decay to 0, by optimiser step."""
@@ -173,34 +158,21 @@ class MaskedLanguageModel(LightningModule):
         groups = parameter_groups(self._model.parameters(), self.weight_decay)
         return adamw_warmup_cosine(groups, self.learning_rate, self.warmup_steps, total)
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """The checkpoint describes model, tokenizer and options in plain values, so that it loads anywhere."""
-        CHECKPOINT.stamp(checkpoint)
-        drop_hyper_parameters(checkpoint)
-        checkpoint["language_model"] = {
-            "config": json.dumps(self._model.config.to_diff_dict()),
-            "tokenizer": self._tokenizer_json(),
-            "options": self._options(),
-        }
-
-    def _options(self) -> dict[str, Any]:
-        """Arguments of the model in plain values."""
+    def description(self) -> dict[str, Any]:
+        """Model, tokenizer and options in plain values."""
+        architecture = None if self.architecture is None else asdict(self.architecture)
+        names = ("pretrained", "learning_rate", "weight_decay", "warmup_steps", "export_name")
+        options = {**{name: getattr(self, name) for name in names}, "architecture": architecture}
         return {
-            "pretrained": self.pretrained,
-            "architecture": None if self.architecture is None else asdict(self.architecture),
-            "learning_rate": self.learning_rate,
-            "weight_decay": self.weight_decay,
-            "warmup_steps": self.warmup_steps,
-            "export_name": self.export_name,
+            "language_model": {
+                "config": json.dumps(self._model.config.to_diff_dict()),
+                "tokenizer": self._tokenizer_json(),
+                "options": options,
+            }
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Build the model from the checkpoint alone, or compare the run's tokenizer with the checkpoint's.
-
-        Raises:
-            ValueError: the run's tokenizer is another one: its ids mean other words than the weights know. Or a
-                checkpoint of something else, or of a newer program's format.
-        """
+        """Build the model from the checkpoint alone, or compare the run's tokenizer with the checkpoint's."""
         stored = _described(checkpoint, "the checkpoint")
         if self.language_model is None:
             config = bert_config(json.loads(stored["config"]), "checkpoint")
@@ -215,11 +187,7 @@ class MaskedLanguageModel(LightningModule):
     def load_from_checkpoint(  # type: ignore[override]
         cls, checkpoint_path: str | Path, map_location: Any = "cpu"
     ) -> MaskedLanguageModel:
-        """The model of a checkpoint, wherever it first came from, in evaluation mode.
-
-        Raises:
-            ValueError: truncated, not a checkpoint of a language model, or weights that do not fit.
-        """
+        """The model of a checkpoint, wherever it first came from, in evaluation mode."""
         checkpoint = read_model(checkpoint_path, map_location).checkpoint
         options = dict(_described(checkpoint, str(checkpoint_path))["options"])
         size = options.pop("architecture", None)
@@ -271,21 +239,18 @@ class MaskedLanguageModel(LightningModule):
     def _build(self) -> BertForMaskedLM:
         if self.pretrained is not None:
             return load_masked_language_model(resolve_folder(self.pretrained))
-        size = self.architecture
-        if size is None:
-            raise RuntimeError("neither pretrained nor architecture")
-        return BertForMaskedLM(
-            BertConfig(
-                vocab_size=len(self.tokenizer),
-                hidden_size=size.hidden_size,
-                num_hidden_layers=size.layers,
-                num_attention_heads=size.attention_heads,
-                intermediate_size=size.intermediate_size,
-                max_position_embeddings=size.max_positions,
-                hidden_dropout_prob=size.dropout,
-                attention_probs_dropout_prob=size.dropout,
-            )
-        ).train()
+        size = self.architecture or BertArchitecture()
+        config = BertConfig(
+            vocab_size=len(self.tokenizer),
+            hidden_size=size.hidden_size,
+            num_hidden_layers=size.layers,
+            num_attention_heads=size.attention_heads,
+            intermediate_size=size.intermediate_size,
+            max_position_embeddings=size.max_positions,
+            hidden_dropout_prob=size.dropout,
+            attention_probs_dropout_prob=size.dropout,
+        )
+        return BertForMaskedLM(config).train()
 
     def _losses(self, batch: dict[str, Tensor]) -> Float[Tensor, " masked"]:
         """-log P of each hidden word piece."""

@@ -12,6 +12,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.utilities import rank_zero_info
 
 from medclip_dcl.data.image_text import ImageTextDataModule
+from medclip_dcl.data.link import trainer_data
 from medclip_dcl.files import write_parquet
 from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.objectives.class_probability import unusual_median
@@ -27,7 +28,7 @@ class ClassProbabilityTable(Callback):
     """
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        datamodule = getattr(trainer, "datamodule", None)
+        datamodule = trainer_data(trainer)
         if not (isinstance(pl_module, ImageTextModel) and isinstance(datamodule, ImageTextDataModule)):
             return
         if pl_module.class_probability.requires and trainer.is_global_zero:

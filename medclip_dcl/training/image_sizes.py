@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from jsonargparse import Namespace
-from pytorch_lightning import LightningDataModule
 
-from medclip_dcl.data import link
+from medclip_dcl.data import images
 from medclip_dcl.data.images import USUAL_SIZE, usual_crop
 from medclip_dcl.weight_files import read_model
 
@@ -71,9 +70,9 @@ def fill_image_sizes(config: Namespace, known: Mapping[str, Any], trains: bool =
         options.crop_size = crop or usual_crop(size)
 
 
-def image_settings(data: LightningDataModule) -> dict[str, Any]:
+def image_settings(data: object) -> dict[str, Any]:
     """The size and geometry at which a datamodule shows images; empty for one without images."""
-    shown = link.image_settings(data)
+    shown = images.image_settings(data)
     return {} if shown is None else {"image_size": shown.image_size, "geometry": shown.geometry}
 
 

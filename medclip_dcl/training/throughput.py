@@ -16,6 +16,8 @@ from typing import Any
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.utilities import rank_zero_warn
 
+from medclip_dcl.data.link import trainer_data
+
 _JUDGED_STEPS = 50
 """Steps judged together; the first so many are warm-up and are not judged."""
 
@@ -124,7 +126,7 @@ class Throughput(Callback):
         is_warm, self._is_warm = self._is_warm, True
         if is_warm and not self._has_warned and window.waited_share > self.warn_above:
             self._has_warned = True
-            rank_zero_warn(_advice(window, unit, getattr(trainer, "datamodule", None)))
+            rank_zero_warn(_advice(window, unit, trainer_data(trainer)))
 
 
 def _advice(window: _Window, unit: str, datamodule: Any) -> str:

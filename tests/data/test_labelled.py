@@ -193,7 +193,7 @@ def test_findings_without_a_class_are_named(labelled_set):
         data.setup("fit")
     message = str(error.value)
     assert "data.label_fraction 0.01, label_seed 2" in message and "raise label_fraction" in message
-    labels = data._all_targets("train")
+    labels = data._targets("train")
     patient = draw_patients(labels.subject_ids, 0.01, 2)
     rows = labels.labels[torch.from_numpy(labels.subject_ids == patient)]
     for finding, column in zip(FINDINGS, rows.T, strict=True):

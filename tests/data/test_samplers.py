@@ -45,7 +45,7 @@ def test_global_batches_do_not_depend_on_the_number_of_processes(monkeypatch, si
 
 
 def test_shards_hold_every_example_once(monkeypatch):
-    parts = ranks(monkeypatch, ShardSampler, 3, 11)
+    parts = ranks(monkeypatch, ShardSampler, 3, range(11))
     assert sorted(i for part in parts for i in part) == list(range(11))
     assert [len(part) for part in parts] == [4, 4, 3]
 

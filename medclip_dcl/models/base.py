@@ -1,0 +1,137 @@
+"""Base classes of the models: what they log, when they are seeded, and checkpoints that describe themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from pytorch_lightning import Callback, LightningModule
+from pytorch_lightning.utilities import rank_zero_info
+from torch import Tensor, nn
+
+from medclip_dcl.data.images import images_of_other_data
+from medclip_dcl.data.link import ImageSettings
+from medclip_dcl.errors import UserError
+from medclip_dcl.formats import CHECKPOINT, drop_hyper_parameters
+from medclip_dcl.models.optimisation import learning_rates
+from medclip_dcl.models.seeded_batches import seeded_batches
+from medclip_dcl.networks.classifier import FindingNetwork
+from medclip_dcl.networks.image_text import ImageTextNetwork, build_part, part_config
+from medclip_dcl.networks.initial_weights import TakenOver, take_over
+
+
+class TrainedModel(LightningModule):
+    """A model whose training resumes exactly and whose checkpoints describe it in plain values."""
+
+    def configure_callbacks(self) -> list[Callback]:
+        """Dropout is a function of (seed, epoch, batch, process)."""
+        return seeded_batches(self)
+
+    def description(self) -> dict[str, Any]:
+        """Entries of a checkpoint from which `load_from_checkpoint` builds the model."""
+        raise NotImplementedError
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        CHECKPOINT.stamp(checkpoint)
+        drop_hyper_parameters(checkpoint)
+        checkpoint.update(self.description())
+
+    def log_training(self, loss: Tensor, count: int, figures: Mapping[str, Any]) -> None:
+        """Log a batch's figures, learning rates and loss, of which each process has its share of the sum."""
+        figures = {**figures, **learning_rates(self.trainer.optimizers[0])}
+        self.log_dict({f"train/{name}": value for name, value in figures.items()}, batch_size=count)
+        self.log("train/loss", loss.detach(), prog_bar=True, sync_dist=True, batch_size=count)
+
+    def on_validation_epoch_start(self) -> None:
+        # Lightning's own mean rounds the number of examples when it reduces over processes. MPS has no float64.
+        precision = torch.float32 if self.device.type == "mps" else torch.float64
+        self._validation = torch.zeros(2, dtype=precision, device=self.device)
+
+    def add_validation_loss(self, total: Tensor, count: int) -> None:
+        """Add a batch: the sum of its losses and their number."""
+        self._validation += torch.stack(
+            [total.to(self._validation.dtype), self._validation.new_tensor(count)]
+        )
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the mean over all batches and processes."""
+        total, count = self.trainer.strategy.reduce(self._validation, reduce_op="sum")
+        self.log_validation_loss(total / count)
+
+    def log_validation_loss(self, mean: Tensor) -> None:
+        self.log("validate/loss", mean.float(), prog_bar=True)
+
+
+class ImageModel(TrainedModel):
+    """A model of images, whose network knows the geometry of the images that it was trained with."""
+
+    network: ImageTextNetwork | FindingNetwork
+    kind: str
+    """Kind of model, in messages."""
+    parts: tuple[str, ...]
+    """Parts of the network's description that a checkpoint must share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.initial_weights: TakenOver | None = None
+
+    def setup(self, stage: str) -> None:
+        """Take the geometry of the images of a datamodule that is not made for this model."""
+        if images := images_of_other_data(self.trainer):
+            self.use_images(images, stage)
+
+    def use_images(self, images: ImageSettings, stage: str) -> None:
+        """Take over image size, training crop and geometry."""
+        self.network.image_size, self.network.geometry = images.image_size, images.geometry
+        if stage == "fit":
+            self.network.crop_size = images.crop_size
+
+    def start_from(self, network: Any, source: str, parts: list[str] | None) -> None:
+        """Take over the weights of another training and say which these are."""
+        self.initial_weights = take_over(network, source, parts)
+        rank_zero_info(str(self.initial_weights))
+
+    def description(self) -> dict[str, Any]:
+        start = self.initial_weights
+        return {
+            "network": self.network.config(),
+            **({} if start is None else {"initial_weights": start.record()}),
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Load weights only into the network that they were trained in."""
+        there, here = checkpoint.get("network", {}), self.network.config()
+        if not set(self.parts) <= there.keys():
+            raise UserError(
+                f"the checkpoint is not of {self.kind}; to start from its weights, give it as model.init_args.init_from"
+            )
+        CHECKPOINT.upgrade(checkpoint, "the checkpoint")
+        if others := [part for part in self.parts if not _is_same(there[part], here[part])]:
+            raise UserError(
+                f"the checkpoint was trained with another {' and '.join(others)} (settings, tokenizer or findings "
+                "differ); restore what it was trained with, or choose another --run_folder to train anew"
+            )
+        # No options: they came with the weights that the training had started from.
+        for name in ("mean", "std"):
+            getattr(self.network, name).copy_(torch.tensor(there[name]).view(3, 1, 1))
+        self.initial_weights = TakenOver.of_checkpoint(checkpoint)
+
+
+def check_options(above_0: Mapping[str, float | None], at_least_0: Mapping[str, float]) -> None:
+    """Refuse options of a model out of their range; None is allowed."""
+    for names, least in ((above_0, "above"), (at_least_0, "at least")):
+        for name, value in names.items():
+            if value is not None and not (value > 0 or (value == 0 and least == "at least")):
+                raise UserError(f"model: {name} must be {least} 0, got {value}")
+
+
+def _is_same(there: Any, here: Any) -> bool:
+    """True if both describe the same part; other versions of libraries may say more or fewer of the defaults."""
+    if there == here:
+        return True
+    if not isinstance(there, dict) or there["class_path"] != here["class_path"]:
+        return False
+    with torch.device("meta"):
+        built: Any = build_part(there, nn.Module)
+    return part_config(built) == here
