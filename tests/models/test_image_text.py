@@ -101,7 +101,7 @@ class OwnData(LightningDataModule):
         super().__init__()
         data.connect(model.requirements())
         data.setup("fit")
-        self.train_dataloader = data.train_dataloader
+        self.train_dataloader = data.train_dataloader  # type: ignore[method-assign]
 
 
 def test_a_users_own_datamodule_trains_and_its_size_must_fit(small_bert, data, tmp_path):

@@ -6,7 +6,6 @@ import itertools
 import os
 import shutil
 import signal
-import socket
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,8 +14,6 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import Tensor, nn
@@ -385,25 +382,12 @@ def test_a_run_folder_that_was_moved_keeps_its_best_score(whole, embedded_set, s
     assert list(state["best_k_models"]) == [state["best_model_path"]]
 
 
-def in_two_processes(rank: int, folder: str, small_set: str, small_bert: str) -> None:
-    """One of two processes: trains once, and once with two kills."""
-    torch.set_num_threads(1)
-    port = int(Path(folder, "port").read_text())
-    os.environ |= {"LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+def in_two_processes(folder: Path, small_set: Path, small_bert: Path) -> None:
+    """One of two processes, whose group is initialised: trains once, and once with two kills."""
     case = Case(trainer={"devices": 2, "strategy": "ddp"})
-    inputs = (Path(small_set), Path(small_bert))
-    run(case, Path(folder, "whole"), *inputs, minutes=1000.0)
+    run(case, folder / "whole", small_set, small_bert, minutes=1000.0)
     kills = (Kill("on_train_batch_end", 0, 3, saved_until=2), Kill("on_validation_batch_end", 1, 0))
-    run(case, Path(folder, "killed"), *inputs, *kills)
-    dist.destroy_process_group()
-
-
-def test_two_processes_killed_in_an_epoch_and_in_a_validation(embedded_set, small_bert, tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        (tmp_path / "port").write_text(str(probe.getsockname()[1]))
-    mp.spawn(in_two_processes, (str(tmp_path), str(embedded_set), str(small_bert)), nprocs=2)
-    assert_same_run(tmp_path / "whole", tmp_path / "killed")
+    run(case, folder / "killed", small_set, small_bert, *kills)
 
 
 def test_another_runs_checkpoint_brings_no_best_score(whole, embedded_set, small_bert, tmp_path):

@@ -1,7 +1,8 @@
-"""A step in two processes, by every objective and the classifier, equals that of one process with the whole batch."""
+"""Two processes against one: a step of every objective and the classifier, the validation loss, a resumed run."""
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from medclip_dcl.objectives import (
 )
 from medclip_dcl.similarity import LSE, GlobalCosine, LSENonLocal, NonLocal
 from tests.models import test_classifier as classifier
+from tests.models import test_image_text as image_text
+from tests.models import test_resuming as resuming
 
 IMAGES, SENTENCES = (3, 2), (4, 5)
 LM = LanguageModelClassProbability(a=0.25, k=0.1)
@@ -174,22 +177,30 @@ def step(model: ImageTextModel, batch: dict[str, Any], world: int = 1) -> dict[s
     return {**gradients, **{name: p.detach() for name, p in model.named_parameters()}}
 
 
-def process(rank: int, folder: str) -> None:
+def process(rank: int, folder: Path, small_set: Path, embedded_set: Path, small_bert: Path) -> None:
+    """One of two processes. They run everything that needs two, because their start takes longer than the rest."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/init", rank=rank, world_size=2)
     for name in OBJECTIVES:
         found = step(build(name), part_of(batch(name), rank), world=2)
         if rank == 0:
-            torch.save(found, Path(folder) / f"{name}.pt")
-    classifier.steps_of_two_processes(rank, Path(folder))
+            torch.save(found, folder / f"{name}.pt")
+    classifier.steps_of_two_processes(rank, folder)
+    os.environ["LOCAL_RANK"] = str(rank)
+    of_two = image_text.validation_loss(folder, small_bert, small_set, devices=2, strategy="ddp")
+    if rank == 0:
+        (folder / "validation_loss").write_text(repr(of_two))
+    resuming.in_two_processes(folder, embedded_set, small_bert)
     dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
-def of_two_processes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder with the parameters of every objective after a step in two processes."""
+def of_two_processes(
+    small_set: Path, embedded_set: Path, small_bert: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Folder with what two processes found."""
     folder = tmp_path_factory.mktemp("processes")
-    mp.spawn(process, (str(folder),), nprocs=2)
+    mp.spawn(process, (folder, small_set, embedded_set, small_bert), nprocs=2)
     return folder
 
 
@@ -205,6 +216,15 @@ def test_a_step_is_that_of_one_process(of_two_processes, name):
 
 def test_a_step_of_the_classifier_is_that_of_one_process(of_two_processes):
     classifier.assert_steps_are_those_of_one_process(of_two_processes)
+
+
+def test_the_validation_loss_is_that_of_one_process(of_two_processes, small_bert, small_set, tmp_path):
+    found = float((of_two_processes / "validation_loss").read_text())
+    assert found == pytest.approx(image_text.validation_loss(tmp_path, small_bert, small_set), rel=1e-6)
+
+
+def test_a_run_killed_in_an_epoch_and_in_a_validation_ends_as_the_whole_one(of_two_processes):
+    resuming.assert_same_run(of_two_processes / "whole", of_two_processes / "killed")
 
 
 def test_the_objectives_differ():
