@@ -357,15 +357,16 @@ def _before_this_batch(trainer: Trainer) -> Iterator[None]:
 
 @contextmanager
 def _before_this_validation(trainer: Trainer) -> Iterator[None]:
-    """Set Lightning's counters to a validation that has begun: a resumed run repeats it from its start."""
+    """Set Lightning's counters to a validation that has begun: a resumed run repeats it from its start.
+
+    In a resumed validation they count the batch that the checkpoint had begun, hence no `+= 1`.
+    """
     total: Any = trainer.fit_loop.epoch_loop.val_loop.batch_progress.total
-    total.ready += 1
-    total.started += 1
+    total.ready = total.started = total.completed + 1
     try:
         yield
     finally:
-        total.ready -= 1
-        total.started -= 1
+        total.ready = total.started = total.completed
 
 
 def _moved(value: Any, old: str, new: str) -> Any:

@@ -239,7 +239,9 @@ def test_killed_in_an_epoch_and_in_the_last_validation(name, whole, embedded_set
         kills = [
             Kill("on_train_batch_end", 0, 3),
             Kill("on_validation_batch_end", 1, 0),
+            Kill("on_validation_batch_end", 1, 1),
             Kill("on_train_batch_end", 1, 4),
+            Kill("on_validation_batch_end", 1, 0),
         ]
     if name in VALIDATIONS:
         kills.append(Kill("on_validation_batch_end", VALIDATIONS[name][1], 1))
@@ -247,24 +249,21 @@ def test_killed_in_an_epoch_and_in_the_last_validation(name, whole, embedded_set
     assert_same_run(whole(name), tmp_path)
 
 
-@pytest.mark.parametrize(
-    "kill",
-    [
+def test_one_run_killed_at_ten_moments(whole, embedded_set, small_bert, tmp_path):
+    """A validation that a resumed run repeats is interrupted again."""
+    kills = [
         Kill("on_before_optimizer_step", 0, None),
+        Kill("on_validation_epoch_end", 0),
         Kill("on_train_batch_start", 1, 3, saved_until=1),
-        Kill("on_train_batch_end", 2, 0),
         Kill("on_validation_start", 1),
         Kill("on_validation_batch_end", 1, 1),
-        Kill("on_validation_epoch_end", 0),
-        Kill("on_validation_end", 2),
         Kill("on_train_epoch_end", 1),
         Kill("on_train_epoch_start", 2),
+        Kill("on_train_batch_end", 2, 0),
+        Kill("on_validation_end", 2),
         Kill("on_train_end", 3),
-    ],
-    ids=lambda kill: next(name for name in vars(kill) if name.startswith("on_")),
-)
-def test_killed_at_any_moment(kill, whole, embedded_set, small_bert, tmp_path):
-    run(CASES["plain"], tmp_path, embedded_set, small_bert, kill)
+    ]
+    run(CASES["plain"], tmp_path, embedded_set, small_bert, *kills)
     assert_same_run(whole("plain"), tmp_path)
 
 
