@@ -242,6 +242,8 @@ class MedclipCLI(LightningCLI):
         kwargs["plugins"] = [AtomicCheckpointIO(), *(x for x in plugins if x is not None)]
         if config.precision is None:
             kwargs["precision"] = best_precision(config.accelerator)
+        # Unless asked for: without an example input Lightning's summary ends with "Total FLOPs: 0".
+        kwargs["enable_model_summary"] = bool(config.enable_model_summary)
         options = self.config_init[self.subcommand]
         self.results = ResultsWriter(share_patient_data=options.share_patient_data)
         self.record, throughput = RunRecord(self.run), Throughput()

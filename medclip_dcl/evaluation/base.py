@@ -191,7 +191,8 @@ class EvaluationCallback(Callback, ABC):
                 if stage == "test" and math.isnan(value):
                     continue
                 # Every process has all values and computes the same; averaging them changes nothing.
-                pl_module.log(f"{stage}/{name}", value, batch_size=1, sync_dist=True, prog_bar=name == "auc")
+                is_shown = name == "auc" and math.isfinite(value)
+                pl_module.log(f"{stage}/{name}", value, batch_size=1, sync_dist=True, prog_bar=is_shown)
         self.seconds += time.perf_counter() - started
         return results
 

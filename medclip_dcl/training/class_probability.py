@@ -1,4 +1,4 @@
-"""Keeps each training sentence's eta in the run folder, and says when its scale looks wrong."""
+"""Table of each training sentence's eta in the run folder, and a warning if its scale looks wrong."""
 
 from __future__ import annotations
 

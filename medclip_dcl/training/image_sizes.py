@@ -1,4 +1,4 @@
-"""Show images to a trained network at the size at which it was trained, or say what another size does."""
+"""Image sizes of a checkpoint's training: defaults of later runs, and warnings about other sizes."""
 
 from __future__ import annotations
 

@@ -46,7 +46,6 @@ class Stopped(SystemExit):
 
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
-        self.signal = signal.Signals(number)
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):

@@ -811,7 +811,7 @@ def test_validation_logs_classification_and_image_sentence_retrieval(tmp_path):
     data = ColourData()
     trainer = trainer_for(tmp_path, *all_callbacks())
     (logged,) = trainer.validate(ColourModel(), datamodule=data, verbose=False)
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.iterdir()) and "validate/auc" in trainer.progress_bar_metrics
     assert {"validate/auc", "validate/acc", "validate/auc_redness", "validate/auc_blueness"} <= logged.keys()
     assert not any(name.startswith("validate/cnr") for name in logged)
 
@@ -833,7 +833,7 @@ def test_validation_logs_classification_and_image_sentence_retrieval(tmp_path):
     assert logged["validate/retrieval_recall"] == pytest.approx(np.mean(recalls))
 
 
-@pytest.mark.filterwarnings("ignore:test. (Rarity|Redness|Blueness)")
+@pytest.mark.filterwarnings("ignore:(test|validate). (Rarity|Redness|Blueness)")
 def test_nothing_to_evaluate_is_said_and_not_fatal(tmp_path):
     data = ColourData(with_boxes=False)
     data.tables = EvaluationTables(
@@ -856,6 +856,8 @@ def test_nothing_to_evaluate_is_said_and_not_fatal(tmp_path):
     assert results["notes"]["grounding"] == results["notes"]["retrieval"]
     assert pd.read_parquet(tmp_path / "predictions/grounding.parquet").empty
     assert pd.read_parquet(tmp_path / "predictions/retrieval.parquet").empty
+    (logged,) = trainer.validate(ColourModel(), datamodule=data, verbose=False)
+    assert math.isnan(logged["validate/auc"]) and "validate/auc" not in trainer.progress_bar_metrics
 
 
 def begin_fit(folder: Path, callback: ZeroShotClassification, data: ColourData) -> None:
