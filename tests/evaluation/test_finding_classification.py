@@ -16,7 +16,6 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 
 from data_prep import mimic_cxr
 from medclip_dcl.cli import main
-from medclip_dcl.data.prepared import write_table
 from medclip_dcl.encoders.image import ResNetRegions
 from medclip_dcl.evaluation.finding_classification import FindingClassification
 from medclip_dcl.findings import CHEXPERT
@@ -29,74 +28,7 @@ from medclip_dcl.report.intervals import (
     patient_draws,
 )
 from medclip_dcl.report.report import render
-
-ROOT = Path(__file__).resolve().parents[2]
-FINDINGS = ("Edema", "Fracture", "Support Devices")
-
-
-@pytest.fixture(scope="module")
-def labelled_set(small_set, tmp_path_factory) -> Path:
-    """`small_set` with ten test images, of which nine are labelled; Fracture has one positive test case."""
-    folder = shutil.copytree(small_set, tmp_path_factory.mktemp("labelled") / "set")
-    images = pd.read_parquet(folder / "images.parquet")
-    images.loc[images["use"] == "grounding", "official_split"] = "test"
-    write_table(images, folder / "images.parquet", "images")
-    labels = pd.read_parquet(folder / "labels.parquet")
-    generator = np.random.default_rng(8)
-    labels[list(CHEXPERT)] = generator.choice(
-        [1.0, 0.0, -1.0, np.nan], (len(labels), len(CHEXPERT)), p=[0.4, 0.4, 0.1, 0.1]
-    )
-    is_test = labels["study_id"].isin(images.loc[images["official_split"] == "test", "study_id"])
-    labels.loc[is_test, "Edema"] = [1, 0, 0, 1, 1, -1, np.nan, 0, 1, np.nan]
-    labels.loc[is_test, "Fracture"] = [0, 0, 1, 0, 0, 0, 0, 0, -1, np.nan]
-    labels.loc[is_test, "Support Devices"] = [1, np.nan, 1, 1, -1, np.nan, 1, np.nan, np.nan, np.nan]
-    labels.loc[labels["study_id"] == 5041, list(CHEXPERT)] = np.nan
-    write_table(labels, folder / "labels.parquet", "labels")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def encoder(tmp_path_factory) -> Path:
-    """A classifier's checkpoint of a small ResNet, as a source, trained at 32 pixels with crops of 24."""
-    torch.manual_seed(11)
-    file = tmp_path_factory.mktemp("source") / "source.ckpt"
-    model = Classifier(["Edema"], ResNetRegions(dim=5, stride=16))
-    model.network.mean.fill_(0.3)
-    model.network.image_size, model.network.crop_size = 32, 24
-    content: dict[str, Any] = {"state_dict": model.state_dict()}
-    model.on_save_checkpoint(content)
-    torch.save(content, file)
-    return file
-
-
-def words(
-    run: Path, folder: Path, source: Path | None, *more: str, probe: bool = False, blank: str = "ignore"
-) -> list[str]:
-    """Arguments of a run of seconds."""
-    callback = {
-        "class_path": "medclip_dcl.evaluation.FindingClassification",
-        "init_args": {"min_cases": 2, "blank": blank},
-    }
-    own = run.parent / f"{run.name}.yaml"
-    own.parent.mkdir(parents=True, exist_ok=True)
-    own.write_text(yaml.safe_dump({"trainer": {"callbacks": [callback]}}))
-    files = ["finetune", *(["linear_probe"] if probe else [])]
-    return [
-        *(word for name in files for word in ("--config", str(ROOT / f"configs/{name}.yaml"))),
-        "--config", str(own),
-        "--run_folder", str(run),
-        "--trainer.max_epochs", "3",
-        "--trainer.enable_progress_bar", "false",
-        "--trainer.log_every_n_steps", "1",
-        "--trainer.precision", "32-true",
-        "--trainer.accelerator", "cpu",
-        "--model.init_args.findings", json.dumps(FINDINGS),
-        *([] if source is None else ["--model.init_args.init_from", str(source)]),
-        "--data.init_args.folder", str(folder),
-        "--data.init_args.batch_size", "8",
-        "--data.init_args.num_workers", "0",
-        *more,
-    ]  # fmt: skip
+from tests.evaluation.classifier_runs import FINDINGS, results, words
 
 
 @pytest.fixture(scope="module")
@@ -109,18 +41,6 @@ def tuned(labelled_set, encoder, tmp_path_factory) -> Path:
     for command in ("test", "predict"):
         main([command, "--config", str(run / "config.yaml")])
     return run
-
-
-@pytest.fixture(scope="module")
-def probed(labelled_set, encoder, tmp_path_factory) -> Path:
-    run = tmp_path_factory.mktemp("runs") / "probe"
-    main(["fit", *words(run, labelled_set, encoder, probe=True)])
-    main(["test", "--config", str(run / "config.yaml")])
-    return run
-
-
-def results(run: Path) -> dict[str, Any]:
-    return json.loads((run / "results.json").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize(("run", "crop"), [("tuned", 24), ("probed", None)])
@@ -395,28 +315,6 @@ def test_a_checkpoint_of_another_kind_is_refused_with_the_remedy(tuned, small_be
 def test_options_of_the_evaluation():
     with pytest.raises(ValueError, match="min_cases must be at least 1: found 0"):
         FindingClassification(min_cases=0)
-
-
-def test_two_processes_find_what_one_finds(labelled_set, encoder, probed, tmp_path):
-    """Training, validation and test in two processes; odd numbers of images. The encoder is frozen: BatchNorm sees half
-    a batch in each process."""
-    two = tmp_path / "probe"
-    more = ["--trainer.devices", "2", "--trainer.strategy", "ddp_spawn"]
-    main(["fit", *words(two, labelled_set, encoder, *more, probe=True)])
-    a, b = (
-        torch.load(run / "checkpoints/last.ckpt", weights_only=True)["state_dict"] for run in (probed, two)
-    )
-    for key in a:
-        torch.testing.assert_close(a[key], b[key], rtol=1e-4, atol=1e-5, msg=key)
-    curves = [pd.read_csv(run / "metrics.csv") for run in (probed, two)]
-    for column in ("train/loss", "validate/loss", "validate/auc", "validate/average_precision"):
-        a, b = (curve[column].dropna().tolist() for curve in curves)
-        assert a == pytest.approx(b, abs=1e-5), column
-    main(["test", "--config", str(probed / "config.yaml"), "--run_folder", str(two), *more])
-    a, b = (pd.read_parquet(run / "predictions/finding_classification.parquet") for run in (probed, two))
-    pd.testing.assert_frame_equal(a, b, rtol=1e-3, atol=1e-4)
-    assert results(two)["timings"]["processes"] == 2
-    assert results(probed)["counts"] == results(two)["counts"]
 
 
 def test_real_x_rays_with_real_labels(real_data, encoder, tmp_path):

@@ -1,17 +1,19 @@
-"""`test` in two processes finds what one process finds, on a number of images that two do not divide."""
+"""Two processes find what one finds, on numbers of images that two do not divide: `test`, and `fit` of a classifier."""
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
+import torch
 
 from medclip_dcl.cli import main
 from medclip_dcl.data.prepared import write_table
+from tests.evaluation.classifier_runs import results, words
+from tests.processes import in_processes
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -27,8 +29,8 @@ def odd_set(small_set, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def of_one_and_two(odd_set, small_bert, tmp_path_factory) -> list[Path]:
-    """Two copies of a run folder, tested by one process and by two."""
+def one_and_two(odd_set, small_bert, tmp_path_factory) -> tuple[Path, Path]:
+    """A run that one process tested, and a copy to be tested by two."""
     one, two = (tmp_path_factory.mktemp("runs") / name for name in ("one", "two"))
     options = {
         "--run_folder": one,
@@ -49,13 +51,29 @@ def of_one_and_two(odd_set, small_bert, tmp_path_factory) -> list[Path]:
     main(["fit", *(word for file in configurations for word in ("--config", file)), *words])
     (one / "checkpoints/untrained.ckpt").unlink()  # one evaluation each is enough
     shutil.copytree(one, two)
-    for run, processes in ((one, []), (two, ["--trainer.devices", "2", "--trainer.strategy", "ddp_spawn"])):
-        main(["test", "--config", str(one / "config.yaml"), "--run_folder", str(run), *processes])
-    return [one, two]
+    main(["test", "--config", str(one / "config.yaml")])
+    return one, two
 
 
-def results(run: Path) -> dict[str, Any]:
-    return json.loads((run / "results.json").read_text(encoding="utf-8"))
+@pytest.fixture(scope="module")
+def of_one_and_two(
+    one_and_two, labelled_set, encoder, probed, tmp_path_factory
+) -> dict[str, tuple[Path, Path]]:
+    """Run folders of one process and of two. The classifier's encoder is frozen: BatchNorm sees half a batch."""
+    one, two = one_and_two
+    probe = tmp_path_factory.mktemp("two") / "probe"
+    commands = [
+        ["test", "--config", str(one / "config.yaml"), "--run_folder", str(two)],
+        ["fit", *words(probe, labelled_set, encoder, probe=True)],
+        ["test", "--config", str(probed / "config.yaml"), "--run_folder", str(probe)],
+    ]
+    in_processes(2, process, commands)
+    return {"image_text": (one, two), "classifier": (probed, probe)}
+
+
+def process(rank: int, commands: list[list[str]]) -> None:
+    for command in commands:
+        main([*command, "--trainer.devices", "2", "--trainer.strategy", "ddp"])
 
 
 def assert_close(a: Any, b: Any, where: str) -> None:
@@ -70,7 +88,7 @@ def assert_close(a: Any, b: Any, where: str) -> None:
 
 
 def test_every_metric_agrees(of_one_and_two):
-    one, two = map(results, of_one_and_two)
+    one, two = map(results, of_one_and_two["image_text"])
     assert (one["timings"]["processes"], two["timings"]["processes"]) == (1, 2)
     assert one["metrics"]["classification"] and one["metrics"]["grounding"] and one["metrics"]["retrieval"]
     for part in ("metrics", "counts", "protocol", "dataset"):
@@ -79,8 +97,25 @@ def test_every_metric_agrees(of_one_and_two):
 
 @pytest.mark.parametrize("section", ["classification", "grounding", "retrieval"])
 def test_no_case_is_lost_or_counted_twice(of_one_and_two, section):
-    one, two = (pd.read_parquet(run / "predictions" / f"{section}.parquet") for run in of_one_and_two)
+    one, two = (
+        pd.read_parquet(run / "predictions" / f"{section}.parquet") for run in of_one_and_two["image_text"]
+    )
     pd.testing.assert_frame_equal(one, two, rtol=1e-5, atol=1e-6)
     if section == "classification":
         assert one["dicom_id"].nunique() == 5 and len(one) == 25
         assert not one.duplicated(["dicom_id", "finding"]).any()
+
+
+def test_a_classifier_is_trained_and_tested_alike(of_one_and_two):
+    runs = of_one_and_two["classifier"]
+    a, b = (torch.load(run / "checkpoints/last.ckpt", weights_only=True)["state_dict"] for run in runs)
+    for key in a:
+        torch.testing.assert_close(a[key], b[key], rtol=1e-4, atol=1e-5, msg=key)
+    curves = [pd.read_csv(run / "metrics.csv") for run in runs]
+    for column in ("train/loss", "validate/loss", "validate/auc", "validate/average_precision"):
+        a, b = (curve[column].dropna().tolist() for curve in curves)
+        assert a == pytest.approx(b, abs=1e-5), column
+    a, b = (pd.read_parquet(run / "predictions/finding_classification.parquet") for run in runs)
+    pd.testing.assert_frame_equal(a, b, rtol=1e-3, atol=1e-4)
+    one, two = map(results, runs)
+    assert two["timings"]["processes"] == 2 and one["counts"] == two["counts"]

@@ -11,7 +11,7 @@ import torch
 from pytorch_lightning import Callback, Trainer
 
 from medclip_dcl.data.image_text import ImageTextDataModule
-from medclip_dcl.encoders.image import ResNetRegions
+from medclip_dcl.encoders.image import RegionEncoder, ResNetRegions
 from medclip_dcl.encoders.text import BertSentences
 from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.similarity import LSENonLocal
@@ -24,9 +24,12 @@ ROOT = Path(__file__).resolve().parents[2]
 def build(small_bert: Path) -> Callable[..., ImageTextModel]:
     """Makes the same model every time; without dropout, as checkpoints hold no random-number state."""
 
-    def make(similarity: LSENonLocal | None = None, **options: Any) -> ImageTextModel:
+    def make(
+        similarity: LSENonLocal | None = None, image_encoder: RegionEncoder | None = None, **options: Any
+    ) -> ImageTextModel:
         torch.manual_seed(0)
-        encoders = ResNetRegions(dim=16, stride=16), BertSentences(str(small_bert), dim=16, dropout=0.0)
+        image_encoder = ResNetRegions(dim=16, stride=16) if image_encoder is None else image_encoder
+        encoders = image_encoder, BertSentences(str(small_bert), dim=16, dropout=0.0)
         similarity = LSENonLocal(dim=16) if similarity is None else similarity
         return ImageTextModel(*encoders, similarity, **{"learning_rate": 1e-2, "warmup_steps": 1, **options})
 
@@ -60,7 +63,7 @@ def trainer(tmp_path: Path) -> Callable[..., Trainer]:
     return make
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def arguments(small_set: Path, small_bert: Path) -> Callable[..., list[str]]:
     """Makes arguments of a run of two epochs of three steps: the demo with a small set, network and image."""
 
