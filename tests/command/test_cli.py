@@ -1,4 +1,4 @@
-"""The command line on a small set: run folders, resuming, composition of the configurations, messages."""
+"""The command line on a small set: run folders, resuming, messages."""
 
 from __future__ import annotations
 
@@ -20,33 +20,7 @@ import yaml
 from medclip_dcl import load
 from medclip_dcl.cli import main
 from medclip_dcl.findings import CHEX5
-from medclip_dcl.models.image_text import ImageTextModel
-
-ROOT = Path(__file__).resolve().parents[2]
-DEMO = str(ROOT / "configs/demo.yaml")
-OBJECTIVES = sorted((ROOT / "configs/objective").glob("*.yaml"))
-
-
-def small(run: Path, small_set: Path, small_bert: Path, *more: str, objective: str = "dcl_lm") -> list[str]:
-    """Arguments of a run of seconds: the demo's configuration with a small set, network and image."""
-    model, data = "--model.init_args.", "--data.init_args."
-    return [
-        "--config", DEMO,
-        "--config", str(ROOT / f"configs/objective/{objective}.yaml"),
-        "--run_folder", str(run),
-        "--trainer.max_epochs", "2",
-        "--trainer.check_val_every_n_epoch", "1",
-        "--trainer.enable_progress_bar", "false",
-        "--trainer.log_every_n_steps", "1",
-        "--trainer.precision", "32-true",
-        f"{model}text_encoder.init_args.pretrained", str(small_bert),
-        f"{model}warmup_steps", "2",
-        f"{data}folder", str(small_set),
-        f"{data}image_size", "48",
-        f"{data}crop_size", "32",
-        f"{data}batch_size", "8",
-        *more,
-    ]  # fmt: skip
+from tests.command.small_runs import CLASSIFICATION, small
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +48,7 @@ def info():
 def test_fit_and_test_say_what_matters_and_each_warning_once(small_set, small_bert, tmp_path):
     """In a process of its own: as a terminal shows it."""
     arguments = small(tmp_path / "run", small_set, small_bert, "--trainer.limit_val_batches", "2")
-    arguments += ["--data.init_args.batch_size", "7", "--trainer.log_every_n_steps", "50"]
+    arguments += ["--data.init_args.batch_size", "7", "--trainer.log_every_n_steps", "50", *CLASSIFICATION]
     commands = [["fit", *arguments], ["test", "--config", str(tmp_path / "run/config.yaml")]]
     script = f"from medclip_dcl.cli import main\nfor one in {commands!r}:\n    main(one)\n    print('=' * 9)"
     said = subprocess.run(
@@ -142,7 +116,7 @@ def test_a_command_that_fails_before_training_leaves_the_folder_to_the_corrected
             main(["fit", *small(tmp_path / "run", small_set, small_bert, *wrong)])
         assert "nowhere.ckpt" in capsys.readouterr().err
         assert not (tmp_path / "run").exists()
-    short = ("--trainer.max_steps", "1", "--trainer.callbacks", "[]")
+    short = ("--trainer.max_steps", "1", "--trainer.limit_val_batches", "1", "--trainer.callbacks", "[]")
     main(["fit", *small(tmp_path / "run", small_set, small_bert, *short)])
     assert (tmp_path / "run/fit.json").is_file()
 
@@ -270,7 +244,7 @@ def test_a_run_does_not_need_the_language_models_folder_any_more(
 ):
     text = shutil.copytree(small_bert, tmp_path / "bert")
     run = tmp_path / "run"
-    main(["fit", *small(run, small_set, text)])
+    main(["fit", *small(run, small_set, text, *CLASSIFICATION)])
     (run / "fit.json").unlink()
     # Another vocabulary on the disk does not reach a run that continues.
     vocabulary = (text / "tokenizer.json").read_text()
@@ -278,16 +252,17 @@ def test_a_run_does_not_need_the_language_models_folder_any_more(
     (text / "tokenizer.json").write_text(swapped.replace('"X": ', '"cardiomegaly": '))
     last = run / "checkpoints/last.ckpt"
     before = torch.load(last, weights_only=True)["network"]["text_encoder"]
-    main(["fit", *small(run, small_set, text)])
+    main(["fit", *small(run, small_set, text, *CLASSIFICATION)])
     assert torch.load(last, weights_only=True)["network"]["text_encoder"] == before
     with pytest.raises(SystemExit):
         main(["fit", *small(tmp_path / "new", small_set, text), "--ckpt_path", str(last)])
     assert "was trained with another text_encoder" in capsys.readouterr().err
     shutil.rmtree(text)
+    (run / "checkpoints/untrained.ckpt").unlink()  # one evaluation is enough
     main(["test", "--config", str(run / "config.yaml")])
     # The same settings and seed as the first run: only the place of the language model differs.
-    a, b = (json.loads((folder / "results.json").read_text())["metrics"] for folder in (run, finished))
-    assert a == b
+    a, b = (pd.read_parquet(folder / "predictions/classification.parquet") for folder in (run, finished))
+    pd.testing.assert_frame_equal(a, b, check_exact=True)
 
 
 def test_a_prepared_set_that_was_made_anew_is_noticed(finished, small_set, small_bert, tmp_path, capsys):
@@ -323,14 +298,16 @@ def test_an_image_size_between_the_regions_is_refused(small_set, small_bert, tmp
 
 
 def test_a_trial_run_claims_no_folder(small_set, small_bert, tmp_path):
-    main(["fit", *small(tmp_path / "run", small_set, small_bert, "--trainer.fast_dev_run", "true")])
+    trial = ("--trainer.fast_dev_run", "true", "--trainer.callbacks", "[]")
+    main(["fit", *small(tmp_path / "run", small_set, small_bert, *trial)])
     assert not [file for file in tmp_path.rglob("*") if file.is_file()], "a trial leaves nothing behind"
 
 
 def test_an_unfinished_run_goes_on_from_where_it_came_to(small_set, small_bert, tmp_path, capsys, info):
     run, bert = tmp_path / "run", tmp_path / "bert"
     shutil.copytree(small_bert, bert)
-    arguments = ["fit", *small(run, small_set, bert, "--trainer.max_epochs", "1")]
+    short = ("--trainer.max_epochs", "1", "--trainer.limit_val_batches", "1", "--trainer.callbacks", "[]")
+    arguments = ["fit", *small(run, small_set, bert, *short)]
     main(arguments)
     best = tmp_path / "elsewhere.ckpt"
     shutil.copy(run / "checkpoints/best.ckpt", best)
@@ -363,12 +340,13 @@ def test_options_that_would_write_other_things_into_the_checkpoints_are_refused(
     assert not (tmp_path / "run").exists()
 
 
-def test_untrained_results_of_another_protocol_are_measured_again(finished):
-    stale = json.loads((finished / "results_untrained.json").read_text())
-    (finished / "results_untrained.json").write_text(json.dumps({**stale, "precision": "other"}))
-    main(["test", "--config", str(finished / "config.yaml")])
-    again = json.loads((finished / "results_untrained.json").read_text())
-    assert again["precision"] == stale["precision"] and again["metrics"] == stale["metrics"]
+def test_untrained_results_of_another_protocol_are_measured_again(finished, tmp_path):
+    run = shutil.copytree(finished, tmp_path / "run")
+    before = json.loads((run / "results_untrained.json").read_text())
+    main(["test", "--config", str(finished / "config.yaml"), "--run_folder", str(run), *CLASSIFICATION])
+    again = json.loads((run / "results_untrained.json").read_text())
+    assert before["protocol"].keys() > again["protocol"].keys() == {"classification"}
+    assert again["metrics"]["classification"] == before["metrics"]["classification"]
 
 
 def test_predict_writes_embeddings_and_scores(finished, info):
@@ -456,6 +434,7 @@ def test_a_run_starts_from_another_runs_weights_and_outlives_them(finished, smal
     arguments += [
         "--model.init_args.init_from", str(source), "--data.init_args.image_size", "64",
         "--model.init_args.similarity", "medclip_dcl.similarity.GlobalCosine", "--trainer.limit_val_batches", "2",
+        *CLASSIFICATION,
     ]  # fmt: skip
     main(["fit", *arguments])
     before, after = (
@@ -535,92 +514,3 @@ def test_a_checkpoint_that_cannot_be_trusted_or_read_is_refused(change, message,
         main(["test", "--config", str(finished / "config.yaml"), "--ckpt_path", str(tmp_path / "bad.ckpt")])
     said = capsys.readouterr()
     assert error.value.code == 2 and message in said.err and "code of the file ran" not in said.out
-
-
-@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda path: path.stem)
-def test_every_objective_composes_with_the_configuration_of_mimic_cxr(objective, capsys):
-    arguments = ["--config", str(ROOT / "configs/mimic_cxr.yaml"), "--config", str(objective)]
-    with pytest.raises(SystemExit) as error:
-        main(["fit", *arguments, "--run_folder", "runs/x", "--print_config"])
-    assert error.value.code in (0, None)
-    config = yaml.safe_load(capsys.readouterr().out)
-    assert_holds(config["model"]["init_args"], yaml.safe_load(objective.read_text())["model"]["init_args"])
-    assert config["run_folder"] == "runs/x"
-
-
-def assert_holds(found, wanted) -> None:
-    """Everything that the one says, the other says."""
-    for key, value in wanted.items():
-        if isinstance(value, dict):
-            assert_holds(found[key], value)
-        else:
-            assert found[key] == value, key
-
-
-@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda path: path.stem)
-def test_every_objective_trains_two_steps(objective, embedded_set, small_bert, tmp_path):
-    run = tmp_path / "run"
-    options = ["--trainer.max_steps", "2", "--trainer.limit_val_batches", "1", "--trainer.callbacks", "[]"]
-    main(["fit", *small(run, embedded_set, small_bert, *options, objective=objective.stem)])
-    metrics = pd.read_csv(run / "metrics.csv")
-    losses = metrics["train/loss"].dropna()
-    assert len(losses) == 2 and losses.between(1e-3, 30).all()
-    wanted = yaml.safe_load(objective.read_text())["model"]["init_args"]
-    assert_holds(yaml.safe_load((run / "config.yaml").read_text())["model"]["init_args"], wanted)
-    rule = wanted.get("negative_weights")
-    weights = metrics["train/weight"].dropna()
-    assert len(weights) == 2 and (rule is not None or (weights == 1).all())
-    assert ("train/masked_language_loss" in metrics) == ("masked_language_weight" in wanted)
-    model = ImageTextModel.load_from_checkpoint(run / "checkpoints/last.ckpt")
-    found = None if rule is None else type(model.objective.negative_weights).__name__
-    assert found == (None if rule is None else rule["class_path"].rpartition(".")[2])
-    assert model.objective.image_to_text == wanted.get("image_to_text", 0.1)
-
-
-@pytest.mark.parametrize(
-    ("objective", "options", "message"),
-    [
-        (
-            "remove_text",
-            ["--model.init_args.negative_weights.init_args.threshold", "1.5"],
-            "threshold must be a",
-        ),
-        ("remove_text", [], "has no sentence embeddings; embeddings are made by: python -m data_prep.embed_"),
-        (
-            "infonce",
-            ["--model.init_args.same_text", "both"],
-            "same_text: expected ignore, negative or positive",
-        ),
-        ("infonce", ["--model.init_args.masked_language_weight", "1"], "masked_language_head: true"),
-        ("infonce", ["--data.init_args.contrastive_batch", "12"], "must be a multiple of data.batch_size 8"),
-    ],
-)
-def test_an_objective_that_lacks_something_says_so_before_training(
-    objective, options, message, small_set, small_bert, tmp_path, capsys
-):
-    with pytest.raises(SystemExit) as error:
-        main(["fit", *small(tmp_path / "run", small_set, small_bert, *options, objective=objective)])
-    assert error.value.code == 2
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "run/metrics.csv").exists()
-
-
-def test_the_recipe_for_a_small_machine_trains_without_downloads(small_set, small_bert, tmp_path):
-    arguments = [
-        item
-        for name in ("mimic_cxr", "small_machine")
-        for item in ("--config", f"{ROOT}/configs/{name}.yaml")
-    ]
-    run = tmp_path / "run"
-    main(
-        [
-            "fit", *arguments, "--run_folder", str(run),
-            "--data.init_args.folder", str(small_set),
-            "--model.init_args.text_encoder.init_args.pretrained", str(small_bert),
-            "--trainer.max_steps", "1", "--trainer.limit_val_batches", "1",
-        ]
-    )  # fmt: skip
-    config = yaml.safe_load((run / "config.yaml").read_text())
-    encoder = config["model"]["init_args"]["image_encoder"]
-    assert encoder["init_args"]["weights"] is None and encoder["init_args"]["stride"] == 16
-    assert config["data"]["init_args"]["num_workers"] == 0 and (run / "checkpoints/best.ckpt").is_file()

@@ -24,6 +24,7 @@ from medclip_dcl.training.order import in_order
 from medclip_dcl.training.throughput import Throughput
 
 DECAY = 0.9
+CLASSIFICATION = '[{"class_path": "medclip_dcl.evaluation.ZeroShotClassification"}]'
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -121,18 +122,18 @@ def test_constants_stay_what_they_are(build):
 
 
 def test_a_resumed_run_has_the_average_of_the_uninterrupted(build, data, trainer, tmp_path, monkeypatch):
-    monkeypatch.setattr(Trainer, "estimated_stepping_batches", 12)
+    monkeypatch.setattr(Trainer, "estimated_stepping_batches", 6)
 
     def fit(name: str, epochs: int, checkpoint: str | None = None) -> dict[str, Any]:
         last = ModelCheckpoint(tmp_path, name, save_on_train_epoch_end=True, enable_version_counter=False)
-        run = trainer([AveragedWeights(DECAY), last], max_epochs=4, enable_checkpointing=True)
+        run = trainer([AveragedWeights(DECAY), last], enable_checkpointing=True, limit_val_batches=1)
         run.fit_loop.max_epochs = epochs
         path = None if checkpoint is None else tmp_path / checkpoint
         run.fit(build(), data, ckpt_path=path, weights_only=True)
         return torch.load(tmp_path / f"{name}.ckpt", weights_only=True)
 
-    whole, _, second = fit("whole", 4), fit("first", 2), fit("second", 4, "first.ckpt")
-    assert int(whole["averaging_state"]["n_averaged"]) == int(second["averaging_state"]["n_averaged"]) == 12
+    whole, _, second = fit("whole", 2), fit("first", 1), fit("second", 2, "first.ckpt")
+    assert int(whole["averaging_state"]["n_averaged"]) == int(second["averaging_state"]["n_averaged"]) == 6
     assert_equal_states(second["state_dict"], whole["state_dict"])
     assert_equal_states(second["current_model_state"], whole["current_model_state"])
     for a, b in zip(*(run["optimizer_states"][0]["state"].values() for run in (whole, second)), strict=True):
@@ -219,7 +220,8 @@ def test_a_language_model_exports_its_average(small_set, tmp_path):
 
 def test_the_command_tests_the_average_and_resumes_with_the_weights(arguments, tmp_path, monkeypatch):
     run, whole = tmp_path / "run", tmp_path / "whole"
-    main(["fit", *arguments(whole, "--ema_decay", "0.8")])
+    more = ["--ema_decay", "0.8", "--trainer.callbacks", CLASSIFICATION]
+    main(["fit", *arguments(whole, *more)])
 
     def stop(self: Any, trainer: Trainer, *_: Any) -> None:
         if trainer.current_epoch == 1:
@@ -228,8 +230,8 @@ def test_the_command_tests_the_average_and_resumes_with_the_weights(arguments, t
     with monkeypatch.context() as stopped:
         stopped.setattr(FiniteCheck, "on_train_batch_start", stop)
         with pytest.raises(RuntimeError, match="stopped"):
-            main(["fit", *arguments(run, "--ema_decay", "0.8")])
-    main(["fit", *arguments(run, "--ema_decay", "0.8")])
+            main(["fit", *arguments(run, *more)])
+    main(["fit", *arguments(run, *more)])
     for name in ("last", "best"):
         a, b = (torch.load(folder / f"checkpoints/{name}.ckpt", weights_only=True) for folder in (run, whole))
         assert (
@@ -238,6 +240,7 @@ def test_the_command_tests_the_average_and_resumes_with_the_weights(arguments, t
         )
         for key in ("state_dict", "current_model_state"):
             assert_equal_states(a[key], b[key])
+    (run / "checkpoints/untrained.ckpt").unlink()  # one evaluation is enough
     main(["test", "--config", str(run / "config.yaml")])
     tested = json.loads((run / "results.json").read_text())["checkpoint"]["weights"]
     assert tested == weights_fingerprint(load(run / "checkpoints/best.ckpt").network)

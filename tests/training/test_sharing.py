@@ -25,6 +25,7 @@ BOARD = {
     "class_path": "pytorch_lightning.loggers.TensorBoardLogger",
     "init_args": {"save_dir": ".", "name": "tensorboard", "version": ""},
 }
+GROUNDING = '[{"class_path": "medclip_dcl.evaluation.Grounding", "init_args": {"examples": 1}}]'
 SENTENCES = ("pneumothorax", "effusion", "edema", "cardiomegaly", "lungs")
 
 
@@ -82,7 +83,7 @@ def fit_and_test(arguments, tmp_path):
 
     def run(loggers: list[dict[str, Any]], *more: str) -> Path:
         (tmp_path / "loggers.yaml").write_text(yaml.safe_dump({"trainer": {"logger": loggers}}))
-        first, second, *rest = arguments(tmp_path / "run", *more)
+        first, second, *rest = arguments(tmp_path / "run", "--trainer.callbacks", GROUNDING, *more)
         main(["fit", first, second, "--config", str(tmp_path / "loggers.yaml"), *rest])
         main(["test", "--config", str(tmp_path / "run/config.yaml")])
         return tmp_path / "run"
@@ -140,7 +141,8 @@ def test_every_logger_gets_the_figures_of_metrics_csv_and_a_phantoms_pictures(fi
 
 
 def test_pictures_of_patients_are_sent_only_when_told(fit_and_test, remote, patients, recwarn):
-    run = fit_and_test([remote, CSV], "--data.init_args.folder", str(patients))
+    more = ["--data.init_args.folder", str(patients), "--trainer.max_epochs", "1"]
+    run = fit_and_test([remote, CSV], *more)
     files = {f"test/{file.stem}": [str(file)] for file in (run / "figures").glob("*.png")}
     for share in (False, True):
         if share:

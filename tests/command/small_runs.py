@@ -1,0 +1,31 @@
+"""Command lines of runs of seconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+DEMO = str(ROOT / "configs/demo.yaml")
+CLASSIFICATION = ["--trainer.callbacks", '[{"class_path": "medclip_dcl.evaluation.ZeroShotClassification"}]']
+
+
+def small(run: Path, small_set: Path, small_bert: Path, *more: str, objective: str = "dcl_lm") -> list[str]:
+    """Arguments of a run of seconds: the demo's configuration with a small set, network and image."""
+    model, data = "--model.init_args.", "--data.init_args."
+    return [
+        "--config", DEMO,
+        "--config", str(ROOT / f"configs/objective/{objective}.yaml"),
+        "--run_folder", str(run),
+        "--trainer.max_epochs", "2",
+        "--trainer.check_val_every_n_epoch", "1",
+        "--trainer.enable_progress_bar", "false",
+        "--trainer.log_every_n_steps", "1",
+        "--trainer.precision", "32-true",
+        f"{model}text_encoder.init_args.pretrained", str(small_bert),
+        f"{model}warmup_steps", "2",
+        f"{data}folder", str(small_set),
+        f"{data}image_size", "48",
+        f"{data}crop_size", "32",
+        f"{data}batch_size", "8",
+        *more,
+    ]  # fmt: skip

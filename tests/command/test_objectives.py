@@ -1,0 +1,102 @@
+"""Every objective by the command line: composition of its configuration, two steps of training, messages."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+import yaml
+
+from medclip_dcl.cli import main
+from medclip_dcl.models.image_text import ImageTextModel
+from tests.command.small_runs import ROOT, small
+
+OBJECTIVES = sorted((ROOT / "configs/objective").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda path: path.stem)
+def test_every_objective_composes_with_the_configuration_of_mimic_cxr(objective, capsys):
+    arguments = ["--config", str(ROOT / "configs/mimic_cxr.yaml"), "--config", str(objective)]
+    with pytest.raises(SystemExit) as error:
+        main(["fit", *arguments, "--run_folder", "runs/x", "--print_config"])
+    assert error.value.code in (0, None)
+    config = yaml.safe_load(capsys.readouterr().out)
+    assert_holds(config["model"]["init_args"], yaml.safe_load(objective.read_text())["model"]["init_args"])
+    assert config["run_folder"] == "runs/x"
+
+
+def assert_holds(found, wanted) -> None:
+    """Everything that the one says, the other says."""
+    for key, value in wanted.items():
+        if isinstance(value, dict):
+            assert_holds(found[key], value)
+        else:
+            assert found[key] == value, key
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda path: path.stem)
+def test_every_objective_trains_two_steps(objective, embedded_set, small_bert, tmp_path):
+    run = tmp_path / "run"
+    options = ["--trainer.max_steps", "2", "--trainer.limit_val_batches", "0", "--trainer.callbacks", "[]"]
+    main(["fit", *small(run, embedded_set, small_bert, *options, objective=objective.stem)])
+    metrics = pd.read_csv(run / "metrics.csv")
+    losses = metrics["train/loss"].dropna()
+    assert len(losses) == 2 and losses.between(1e-3, 30).all()
+    wanted = yaml.safe_load(objective.read_text())["model"]["init_args"]
+    assert_holds(yaml.safe_load((run / "config.yaml").read_text())["model"]["init_args"], wanted)
+    rule = wanted.get("negative_weights")
+    weights = metrics["train/weight"].dropna()
+    assert len(weights) == 2 and (rule is not None or (weights == 1).all())
+    assert ("train/masked_language_loss" in metrics) == ("masked_language_weight" in wanted)
+    model = ImageTextModel.load_from_checkpoint(run / "checkpoints/last.ckpt")
+    found = None if rule is None else type(model.objective.negative_weights).__name__
+    assert found == (None if rule is None else rule["class_path"].rpartition(".")[2])
+    assert model.objective.image_to_text == wanted.get("image_to_text", 0.1)
+
+
+@pytest.mark.parametrize(
+    ("objective", "options", "message"),
+    [
+        (
+            "remove_text",
+            ["--model.init_args.negative_weights.init_args.threshold", "1.5"],
+            "threshold must be a",
+        ),
+        ("remove_text", [], "has no sentence embeddings; embeddings are made by: python -m data_prep.embed_"),
+        (
+            "infonce",
+            ["--model.init_args.same_text", "both"],
+            "same_text: expected ignore, negative or positive",
+        ),
+        ("infonce", ["--model.init_args.masked_language_weight", "1"], "masked_language_head: true"),
+        ("infonce", ["--data.init_args.contrastive_batch", "12"], "must be a multiple of data.batch_size 8"),
+    ],
+)
+def test_an_objective_that_lacks_something_says_so_before_training(
+    objective, options, message, small_set, small_bert, tmp_path, capsys
+):
+    with pytest.raises(SystemExit) as error:
+        main(["fit", *small(tmp_path / "run", small_set, small_bert, *options, objective=objective)])
+    assert error.value.code == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run/metrics.csv").exists()
+
+
+def test_the_recipe_for_a_small_machine_trains_without_downloads(small_set, small_bert, tmp_path):
+    arguments = [
+        item
+        for name in ("mimic_cxr", "small_machine")
+        for item in ("--config", f"{ROOT}/configs/{name}.yaml")
+    ]
+    run = tmp_path / "run"
+    main(
+        [
+            "fit", *arguments, "--run_folder", str(run),
+            "--data.init_args.folder", str(small_set),
+            "--model.init_args.text_encoder.init_args.pretrained", str(small_bert),
+            "--trainer.max_steps", "1", "--trainer.limit_val_batches", "1",
+        ]
+    )  # fmt: skip
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    encoder = config["model"]["init_args"]["image_encoder"]
+    assert encoder["init_args"]["weights"] is None and encoder["init_args"]["stride"] == 16
+    assert config["data"]["init_args"]["num_workers"] == 0 and (run / "checkpoints/best.ckpt").is_file()
