@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +11,7 @@ import pytest
 from PIL import Image
 
 from data_prep import eta_report, mimic_cxr, score_sentences
+from data_prep.phantom.__main__ import main as write_phantom
 from medclip_dcl import load
 from medclip_dcl.cli import main
 from medclip_dcl.report.report import write_report
@@ -90,7 +89,7 @@ def test_the_checkpoint_answers_about_a_real_image(real_run, real_data):
 def phantom_run(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("phantom")
     arguments = ["--output", str(folder / "raw"), "--studies", "160", "--seed", "1", "--size", "160"]
-    subprocess.run([sys.executable, "-m", "data_prep.phantom", *arguments], check=True)
+    write_phantom(arguments)
     return go(folder / "raw", folder)
 
 
