@@ -313,7 +313,10 @@ class _LogSumExp(torch.autograd.Function):
         found = []
         for part in _blocks(regions, len(sentences)):
             exponents = _map(sharpness * sentences, part)
-            found.append((exponents.logsumexp(-1), exponents.argmax(-1)))
+            largest, critical = exponents.max(-1)
+            # In place: half the time of logsumexp and argmax.
+            total = exponents.sub_(largest[..., None]).exp_().sum(-1)
+            found.append((total.log_().add_(largest), critical))
         log_sum, critical = (torch.cat(parts, dim=1) for parts in zip(*found, strict=True))
         return log_sum, critical
 
@@ -339,7 +342,7 @@ class _LogSumExp(torch.autograd.Function):
             of_sentences, of_regions, start = torch.zeros_like(sentences), [], 0
             for part in _blocks(regions, len(sentences)):
                 images = slice(start, start := start + len(part))
-                softmax = (_map(scaled, part) - log_sum[:, images, None]).exp()
+                softmax = _map(scaled, part).sub_(log_sum[:, images, None]).exp_()
                 of_map = (softmax * gradient[:, images, None]).flatten(1)
                 of_sentences = torch.addmm(of_sentences, of_map, part.flatten(0, 1))
                 of_regions.append((of_map.T @ sentences).unflatten(0, part.shape[:2]))
@@ -348,7 +351,8 @@ class _LogSumExp(torch.autograd.Function):
 
 def soft_maximum(regions: Regions, sentences: Sentences, sharpness: float) -> tuple[Logits, Critical]:
     """(1/r) log mean_n exp(r c_n) over the cosines c, and the critical region, argmax_n c_n."""
-    unit = normalize(regions, dim=-1).contiguous()
+    # Contiguous first: a transposed feature map takes half as long again.
+    unit = normalize(regions.contiguous(), dim=-1)
     log_sum, critical = _LogSumExp.apply(normalize(sentences, dim=-1), unit, sharpness)
     return (log_sum - math.log(regions.shape[1])) / sharpness, critical
 
