@@ -129,17 +129,29 @@ def at_least_float32(tensor: Tensor) -> Tensor:
 def _rows(logits: Tensor, positives: Tensor, weights: Tensor | None) -> Rows:
     columns, is_positive = _positive_columns(logits, positives)
     logits = at_least_float32(logits)
-    is_own = (
-        positives if positives.dtype == torch.bool else torch.zeros_like(logits).scatter(1, columns, 1) > 0
-    )
+
+    def with_positives(matrix: Tensor, value: float) -> Tensor:
+        is_mask = positives.dtype == torch.bool
+        return matrix.masked_fill(positives, value) if is_mask else matrix.scatter(1, columns, value)
+
+    # Excluded candidates are at the least number: the gradient of logsumexp is NaN in a row of -inf.
+    least = torch.finfo(logits.dtype).min
     if weights is None:
         log_count = (logits.shape[1] - is_positive.sum(1)).to(logits.dtype).log()
     else:
-        log_weights = _log_weights(weights, logits, is_own)
-        log_count = _log_sum_exp(log_weights.masked_fill(is_own, -math.inf))
+        if weights.shape != logits.shape:
+            raise ValueError(
+                f"weights must have the logits' shape {tuple(logits.shape)}, got {tuple(weights.shape)}"
+            )
+        weights = with_positives(weights.to(logits.dtype), 1.0)
+        if _any(~((weights.amin() >= 0) & (weights.amax() < math.inf))):
+            raise ValueError("weights of negatives must be finite and at least 0")
+        is_kept = weights > 0
+        log_weights = weights.where(is_kept, 1).log().where(is_kept, least)
+        log_count = _log_sum_exp(with_positives(log_weights, least))
         logits = logits + log_weights
     return Rows(
-        log_sum_negative=_log_sum_exp(logits.masked_fill(is_own, -math.inf)),
+        log_sum_negative=_log_sum_exp(with_positives(logits, least)),
         log_count=log_count,
         positive_logits=logits.gather(1, columns).where(is_positive, 0),
         is_positive=is_positive,
@@ -147,9 +159,9 @@ def _rows(logits: Tensor, positives: Tensor, weights: Tensor | None) -> Rows:
 
 
 def _log_sum_exp(values: Tensor) -> Tensor:
-    """Log-sum-exp of each row; -inf, without a gradient, where all of it is (torch's gradient is NaN there)."""
-    is_empty = (values == -math.inf).all(1)
-    return values.masked_fill(is_empty[:, None], 0).logsumexp(1).masked_fill(is_empty, -math.inf)
+    """Log-sum-exp of each row; -inf, without a gradient, where all of it is excluded."""
+    log_sum = values.logsumexp(1)
+    return log_sum.masked_fill(log_sum <= torch.finfo(values.dtype).min, -math.inf)
 
 
 def _log_g(rows: Rows, eta: Tensor, floor: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -210,19 +222,6 @@ def _positive_columns(logits: Tensor, positives: Tensor) -> tuple[Tensor, Tensor
     if _any((columns < 0) | (columns >= candidates)):
         raise ValueError(f"positives must be columns in [0, {candidates}), got {positives.tolist()}")
     return columns, torch.ones_like(columns, dtype=torch.bool)
-
-
-def _log_weights(weights: Tensor, logits: Tensor, is_own: Tensor) -> Tensor:
-    """(anchor, candidate) log weights: 0 on positives, -inf where the weight is 0."""
-    if weights.shape != logits.shape:
-        raise ValueError(
-            f"weights must have the logits' shape {tuple(logits.shape)}, got {tuple(weights.shape)}"
-        )
-    weights = weights.to(logits.dtype).masked_fill(is_own, 1)
-    if _any(~((weights >= 0) & weights.isfinite())):
-        raise ValueError("weights of negatives must be finite and at least 0")
-    is_kept = weights > 0
-    return weights.where(is_kept, 1).log().masked_fill(~is_kept, -math.inf)
 
 
 def _eta_of_anchors(

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import normalize
 
 from medclip_dcl.objectives.contrastive import Rows, at_least_float32, losses_of_rows, reduce_losses
@@ -17,6 +16,11 @@ from medclip_dcl.objectives.contrastive import Rows, at_least_float32, losses_of
 _BLOCK_LOGITS = {"cpu": 2**18}
 _BLOCK_LOGITS_ELSEWHERE = 2**22
 _FEWEST_ROWS = 16
+
+_NOT_IN_BLOCKS = (
+    "simclr_loss in several blocks supports neither torch.func nor a second derivative (create_graph=True): set block "
+    "to the number of views, 2 * images"
+)
 
 
 def simclr_loss(
@@ -92,7 +96,8 @@ def _log_sum_negatives(views: Tensor, gamma2: float, block: int | None) -> Tenso
         return views.new_full((2,), -math.inf)
     if block >= count:
         return _logits_of_negatives(views, gamma2 * views.T, 0, count).logsumexp(1)
-    return _BlockedLogSum.apply(views, gamma2, block)
+    bounds = [(start, min(start + block, count)) for start in range(0, count, block)]
+    return _BlockedLogSum.apply(views, gamma2, bounds)
 
 
 def _logits_of_negatives(views: Tensor, scaled: Tensor, start: int, stop: int) -> Tensor:
@@ -111,17 +116,25 @@ class _BlockedLogSum(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, views: Tensor, gamma2: float, block: int) -> Tensor:
-        bounds = [(start, min(start + block, len(views))) for start in range(0, len(views), block)]
+    def forward(views: Tensor, gamma2: float, bounds: list[tuple[int, int]]) -> Tensor:
         scaled = gamma2 * views.T
-        found = torch.cat([_logits_of_negatives(views, scaled, *bound).logsumexp(1) for bound in bounds])
-        ctx.save_for_backward(views, found)
-        ctx.gamma2, ctx.bounds = gamma2, bounds
-        return found
+        return torch.cat([_logits_of_negatives(views, scaled, *bound).logsumexp(1) for bound in bounds])
 
     @staticmethod
-    @once_differentiable
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float, list[tuple[int, int]]], output: Tensor) -> None:
+        views, ctx.gamma2, ctx.bounds = inputs
+        ctx.save_for_backward(views, output)
+
+    @staticmethod
+    def jvp(*arguments: Any) -> NoReturn:
+        raise RuntimeError(_NOT_IN_BLOCKS)
+
+    vmap = jvp
+
+    @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(_NOT_IN_BLOCKS)
         views, log_sum = ctx.saved_tensors
         found = []
         with torch.autocast(device_type=views.device.type, enabled=False):

@@ -110,6 +110,26 @@ def test_torch_func_and_second_derivatives():
     torch.testing.assert_close(hessian, twice)
 
 
+def test_several_blocks_refuse_torch_func_and_second_derivatives_in_a_line():
+    first, second = torch.randn(2, 4, 3)
+
+    def loss(x):
+        return simclr_loss(x, second, block=3)
+
+    leaf = first.clone().requires_grad_()
+    for function in (
+        lambda: torch.autograd.grad(loss(leaf), leaf, create_graph=True),
+        lambda: torch.func.grad(loss)(first),
+        lambda: torch.func.jvp(loss, (first,), (first,)),
+        lambda: torch.func.vmap(loss)(first[None]),
+        lambda: torch.func.hessian(loss)(first),
+    ):
+        with pytest.raises(
+            RuntimeError, match="several blocks supports neither .*: set block to .* 2 . images"
+        ):
+            function()
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_computed_in_float32(dtype):
     first, second = torch.randn(2, 9, 8).to(dtype)
