@@ -1,4 +1,4 @@
-"""The gather in one process, and in two gloo processes against one."""
+"""The gather in one process; tests/models/test_two_processes.py has the processes in which the rest of it runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from medclip_dcl.distributed import gather_objects, gather_with_grad, global_mean, local_offset
 from medclip_dcl.objectives import contrastive_loss
@@ -45,9 +44,8 @@ def _model() -> torch.nn.ParameterDict:
     )
 
 
-def _process(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/init", rank=rank, world_size=2)
+def gather_in_two_processes(rank: int, folder: Path) -> None:
+    """Check the gathers inside a process group of two; rank 0 saves the gradients of both in the folder."""
     images, sentences, owner = _data()
     first_image, first_sentence = sum(COUNTS[:rank]), sum(SENTENCES[:rank])
     mine = images[first_image : first_image + COUNTS[rank]]
@@ -78,13 +76,11 @@ def _process(rank: int, folder: str) -> None:
         ):
             twice()
     if rank == 0:
-        torch.save({name: p.grad for name, p in model.items()}, Path(folder) / "gradients.pt")
-    dist.destroy_process_group()
+        torch.save({name: p.grad for name, p in model.items()}, folder / "gathered.pt")
 
 
-def test_two_processes_have_the_gradient_of_one(tmp_path):
-    mp.spawn(_process, (str(tmp_path),), nprocs=2)
-    found = torch.load(tmp_path / "gradients.pt", weights_only=True)
+def assert_gradients_are_those_of_one_process(folder: Path) -> None:
+    found = torch.load(folder / "gathered.pt", weights_only=True)
     images, sentences, owner = _data()
     model = _model()
     logits = sentences @ model["text"] @ (images @ model["image"]).T

@@ -214,10 +214,12 @@ def _positive_columns(logits: Tensor, positives: Tensor) -> tuple[Tensor, Tensor
             raise ValueError(
                 f"{len(without)} of {anchors} anchors have no positive (first: {int(without[0])})"
             )
-        # The positives of each row in ascending order, then zeros.
-        from_last = torch.arange(candidates, 0, -1, device=positives.device)
-        found, columns = (positives * from_last).topk(int(counts.max()), dim=1)
-        return columns, found > 0
+        rows, columns = positives.nonzero(as_tuple=True)
+        place = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[rows]
+        is_positive = torch.arange(int(counts.max()), device=rows.device) < counts[:, None]
+        padded = torch.zeros_like(is_positive, dtype=torch.int64)
+        padded[rows, place] = columns
+        return padded, is_positive
     columns = positives.to(logits.device, torch.int64)[:, None]
     if _any((columns < 0) | (columns >= candidates)):
         raise ValueError(f"positives must be columns in [0, {candidates}), got {positives.tolist()}")

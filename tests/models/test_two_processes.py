@@ -29,6 +29,7 @@ from medclip_dcl.objectives import (
     TrueNegatives,
 )
 from medclip_dcl.similarity import LSE, GlobalCosine, LSENonLocal, NonLocal
+from tests import test_distributed as distributed
 from tests.models import test_classifier as classifier
 from tests.models import test_image_text as image_text
 from tests.models import test_resuming as resuming
@@ -186,6 +187,7 @@ def process(rank: int, folder: Path, small_set: Path, embedded_set: Path, small_
         if rank == 0:
             torch.save(found, folder / f"{name}.pt")
     classifier.steps_of_two_processes(rank, folder)
+    distributed.gather_in_two_processes(rank, folder)
     os.environ["LOCAL_RANK"] = str(rank)
     of_two = image_text.validation_loss(folder, small_bert, small_set, devices=2, strategy="ddp")
     if rank == 0:
@@ -225,6 +227,10 @@ def test_the_validation_loss_is_that_of_one_process(of_two_processes, small_bert
 
 def test_a_run_killed_in_an_epoch_and_in_a_validation_ends_as_the_whole_one(of_two_processes):
     resuming.assert_same_run(of_two_processes / "whole", of_two_processes / "killed")
+
+
+def test_a_gather_has_the_gradient_of_one_process(of_two_processes):
+    distributed.assert_gradients_are_those_of_one_process(of_two_processes)
 
 
 def test_the_objectives_differ():

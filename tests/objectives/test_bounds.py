@@ -222,7 +222,7 @@ def test_the_debiased_loss_is_within_the_bound(rho, n, m, repeats):
         assert difference <= dcl_error_bound(0.25, n_negatives=n, n_positives=m).total
 
 
-@pytest.mark.parametrize("eta", [0.0, 0.05, 0.2, 0.7, "halved", "reversed"])
+@pytest.mark.parametrize("eta", [0.0, 0.7, "halved", "reversed"])
 def test_a_wrong_eta_leaves_the_predicted_gap(eta):
     # The samples go to the closed form of the wrong limit, which the bound covers.
     mixture, n, m = Mixture(), 1_000_000, 10_000
@@ -251,16 +251,15 @@ def test_without_its_last_term_the_bound_is_violated():
     assert abs((right @ mixture.chance).mean().item() - mixture.asymptotic_loss(n)) < 0.02 * kept < gap
 
 
-@pytest.mark.parametrize("seed", [0])
 @pytest.mark.parametrize("side", ["negatives", "positives"])
-def test_the_error_falls_with_the_root_of_the_sample(seed, side):
+def test_the_error_falls_with_the_root_of_the_sample(side):
     # The expected |difference|, which SSD's proof bounds; the other side's sample is infinite. For large samples it is
     # sqrt(2/pi) times the deviation of g over g (a normal's mean absolute value), which pins the constant as well.
     mixture, sizes = Mixture(), [100 * 4**i for i in range(4)]
     errors = []
     for i, size in enumerate(sizes):
         drawn = {"n_drawn": size} if side == "negatives" else {"m_drawn": size}
-        _, differences = mixture.estimate(mixture.rho, 10**7, repeats=40, seed=10 * seed + i, **drawn)
+        _, differences = mixture.estimate(mixture.rho, 10**7, repeats=40, seed=i, **drawn)
         errors.append((differences @ mixture.chance).mean().item())
     assert slope(sizes, errors) == pytest.approx(-0.5, abs=0.1)
 
@@ -280,15 +279,14 @@ def test_debiasing_converges_to_the_unbiased_loss_and_infonce_does_not():
     unbiased = mixture.asymptotic_loss(n)
     bias = mixture.misspecified_loss(0.0, n) - unbiased
     assert bias > 0.3
-    gaps = []
-    for i, size in enumerate((100, 1000, 10_000)):
-        debiased, _ = mixture.estimate(mixture.rho, n, size, size, repeats=20, seed=i)
-        known, _ = mixture.estimate(0.0, n, size, size, repeats=20, seed=i, true_negatives=True)
-        infonce, _ = mixture.estimate(0.0, n, size, size, repeats=20, seed=i)
-        gaps.append([(x @ mixture.chance - unbiased).abs().mean().item() for x in (debiased, known, infonce)])
-    (first, *_), (last_debiased, last_known, last_infonce) = gaps[0], gaps[-1]
-    assert last_debiased < 0.2 * first and last_debiased < 0.01 and last_known < 0.01
-    assert last_infonce == pytest.approx(bias, rel=0.05)
+
+    def gap(eta, size, **options):
+        losses, _ = mixture.estimate(eta, n, size, size, repeats=10, **options)
+        return (losses @ mixture.chance - unbiased).abs().mean().item()
+
+    assert gap(mixture.rho, 10_000) < min(0.01, 0.2 * gap(mixture.rho, 100))
+    assert gap(0.0, 10_000, true_negatives=True) < 0.01
+    assert gap(0.0, 10_000) == pytest.approx(bias, rel=0.05)
 
 
 def test_bare_weights_on_true_negatives_are_off_by_log_of_one_minus_rho():
