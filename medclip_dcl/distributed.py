@@ -1,4 +1,4 @@
-"""Processes and devices: a differentiable gather of ragged rows, gathers of plain values, a device's name."""
+"""Differentiable gather of ragged rows across processes, gathers of plain values, name of the device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def rank_and_size() -> tuple[int, int]:
 
 
 _NOT_DIFFERENTIABLE_TWICE = (
-    "gather_with_grad takes part in loss.backward() alone: several processes support neither torch.func nor a second "
+    "gather_with_grad supports only loss.backward(): several processes support neither torch.func nor a second "
     "derivative (create_graph=True); compute them in one process"
 )
 
@@ -91,7 +91,7 @@ def global_count(count: int, device: torch.device | None = None) -> int:
 
 
 def local_offset(count: int, device: torch.device | None = None) -> int:
-    """Number of rows that lower ranks hold when this rank holds `count`: where its rows start after a gather."""
+    """Number of rows of all lower ranks, where this rank has `count`: index of its first row after a gather."""
     return sum(_counts(count, device)[: dist.get_rank()]) if is_distributed() else 0
 
 
@@ -122,7 +122,7 @@ def greatest_of_all(value: int, device: torch.device) -> int:
 
 
 def device_name(device: torch.device) -> str:
-    """What computes, for the record: the GPU's name, or the number of the CPU's threads."""
+    """Name of the GPU, or number of CPU threads."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"CPU, {torch.get_num_threads()} threads" if device.type == "cpu" else device.type

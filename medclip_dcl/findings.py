@@ -1,4 +1,4 @@
-"""Findings and their prompts: CheXpert's label columns, CheX5's pairs of prompts, and prompts that a user gives."""
+"""Findings and their prompts: CheXpert's label columns, CheX5's pairs of prompts, and user-defined prompts."""
 
 from __future__ import annotations
 
@@ -53,15 +53,15 @@ PromptEnsembles: TypeAlias = "dict[str, tuple[tuple[str, ...], tuple[str, ...]]]
 
 
 def read_prompts(prompts: PromptSource, owner: str = "prompts") -> PromptEnsembles:
-    """Prompts as they are used, from pairs or from a YAML file of pairs (``configs/prompts/chexpert14.yaml``).
+    """Prompt ensembles from pairs or from a YAML file of pairs (``configs/prompts/chexpert14.yaml``).
 
     Args:
         prompts: the pairs, or the file.
         owner: names the pairs in an error; a file names itself.
 
     Raises:
-        UserError: no file, or none of YAML; no finding at all; a finding without its two prompts, with an empty one,
-            or with one twice. Names the file and the finding.
+        UserError: the file is missing or not YAML; no finding; a finding without two prompts, with an empty or a
+            duplicate one. Names the file and the finding.
     """
     if isinstance(prompts, (str, Path)):
         owner = f"{owner}, {prompts}"
@@ -96,7 +96,7 @@ def _pair(pair: Any, owner: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         raise UserError(f"{owner} needs a negative and a positive prompt: found {pair!r}")
     for texts in both:
         if len(set(texts)) < len(texts):
-            raise UserError(f"{owner} has a prompt twice: {list(texts)}")
+            raise UserError(f"{owner} has a duplicate prompt: {list(texts)}")
     return tuple(both[0]), tuple(both[1])
 
 
@@ -109,7 +109,7 @@ def _are_texts(texts: Any) -> bool:
 
 
 def in_order(findings: Iterable[str]) -> list[str]:
-    """CheX5's findings first, in their order; then the others as they come."""
+    """CheX5's findings first, in their order; then the others in the given order."""
     listed = list(findings)
     return [*(name for name in CHEX5 if name in listed), *(name for name in listed if name not in CHEX5)]
 
@@ -118,7 +118,7 @@ def require_labelled(asked: Iterable[str], labelled: Sequence[str], owner: str) 
     """Refuse a finding that a data set does not label.
 
     Raises:
-        UserError: names the finding, one that is spelt alike, and those that the set labels.
+        UserError: names the finding, one of similar spelling, and the labelled findings.
     """
     for finding in asked:
         if finding not in labelled:

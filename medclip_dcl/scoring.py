@@ -1,7 +1,7 @@
 """Exact pseudo-log-likelihood of sentences under a masked language model, in bulk.
 
-The sum over a sentence's word pieces of log P(piece | sentence with that piece masked) (Salazar et al., ACL 2020,
-eq. 1) costs one forward pass for each piece. Sentences with the same word pieces are scored once; the masked copies
+The sum over a sentence's tokens of log P(token | sentence with that token masked) (Salazar et al., ACL 2020,
+eq. 1) costs one forward pass for each token. Sentences with the same tokens are scored once; the masked copies
 of sentences of equal length share batches, so that nothing is padded; `encoders.masked_bert` computes of each copy
 what is needed.
 
@@ -33,7 +33,7 @@ from medclip_dcl.encoders.masked_bert import MaskedBert, MaskedCopies, masked_be
 from medclip_dcl.errors import UserError
 from medclip_dcl.scoring_plan import ScoringPlan
 
-# Word pieces in a batch, [CLS] and [SEP] included, of small and of large models. Measured on CPU: BERT-base is as fast
+# Tokens in a batch, [CLS] and [SEP] included, of small and of large models. Measured on CPU: BERT-base is as fast
 # from 4,096 on, 4 layers x 256 2% faster at 16,384 than at 4,096, in bfloat16 9%.
 _DEFAULT_TOKEN_BUDGET = {"cpu": (16384, 4096), "cuda": (65536, 65536)}
 _LARGE_WIDTH = 512
@@ -57,9 +57,9 @@ def pseudo_log_likelihood(
 ) -> pd.DataFrame:
     """Pseudo-log-likelihood of each sentence under a masked language model.
 
-    log_p = sum over t of log P(piece t | sentence with piece t masked), natural logarithm, [CLS] and [SEP] excluded
-    (Salazar et al., ACL 2020, eq. 1). The model is scored in eval mode on the device where it is, and left in the
-    mode in which it was; log-softmax is at least float32, sums are float64. On a CPU each of torch's threads scores
+    log_p = sum over t of log P(token t | sentence with token t masked), natural logarithm, [CLS] and [SEP] excluded
+    (Salazar et al., ACL 2020, eq. 1). The model is scored in eval mode on its device and returned to the
+    mode it was in; log-softmax is at least float32, sums are float64. On a CPU each of torch's threads scores
     batches of its own (BERT-base takes about 0.15 GB a thread for that); a plain BERT's values are the same for any
     number of threads.
 
@@ -67,35 +67,35 @@ def pseudo_log_likelihood(
         model: a BERT with its masked-language-model head. One with parts that are not transformers' own BERT is
             scored the slow way, with a warning.
         tokenizer: the model's own. Special tokens that stand in a sentence as text are text.
-        sentences: any strings, repeats included: equal word pieces get bitwise equal values.
-        token_budget: word pieces in a batch, [CLS] and [SEP] included; at least one copy whatever it is. None:
+        sentences: any strings, repeats included: equal tokens get bitwise equal values.
+        token_budget: tokens in a batch, [CLS] and [SEP] included; at least one copy. None:
             4,096 on a CPU (16,384 for models narrower than 512), 65,536 on a GPU. It changes the speed, and the
             values by rounding only.
-        within_word_l2r: mask the later pieces of the same word, too (Kauf & Ivanova, ACL 2023, PLL-word-l2r): the
-            original over-scores words of several pieces. Choice; the default is the original.
-        mask_every: None is exact. k scores every k-th piece in one pass (and k passes score a sentence), an
+        within_word_l2r: mask the later tokens of the same word, too (Kauf & Ivanova, ACL 2023, PLL-word-l2r): the
+            original over-scores words of several tokens. Choice; the default is the original.
+        mask_every: None is exact. k scores every k-th token in one pass (and k passes score a sentence), an
             APPROXIMATION. Measured on Open-i's 8,604 distinct sentences with a small BERT trained on them, Spearman
-            with the exact scores and mean absolute error a piece: k = 8 .9999, .009; k = 4 .9990, .05; k = 2 .990,
-            .21. Up to k pieces it is exact.
+            with the exact scores and mean absolute error a token: k = 8 .9999, .009; k = 4 .9990, .05; k = 2 .990,
+            .21. Up to k tokens it is exact.
         dtype: compute in torch.float32 (the reference), torch.bfloat16 or torch.float16 (8 times as precise as
-            bfloat16: errors of .0003 and .0028 a piece there; but it may overflow, which is an error); None: in the
+            bfloat16: errors of .0003 and .0028 a token there; but it may overflow, which is an error); None: in the
             model's own type. The model is not changed.
-        truncate: score the first pieces of a sentence that is too long for the model, instead of refusing it;
+        truncate: score the first tokens of a sentence that is too long for the model, instead of refusing it;
             adds the column truncated.
         per_token: add the column token_log_p, the addends of log_p as an array for each sentence.
         progress: show a progress bar with the time left on standard error.
 
     Returns:
-        One row for each sentence, in order: text; n_tokens (word pieces); log_p; n_unknown ([UNK] among the word
-        pieces, which score as easy tokens); truncated, token_log_p if asked for. An empty sentence has n_tokens 0,
+        One row for each sentence, in order: text; n_tokens (tokens); log_p; n_unknown ([UNK] among the
+        tokens, which score as easy tokens); truncated, token_log_p if asked for. An empty sentence has n_tokens 0,
         log_p NaN.
 
     Raises:
-        TypeError: a single string, or a sentence that is none.
-        ValueError: without `truncate`, a sentence with more word pieces than the model has positions (names its
+        TypeError: a single string, or a sentence that is not a string.
+        ValueError: without `truncate`, a sentence with more tokens than the model has positions (names its
             index and length); half of a surrogate pair in a sentence; `mask_every` below 1 or together with
-            `within_word_l2r`; a `token_budget` that is no whole number; another `dtype`, or one into which the model
-            cannot be converted; a word piece that the model does not have.
+            `within_word_l2r`; a `token_budget` that is not an integer; another `dtype`, or one to which the model
+            cannot be converted; a token that the model does not have.
         NotFiniteError: a score that is not finite.
     """
     sentences = _strings(sentences)
@@ -118,7 +118,7 @@ def pseudo_log_likelihood(
 
 
 def default_token_budget(model: BertForMaskedLM) -> int:
-    """Word pieces in a batch that suit the model and the device on which it is."""
+    """Default tokens in a batch for the model and its device."""
     device = next(model.parameters()).device
     budgets = _DEFAULT_TOKEN_BUDGET.get(device.type, _DEFAULT_TOKEN_BUDGET["cuda"])
     return budgets[model.config.hidden_size >= _LARGE_WIDTH]
@@ -157,14 +157,14 @@ def score_batches(
 
     Raises:
         NotFiniteError: a value that is not finite.
-        ValueError: a word piece that the model does not have; a `dtype` that is none of those.
+        ValueError: a token that the model does not have; a `dtype` that is none of those.
     """
     _check_dtype(dtype)
     special = (plan.tokenizer.mask_token_id, plan.tokenizer.cls_token_id, plan.tokenizer.sep_token_id)
     known, largest = model.config.vocab_size, max(plan.pieces.max(initial=0), *special)
     if largest >= known:
         raise ValueError(
-            f"the tokenizer has word piece number {largest:,}, but the model has {known:,} word pieces, numbered from "
+            f"the tokenizer has token number {largest:,}, but the model has {known:,} tokens, numbered from "
             "0; load both from one folder"
         )
     device = next(model.parameters()).device
@@ -322,8 +322,8 @@ def _strings(sentences: Iterable[object]) -> list[str]:
             sentence.encode()
         except UnicodeEncodeError as error:
             raise ValueError(
-                f"sentence {row} holds half of a surrogate pair at character {error.start}, which is no text; read it "
-                "anew in its right encoding, or replace such characters"
+                f"sentence {row} holds half of a surrogate pair at character {error.start}, which is not text; read it "
+                "again in the right encoding, or replace such characters"
             ) from error
         found.append(sentence)
     return found
@@ -337,7 +337,7 @@ def _check_dtype(dtype: object) -> None:
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode inside; afterwards every sub-module is in the mode in which it was."""
+    """Eval mode inside; afterwards every module is in its former mode."""
     was_training = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -29,22 +29,22 @@ class Batch(NamedTuple):
 
 
 class DistinctPieces:
-    """A list of sentences as distinct sequences of word pieces, to be looked up by their length.
+    """A list of sentences as distinct sequences of tokens, to be looked up by their length.
 
     Args:
         tokenizer: of the model. Special tokens that stand in a sentence as text are text.
         sentences: any strings, repeats included.
         positions: of the model, [CLS] and [SEP] included.
-        truncate: keep the first pieces of a sentence that is too long, instead of refusing it.
+        truncate: keep the first tokens of a sentence that is too long, instead of refusing it.
 
     Attributes:
         pieces, starts: the distinct sequences end to end, and where each begins (one more: the end).
         row: (sentence,) which distinct sequence each sentence is.
         is_truncated: (sentence,) True where a sentence was too long.
-        rows_by_length: word pieces -> distinct sequences of so many, in the order of the list; the longest first.
+        rows_by_length: number of tokens -> distinct sequences of that length, in the order of the list; longest first.
 
     Raises:
-        ValueError: without `truncate`, a sentence with more word pieces than the model has positions (names its index
+        ValueError: without `truncate`, a sentence with more tokens than the model has positions (names its index
             and length).
     """
 
@@ -68,7 +68,7 @@ class DistinctPieces:
             if len(ids) > longest:
                 if not self.is_truncating:
                     raise ValueError(
-                        f"sentence {index} has {len(ids)} word pieces, the model takes at most {longest} (besides "
+                        f"sentence {index} has {len(ids)} tokens, the model takes at most {longest} (besides "
                         "[CLS] and [SEP]); split it, leave it out, or pass truncate=True"
                     )
                 self.is_truncated[index] = True
@@ -84,7 +84,7 @@ class DistinctPieces:
 
     @property
     def n_distinct(self) -> int:
-        """Distinct word-piece sequences, the empty one included."""
+        """Distinct token sequences, the empty one included."""
         return len(self.starts) - 1
 
     def bucket(self, length: int) -> Int[np.ndarray, "sentence token"]:
@@ -96,7 +96,7 @@ class DistinctPieces:
         return tokens
 
     def fingerprint_with(self, *options: object) -> str:
-        """16 hexadecimal digits of the word pieces of each sentence, in order, and of what else decides the values."""
+        """16 hexadecimal digits of the tokens of each sentence, in order, and of the options that decide the values."""
         digest = hashlib.sha256(repr(options).encode())
         for part in (self.row, self.starts, self.pieces):
             digest.update(part.tobytes())
@@ -112,7 +112,7 @@ class ScoringPlan(DistinctPieces):
 
     Attributes:
         batches: every masked copy of every distinct sentence once; the longest sentences first.
-        fingerprint: of what is scored: the word pieces of each sentence, in order, and the options that give the
+        fingerprint: of what is scored: the tokens of each sentence, in order, and the options that give the
             values another meaning. The token budget is not among them.
 
     Raises:
@@ -134,11 +134,11 @@ class ScoringPlan(DistinctPieces):
             not isinstance(mask_every, (int, np.integer)) or mask_every < 1 or within_word_l2r
         ):
             raise ValueError(
-                f"mask_every must be a whole number, at least 1, and cannot go with within_word_l2r, got mask_every "
-                f"{mask_every}, within_word_l2r {within_word_l2r}"
+                f"mask_every must be an integer, at least 1, and cannot be combined with within_word_l2r, got "
+                f"mask_every {mask_every}, within_word_l2r {within_word_l2r}"
             )
         if not isinstance(token_budget, (int, np.integer)):
-            raise ValueError(f"token_budget must be a whole number of word pieces, got {token_budget}")
+            raise ValueError(f"token_budget must be an integer number of tokens, got {token_budget}")
         super().__init__(tokenizer, sentences, positions=positions, truncate=truncate)
         self.mask_every = mask_every
         self.continues_word = _continuations(tokenizer) if within_word_l2r else None
@@ -154,7 +154,7 @@ class ScoringPlan(DistinctPieces):
         self.fingerprint = self.fingerprint_with(within_word_l2r, mask_every, special)
 
     def copies_of(self, length: int) -> int:
-        """Masked copies of a sentence of so many word pieces."""
+        """Masked copies of a sentence of this many tokens."""
         return length if self.mask_every is None else min(self.mask_every, length)
 
     def sentences_in(self, batch: Batch) -> float:
@@ -162,7 +162,7 @@ class ScoringPlan(DistinctPieces):
         return (batch.stop - batch.start) / self.copies_of(batch.length)
 
     def work(self, batch: Batch) -> int:
-        """Word pieces of the batch that go through the model; over all batches quadratic in the lengths."""
+        """Tokens of the batch that go through the model; over all batches quadratic in the lengths."""
         return (batch.stop - batch.start) * (batch.length + _EDGES)
 
     def empty_values(self) -> Float64[np.ndarray, " piece"]:
@@ -210,7 +210,7 @@ class ScoringPlan(DistinctPieces):
         )
 
     def _queries(self, batch: Batch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(sentence of the bucket, piece, copy of the batch) of each value that the batch gives."""
+        """(sentence of the bucket, token, copy of the batch) of each value that the batch gives."""
         stride = self.copies_of(batch.length)
         copies = np.arange(batch.start, batch.stop)
         sentence, first = copies // stride, copies % stride
@@ -221,7 +221,7 @@ class ScoringPlan(DistinctPieces):
     def _later_pieces(
         self, tokens: Int[Tensor, "copy token"], position: Int[Tensor, " copy"]
     ) -> Bool[Tensor, "copy token"]:
-        """The pieces of the scored piece's word that follow it."""
+        """The tokens of the scored token's word that follow it."""
         assert self.continues_word is not None
         word = (~self.continues_word.to(tokens.device)[tokens]).cumsum(dim=1)
         is_same_word = word == word.gather(1, position[:, None])
@@ -249,7 +249,7 @@ class ScoringPlan(DistinctPieces):
 
 
 def _continuations(tokenizer: BertTokenizer) -> Bool[Tensor, " piece"]:
-    """True for word pieces that continue a word."""
+    """True for tokens that continue a word."""
     vocabulary = tokenizer.get_vocab()
     continues = torch.zeros(max(vocabulary.values()) + 1, dtype=torch.bool)
     for piece, number in vocabulary.items():

@@ -44,7 +44,7 @@ def test_a_file_may_hold_ensembles(tmp_path):
         ("Edema: [Edema]", "Edema needs a negative and a positive prompt"),
         ("Edema: [no, Edema]", r"Edema needs .* found \[False, 'Edema'\]"),
         ("Edema: [No edema, {a: b}]", "Edema needs a negative and a positive prompt"),
-        ("Edema: [No edema, [Edema, Edema]]", "Edema has a prompt twice"),
+        ("Edema: [No edema, [Edema, Edema]]", "Edema has a duplicate prompt"),
         ("Edema: [No edema", "not readable as YAML"),
         (None, "no such file"),
     ],

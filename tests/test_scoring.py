@@ -260,11 +260,11 @@ def test_mask_every_masks_every_kth_piece_at_once(
     [
         (
             {"mask_every": 0},
-            "mask_every must be a whole number, at least 1, and cannot go with within_word_l2r, got",
+            "mask_every must be an integer, at least 1, and cannot be combined with within_word_l2r, got",
         ),
         ({"mask_every": 2.5}, "mask_every 2.5, within_word_l2r False"),
         ({"mask_every": 4, "within_word_l2r": True}, "mask_every 4, within_word_l2r True"),
-        ({"token_budget": 64.5}, "token_budget must be a whole number of word pieces, got 64.5"),
+        ({"token_budget": 64.5}, "token_budget must be an integer number of tokens, got 64.5"),
         ({"dtype": "float16"}, r"dtype must be one of torch\.float32, .* or None, got 'float16'"),
         ({"dtype": torch.int8}, r"dtype must be one of .*, got torch\.int8"),
     ],
@@ -280,11 +280,11 @@ def test_options_that_mean_nothing_are_refused(
 def test_a_tokenizer_of_another_model_is_refused(model: BertForMaskedLM) -> None:
     larger = BertTokenizer(vocab={piece: i for i, piece in enumerate([*PIECES, "edema"])})
     pseudo_log_likelihood(model, larger, ["no effusion"])
-    message = f"word piece number {len(PIECES)}, but the model has {len(PIECES)} word pieces, numbered from 0"
+    message = f"token number {len(PIECES)}, but the model has {len(PIECES)} tokens, numbered from 0"
     with pytest.raises(ValueError, match=message):
         pseudo_log_likelihood(model, larger, ["no edema"])
     other = {piece: i + 100 * (piece == "[SEP]") for i, piece in enumerate(PIECES)}
-    with pytest.raises(ValueError, match="word piece number 103, but"):
+    with pytest.raises(ValueError, match="token number 103, but"):
         pseudo_log_likelihood(model, BertTokenizer(vocab=other), ["no effusion"])
 
 
@@ -538,7 +538,7 @@ def test_longest_sentence_is_scored_and_one_more_is_refused(
 ) -> None:
     longest = "heart " * (POSITIONS - 2)
     assert pseudo_log_likelihood(model, tokenizer, [longest])["log_p"].notna().all()
-    message = r"sentence 1 has 22 word pieces, the model takes at most 21 \(besides \[CLS\] and \[SEP\]\)"
+    message = r"sentence 1 has 22 tokens, the model takes at most 21 \(besides \[CLS\] and \[SEP\]\)"
     with pytest.raises(ValueError, match=message):
         pseudo_log_likelihood(model, tokenizer, ["heart", longest + "heart"])
     found = pseudo_log_likelihood(model, tokenizer, ["heart", longest + "size", longest], truncate=True)

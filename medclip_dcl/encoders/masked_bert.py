@@ -26,15 +26,11 @@ from transformers.models.bert import modeling_bert
 # Modules of a plain BertForMaskedLM, besides activations.
 _PLAIN = {
     *(BertForMaskedLM, nn.ModuleList, nn.Linear, nn.LayerNorm, nn.Embedding, nn.Dropout),
-    *(
-        modeling_bert.BertModel,
-        modeling_bert.BertEmbeddings,
-        modeling_bert.BertEncoder,
-        modeling_bert.BertLayer,
-    ),
-    *(modeling_bert.BertAttention, modeling_bert.BertSelfAttention, modeling_bert.BertSelfOutput),
-    *(modeling_bert.BertIntermediate, modeling_bert.BertOutput, modeling_bert.BertOnlyMLMHead),
-    *(modeling_bert.BertLMPredictionHead, modeling_bert.BertPredictionHeadTransform),
+    *(modeling_bert.BertModel, modeling_bert.BertEmbeddings, modeling_bert.BertEncoder),
+    *(modeling_bert.BertLayer, modeling_bert.BertAttention, modeling_bert.BertSelfAttention),
+    *(modeling_bert.BertSelfOutput, modeling_bert.BertIntermediate, modeling_bert.BertOutput),
+    *(modeling_bert.BertOnlyMLMHead, modeling_bert.BertLMPredictionHead),
+    modeling_bert.BertPredictionHeadTransform,
 }
 # Tokens per pass through the layers on a CPU.
 _LAYERS_TOKENS = 4096
@@ -366,7 +362,7 @@ class _Head:
         """log P of the targets over the vocabulary, some rows at a time."""
         rows = _HEAD_ROWS[not _is_on_host(hidden)]
         parts = zip(hidden.split(rows), targets.split(rows), strict=True)
-        return torch.cat([self._of_some(some, pieces) for some, pieces in parts])
+        return torch.cat([self._of_some(some, tokens) for some, tokens in parts])
 
     def _of_some(
         self, hidden: Float[Tensor, "query width"], targets: Int[Tensor, " query"]

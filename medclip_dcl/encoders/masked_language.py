@@ -34,8 +34,8 @@ class MaskedLanguageHead(nn.Module):
         self.register_parameter("weight", None if is_tied else predictions.decoder.weight)
 
     def forward(
-        self, hidden: Float[Tensor, "*row width"], word_embeddings: Float[Tensor, "piece width"]
-    ) -> Float[Tensor, "*row piece"]:
+        self, hidden: Float[Tensor, "*row width"], word_embeddings: Float[Tensor, "vocabulary width"]
+    ) -> Float[Tensor, "*row vocabulary"]:
         """Logits over the vocabulary from last hidden states."""
         weight = word_embeddings if self.weight is None else self.weight
         return linear(self.transform(hidden), weight, self.bias)
@@ -51,7 +51,7 @@ def masked_language_losses(
     Args:
         hidden: last hidden states of the masked sentences.
         labels: the token to be predicted; -100 elsewhere.
-        head: hidden states (masked, width) to logits (masked, piece).
+        head: hidden states (masked, width) to logits (masked, vocabulary).
     """
-    is_hidden = labels != IGNORED
-    return cross_entropy(head(hidden[is_hidden]).float(), labels[is_hidden], reduction="none")
+    is_masked = labels != IGNORED
+    return cross_entropy(head(hidden[is_masked]).float(), labels[is_masked], reduction="none")

@@ -56,9 +56,9 @@ _MODEL_TYPES = ("bert", "cxr-bert")
 
 _MLM_HEAD = "cls.predictions."
 _WORD_EMBEDDINGS = "bert.embeddings.word_embeddings.weight"
-_DECODER_WEIGHT = "cls.predictions.decoder.weight"
-_DECODER_BIAS = "cls.predictions.decoder.bias"
-_HEAD_BIAS = "cls.predictions.bias"
+_DECODER_WEIGHT = f"{_MLM_HEAD}decoder.weight"
+_DECODER_BIAS = f"{_MLM_HEAD}decoder.bias"
+_HEAD_BIAS = f"{_MLM_HEAD}bias"
 
 # Weights that a file may hold and the model does not need: buffers of older versions, the pooler, the
 # next-sentence-prediction head, CXR-BERT-specialized's projection.
@@ -131,11 +131,9 @@ def bert_config(raw: Mapping[str, Any], source: str) -> BertConfig:
         raise ModelFolderError(
             f"{source}: model_type is {found!r}, expected one of {list(_MODEL_TYPES)}; give a BERT folder"
         )
-    missing = [name for name in _SIZES if name not in raw]
-    if missing:
+    if missing := [name for name in _SIZES if name not in raw]:
         raise ModelFolderError(f"{source}: not a BERT configuration, missing {', '.join(missing)}")
-    wrong = [f"{name} = {raw[name]!r}" for name in _SIZES if type(raw[name]) is not int or raw[name] < 1]
-    if wrong:
+    if wrong := [f"{name} = {raw[name]!r}" for name in _SIZES if type(raw[name]) is not int or raw[name] < 1]:
         raise ModelFolderError(f"{source}: expected positive integers, found {', '.join(wrong)}")
     if raw.get("position_embedding_type", "absolute") != "absolute":
         raise ModelFolderError(
@@ -166,14 +164,8 @@ def load_tokenizer(folder: str | Path) -> BertTokenizer:
     settings = _read_json(config_file) if config_file.is_file() else {}
     vocabulary, normalizer = _read_vocabulary(folder)
     names = {
-        role: _token_text(settings.get(role, default))
-        for role, default in (
-            ("pad_token", "[PAD]"),
-            ("unk_token", "[UNK]"),
-            ("cls_token", "[CLS]"),
-            ("sep_token", "[SEP]"),
-            ("mask_token", "[MASK]"),
-        )
+        f"{role}_token": _token_text(settings.get(f"{role}_token", f"[{role.upper()}]"))
+        for role in ("pad", "unk", "cls", "sep", "mask")
     }
     _check_fit(folder, vocabulary, names)
     # tokenizer.json takes precedence: tokenizer_config.json may be incomplete.
@@ -340,10 +332,8 @@ def _read_vocabulary(folder: Path) -> tuple[dict[str, int], dict[str, Any]]:
     file = folder / "vocab.txt"
     if not file.is_file():
         raise ModelFolderError(f"{folder} has no tokenizer: neither tokenizer.json nor vocab.txt is there")
-    pieces = file.read_text(encoding="utf-8").split("\n")
-    if pieces[-1] == "":
-        pieces.pop()
-    return {piece.rstrip("\r"): index for index, piece in enumerate(pieces)}, {}
+    tokens = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    return {token.rstrip("\r"): index for index, token in enumerate(tokens)}, {}
 
 
 def _check_fit(folder: Path, vocabulary: Mapping[str, int], special: Mapping[str, str]) -> None:
@@ -352,12 +342,11 @@ def _check_fit(folder: Path, vocabulary: Mapping[str, int], special: Mapping[str
     rows = int(config.vocab_size)
     complaint = f"{folder}: tokenizer does not fit the weights:"
     advice = "; take tokenizer and weights from the same model"
-    missing = [f"{token} ({role})" for role, token in special.items() if token not in vocabulary]
-    if missing:
+    if missing := [f"{token} ({role})" for role, token in special.items() if token not in vocabulary]:
         raise ModelFolderError(f"{complaint} no {', '.join(missing)} in its {len(vocabulary)} tokens{advice}")
-    pieces = max(vocabulary.values()) + 1
-    if not 0 <= rows - pieces < _EMBEDDING_ROWS_MULTIPLE:
-        raise ModelFolderError(f"{complaint} {pieces} tokens, but {rows} embedding rows (vocab_size){advice}")
+    tokens = max(vocabulary.values()) + 1
+    if not 0 <= rows - tokens < _EMBEDDING_ROWS_MULTIPLE:
+        raise ModelFolderError(f"{complaint} {tokens} tokens, but {rows} embedding rows (vocab_size){advice}")
     pad = vocabulary[special["pad_token"]]
     if config.pad_token_id is not None and pad != config.pad_token_id:
         raise ModelFolderError(
@@ -367,26 +356,19 @@ def _check_fit(folder: Path, vocabulary: Mapping[str, int], special: Mapping[str
 
 def _read_weights(folder: Path) -> tuple[dict[str, Tensor], Path]:
     """All tensors of the folder under the names of `BertForMaskedLM`, and their file."""
-    if (folder / WEIGHTS_FILE).is_file():
-        file = folder / WEIGHTS_FILE
-    elif (folder / TORCH_FILE).is_file():
-        file = folder / TORCH_FILE
-    else:
+    files = [folder / name for name in (WEIGHTS_FILE, TORCH_FILE) if (folder / name).is_file()]
+    if not files:
         raise ModelFolderError(f"{folder} has no weights: neither {WEIGHTS_FILE} nor {TORCH_FILE} is there")
-    return _with_masked_language_model_names(read_state_dict(file)), file
-
-
-def _with_masked_language_model_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename tensors of `BertModel`, saved without ``bert.``, and gamma and beta of BERT's first releases."""
-    is_bare = not any(key.startswith("bert.") for key in state)
+    state = read_state_dict(files[0])
+    is_bare = not any(key.startswith("bert.") for key in state)  # saved by `BertModel`
     renamed = {}
     for key, value in state.items():
+        # BERT's first releases named them gamma and beta.
         key = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", key)
         key = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", key)
-        if is_bare and key.startswith(("embeddings.", "encoder.", "pooler.")):
-            key = f"bert.{key}"
-        renamed[key] = value
-    return renamed
+        is_renamed = is_bare and key.startswith(("embeddings.", "encoder.", "pooler."))
+        renamed[f"bert.{key}" if is_renamed else key] = value
+    return renamed, files[0]
 
 
 def _fill_tied(state: dict[str, Tensor], is_tied: bool, file: Path) -> None:

@@ -135,10 +135,11 @@ class BertSentences(SentenceEncoder):
             self.tokenizer = Tokenizer.from_str(load_tokenizer(folder).backend_tokenizer.to_str())
         else:
             config = BertConfig(**(bert or {}))
-            if masked_language_head:
-                model = BertForMaskedLM(config)
-            else:
-                model = BertModel(config, add_pooling_layer=False)
+            model = (
+                BertForMaskedLM(config)
+                if masked_language_head
+                else BertModel(config, add_pooling_layer=False)
+            )
             self.tokenizer = Tokenizer.from_str(str(tokenizer))
         self.bert = model.bert if masked_language_head else model
         self.masked_language_head = MaskedLanguageHead(model) if masked_language_head else None
@@ -208,11 +209,6 @@ class BertSentences(SentenceEncoder):
     ) -> Float[Tensor, " masked"]:
         """-log P of each masked token (Devlin et al., NAACL 2019), not reduced, in float32, row by row.
 
-        Args:
-            tokens: sentences with masked tokens; beyond `lengths` they are padding.
-            lengths: tokens of each sentence, [CLS] and [SEP] included.
-            labels: the original token; -100 where nothing is to be predicted.
-
         Raises:
             RuntimeError: the encoder was built without its head.
         """
@@ -278,13 +274,14 @@ def _projection(kind: str, hidden_size: int, dim: int) -> nn.Module:
     """Projection of the pooled hidden state into the common space."""
     if kind == "linear":
         return nn.Linear(hidden_size, dim)
-    layers = {
-        "dense_to_hidden": nn.Linear(hidden_size, dim),
-        "activation": nn.GELU(),
-        "LayerNorm": nn.LayerNorm(dim, eps=1e-12),
-        "dense_to_output": nn.Linear(dim, dim),
-    }
-    return nn.Sequential(OrderedDict(layers))
+    return nn.Sequential(
+        OrderedDict(
+            dense_to_hidden=nn.Linear(hidden_size, dim),
+            activation=nn.GELU(),
+            LayerNorm=nn.LayerNorm(dim, eps=1e-12),
+            dense_to_output=nn.Linear(dim, dim),
+        )
+    )
 
 
 def with_final_period(text: str) -> str:

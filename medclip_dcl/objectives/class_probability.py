@@ -136,24 +136,20 @@ class LanguageModelClassProbability(ClassProbability):
             raise UserError(f"a must lie in [0, 1), got {a}")
         if not (k >= 0 and math.isfinite(k)):
             raise UserError(f"k must be finite and at least 0, got {k}")
-        self.a = a
-        self.k = k
+        self.a, self.k = a, k
 
     def config(self) -> dict[str, Any]:
         return {"a": self.a, "k": self.k, "max_eta": self.max_eta}
 
     def forward(self, log_p: Float[Tensor, "anchor"]) -> Float[Tensor, "anchor"]:
         """Eta of anchors with these natural-log pseudo-likelihoods."""
-        missing = log_p.isnan().nonzero().flatten()
-        if missing.numel():
+        if len(missing := log_p.isnan().nonzero()):
             raise UserError(
-                f"log_p is NaN for {missing.numel()} of {log_p.numel()} anchors (first: {int(missing[0])}); "
-                "an empty sentence has no score: leave it out, or score the sentences again"
+                f"log_p is NaN for {len(missing)} of {len(log_p)} anchors (first: {int(missing[0])}); an empty "
+                "sentence has no score: leave it out, or score the sentences again"
             )
         if (log_p > 1e-4).any():
-            raise UserError(
-                f"log_p must be natural logarithms of probabilities, got {log_p.max().item():g} > 0"
-            )
+            raise UserError(f"log_p must be natural logarithms of probabilities, got {log_p.max():g} > 0")
         return self.capped(self.a * torch.exp(self.k * log_p))
 
 
@@ -188,8 +184,7 @@ class KnownClassProbability(ClassProbability):
         self.requires = ("class_id",)
         items = table.items() if isinstance(table, Mapping) else enumerate(table)
         self.table = {int(class_id): float(rho) for class_id, rho in items}
-        wrong = {class_id: rho for class_id, rho in self.table.items() if not 0 <= rho <= 1}
-        if wrong:
+        if wrong := {class_id: rho for class_id, rho in self.table.items() if not 0 <= rho <= 1}:
             raise UserError(f"shares must lie in [0, 1], got {wrong}")
 
     def config(self) -> dict[str, Any]:
@@ -204,18 +199,16 @@ class KnownClassProbability(ClassProbability):
         """Eta of anchors of these classes (with a table) or with these shares."""
         if self.table is None:
             shares = rho if self.share == "rho" else sentence_share
-            if shares is None:
-                raise ValueError(f"KnownClassProbability without a table needs the field {self.share}")
         else:
-            shares = self._looked_up(class_id)
+            shares = None if class_id is None else self._looked_up(class_id, self.table)
+        if shares is None:
+            raise ValueError(f"KnownClassProbability needs the field {self.requires[0]}")
         if not ((shares >= 0) & (shares <= 1)).all():
             raise UserError("known class probabilities must lie in [0, 1] and not be NaN")
         return self.capped(shares)
 
-    def _looked_up(self, class_id: Int[Tensor, "anchor"] | None) -> Float[Tensor, "anchor"]:
-        if class_id is None or self.table is None:
-            raise ValueError("KnownClassProbability with a table needs the field class_id")
-        unknown = sorted(set(class_id.tolist()) - set(self.table))
-        if unknown:
+    @staticmethod
+    def _looked_up(class_id: Int[Tensor, "anchor"], table: Mapping[int, float]) -> Float[Tensor, "anchor"]:
+        if unknown := sorted(set(class_id.tolist()) - set(table)):
             raise UserError(f"the table of class probabilities lacks the classes {unknown}")
-        return torch.tensor([self.table[c] for c in class_id.tolist()], device=class_id.device)
+        return torch.tensor([table[c] for c in class_id.tolist()], device=class_id.device)

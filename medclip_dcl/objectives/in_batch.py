@@ -22,7 +22,7 @@ _IMAGE_KEY = 2**31
 
 
 class _Processes(NamedTuple):
-    """Over which processes a batch reaches: how rows are gathered, where they start, how losses are averaged."""
+    """Communication of a batch: gathering of rows, index of the first own row, mean of losses."""
 
     gather: Callable[[Tensor], Tensor]
     offset: Callable[[int, torch.device], int]
@@ -34,7 +34,7 @@ _THIS_PROCESS = _Processes(lambda rows: rows, lambda count, device: 0, torch.mea
 
 
 class _Batch(NamedTuple):
-    """A batch as the objective sees it: images are numbered through all processes, candidates are their views."""
+    """A batch with images numbered across processes; candidates are their views."""
 
     regions: Tensor
     """(view, region, dim) of this process."""
@@ -57,7 +57,7 @@ class _Batch(NamedTuple):
     first_image: int
     """Number of this process's first image."""
     own_images: int
-    """How many images this process has."""
+    """Number of images of this process."""
     is_plain: bool
     """One view of each image: candidate n is image n."""
 
@@ -74,8 +74,12 @@ class InBatchObjective(nn.Module):
         image_to_text: weight in [0, 1] of the loss with images as anchors and all sentences as candidates. An image's
             eta is the mean eta of its sentences, its negatives' weights are those of the pairs (choices, not from the
             paper, which has sentences as anchors alone).
-        same_text: what an image counts as that is known to fit a sentence, because its study is the sentence's or it
-            has the same sentence in the batch: "negative" (the paper), "positive", or "ignore".
+        same_text: treatment of an image that is known to fit a sentence, because it is of the same study or has the
+            same sentence in the batch: "negative" (the paper), "positive", or "ignore".
+
+    Attributes:
+        requires_of_sentences: names of the anchors' fields that the datamodule must serve.
+        requires_of_images: names of the candidates' fields.
 
     Raises:
         ValueError: an option out of its range.
@@ -96,19 +100,14 @@ class InBatchObjective(nn.Module):
         self.class_probability = class_probability or ConstantClassProbability(0.0)
         self.negative_weights = negative_weights
         self.image_to_text, self.same_text = image_to_text, same_text
-
-    @property
-    def requires_of_sentences(self) -> tuple[str, ...]:
-        """Names of the fields of anchors that the objective asks the datamodule for."""
-        return tuple(dict.fromkeys((*self.class_probability.requires, *self._sentence_fields)))
-
-    @property
-    def requires_of_images(self) -> tuple[str, ...]:
-        """Names of the fields of candidates that it asks for."""
-        return self._image_fields
+        self._of_anchor = () if negative_weights is None else negative_weights.anchor_requires
+        self.requires_of_images = () if negative_weights is None else negative_weights.candidate_requires
+        self.requires_of_sentences = tuple(
+            dict.fromkeys((*self.class_probability.requires, *self._of_anchor))
+        )
 
     def check(self, of_images: Mapping[str, Tensor]) -> None:
-        """Look at the training images' fields, (image, ...), before training.
+        """Check the training images' fields, (image, ...), before training.
 
         Raises:
             ValueError: with them nothing would be trained.
@@ -125,19 +124,19 @@ class InBatchObjective(nn.Module):
         across_processes: bool = True,
         step: int = 0,
     ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
-        """Loss, and figures to watch: means over this process's sentences.
+        """Loss, and statistics to log: means over this process's sentences.
 
         Args:
             similarity: regions and sentences to logits.
             regions: of all views of this process's images.
             sentences: their embeddings.
             batch: image_index (sentence,); view_of (view,), which image each view is of: first views stand first;
-                study_id (image,); sentence_id (sentence,); anchor and candidate, the fields that it requires.
-            across_processes: False takes the images of this process alone for candidates.
-            step: of training, for weights that are drawn.
+                study_id (image,); sentence_id (sentence,); anchor and candidate, the required fields.
+            across_processes: False restricts the candidates to the images of this process.
+            step: of training, for resampled weights.
         """
         processes = _ALL_PROCESSES if across_processes else _THIS_PROCESS
-        # In float32 at least: gathered gradients, weights and loss lose what half precision rounds.
+        # At least float32: half precision would round gathered gradients, weights and loss.
         with torch.autocast(device_type=regions.device.type, enabled=False):
             precise = torch.promote_types(regions.dtype, torch.float32)
             whole = _through_processes(regions.to(precise), sentences.to(precise), batch, processes)
@@ -163,7 +162,7 @@ class InBatchObjective(nn.Module):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         pairing = pair_views(whole.image_of_sentence, whole.image_of_candidate, whole.is_first_view)
         if not whole.is_plain:
-            # A further view may be the study's other image, which is then no negative where it is an image itself.
+            # A further view may be another image of the study: as a candidate of its own it is not a negative.
             study = whole.study_of_image[whole.image_of_sentence]
             is_same_study = study[:, None] == whole.study_of_image[whole.image_of_candidate]
             pairing = Pairing(pairing.is_positive, pairing.is_negative & ~is_same_study)
@@ -172,19 +171,20 @@ class InBatchObjective(nn.Module):
             pairing = with_known(pairing, known, self.same_text)
         weights = None
         if self.negative_weights is not None:
-            fields = {name: whole.of_sentences[name] for name in self._sentence_fields}
             weights = self._pair_weights(
-                self.negative_weights,
-                whole,
-                whole.image_of_sentence,
-                fields,
-                whole.image_of_candidate,
-                logits,
+                whole, whole.image_of_sentence, whole.of_sentences, whole.image_of_candidate, logits
             )
             keys = torch.stack([whole.sentence_id, whole.image_of_sentence], dim=1)
             weights = self.negative_weights.finished(weights, pairing.is_negative, keys, step)
-        arguments = self._arguments(similarity, whole, pairing, weights)
-        arguments["class_probability"] = eta
+        elif not whole.is_plain or self.same_text == "ignore":
+            weights = pairing.is_negative.to(logits.dtype)
+        is_one_positive = whole.is_plain and self.same_text != "positive"
+        arguments: dict[str, Any] = {
+            "positives": whole.image_of_sentence if is_one_positive else pairing.is_positive,
+            "class_probability": eta,
+            "floor": -similarity.gamma2,
+            "weights": weights,
+        }
         losses = contrastive_loss(logits, reduction="none", **arguments)
         return processes.mean(losses), _figures(logits, pairing, arguments)
 
@@ -197,12 +197,11 @@ class InBatchObjective(nn.Module):
         processes: _Processes,
         step: int,
     ) -> Tensor:
-        """Loss of this process's images (their first views) as anchors, with all sentences as candidates."""
+        """Loss with this process's images (their first views) as anchors and all sentences as candidates."""
         if whole.candidates is whole.regions:
             logits = logits[:, : whole.own_images].T
         else:
-            mine = whole.regions[: whole.own_images]
-            logits = similarity(mine, processes.gather(whole.sentences)).T
+            logits = similarity(whole.regions[: whole.own_images], processes.gather(whole.sentences)).T
         numbers = whole.first_image + torch.arange(whole.own_images, device=logits.device)
         image_of_all = processes.gather(whole.image_of_sentence)
         is_own = numbers[:, None] == image_of_all
@@ -211,10 +210,9 @@ class InBatchObjective(nn.Module):
             pairing = with_known(pairing, self._known(whole, processes)[1][:, numbers].T, self.same_text)
         weights = None
         if self.negative_weights is not None:
-            fields = {name: processes.gather(whole.of_sentences[name]) for name in self._sentence_fields}
-            rule = self.negative_weights
-            # A pair's weight is the same from either side.
-            weights = self._pair_weights(rule, whole, image_of_all, fields, numbers, logits.T).T
+            fields = {name: processes.gather(whole.of_sentences[name]) for name in self._of_anchor}
+            # The weight of a pair is the same in both directions.
+            weights = self._pair_weights(whole, image_of_all, fields, numbers, logits.T).T
             keys = torch.stack([numbers, torch.full_like(numbers, _IMAGE_KEY)], dim=1)
             weights = self.negative_weights.finished(weights, pairing.is_negative, keys, step)
         elif self.same_text == "ignore":
@@ -222,65 +220,43 @@ class InBatchObjective(nn.Module):
         if isinstance(eta, Tensor):
             of_image = (numbers[:, None] == whole.image_of_sentence).to(eta.dtype)
             eta = (of_image * eta).sum(1) / of_image.sum(1)
-        return processes.mean(
-            contrastive_loss(
-                logits,
-                pairing.is_positive,
-                class_probability=eta,
-                floor=-similarity.gamma2,
-                weights=weights,
-                reduction="none",
-            )
+        losses = contrastive_loss(
+            logits,
+            pairing.is_positive,
+            class_probability=eta,
+            floor=-similarity.gamma2,
+            weights=weights,
+            reduction="none",
         )
+        return processes.mean(losses)
 
     def _pair_weights(
         self,
-        rule: NegativeWeights,
         whole: _Batch,
         image_of_sentence: Tensor,
-        of_sentences: dict[str, Tensor],
+        of_sentences: Mapping[str, Tensor],
         image_of_candidate: Tensor,
         logits: Tensor,
     ) -> Tensor:
         """Weights (sentence, candidate) of pairs of sentences and images, given by the images' numbers."""
-        own = {name: whole.of_images[name][image_of_sentence] for name in self._image_fields}
-        candidate = {name: whole.of_images[name][image_of_candidate] for name in self._image_fields}
-        return rule.pair_weights({**own, **of_sentences}, candidate, logits)
-
-    def _arguments(
-        self, similarity: Similarity, whole: _Batch, pairing: Pairing, weights: Tensor | None
-    ) -> dict[str, Any]:
-        """Positives, weights and floor for `contrastive_loss`, in the leanest form."""
-        is_one_positive = whole.is_plain and self.same_text != "positive"
-        is_all_negatives = whole.is_plain and self.same_text != "ignore"
-        if weights is None and not is_all_negatives:
-            weights = pairing.is_negative.to(whole.sentences.dtype)
-        return {
-            "positives": whole.image_of_sentence if is_one_positive else pairing.is_positive,
-            "floor": -similarity.gamma2,
-            "weights": weights,
-        }
+        assert self.negative_weights is not None
+        own = {name: whole.of_images[name][image_of_sentence] for name in self.requires_of_images}
+        of_anchor = {name: of_sentences[name] for name in self._of_anchor}
+        candidate = {name: whole.of_images[name][image_of_candidate] for name in self.requires_of_images}
+        return self.negative_weights.pair_weights({**own, **of_anchor}, candidate, logits)
 
     def _known(self, whole: _Batch, processes: _Processes) -> tuple[Tensor, Tensor]:
-        """Which images this process's sentences are known to fit, and which all processes' sentences."""
+        """Images that this process's sentences are known to fit, and the same for the sentences of all processes."""
         image_of_all = processes.gather(whole.image_of_sentence)
         known = known_to_fit(image_of_all, processes.gather(whole.sentence_id), whole.study_of_image)
         first = processes.offset(len(whole.sentence_id), known.device)
         return known[first : first + len(whole.sentence_id)], known
 
-    @property
-    def _image_fields(self) -> tuple[str, ...]:
-        return () if self.negative_weights is None else self.negative_weights.candidate_requires
-
-    @property
-    def _sentence_fields(self) -> tuple[str, ...]:
-        return () if self.negative_weights is None else self.negative_weights.anchor_requires
-
 
 def _through_processes(
     regions: Tensor, sentences: Tensor, batch: Mapping[str, Any], processes: _Processes
 ) -> _Batch:
-    """The batch with images numbered through all processes and what belongs to candidates gathered."""
+    """The batch with images numbered across processes and the fields of candidates gathered."""
     own_images = len(batch["study_id"])
     first_image = processes.offset(own_images, regions.device)
     is_first_view = torch.arange(len(regions), device=regions.device) < own_images

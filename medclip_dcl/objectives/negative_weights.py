@@ -19,6 +19,7 @@ from torch.nn.functional import cosine_similarity, normalize
 
 from medclip_dcl.errors import UserError
 from medclip_dcl.findings import CHEX5, CHEXPERT
+from medclip_dcl.objectives.contrastive import at_least_float32
 
 Fields = Mapping[str, Tensor]
 Weights = Float[Tensor, "anchor candidate"]
@@ -29,7 +30,7 @@ _PAIRS = 10_000
 
 
 class NegativeWeights(nn.Module):
-    """Base class: how much each candidate counts as a negative of each anchor, at least 0.
+    """Base class: weight of each candidate as a negative of each anchor, at least 0.
 
     A rule defines `pair_weights`; `finished` then scales or draws, row by row, among the candidates that are negatives.
     Your own rule may require of candidates any numeric column of images and labels of the prepared set, or of the
@@ -38,34 +39,27 @@ class NegativeWeights(nn.Module):
     Attributes:
         anchor_requires: names of the anchors' (sentences') fields that the rule takes by keyword.
         candidate_requires: names of the candidates' (images') fields that it takes by keyword.
-        needs_logits: True if the rule takes the logits.
         keeps_count: True scales the weights of an anchor's negatives to sum to their number.
     """
 
     anchor_requires: tuple[str, ...] = ()
     candidate_requires: tuple[str, ...] = ()
-    needs_logits = False
     keeps_count = False
-
-    @property
-    def requires(self) -> tuple[str, ...]:
-        """Names of all fields that the rule takes by keyword."""
-        return self.anchor_requires + self.candidate_requires
 
     def config(self) -> dict[str, Any]:
         """Constructor arguments, for checkpoints."""
         raise NotImplementedError(f"{type(self).__name__} must define config(), its constructor arguments")
 
     def check(self, fields: Fields) -> None:
-        """Look at the training images' fields, (image, ...), before training: refuse what would train nothing."""
+        """Check the training images' fields, (image, ...), before training: refuse what would train nothing."""
 
     def pair_weights(self, anchor: Fields, candidate: Fields, logits: Tensor | None) -> Weights:
-        """Weight of each pair by itself, before anything is scaled or drawn.
+        """Weight of each pair, before scaling or drawing.
 
         Args:
             anchor: the anchors' fields, and under the candidates' names those of each anchor's own image.
             candidate: the candidates' fields.
-            logits: (anchor, candidate), if the rule needs them.
+            logits: (anchor, candidate), for rules that need them.
         """
         raise NotImplementedError
 
@@ -76,12 +70,13 @@ class NegativeWeights(nn.Module):
         keys: Int[Tensor, "anchor key"],
         step: int,
     ) -> Weights:
-        """The weights of the negatives, as they are or scaled (`keeps_count`), 0 elsewhere."""
-        return (
-            scaled_to_count(weights, is_negative)
-            if self.keeps_count
-            else weights.masked_fill(~is_negative, 0.0)
-        )
+        """The weights of the negatives, scaled if `keeps_count`; 0 elsewhere."""
+        weights = weights.masked_fill(~is_negative, 0.0)
+        if not self.keeps_count:
+            return weights
+        total, count = weights.sum(1, keepdim=True), is_negative.sum(1, keepdim=True)
+        # Rows of zeros stay zero.
+        return weights * (count / total.where(total > 0, torch.ones_like(total)))
 
     def forward(
         self,
@@ -97,15 +92,19 @@ class NegativeWeights(nn.Module):
         Args:
             positives: the column of each anchor's own image.
             logits: for rules that need them.
-            is_negative: which candidates are negatives; None: all but the anchor's own.
-            keys: whole numbers, at least 0, which with `step` decide an anchor's random draw; None: its position.
-            step: of training; each has draws of its own.
-            **fields: the fields in `requires`, (anchor, ...) or (candidate, ...).
+            is_negative: True for negatives; None: all but the anchor's own image.
+            keys: integers, at least 0, that seed an anchor's random draw together with `step`; None: its position.
+            step: of training.
+            **fields: the required fields, (anchor, ...) or (candidate, ...).
 
         Raises:
             ValueError: a field is missing or not one that the rule takes.
         """
-        self._check(fields, logits)
+        required = {*self.anchor_requires, *self.candidate_requires}
+        if fields.keys() != required:
+            raise ValueError(
+                f"{type(self).__name__} takes the fields {sorted(required)}, got {sorted(fields)}"
+            )
         own = {name: fields[name][positives] for name in self.candidate_requires}
         anchor = {**own, **{name: fields[name] for name in self.anchor_requires}}
         candidate = {name: fields[name] for name in self.candidate_requires}
@@ -115,14 +114,6 @@ class NegativeWeights(nn.Module):
         if keys is None:
             keys = torch.arange(len(weights))[:, None]
         return self.finished(weights, is_negative, keys, step)
-
-    def _check(self, fields: Fields, logits: Tensor | None) -> None:
-        if set(fields) != set(self.requires):
-            raise ValueError(
-                f"{type(self).__name__} takes the fields {sorted(self.requires)}, got {sorted(fields)}"
-            )
-        if self.needs_logits and logits is None:
-            raise ValueError(f"{type(self).__name__} needs the logits")
 
 
 class RemoveByLabel(NegativeWeights):
@@ -212,7 +203,7 @@ class RemoveByTextSimilarity(_TextSimilarity):
         return {"threshold": self.threshold}
 
     def check(self, fields: Fields) -> None:
-        """Estimate on random pairs of images how many are removed: all is an error, more than half a warning.
+        """Estimate the share of removed pairs on a sample: all is an error, more than half a warning.
 
         Raises:
             ValueError: all are.
@@ -225,18 +216,14 @@ class RemoveByTextSimilarity(_TextSimilarity):
         found = torch.cat([cosine_similarity(a.float(), b.float()) for a, b in pairs])
         share = (found > self.threshold).float().mean().item() if len(found) else 0.0
         median = found.median().item() if len(found) else float("nan")
-        removed = (
-            f"RemoveByTextSimilarity: threshold {self.threshold} removes {share:.0%} of the pairs of reports "
-            f"(their median cosine is {median:.4f})"
+        message = (
+            f"RemoveByTextSimilarity: threshold {self.threshold} removes {share:.0%} of the pairs of reports (their "
+            f"median cosine is {median:.4f}); data_prep.embed_sentences prints the quantiles to choose from"
         )
         if share == 1.0:
-            raise UserError(
-                f"{removed}: nothing would be trained; data_prep.embed_sentences prints the quantiles to choose from"
-            )
+            raise UserError(f"{message}: nothing would be trained")
         if share > 0.5:
-            warnings.warn(
-                f"{removed}; data_prep.embed_sentences prints the quantiles to choose from", stacklevel=2
-            )
+            warnings.warn(message, stacklevel=2)
 
     def weight_of(self, cosine: Weights) -> Weights:
         return (cosine <= self.threshold).to(cosine.dtype)
@@ -290,8 +277,8 @@ class ResampleByTextSimilarity(_TextSimilarity):
         for row, (chance, number, key) in enumerate(zip(chances, numbers, keys.tolist(), strict=True)):
             total = chance.sum()
             if total > 0:
-                # By the inverse of the distribution: numpy's multinomial may draw quite other counts for chances that
-                # differ in the last digit, as those of one process and of several do.
+                # Inverse transform sampling: numpy's multinomial may draw other counts for chances that differ in the
+                # last digit, as between one process and several.
                 places = np.random.default_rng([self.seed, step, *key]).random(number) * total
                 drawn = np.searchsorted(np.cumsum(chance), places, side="right")
                 counts[row] = np.bincount(drawn.clip(max=chance.nonzero()[0][-1]), minlength=len(chance))
@@ -311,8 +298,6 @@ class HardNegatives(NegativeWeights):
         ValueError: beta below 0 or not finite.
     """
 
-    needs_logits = True
-
     def __init__(self, beta: float = 0.5, detach: bool = False) -> None:
         super().__init__()
         if not (beta >= 0 and math.isfinite(beta)):
@@ -326,7 +311,7 @@ class HardNegatives(NegativeWeights):
         """Log weights: exp(beta * s) may overflow before it is scaled."""
         if logits is None:
             raise ValueError("HardNegatives needs the logits")
-        logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+        logits = at_least_float32(logits)
         return self.beta * (logits.detach() if self.detach else logits)
 
     def finished(
@@ -345,7 +330,7 @@ class HardNegatives(NegativeWeights):
 class TrueNegatives(NegativeWeights):
     """Keeps the true negatives alone, scaled to the number of candidates: the unbiased loss (DCL eq. 2 with Q = N).
 
-    It needs the truth, which the phantom has: of which classes each image is, and what each sentence says.
+    It needs the truth, which the phantom has: the classes of each image and of each sentence.
     """
 
     anchor_requires = ("class_id",)
@@ -364,16 +349,7 @@ class TrueNegatives(NegativeWeights):
 def cosines(
     mine: Float[Tensor, "anchor dim"], other: Float[Tensor, "candidate dim"]
 ) -> Float[Tensor, "anchor candidate"]:
-    """Cosines of all pairs in [-1, 1], in float32 at least whatever autocast says: those of reports crowd near 1."""
+    """Cosines of all pairs in [-1, 1], in float32 or float64 even under autocast: those of reports crowd near 1."""
     with torch.autocast(device_type=mine.device.type, enabled=False):
-        precise = torch.promote_types(mine.dtype, torch.float32)
-        mine, other = normalize(mine.to(precise), dim=-1), normalize(other.to(precise), dim=-1)
+        mine, other = (normalize(at_least_float32(x), dim=-1) for x in (mine, other))
         return (mine @ other.T).clamp(-1, 1)
-
-
-def scaled_to_count(weights: Weights, is_negative: Bool[Tensor, "anchor candidate"]) -> Weights:
-    """Weights of the negatives, scaled so that each row sums to how many there are; rows of zeros stay zero."""
-    weights = weights.masked_fill(~is_negative, 0.0)
-    total = weights.sum(1, keepdim=True)
-    count = is_negative.sum(1, keepdim=True)
-    return weights * (count / total.where(total > 0, torch.ones_like(total)))

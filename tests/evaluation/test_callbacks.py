@@ -971,7 +971,7 @@ def test_a_model_without_network_is_refused(tmp_path):
         (lambda: ZeroShotClassification({}), "prompts name no finding"),
         (
             lambda: ZeroShotClassification({"Edema": (["No edema", "No edema"], "Edema")}),
-            "Edema has a prompt twice",
+            "Edema has a duplicate prompt",
         ),
         (lambda: ZeroShotClassification({"Edema": ([], "Edema")}), "needs a negative and a positive prompt"),
         (lambda: ResultsWriter("../results.json"), 'file_name must be "results<suffix>.json"'),

@@ -48,7 +48,7 @@ def trainer(folder, epochs=2, **options) -> Trainer:
     off: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     return Trainer(
         default_root_dir=folder, accelerator="cpu", enable_checkpointing=False, limit_val_batches=0,
-        max_epochs=epochs, **off, **options,
+        limit_train_batches=1, limit_test_batches=1, max_epochs=epochs, **off, **options,
     )  # fmt: skip
 
 
@@ -73,7 +73,7 @@ def test_what_is_not_taken_over_is_what_it_is_without_the_source(small_bert, sou
 def test_a_source_that_has_gone_is_missed_by_a_new_training_alone(
     small_bert, small_set, source, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(Trainer, "estimated_stepping_batches", 6)
+    monkeypatch.setattr(Trainer, "estimated_stepping_batches", 2)
     whole = build(small_bert, source)
     trainer(tmp_path, 2).fit(whole, data(small_set))
     half = trainer(tmp_path, 1)
