@@ -144,7 +144,7 @@ class ImageTextInference:
                 file of them (configs/prompts/chexpert14.yaml).
 
         Returns:
-            One row an image, one column a finding; the index holds paths where images are paths.
+            One row per image, one column per finding; the index holds paths where images are paths.
 
         Raises:
             UserError: invalid prompts, see `medclip_dcl.findings.read_prompts`.
@@ -176,8 +176,7 @@ class ImageTextInference:
     def save_pretrained(self, folder: str | Path) -> None:
         """Export config.json (with the tokenizer) and model.safetensors to a folder for `load`.
 
-        The vocabulary and weights of a model trained on credentialed reports derive from them: share the folder only
-        as the data's terms allow.
+        Vocabulary and weights derive from the training reports: share the folder only as their terms allow.
         """
         self.network.save_pretrained(folder)
 
