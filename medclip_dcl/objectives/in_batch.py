@@ -202,6 +202,9 @@ class InBatchObjective(nn.Module):
             logits = logits[:, : whole.own_images].T
         else:
             logits = similarity(whole.regions[: whole.own_images], processes.gather(whole.sentences)).T
+        if logits.requires_grad:
+            # In the layout of the logits: gamma^2's gradient is summed in one order, whatever the loss's operations.
+            logits.register_hook(lambda gradient: gradient.T.contiguous().T)
         numbers = whole.first_image + torch.arange(whole.own_images, device=logits.device)
         image_of_all = processes.gather(whole.image_of_sentence)
         is_own = numbers[:, None] == image_of_all

@@ -46,6 +46,11 @@ class NegativeWeights(nn.Module):
     candidate_requires: tuple[str, ...] = ()
     keeps_count = False
 
+    @property
+    def requires(self) -> tuple[str, ...]:
+        """Names of all fields that the rule takes by keyword."""
+        return self.anchor_requires + self.candidate_requires
+
     def config(self) -> dict[str, Any]:
         """Constructor arguments, for checkpoints."""
         raise NotImplementedError(f"{type(self).__name__} must define config(), its constructor arguments")
@@ -100,10 +105,9 @@ class NegativeWeights(nn.Module):
         Raises:
             ValueError: a field is missing or not one that the rule takes.
         """
-        required = {*self.anchor_requires, *self.candidate_requires}
-        if fields.keys() != required:
+        if set(fields) != set(self.requires):
             raise ValueError(
-                f"{type(self).__name__} takes the fields {sorted(required)}, got {sorted(fields)}"
+                f"{type(self).__name__} takes the fields {sorted(self.requires)}, got {sorted(fields)}"
             )
         own = {name: fields[name][positives] for name in self.candidate_requires}
         anchor = {**own, **{name: fields[name] for name in self.anchor_requires}}
