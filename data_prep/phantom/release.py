@@ -14,7 +14,6 @@ import functools
 import gzip
 import io
 import json
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -226,9 +225,6 @@ def _is_finished(folder: Path, options: Options) -> bool:
     return False
 
 
-# ---------------------------------------------------------------------------------------------- studies
-
-
 def _write_studies(
     folder: Path, options: Options, planned: Sequence[PlannedStudy], workers: int
 ) -> Iterator[StudyRecord]:
@@ -360,9 +356,6 @@ def _date_and_time(seed: tuple[int, int]) -> tuple[str, str]:
     return f"{year}{month:02d}{day:02d}", f"{hour}{minute:02d}{second:02d}.{rng.integers(0, 1000):03d}"
 
 
-# ---------------------------------------------------------------------------------------------- tables
-
-
 def _write_tables(folder: Path, records: Sequence[StudyRecord]) -> None:
     pairs = [(record, image) for record in records for image in record.images]
     name = "mimic-cxr-2.0.0"
@@ -477,17 +470,10 @@ def _class_table(
     return ("class_id", "name", "rho", "sentence_share", "mention_share"), rows
 
 
-# ---------------------------------------------------------------------------------------------- files
-
-
 def _is_whole_jpeg(file: Path) -> bool:
     """Whether the file exists and has both ends of a JPEG."""
-    if not file.is_file() or file.stat().st_size < 4:
-        return False
-    with file.open("rb") as stream:
-        start = stream.read(2)
-        stream.seek(-2, os.SEEK_END)
-        return start == b"\xff\xd8" and stream.read(2) == b"\xff\xd9"
+    content = file.read_bytes() if file.is_file() else b""
+    return content.startswith(b"\xff\xd8") and content.endswith(b"\xff\xd9")
 
 
 def _write_json(file: Path, value: object) -> None:
