@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 class UserError(ValueError):
     """A configuration, file or argument that the user gave cannot be used.
@@ -14,3 +16,11 @@ class UserError(ValueError):
 
 class MissingFileError(UserError, FileNotFoundError):
     """A file or folder that the user named does not exist."""
+
+
+def check_options(above_0: Mapping[str, float | None], at_least_0: Mapping[str, float]) -> None:
+    """Refuse options of a model out of their range; None is allowed."""
+    for names, least in ((above_0, "above"), (at_least_0, "at least")):
+        for name, value in names.items():
+            if value is not None and not (value > 0 or (value == 0 and least == "at least")):
+                raise UserError(f"model: {name} must be {least} 0, got {value}")

@@ -118,14 +118,6 @@ class ImageModel(TrainedModel):
         self.initial_weights = TakenOver.of_checkpoint(checkpoint)
 
 
-def check_options(above_0: Mapping[str, float | None], at_least_0: Mapping[str, float]) -> None:
-    """Refuse options of a model out of their range; None is allowed."""
-    for names, least in ((above_0, "above"), (at_least_0, "at least")):
-        for name, value in names.items():
-            if value is not None and not (value > 0 or (value == 0 and least == "at least")):
-                raise UserError(f"model: {name} must be {least} 0, got {value}")
-
-
 def _is_same(there: Any, here: Any) -> bool:
     """True if both describe the same part; other versions of libraries may say more or fewer of the defaults."""
     if there == here:

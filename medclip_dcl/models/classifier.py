@@ -22,9 +22,9 @@ from medclip_dcl.distributed import (
     rank_and_size,
 )
 from medclip_dcl.encoders.image import RegionEncoder
-from medclip_dcl.errors import UserError
+from medclip_dcl.errors import UserError, check_options
 from medclip_dcl.findings import CHEX5
-from medclip_dcl.models.base import ImageModel, check_options
+from medclip_dcl.models.base import ImageModel
 from medclip_dcl.models.optimisation import adamw_warmup_cosine, parameter_groups
 from medclip_dcl.networks.classifier import FindingNetwork
 from medclip_dcl.networks.image_text import build_part

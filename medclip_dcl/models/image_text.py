@@ -11,8 +11,8 @@ from medclip_dcl.data.link import ImageSettings, ImageTextRequirements
 from medclip_dcl.distributed import global_mean
 from medclip_dcl.encoders.image import RegionEncoder
 from medclip_dcl.encoders.text import SentenceEncoder
-from medclip_dcl.errors import MissingFileError, UserError
-from medclip_dcl.models.base import ImageModel, check_options
+from medclip_dcl.errors import MissingFileError, UserError, check_options
+from medclip_dcl.models.base import ImageModel
 from medclip_dcl.models.gradient_cache import in_chunks
 from medclip_dcl.models.optimisation import adamw_warmup_cosine, parameter_groups
 from medclip_dcl.networks.image_text import ImageTextNetwork, build_part, part_config

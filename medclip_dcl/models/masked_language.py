@@ -23,9 +23,9 @@ from medclip_dcl.encoders.pretrained import (
     resolve_folder,
     save_language_model,
 )
-from medclip_dcl.errors import UserError
+from medclip_dcl.errors import UserError, check_options
 from medclip_dcl.formats import CHECKPOINT
-from medclip_dcl.models.base import TrainedModel, check_options
+from medclip_dcl.models.base import TrainedModel
 from medclip_dcl.models.optimisation import adamw_warmup_cosine, parameter_groups
 from medclip_dcl.weight_files import load_exactly, read_model
 

@@ -78,8 +78,7 @@ class InBatchObjective(nn.Module):
             same sentence in the batch: "negative" (the paper), "positive", or "ignore".
 
     Attributes:
-        requires_of_sentences: names of the anchors' fields that the datamodule must serve.
-        requires_of_images: names of the candidates' fields.
+        requires_of_images: names of the candidates' fields that the datamodule must serve.
 
     Raises:
         ValueError: an option out of its range.
@@ -102,9 +101,11 @@ class InBatchObjective(nn.Module):
         self.image_to_text, self.same_text = image_to_text, same_text
         self._of_anchor = () if negative_weights is None else negative_weights.anchor_requires
         self.requires_of_images = () if negative_weights is None else negative_weights.candidate_requires
-        self.requires_of_sentences = tuple(
-            dict.fromkeys((*self.class_probability.requires, *self._of_anchor))
-        )
+
+    @property
+    def requires_of_sentences(self) -> tuple[str, ...]:
+        """Names of the anchors' fields that the datamodule must serve."""
+        return tuple(dict.fromkeys((*self.class_probability.requires, *self._of_anchor)))
 
     def check(self, of_images: Mapping[str, Tensor]) -> None:
         """Check the training images' fields, (image, ...), before training.
