@@ -218,7 +218,9 @@ class LSE(Similarity):
         max_gamma2: float = 100.0,
     ) -> None:
         super().__init__(gamma2, learn_gamma, max_gamma2)
-        self.sharpness = _checked_sharpness(sharpness)
+        if not 0 < sharpness < math.inf:
+            raise UserError(f"sharpness must be finite and above 0, got {sharpness}")
+        self.sharpness = sharpness
 
     def config(self) -> dict[str, Any]:
         return {**super().config(), "sharpness": self.sharpness}
@@ -281,7 +283,9 @@ class LSENonLocal(Similarity):
     ) -> None:
         super().__init__(gamma2, learn_gamma, max_gamma2)
         self.dim = dim
-        self.sharpness = _checked_sharpness(sharpness)
+        if not 0 < sharpness < math.inf:
+            raise UserError(f"sharpness must be finite and above 0, got {sharpness}")
+        self.sharpness = sharpness
         self.attention = _checked_attention(attention)
         self.q = nn.Linear(dim, dim)
 
@@ -399,12 +403,6 @@ def critical_score(smoothed: Regions, sentences: Sentences, critical: Critical) 
 def pooled_score(regions: Regions, sentences: Sentences) -> Logits:
     """Cosine of each sentence with the mean region."""
     return normalize(sentences, dim=-1) @ normalize(regions.mean(dim=1), dim=-1).T
-
-
-def _checked_sharpness(sharpness: float) -> float:
-    if not (sharpness > 0 and math.isfinite(sharpness)):
-        raise UserError(f"sharpness must be finite and above 0, got {sharpness}")
-    return sharpness
 
 
 def _checked_attention(attention: str) -> str:

@@ -23,7 +23,9 @@ def constructors(class_path: str) -> list[ast.FunctionDef]:
                     return constructors(f"{node.module}.{alias.name}")
         if isinstance(node, ast.ClassDef) and node.name == name:
             own = [x for x in node.body if isinstance(x, ast.FunctionDef) and x.name == "__init__"]
-            bases = [base.id for base in node.bases if isinstance(base, ast.Name)]
+            # A generic base is subscripted: Base[Requirements].
+            plain = [base.value if isinstance(base, ast.Subscript) else base for base in node.bases]
+            bases = [base.id for base in plain if isinstance(base, ast.Name)]
             return own + [init for base in bases for init in constructors(f"{module}.{base}")]
     return []
 

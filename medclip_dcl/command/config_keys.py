@@ -296,6 +296,8 @@ def _check_range(name: str, value: Any) -> None:
         )
     if name == "checkpoint_minutes" and isinstance(number, float) and not number >= 0:
         raise UserError(f"checkpoint_minutes: expected a number of at least 0, found {value}")
+    if name == "trainer.devices" and number == 0:
+        raise UserError(f"trainer.devices: expected at least 1, -1 for all, or auto; found {value}")
 
 
 def _as_number(value: Any) -> Any:

@@ -132,13 +132,18 @@ class ImagesDataModule(LinkedDataModule[Requirements], EpochDataModule, Generic[
     ) -> None:
         super().__init__()
         self.folder, self.batch_size = folder, batch_size
-        self.image_size = USUAL_SIZE if image_size is None else image_size
-        self.crop_size = usual_crop(self.image_size) if crop_size is None else crop_size
-        self._require_side("crop_size", self.crop_size)
-        for name, value in (("brightness", brightness), ("contrast", contrast)):
-            if not 0 <= value < 1:
-                raise UserError(f"data.{name} must lie in [0, 1), got {value}")
-        self.crop = Crop(self.crop_size, brightness, contrast)
+        image_size = USUAL_SIZE if image_size is None else image_size
+        crop_size = usual_crop(image_size) if crop_size is None else crop_size
+        if not 1 <= crop_size <= image_size:
+            raise UserError(
+                f"data.crop_size {crop_size} must lie in [1, image_size = {image_size}], or be null"
+            )
+        if not 0 <= brightness < 1:
+            raise UserError(f"data.brightness must lie in [0, 1), got {brightness}")
+        if not 0 <= contrast < 1:
+            raise UserError(f"data.contrast must lie in [0, 1), got {contrast}")
+        self.image_size, self.crop_size = image_size, crop_size
+        self.crop = Crop(crop_size, brightness, contrast)
         self.num_workers, self.cache_images = num_workers, cache_images
         self.predict_use, self.seed = predict_use, seed
         self.view = View(self.image_size, self.image_size)

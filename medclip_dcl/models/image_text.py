@@ -85,6 +85,8 @@ class ImageTextModel(ImageModel):
                 "masked_language_weight": masked_language_weight,
             },
         )
+        if not 0 <= image_to_text <= 1:
+            raise UserError(f"model: image_to_text must lie in [0, 1], got {image_to_text}")
         self.network = ImageTextNetwork(image_encoder, text_encoder, similarity)
         self.objective = InBatchObjective(class_probability, negative_weights, image_to_text, same_text)
         if not 0 <= beta2 < 1:

@@ -81,7 +81,7 @@ class InBatchObjective(nn.Module):
         requires_of_images: names of the candidates' fields that the datamodule must serve.
 
     Raises:
-        ValueError: an option out of its range.
+        ValueError: an unknown `same_text`.
     """
 
     def __init__(
@@ -92,8 +92,6 @@ class InBatchObjective(nn.Module):
         same_text: Literal["negative", "positive", "ignore"] = "negative",
     ) -> None:
         super().__init__()
-        if not 0 <= image_to_text <= 1:
-            raise UserError(f"image_to_text must lie in [0, 1], got {image_to_text}")
         if same_text not in SAME_TEXT:
             raise UserError(f"same_text must be one of {SAME_TEXT}, got {same_text!r}")
         self.class_probability = class_probability or ConstantClassProbability(0.0)
