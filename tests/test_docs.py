@@ -77,6 +77,8 @@ def workplace(small_set, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("docs")
     (folder / "configs").symlink_to(ROOT / "configs")
     (folder / "data").mkdir()
+    for source in ("dcl_lm/checkpoints/best.ckpt", "small_language_model/language_model"):
+        (folder / "runs" / source).mkdir(parents=True)
     for name in ("mimic_cxr", "hospital", "phantom"):
         (folder / "data" / name).symlink_to(small_set)
     runs = {
@@ -85,7 +87,7 @@ def workplace(small_set, tmp_path_factory) -> Path:
         "probe": ("finetune.yaml", "linear_probe.yaml"),
     }
     for name, files in runs.items():
-        (folder / "runs" / name).mkdir(parents=True)
+        (folder / "runs" / name).mkdir(parents=True, exist_ok=True)
         (folder / "runs" / name / "config.yaml").write_text(yaml.safe_dump(merged(*files)))
     return folder
 

@@ -175,6 +175,8 @@ class _Given:
             _check_files(
                 self.values.get("data.init_args.folder"), self.values.get("prompts"), command != "predict"
             )
+        if command == "fit" and not Path(str(self.values.get("run_folder")), "config.yaml").is_file():
+            self._check_sources()
 
     def _check_constructors(self) -> None:
         for path, class_path in self.classes.items():
@@ -208,6 +210,17 @@ class _Given:
                 differing |= differing_settings(before, now, name).keys()
         if differing - {LENGTH}:
             raise run.other_run(differing, saved)
+
+    def _check_sources(self) -> None:
+        """Refuse missing files from which a new run starts; a Hugging Face repository has one slash in its name."""
+        for name, value in self.values.items():
+            is_source = name.endswith((".pretrained", ".init_from")) and isinstance(value, str)
+            if (
+                is_source
+                and (value.count("/") > 1 or value.startswith((".", "/")))
+                and not Path(value).exists()
+            ):
+                raise UserError(f"{name}: no file or folder {value} (looked at {Path(value).absolute()})")
 
 
 def _has_command(name: str) -> bool:

@@ -21,11 +21,12 @@ BERT = "model.init_args.text_encoder.init_args"
 
 
 @pytest.fixture(autouse=True)
-def data_sets_are_there(tmp_path, monkeypatch):
-    """A prepared set that is missing would be named before what only the parser finds."""
+def sources_are_there(tmp_path, monkeypatch):
+    """A missing prepared set or language model would be named before what only the parser finds."""
     for name in ("phantom", "mimic_cxr"):
         (tmp_path / "data" / name).mkdir(parents=True)
         (tmp_path / "data" / name / "dataset.json").touch()
+    (tmp_path / "runs/demo_language_model/language_model").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
 
 
@@ -161,6 +162,8 @@ CALLBACK = '[{"class_path": "medclip_dcl.evaluation.Grounding", "init_args": {"e
         ([f"{DATA}crop_size", "600"], ["crop_size 600", "image_size = 144"]),
         ([f"{DATA}brightness", "1.5"], ["data.brightness", "[0, 1)"]),
         (["--trainer.devices", "0"], ["trainer.devices", "at least 1"]),
+        ([f"{MODEL}init_from", "runs/gone/last.ckpt"], ["init_from: no file or folder runs/gone/last.ckpt"]),
+        ([f"--{BERT}.pretrained", "runs/a/b"], ["pretrained: no file or folder runs/a/b"]),
         ([f"{DATA}views=0"], ["data.views", "at least 1"]),
         ([f"{DATA}contrastive_batch", "24"], ["contrastive_batch 24", "multiple of data.batch_size 16"]),
         (["--trainer.callbacks", CALLBACK], ["Grounding", "examples", "-1"]),
