@@ -47,6 +47,10 @@ _TRAINER_WORDS = {
     "strategy": ("auto", "ddp", "deepspeed", "fsdp", "hpu", "single", "xla"),
 }
 """Beginnings of Lightning's names; a class may be given instead."""
+_TRAINER_LEAST = {"max_epochs": -1, "max_steps": -1, "num_nodes": 1}
+_TRAINER_SHARES = ("val_check_interval",) + tuple(
+    f"{part}_batches" for part in ("limit_train", "limit_val", "limit_test", "limit_predict", "overfit")
+)
 _NUMBER = re.compile(r"[-+.\d]|inf|nan|null|none", re.IGNORECASE)
 
 
@@ -309,6 +313,11 @@ def _check_range(name: str, value: Any) -> None:
         )
     if name == "checkpoint_minutes" and isinstance(number, float) and not number >= 0:
         raise UserError(f"checkpoint_minutes: expected a number of at least 0, found {value}")
+    key = name.removeprefix("trainer.")
+    if key in _TRAINER_LEAST and isinstance(number, float) and number < _TRAINER_LEAST[key]:
+        raise UserError(f"{name}: expected at least {_TRAINER_LEAST[key]}, found {value}")
+    if key in _TRAINER_SHARES and isinstance(number, float) and (number < 0 or (number > 1 and number % 1)):
+        raise UserError(f"{name}: expected a share from 0.0 to 1.0 or a number of batches, found {value}")
     if name == "trainer.devices" and number == 0:
         raise UserError(f"trainer.devices: expected at least 1, -1 for all, or auto; found {value}")
 

@@ -103,8 +103,8 @@ def test_imagenet_weights_that_cannot_be_downloaded_are_one_line(capsys, monkeyp
 def test_options_that_lightning_refuses_are_one_line(capsys, small_set, small_bert, tmp_path):
     bert = ["--model.init_args.text_encoder.init_args.pretrained", str(small_bert)]
     folders = ["--run_folder", str(tmp_path / "run"), f"{DATA}folder", str(small_set), *bert]
-    line = said(capsys, *folders, "--trainer.limit_val_batches", "-2")
-    assert "trainer: " in line and "limit_val_batches" in line
+    line = said(capsys, *folders, "--trainer.gradient_clip_algorithm", "nonsense")
+    assert "trainer: " in line and "gradient_clip_algorithm" in line
 
 
 FULL = "model: {class_path: medclip_dcl.models.image_text.ImageTextModel, init_args: {similarity: %s}}"
@@ -162,6 +162,8 @@ CALLBACK = '[{"class_path": "medclip_dcl.evaluation.Grounding", "init_args": {"e
         ([f"{DATA}crop_size", "600"], ["crop_size 600", "image_size = 144"]),
         ([f"{DATA}brightness", "1.5"], ["data.brightness", "[0, 1)"]),
         (["--trainer.devices", "0"], ["trainer.devices", "at least 1"]),
+        (["--trainer.max_epochs", "-5"], ["trainer.max_epochs: expected at least -1, found -5"]),
+        (["--trainer.limit_val_batches", "1.5"], ["limit_val_batches: expected a share", "found 1.5"]),
         ([f"{MODEL}init_from", "runs/gone/last.ckpt"], ["init_from: no file or folder runs/gone/last.ckpt"]),
         ([f"--{BERT}.pretrained", "runs/a/b"], ["pretrained: no file or folder runs/a/b"]),
         ([f"{DATA}views=0"], ["data.views", "at least 1"]),
