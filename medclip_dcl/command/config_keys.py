@@ -45,6 +45,8 @@ _PRECISION = (
 _TRAINER_WORDS = {
     "accelerator": ("auto", "cpu", "cuda", "gpu", "hpu", "mps", "tpu"),
     "strategy": ("auto", "ddp", "deepspeed", "fsdp", "hpu", "single", "xla"),
+    "gradient_clip_algorithm": ("norm", "value"),
+    "profiler": ("advanced", "pytorch", "simple", "xla"),
 }
 """Beginnings of Lightning's names; a class may be given instead."""
 _TRAINER_LEAST = {"max_epochs": -1, "max_steps": -1, "num_nodes": 1}

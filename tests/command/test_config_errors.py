@@ -103,8 +103,8 @@ def test_imagenet_weights_that_cannot_be_downloaded_are_one_line(capsys, monkeyp
 def test_options_that_lightning_refuses_are_one_line(capsys, small_set, small_bert, tmp_path):
     bert = ["--model.init_args.text_encoder.init_args.pretrained", str(small_bert)]
     folders = ["--run_folder", str(tmp_path / "run"), f"{DATA}folder", str(small_set), *bert]
-    line = said(capsys, *folders, "--trainer.gradient_clip_algorithm", "nonsense")
-    assert "trainer: " in line and "gradient_clip_algorithm" in line
+    line = said(capsys, *folders, "--trainer.fast_dev_run", "-1")
+    assert "trainer: " in line and "fast_dev_run" in line
 
 
 FULL = "model: {class_path: medclip_dcl.models.image_text.ImageTextModel, init_args: {similarity: %s}}"
@@ -172,6 +172,7 @@ CALLBACK = '[{"class_path": "medclip_dcl.evaluation.Grounding", "init_args": {"e
         (["--checkpoint_minutes", "-1"], ["checkpoint_minutes", "at least 0"]),
         (["--prediction_format", "xls"], ["prediction_format: expected csv or parquet, found xls"]),
         (["--trainer.accelerator", "cpuu"], ["trainer.accelerator: expected auto, cpu,", "mean cpu?"]),
+        (["--trainer.gradient_clip_algorithm", "nrm"], ["expected norm or value, found nrm", "mean norm?"]),
         (["--trainer.strategy", "nonsense"], ["trainer.strategy: expected auto, ddp,"]),
         (["--trainer.precision", "17"], ["trainer.precision: expected 16,", "found 17"]),
         (["--run_folder", "run"], ["run already holds another run", "differs in data.init_args.seed;"]),
