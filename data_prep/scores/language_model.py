@@ -80,6 +80,9 @@ def has_results(file: Path, sentence_ids: Int[np.ndarray, " sentence"], meaning:
     """Whether a Parquet file has results of these sentences' tokens; those of other texts are computed again.
 
     `meaning` is a name and its value in the file's metadata, or in the attributes that pandas keeps there.
+
+    Raises:
+        PreparedDataError: the metadata lacks the name: the file is of another program.
     """
     if not file.is_file():
         return False
@@ -93,9 +96,12 @@ def has_results(file: Path, sentence_ids: Int[np.ndarray, " sentence"], meaning:
         return False
     metadata = table.schema.metadata or {}
     name, value = meaning
-    found = metadata.get(name.encode(), b"").decode() or json.loads(metadata.get(b"PANDAS_ATTRS", b"{}")).get(
-        name
-    )
+    attributes = json.loads(metadata.get(b"PANDAS_ATTRS", b"{}"))
+    found = metadata[name.encode()].decode() if name.encode() in metadata else attributes.get(name)
+    if found is None:
+        raise PreparedDataError(
+            f"{file} was not written by this command; move it away, it would be overwritten"
+        )
     if found == value and np.array_equal(table["sentence_id"].to_numpy(), sentence_ids):
         return True
     print(f"{file} is of other settings or sentences: the sentences are computed again", file=sys.stderr)

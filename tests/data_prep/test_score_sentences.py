@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -551,3 +552,14 @@ def test_cxr_berts_own_folder_scores(prepared: Path, real_data: Path, tmp_path: 
     assert scores["n_tokens"].tolist() == [5, 4, 3, 3]  # "pneumothorax" is one of its word pieces
     # Random weights know nothing: each word piece has about the probability 1 / 30,522.
     assert (scores["log_p"] / scores["n_tokens"]).between(-11.5, -9.5).all()
+
+
+def test_a_file_of_another_program_is_not_overwritten(tmp_path: Path) -> None:
+    file = tmp_path / "bert-01234567.parquet"
+    pd.DataFrame({"sentence_id": range(3), "mine": 0.5}).to_parquet(file)
+    content = file.read_bytes()
+    with pytest.raises(
+        PreparedDataError, match="bert-01234567.parquet was not written by this command; move it"
+    ):
+        language_model.has_results(file, np.arange(3), ("scored", "by"))
+    assert file.read_bytes() == content
