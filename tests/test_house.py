@@ -20,8 +20,8 @@ FLOORS = [
     ("objectives", "similarity", "metrics"),
     ("encoders", "networks", "scoring", "scoring_plan"),
     ("models", "data"),
-    ("training", "evaluation", "report", "inference"),
-    ("command", "cli", "__main__"),
+    ("training", "evaluation", "report", "inference", "export"),
+    ("command", "cli", "ask", "page", "__main__"),
 ]
 FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names}
 FILES = sorted((ROOT / "medclip_dcl").rglob("*.py"))

@@ -1,0 +1,48 @@
+"""Draw a heat map over a radiograph."""
+
+from __future__ import annotations
+
+import matplotlib
+import numpy as np
+from jaxtyping import Float, UInt8
+
+COLOUR_MAP = "turbo"
+OPACITY = 0.45
+
+
+def overlay(
+    grey: UInt8[np.ndarray, "height width"],
+    heat_map: Float[np.ndarray, "height width"],
+    *,
+    opacity: float = OPACITY,
+    threshold: float | None = None,
+    limits: tuple[float, float] | None = None,
+) -> UInt8[np.ndarray, "height width 3"]:
+    """Blend the colours of a heat map into a grey image; both have the same size.
+
+    Args:
+        grey: the image.
+        heat_map: cosines; NaN where the model saw nothing, which stays grey.
+        opacity: of the colours, from 0 (image alone) to 1 (heat map alone).
+        threshold: cosine below which the image stays grey; None colours everything.
+        limits: cosines of the lowest and the highest colour; default the heat map's own range. Give the same limits to
+            heat maps that are compared.
+
+    Raises:
+        ValueError: `opacity` outside [0, 1]; `limits` out of order.
+    """
+    if not 0 <= opacity <= 1:
+        raise ValueError(f"opacity must lie in [0, 1], got {opacity}")
+    is_seen = np.isfinite(heat_map)
+    low, high = _range(heat_map[is_seen]) if limits is None else limits
+    if low > high:
+        raise ValueError(f"limits must be (lowest, highest), got ({low}, {high})")
+    scaled = (np.where(is_seen, heat_map, low) - low) / ((high - low) or 1.0)
+    colours = matplotlib.colormaps[COLOUR_MAP](scaled.clip(0, 1))[..., :3] * 255
+    is_coloured = is_seen if threshold is None else is_seen & (heat_map >= threshold)
+    weight = (opacity * is_coloured)[..., None]
+    return np.round(grey[..., None] * (1 - weight) + colours * weight).astype(np.uint8)
+
+
+def _range(values: np.ndarray) -> tuple[float, float]:
+    return (float(values.min()), float(values.max())) if values.size else (0.0, 0.0)

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from medclip_dcl.pictures.overlay import overlay
+
+GREY = np.arange(35, dtype=np.uint8).reshape(5, 7) * 7
+
+
+def test_opacity_0_is_the_grey_image_in_each_channel():
+    heat_map = np.linspace(-1, 1, 35, dtype=np.float32).reshape(5, 7)
+    assert np.array_equal(overlay(GREY, heat_map, opacity=0.0), np.repeat(GREY[..., None], 3, 2))
+
+
+def test_opacity_1_does_not_depend_on_the_image():
+    heat_map = np.linspace(-1, 1, 35, dtype=np.float32).reshape(5, 7)
+    assert np.array_equal(
+        overlay(GREY, heat_map, opacity=1.0), overlay(np.zeros_like(GREY), heat_map, opacity=1.0)
+    )
+
+
+def test_low_cosines_are_blue_and_high_ones_red():
+    heat_map = np.full((5, 7), 0.1, np.float32)
+    heat_map[0, 0], heat_map[4, 6] = -0.5, 0.5
+    drawn = overlay(np.zeros_like(GREY), heat_map, opacity=1.0).astype(int)
+    assert drawn[4, 6, 0] > drawn[4, 6, 2] + 50
+    assert drawn[0, 0, 2] > drawn[0, 0, 0]
+
+
+def test_what_lies_below_the_threshold_or_was_not_seen_stays_grey():
+    heat_map = np.full((5, 7), 0.6, np.float32)
+    heat_map[:, :3], heat_map[0] = 0.2, np.nan
+    drawn = overlay(GREY, heat_map, threshold=0.4, limits=(0.0, 1.0))
+    is_grey = (drawn == GREY[..., None]).all(axis=2)
+    assert is_grey[0].all()
+    assert is_grey[1:, :3].all()
+    assert not is_grey[1:, 3:].any()
+
+
+def test_equal_cosines_get_equal_colours_under_common_limits():
+    low, high = np.full((5, 7), 0.2, np.float32), np.full((5, 7), 0.8, np.float32)
+    mixed = low.copy()
+    mixed[2, 2] = 0.8
+    limits = (0.0, 1.0)
+    assert np.array_equal(overlay(GREY, mixed, limits=limits)[2, 2], overlay(GREY, high, limits=limits)[2, 2])
+
+
+@pytest.mark.parametrize("value", [0.3, np.nan])
+def test_a_constant_or_unseen_heat_map_is_drawn(value):
+    assert overlay(GREY, np.full((5, 7), value, np.float32)).shape == (5, 7, 3)
+
+
+@pytest.mark.parametrize("options", [{"opacity": 1.2}, {"opacity": -0.1}, {"limits": (1.0, 0.0)}])
+def test_impossible_options_are_refused(options):
+    with pytest.raises(ValueError, match="opacity|limits"):
+        overlay(GREY, np.zeros((5, 7), np.float32), **options)
