@@ -18,6 +18,18 @@ class MissingFileError(UserError, FileNotFoundError):
     """A file or folder that the user named does not exist."""
 
 
+def check_least(part: str, values: Mapping[str, tuple[int | float | None, int]]) -> None:
+    """Refuse settings of a part below their least value; None is allowed.
+
+    Args:
+        part: of the configuration, e.g. "data".
+        values: name -> (value, least value).
+    """
+    for name, (value, least) in values.items():
+        if value is not None and not value >= least:
+            raise UserError(f"{part}.{name} must be at least {least}, got {value}")
+
+
 def check_options(above_0: Mapping[str, float | None], at_least_0: Mapping[str, float]) -> None:
     """Refuse options of a model out of their range; None is allowed."""
     for names, least in ((above_0, "above"), (at_least_0, "at least")):

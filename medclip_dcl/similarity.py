@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, interpolate, normalize
 from torch.utils.checkpoint import checkpoint
 
-from medclip_dcl.errors import UserError
+from medclip_dcl.errors import UserError, check_least
 
 Regions = Float[Tensor, "image region dim"]
 Sentences = Float[Tensor, "sentence dim"]
@@ -249,6 +249,7 @@ class NonLocal(Similarity):
         max_gamma2: float = 100.0,
     ) -> None:
         super().__init__(gamma2, learn_gamma, max_gamma2)
+        check_least("similarity", {"dim": (dim, 1)})
         self.dim = dim
         self.attention = _checked_attention(attention)
         self.q = nn.Linear(dim, dim)
@@ -282,6 +283,7 @@ class LSENonLocal(Similarity):
         max_gamma2: float = 100.0,
     ) -> None:
         super().__init__(gamma2, learn_gamma, max_gamma2)
+        check_least("similarity", {"dim": (dim, 1)})
         self.dim = dim
         if not 0 < sharpness < math.inf:
             raise UserError(f"sharpness must be finite and above 0, got {sharpness}")

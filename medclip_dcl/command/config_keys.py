@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +27,7 @@ from medclip_dcl.command.class_sources import (
     parameters,
     source_of,
 )
-from medclip_dcl.errors import UserError, check_options
+from medclip_dcl.errors import UserError, check_least, check_options
 
 TOP = {
     "checkpoint": "", "checkpoint_minutes": "float", "ckpt_path": "", "config": "", "data": "",
@@ -37,23 +38,49 @@ TOP = {
 }  # fmt: skip
 """Top-level keys of all commands and their types, where these are plain."""
 _COMMANDS = ("fit", "validate", "test", "predict")
-_TRAINER = "pytorch_lightning.trainer.trainer.Trainer"
+_LIGHTNING = {
+    "trainer": "pytorch_lightning.trainer.trainer.Trainer",
+    "checkpoint": "pytorch_lightning.callbacks.model_checkpoint.ModelCheckpoint",
+}
 _PRECISION = (
     "Literal['16', '16-mixed', '16-true', '32', '32-true', '64', '64-true', 'bf16', 'bf16-mixed', 'bf16-true', "
     "'transformer-engine', 'transformer-engine-float16'] | None"
 )
-_TRAINER_WORDS = {
-    "accelerator": ("auto", "cpu", "cuda", "gpu", "hpu", "mps", "tpu"),
-    "strategy": ("auto", "ddp", "deepspeed", "fsdp", "hpu", "single", "xla"),
-    "gradient_clip_algorithm": ("norm", "value"),
-    "profiler": ("advanced", "pytorch", "simple", "xla"),
+_COUNT, _POSITIVE, _TIME = r"\d+", r"[1-9]\d*", r"\d+:\d\d:\d\d:\d\d"
+_FORMS = {
+    "trainer.accelerator": ("auto|cpu|cuda|gpu|hpu|mps|tpu", "auto, cpu, cuda, gpu, mps or tpu"),
+    "trainer.strategy": (
+        r"(auto|ddp|deepspeed|fsdp|hpu|single|xla)(_\w+)?",
+        "auto, ddp, deepspeed, fsdp or one of their variants",
+    ),
+    "trainer.devices": (
+        rf"auto|-1|{_POSITIVE}|\[?\d+( *, *\d+)+\]?|\[\d\]",
+        "at least 1, -1 for all, auto, or numbers such as 0,1",
+    ),
+    "trainer.num_nodes": (_POSITIVE, "at least 1"),
+    "trainer.fast_dev_run": (f"true|false|{_COUNT}", "true, false or a number of batches"),
+    "trainer.max_epochs": (f"-1|{_COUNT}|null", "a number of epochs, or -1 for no limit"),
+    "trainer.max_steps": (f"-1|{_COUNT}", "a number of steps, or -1 for no limit"),
+    "trainer.max_time": (f"{_TIME}|null", "days:hours:minutes:seconds, such as 00:12:00:00"),
+    "trainer.gradient_clip_algorithm": ("norm|value|null", "norm or value"),
+    "trainer.reload_dataloaders_every_n_epochs": (_COUNT, "at least 0"),
+    "trainer.logger": (r"true|false|null|\[.*\]", "true, false, a class or a list of them"),
+    "trainer.profiler": ("advanced|pytorch|simple|xla|null", "advanced, pytorch or simple"),
+    "checkpoint.monitor": (r"(train|validate)/\w+|null", "a logged metric such as validate/loss"),
+    "checkpoint.mode": ("min|max", "min or max"),
+    "checkpoint.save_top_k": (f"-1|{_COUNT}", "a number of checkpoints, or -1 for all"),
+    "checkpoint.every_n_epochs": (f"{_COUNT}|null", "a number of epochs"),
+    "checkpoint.every_n_train_steps": (f"{_COUNT}|null", "a number of steps"),
+    "seed_everything": (r"true|false|\d{1,9}", "an integer of at most nine digits, true or false"),
 }
-"""Beginnings of Lightning's names; a class may be given instead."""
-_TRAINER_LEAST = {"max_epochs": -1, "max_steps": -1, "num_nodes": 1}
-_TRAINER_SHARES = ("val_check_interval",) + tuple(
-    f"{part}_batches" for part in ("limit_train", "limit_val", "limit_test", "limit_predict", "overfit")
+"""Accepted values of Lightning's settings by a pattern, and in words; a class may be given instead."""
+_SHARES = ("trainer.val_check_interval",) + tuple(
+    f"trainer.{part}_batches"
+    for part in ("limit_train", "limit_val", "limit_test", "limit_predict", "overfit")
 )
-_NUMBER = re.compile(r"[-+.\d]|inf|nan|null|none", re.IGNORECASE)
+_NUMBER = re.compile(
+    r"[-+]?[\d._]*\d[\d._]*(e[-+]?\d+)?|0[xob][\da-f_]+|[-+]?\.?(inf|nan)|null|none|~", re.IGNORECASE
+)
 
 
 def check_arguments(arguments: Sequence[str]) -> None:
@@ -105,13 +132,22 @@ class _Given:
                 self._add(str(key), value)
 
     def add_option(self, name: str, text: str) -> None:
-        part, value = name.split(".")[0], _loaded(text)
+        name, value = self._full_name(name), _loaded(text)
+        part = name.split(".")[0]
         if text.startswith("--"):  # an option without a value: true, or a mistake that the parser names
-            value = None
+            value = ...
         if part in ("model", "data") and not re.fullmatch(r"\w+(\.init_args\.\w+)*(\.class_path)?", name):
             self._forget(part)  # a short way of writing that the parser completes
         else:
             self._add(name.removesuffix(".class_path"), value)
+
+    def _full_name(self, name: str) -> str:
+        """data.image_size -> data.init_args.image_size, where the class is known and has this setting."""
+        path, *keys = name.split(".")
+        for key in keys:
+            is_short = key in (parameters(self.classes.get(path) or "") or {})
+            path = f"{path}.init_args.{key}" if is_short else f"{path}.{key}"
+        return path
 
     def _add(self, name: str, value: Any) -> None:
         """Add one setting, and those within it."""
@@ -156,17 +192,14 @@ class _Given:
         top, _, key = name.rstrip("+").partition(".")
         if top not in TOP:
             raise UserError(message(name, TOP))
-        known = parameters(_TRAINER)
-        if top == "trainer" and key and known is not None:
+        known = parameters(_LIGHTNING[top]) if top in _LIGHTNING else None
+        if key and known is not None:
             if key.split(".")[0] not in known:
-                raise UserError(message(name, [f"trainer.{one}" for one in known]))
+                raise UserError(message(name, [f"{top}.{one}" for one in known]))
             _check_value(name, value, _PRECISION if key == "precision" else known.get(key, ""))
-            words = _TRAINER_WORDS.get(key, ())
-            if words and re.fullmatch(r"[a-z]+(_\w+)?", str(value)) and value.split("_")[0] not in words:
-                raise UserError(f"{name}: expected {one_of(words)}, found {value}{nearest(value, words)}")
         elif not key:
             _check_value(name, value, TOP[top])
-        _check_range(name, value)
+        _check_form(name.rstrip("+"), value)
 
     def check_together(self, command: str) -> None:
         """Check what several settings say together."""
@@ -175,6 +208,8 @@ class _Given:
             self._forget("model")
             self.values.pop("data.init_args.crop_size", None)
         self._check_constructors()
+        self._check_dims()
+        _check_devices(self.values.get("trainer.accelerator"), self.values.get("trainer.devices"))
         if command == "fit" and self.values.get("trainer.fast_dev_run", False) in (False, 0):
             self._check_run_folder()
         if str(self.classes.get("data")).startswith(f"{PACKAGE.name}."):
@@ -195,6 +230,17 @@ class _Given:
             classes = {name[len(start) :] for name in self.classes if name.startswith(start)}
             if class_path is not None:
                 _check_constructor(path, class_path, values, classes)
+
+    def _check_dims(self) -> None:
+        """Refuse encoders and a similarity whose embeddings differ in size."""
+        sizes = {}
+        for part in ("image_encoder", "text_encoder", "similarity"):
+            path = f"model.init_args.{part}"
+            found = constructors(self.classes.get(path) or "")
+            default = defaults(found[0]).get("dim") if found else None
+            sizes[part] = self.values.get(f"{path}.init_args.dim", default)
+        if len({size for size in sizes.values() if isinstance(size, int)}) > 1:
+            raise UserError(f"embedding sizes (dim) must agree, found {sizes}")
 
     def _check_run_folder(self) -> None:
         """Refuse a folder whose run has other values of these settings; the rest is compared when all is known."""
@@ -292,9 +338,11 @@ def _check_value(path: str, value: Any, kind: str) -> None:
     """A value of a setting that takes certain words, or numbers, true and false alone."""
     kinds = alternatives(kind)
     is_choice = re.fullmatch(r"Literal\[[^\]]*\]( \| None)?", kind) is not None
-    if value is None or not kinds or not (is_choice or set(kinds) <= {"int", "float", "bool", "None"}):
+    if value is ... or not kinds or not (is_choice or set(kinds) <= {"int", "float", "bool", "None"}):
         return
-    if is_choice:
+    if value is None:
+        is_right = "None" in kinds
+    elif is_choice:
         is_right = str(value) in kinds
     elif isinstance(value, bool):
         is_right = "bool" in kinds
@@ -302,26 +350,55 @@ def _check_value(path: str, value: Any, kind: str) -> None:
         is_right = "float" in kinds or ("int" in kinds and math.isfinite(value) and int(value) == value)
     else:
         # Numbers have many spellings.
-        is_right = isinstance(value, str) and set(kinds) != {"bool"} and _NUMBER.match(value) is not None
+        is_right = isinstance(value, str) and set(kinds) != {"bool"} and _NUMBER.fullmatch(value) is not None
     if not is_right:
-        raise UserError(f"{path}: expected {one_of(kinds)}, found {value}")
+        found = "null" if value is None else value
+        raise UserError(f"{path}: expected {one_of(kinds)}, found {found}")
 
 
-def _check_range(name: str, value: Any) -> None:
+def _check_form(name: str, value: Any) -> None:
+    """A setting of this command line or of Lightning whose accepted values are known."""
     number = _as_number(value)
-    if name == "ema_decay" and isinstance(number, float) and not 0 < number < 1:
+    is_number = isinstance(number, float)
+    if name == "ema_decay" and is_number and not 0 < number < 1:
         raise UserError(
             f"ema_decay: expected a number above 0 and below 1, e.g. 0.999, or null; found {value}"
         )
-    if name == "checkpoint_minutes" and isinstance(number, float) and not number >= 0:
+    if name == "checkpoint_minutes" and is_number and not number >= 0:
         raise UserError(f"checkpoint_minutes: expected a number of at least 0, found {value}")
-    key = name.removeprefix("trainer.")
-    if key in _TRAINER_LEAST and isinstance(number, float) and number < _TRAINER_LEAST[key]:
-        raise UserError(f"{name}: expected at least {_TRAINER_LEAST[key]}, found {value}")
-    if key in _TRAINER_SHARES and isinstance(number, float) and (number < 0 or (number > 1 and number % 1)):
+    if name in _SHARES and is_number and (number < 0 or (number > 1 and number % 1)):
         raise UserError(f"{name}: expected a share from 0.0 to 1.0 or a number of batches, found {value}")
-    if name == "trainer.devices" and number == 0:
-        raise UserError(f"trainer.devices: expected at least 1, -1 for all, or auto; found {value}")
+    if is_number and number % 1 == 0:
+        value = int(number)
+    pattern, expected = _FORMS.get(name, (".*", ""))
+    if name == "trainer.val_check_interval" and isinstance(number, str):
+        pattern, expected = _TIME, "a share, a number of batches or days:hours:minutes:seconds"
+    if isinstance(value, dict) or value is ...:
+        return  # a class, or an option without a value
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    is_class = re.fullmatch(r"([a-zA-Z_][\w.]*\.)?[A-Z]\w+", text)
+    if not is_class and not re.fullmatch(pattern, text, re.DOTALL):
+        near = nearest(text, re.findall("[a-z]{2,}", pattern))
+        raise UserError(f"{name}: expected {expected}, found {text}{near}")
+
+
+def _check_devices(accelerator: Any, devices: Any) -> None:
+    """Refuse an accelerator that PyTorch does not see, and more devices than there are."""
+    if accelerator == "cpu" and (devices == -1 or (isinstance(devices, str) and "," in devices)):
+        raise UserError(f"trainer.devices: expected a number of processes for the CPU, found {devices}")
+    if accelerator not in ("gpu", "cuda", "mps"):
+        return
+    import torch
+
+    n = torch.cuda.device_count() if accelerator != "mps" else 0
+    n = n or int(accelerator != "cuda" and torch.backends.mps.is_available())
+    if n == 0:
+        raise UserError(
+            f"trainer.accelerator: PyTorch {torch.__version__} sees no {accelerator} device on this machine; install a "
+            "PyTorch built for it, or give --trainer.accelerator cpu (or auto)"
+        )
+    if isinstance(devices, int) and not isinstance(devices, bool) and devices > n:
+        raise UserError(f"trainer.devices: PyTorch sees {n} on this machine, found {devices}")
 
 
 def _as_number(value: Any) -> Any:
@@ -352,20 +429,22 @@ def _check_class(path: str, class_path: str) -> None:
 
 def _check_constructor(path: str, class_path: str, given: Mapping[str, Any], classes: set[str]) -> None:
     """Run the checks of a constructor that need its plain arguments alone (`if not 0 <= eta < 1: raise UserError`)."""
+    usual: dict[str, Any] = {}  # a subclass passes its defaults on to its bases
     for init in constructors(class_path):
+        usual = defaults(init) | usual
         known = {
             x.arg: "" if x.annotation is None else ast.unparse(x.annotation)
             for x in constructor_arguments(init)
         }
-        names: dict[str, Any] = {"math": math, "UserError": UserError, "check_options": check_options}
-        names |= defaults(init)
-        names |= {key: value for key, value in given.items() if key in known}
+        names: dict[str, Any] = {"math": math, "UserError": UserError}
+        names |= {"check_least": check_least, "check_options": check_options}
+        names |= {key: value for key, value in {**usual, **given}.items() if key in known}
         for key in [key for key in names if re.search(r"\b(int|float)\b", known.get(key, ""))]:
             names[key] = int(names[key]) if isinstance(names[key], int) else _as_number(names[key])
         names = {key: value for key, value in names.items() if key not in classes}
         for statement in init.body:
             is_check = isinstance(statement, ast.If) and [type(x) for x in statement.body] == [ast.Raise]
-            is_check |= ast.unparse(statement).startswith("check_options(")
+            is_check |= ast.unparse(statement).startswith(("check_least(", "check_options("))
             target = statement.targets[0] if isinstance(statement, ast.Assign) else None
             if not is_check and not isinstance(target, ast.Name):
                 continue

@@ -278,6 +278,8 @@ class MedclipCLI(LightningCLI):
         except (Stopped, SIGTERMException) as stopped:
             rank_zero_info(f"{self.run.folder} is unfinished: the same command continues it")
             raise SystemExit(stopped.code or _TERMINATED) from stopped
+        except MisconfigurationException as error:  # such as a metric to monitor that nothing logs
+            raise UserError(str(error)) from error
 
     def after_fit(self) -> None:
         """Mark the run as finished."""

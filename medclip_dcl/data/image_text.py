@@ -25,7 +25,7 @@ from medclip_dcl.data.masking import Masking
 from medclip_dcl.data.prepared import TABLES, PreparedDataError
 from medclip_dcl.data.samplers import EpochSampler, FixedBatches, ShardSampler
 from medclip_dcl.distributed import rank_and_size
-from medclip_dcl.errors import UserError
+from medclip_dcl.errors import UserError, check_least
 from medclip_dcl.findings import CHEX5
 from medclip_dcl.pictures.geometry import View
 
@@ -129,11 +129,13 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
             *(num_workers, cache_images, predict_use, seed),
             usual_crop=usual_crop,
         )
+        check_least(
+            "data",
+            {"evaluation_crop": (evaluation_crop, 1), "test_reports": (test_reports, 1), "views": (views, 1)},
+        )
         image_size = self.image_size
         if evaluation_crop is not None:
             self._require_side("evaluation_crop", evaluation_crop)
-        if test_reports < 1:
-            raise UserError(f"data.test_reports must be at least 1, got {test_reports}")
         self.view = View(evaluation_crop or image_size, image_size)
         self.test_reports = test_reports
         require_choice("sentences", sentences, ("one", "all"))
@@ -141,8 +143,6 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
             raise UserError(
                 f"data.contrastive_batch {contrastive_batch} must be a multiple of data.batch_size {batch_size}"
             )
-        if views < 1:
-            raise UserError(f"data.views must be at least 1, got {views}")
         if not 0 < mask_probability < 1:
             raise UserError(f"data.mask_probability must lie in (0, 1), got {mask_probability}")
         self.sentences, self.log_p_name = sentences, log_p

@@ -19,7 +19,7 @@ from medclip_dcl.data.link import ImageSettings, LinkedDataModule, Requirements,
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
 from medclip_dcl.data.samplers import EpochDataModule, ShardSampler, require_whole_batches, worker_options
 from medclip_dcl.distributed import rank_and_size
-from medclip_dcl.errors import UserError
+from medclip_dcl.errors import UserError, check_least
 from medclip_dcl.pictures.geometry import View
 from medclip_dcl.pictures.transforms import augment, centre_crop, load_grey, to_input
 
@@ -131,6 +131,15 @@ class ImagesDataModule(LinkedDataModule[Requirements], EpochDataModule, Generic[
         usual_crop: Callable[[int], int],
     ) -> None:
         super().__init__()
+        check_least(
+            "data",
+            {
+                "image_size": (image_size, 1),
+                "crop_size": (crop_size, 1),
+                "batch_size": (batch_size, 1),
+                "num_workers": (num_workers, 0),
+            },
+        )
         self.folder, self.batch_size = folder, batch_size
         image_size = USUAL_SIZE if image_size is None else image_size
         crop_size = usual_crop(image_size) if crop_size is None else crop_size

@@ -27,7 +27,7 @@ from medclip_dcl.data.samplers import (
 from medclip_dcl.distributed import gather_objects
 from medclip_dcl.encoders.masked_language import IGNORED
 from medclip_dcl.encoders.pretrained import load_tokenizer, resolve_folder, word_pieces
-from medclip_dcl.errors import UserError
+from medclip_dcl.errors import UserError, check_least
 
 # Batches are cut from this many batches' worth of sentences, sorted by length: little padding, yet random.
 _POOL = 32
@@ -83,9 +83,10 @@ class ReportsDataModule(LinkedDataModule[ReportsRequirements], EpochDataModule):
             raise UserError(f'data.sampling must be "frequency" or "distinct", got {sampling!r}')
         if not 0 < mask_probability < 1:
             raise UserError(f"data.mask_probability must lie in (0, 1), got {mask_probability}")
-        for name, value, least in (("batch_size", batch_size, 1), ("max_tokens", max_tokens, 3)):
-            if value < least:
-                raise UserError(f"data.{name} must be at least {least}, got {value}")
+        check_least(
+            "data",
+            {"batch_size": (batch_size, 1), "max_tokens": (max_tokens, 3), "num_workers": (num_workers, 0)},
+        )
         self.folder = folder
         self.batch_size, self.max_tokens = batch_size, max_tokens
         self.sampling, self.mask_probability = sampling, mask_probability

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torchvision.models import ResNet
 
-from medclip_dcl.errors import MissingFileError, UserError
+from medclip_dcl.errors import MissingFileError, UserError, check_least
 from medclip_dcl.weight_files import compare_state_dicts, read_state_dict
 
 IMAGENET = "imagenet"
@@ -101,6 +101,7 @@ class ResNetRegions(RegionEncoder):
         projection: Literal["linear", "mlp"] = "linear",
     ) -> None:
         super().__init__()
+        check_least("image_encoder", {"dim": (dim, 1)})
         if depth not in (18, 34, 50):
             raise UserError(f"depth must be 18, 34 or 50, got {depth}")
         if stride not in (16, 32):

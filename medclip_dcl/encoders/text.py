@@ -20,7 +20,7 @@ from medclip_dcl.encoders.pretrained import (
     load_tokenizer,
     resolve_folder,
 )
-from medclip_dcl.errors import UserError
+from medclip_dcl.errors import UserError, check_least
 from medclip_dcl.weight_files import SavedModel, is_exported, read_model
 
 
@@ -122,6 +122,7 @@ class BertSentences(SentenceEncoder):
             raise UserError(
                 "text encoder: give either pretrained (a folder or repository id), or bert and tokenizer"
             )
+        check_least("text_encoder", {"dim": (dim, 1), "max_tokens": (max_tokens, 3)})
         if pooling not in ("cls", "mean"):
             raise UserError(f'text encoder: pooling must be "cls" or "mean", got {pooling!r}')
         if projection not in ("linear", "mlp"):

@@ -103,8 +103,9 @@ def test_imagenet_weights_that_cannot_be_downloaded_are_one_line(capsys, monkeyp
 def test_options_that_lightning_refuses_are_one_line(capsys, small_set, small_bert, tmp_path):
     bert = ["--model.init_args.text_encoder.init_args.pretrained", str(small_bert)]
     folders = ["--run_folder", str(tmp_path / "run"), f"{DATA}folder", str(small_set), *bert]
-    line = said(capsys, *folders, "--trainer.fast_dev_run", "-1")
-    assert "trainer: " in line and "fast_dev_run" in line
+    intervals = ["--trainer.check_val_every_n_epoch", "null", "--trainer.val_check_interval", "0.5"]
+    line = said(capsys, *folders, *intervals)
+    assert "trainer: " in line and "val_check_interval" in line
 
 
 FULL = "model: {class_path: medclip_dcl.models.image_text.ImageTextModel, init_args: {similarity: %s}}"
@@ -162,7 +163,29 @@ CALLBACK = '[{"class_path": "medclip_dcl.evaluation.Grounding", "init_args": {"e
         ([f"{DATA}crop_size", "600"], ["crop_size 600", "image_size = 144"]),
         ([f"{DATA}brightness", "1.5"], ["data.brightness", "[0, 1)"]),
         (["--trainer.devices", "0"], ["trainer.devices", "at least 1"]),
-        (["--trainer.max_epochs", "-5"], ["trainer.max_epochs: expected at least -1, found -5"]),
+        (["--trainer.max_epochs", "-5"], ["trainer.max_epochs: expected a number of epochs", "found -5"]),
+        ([f"{MODEL}learning_rate", "null"], ["learning_rate: expected float, found null"]),
+        (["--trainer.max_steps", "null"], ["trainer.max_steps: expected int, found null"]),
+        (["--trainer.max_time", "5h"], ["trainer.max_time: expected days:hours", "found 5h"]),
+        (["--trainer.val_check_interval", "often"], ["val_check_interval: expected a share", "found often"]),
+        (["--trainer.fast_dev_run", "-1"], ["trainer.fast_dev_run: expected true, false", "found -1"]),
+        (["--trainer.num_nodes", "1,2"], ["trainer.num_nodes: expected int, found 1,2"]),
+        (["--trainer.accelerator", "3"], ["trainer.accelerator: expected auto, cpu,", "found 3"]),
+        (["--trainer.logger", "board"], ["trainer.logger: expected true, false", "found board"]),
+        (["--checkpoint.mode", "mix"], ["checkpoint.mode: expected min or max, found mix; did you mean m"]),
+        (["--checkpoint.save_top_k", "-3"], ["checkpoint.save_top_k", "found -3"]),
+        (
+            ["--checkpoint.monitr", "x"],
+            ["checkpoint.monitr: there is no such key", "mean checkpoint.monitor?"],
+        ),
+        (["--checkpoint.monitor", "loss"], ["checkpoint.monitor", "validate/loss", "found loss"]),
+        (["--seed_everything", "-3"], ["seed_everything: expected an integer", "found -3"]),
+        ([f"{DATA}batch_size", "0"], ["data.batch_size must be at least 1, got 0"]),
+        ([f"{DATA}num_workers", "-1"], ["data.num_workers must be at least 0, got -1"]),
+        ([f"{DATA}evaluation_crop", "0"], ["data.evaluation_crop must be at least 1, got 0"]),
+        (["--data.image_size", "0"], ["data.image_size must be at least 1, got 0"]),
+        ([f"{MODEL}image_encoder.init_args.dim", "-3"], ["image_encoder.dim must be at least 1, got -3"]),
+        ([f"{MODEL}image_encoder.init_args.dim", "64"], ["dim) must agree", "64", "128"]),
         (["--trainer.limit_val_batches", "1.5"], ["limit_val_batches: expected a share", "found 1.5"]),
         ([f"{MODEL}init_from", "runs/gone/last.ckpt"], ["init_from: no file or folder runs/gone/last.ckpt"]),
         ([f"--{BERT}.pretrained", "runs/a/b"], ["pretrained: no file or folder runs/a/b"]),
@@ -203,7 +226,7 @@ def test_a_value_that_is_refused_later_is_refused_before_lightning_is_imported(o
         [*OF_DEMO, "--trainer.strategy", "DDPStrategy", "--trainer.accelerator", "CPUAccelerator"],
         [*OF_DEMO, "--trainer.strategy=ddp_find_unused_parameters_true", "--trainer.precision", "16"],
         # Values as they may be written.
-        *([*OF_DEMO, f"{MODEL}learning_rate", number] for number in ("1e-3", "1", ".5", "null")),
+        *([*OF_DEMO, f"{MODEL}learning_rate", number] for number in ("1e-3", "1", ".5")),
         *([*OF_DEMO, f"{DATA}{setting}"] for setting in ("cache_images=yes", "evaluation_crop=null")),
         [*OF_DEMO, "--trainer.gradient_clip_val", ".inf"],
         [*OF_DEMO, f"{DATA}brightness=.nan"],
@@ -215,6 +238,25 @@ def test_a_value_that_is_refused_later_is_refused_before_lightning_is_imported(o
 )  # fmt: skip
 def test_what_may_be_right_is_left_to_the_parser(options):
     check_arguments(["fit", *options, "--print_config"])  # whose data set need not be there
+
+
+@pytest.mark.parametrize(
+    ("devices", "words"),
+    [
+        ({"gpus": 0}, ["trainer.accelerator", "sees no gpu device", "--trainer.accelerator cpu"]),
+        ({"gpus": 1}, ["trainer.devices: PyTorch sees 1 on this machine, found 2"]),
+        ({"gpus": 2}, []),
+    ],
+)
+def test_devices_that_are_not_there_are_refused_before_lightning_is_imported(devices, words, monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: devices["gpus"])
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: False)
+    arguments = ["fit", "--config", DEMO, "--trainer.accelerator", "gpu", "--trainer.devices", "2"]
+    try:
+        check_arguments([*arguments, f"{DATA}folder", "nowhere"])
+    except UserError as error:
+        found = str(error)
+    assert all(part in found for part in words or ["nowhere"])
 
 
 def test_the_command_comes_before_its_options():
