@@ -136,7 +136,7 @@ def test_evaluation_of_the_middle_shows_it_everywhere(small_set, small_bert):
         data.evaluation("test").view == View(24, 40) and str(whole.evaluation("test").view) == "whole image"
     )
     for crop in (0, 41):
-        with pytest.raises(ValueError, match=f"evaluation_crop {crop} must lie in .1, image_size = 40"):
+        with pytest.raises(ValueError, match=f"evaluation_crop.* {crop}"):
             datamodule(small_set, small_bert, evaluation_crop=crop)
 
 
