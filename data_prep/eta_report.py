@@ -256,7 +256,7 @@ def _unusual(found: Estimates, fit: LogLinearFit) -> str:
 
 
 def _refusal(found: Estimates, chosen: str, name: str, problem: str) -> str:
-    """Why the configuration has no (a, k), and the alternatives."""
+    """Reason why the configuration has no (a, k), and the alternatives."""
     others = [
         other
         for other, fit in found.fits.items()

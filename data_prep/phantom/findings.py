@@ -91,7 +91,7 @@ class Rule:
     no_finding: bool = False
 
     def holds(self, state: StudyState, side: str, zone: str) -> bool:
-        """Whether a study meets the conditions on this side and in this zone (empty: anywhere)."""
+        """True if a study meets the conditions on this side and in this zone (empty: anywhere)."""
         kinds = [f.kind for f in state.findings if side in ("", f.side) and zone in ("", f.zone)]
         return (
             (not self.any or sum(kind in self.any for kind in kinds) >= self.number)

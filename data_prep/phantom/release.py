@@ -197,7 +197,7 @@ def _described(options: Options) -> dict[str, object]:
 
 
 def _is_finished(folder: Path, options: Options) -> bool:
-    """Whether the folder holds this phantom already; any other content is refused."""
+    """True if the folder holds this phantom already; any other content is refused."""
     if folder.exists() and not folder.is_dir():
         raise PhantomError(f"{folder} is a file; name a folder for --output")
     for name in (MARKER, _STARTED):
@@ -471,7 +471,7 @@ def _class_table(
 
 
 def _is_whole_jpeg(file: Path) -> bool:
-    """Whether the file exists and has both ends of a JPEG."""
+    """True if the file exists and has both ends of a JPEG."""
     content = file.read_bytes() if file.is_file() else b""
     return content.startswith(b"\xff\xd8") and content.endswith(b"\xff\xd9")
 

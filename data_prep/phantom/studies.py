@@ -136,7 +136,7 @@ def _draw_chex5(catalogue: Catalogue, rng: np.random.Generator) -> list[FindingC
 
 
 def _conflict(catalogue: Catalogue, one: FindingClass, other: FindingClass) -> bool:
-    """Whether two findings cannot be told apart in one image."""
+    """True if two findings cannot be told apart in one image."""
     pair = {one.kind, other.kind}
     if any(pair <= group for group in catalogue.exclusive):
         return True

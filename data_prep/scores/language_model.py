@@ -77,7 +77,7 @@ def settings_fingerprint(network: PreTrainedModel) -> str:
 
 
 def has_results(file: Path, sentence_ids: Int[np.ndarray, " sentence"], meaning: tuple[str, str]) -> bool:
-    """Whether a Parquet file has results of these sentences' tokens; those of other texts are computed again.
+    """True if a Parquet file has results of these sentences' tokens; those of other texts are computed again.
 
     `meaning` is a name and its value in the file's metadata, or in the attributes that pandas keeps there.
 

@@ -143,7 +143,7 @@ def prepare_image(job: Job) -> Outcome:
 
 
 class Stamp(NamedTuple):
-    """How a prepared JPEG file was made, stored in its comment.
+    """Settings by which a prepared JPEG file was made, stored in its comment.
 
     `made` says how and from what; height and width are the original's; `crc` is the checksum of the file with zeros in
     its place ("" in older files).

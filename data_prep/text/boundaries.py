@@ -111,7 +111,7 @@ def sentence_starts(passage: str) -> list[int]:
 
 
 def line_ends_sentence(before: str, line: str, is_short: bool) -> bool:
-    """Whether a line ended a sentence without a full stop: "Heart: normal", "Lungs: clear".
+    """True if a line ended a sentence without a full stop: "Heart: normal", "Lungs: clear".
 
     Args:
         before: the passage up to the end of a line.

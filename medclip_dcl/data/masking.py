@@ -21,7 +21,7 @@ class Masking:
     """Chooses tokens to predict and masks them (Devlin et al., NAACL 2019, section 3.1 and appendix A.1).
 
     Of a sentence's word pieces, [CLS] and [SEP] excluded, the share `probability` is chosen (at least one); of these
-    80% become [MASK], 10% a random word piece that is no special token, 10% stay as they are.
+    80% become [MASK], 10% a random word piece that is not a special token, 10% stay as they are.
 
     Args:
         probability: share of the word pieces, in (0, 1).

@@ -401,7 +401,7 @@ class PreparedSet:
         return options.get("geometry", "stretch"), options.get("size")
 
     def image_file(self, path: str) -> Path:
-        """Where the prepared JPEG of an image lies; `path` as in images.parquet."""
+        """File of an image's prepared JPEG; `path` as in images.parquet."""
         return self.folder / "images" / path
 
     @cached_property

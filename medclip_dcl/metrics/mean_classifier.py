@@ -139,7 +139,7 @@ def average_k_metrics(
         generator: of the random tasks, on the CPU.
 
     Raises:
-        ValueError: k below 1 or fewer than k + 1 classes; rho that is no distribution; a class without a case; a
+        ValueError: k below 1 or fewer than k + 1 classes; rho that is not a distribution; a class without a case; a
             label that is no class; an embedding that is not finite; more than 100,000 tasks to enumerate; n_tasks
             below 1; an unknown loss; unfit shapes.
     """
@@ -185,7 +185,7 @@ def sample_tasks(
         The classes of each task, ascending, on the CPU.
 
     Raises:
-        ValueError: rho that is no distribution or has fewer than n_ways classes; n_ways or n_tasks below 1.
+        ValueError: rho that is not a distribution or has fewer than n_ways classes; n_ways or n_tasks below 1.
     """
     if n_ways < 1 or n_tasks < 1:
         raise ValueError(f"n_ways and n_tasks must be at least 1: found {n_ways} and {n_tasks}")

@@ -63,7 +63,7 @@ class BertArchitecture:
     def __post_init__(self) -> None:
         if self.hidden_size % self.attention_heads:
             raise UserError(
-                f"model.architecture: hidden_size {self.hidden_size} is no multiple of "
+                f"model.architecture: hidden_size {self.hidden_size} is not a multiple of "
                 f"attention_heads {self.attention_heads}"
             )
         if not 0 <= self.dropout < 1:

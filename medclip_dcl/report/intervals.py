@@ -259,7 +259,7 @@ def method(n_draws: int = N_DRAWS, seed: int = 0, level: float = LEVEL) -> str:
 
 
 def patient_draws(n_patients: int, n_draws: int, seed: int) -> Float[np.ndarray, "one_and_draws patient"]:
-    """How often each patient was drawn: once each in row 0 (the tested patients), then n_patients with replacement."""
+    """Number of draws of each patient: once each in row 0 (the tested patients), then n_patients with replacement."""
     chances = np.full(n_patients, 1 / n_patients)
     draws = np.random.default_rng(seed).multinomial(n_patients, chances, size=n_draws)
     return np.concatenate([np.ones((1, n_patients)), draws])

@@ -109,7 +109,7 @@ def find_readable(folder: Path) -> Path | None:
 
 
 def whats_wrong(file: Path) -> str | None:
-    """Why a checkpoint cannot be read; None if all of it can (every byte is read and its checksum compared)."""
+    """Reason why a checkpoint cannot be read; None if all of it can (every byte is read and its checksum compared)."""
     try:
         with zipfile.ZipFile(file) as archive:
             broken = archive.testzip()

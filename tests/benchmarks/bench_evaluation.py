@@ -97,7 +97,7 @@ def embeddings(count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def all_ranks(boxes: torch.Tensor, phrases: torch.Tensor, group: torch.Tensor) -> list[torch.Tensor]:
-    """What the Retrieval callback asks for."""
+    """The tables that the Retrieval callback asks for."""
     return [
         ranks
         for pair in ((boxes, phrases), (phrases, boxes))

@@ -443,7 +443,7 @@ def cpu() -> tuple[str, bool]:
 
 
 def asked_for(found: dict[str, float], low: str, has_amx: bool) -> list[str]:
-    """What was asked for of the engine beside what was found, as a table; of bfloat16 it was asked for with AMX."""
+    """Goals of the engine beside the measurements, as a table; the goal of bfloat16 is one for AMX."""
     lines = ["| asked for | at least | found |", "|---|---|---|"]
     for what, goal, name in (
         ("BERT-base, float32: x naive", 1.5, "base float32, naive"),

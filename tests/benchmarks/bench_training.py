@@ -72,7 +72,7 @@ def text_encoder() -> BertSentences:
 
 
 def batch_of(images: int) -> dict[str, Any]:
-    """What ImageTextDataModule serves, of random numbers: one sentence an image."""
+    """A batch as ImageTextDataModule serves it, of random numbers: one sentence an image."""
     rows = torch.arange(images)
     return {
         "images": torch.rand(images, 3, CROP, CROP),

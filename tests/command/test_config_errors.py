@@ -31,7 +31,7 @@ def sources_are_there(tmp_path, monkeypatch):
 
 
 def said(capsys, *arguments: str) -> str:
-    """What `fit` writes to standard error; it ends with status 2."""
+    """Standard error of `fit`, which ends with status 2."""
     with pytest.raises(SystemExit) as error:
         main(["fit", "--config", DEMO, *arguments])
     captured = capsys.readouterr()

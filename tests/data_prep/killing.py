@@ -26,7 +26,7 @@ _EVENTS = {"os.rename": "rename", "os.remove": "remove", "os.mkdir": "make"}
 
 
 def touched(folder: str, event: str, arguments: tuple[Any, ...]) -> tuple[str, str] | None:
-    """What is about to happen below a folder, and to which file; None elsewhere.
+    """The operation that is about to happen below a folder, and its file; None elsewhere.
 
     Returns:
         "write .images.parquet.tmp", "rename images.parquet", "remove unfinished.json", "make images" or
@@ -49,7 +49,7 @@ def touched(folder: str, event: str, arguments: tuple[Any, ...]) -> tuple[str, s
 
 @dataclass(frozen=True)
 class Watch:
-    """What to do about a folder's files.
+    """Reaction to operations on a folder's files.
 
     Attributes:
         folder: of the prepared set.
@@ -161,7 +161,7 @@ def _run(main: Callable[[list[str]], None], arguments: list[str], said: Path, wa
 
 
 def changes(log: Path) -> list[str]:
-    """What a watched run changed, in order."""
+    """Changes of a watched run, in order."""
     names = [line.partition(" ")[2] for line in log.read_text().splitlines()]
     return [name for name in names if not name.startswith("read ")]
 

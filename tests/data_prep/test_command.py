@@ -1,4 +1,4 @@
-"""What the preparation commands share."""
+"""Code that the preparation commands share."""
 
 from __future__ import annotations
 

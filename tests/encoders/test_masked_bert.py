@@ -70,7 +70,7 @@ def both(network: BertForMaskedLM, copies: MaskedCopies) -> tuple[torch.Tensor, 
 def test_short_cuts_equal_the_whole_model(
     copies: MaskedCopies, monkeypatch: pytest.MonkeyPatch, is_on_host: bool, activation: str
 ) -> None:
-    """What is done on a GPU, too."""
+    """The path that a GPU takes, too."""
     monkeypatch.setattr(masked_bert, "_is_on_host", lambda tensor: is_on_host)
     found, expected = both(random_bert(hidden_act=activation), copies)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)

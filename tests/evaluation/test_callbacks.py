@@ -394,7 +394,7 @@ def test_every_protocol_option_is_numpys_and_told_by_the_protocol(tested, tmp_pa
 
 
 def agreement_of_seen(heat_map, mask):
-    """What numpy finds on the pixels that the map defines."""
+    """The metrics by numpy on the pixels that the map defines."""
     seen = ~np.isnan(heat_map)
     if not mask[seen].any():
         return math.nan, 0.0

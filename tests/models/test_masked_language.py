@@ -99,7 +99,7 @@ def finished(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_it_learns_the_language(finished: Path) -> None:
-    """What reports say is far more probable than the same words in another order, and common above rare."""
+    """A sentence of the reports is far more probable than the same words in another order, and common above rare."""
     folder = finished / "language_model"
     sentences = ["No pneumothorax.", "Left pneumothorax.", "pneumothorax no.", "fracture pleural."]
     scores = pseudo_log_likelihood(load_masked_language_model(folder), load_tokenizer(folder), sentences)
@@ -272,7 +272,7 @@ def test_options_that_cannot_be_are_refused(options: dict, message: str) -> None
 
 
 def test_architecture_that_cannot_be_is_refused() -> None:
-    with pytest.raises(ValueError, match="hidden_size 32 is no multiple of attention_heads 3"):
+    with pytest.raises(ValueError, match="hidden_size 32 is not a multiple of attention_heads 3"):
         BertArchitecture(hidden_size=32, attention_heads=3)
     with pytest.raises(ValueError, match=r"dropout must lie in \[0, 1\), got 1.0"):
         BertArchitecture(dropout=1.0)

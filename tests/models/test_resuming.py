@@ -88,7 +88,7 @@ class SmallRegions(RegionEncoder):
 
 @dataclass(frozen=True)
 class Case:
-    """What is trained; the rest are the arguments of `fit`."""
+    """A model and its data; the rest are the arguments of `fit`."""
 
     model: dict[str, Any] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)

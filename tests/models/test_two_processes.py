@@ -148,7 +148,7 @@ def batch(name: str) -> dict[str, Any]:
 
 
 def part_of(whole: dict[str, Any], rank: int) -> dict[str, Any]:
-    """What the rank's loader would serve: its images with all their views, and positions among them."""
+    """The batch that the rank's loader would serve: its images with all their views, and positions among them."""
     first = sum(IMAGES[:rank])
     own = torch.arange(first, first + IMAGES[rank])
     row = slice(sum(SENTENCES[:rank]), sum(SENTENCES[: rank + 1]))

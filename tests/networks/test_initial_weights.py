@@ -384,7 +384,7 @@ def test_nothing_there(network, tmp_path):
 @pytest.mark.parametrize("kind", ["checkpoint", "exported"])
 @pytest.mark.parametrize("has_head", [False, True])
 def test_a_text_encoder_starts_from_a_models_transformer(kind, has_head, small_bert, tmp_path):
-    """Where the BERT folder of its training is at hand no more."""
+    """Loads although the BERT folder of its training is gone."""
     trained = build(small_bert, masked_language_head=has_head, final_period=False)
     if kind == "checkpoint":
         torch.save(checkpoint(trained), tmp_path / "source")

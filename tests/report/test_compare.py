@@ -25,7 +25,7 @@ AS_PUBLISHED = [
     ("counts", "grounding", "boxes", 1448),
     ("counts", "grounding", "pairs", 1162),
 ]
-"""What results.json says of the set that the paper's rows are of."""
+"""Counts in results.json of the set on which the paper's rows were measured."""
 DASH = "–"
 PUBLISHED = """
 BioViL .78 .62 1.14 .17 .25 148 | LSE+NL .79 .65 1.40 .19 .29 115

@@ -431,7 +431,7 @@ def there(root: Path, output: Path) -> dict[str, tuple[int, int]]:
 
 
 def outcome(number: int, root: Path) -> tuple[str, str]:
-    """What preparing source `number` comes to: its kind, and the message or what went wrong."""
+    """Outcome of preparing source `number`: its kind, and the message or the failure."""
     root.mkdir()
     output = root / "outputs" / "set"
     output.parent.mkdir()

@@ -179,7 +179,7 @@ def whole(raw: Path) -> Path:
 
 
 def test_each_table_of_a_phantom_killed(raw: Path, tmp_path: Path) -> None:
-    """Which has the truth besides."""
+    """A phantom, whose set also has the truth."""
 
     def arguments(output: Path) -> list[str]:
         boxes = str(raw / "MS_CXR_Local_Alignment_v1.0.0.json")

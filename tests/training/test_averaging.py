@@ -47,7 +47,7 @@ class Probe(Callback):
         self.in_validation.append(state(pl_module))
 
     def averages(self) -> list[dict[str, Tensor]]:
-        """What the average should be after each step, written down."""
+        """Record the expected average after each step."""
         found = [self.after_step[0]]
         for step in self.after_step[1:]:
             found.append({name: self._next(found[-1][name], value) for name, value in step.items()})

@@ -28,7 +28,7 @@ class Crash(BaseException):
 
 
 def write(folder: Path, number: int) -> None:
-    """What LastCheckpoint does, with a checkpoint that holds its number."""
+    """Save as LastCheckpoint does, with a checkpoint that holds its number."""
     content = {"loops": {}, "number": number, "weights": torch.full((300,), float(number))}
     AtomicCheckpointIO().save_checkpoint(content, folder / "new.ckpt")
     rotate(folder)

@@ -1,4 +1,4 @@
-"""How well found sentence boundaries agree with those labelled by hand (`sentence_boundaries/`).
+"""Agreement of found sentence boundaries with those labelled by hand (`sentence_boundaries/`).
 
 A boundary is the end of a sentence, for every sentence of a text but the last. Its position is the number of word
 characters (letters, digits, `_`) before it that stand within labelled sentences. So blanks, full stops, numbers of list
@@ -75,7 +75,7 @@ def boundary_f1(texts: Iterable[tuple[str, Spans, Spans]]) -> float:
 
 
 def locate(text: str, sentences: Sequence[str]) -> list[tuple[int, int]]:
-    """Where sentences stand that a splitter gives as texts with other blanks, without list numbers, tags and marks.
+    """Places of sentences that a splitter gives as texts with other blanks, without list numbers, tags and marks.
 
     Their word characters are looked for in order, each sentence behind the one before it; it ends behind its last
     word character. One without any is left out.

@@ -1,4 +1,4 @@
-"""Which text of a report is findings and impression."""
+"""Findings and impression of a report."""
 
 from __future__ import annotations
 
