@@ -126,3 +126,6 @@ NETWORK = Format("network configuration", 1)
 
 PREPARED_SET = Format("prepared data set", 2, {1: _from_chex5})
 """dataset.json, for the tables of its set."""
+
+CALIBRATION = Format("calibration", 1)
+"""calibration.json of a run or an exported folder."""
