@@ -193,18 +193,24 @@ def fit_finding(
         target: see `choose_threshold`.
         prompts: negative and positive, of which the logits are.
     """
-    of_both = [len(np.unique(patients[is_class])) for is_class in (labels, ~labels)]
-    found = FindingCalibration(*prompts, int(labels.sum()), int((~labels).sum()), *of_both)
-    if min(of_both) < PLATT_PATIENTS:
+    found = FindingCalibration(
+        *prompts,
+        n_positive=int(labels.sum()),
+        n_negative=int((~labels).sum()),
+        patients_positive=len(np.unique(patients[labels])),
+        patients_negative=len(np.unique(patients[~labels])),
+    )
+    fewest = min(found.patients_positive, found.patients_negative)
+    if fewest < PLATT_PATIENTS:
         return replace(
             found,
-            reason=f"{of_both[0]} patients with a positive and {of_both[1]} with a negative case; a calibration needs "
-            f"{PLATT_PATIENTS} of each",
+            reason=f"{found.patients_positive} patients with a positive and {found.patients_negative} with a negative "
+            f"case; a calibration needs {PLATT_PATIENTS} of each",
         )
     slope, offset = fit_platt(logits, labels)
     if slope <= 0:
         return replace(found, reason="positive cases do not score above negative ones")
-    if min(of_both) >= ISOTONIC_PATIENTS:
+    if fewest >= ISOTONIC_PATIENTS:
         found = replace(found, method="isotonic", parameters=fit_isotonic(logits, labels))
     else:
         found = replace(found, method="platt", parameters={"temperature": 1 / slope, "offset": offset})
@@ -258,6 +264,19 @@ def fit_isotonic(logits: Logits, labels: Labels) -> dict[str, list[float]]:
     return {"logits": fitted.X_thresholds_.tolist(), "probabilities": fitted.y_thresholds_.tolist()}
 
 
+def check_target(target: Mapping[str, float]) -> tuple[str, float]:
+    """Name and share of a threshold's target.
+
+    Raises:
+        UserError: not one of `TARGETS`, or not in (0, 1].
+    """
+    if len(target) == 1:
+        [(name, share)] = target.items()
+        if name in TARGETS and 0 < share <= 1:
+            return name, share
+    raise UserError(f"a threshold is chosen for a sensitivity or a specificity in (0, 1], got {dict(target)}")
+
+
 def choose_threshold(
     probabilities: Float[np.ndarray, " case"], labels: Labels, target: Mapping[str, float]
 ) -> float:
@@ -267,7 +286,7 @@ def choose_threshold(
     them. Tied cases are called alike, so that more than the target may be reached.
 
     Raises:
-        UserError: the target is not one of `TARGETS` in (0, 1].
+        UserError: see `check_target`.
     """
     [(name, share)] = target.items()
     if name not in TARGETS or not 0 < share <= 1:

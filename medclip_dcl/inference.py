@@ -20,6 +20,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from medclip_dcl.calibration import CALIBRATION_FILE, Calibration
 from medclip_dcl.errors import MissingFileError, UserError
 from medclip_dcl.findings import CHEX5, PromptSource, read_prompts
 from medclip_dcl.networks.image_text import ImageTextNetwork
@@ -45,13 +46,31 @@ def load(source: str | Path, device: str | torch.device = "cpu") -> ImageTextInf
         MissingFileError: nothing at `source`, and no such repository can be reached.
         UserError: not a model of medclip_dcl, or weights that do not fit.
     """
-    path = Path(source).expanduser()
+    path = folder = Path(source).expanduser()
     if (path / "checkpoints").is_dir() and not is_exported(path):
         path = _checkpoint_of_run(path)
     if path.suffix in (".yaml", ".json") or (path / "dataset.json").is_file():
         raise UserError(f"{path} is not a model: give a run folder, a checkpoint or an exported folder")
-    network = ImageTextNetwork.from_pretrained(path if path.exists() else _download(str(source)))
-    return ImageTextInference(network.to(device))
+    if not path.exists():
+        path = folder = _download(str(source))
+    network = ImageTextNetwork.from_pretrained(path)
+    calibration = _own_calibration(folder / CALIBRATION_FILE, network)
+    return ImageTextInference(network.to(device), calibration)
+
+
+def _own_calibration(file: Path, network: ImageTextNetwork) -> Calibration | None:
+    """The calibration in a file, if there is one and it was fitted to this network."""
+    if not file.is_file():
+        return None
+    calibration, own = Calibration.read(file), network.fingerprint()
+    if calibration.fingerprint == own:
+        return calibration
+    warnings.warn(
+        f"{file} was fitted to another model ({calibration.fingerprint}) than the one that is loaded ({own}) and is "
+        "left out; calibrate the run again: python -m medclip_dcl.evaluation.calibrate RUN",
+        stacklevel=3,
+    )
+    return None
 
 
 def _checkpoint_of_run(folder: Path) -> Path:
@@ -70,7 +89,9 @@ def _download(repository: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(repository, allow_patterns=[CONFIG_FILE, WEIGHTS_FILE]))
+        return Path(
+            snapshot_download(repository, allow_patterns=[CONFIG_FILE, WEIGHTS_FILE, CALIBRATION_FILE])
+        )
     except (OSError, ValueError) as error:
         raise MissingFileError(
             f"no file or folder {repository}, and no Hugging Face repository of that name could be downloaded"
@@ -86,10 +107,13 @@ class ImageTextInference:
 
     Args:
         network: in evaluation mode.
+        calibration: fitted to this network by ``python -m medclip_dcl.evaluation.calibrate``; None for none. Its
+            `findings` hold the thresholds.
     """
 
-    def __init__(self, network: ImageTextNetwork) -> None:
+    def __init__(self, network: ImageTextNetwork, calibration: Calibration | None = None) -> None:
         self.network = network.eval()
+        self.calibration = calibration
 
     @torch.inference_mode()
     def similarity(
@@ -132,30 +156,38 @@ class ImageTextInference:
     def classify(
         self,
         images: ImageLike | Sequence[ImageLike],
-        prompts: PromptSource = CHEX5,
+        prompts: PromptSource | None = None,
+        calibrated: bool = False,
     ) -> pd.DataFrame:
         """Zero-shot scores: similarity with the positive minus that with the negative prompt.
 
-        Above 0 the positive prompt fits better. The differences are not probabilities and not calibrated.
+        Above 0 the positive prompt fits better. The differences are not probabilities; with `calibrated` they become
+        probabilities (`medclip_dcl.calibration`), to which `calibration.findings[finding].threshold` belongs.
 
         Args:
             images: one or several.
             prompts: finding -> (negative, positive), each a prompt or several whose scores are averaged; or a YAML
-                file of them (configs/prompts/chexpert14.yaml).
+                file of them (configs/prompts/chexpert14.yaml). None: CheX5's, or with `calibrated` those of the
+                calibration.
+            calibrated: return probabilities; NaN for a finding that had too few cases to calibrate.
 
         Returns:
             One row per image, one column per finding; the index holds paths where images are paths.
 
         Raises:
-            UserError: invalid prompts, see `medclip_dcl.findings.read_prompts`.
+            UserError: invalid prompts, see `medclip_dcl.findings.read_prompts`; `calibrated` without a calibration,
+                with prompts that it was not fitted to, or with findings of which none is calibrated.
         """
-        listed, pairs = list(_images(images)), read_prompts(prompts)
+        calibration = self._require_calibration() if calibrated else None
+        pairs = calibration.prompts(prompts) if calibration else read_prompts(prompts or CHEX5)
+        listed = list(_images(images))
         ensembles = [texts for pair in pairs.values() for texts in pair]
         scores = self.similarity(listed, [text for texts in ensembles for text in texts])
         ends = np.cumsum([len(texts) for texts in ensembles])[:-1]
         means = np.stack([part.mean(axis=1) for part in np.split(scores, ends, axis=1)], axis=1)
         index = [str(x) if isinstance(x, (str, Path)) else i for i, x in enumerate(listed)]
-        return pd.DataFrame(means[:, 1::2] - means[:, ::2], index=index, columns=list(pairs))
+        differences = pd.DataFrame(means[:, 1::2] - means[:, ::2], index=index, columns=list(pairs))
+        return calibration.probabilities(differences) if calibration else differences
 
     @torch.inference_mode()
     def embed_images(self, images: ImageLike | Sequence[ImageLike]) -> Float[np.ndarray, "image dim"]:
@@ -174,11 +206,22 @@ class ImageTextInference:
         return normalize(self.network.embed_texts(_texts(texts)), dim=-1).float().cpu().numpy()
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Export config.json (with the tokenizer) and model.safetensors to a folder for `load`.
+        """Export config.json (with the tokenizer), model.safetensors and calibration.json (if any) for `load`.
 
         Vocabulary and weights derive from the training reports: share the folder only as their terms allow.
         """
+        file = Path(folder) / CALIBRATION_FILE
+        file.unlink(missing_ok=True)
         self.network.save_pretrained(folder)
+        if self.calibration is not None:
+            self.calibration.write(file)
+
+    def _require_calibration(self) -> Calibration:
+        if self.calibration is None:
+            raise UserError(
+                "this model has no calibration: run python -m medclip_dcl.evaluation.calibrate RUN, and load RUN again"
+            )
+        return self.calibration
 
     def _pixels(self, grey: Image.Image) -> Float[Tensor, "3 row column"]:
         view = self.network.view

@@ -18,6 +18,8 @@ from jaxtyping import Bool, Float, Shaped
 KS = (10, 50, 100)
 DIRECTIONS = ("image_to_text", "text_to_image")
 GROUNDING = ("cnr", "cnr_signed", "miou")
+BINS = 10
+"""Bins of a reliability curve and of the expected calibration error (choice)."""
 
 Numbers = dict[str, Any]
 """Nested as in results.json; its leaves are arrays (draw,)."""
@@ -166,6 +168,60 @@ def recalls(
         "medr": _mean([found[direction]["MedR"] for direction in DIRECTIONS]),
         **found,
     }
+
+
+def calibration(cases: pd.DataFrame, weights: Weights, *, least_patients: int = 1) -> Numbers:
+    """Calibration of each finding before and after it was fitted, and its sensitivity and specificity.
+
+    Args:
+        cases: subject_id, finding, label, before and after (probabilities), threshold (positive from there on).
+        weights: of the cases.
+        least_patients: with a positive case, and with a negative one; and in a bin.
+    """
+    cases = cases.reset_index(drop=True)
+    by_finding: Numbers = {}
+    for finding, rows in cases.groupby("finding", sort=False):
+        of_rows, positive = weights.take(rows.index, axis=1), rows["label"].to_numpy() == 1
+        found: Numbers = {}
+        for name in ("before", "after"):
+            p = rows[name].to_numpy()
+            found[name] = {
+                "ece": calibration_error(p, positive, of_rows),
+                "brier": weighted_mean((p - positive) ** 2, of_rows),
+                "bins": {},
+            }
+            for place, in_bin in rows.groupby(bins_of(p)):
+                of_bin = weights.take(in_bin.index, axis=1)
+                observed = weighted_mean(in_bin["label"].to_numpy(dtype="float64"), of_bin)
+                found[name]["bins"][str(place)] = _of_patients(in_bin, observed, least_patients)
+        is_above = rows["after"].to_numpy() >= rows["threshold"].to_numpy()
+        for name, is_class, is_right in (
+            ("sensitivity", positive, is_above),
+            ("specificity", ~positive, ~is_above),
+        ):
+            share = weighted_mean(is_right[is_class].astype("float64"), of_rows.compress(is_class, axis=1))
+            found[name] = _of_patients(rows[is_class], share, least_patients)
+        by_finding[str(finding)] = found
+    return {"by_finding": by_finding}
+
+
+def bins_of(probabilities: Float[np.ndarray, "row"]) -> Shaped[np.ndarray, "row"]:
+    """Number of each probability's bin; `BINS` bins of equal width, closed below, the last one also above."""
+    return np.minimum((probabilities * BINS).astype(int), BINS - 1)
+
+
+def calibration_error(
+    probabilities: Float[np.ndarray, "row"], positive: Shaped[np.ndarray, "*draw row"], weights: Weights
+) -> Float[np.ndarray, "draw"]:
+    """Expected calibration error (Naeini et al. 2015; Guo et al. 2017).
+
+    The mean over the cases of the distance, in the case's bin, between the mean probability and the share of positives.
+    It is biased upwards: a perfectly calibrated model has more than 0 in a finite sample.
+    """
+    is_in_bin = bins_of(probabilities)[:, None] == np.arange(BINS)
+    excess = (weights * (positive - probabilities)) @ is_in_bin
+    with np.errstate(invalid="ignore"):
+        return np.abs(excess).sum(axis=1) / weights.sum(axis=1)
 
 
 def weighted_mean(values: Shaped[np.ndarray, "row"], weights: Weights) -> Float[np.ndarray, "draw"]:

@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from medclip_dcl.encoders.image import RegionEncoder
+from medclip_dcl.encoders.pretrained import weights_fingerprint
 from medclip_dcl.encoders.text import SentenceEncoder
 from medclip_dcl.errors import UserError
 from medclip_dcl.files import write_text
@@ -92,6 +93,14 @@ class ImageTextNetwork(nn.Module):
     def view(self) -> View:
         """The part of an image that the network sees in evaluation."""
         return View(self.image_size, self.image_size, self.geometry, self.prepared_size)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Identity of the scores that this network gives: its weights, and size and geometry of its images."""
+        return {
+            "weights": weights_fingerprint(self),
+            "image_size": self.image_size,
+            "geometry": self.geometry,
+        }
 
     def feature_map(
         self, images: Float[Tensor, "image 3 height width"]

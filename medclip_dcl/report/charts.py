@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import matplotlib
@@ -16,6 +16,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from medclip_dcl.evaluation.figures import COLOURS, MUTED, draw_ranks, draw_roc
+from medclip_dcl.report.intervals import Interval
 
 _TEXT = "#010203"
 """Placeholder for the page's text colour; no other element has it."""
@@ -81,6 +82,19 @@ def ranks(
     return charts
 
 
+def reliability(
+    name: str, finding: str, curves: Mapping[str, tuple[pd.DataFrame, Sequence[Interval]]]
+) -> Markup:
+    """Reliability curves of a finding.
+
+    Args:
+        name: distinguishes the chart on the page.
+        finding: its title.
+        curves: label -> mean probability and number of cases (mean, size) of each bin, and its share of positives.
+    """
+    return _chart(name, (3.6, 3.6), _draw_reliability, finding, curves)
+
+
 def eta_histogram(eta: pd.Series) -> Markup:
     """Histogram of the class probability of the distinct training sentences."""
     return _chart("eta", (4.6, 2.9), _draw_eta, eta)
@@ -120,6 +134,23 @@ def _draw_curves(axes: Axes, title: str, series: Mapping[str, pd.DataFrame]) -> 
     axes.margins(x=0.02)
     if len(series) > 1:
         axes.legend(fontsize=8, frameon=False)
+
+
+def _draw_reliability(
+    axes: Axes, finding: str, curves: Mapping[str, tuple[pd.DataFrame, Sequence[Interval]]]
+) -> None:
+    axes.plot([0, 1], [0, 1], color=MUTED, linewidth=0.8, linestyle=":")
+    for colour, (label, (bins, shares)) in zip((MUTED, COLOURS[0]), curves.items(), strict=True):
+        observed = np.array([share.value for share in shares], dtype="float64")
+        axes.plot(bins["mean"], observed, color=colour, lw=1.0, marker="o", markersize=2, label=label)
+        axes.scatter(bins["mean"], observed, s=150 * bins["size"] / bins["size"].sum(), color=colour, lw=0)
+        for p, share in zip(bins["mean"], shares, strict=True):
+            if share.low is not None and share.high is not None:
+                axes.plot([p, p], [share.low, share.high], color=colour, lw=0.9)
+    axes.set(xlabel="mean probability", ylabel="share of positives", aspect="equal")
+    axes.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03))
+    axes.set_title(finding, loc="left")
+    axes.legend(fontsize=8, frameon=False, loc="upper left")
 
 
 def _draw_eta(axes: Axes, eta: pd.Series) -> None:

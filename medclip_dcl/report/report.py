@@ -20,7 +20,7 @@ import pandas as pd
 from PIL import Image
 
 from medclip_dcl.files import write_text
-from medclip_dcl.report import charts, tables
+from medclip_dcl.report import calibration, charts, tables
 from medclip_dcl.report.intervals import Interval, bootstrap_intervals, method
 from medclip_dcl.report.page import render_template
 from medclip_dcl.report.saved_results import (
@@ -181,8 +181,8 @@ def _curves(file: Path) -> Sequence[str]:
 
 
 def _charts_of_predictions(run: Path, results: Mapping[str, Any], missing: list[str]) -> dict[str, Any]:
-    """ROC curves and histograms of ranks."""
-    content: dict[str, Any] = {"roc": None, "ranks": []}
+    """ROC curves, calibration and histograms of ranks."""
+    content: dict[str, Any] = {"roc": None, "ranks": [], "calibration": None}
     if _TRAINED not in results:
         return content
     tested = results[_TRAINED]
@@ -193,6 +193,8 @@ def _charts_of_predictions(run: Path, results: Mapping[str, Any], missing: list[
     aucs = {finding: found["auc"] for finding, found in by_finding.items()}
     if cases is not None and any(auc is not None for auc in aucs.values()):
         content["roc"] = charts.roc(cases, aucs)
+        if not is_classifier:
+            content["calibration"] = calibration.section(run, tested, cases)
     if is_classifier:
         return content
     has_boxes = tables.is_measured(tested, "retrieval")

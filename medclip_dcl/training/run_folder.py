@@ -22,7 +22,7 @@ METRICS_FILE = "metrics.csv"
 UNTRAINED_CHECKPOINT = "untrained.ckpt"
 DATA_FILE = "data.json"
 LENGTH = "trainer.max_epochs"
-_OF_THE_END = ("results.json", "predictions", "figures", "report.html")
+_OF_THE_END = ("results.json", "predictions", "figures", "report.html", "calibration.json")
 """Measured or drawn at the end of training."""
 
 

@@ -1,0 +1,243 @@
+"""Calibrate a run: ``python -m medclip_dcl.evaluation.calibrate RUN`` writes RUN/calibration.json.
+
+Fits on validate patients alone what `medclip_dcl.calibration` describes, and chooses thresholds. The scores are those
+of `validate` and of ``load(RUN).classify``: of the run's best checkpoint, of whole images at the size of its training,
+in float32. They are kept in predictions/validate_classification.parquet, so that other thresholds need no image again;
+a run in which nothing has changed is left alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from tqdm import tqdm  # type: ignore[import-untyped]
+
+from medclip_dcl.calibration import CALIBRATION_FILE, TARGETS, Calibration, check_target, fit_finding
+from medclip_dcl.data.image_text import EvaluationTables, ImageTextDataModule
+from medclip_dcl.errors import MissingFileError, UserError
+from medclip_dcl.evaluation.classification import ZeroShotClassification
+from medclip_dcl.files import write_parquet
+from medclip_dcl.findings import PromptSource
+from medclip_dcl.networks.image_text import ImageTextNetwork
+from medclip_dcl.report.saved_results import read_config
+from medclip_dcl.training.run_folder import RunFolder
+from medclip_dcl.weight_files import read_model
+
+SCORES_FILE = "predictions/validate_classification.parquet"
+TARGET = {"sensitivity": 0.95}
+"""Default of the thresholds (choice)."""
+
+_SCORES_OF = "scores_of"
+"""Attribute of the kept scores: the model, data and prompts that they are of."""
+
+
+def calibrate(
+    run: Path,
+    target: Mapping[str, float] = TARGET,
+    data: str | Path | None = None,
+    prompts: PromptSource | None = None,
+    device: str = "cpu",
+) -> Calibration:
+    """Fit a run's calibration on its validate patients and write it, unless the file holds the same.
+
+    Args:
+        run: folder of a run of an image-text model.
+        target: sensitivity or specificity of the thresholds, see `medclip_dcl.calibration.choose_threshold`.
+        data: the prepared set; None for the run's.
+        prompts: None for those of the run's ZeroShotClassification.
+        device: of the network.
+
+    Raises:
+        MissingFileError: not a run folder.
+        UserError: a run of a classifier; images, patients or prompts that do not fit.
+    """
+    check_target(target)
+    config = read_config(run)
+    if config is None:
+        raise MissingFileError(f"{run} is not the folder of a run: it holds no config.yaml")
+    checkpoint = RunFolder(run).checkpoint_to_test()
+    if "findings" in read_model(checkpoint).network:
+        raise UserError(
+            f"{run} holds a classifier: zero-shot scores are calibrated, logits of a classifier are not"
+        )
+    network = ImageTextNetwork.from_pretrained(checkpoint).to(device)
+    zero_shot = _zero_shot(config, prompts)
+    options = config["data"].get("init_args", {})
+    folder = data or options.get("folder")
+    if folder is None:
+        raise UserError(
+            f"{run / 'config.yaml'} names no prepared set (data.init_args.folder); give it as --data"
+        )
+    module = ImageTextDataModule(
+        str(folder),
+        image_size=network.image_size,
+        batch_size=options.get("batch_size", 64),
+        num_workers=options.get("num_workers", 0),
+        predict_use="validate",
+    )
+    tables = _checked_tables(module, network)
+    cases = _kept_scores(run / SCORES_FILE, network, module, tables, zero_shot)
+    scale = network.similarity.gamma2.item()
+    logits = scale * (cases["score_positive"] - cases["score_negative"]).to_numpy()
+    findings = {}
+    for finding, pair in zero_shot.prompts.items():
+        rows = (cases["finding"] == finding).to_numpy()
+        labels, patients = (cases.loc[rows, name].to_numpy() for name in ("label", "subject_id"))
+        findings[finding] = fit_finding(logits[rows], labels == 1, patients, target, pair)
+    info = module.prepared.info
+    found = Calibration(
+        fingerprint=network.fingerprint(),
+        scale=scale,
+        target=dict(target),
+        data={
+            **{name: info.get(name) for name in ("source", "fingerprint", "phantom")},
+            "folder": module.prepared.folder.resolve().name,
+            "use": "validate",
+            "images": int(cases["dicom_id"].nunique()),
+            "patients": int(cases["subject_id"].nunique()),
+        },
+        findings=findings,
+    )
+    file = run / CALIBRATION_FILE
+    if not (file.is_file() and file.read_text(encoding="utf-8") == found.to_json()):
+        found.write(file)
+    return found
+
+
+def _zero_shot(config: Mapping[str, Any], prompts: PromptSource | None) -> ZeroShotClassification:
+    """The run's zero-shot classification, with other prompts where they are given."""
+    callbacks = config["trainer"].get("callbacks") or []
+    own = [one for one in callbacks if one["class_path"].endswith(".ZeroShotClassification")]
+    options = dict(own[0].get("init_args", {})) if own else {}
+    prompts = prompts or config.get("prompts") or options.get("prompts")
+    zero_shot = ZeroShotClassification(prompts, ensemble=options.get("ensemble", "scores"))  # type: ignore[arg-type]
+    is_ensemble = any(len(texts) > 1 for pair in zero_shot.prompts.values() for texts in pair)
+    if is_ensemble and zero_shot.ensemble != "scores":
+        raise UserError(
+            f"ZeroShotClassification has ensemble: {zero_shot.ensemble}, but load(RUN).classify averages the scores of "
+            "several prompts; calibrate with --prompts of one prompt a side, or set ensemble: scores"
+        )
+    return zero_shot
+
+
+def _checked_tables(module: ImageTextDataModule, network: ImageTextNetwork) -> EvaluationTables:
+    """Tables of the validate images, which must be of other patients than the rest and look as the network expects."""
+    prepared = module.prepared
+    prepared.require_separate_patients()
+    images = prepared.table("images")
+    of_test = images.loc[images["use"].isin(["test", "grounding"]), "subject_id"]
+    both = sorted(set(images.loc[images["use"] == "validate", "subject_id"]) & set(of_test))
+    if both:
+        raise UserError(
+            f"{prepared.folder}: {len(both)} patients are both validate and test patients (first: {both[0]}): a "
+            "calibration must be fitted on others than it is tested on; prepare the set with splits by patient"
+        )
+    tables = module.evaluation("validate")
+    if tables.view.geometry != network.geometry:
+        raise UserError(
+            f"{prepared.folder} was prepared with --geometry {tables.view.geometry}, the model was trained on, and "
+            f"classifies, images of geometry {network.geometry}; prepare the set with --geometry {network.geometry}"
+        )
+    return tables
+
+
+def _kept_scores(
+    file: Path,
+    network: ImageTextNetwork,
+    module: ImageTextDataModule,
+    tables: EvaluationTables,
+    zero_shot: ZeroShotClassification,
+) -> pd.DataFrame:
+    """Scores of the validate cases, from the file if it holds those of this model, data and prompts."""
+    scores_of = {
+        "network": network.fingerprint(),
+        "data": module.prepared.info.get("fingerprint"),
+        "prompts": {finding: [list(texts) for texts in pair] for finding, pair in zero_shot.prompts.items()},
+    }
+    if file.is_file():
+        kept = pd.read_parquet(file)
+        if kept.attrs.get(_SCORES_OF) == scores_of:
+            return kept
+    values: dict[str, Any] = {}
+    zero_shot.prepare(tables, "validate")
+    every = 0.5 if sys.stderr.isatty() else 30.0
+    for batch in tqdm(module.predict_dataloader(), "validate images", unit=" batch", mininterval=every):
+        with torch.inference_mode():
+            feature_map = network.feature_map(batch["images"].to(network.mean.device))
+            values |= zero_shot.measure(network, feature_map, batch["dicom_id"])
+    cases = zero_shot.summarise(network, values, tables)[zero_shot.section].predictions
+    if cases.empty:
+        raise UserError(
+            f"{module.prepared.folder}: no validate image has a label of {', '.join(zero_shot.prompts)}"
+        )
+    cases.attrs[_SCORES_OF] = scores_of
+    write_parquet(cases, file)
+    return cases
+
+
+def summary(found: Calibration) -> str:
+    """A line for each finding: its map and threshold, with sensitivity and specificity of the validate cases."""
+    [(name, share)] = found.target.items()
+    lines = [
+        f"thresholds for a {name} of {share:g}, numbers on the {found.data['patients']} validate patients "
+        "themselves, as everywhere optimistic; `python -m medclip_dcl.report RUN` shows them on test patients"
+    ]
+    for finding, one in found.findings.items():
+        if one.method is None:
+            lines.append(f"{finding}: not calibrated: {one.reason}")
+            continue
+        fitted = "isotonic"
+        if one.method == "platt":
+            fitted = "temperature {temperature:.3g}, offset {offset:.3g}".format(**one.parameters)
+        lines.append(
+            f"{finding}: {one.n_positive} positive, {one.n_negative} negative cases; {fitted}; threshold "
+            f"{one.threshold:.3f}: sensitivity {one.sensitivity:.3f}, specificity {one.specificity:.3f}"
+        )
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Command line; a mistake of the user is one line and status 2."""
+    parser = argparse.ArgumentParser(
+        prog="python -m medclip_dcl.evaluation.calibrate",
+        description="Fit calibrated probabilities and thresholds of a run's zero-shot findings on its validate "
+        f"patients; writes RUN/{CALIBRATION_FILE}.",
+    )
+    add = parser.add_argument
+    add("run", type=Path, metavar="RUN", help="folder of a run of an image-text model, e.g. runs/demo")
+    targets = parser.add_mutually_exclusive_group()
+    targets.add_argument(
+        "--sensitivity",
+        type=float,
+        metavar="SHARE",
+        help="choose thresholds that find this share of the positive cases, in (0, 1]; default "
+        f"{TARGET['sensitivity']}",
+    )
+    targets.add_argument(
+        "--specificity",
+        type=float,
+        metavar="SHARE",
+        help="instead, thresholds that leave this share of the negative cases negative",
+    )
+    add("--data", metavar="FOLDER", help="prepared set; default: the run's")
+    add("--prompts", metavar="FILE", help="YAML file of prompts; default: those of the run's test")
+    add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="default: %(default)s")
+    options = parser.parse_args(arguments)
+    given = {name: getattr(options, name) for name in TARGETS if getattr(options, name) is not None}
+    try:
+        found = calibrate(options.run, given or TARGET, options.data, options.prompts, options.device)
+    except UserError as error:
+        print(f"medclip_dcl.evaluation.calibrate: error: {' '.join(str(error).split())}", file=sys.stderr)
+        raise SystemExit(2) from error
+    print(summary(found))
+    print(options.run / CALIBRATION_FILE)
+
+
+if __name__ == "__main__":
+    main()
