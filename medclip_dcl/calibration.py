@@ -288,11 +288,7 @@ def choose_threshold(
     Raises:
         UserError: see `check_target`.
     """
-    [(name, share)] = target.items()
-    if name not in TARGETS or not 0 < share <= 1:
-        raise UserError(
-            f"a threshold is chosen for a sensitivity or a specificity in (0, 1], got {name} {share}"
-        )
+    name, share = check_target(target)
     if name == "sensitivity":
         values = np.sort(probabilities[labels])[::-1]
         last = values[math.ceil(share * len(values) - _ROUNDING) - 1]

@@ -1,0 +1,296 @@
+"""The calibrate command on a small run, load() with its file, and the numbers of a calibration."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import yaml
+from sklearn.metrics import brier_score_loss
+
+from medclip_dcl import load
+from medclip_dcl.calibration import Calibration
+from medclip_dcl.cli import main as medclip_dcl
+from medclip_dcl.data.prepared import write_table
+from medclip_dcl.evaluation import summaries
+from medclip_dcl.evaluation.calibrate import SCORES_FILE, calibrate, main
+from medclip_dcl.evaluation.classification import ZeroShotClassification
+from medclip_dcl.findings import CHEX5
+from medclip_dcl.inference import ImageTextInference
+from medclip_dcl.networks.image_text import ImageTextNetwork
+from tests.command.small_runs import CLASSIFICATION, small
+
+
+@pytest.fixture(scope="module")
+def trained(small_set, small_bert, tmp_path_factory) -> Path:
+    run = tmp_path_factory.mktemp("runs") / "a"
+    medclip_dcl(["fit", *small(run, small_set, small_bert, "--trainer.max_epochs", "1", *CLASSIFICATION)])
+    return run
+
+
+@pytest.fixture(scope="module")
+def validate_set(small_set, trained, tmp_path_factory) -> Path:
+    """40 validate images of as many patients, with labels that the run's own scores mostly tell.
+
+    19 patients have a positive case of Pneumothorax, and Edema is scored the wrong way round.
+    """
+    folder = shutil.copytree(small_set, tmp_path_factory.mktemp("calibration") / "set")
+    images = pd.read_parquet(folder / "images.parquet")
+    images["use"] = images["official_split"] = ["validate"] * 40 + ["test"] * 2
+    images["subject_id"] = np.arange(42)
+    write_table(images, folder / "images.parquet", "images")
+    files = [folder / "images" / path for path in images["path"][:40]]
+    ranks = load(trained).classify(files).rank().to_numpy()
+    noise = np.random.default_rng(0).normal(0, 6, (40, 1))
+    labels = (ranks + noise).argsort(axis=0).argsort(axis=0) >= 20
+    labels[:, list(CHEX5).index("Edema")] ^= True
+    few = labels[:, list(CHEX5).index("Pneumothorax")]
+    few[np.flatnonzero(few)[0]] = False
+    rows = [
+        (images["dicom_id"][i], finding, int(labels[i, j]), "validate")
+        for i in range(40)
+        for j, finding in enumerate(CHEX5)
+    ]
+    write_table(
+        pd.DataFrame(rows, columns=["dicom_id", "finding", "label", "use"]), folder / "cases.parquet", "cases"
+    )
+    (folder / "dataset.json").write_text(
+        json.dumps({**json.loads((folder / "dataset.json").read_text()), "fingerprint": "of 40"})
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def calibrated(trained, validate_set, tmp_path_factory) -> Path:
+    run = shutil.copytree(trained, tmp_path_factory.mktemp("calibrated") / "a")
+    main([str(run), "--data", str(validate_set), "--sensitivity", "0.8"])
+    return run
+
+
+@pytest.fixture
+def copy(calibrated, tmp_path) -> Path:
+    return shutil.copytree(calibrated, tmp_path / "a")
+
+
+def own(model: ImageTextInference) -> Calibration:
+    assert model.calibration is not None
+    return model.calibration
+
+
+def paths(folder: Path, use: str = "validate") -> dict[str, str]:
+    images = pd.read_parquet(folder / "images.parquet").query("use == @use")
+    return {
+        d: str(folder / "images" / path) for d, path in zip(images["dicom_id"], images["path"], strict=True)
+    }
+
+
+def test_scores_are_those_of_validate(trained, small_set, monkeypatch):
+    found = []
+    summarise = ZeroShotClassification.summarise
+
+    def recorded(self, network, values, tables):
+        results = summarise(self, network, values, tables)
+        found.append(results["classification"].predictions)
+        return results
+
+    monkeypatch.setattr(ZeroShotClassification, "summarise", recorded)
+    best = ["--ckpt_path", str(trained / "checkpoints/best.ckpt")]
+    medclip_dcl(["validate", "--config", str(trained / "config.yaml"), *best])
+    calibrate(trained)
+    kept = pd.read_parquet(trained / SCORES_FILE)
+    pd.testing.assert_frame_equal(kept, found[0], check_exact=False, atol=1e-6)
+    assert len(kept) == 40 and kept["subject_id"].between(112, 115).all(), "8 validate images of 4 patients"
+
+
+def test_classify_gives_the_probabilities_of_the_kept_scores(calibrated, validate_set):
+    model, kept = load(calibrated), pd.read_parquet(calibrated / SCORES_FILE)
+    files = paths(validate_set)
+    found = model.classify(list(files.values()), calibrated=True)
+    found.index = list(files)
+    differences = kept["score_positive"] - kept["score_negative"]
+    wide = kept.assign(score=differences).pivot(index="dicom_id", columns="finding", values="score")
+    for finding in ("Cardiomegaly", "Pleural Effusion", "Pneumonia"):
+        one = own(model).findings[finding]
+        logits = model.network.similarity.gamma2.item() * wide[finding]
+        expected = 1 / (1 + np.exp(-(logits / one.parameters["temperature"] + one.parameters["offset"])))
+        np.testing.assert_allclose(found.loc[expected.index, finding], expected, atol=1e-4)
+        labels = kept[kept["finding"] == finding].set_index("dicom_id")["label"]
+        is_above = found.loc[labels.index, finding] >= one.threshold
+        assert is_above[labels == 1].mean() == pytest.approx(one.sensitivity) and one.sensitivity >= 0.8
+        assert (~is_above)[labels == 0].mean() == pytest.approx(one.specificity)
+    assert found["Edema"].isna().all() and found["Pneumothorax"].isna().all()
+    assert "19 patients with a positive" in own(model).findings["Pneumothorax"].reason
+    assert "do not score above" in own(model).findings["Edema"].reason
+    with pytest.raises(ValueError, match="none of these findings is calibrated: Edema"):
+        model.classify([], {"Edema": CHEX5["Edema"]}, calibrated=True)
+    with pytest.raises(ValueError, match="Cardiomegaly is calibrated with the prompts"):
+        model.classify([], {"Cardiomegaly": ("no", "yes")}, calibrated=True)
+
+
+def test_the_file_says_what_it_is_of_and_names_no_patient(calibrated, validate_set):
+    text = (calibrated / "calibration.json").read_text()
+    content = json.loads(text)
+    assert content["data"] == {
+        "source": "test",
+        "fingerprint": "of 40",
+        "folder": "set",
+        "phantom": True,
+        "use": "validate",
+        "images": 40,
+        "patients": 40,
+    }
+    assert not any(dicom_id in text for dicom_id in paths(validate_set))
+    one = content["findings"]["Cardiomegaly"]
+    assert (one["n_positive"], one["n_negative"], one["method"]) == (20, 20, "platt")
+    assert content["target"] == {"sensitivity": 0.8} and content["fingerprint"]["image_size"] == 48
+
+
+def test_nothing_is_done_again_that_has_not_changed(copy, validate_set, monkeypatch, capsys):
+    before = (copy / "calibration.json").stat().st_ino
+    monkeypatch.setattr(ImageTextNetwork, "feature_map", None)  # an image would raise
+    main([str(copy), "--data", str(validate_set), "--sensitivity", "0.8"])
+    assert (copy / "calibration.json").stat().st_ino == before, "not written again"
+    main([str(copy), "--data", str(validate_set), "--specificity", "0.9"])
+    said = capsys.readouterr().out
+    assert "thresholds for a specificity of 0.9" in said and "Edema: not calibrated" in said
+    found = own(load(copy))
+    assert found.target == {"specificity": 0.9} and found.findings["Pneumonia"].specificity >= 0.9
+
+
+def test_an_export_carries_its_calibration(calibrated, validate_set, tmp_path):
+    model, file = load(calibrated), next(iter(paths(validate_set).values()))
+    model.save_pretrained(tmp_path / "exported")
+    exported = load(tmp_path / "exported")
+    assert exported.calibration == model.calibration
+    pd.testing.assert_frame_equal(
+        exported.classify(file, calibrated=True), model.classify(file, calibrated=True)
+    )
+    model.calibration = None
+    model.save_pretrained(tmp_path / "exported")
+    assert load(tmp_path / "exported").calibration is None, "an earlier export's file does not stay"
+
+
+def test_a_calibration_of_other_weights_is_left_out(copy, validate_set):
+    file = copy / "checkpoints/best.ckpt"
+    content = torch.load(file, weights_only=True)
+    content["state_dict"]["network.similarity.log_gamma2"] += 0.5
+    torch.save(content, file)
+    with pytest.warns(UserWarning, match="calibration.json was fitted to another model .* calibrate the run"):
+        model = load(copy)
+    with pytest.raises(ValueError, match="this model has no calibration: run python -m"):
+        model.classify([], calibrated=True)
+    assert model.classify([]).shape == (0, 5)
+    main([str(copy), "--data", str(validate_set)])
+    assert own(load(copy)).scale == pytest.approx(model.network.similarity.gamma2.item())
+
+
+def test_other_prompts(copy, validate_set, tmp_path):
+    prompts = tmp_path / "prompts.yaml"
+    prompts.write_text("Pneumonia: [no pneumonia, [pneumonia, signs of pneumonia]]\n")
+    main([str(copy), "--data", str(validate_set), "--prompts", str(prompts)])
+    model = load(copy)
+    assert list(own(model).findings) == ["Pneumonia"]
+    assert own(model).findings["Pneumonia"].positive == ("pneumonia", "signs of pneumonia")
+
+
+def refused(capsys, *arguments: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_what_cannot_be_calibrated_is_refused(copy, validate_set, small_set, tmp_path, capsys):
+    run, data = str(copy), ["--data", str(validate_set)]
+    assert "holds no config.yaml" in refused(capsys, str(tmp_path))
+    assert "got {'sensitivity': 95.0}" in refused(capsys, run, *data, "--sensitivity", "95")
+    assert "not allowed with" in refused(capsys, run, "--sensitivity", "1", "--specificity", "1")
+    prompts = tmp_path / "prompts.yaml"
+    prompts.write_text("Pneumonja: [no pneumonia, pneumonia]\n")
+    assert "did you mean 'Pneumonia'" in refused(capsys, run, *data, "--prompts", str(prompts))
+
+    both = shutil.copytree(validate_set, tmp_path / "both")
+    images = pd.read_parquet(both / "images.parquet")
+    images.loc[41, "subject_id"] = 7
+    write_table(images, both / "images.parquet", "images")
+    assert "1 patients are both validate and test patients (first: 7)" in refused(
+        capsys, run, "--data", str(both)
+    )
+    padded = shutil.copytree(validate_set, tmp_path / "padded")
+    info = json.loads((padded / "dataset.json").read_text())
+    (padded / "dataset.json").write_text(json.dumps(info | {"options": {"geometry": "pad", "size": 40}}))
+    assert "prepare the set with --geometry stretch" in refused(capsys, run, "--data", str(padded))
+
+    prompts.write_text("Pneumonia: [no pneumonia, [pneumonia, signs of pneumonia]]\n")
+    config = yaml.safe_load((copy / "config.yaml").read_text())
+    config["trainer"]["callbacks"][0]["init_args"]["ensemble"] = "embeddings"
+    (copy / "config.yaml").write_text(yaml.safe_dump(config))
+    assert "averages the scores of several" in refused(capsys, run, *data, "--prompts", str(prompts))
+    content = torch.load(copy / "checkpoints/best.ckpt", weights_only=True)
+    content["network"]["findings"] = ["Edema"]
+    torch.save(content, copy / "checkpoints/best.ckpt")
+    assert "holds a classifier" in refused(capsys, run, *data)
+
+
+def rows(n: int = 57) -> pd.DataFrame:
+    """Cases of two findings, several a patient; probabilities on bin edges, at 0 and at 1."""
+    generator = np.random.default_rng(n)
+    return pd.DataFrame(
+        {
+            "subject_id": generator.integers(0, 17, n),
+            "finding": np.where(np.arange(n) % 3, "b", "a"),
+            "label": generator.integers(0, 2, n),
+            "before": generator.integers(0, 21, n) / 20,
+            "after": generator.random(n),
+            "threshold": np.where(np.arange(n) % 3, 0.4, 0.6),
+        }
+    )
+
+
+def error_by_loop(p: np.ndarray, labels: np.ndarray) -> float:
+    total = 0.0
+    for place in range(10):
+        inside = [i for i, x in enumerate(p) if place / 10 <= x < (place + 1) / 10 or (place == 9 and x == 1)]
+        if inside:
+            total += len(inside) * abs(np.mean(p[inside]) - np.mean(labels[inside]))
+    return total / len(p)
+
+
+def test_calibration_numbers_are_those_of_a_loop_and_of_scikit_learn():
+    cases = rows()
+    found = summaries.values_of(summaries.calibration(cases, summaries.once(cases)))["by_finding"]
+    assert list(found) == ["a", "b"]
+    for finding, of_finding in cases.groupby("finding"):
+        labels, above = of_finding["label"].to_numpy(), of_finding["after"] >= of_finding["threshold"]
+        for name in ("before", "after"):
+            p = of_finding[name].to_numpy()
+            assert found[finding][name]["ece"] == pytest.approx(error_by_loop(p, labels))
+            assert found[finding][name]["brier"] == pytest.approx(brier_score_loss(labels, p))
+        in_bin = (of_finding["after"] * 10).astype(int) == 4
+        assert found[finding]["after"]["bins"]["4"] == pytest.approx(labels[in_bin].mean())
+        assert found[finding]["sensitivity"] == pytest.approx(above[labels == 1].mean())
+        assert found[finding]["specificity"] == pytest.approx((~above)[labels == 0].mean())
+
+
+def test_weights_of_a_calibration_are_repeated_cases():
+    cases = rows()
+    weights = np.random.default_rng(1).integers(0, 3, (4, len(cases))).astype("float64")
+    weighted = dict(summaries.by_path(summaries.calibration(cases, weights), ""))
+    for draw in range(4):
+        repeated = cases.loc[np.repeat(cases.index, weights[draw].astype(int))]
+        alone = dict(summaries.by_path(summaries.calibration(repeated, summaries.once(repeated)), ""))
+        for path, values in alone.items():
+            assert weighted[path][draw] == pytest.approx(values[0], nan_ok=True), path
+
+
+def test_a_class_or_a_bin_of_one_patient_has_no_number_in_the_bootstrap():
+    cases = rows().assign(label=0)
+    cases.loc[[0, 3], ["label", "subject_id"]] = [[1, 99], [1, 99]]
+    found = summaries.calibration(cases, summaries.once(cases), least_patients=2)["by_finding"]
+    assert np.isnan(found["a"]["sensitivity"]).all() and np.isfinite(found["a"]["specificity"]).all()
+    assert np.isnan(found["b"]["sensitivity"]).all(), "there is no positive case"
