@@ -42,7 +42,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float, Shaped
-from scipy.optimize import minimize
 from scipy.special import expit
 
 from medclip_dcl.errors import UserError
@@ -230,6 +229,8 @@ def fit_platt(logits: Logits, labels: Labels) -> tuple[float, float]:
 
     Targets are (n_positive + 1) / (n_positive + 2) and 1 / (n_negative + 2) instead of 1 and 0 (Platt 1999).
     """
+    from scipy.optimize import minimize
+
     n_positive, n_negative = labels.sum(), (~labels).sum()
     targets = np.where(labels, (n_positive + 1) / (n_positive + 2), 1 / (n_negative + 2))
     centre, spread = logits.mean(), logits.std()

@@ -19,8 +19,11 @@ from PIL import Image
 from pytorch_lightning.cli import LightningCLI
 
 from medclip_dcl import cli
+from medclip_dcl.calibration import Calibration, FindingCalibration
 from medclip_dcl.encoders.image import ResNetRegions
 from medclip_dcl.encoders.text import BertSentences
+from medclip_dcl.findings import CHEX5
+from medclip_dcl.inference import ImageTextInference
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.similarity import LSENonLocal
 
@@ -154,7 +157,15 @@ def exported(small_bert, tmp_path_factory) -> Path:
     text = BertSentences(str(small_bert), dim=16)
     network = ImageTextNetwork(ResNetRegions(dim=16, stride=16), text, LSENonLocal(dim=16), image_size=64)
     folder = tmp_path_factory.mktemp("export") / "model"
-    network.save_pretrained(folder)
+    platt: dict[str, Any] = {"method": "platt", "parameters": {"temperature": 0.5, "offset": -1.0}}
+    findings = {
+        finding: FindingCalibration(
+            (pair.negative,), (pair.positive,), 30, 30, 25, 25, **platt, threshold=0.3
+        )
+        for finding, pair in CHEX5.items()
+    }
+    calibration = Calibration(network.fingerprint(), 14.0, {"sensitivity": 0.95}, {}, findings)
+    ImageTextInference(network, calibration).save_pretrained(folder)
     return folder
 
 

@@ -161,7 +161,10 @@ def _kept_scores(
         "prompts": {finding: [list(texts) for texts in pair] for finding, pair in zero_shot.prompts.items()},
     }
     if file.is_file():
-        kept = pd.read_parquet(file)
+        try:
+            kept = pd.read_parquet(file)
+        except (OSError, ValueError) as error:
+            raise UserError(f"{file} is not a readable Parquet file ({error}); delete it") from error
         if kept.attrs.get(_SCORES_OF) == scores_of:
             return kept
     values: dict[str, Any] = {}
