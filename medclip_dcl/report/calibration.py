@@ -63,7 +63,7 @@ def section(run: Path, results: Mapping[str, Any], cases: pd.DataFrame) -> dict[
     is_measured = dict(zip(calibration.findings, measured, strict=True))
     fitted = [name for name, one in calibration.findings.items() if one.method and is_measured[name]]
     notes += [
-        f"{name}: calibrated, but too few test cases to measure it."
+        f"{name}: calibrated, but not measured by the test: too few cases, or none of its prompts."
         for name, one in calibration.findings.items()
         if one.method and not is_measured[name]
     ]
