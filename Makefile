@@ -48,7 +48,10 @@ $(DEMO)/fit.json: $(SET)/eta/class_probability.yaml
 $(DEMO)/results.json: $(DEMO)/fit.json
 	$(RUN) -m medclip_dcl test --config $(DEMO)/config.yaml
 
-$(DEMO)/report.html: $(DEMO)/results.json
+$(DEMO)/calibration.json: $(DEMO)/fit.json
+	$(RUN) -m medclip_dcl.evaluation.calibrate $(DEMO)
+
+$(DEMO)/report.html: $(DEMO)/results.json $(DEMO)/calibration.json
 	$(RUN) -m medclip_dcl.report $(DEMO)
 
 test: $(INSTALLED)
