@@ -53,24 +53,19 @@ def section(run: Path, results: Mapping[str, Any], cases: pd.DataFrame) -> dict[
             "reason": f"{CALIBRATION_FILE} does not belong to this test: {differing}; calibrate again (python -m "
             f"medclip_dcl.evaluation.calibrate {run}), and test again where other images or prompts are wanted"
         }
-    notes = [
-        f"{name}: not calibrated: {x.reason}." for name, x in calibration.findings.items() if not x.method
-    ]
-    measured = (
-        value_at(results["metrics"], f"classification/by_finding/{finding}/auc") is not None
-        for finding in calibration.findings
-    )
-    is_measured = dict(zip(calibration.findings, measured, strict=True))
-    fitted = [name for name, one in calibration.findings.items() if one.method and is_measured[name]]
-    notes += [
-        f"{name}: calibrated, but not measured by the test: too few cases, or none of its prompts."
-        for name, one in calibration.findings.items()
-        if one.method and not is_measured[name]
-    ]
+    fitted, notes = [], []
+    for finding, one in calibration.findings.items():
+        if one.method is None:
+            notes.append(f"{finding}: not calibrated: {one.reason}.")
+        elif value_at(results["metrics"], f"classification/by_finding/{finding}/auc") is None:
+            notes.append(
+                f"{finding}: calibrated, but not measured by the test: too few cases, or none of its prompts."
+            )
+        else:
+            fitted.append(finding)
     rows = _with_probabilities(cases[cases["finding"].isin(fitted)], calibration)
     numbers = intervals_of(bootstrap_numbers(Predictions({"calibration": rows}))) if fitted else {}
     prefix = "calibration/by_finding"
-    [(target, share)] = calibration.target.items()
     return {
         "reason": None,
         "charts": [
@@ -88,7 +83,6 @@ def section(run: Path, results: Mapping[str, Any], cases: pd.DataFrame) -> dict[
         "notes": notes,
         "data": calibration.data,
         "is_other_data": calibration.data.get("fingerprint") != results["dataset"].get("fingerprint"),
-        "target": f"{target} of {share:g}",
         "scale": calibration.scale,
         "bins": BINS,
     }

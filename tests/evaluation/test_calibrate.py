@@ -29,7 +29,8 @@ from tests.command.small_runs import CLASSIFICATION, small
 @pytest.fixture(scope="module")
 def trained(small_set, small_bert, tmp_path_factory) -> Path:
     run = tmp_path_factory.mktemp("runs") / "a"
-    medclip_dcl(["fit", *small(run, small_set, small_bert, "--trainer.max_epochs", "1", *CLASSIFICATION)])
+    short = ["--trainer.max_epochs", "1", "--trainer.limit_train_batches", "1"]
+    medclip_dcl(["fit", *small(run, small_set, small_bert, *short, *CLASSIFICATION)])
     return run
 
 

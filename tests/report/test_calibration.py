@@ -19,6 +19,7 @@ from medclip_dcl.report.calibration import perfect_error, section
 from medclip_dcl.report.intervals import patient_draws
 from medclip_dcl.report.report import render
 from medclip_dcl.report.saved_results import SavedResultsError, read_results
+from medclip_dcl.report.tables import Table
 
 SCALE = 6.0
 
@@ -63,8 +64,13 @@ def content(folder: Path) -> dict:
     return found
 
 
-def test_numbers_are_of_the_test_cases_before_and_after_the_map(run):
-    errors, thresholds = content(run)["tables"]
+@pytest.fixture(scope="module")
+def tables(run) -> list[Table]:
+    return content(run)["tables"]
+
+
+def test_numbers_are_of_the_test_cases_before_and_after_the_map(run, tables):
+    errors, thresholds = tables
     own = Calibration.read(run / "calibration.json")
     cases = pd.read_parquet(run / "predictions/classification.parquet")
     by_finding = {row.label: [cell.text for cell in row.cells] for row in errors.rows}
@@ -88,8 +94,8 @@ def test_numbers_are_of_the_test_cases_before_and_after_the_map(run):
         assert shown.cells[4].interval.startswith("[")
 
 
-def test_intervals_draw_patients(run):
-    cell = content(run)["tables"][1].rows[1].cells[3]
+def test_intervals_draw_patients(run, tables):
+    cell = tables[1].rows[1].cells[3]
     own = Calibration.read(run / "calibration.json").findings["Pleural Effusion"]
     cases = pd.read_parquet(run / "predictions/classification.parquet").query("finding != 'Edema'")
     counts = patient_draws(cases["subject_id"].nunique(), 2000, 0)[1:]
