@@ -17,7 +17,7 @@ from medclip_dcl.similarity import LSENonLocal
 ROOT = Path(__file__).resolve().parent.parent
 FLOORS = [
     ("errors", "files", "findings", "distributed", "formats", "weight_files", "pictures"),
-    ("objectives", "similarity", "metrics"),
+    ("objectives", "similarity", "heat_maps", "metrics"),
     ("encoders", "networks", "scoring", "scoring_plan"),
     ("models", "data"),
     ("training", "evaluation", "report", "inference", "export"),

@@ -15,9 +15,10 @@ from medclip_dcl import load
 from medclip_dcl.encoders.image import ResNetRegions
 from medclip_dcl.encoders.text import BertSentences
 from medclip_dcl.findings import CHEX5
-from medclip_dcl.inference import ImageTextInference, as_grey
+from medclip_dcl.inference import ImageTextInference
 from medclip_dcl.networks.image_text import ImageTextNetwork
-from medclip_dcl.pictures.transforms import centre_crop, load_grey, to_input
+from medclip_dcl.pictures.inputs import as_grey, network_input
+from medclip_dcl.pictures.transforms import centre_crop, load_grey
 from medclip_dcl.similarity import LSENonLocal
 
 
@@ -68,7 +69,8 @@ def test_heat_map_has_the_images_own_pixels_and_regions_values(model, grey):
     heat_map = model.heat_map(grey, TEXTS[0])
     assert heat_map.shape == (90, 70) and np.abs(heat_map).max() <= 1
     with torch.no_grad():
-        regions = model._regions(Image.fromarray(grey))[0]
+        inputs = network_input(Image.fromarray(grey), model.network.view)
+        regions = model.network.regions(model._feature_map(inputs[None]))[0]
         sentence = model.network.embed_texts(TEXTS[:1])[0]
     cosines = torch.cosine_similarity(regions, sentence[None]).view(4, 4).numpy()
     # The image's corners lie in the corner regions, beyond their centres: bilinear interpolation is constant there.
@@ -158,12 +160,12 @@ def test_images_are_fitted_as_they_were_for_training(model, geometry, tmp_path):
     waves = np.add.outer(np.sin(np.arange(360) / 30), np.cos(np.arange(280) / 20))
     Image.fromarray((127 + 60 * waves).astype(np.uint8)).save(job.source)
     prepare_image(job)
-    trained = to_input(centre_crop(load_grey(job.target, 64), 64))
-    asked = of_geometry(model, geometry, 128)._pixels(as_grey(job.source))
+    trained = centre_crop(load_grey(job.target, 64), 64).astype(float)
+    asked = network_input(as_grey(job.source), of_geometry(model, geometry, 128).network.view)
     # JPEG lies between them, which shows at the edge of the padding.
-    assert (asked - trained).abs().mean() * 255 < 1
+    assert np.abs(asked - trained).mean() < 1
     if geometry != "stretch":
-        assert (model._pixels(as_grey(job.source)) - trained).abs().mean() * 255 > 10
+        assert np.abs(network_input(as_grey(job.source), model.network.view) - trained).mean() > 10
 
 
 def test_exports_keep_their_geometry_and_older_ones_have_none(model, tmp_path):

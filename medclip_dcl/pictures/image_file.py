@@ -54,12 +54,20 @@ def read_grey(file: Path) -> Image.Image:
             raise UnusableImageError(f"image cannot be decoded: {' '.join(str(error).split())}") from error
 
 
-def _require_one_picture(image: Image.Image) -> None:
-    width, height = image.size
+def require_readable_size(width: int, height: int) -> None:
+    """Refuse an image of more than `MOST_PIXELS`.
+
+    Raises:
+        UnusableImageError: it is larger.
+    """
     if width * height > MOST_PIXELS:
         raise UnusableImageError(
             f"image of {width:,} x {height:,} pixels; at most {MOST_PIXELS:,} pixels are read"
         )
+
+
+def _require_one_picture(image: Image.Image) -> None:
+    require_readable_size(*image.size)
     pictures = getattr(image, "n_frames", 1)
     if pictures != 1:
         raise UnusableImageError(f"image file holds {pictures} pictures; a radiograph is one")
