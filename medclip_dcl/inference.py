@@ -8,10 +8,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -30,6 +30,8 @@ from medclip_dcl.weight_files import CONFIG_FILE, WEIGHTS_FILE, checkpoint_of_ru
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+Scorer: TypeAlias = "Callable[[np.ndarray], np.ndarray]"
 
 BATCH_SIZE = 32
 """Images read and encoded at a time."""
@@ -184,22 +186,28 @@ class ImageTextInference:
                 yield image
 
         pairs = read_prompts(prompts)
-        parts = list(self.score_differences(self._inputs(named(), batch_size), pairs))
+        parts = list(map(self.scorer(pairs), self._inputs(named(), batch_size)))
         differences = np.concatenate([np.empty((0, len(pairs)), np.float32), *parts])
         return pd.DataFrame(differences, index=index, columns=list(pairs))
 
-    def score_differences(
-        self, inputs: Iterable[UInt8[np.ndarray, "image side side"]], prompts: PromptSource
-    ) -> Iterator[Float[np.ndarray, "image finding"]]:
-        """The differences of `classify` for batches of `medclip_dcl.pictures.inputs.network_input`, one by one."""
+    def scorer(self, prompts: PromptSource = CHEX5) -> Scorer:
+        """A function with the scores of `classify` for images that were read elsewhere; prompts are encoded once.
+
+        It maps a batch of `medclip_dcl.pictures.inputs.network_input` to differences (image, finding).
+        """
         pairs = read_prompts(prompts)
         ensembles = [texts for pair in pairs.values() for texts in pair]
         sentences = self._sentences([text for texts in ensembles for text in texts])
         ends = np.cumsum([len(texts) for texts in ensembles])[:-1]
-        for batch in inputs:
-            scores = np.split(self._similarity(batch, sentences), ends, axis=1)
+
+        def score(
+            inputs: UInt8[np.ndarray, "image side side"],
+        ) -> Float[np.ndarray, "image finding"]:
+            scores = np.split(self._similarity(inputs, sentences), ends, axis=1)
             means = np.stack([part.mean(axis=1) for part in scores], axis=1)
-            yield means[:, 1::2] - means[:, ::2]
+            return means[:, 1::2] - means[:, ::2]
+
+        return score
 
     @torch.inference_mode()
     def embed_images(self, images: Images, batch_size: int = BATCH_SIZE) -> Float[np.ndarray, "image dim"]:
