@@ -328,6 +328,8 @@ def _slug(text: str) -> str:
 
 def _require_writable(output: Path, folder: Path) -> None:
     """Make the folder of the output, and refuse one that cannot be written before anything slow."""
+    if folder.is_file():
+        raise UserError(f"--output {output}: {folder} is a file; give a folder")
     with _writing(output):
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()

@@ -16,7 +16,7 @@ from medclip_dcl.pictures.geometry import View
 from medclip_dcl.similarity import at_image_size
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from medclip_dcl.pictures.figure import ShownFigure
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class HeatMaps:
 
         return overlay(np.asarray(self.grey), self.in_image(text), limits=self.limits)
 
-    def figure(self) -> Figure:
+    def figure(self) -> ShownFigure:
         """The image, and the overlay of each text with its similarity; shows itself as the last line of a cell."""
         from medclip_dcl.pictures.figure import draw_overlays
 

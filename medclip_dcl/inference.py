@@ -29,7 +29,7 @@ from medclip_dcl.similarity import cosine_heat_maps
 from medclip_dcl.weight_files import CONFIG_FILE, WEIGHTS_FILE, checkpoint_of_run, is_exported
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from medclip_dcl.pictures.figure import ShownFigure
 
 Scorer: TypeAlias = "Callable[[np.ndarray], np.ndarray]"
 
@@ -148,11 +148,11 @@ class ImageTextInference:
         similarity = self._similarity_of(feature_map, sentences)[0]
         return HeatMaps(grey, tuple(listed), similarity, regions, self.network.view)
 
-    def show(self, image: ImageLike, text: str) -> Figure:
+    def show(self, image: ImageLike, text: str) -> ShownFigure:
         """A figure of the image and the text's heat map over it; shows itself as the last line of a notebook's cell."""
         return self.show_all(image, [text])
 
-    def show_all(self, image: ImageLike, texts: str | Sequence[str]) -> Figure:
+    def show_all(self, image: ImageLike, texts: str | Sequence[str]) -> ShownFigure:
         """A figure of the image and each text's heat map over it, all with the same colours.
 
         It is a plain matplotlib Figure, unknown to pyplot: save it by `figure.savefig("chest.png")`.

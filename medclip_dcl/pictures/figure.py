@@ -32,7 +32,7 @@ class ShownFigure(Figure):
 
 def draw_overlays(
     grey: Image.Image, overlays: Iterable[Image.Image], titles: Sequence[str], limits: tuple[float, float]
-) -> Figure:
+) -> ShownFigure:
     """The image alone, then its overlays with their titles, and one colour bar.
 
     Args:

@@ -45,7 +45,7 @@ def read_grey(file: Path) -> Image.Image:
             raise UnusableImageError("not an image file of a known format") from error
         except Image.DecompressionBombError as error:
             raise UnusableImageError(
-                f"image is too large; at most {MOST_PIXELS:,} pixels are read"
+                f"image is too large; at most {MOST_PIXELS:,} pixels are read: give a smaller copy"
             ) from error
         # Damaged files make PIL raise almost any exception.
         except Exception as error:
@@ -62,7 +62,7 @@ def require_readable_size(width: int, height: int) -> None:
     """
     if width * height > MOST_PIXELS:
         raise UnusableImageError(
-            f"image of {width:,} x {height:,} pixels; at most {MOST_PIXELS:,} pixels are read"
+            f"image of {width:,} x {height:,} pixels; at most {MOST_PIXELS:,} pixels are read: give a smaller copy"
         )
 
 
