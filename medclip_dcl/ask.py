@@ -81,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--device", default="auto", help='"cpu", "cuda", "cuda:1", ...; default: a GPU if there is one')
     add("--dtype", choices=DTYPES, default=DTYPES[0], help="of the encoders' arithmetic; default float32")
-    add("--batch_size", type=_at_least(1), default=32, help="of --classify; default 32 images")
+    add("--batch_size", type=_at_least(1), default=16, help="of --classify; default 16 images")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     workers = min(_MOST_WORKERS, cores)
     add(

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 Scorer: TypeAlias = "Callable[[np.ndarray], np.ndarray]"
 
-BATCH_SIZE = 32
+BATCH_SIZE = 16
 """Images read and encoded at a time."""
 
 

@@ -100,8 +100,8 @@ def throughput(model: str, files: list[Path], rounds: int, folder: Path) -> list
     share_wall = statistics.median(times[0][0] / times[1][0] for times in found)
     return [
         f"| `--classify` of {n:,} files, loading the model included, against the bare encoder on inputs in memory | "
-        f"{own[1]:.0f} against {own[0]:.0f} images per second of the command's own CPU time, **{share:.2f}**; by the clock "
-        f"{wall[1]:.0f} against {wall[0]:.0f}, {share_wall:.2f} | {SHARE} |"
+        f"{own[1]:.0f} against {own[0]:.0f} images per second of the command's own CPU time, **{share:.2f}**; by the "
+        f"clock {wall[1]:.0f} against {wall[0]:.0f}, {share_wall:.2f} | {SHARE} |"
     ]
 
 
@@ -145,9 +145,9 @@ def main() -> None:
         [
             f"CPU, 1 thread and 1 loader process, on a shared machine (load {os.getloadavg()[0]:.1f} on "
             f"{os.cpu_count()} cores at the end); torch {torch.__version__}; the demo's model ({view}, {view.size} "
-            f"pixels), {len(files)} real chest X-rays (JPEG) and {options.copies} copies of each, CheX5's prompts; medians"
-            f" of {options.rounds} interleaved rounds. `python tests/benchmarks/bench_ask.py --model runs/demo --images"
-            " FOLDER`",
+            f"pixels), {options.copies} copies of each of {len(files)} real chest X-rays (JPEG), CheX5's prompts; "
+            f"medians of {options.rounds} interleaved rounds. `python tests/benchmarks/bench_ask.py --model runs/demo"
+            " --images FOLDER`",
             "",
             "| what | measured | asked for |",
             "|---|---|---|",
