@@ -197,7 +197,8 @@ class ImageTextInference:
         """
         pairs = read_prompts(prompts)
         ensembles = [texts for pair in pairs.values() for texts in pair]
-        sentences = self._sentences([text for texts in ensembles for text in texts])
+        owners = [f"a prompt of {name}" for name, pair in pairs.items() for texts in pair for _ in texts]
+        sentences = self._sentences([text for texts in ensembles for text in texts], owners)
         ends = np.cumsum([len(texts) for texts in ensembles])[:-1]
 
         def score(
@@ -262,13 +263,17 @@ class ImageTextInference:
             return self.network.feature_map((grey.float() / 255)[:, None].expand(-1, 3, -1, -1)).float()
 
     @torch.inference_mode()
-    def _sentences(self, texts: str | Sequence[str]) -> Float[Tensor, "text dim"]:
+    def _sentences(
+        self, texts: str | Sequence[str], owners: Sequence[str] | None = None
+    ) -> Float[Tensor, "text dim"]:
+        """Sentence embeddings; `owners` name the texts in an error, which does not quote them."""
         listed = _texts(texts)
         for place, is_cut in enumerate(self.network.text_encoder.are_truncated(listed)):
             if is_cut:
+                name = owners[place] if owners is not None else f"the text at position {place}"
                 raise UserError(
-                    f"the text at position {place}, of {len(listed[place].split())} words, is longer than the text "
-                    "encoder takes; split it into sentences"
+                    f"{name}, of {len(listed[place].split())} words, is longer than the text encoder takes; split it "
+                    "into sentences"
                 )
         with self._arithmetic():
             return self.network.embed_texts(listed).float()

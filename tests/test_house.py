@@ -17,7 +17,17 @@ from medclip_dcl.similarity import LSENonLocal
 
 ROOT = Path(__file__).resolve().parent.parent
 FLOORS = [
-    ("errors", "files", "score_table", "findings", "distributed", "formats", "weight_files", "pictures"),
+    (
+        "errors",
+        "files",
+        "score_table",
+        "worker_processes",
+        "findings",
+        "distributed",
+        "formats",
+        "weight_files",
+        "pictures",
+    ),
     ("objectives", "similarity", "heat_maps", "metrics"),
     ("encoders", "networks", "scoring", "scoring_plan"),
     ("models", "data"),

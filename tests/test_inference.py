@@ -295,6 +295,8 @@ def test_empty_and_overlong_texts_are_refused(model, grey):
             UserError, match="position 1, of 12[67] words, is longer .* split it into sentences"
         ):
             model.heat_maps(grey, ["x", text])
+    with pytest.raises(UserError, match="a prompt of wet, of 126 words, is longer"):
+        model.classify(grey, {"air": ("no x", "x"), "wet": ("dry", ["damp", longest + "edema"])})
 
 
 def test_a_device_that_cannot_be_used_is_refused(exported):

@@ -18,6 +18,7 @@ from medclip_dcl.pictures.dicom import HEAD, is_dicom
 from medclip_dcl.pictures.geometry import View
 from medclip_dcl.pictures.image_file import FORMATS
 from medclip_dcl.pictures.inputs import ConstantImageWarning, as_grey, constant, network_input
+from medclip_dcl.worker_processes import begin_worker
 
 _DICOM_SUFFIXES = (".dcm", ".dicom")
 
@@ -87,6 +88,7 @@ def read_in_batches(
         batch_size,
         num_workers=max(0, min(workers, n_batches - 1)),
         collate_fn=list,
+        worker_init_fn=_begin,
     )
     try:
         yield from loader
@@ -96,6 +98,10 @@ def read_in_batches(
         raise UserError(
             "a loader process was killed (often because memory ran out); run the same command with fewer --workers"
         ) from error
+
+
+def _begin(_: int) -> None:
+    begin_worker()
 
 
 def image_files_in(folder: Path) -> list[Path]:
