@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -77,6 +78,20 @@ def _download(repository: str) -> Path:
         ) from error
 
 
+@dataclass(frozen=True)
+class EncodedImage:
+    """Regions of an image, from which `ImageTextInference.heat_maps` draws without encoding the image again.
+
+    Attributes:
+        feature_map: projected regions in their places.
+        height: of the heat maps, pixels; ``width`` likewise. `dataclasses.replace` them for smaller heat maps.
+    """
+
+    feature_map: Float[Tensor, "dim region_row region_column"]
+    height: int
+    width: int
+
+
 class ImageTextInference:
     """A trained image-text network applied to paths (also of DICOM files), PIL images or uint8 arrays.
 
@@ -118,16 +133,30 @@ class ImageTextInference:
             raise TypeError(
                 f"heat_map takes one text, a string, got {type(text).__name__}; call it for each text"
             )
+        return self.heat_maps(image, [text])[0]
+
+    @torch.inference_mode()
+    def heat_maps(
+        self, image: ImageLike | EncodedImage, texts: Sequence[str]
+    ) -> Float[np.ndarray, "text height width"]:
+        """Heat maps of several texts, as of `heat_map`, with one encoding of the image; with none of an encoded one."""
+        encoded = image if isinstance(image, EncodedImage) else self.encode_image(image)
+        sentences = self.network.embed_texts(_texts(texts))
+        square = self.network.view.of(encoded.height, encoded.width)
+        part = square.within(encoded.height, encoded.width)
+        heat_maps = np.full((len(sentences), encoded.height, encoded.width), np.nan, np.float32)
+        for heat_map, regions in zip(
+            heat_maps, cosine_heat_maps(encoded.feature_map, sentences), strict=True
+        ):
+            enlarged = at_image_size(regions, square.height, square.width).float().cpu().numpy()
+            heat_map[part.slices] = enlarged[part.slices_in(square)]
+        return heat_maps
+
+    @torch.inference_mode()
+    def encode_image(self, image: ImageLike) -> EncodedImage:
+        """Encode an image once, for several calls of `heat_maps`."""
         grey = as_grey(image)
-        feature_map = self._feature_map(grey)
-        sentence = self.network.embed_texts([text])
-        regions = cosine_heat_maps(feature_map[0], sentence)[0]
-        square = self.network.view.of(grey.height, grey.width)
-        part = square.within(grey.height, grey.width)
-        heat_map = np.full((grey.height, grey.width), np.nan, np.float32)
-        enlarged = at_image_size(regions, square.height, square.width).float().cpu().numpy()
-        heat_map[part.slices] = enlarged[part.slices_in(square)]
-        return heat_map
+        return EncodedImage(self._feature_map(grey)[0], grey.height, grey.width)
 
     def classify(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +75,17 @@ def test_heat_map_has_the_images_own_pixels_and_regions_values(model, grey):
     # The image's corners lie in the corner regions, beyond their centres: bilinear interpolation is constant there.
     corners = heat_map[[0, 0, -1, -1], [0, -1, 0, -1]]
     np.testing.assert_allclose(corners, cosines[[0, 0, -1, -1], [0, -1, 0, -1]], atol=1e-5)
+
+
+def test_heat_maps_of_an_encoded_image_are_those_of_the_image(model, grey):
+    encoded = model.encode_image(grey)
+    for found in (model.heat_maps(grey, TEXTS), model.heat_maps(encoded, TEXTS)):
+        expected = np.stack([model.heat_map(grey, text) for text in TEXTS])
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+    # Every third pixel of the image lies in the middle of a pixel of the smaller heat map.
+    smaller = model.heat_maps(replace(encoded, height=30, width=70), TEXTS[:1])[0]
+    np.testing.assert_allclose(smaller, model.heat_map(grey, TEXTS[0])[1::3], atol=1e-6)
+    assert model.heat_maps(encoded, []).shape == (0, 90, 70)
 
 
 def test_classify_is_positive_minus_negative(model, grey, tmp_path):
