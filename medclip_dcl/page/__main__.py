@@ -38,7 +38,8 @@ def serve(model: str, port: int) -> None:
 
     # Before the model is loaded, and held from here on.
     with _listening(port) as listening:
-        app = make_app(load(model), Path(model).name)
+        print(f"loading {model}", flush=True)
+        app = make_app(load(model), Path(model).resolve().name)
         # Requests are not logged: nothing of a patient reaches a terminal or a file.
         config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", ws="none")
         address = f"http://{ADDRESS}:{listening.getsockname()[1]}"

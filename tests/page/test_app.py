@@ -158,7 +158,7 @@ def test_nothing_is_written_and_nobody_is_called(url, image_file, tmp_path):
     pydicom = pytest.importorskip("pydicom")
     files = [image_file.read_bytes()]
     # Above 1 MiB servers that parse forms write to a temporary file.
-    noise = np.random.default_rng(0).integers(0, 256, (1200, 1300)).astype(np.uint8)
+    noise = np.random.default_rng(0).integers(0, 256, (1100, 1000)).astype(np.uint8)
     for kind in ("PNG", "TIFF"):
         content = io.BytesIO()
         Image.fromarray(noise).save(content, kind)
@@ -166,18 +166,19 @@ def test_nothing_is_written_and_nobody_is_called(url, image_file, tmp_path):
         files.append(content.getvalue())
     files.append(Path(pydicom.data.get_testdata_file("JPEG2000.dcm")).read_bytes())
 
-    def use(content: bytes) -> None:
+    def use(content: bytes, saves: bool) -> None:
         image = ask(f"{url}/image", content)["image"]
         question = {"image": image, "sentences": ["No edema."], "threshold": None, "opacity": 0.4}
         assert ask(f"{url}/maps", question)["maps"][0]["picture"]
-        assert post(f"{url}/picture", question)
+        if saves:
+            assert post(f"{url}/picture", question)
 
-    use(files[0])  # libraries write their own files on first use: matplotlib its list of fonts
+    use(files[0], saves=True)  # libraries write their own files on first use: matplotlib its list of fonts
     watch = Watch()
     watch.is_active = True
     try:
         for content in files:
-            use(content)
+            use(content, saves=content is files[-1])
         (tmp_path / "seen").touch()
     finally:
         watch.is_active = False

@@ -94,7 +94,7 @@ def drop(page: Any, name: str, content: bytes) -> None:
 
 
 def write(page: Any, sentence: str, place: int = 0) -> None:
-    field = all_of(page, ".sentence input")[place]
+    field = all_of(page, ".sentence textarea")[place]
     field.clear()
     field.send_keys(sentence)
 
@@ -169,7 +169,7 @@ def test_drop_an_image_type_sentences_and_save_the_picture(page, image_file, dow
 def test_an_example_brings_its_sentence(page):
     all_of(page, ".examples button")[1].click()
     until(lambda: drawn(page))
-    assert one(page, ".sentence input").get_attribute("value") == "Mildly enlarged cardiac silhouette."
+    assert one(page, ".sentence textarea").get_attribute("value") == "Mildly enlarged cardiac silhouette."
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ async function post(path, body) {
   try {
     response = await fetch(path, { method: "POST", body });
   } catch {
-    throw new Refused("The server does not answer. Start it again in the terminal, then drop the image again.");
+    throw new Refused("The server does not answer. Start it again in the terminal, then press Enter in a sentence.");
   }
   if (response.ok) return response;
   const answer = await response.json().catch(() => ({}));
@@ -105,13 +105,12 @@ function showScores(scores) {
 // Sentences
 
 const signed = (value) => `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(2)}`;
-const cosine = (value) => value.toFixed(2).replace("-", "−");
-const sentenceOf = (panel) => panel.querySelector("input").value.trim();
+const cosine = (value) => (Math.round(100 * value) / 100 || 0).toFixed(2).replace("-", "−"); // not -0.00
+const sentenceOf = (panel) => panel.querySelector("textarea").value.trim();
 
-function addPanel(sentence = "") {
+function addPanel() {
   const panel = find("panel").content.cloneNode(true).firstElementChild;
-  const input = panel.querySelector("input");
-  input.value = sentence;
+  const input = panel.querySelector("textarea");
   let pause;
   input.addEventListener("input", () => {
     clearTimeout(pause);
@@ -119,6 +118,7 @@ function addPanel(sentence = "") {
   });
   input.addEventListener("keydown", (event) => {
     if (event.key !== "Enter") return;
+    event.preventDefault();
     clearTimeout(pause);
     draw();
   });
@@ -168,13 +168,17 @@ async function draw() {
     return;
   }
   drawing = true;
-  await attempt(async () => {
-    do {
-      drawAgain = false;
-      await drawOnce();
-    } while (drawAgain);
-  });
-  drawing = false;
+  try {
+    await attempt(async () => {
+      do {
+        drawAgain = false;
+        await drawOnce();
+      } while (drawAgain);
+      say("");
+    });
+  } finally {
+    drawing = false;
+  }
 }
 
 async function drawOnce() {
@@ -187,7 +191,7 @@ async function drawOnce() {
   }
   shown.forEach((panel, place) => showMap(panel, answer.maps[place]));
   showRange("low" in answer ? [answer.low, answer.high] : null);
-  find("save").disabled = answer.maps.some((map) => "error" in map);
+  find("save").disabled = answer.maps.every((map) => "error" in map);
 }
 
 // Controls
@@ -227,13 +231,14 @@ function showOpacity() {
 find("opacity").addEventListener("input", showOpacity);
 
 find("add").addEventListener("click", () => {
-  addPanel().querySelector("input").focus();
+  addPanel().querySelector("textarea").focus();
   draw();
 });
 
 find("save").addEventListener("click", () =>
   attempt(async () => {
-    const question = { sentences: [...panels.children].map(sentenceOf), threshold, opacity: Number(find("opacity").value) / 100 };
+    const drawn = [...panels.children].filter((panel) => !panel.querySelector(".colours").hidden);
+    const question = { sentences: drawn.map(sentenceOf), threshold, opacity: Number(find("opacity").value) / 100 };
     const link = document.createElement("a");
     link.href = URL.createObjectURL(await (await ask("picture", question)).blob());
     link.download = "heat_map.png";
@@ -251,7 +256,7 @@ find("file").addEventListener("change", (event) => {
 for (const button of document.querySelectorAll(".examples button")) {
   button.addEventListener("click", async () => {
     const file = await (await fetch(button.querySelector("img").src)).blob();
-    const input = panels.querySelector("input");
+    const input = panels.querySelector("textarea");
     const examples = [...document.querySelectorAll(".examples button")].map((other) => other.dataset.sentence);
     if (!input.value.trim() || examples.includes(input.value)) input.value = button.dataset.sentence;
     openImage(file, button.textContent.trim());
