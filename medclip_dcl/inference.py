@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -17,6 +18,7 @@ import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float, UInt8
+from PIL import Image
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -95,6 +97,19 @@ def _download(repository: str) -> Path:
         ) from error
 
 
+@dataclass(frozen=True)
+class EncodedImage:
+    """Regions of an image, from which `ImageTextInference.heat_maps` draws without encoding the image again.
+
+    Attributes:
+        grey: the image; `dataclasses.replace` it by a smaller copy for smaller heat maps.
+        feature_map: projected regions in their places.
+    """
+
+    grey: Image.Image
+    feature_map: Float[Tensor, "1 dim region_row region_column"]
+
+
 class ImageTextInference:
     """A trained image-text network applied to paths (also of DICOM files), PIL images or uint8 arrays.
 
@@ -139,14 +154,22 @@ class ImageTextInference:
         return self.heat_maps(image, [text]).in_image(0)
 
     @torch.inference_mode()
-    def heat_maps(self, image: ImageLike, texts: str | Sequence[str]) -> HeatMaps:
-        """Heat maps and similarities of several texts in one image, which is encoded once."""
-        grey, listed = as_grey(image), _texts(texts)
+    def heat_maps(self, image: ImageLike | EncodedImage, texts: str | Sequence[str]) -> HeatMaps:
+        """Heat maps and similarities of several texts in one image, which is encoded once; an encoded one is not."""
+        encoded, listed = (
+            image if isinstance(image, EncodedImage) else self.encode_image(image),
+            _texts(texts),
+        )
         sentences = self._sentences(listed)
-        feature_map = self._feature_map(np.stack([network_input(grey, self.network.view)]))
-        regions = cosine_heat_maps(feature_map[0], sentences).cpu()
-        similarity = self._similarity_of(feature_map, sentences)[0]
-        return HeatMaps(grey, tuple(listed), similarity, regions, self.network.view)
+        regions = cosine_heat_maps(encoded.feature_map[0], sentences).cpu()
+        similarity = self._similarity_of(encoded.feature_map, sentences)[0]
+        return HeatMaps(encoded.grey, tuple(listed), similarity, regions, self.network.view)
+
+    @torch.inference_mode()
+    def encode_image(self, image: ImageLike) -> EncodedImage:
+        """Encode an image once, for several calls of `heat_maps`."""
+        grey = as_grey(image)
+        return EncodedImage(grey, self._feature_map(np.stack([network_input(grey, self.network.view)])))
 
     def show(self, image: ImageLike, text: str) -> ShownFigure:
         """A figure of the image and the text's heat map over it; shows itself as the last line of a notebook's cell."""
