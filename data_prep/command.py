@@ -5,19 +5,18 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
-import signal
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from multiprocessing import get_context, parent_process
+from multiprocessing import get_context
 from typing import Any, NoReturn, TypeVar
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from medclip_dcl.errors import UserError
+from medclip_dcl.worker_processes import begin_worker
 
 Item = TypeVar("Item")
 
@@ -118,7 +117,7 @@ def worker_processes(workers: int) -> Iterator[Executor | None]:
     if workers <= 1:
         yield None
         return
-    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_begin_worker)
+    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=begin_worker)
     try:
         yield pool
     except BrokenProcessPool as error:
@@ -129,20 +128,6 @@ def worker_processes(workers: int) -> Iterator[Executor | None]:
     finally:
         # After an error the rest of the queue is useless.
         pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _begin_worker() -> None:
-    # The parent handles Ctrl-C; workers finish the items they have begun.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # A worker whose parent was killed would wait for work forever.
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    parent = parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
 
 
 def progress(items: Iterable[Item], total: int, what: str, unit: str) -> Iterator[Item]:

@@ -60,8 +60,8 @@ def read_prompts(prompts: PromptSource, owner: str = "prompts") -> PromptEnsembl
         owner: names the pairs in an error; a file names itself.
 
     Raises:
-        UserError: the file is missing or not YAML; no finding; a finding without two prompts, with an empty or a
-            duplicate one. Names the file and the finding.
+        UserError: the file is missing or not YAML; no finding; a finding that stands there twice, without two prompts,
+            or with an empty or a duplicate one. Names the file and the finding.
     """
     if isinstance(prompts, (str, Path)):
         owner = f"{owner}, {prompts}"
@@ -77,7 +77,12 @@ def _of_file(file: Path, owner: str) -> Any:
     import yaml
 
     try:
-        return yaml.safe_load(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        if isinstance(node, yaml.MappingNode):
+            # YAML keeps the last of several equal keys.
+            _require_distinct([str(key.value) for key, _ in node.value], owner)
+        return yaml.safe_load(text)
     except FileNotFoundError as error:
         raise MissingFileError(
             f"{owner}: no such file; expected a YAML file of finding: [negative, positive], such as "
@@ -86,6 +91,15 @@ def _of_file(file: Path, owner: str) -> Any:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         said = " ".join(str(error).split())
         raise UserError(f"{owner}: not readable as YAML ({said})") from error
+
+
+def _require_distinct(findings: Sequence[str], owner: str) -> None:
+    twice = sorted({finding for finding in findings if findings.count(finding) > 1})
+    if twice:
+        raise UserError(
+            f"{owner}: {', '.join(twice)} stands there several times; keep one pair of prompts (several wordings: "
+            "finding: [[negative, ...], [positive, ...]])"
+        )
 
 
 def _pair(pair: Any, owner: str) -> tuple[tuple[str, ...], tuple[str, ...]]:

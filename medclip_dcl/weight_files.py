@@ -229,7 +229,10 @@ def is_exported(folder: Path) -> bool:
 def _read_exported_config(folder: Path) -> dict[str, Any]:
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         if not (folder / name).is_file():
-            raise MissingFileError(f"{folder} is not an exported medclip_dcl model: {name} is missing")
+            raise MissingFileError(
+                f"{folder} is not an exported medclip_dcl model: {name} is missing; copy the whole folder that "
+                "save_pretrained wrote, or give a run folder or a checkpoint"
+            )
     file = folder / CONFIG_FILE
     try:
         config = json.loads(file.read_text(encoding="utf-8"))

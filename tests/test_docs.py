@@ -172,7 +172,7 @@ def exported(small_bert, tmp_path_factory) -> Path:
 @pytest.mark.parametrize(("page", "block"), blocks("python"), ids=[page for page, _ in blocks("python")])
 def test_python_blocks_run(page, block, exported, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Image.new("L", (90, 70), 100).save("chest.jpg")
+    Image.effect_noise((90, 70), 30).save("chest.jpg")
     for run in ("demo", "dcl_lm"):
         shutil.copytree(exported, tmp_path / "runs" / run)
     exec(compile(block, page, "exec"), {})

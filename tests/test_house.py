@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from medclip_dcl.encoders.image import ResNetRegions
 from medclip_dcl.encoders.text import BertSentences
@@ -16,8 +17,18 @@ from medclip_dcl.similarity import LSENonLocal
 
 ROOT = Path(__file__).resolve().parent.parent
 FLOORS = [
-    ("errors", "files", "findings", "distributed", "formats", "weight_files", "pictures"),
-    ("objectives", "similarity", "metrics", "calibration"),
+    (
+        "errors",
+        "files",
+        "score_table",
+        "worker_processes",
+        "findings",
+        "distributed",
+        "formats",
+        "weight_files",
+        "pictures",
+    ),
+    ("objectives", "similarity", "heat_maps", "metrics", "calibration"),
     ("encoders", "networks", "scoring", "scoring_plan"),
     ("models", "data"),
     ("training", "evaluation", "report", "inference", "export"),
@@ -61,9 +72,11 @@ def test_imports_come_from_floors_below(file):
             assert FLOOR[parts[1]] <= FLOOR[name], f"{file.name} (floor {FLOOR[name]}) imports {module}"
 
 
-def test_the_lower_floors_and_load_work_without_lightning(small_bert, tmp_path):
+def test_the_lower_floors_load_and_ask_work_without_lightning(small_bert, tmp_path):
     parts = ResNetRegions(dim=6, stride=16), BertSentences(str(small_bert), dim=6), LSENonLocal(dim=6)
-    ImageTextNetwork(*parts).save_pretrained(tmp_path / "model")
+    ImageTextNetwork(*parts, image_size=32).save_pretrained(tmp_path / "model")
+    Image.effect_noise((40, 30), 9).save(tmp_path / "a.png")
+    to_model = ["--model", str(tmp_path / "model"), str(tmp_path / "a.png")]
     names = [
         ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for file in FILES
     ]
@@ -77,5 +90,9 @@ for name in {lower}:
 from medclip_dcl import load
 load({str(tmp_path / "model")!r})
 assert "pytorch_lightning" not in sys.modules, "load"
+from medclip_dcl import ask
+ask.main({[*to_model, "--text", "x", "--output", str(tmp_path / "out")]})
+ask.main({[*to_model, "--classify", "--output", str(tmp_path / "out/scores.parquet")]})
+assert "pytorch_lightning" not in sys.modules, "ask"
 """
     subprocess.run([sys.executable, "-c", code], check=True)

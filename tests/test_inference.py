@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import io
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from jaxtyping import config as jaxtyping_config
+from matplotlib import pyplot
+from matplotlib.figure import Figure
 from PIL import Image
 
 from data_prep.sources.images import Job, prepare_image
 from medclip_dcl import load
 from medclip_dcl.encoders.image import ResNetRegions
 from medclip_dcl.encoders.text import BertSentences
+from medclip_dcl.errors import UserError
 from medclip_dcl.findings import CHEX5
-from medclip_dcl.inference import ImageTextInference, as_grey
+from medclip_dcl.inference import ImageTextInference
 from medclip_dcl.networks.image_text import ImageTextNetwork
-from medclip_dcl.pictures.transforms import centre_crop, load_grey, to_input
+from medclip_dcl.pictures.inputs import ConstantImageWarning, as_grey, network_input
+from medclip_dcl.pictures.overlay import overlay
+from medclip_dcl.pictures.transforms import centre_crop, load_grey
 from medclip_dcl.similarity import LSENonLocal
 
 
@@ -68,12 +76,23 @@ def test_heat_map_has_the_images_own_pixels_and_regions_values(model, grey):
     heat_map = model.heat_map(grey, TEXTS[0])
     assert heat_map.shape == (90, 70) and np.abs(heat_map).max() <= 1
     with torch.no_grad():
-        regions = model._regions(Image.fromarray(grey))[0]
+        inputs = network_input(Image.fromarray(grey), model.network.view)
+        regions = model.network.regions(model._feature_map(np.stack([inputs])))[0]
         sentence = model.network.embed_texts(TEXTS[:1])[0]
     cosines = torch.cosine_similarity(regions, sentence[None]).view(4, 4).numpy()
     # The image's corners lie in the corner regions, beyond their centres: bilinear interpolation is constant there.
     corners = heat_map[[0, 0, -1, -1], [0, -1, 0, -1]]
     np.testing.assert_allclose(corners, cosines[[0, 0, -1, -1], [0, -1, 0, -1]], atol=1e-5)
+
+
+def test_heat_maps_of_an_encoded_image_are_those_of_the_image(model, grey):
+    encoded = model.encode_image(grey)
+    found, expected = model.heat_maps(encoded, TEXTS), model.heat_maps(grey, TEXTS)
+    np.testing.assert_allclose(found.in_image(2), expected.in_image(2), atol=1e-6)
+    np.testing.assert_allclose(found.similarity, expected.similarity, atol=1e-6)
+    # Every third row of the image lies in the middle of a row of the smaller heat map.
+    smaller = model.heat_maps(replace(encoded, grey=Image.new("L", (70, 30))), TEXTS[:1]).in_image(0)
+    np.testing.assert_allclose(smaller, model.heat_map(grey, TEXTS[0])[1::3], atol=1e-6)
 
 
 def test_classify_is_positive_minus_negative(model, grey, tmp_path):
@@ -119,8 +138,13 @@ def test_a_file_that_cannot_be_used_is_named(model, tmp_path):
     (tmp_path / "a.jpg").write_bytes(b"no picture")
     with pytest.raises(ValueError, match="a.jpg: not an image file of a known format"):
         model.classify(tmp_path / "a.jpg")
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match="b.jpg: no such file; check the path"):
         model.classify(tmp_path / "b.jpg")
+    with pytest.raises(UserError, match="is a folder; give the image files in it"):
+        model.classify(tmp_path)
+    (tmp_path / "huge.pgm").write_bytes(b"P5 20000 10000 255\n")
+    with pytest.raises(UserError, match="huge.pgm: image .*large.* give a smaller copy"):
+        model.classify(tmp_path / "huge.pgm")
 
 
 def of_geometry(model, geometry, prepared_size=None):
@@ -158,12 +182,12 @@ def test_images_are_fitted_as_they_were_for_training(model, geometry, tmp_path):
     waves = np.add.outer(np.sin(np.arange(360) / 30), np.cos(np.arange(280) / 20))
     Image.fromarray((127 + 60 * waves).astype(np.uint8)).save(job.source)
     prepare_image(job)
-    trained = to_input(centre_crop(load_grey(job.target, 64), 64))
-    asked = of_geometry(model, geometry, 128)._pixels(as_grey(job.source))
+    trained = centre_crop(load_grey(job.target, 64), 64).astype(float)
+    asked = network_input(as_grey(job.source), of_geometry(model, geometry, 128).network.view)
     # JPEG lies between them, which shows at the edge of the padding.
-    assert (asked - trained).abs().mean() * 255 < 1
+    assert np.abs(asked - trained).mean() < 1
     if geometry != "stretch":
-        assert (model._pixels(as_grey(job.source)) - trained).abs().mean() * 255 > 10
+        assert np.abs(network_input(as_grey(job.source), model.network.view) - trained).mean() > 10
 
 
 def test_exports_keep_their_geometry_and_older_ones_have_none(model, tmp_path):
@@ -194,6 +218,101 @@ def test_a_run_folder_loads_its_best_checkpoint_else_its_last(model, grey, tmp_p
     torch.save({"network": {**network.config(), "findings": []}, "state_dict": {}}, checkpoints / "best.ckpt")
     with pytest.raises(ValueError, match="this model is a classifier of findings"):
         load(tmp_path / "run")
+
+
+def test_images_of_all_sizes_give_the_same_in_batches_as_one_by_one(model):
+    generator = np.random.default_rng(1)
+    images = [
+        generator.integers(0, 256, size).astype(np.uint8) for size in [(90, 70), (64, 64), (31, 200)] * 2
+    ]
+    images = images[:5]
+    one_by_one = np.concatenate([model.similarity(image, TEXTS) for image in images])
+    np.testing.assert_allclose(model.similarity(images, TEXTS, batch_size=2), one_by_one, atol=1e-5)
+    scores = pd.concat([model.classify(image) for image in images])
+    np.testing.assert_allclose(model.classify(images, batch_size=3), scores, atol=1e-5)
+    vectors = np.concatenate([model.embed_images(image) for image in images])
+    np.testing.assert_allclose(model.embed_images(images, batch_size=4), vectors, atol=1e-5)
+    with pytest.raises(UserError, match="batch_size must be at least 1, got 0"):
+        model.similarity(images, TEXTS, batch_size=0)
+
+
+def test_images_are_read_a_batch_at_a_time(model, grey, monkeypatch):
+    given, seen = [], []
+
+    def images():
+        for place in range(7):
+            given.append(place)
+            yield grey
+
+    encode = model.network.feature_map
+
+    def noted(inputs):
+        seen.append((len(given), len(inputs)))
+        return encode(inputs)
+
+    monkeypatch.setattr(model.network, "feature_map", noted)
+    assert list(model.classify(images(), batch_size=3).index) == list(range(7))
+    assert seen == [(3, 3), (6, 3), (7, 1)]
+
+
+def test_bfloat16_is_close_and_leaves_the_weights_alone(model, exported, grey, tmp_path):
+    lower = load(exported, dtype=torch.bfloat16)
+    np.testing.assert_allclose(lower.similarity(grey, TEXTS), model.similarity(grey, TEXTS), atol=0.03)
+    found = lower.heat_map(grey, TEXTS[0])
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, model.heat_map(grey, TEXTS[0]), atol=0.03)
+    assert not np.array_equal(found, model.heat_map(grey, TEXTS[0]))
+    assert lower.embed_texts(TEXTS).dtype == lower.embed_images(grey).dtype == np.float32
+    lower.save_pretrained(tmp_path / "again")
+    assert np.array_equal(load(tmp_path / "again").similarity(grey, TEXTS), model.similarity(grey, TEXTS))
+
+
+def test_heat_maps_of_several_texts_are_those_of_each_in_common_colours(model, grey):
+    maps = model.heat_maps(grey, TEXTS)
+    np.testing.assert_allclose(maps.similarity, model.similarity(grey, TEXTS)[0], atol=1e-6)
+    each = np.stack([model.heat_map(grey, text) for text in TEXTS])
+    np.testing.assert_allclose(np.stack([maps.in_image(i) for i in range(3)]), each, atol=1e-6)
+    assert maps.limits == pytest.approx((each.min(), each.max()), abs=1e-6)
+    assert np.array_equal(maps.overlay(1), overlay(grey, maps.in_image(1), limits=maps.limits))
+
+
+def test_a_figure_shows_itself_and_pyplot_does_not_know_it(model, grey):
+    figure = model.show_all(grey, TEXTS)
+    titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
+    scores = model.similarity(grey, TEXTS)[0]
+    assert titles == [f"{text}\nsimilarity {score:.2f}" for text, score in zip(TEXTS, scores, strict=True)]
+    shown = Image.open(io.BytesIO(figure._repr_png_()))
+    assert shown.format == "PNG" and shown.width > 2 * shown.height
+    assert isinstance(figure, Figure)
+    one = model.show(grey, "Costs $5 or $6, _x_^")  # no mathematics
+    assert one._repr_png_() and pyplot.get_fignums() == []
+
+
+def test_a_constant_image_gives_a_result_and_a_warning(model, tmp_path):
+    Image.new("L", (40, 30), 7).save(tmp_path / "flat.png")
+    with pytest.warns(ConstantImageWarning, match="flat.png: all pixels have grey level 7"):
+        assert np.isfinite(model.classify(tmp_path / "flat.png").to_numpy()).all()
+    with pytest.warns(ConstantImageWarning):
+        assert model.show(np.zeros((40, 30), np.uint8), TEXTS[0])._repr_png_()
+
+
+def test_empty_and_overlong_texts_are_refused(model, grey):
+    with pytest.raises(UserError, match="text at position 1 is empty; give a sentence"):
+        model.similarity(grey, ["x", "  "])
+    longest = "edema " * 125
+    assert model.embed_texts(longest + ".").shape == (1, 16)  # with [CLS] and [SEP] 128 tokens
+    for text in (longest + "edema .", longest + "edema"):  # the period is added
+        with pytest.raises(
+            UserError, match="position 1, of 12[67] words, is longer .* split it into sentences"
+        ):
+            model.heat_maps(grey, ["x", text])
+    with pytest.raises(UserError, match="a prompt of wet, of 126 words, is longer"):
+        model.classify(grey, {"air": ("no x", "x"), "wet": ("dry", ["damp", longest + "edema"])})
+
+
+def test_a_device_that_cannot_be_used_is_refused(exported):
+    with pytest.raises(UserError, match="device gpu cannot be used .*; use cpu"):
+        load(exported, device="gpu")
 
 
 def test_empty_lists_give_empty_results(model, grey):
@@ -229,12 +348,23 @@ def test_what_is_no_text_and_no_image_is_named(model, grey, without_type_checks)
     assert model.similarity(channels_first[:2], "x").shape == (2, 1)
 
 
+HUGE = np.broadcast_to(np.uint8(0), (10_000, 20_000))
+
+
 @pytest.mark.parametrize(
     "image, error, message",
     [
         (np.zeros((4, 4)), TypeError, "must be uint8, got float64"),
         (np.zeros((4, 4, 2), np.uint8), ValueError, r"shape \(H, W\) or \(H, W, 3\), got \(4, 4, 2\)"),
         (Image.fromarray(np.array([[0, np.nan]], np.float32)), ValueError, "grey levels are NaN or infinite"),
+        (
+            np.zeros((1, 1), np.uint8),
+            UserError,
+            "image: image of 1 x 1 pixels; .* at least 8 .* give the original",
+        ),
+        (np.zeros((500, 7), np.uint8), UserError, "image of 7 x 500 pixels"),
+        (np.zeros((0, 7), np.uint8), UserError, r"got \(0, 7\)"),
+        (HUGE, UserError, "image of 20,000 x 10,000 pixels; .* 100,000,000 .* give a smaller copy"),
     ],
 )
 def test_bad_images(model, image, error, message):
@@ -242,7 +372,17 @@ def test_bad_images(model, image, error, message):
         model.similarity([image], "x")
 
 
-def test_bad_sources(tmp_path):
+def test_bad_sources(model, tmp_path):
+    model.save_pretrained(tmp_path / "newer")
+    config = tmp_path / "newer/config.json"
+    config.write_text(config.read_text().replace('"format_version": 1', '"format_version": 99'))
+    with pytest.raises(
+        UserError, match="of format version 99, this program reads up to .* update medclip_dcl"
+    ):
+        load(tmp_path / "newer")
+    (tmp_path / "newer/model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match="model.safetensors is missing; copy the whole folder"):
+        load(tmp_path / "newer")
     with pytest.raises(FileNotFoundError, match="config.json is missing"):
         load(tmp_path)
     (tmp_path / "a.ckpt").write_bytes(b"PK\x03\x04 truncated")

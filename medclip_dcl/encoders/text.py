@@ -50,6 +50,10 @@ class SentenceEncoder(nn.Module):
         """Token ids of each text with [CLS] and [SEP], not padded."""
         raise NotImplementedError
 
+    def are_truncated(self, texts: Sequence[str]) -> list[bool]:
+        """True for each text that is longer than the encoder takes, so that `tokenize` drops its end."""
+        return [bool(encoding.overflowing) for encoding in self.tokenizer.encode_batch(list(texts))]
+
     def forward(
         self, tokens: Int[Tensor, "sentence token"], lengths: Int[Tensor, " sentence"]
     ) -> Float[Tensor, "sentence dim"]:
@@ -189,9 +193,10 @@ class BertSentences(SentenceEncoder):
         return config
 
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
-        if self.final_period:
-            texts = [with_final_period(text) for text in texts]
-        return [encoding.ids for encoding in self.tokenizer.encode_batch(list(texts))]
+        return [encoding.ids for encoding in self.tokenizer.encode_batch(self._closed(texts))]
+
+    def are_truncated(self, texts: Sequence[str]) -> list[bool]:
+        return super().are_truncated(self._closed(texts))
 
     def forward(
         self, tokens: Int[Tensor, "sentence token"], lengths: Int[Tensor, " sentence"]
@@ -224,6 +229,9 @@ class BertSentences(SentenceEncoder):
     def freeze_masked_language_head(self) -> None:
         if self.masked_language_head is not None:
             self.masked_language_head.requires_grad_(False)
+
+    def _closed(self, texts: Sequence[str]) -> list[str]:
+        return [with_final_period(text) for text in texts] if self.final_period else list(texts)
 
     def _take_transformer(self, saved: SavedModel) -> None:
         """Load all weights but the projection's from a trained encoder of the same configuration."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import warnings
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -61,7 +61,7 @@ def is_dicom(head: bytes) -> bool:
     return head[_PREAMBLE:HEAD] == _MAGIC
 
 
-def read_dicom(file: Path, most_pixels: int) -> Image.Image:
+def read_dicom(file: io.BufferedReader | io.BytesIO, most_pixels: int) -> Image.Image:
     """Read a DICOM file as it is displayed: brighter where more X-rays were absorbed.
 
     Stored values pass through the modality transformation (rescale slope and intercept, or its table) and the first VOI
@@ -70,7 +70,7 @@ def read_dicom(file: Path, most_pixels: int) -> Image.Image:
     Overlays, shutters and pixel spacing are ignored.
 
     Args:
-        file: a file for which `is_dicom` is true.
+        file: content of a file for which `is_dicom` is true.
         most_pixels: larger images are refused before they are decoded.
 
     Returns:

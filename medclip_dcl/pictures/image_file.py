@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import warnings
 from pathlib import Path
 
@@ -17,49 +18,62 @@ MOST_PIXELS = 100_000_000
 """Larger images are refused before they are decoded, as decompression bombs; radiographs have at most a quarter."""
 
 
-def read_grey(file: Path) -> Image.Image:
+def read_grey(file: Path | io.BufferedReader | io.BytesIO) -> Image.Image:
     """Read an image file as 8-bit grey (`medclip_dcl.pictures.grey.to_grey`, `medclip_dcl.pictures.dicom.read_dicom`).
+
+    Args:
+        file: its path, or its content as a seekable stream, which stays open.
 
     Raises:
         UnusableImageError: empty, of an unknown format, damaged, too large, or with several images; the message
             does not name the file.
         OSError: the file is missing or cannot be read.
     """
-    with file.open("rb") as stream:
-        head = stream.read(HEAD)
-        if not head:
-            raise UnusableImageError("image file is empty")
-        if is_dicom(head):
-            return read_dicom(file, MOST_PIXELS)
-        stream.seek(0)
-        try:
-            with warnings.catch_warnings():
-                # PIL warns of its own limit of pixels, and of damage that does not matter here.
-                warnings.simplefilter("ignore")
-                with Image.open(stream, formats=FORMATS) as image:
-                    _require_one_picture(image)
-                    return to_grey(image)
-        except (UnusableImageError, MemoryError):
+    if isinstance(file, Path):
+        with file.open("rb") as stream:
+            return read_grey(stream)
+    head = file.read(HEAD)
+    if not head:
+        raise UnusableImageError("image file is empty")
+    file.seek(0)
+    if is_dicom(head):
+        return read_dicom(file, MOST_PIXELS)
+    try:
+        with warnings.catch_warnings():
+            # PIL warns of its own limit of pixels, and of damage that does not matter here.
+            warnings.simplefilter("ignore")
+            with Image.open(file, formats=FORMATS) as image:
+                _require_one_picture(image)
+                return to_grey(image)
+    except (UnusableImageError, MemoryError):
+        raise
+    except UnidentifiedImageError as error:
+        raise UnusableImageError("not an image file of a known format") from error
+    except Image.DecompressionBombError as error:
+        raise UnusableImageError(
+            f"image is too large; at most {MOST_PIXELS:,} pixels are read: give a smaller copy"
+        ) from error
+    # Damaged files make PIL raise almost any exception.
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None:
             raise
-        except UnidentifiedImageError as error:
-            raise UnusableImageError("not an image file of a known format") from error
-        except Image.DecompressionBombError as error:
-            raise UnusableImageError(
-                f"image is too large; at most {MOST_PIXELS:,} pixels are read"
-            ) from error
-        # Damaged files make PIL raise almost any exception.
-        except Exception as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                raise
-            raise UnusableImageError(f"image cannot be decoded: {' '.join(str(error).split())}") from error
+        raise UnusableImageError(f"image cannot be decoded: {' '.join(str(error).split())}") from error
+
+
+def require_readable_size(width: int, height: int) -> None:
+    """Refuse an image of more than `MOST_PIXELS`.
+
+    Raises:
+        UnusableImageError: it is larger.
+    """
+    if width * height > MOST_PIXELS:
+        raise UnusableImageError(
+            f"image of {width:,} x {height:,} pixels; at most {MOST_PIXELS:,} pixels are read: give a smaller copy"
+        )
 
 
 def _require_one_picture(image: Image.Image) -> None:
-    width, height = image.size
-    if width * height > MOST_PIXELS:
-        raise UnusableImageError(
-            f"image of {width:,} x {height:,} pixels; at most {MOST_PIXELS:,} pixels are read"
-        )
+    require_readable_size(*image.size)
     pictures = getattr(image, "n_frames", 1)
     if pictures != 1:
         raise UnusableImageError(f"image file holds {pictures} pictures; a radiograph is one")

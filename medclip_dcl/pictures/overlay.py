@@ -9,6 +9,8 @@ from jaxtyping import Float, UInt8
 COLOUR_MAP = "turbo"
 OPACITY = 0.45
 
+_STRIP = 64
+
 
 def overlay(
     grey: UInt8[np.ndarray, "height width"],
@@ -37,11 +39,17 @@ def overlay(
     low, high = _range(heat_map[is_seen]) if limits is None else limits
     if low > high:
         raise ValueError(f"limits must be (lowest, highest), got ({low}, {high})")
-    scaled = (np.where(is_seen, heat_map, low) - low) / ((high - low) or 1.0)
-    colours = matplotlib.colormaps[COLOUR_MAP](scaled.clip(0, 1))[..., :3] * 255
-    is_coloured = is_seen if threshold is None else is_seen & (heat_map >= threshold)
-    weight = (opacity * is_coloured)[..., None]
-    return np.round(grey[..., None] * (1 - weight) + colours * weight).astype(np.uint8)
+    drawn = np.empty((*grey.shape, 3), np.uint8)
+    # In strips: the colours of an image of 100 megapixels would take gigabytes.
+    for start in range(0, len(grey), _STRIP):
+        rows = slice(start, start + _STRIP)
+        values, seen = heat_map[rows], is_seen[rows]
+        scaled = (np.where(seen, values, low) - low) / ((high - low) or 1.0)
+        colours = matplotlib.colormaps[COLOUR_MAP](scaled.clip(0, 1))[..., :3] * 255
+        is_coloured = seen if threshold is None else seen & (values >= threshold)
+        weight = (opacity * is_coloured)[..., None]
+        drawn[rows] = np.round(grey[rows, :, None] * (1 - weight) + colours * weight)
+    return drawn
 
 
 def _range(values: np.ndarray) -> tuple[float, float]:

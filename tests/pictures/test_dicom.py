@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,11 @@ def write(made: Any, folder: Path) -> Path:
 
 def grey(folder: Path, made: Any) -> list[list[int]]:
     return np.asarray(read_grey(write(made, folder))).tolist()
+
+
+def test_content_in_memory_is_read_like_the_file(tmp_path):
+    made = write(dataset(), tmp_path)
+    assert np.asarray(read_grey(io.BytesIO(made.read_bytes()))).tolist() == grey(tmp_path, dataset())
 
 
 def linear(values: np.ndarray, low: float, high: float) -> list[list[int]]:

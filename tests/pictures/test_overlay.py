@@ -55,3 +55,12 @@ def test_a_constant_or_unseen_heat_map_is_drawn(value):
 def test_impossible_options_are_refused(options):
     with pytest.raises(ValueError, match="opacity|limits"):
         overlay(GREY, np.zeros((5, 7), np.float32), **options)
+
+
+def test_a_tall_image_is_drawn_as_its_parts():
+    generator = np.random.default_rng(0)
+    grey = generator.integers(0, 256, (151, 7)).astype(np.uint8)
+    heat_map = generator.uniform(-1, 1, (151, 7)).astype(np.float32)
+    limits = float(heat_map.min()), float(heat_map.max())
+    parts = [overlay(grey[[row]], heat_map[[row]], limits=limits) for row in range(151)]
+    assert np.array_equal(overlay(grey, heat_map), np.concatenate(parts))

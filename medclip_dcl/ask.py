@@ -1,0 +1,360 @@
+"""Ask a trained model from the shell: ``python -m medclip_dcl.ask --model M IMAGE... --text "..." --output FOLDER``.
+
+With ``--text``: for each image and text the heat map over the image as PNG, and the similarities in scores.csv. With
+``--classify``: zero-shot scores of images, folders or a list of files in one table, which a killed command continues.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import os
+import re
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from medclip_dcl.errors import MissingFileError, UserError
+
+if TYPE_CHECKING:
+    import torch
+
+    from medclip_dcl.inference import ImageTextInference
+
+SCORES_FILE = "scores.csv"
+COLUMNS = ("image", "text", "similarity", "lowest_cosine", "highest_cosine", "heat_map", "error", "warning")
+DTYPES = ("float32", "bfloat16", "float16")
+_PROGRAM = "medclip_dcl.ask"
+_MOST_WORKERS = 8
+# Digits of a score: batches of other sizes differ by less.
+_DIGITS = 6
+_MOST_LETTERS = 40
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Command line; a mistake of the user is one line and status 2."""
+    options = _parser().parse_args(arguments)
+    try:
+        with _plain_warnings():
+            _check(options)
+            if options.classify:
+                classify_files(options)
+            else:
+                draw_heat_maps(options)
+    except UserError as error:
+        print(f"{_PROGRAM}: error: {' '.join(str(error).split())}", file=sys.stderr)
+        raise SystemExit(2) from error
+    except KeyboardInterrupt:
+        print("interrupted; the same command continues where it stopped", file=sys.stderr)
+        raise SystemExit(130) from None
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {_PROGRAM}",
+        description="Ask a trained model about radiographs (JPEG, PNG, TIFF, DICOM): heat maps and similarities of"
+        " texts, or zero-shot scores of findings.",
+    )
+    add = parser.add_argument
+    add(
+        "images",
+        nargs="*",
+        metavar="IMAGE",
+        help="image file, or folder (its image files, also in subfolders)",
+    )
+    add("--list", type=Path, metavar="FILE", help="text file with the path of an image in each line")
+    add("--model", required=True, help="run folder, checkpoint, exported folder or Hugging Face repository")
+    task = parser.add_mutually_exclusive_group(required=True)
+    task.add_argument("--text", action="append", help="sentence to look for; may be given several times")
+    task.add_argument("--classify", action="store_true", help="zero-shot scores of CheX5, or of --prompts")
+    add("--prompts", metavar="FILE", help="YAML file of finding: [negative, positive] for --classify")
+    add(
+        "--output",
+        type=Path,
+        required=True,
+        help=f"with --text a folder, for the heat maps and {SCORES_FILE}; with --classify a .csv or .parquet file",
+    )
+    add("--device", default="auto", help='"cpu", "cuda", "cuda:1", ...; default: a GPU if there is one')
+    add("--dtype", choices=DTYPES, default=DTYPES[0], help="of the encoders' arithmetic; default float32")
+    add("--batch_size", type=_at_least(1), default=16, help="of --classify; default 16 images")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    workers = min(_MOST_WORKERS, cores)
+    add(
+        "--workers",
+        type=_at_least(0),
+        default=workers,
+        help=f"processes that read images for --classify; 0: none of its own; default {workers} here",
+    )
+    return parser
+
+
+def _at_least(least: int) -> Any:
+    def parse(text: str) -> int:
+        if not (text.isascii() and text.isdecimal()) or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of at least {least}")
+        return int(text)
+
+    return parse
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Refuse options that contradict each other, before anything slow is imported."""
+    if not options.images and options.list is None:
+        raise UserError("give image files or folders, or --list FILE")
+    if options.prompts is not None and not options.classify:
+        raise UserError("--prompts belongs to --classify; with --text give the sentences themselves")
+    if not options.classify:
+        if options.output.suffix in (".csv", ".parquet") or options.output.is_file():
+            raise UserError(
+                f"--output {options.output}: with --text give a folder; heat maps are files in it"
+            )
+        if empty := [place for place, text in enumerate(options.text, start=1) if not text.strip()]:
+            raise UserError(f"--text number {empty[0]} is empty; give a sentence, such as 'No pneumothorax.'")
+
+
+def draw_heat_maps(options: argparse.Namespace) -> None:
+    """Write the heat map of each text over each image, and scores.csv."""
+    images = _images(options)
+    _require_writable(options.output, options.output)
+    model = _load(options)
+    model.embed_texts(options.text)  # A text that is too long is refused before the first image.
+    from medclip_dcl.files import write_text
+
+    table = io.StringIO()
+    writer = csv.DictWriter(table, COLUMNS)
+    writer.writeheader()
+    names = _short_names(images)
+    reasons = []
+    for image in images:
+        rows, reason = _ask_image(model, image, options.text, options.output, names[image])
+        writer.writerows(rows)
+        reasons += [reason] if reason else []
+    with _writing(options.output):
+        write_text(table.getvalue(), options.output / SCORES_FILE)
+    if len(reasons) == len(images):
+        raise UserError(reasons[0])
+    print(f"written: {options.output / SCORES_FILE} and heat maps beside it", file=sys.stderr)
+
+
+def _ask_image(
+    model: ImageTextInference, image: str, texts: Sequence[str], folder: Path, name: str
+) -> tuple[list[dict[str, Any]], str]:
+    """Draw the texts' heat maps over one image; its rows of scores.csv, and why it cannot be used or ""."""
+    from PIL import Image
+
+    from medclip_dcl.files import replacing
+    from medclip_dcl.pictures.inputs import as_grey, constant
+
+    try:
+        grey = as_grey(image)
+    except (UserError, OSError) as error:
+        reason = " ".join(str(error).split())
+        print(f"warning: {reason}", file=sys.stderr)
+        return [{"image": image, "error": reason.removeprefix(f"{image}: ")}], reason
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        maps = model.heat_maps(grey, texts)
+    low, high = maps.limits
+    rows = []
+    for place, text in enumerate(texts):
+        file = folder / f"{name}_{place + 1}_{_slug(text)}.png"
+        with _writing(folder), replacing(file) as stream:
+            # Smooth colours compress well at any level; higher ones take seconds.
+            Image.fromarray(maps.overlay(place)).save(stream, format="PNG", compress_level=3)
+        score = round(float(maps.similarity[place]), _DIGITS)
+        values = (
+            image,
+            text,
+            score,
+            round(low, _DIGITS),
+            round(high, _DIGITS),
+            file.name,
+            "",
+            constant(grey),
+        )
+        rows.append(dict(zip(COLUMNS, values, strict=True)))
+        print(f"{score:7.3f}  {text}  {file}")
+    return rows, ""
+
+
+def classify_files(options: argparse.Namespace) -> None:
+    """Write one table of zero-shot scores; finished rows of a killed command are kept."""
+    from medclip_dcl.findings import CHEX5, read_prompts
+    from medclip_dcl.score_table import ERROR, IMAGE, WARNING, ScoreTable, check_table_file
+
+    check_table_file(options.output)
+    prompts = read_prompts(CHEX5 if options.prompts is None else options.prompts, "--prompts")
+    if taken := sorted({IMAGE, ERROR, WARNING} & prompts.keys()):
+        raise UserError(f"--prompts {options.prompts}: a finding cannot be called {taken[0]!r}; rename it")
+    images = _images(options)
+    _require_writable(options.output, options.output.parent)
+    model = _load(options)
+    with ScoreTable(options.output, list(prompts), _meaning(model, prompts, options.dtype)) as table:
+        if table.is_finished(images):
+            print(f"{options.output} is finished: {len(images):,} images", file=sys.stderr)
+            return
+        _add_missing(table, model, prompts, images, options)
+        with _writing(options.output):
+            frame = table.finish(images, model=str(options.model))
+    n_errors, n_warnings = int(frame[ERROR].notna().sum()), int(frame[WARNING].notna().sum())
+    notes = [f"{n:,} with {what}" for n, what in ((n_errors, "an error"), (n_warnings, "a warning")) if n]
+    print(f"written: {options.output} ({', '.join([f'{len(images):,} images', *notes])})", file=sys.stderr)
+
+
+def _add_missing(
+    table: Any, model: ImageTextInference, prompts: Any, images: Sequence[str], options: argparse.Namespace
+) -> None:
+    """Score the images that have no row yet."""
+    import numpy as np
+    from tqdm import tqdm  # type: ignore[import-untyped]
+
+    from medclip_dcl.pictures.loading import read_in_batches
+    from medclip_dcl.score_table import ERROR, IMAGE, WARNING
+
+    missing = table.missing(images)
+    bar = tqdm(
+        total=len(images),
+        initial=len(images) - len(missing),
+        desc="classify",
+        unit=" images",
+        mininterval=0.5 if sys.stderr.isatty() else 30.0,
+        dynamic_ncols=True,
+    )
+    score = model.scorer(prompts)
+    with bar:
+        for files in read_in_batches(missing, model.network.view, options.batch_size, options.workers):
+            squares = [file.square for file in files if file.square is not None]
+            differences = iter(score(np.stack(squares)) if squares else ())
+            rows = [
+                {
+                    IMAGE: file.name,
+                    **dict.fromkeys(prompts),
+                    **(_rounded(prompts, next(differences)) if file.square is not None else {}),
+                    ERROR: file.error or None,
+                    WARNING: file.warning or None,
+                }
+                for file in files
+            ]
+            with _writing(options.output):
+                table.add(rows)
+            bar.update(len(files))
+
+
+def _rounded(findings: Any, scores: Any) -> dict[str, float]:
+    return {name: round(float(score), _DIGITS) for name, score in zip(findings, scores, strict=True)}
+
+
+def _meaning(model: ImageTextInference, prompts: Any, dtype: str) -> dict[str, Any]:
+    """What the scores depend on besides the images."""
+    from medclip_dcl.encoders.pretrained import weights_fingerprint
+
+    view = model.network.view
+    return {
+        "model": weights_fingerprint(model.network),
+        "image size": [view.size, view.geometry, view.prepared],
+        "prompts": {finding: [list(texts) for texts in pair] for finding, pair in prompts.items()},
+        "dtype": dtype,
+    }
+
+
+def _images(options: argparse.Namespace) -> list[str]:
+    """Distinct image files in their order; folders are searched.
+
+    Raises:
+        MissingFileError: an image, folder or list that was named does not exist.
+        UserError: a folder without images, an empty list.
+    """
+    found: list[str] = []
+    for name in options.images:
+        path = Path(name).expanduser()
+        if path.is_dir():
+            from medclip_dcl.pictures.loading import image_files_in
+
+            found += map(str, image_files_in(path))
+        elif path.exists():
+            found.append(str(path))
+        else:
+            raise MissingFileError(f"{name}: no such image file or folder; check the path")
+    if options.list is not None:
+        found += _listed(options.list)
+    return list(dict.fromkeys(found))
+
+
+def _listed(file: Path) -> list[str]:
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError as error:
+        raise MissingFileError(f"--list {file}: no such file; give a text file of paths") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"--list {file}: not readable as text ({error}); give one path in each line"
+        ) from error
+    paths = [line.strip() for line in lines if line.strip()]
+    if not paths:
+        raise UserError(f"--list {file} is empty; give one path in each line")
+    return paths
+
+
+def _load(options: argparse.Namespace) -> ImageTextInference:
+    import torch
+
+    from medclip_dcl.inference import load
+
+    device = options.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype: torch.dtype = getattr(torch, options.dtype)
+    return load(options.model, device=device, dtype=dtype)
+
+
+def _short_names(images: Sequence[str]) -> dict[str, str]:
+    """Image -> beginning of its heat maps' file names: its stem, numbered where several share it."""
+    stems = [Path(image).stem for image in images]
+    return {
+        image: stem if stems.count(stem) == 1 else f"{stem}_image{place}"
+        for place, (image, stem) in enumerate(zip(images, stems, strict=True), start=1)
+    }
+
+
+def _slug(text: str) -> str:
+    words = re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")
+    return words[:_MOST_LETTERS].strip("_") or "text"
+
+
+def _require_writable(output: Path, folder: Path) -> None:
+    """Make the folder of the output, and refuse one that cannot be written before anything slow."""
+    if folder.is_file():
+        raise UserError(f"--output {output}: {folder} is a file; give a folder")
+    with _writing(output):
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+
+
+@contextmanager
+def _writing(output: Path) -> Iterator[None]:
+    """Errors of the system as one line about the output."""
+    try:
+        yield
+    except UserError:
+        raise
+    except OSError as error:
+        raise UserError(
+            f"--output {output} cannot be written ({error.strerror or error}); give another place"
+        ) from error
+
+
+@contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Warnings as one line each, without the program's source."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
+        yield
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""Serve the page on this machine: ``python -m medclip_dcl.page --model runs/demo``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from medclip_dcl.errors import UserError
+
+ADDRESS = "127.0.0.1"
+PORT = 8501
+INSTALL = "pip install 'medclip_dcl[page]'"
+
+
+def serve(model: str, port: int) -> None:
+    """Load a model and serve its page on 127.0.0.1 until interrupted.
+
+    Args:
+        model: as of `medclip_dcl.load`.
+        port: from 0 to 65535; 0 takes a free one.
+
+    Raises:
+        UserError: a missing package, a port that is not free, or not a model.
+    """
+    try:
+        import uvicorn
+
+        from medclip_dcl.page.app import make_app
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] not in ("starlette", "uvicorn"):
+            raise
+        raise UserError(f"the page takes starlette and uvicorn: {INSTALL}") from error
+    from medclip_dcl.inference import load
+
+    # Before the model is loaded, and held from here on.
+    with _listening(port) as listening:
+        print(f"loading {model}", flush=True)
+        app = make_app(load(model), Path(model).resolve().name)
+        # Requests are not logged: nothing of a patient reaches a terminal or a file.
+        config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", ws="none")
+        address = f"http://{ADDRESS}:{listening.getsockname()[1]}"
+        print(f"{address} shows the page on this machine alone; Ctrl+C stops it", flush=True)
+        uvicorn.Server(config).run(sockets=[listening])
+
+
+def _listening(port: int) -> socket.socket:
+    try:
+        return socket.create_server((ADDRESS, port), backlog=100)
+    except OSError as error:
+        other = PORT + 1 if port == PORT else PORT
+        reason = os.strerror(error.errno).lower() if error.errno else str(error)
+        raise UserError(f"port {port} cannot be used ({reason}); choose another: --port {other}") from error
+
+
+def _port(text: str) -> int:
+    if not (text.isdecimal() and int(text) <= 65535):
+        raise argparse.ArgumentTypeError(f"expected a number from 0 to 65535, got {text!r}")
+    return int(text)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Command line of the page; a mistake of the user is one line and status 2."""
+    parser = argparse.ArgumentParser(
+        prog="python -m medclip_dcl.page",
+        description="Serve a page on this machine that draws heat maps of sentences over an image.",
+    )
+    parser.add_argument(
+        "--model",
+        required=True,
+        help="run folder, checkpoint, exported folder, or Hugging Face repository id",
+    )
+    parser.add_argument(
+        "--port", type=_port, default=PORT, help=f"of {ADDRESS}, default {PORT}; 0 takes a free one"
+    )
+    options = parser.parse_args(arguments)
+    try:
+        serve(options.model, options.port)
+    except UserError as error:
+        print(f"medclip_dcl.page: error: {error}", file=sys.stderr)
+        raise SystemExit(2) from error
+    except KeyboardInterrupt:
+        print("stopped")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+"""The page's server: starlette and uvicorn, one HTML file, one style sheet, one script.
+
+Not gradio, which writes uploads to temporary files and loads fonts from elsewhere; nor streamlit, whose version 1.67
+writes an upload above 1 MiB to a temporary file (seen with strace), as starlette does with every form. Here an image
+arrives as the body of a request and stays in memory. No cookie, no log of requests, nothing from another host; a
+Content-Security-Policy makes the browser refuse the latter.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+from jaxtyping import UInt8
+from PIL import Image
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import MutableHeaders
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from medclip_dcl.errors import UserError
+from medclip_dcl.inference import ImageTextInference
+from medclip_dcl.page.picture import draw_picture
+from medclip_dcl.page.viewer import MOST_SENTENCES, ForgottenImageError, Viewer, limits
+from medclip_dcl.pictures.overlay import overlay
+
+FOLDER = Path(__file__).parent
+MOST_BYTES = 200 * 2**20
+"""Larger image files are refused."""
+
+_MOST_BYTES_OF_TEXT = 2**16
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    # Neither images nor heat maps enter the browser's cache on disk.
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+_EXAMPLES = (
+    ("pleural_effusion", "Pleural effusion", "Moderate right pleural effusion."),
+    ("cardiomegaly", "Cardiomegaly", "Mildly enlarged cardiac silhouette."),
+    ("pneumothorax", "Pneumothorax", "Left apical pneumothorax."),
+)
+"""Radiographs of the phantom: file, name, sentence."""
+
+
+def make_app(model: ImageTextInference, name: str) -> Starlette:
+    """The page of a model.
+
+    Args:
+        model: loaded once, for everybody who opens the page.
+        name: of the model, shown on the page.
+    """
+    viewer = Viewer(model)
+    page = jinja2.Template(
+        (FOLDER / "page.html").read_text(encoding="utf-8"), autoescape=True, undefined=jinja2.StrictUndefined
+    ).render(
+        model=name,
+        examples=_EXAMPLES,
+        colours=_png_url(_colour_bar()),
+        most_sentences=MOST_SENTENCES,
+        most_bytes=MOST_BYTES,
+    )
+
+    async def show_page(request: Request) -> Response:
+        return HTMLResponse(page)
+
+    def open_image(content: bytes) -> dict[str, Any]:
+        token, shown, scores = viewer.open(content)
+        height, width = shown.grey.shape
+        return {
+            "image": token,
+            "width": width,
+            "height": height,
+            "picture": _png_url(shown.grey),
+            "scores": [{"finding": finding, "score": score} for finding, score in scores.items()],
+        }
+
+    def forget_image(content: bytes) -> dict[str, Any]:
+        viewer.forget(content.decode())
+        return {}
+
+    def draw_maps(content: bytes) -> dict[str, Any]:
+        asked = json.loads(content)
+        shown = viewer.image(asked["image"])
+        errors = [_error(viewer, sentence) for sentence in asked["sentences"][:MOST_SENTENCES]]
+        readable = [
+            sentence for sentence, error in zip(asked["sentences"], errors, strict=False) if error is None
+        ]
+        if not readable:
+            return {"maps": [{"error": error} for error in errors]}
+        heat_maps = viewer.heat_maps(shown, readable)
+        low, high = limits(heat_maps)
+        drawn = iter(
+            {
+                "low": float(np.nanmin(heat_map)),
+                "high": float(np.nanmax(heat_map)),
+                # The page blends this picture with the grey one: the same as `overlay` at the page's opacity.
+                "picture": _png_url(
+                    overlay(
+                        shown.grey, heat_map, opacity=1.0, threshold=asked["threshold"], limits=(low, high)
+                    )
+                ),
+            }
+            for heat_map in heat_maps
+        )
+        return {
+            "low": low,
+            "high": high,
+            "maps": [next(drawn) if error is None else {"error": error} for error in errors],
+        }
+
+    def save_picture(content: bytes) -> Response:
+        asked = json.loads(content)
+        shown = viewer.image(asked["image"])
+        sentences = asked["sentences"][:MOST_SENTENCES]
+        png = draw_picture(
+            shown.grey,
+            sentences,
+            viewer.heat_maps(shown, sentences),
+            opacity=asked["opacity"],
+            threshold=asked["threshold"],
+            note=f"medclip_dcl, model {name}. Research only, not for clinical use.",
+        )
+        return Response(png, media_type="image/png")
+
+    return Starlette(
+        routes=[
+            Route("/", show_page),
+            Route("/image", _answering(open_image, MOST_BYTES), methods=["POST"]),
+            Route("/forget", _answering(forget_image, _MOST_BYTES_OF_TEXT), methods=["POST"]),
+            Route("/maps", _answering(draw_maps, _MOST_BYTES_OF_TEXT), methods=["POST"]),
+            Route("/picture", _answering(save_picture, _MOST_BYTES_OF_TEXT), methods=["POST"]),
+            Mount("/files", StaticFiles(directory=FOLDER / "files")),
+        ],
+        middleware=[
+            # Refuses pages of other hosts whose names lead to this machine.
+            Middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost"]),
+            Middleware(_WithHeaders),
+        ],
+    )
+
+
+class _WithHeaders:
+    """Adds `_HEADERS` to every response."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(_HEADERS)
+            await send(message)
+
+        await self.app(scope, receive, send_with_headers)
+
+
+def _answering(answer: Callable[[bytes], Response | dict[str, Any]], most_bytes: int) -> Callable[..., Any]:
+    """An endpoint that answers the body of a request; the user's mistakes become messages."""
+
+    async def endpoint(request: Request) -> Response:
+        content = bytearray()
+        async for part in request.stream():
+            content += part
+            if len(content) > most_bytes:
+                return JSONResponse(
+                    {"error": f"More than {most_bytes >> 10:,} KiB cannot be sent."}, status_code=413
+                )
+        try:
+            found = await run_in_threadpool(answer, bytes(content))
+        except ForgottenImageError as error:
+            return JSONResponse({"error": str(error)}, status_code=410)
+        except UserError as error:
+            return JSONResponse({"error": str(error)}, status_code=422)
+        return found if isinstance(found, Response) else JSONResponse(found)
+
+    return endpoint
+
+
+def _error(viewer: Viewer, sentence: str) -> str | None:
+    try:
+        viewer.check(sentence)
+    except UserError as error:
+        return str(error)
+    return None
+
+
+def _colour_bar() -> UInt8[np.ndarray, "1 256 3"]:
+    """The colours from the lowest to the highest cosine."""
+    levels = np.linspace(0, 1, 256, dtype=np.float32)[None]
+    return overlay(np.zeros(levels.shape, np.uint8), levels, opacity=1.0)
+
+
+def _png_url(picture: UInt8[np.ndarray, "height width *channels"]) -> str:
+    file = io.BytesIO()
+    Image.fromarray(picture).save(file, "PNG", compress_level=1)
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()

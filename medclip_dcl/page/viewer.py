@@ -1,0 +1,170 @@
+"""Images that the page shows, in memory, and the heat maps of sentences over them."""
+
+from __future__ import annotations
+
+import io
+import secrets
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from jaxtyping import Float, UInt8
+from PIL import Image
+
+from medclip_dcl.errors import UserError
+from medclip_dcl.findings import CHEX5
+from medclip_dcl.inference import EncodedImage, ImageTextInference
+from medclip_dcl.pictures.grey import UnusableImageError
+from medclip_dcl.pictures.image_file import read_grey
+
+SHOWN_SIDE = 1024
+"""Longest side of a picture on the page, pixels; the model sees the image at its own resolution."""
+
+LEAST_SIDE = 64
+"""Images with a shorter side, in pixels, are refused (choice): no radiograph is that small."""
+
+MOST_IMAGES = 32
+"""Images kept in memory; beyond it the one unused for longest is forgotten, and the page sends it again if needed."""
+
+MOST_SENTENCES = 4
+
+_REMEDY = "Choose a JPEG, PNG, TIFF or DICOM file of one radiograph."
+
+
+class ForgottenImageError(UserError):
+    """An image is no longer in memory."""
+
+
+@dataclass
+class ShownImage:
+    """An image on somebody's page.
+
+    Attributes:
+        grey: as it is shown.
+        encoded: the whole image as the model sees it; its heat maps have the size of `grey`.
+        heat_maps: of the sentences last asked for.
+    """
+
+    grey: UInt8[np.ndarray, "height width"]
+    encoded: EncodedImage
+    heat_maps: dict[str, Float[np.ndarray, "height width"]] = field(default_factory=dict)
+
+
+class Viewer:
+    """A model and the images that pages show, each known by a token that only its own page has.
+
+    Methods may be called from several threads; the model works for one at a time.
+
+    Args:
+        model: loaded.
+    """
+
+    def __init__(self, model: ImageTextInference) -> None:
+        self.model = model
+        self._images: OrderedDict[str, ShownImage] = OrderedDict()
+        self._images_lock, self._model_lock = threading.Lock(), threading.Lock()
+
+    def open(self, content: bytes) -> tuple[str, ShownImage, dict[str, float]]:
+        """Decode and encode an image file.
+
+        Returns:
+            the image's token, the image, and its zero-shot scores: finding -> similarity with the positive minus that
+            with the negative prompt of CheX5, not calibrated.
+
+        Raises:
+            UnusableImageError: not an image file that can be shown; says what to do.
+        """
+        with self._model_lock:
+            image = _decoded(content)
+            encoded = self.model.encode_image(image)
+            row = self.model.classify(image, CHEX5).iloc[0]
+            scores = {finding: float(row[finding]) for finding in CHEX5}
+            grey = _shown(image)
+        shown = ShownImage(grey, replace(encoded, grey=Image.fromarray(grey)))
+        token = secrets.token_urlsafe()
+        with self._images_lock:
+            self._images[token] = shown
+            while len(self._images) > MOST_IMAGES:
+                self._images.popitem(last=False)
+        return token, shown, scores
+
+    def forget(self, token: str) -> None:
+        """Remove an image from memory, if it is there."""
+        with self._images_lock:
+            self._images.pop(token, None)
+
+    def image(self, token: str) -> ShownImage:
+        """The image of a token.
+
+        Raises:
+            ForgottenImageError: it is not, or no longer, in memory.
+        """
+        with self._images_lock:
+            if token not in self._images:
+                raise ForgottenImageError("The image is no longer in memory. Drop it again.")
+            self._images.move_to_end(token)
+            return self._images[token]
+
+    def heat_maps(
+        self, shown: ShownImage, sentences: Sequence[str]
+    ) -> list[Float[np.ndarray, "height width"]]:
+        """Heat map of each sentence at the size of the shown picture; NaN where the model sees nothing.
+
+        Raises:
+            UserError: an empty sentence, or one longer than the model reads; says what to do.
+        """
+        for sentence in sentences:
+            self.check(sentence)
+        with self._model_lock:
+            found = {
+                sentence: shown.heat_maps[sentence]
+                if sentence in shown.heat_maps
+                else self.model.heat_maps(shown.encoded, [sentence]).in_image(0)
+                for sentence in sentences
+            }
+            shown.heat_maps = found
+        return [found[sentence] for sentence in sentences]
+
+    def check(self, sentence: str) -> None:
+        """Refuse a sentence that the model cannot read.
+
+        Raises:
+            UserError: it is empty, or longer than the model reads; says what to do.
+        """
+        if not sentence.strip():
+            raise UserError("Type a sentence of a report, such as: Small left pleural effusion.")
+        if self.model.network.text_encoder.are_truncated([sentence])[0]:
+            raise UserError(
+                "The sentence is longer than the model reads. Shorten it, or compare its parts as sentences of their "
+                "own."
+            )
+
+
+def limits(heat_maps: Sequence[Float[np.ndarray, "height width"]]) -> tuple[float, float]:
+    """Lowest and highest cosine of all heat maps."""
+    return (
+        min(float(np.nanmin(heat_map)) for heat_map in heat_maps),
+        max(float(np.nanmax(heat_map)) for heat_map in heat_maps),
+    )
+
+
+def _decoded(content: bytes) -> Image.Image:
+    try:
+        image = read_grey(io.BytesIO(content))
+    except UnusableImageError as error:
+        reason = str(error)
+        raise UnusableImageError(f"{reason[0].upper()}{reason[1:]}. {_REMEDY}") from error
+    if min(image.size) < LEAST_SIDE:
+        raise UnusableImageError(
+            f"The image has {image.width} x {image.height} pixels; at least {LEAST_SIDE} x {LEAST_SIDE} are needed. "
+            f"{_REMEDY}"
+        )
+    return image
+
+
+def _shown(image: Image.Image) -> UInt8[np.ndarray, "height width"]:
+    scale = min(1.0, SHOWN_SIDE / max(image.size))
+    size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
+    return np.asarray(image if size == image.size else image.resize(size, Image.Resampling.LANCZOS))

@@ -1,0 +1,118 @@
+"""Images that a user gives, as paths, PIL images or arrays, and the input of a network from them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from jaxtyping import UInt8
+from PIL import Image
+
+from medclip_dcl.errors import MissingFileError, UserError
+from medclip_dcl.pictures.geometry import View, fit
+from medclip_dcl.pictures.grey import UnusableImageError, to_grey
+from medclip_dcl.pictures.image_file import read_grey, require_readable_size
+from medclip_dcl.pictures.transforms import centre_crop, scaled
+
+ImageLike: TypeAlias = "str | Path | Image.Image | np.ndarray"
+Images: TypeAlias = "ImageLike | Sequence[ImageLike] | Iterable[ImageLike]"
+
+LEAST_SIDE = 8
+"""Images with a shorter side, in pixels, are refused (choice): a radiograph has hundreds."""
+
+
+class ConstantImageWarning(UserWarning):
+    """All pixels of an image have the same grey level."""
+
+
+def as_grey(image: ImageLike) -> Image.Image:
+    """Convert a path, PIL image or uint8 array to an 8-bit grey image, as in data preparation.
+
+    Files may be DICOM (needs the extra ``dicom``). More than 8 bits are scaled from the image's own range.
+
+    Raises:
+        TypeError: an array that is not uint8, or another type.
+        UserError: an array of another shape than (H, W) or (H, W, 3); a folder; a file or image that cannot be used
+            (damaged, of several frames, too small, too large, ...).
+        MissingFileError: no such file.
+        OSError: the file cannot be read.
+
+    Warns:
+        ConstantImageWarning: all pixels have the same grey level.
+    """
+    name = str(image) if isinstance(image, (str, Path)) else "image"
+    try:
+        if isinstance(image, (str, Path)):
+            grey = read_grey(Path(image).expanduser())
+        else:
+            grey = to_grey(_opened(image))
+        if min(grey.size) < LEAST_SIDE:
+            raise UnusableImageError(
+                f"image of {grey.width:,} x {grey.height:,} pixels; a radiograph has at least {LEAST_SIDE} on each "
+                "side: give the original"
+            )
+    except UnusableImageError as error:
+        raise UnusableImageError(f"{name}: {error}") from error
+    except FileNotFoundError as error:
+        raise MissingFileError(f"{name}: no such file; check the path") from error
+    except IsADirectoryError as error:
+        raise UserError(f"{name} is a folder; give the image files in it") from error
+    if problem := constant(grey):
+        warnings.warn(f"{name}: {problem}", ConstantImageWarning, stacklevel=2)
+    return grey
+
+
+def constant(grey: Image.Image) -> str:
+    """A warning if all pixels of a grey image are equal, else an empty text."""
+    low, high = grey.getextrema()
+    if low != high:
+        return ""
+    return f"all pixels have grey level {low}, so that the scores say nothing about a patient"
+
+
+def _opened(image: Any) -> Image.Image:
+    if isinstance(image, np.ndarray):
+        if image.dtype != np.uint8:
+            raise TypeError(
+                f"image arrays must be uint8, got {image.dtype}; scale the grey levels to 0..255 first"
+            )
+        if not (image.ndim == 2 or (image.ndim == 3 and image.shape[2] == 3)) or not image.size:
+            raise UserError(f"image arrays must have the shape (H, W) or (H, W, 3), got {image.shape}")
+        require_readable_size(image.shape[1], image.shape[0])
+        return Image.fromarray(image)
+    if not isinstance(image, Image.Image):
+        raise TypeError(f"an image must be a path, a PIL image or a uint8 array, got {type(image).__name__}")
+    require_readable_size(*image.size)
+    return image
+
+
+def each_image(images: Any) -> Iterator[ImageLike]:
+    """Iterate over one image or several; an array that does not have the shape of one image is a stack of grey ones.
+
+    Raises:
+        UserError: an array (3, H, W), which may be one image or three.
+    """
+    is_array = isinstance(images, np.ndarray)
+    is_one_array = is_array and (images.ndim == 2 or (images.ndim == 3 and images.shape[2] == 3))
+    if is_array and images.ndim == 3 and images.shape[0] == 3 and not is_one_array:
+        raise UserError(
+            f"an array of shape {images.shape} may be a colour image or three grey ones: give "
+            "array.transpose(1, 2, 0), of shape (H, W, 3), or list(array)"
+        )
+    if is_one_array or isinstance(images, (str, Path, Image.Image)) or not isinstance(images, Iterable):
+        yield images
+    else:
+        yield from images
+
+
+def network_input(grey: Image.Image, view: View) -> UInt8[np.ndarray, "side side"]:
+    """The square that a network sees of a grey image, fitted like its training images."""
+    if view.prepared is None:
+        fitted = fit(grey, view.geometry, view.size, Image.Resampling.BICUBIC)
+    else:
+        # The same steps as in data preparation and the datamodule.
+        fitted = fit(grey, view.geometry, view.prepared, Image.Resampling.BILINEAR)
+    return centre_crop(np.asarray(scaled(fitted, view.size)), view.seen)

@@ -1,0 +1,132 @@
+"""Read many image files as a network's input, in loader processes; a file that cannot be used is a reason."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import UInt8
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset
+
+from medclip_dcl.errors import UserError
+from medclip_dcl.pictures.dicom import HEAD, is_dicom
+from medclip_dcl.pictures.geometry import View
+from medclip_dcl.pictures.image_file import FORMATS
+from medclip_dcl.pictures.inputs import ConstantImageWarning, as_grey, constant, network_input
+from medclip_dcl.worker_processes import begin_worker
+
+_DICOM_SUFFIXES = (".dcm", ".dicom")
+
+
+class ReadFile(NamedTuple):
+    """An image file as a network's input, or the reason why it cannot be used.
+
+    Attributes:
+        name: the file, as it was given.
+        square: the input; None with an error.
+        error: why the file cannot be used; "" if it can.
+        warning: of an image of one grey level; else "".
+    """
+
+    name: str
+    square: UInt8[np.ndarray, "side side"] | None
+    error: str = ""
+    warning: str = ""
+
+
+class ImageFiles(Dataset[ReadFile]):
+    """Image files, read when they are asked for.
+
+    Args:
+        names: paths.
+        view: of the network.
+    """
+
+    def __init__(self, names: Sequence[str], view: View) -> None:
+        self.names = list(names)
+        self.view = view
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, place: int) -> ReadFile:
+        name = self.names[place]
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ConstantImageWarning)
+                grey = as_grey(name)
+        except (UserError, OSError) as error:
+            reason = " ".join(str(error).split()).removeprefix(f"{name}: ")
+            return ReadFile(name, None, error=reason)
+        return ReadFile(name, network_input(grey, self.view), warning=constant(grey))
+
+
+def read_in_batches(
+    names: Sequence[str], view: View, batch_size: int, workers: int
+) -> Iterator[list[ReadFile]]:
+    """Read files in their order, `batch_size` at a time.
+
+    Args:
+        names: paths.
+        view: of the network.
+        batch_size: at least 1.
+        workers: loader processes, which read ahead; 0 reads in this process. Never more than the batches after the
+            first.
+
+    Raises:
+        UserError: a loader process was killed.
+    """
+    n_batches = -(-len(names) // batch_size)
+    # Arrays, not tensors: they come through a pipe, so that a small /dev/shm is enough.
+    loader = DataLoader(
+        ImageFiles(names, view),
+        batch_size,
+        num_workers=max(0, min(workers, n_batches - 1)),
+        collate_fn=list,
+        worker_init_fn=_begin,
+    )
+    try:
+        yield from loader
+    except RuntimeError as error:
+        if "exited unexpectedly" not in str(error):
+            raise
+        raise UserError(
+            "a loader process was killed (often because memory ran out); run the same command with fewer --workers"
+        ) from error
+
+
+def _begin(_: int) -> None:
+    begin_worker()
+
+
+def image_files_in(folder: Path) -> list[Path]:
+    """Image files in a folder and its subfolders, sorted: by suffix, and DICOM by content; hidden ones are left out.
+
+    Raises:
+        UserError: there are none.
+    """
+    known = {suffix for suffix, kind in Image.registered_extensions().items() if kind in FORMATS}
+    found = []
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        files = (Path(parent, name) for name in names if not name.startswith("."))
+        found += [file for file in files if file.suffix.lower() in known or _may_be_dicom(file)]
+    if not found:
+        raise UserError(f"{folder} holds no image file ({', '.join(FORMATS)} or DICOM)")
+    return sorted(found)
+
+
+def _may_be_dicom(file: Path) -> bool:
+    if file.suffix.lower() in _DICOM_SUFFIXES:
+        return True
+    try:
+        with file.open("rb") as stream:
+            return is_dicom(stream.read(HEAD))
+    except OSError:
+        # It says nothing of its kind; an unreadable file with a known suffix becomes a row with its reason.
+        return False

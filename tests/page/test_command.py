@@ -1,0 +1,53 @@
+"""Mistakes on the command line are one line each, before anything is served."""
+
+from __future__ import annotations
+
+import socket
+import sys
+
+import pytest
+
+from medclip_dcl.page.__main__ import main
+
+
+def refused(capsys, *arguments: str) -> str:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_a_port_in_use(capsys, exported):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        said = refused(capsys, "--model", str(exported), "--port", str(port))
+    assert f"port {port} cannot be used (address already in use); choose another: --port 8501\n" in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("port", ["65536", "-1", "http"])
+def test_no_port(capsys, port):
+    assert "expected a number from 0 to 65535" in refused(capsys, "--model", "m", "--port", port)
+
+
+def test_a_missing_model(capsys, tmp_path, monkeypatch):
+    def offline(*args, **kwargs):
+        raise OSError("offline")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
+    said = refused(capsys, "--model", str(tmp_path / "nothing"), "--port", "0")
+    assert said.startswith("medclip_dcl.page: error: no file or folder") and said.count("\n") == 1
+    assert "--model" in refused(capsys)
+
+
+@pytest.mark.parametrize("package", ["starlette", "uvicorn"])
+def test_a_missing_package(capsys, monkeypatch, package):
+    for name in [name for name in sys.modules if name.split(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "medclip_dcl.page.app", raising=False)
+    monkeypatch.setitem(sys.modules, package, None)
+    said = refused(capsys, "--model", "m")
+    assert (
+        said
+        == "medclip_dcl.page: error: the page takes starlette and uvicorn: pip install 'medclip_dcl[page]'\n"
+    )

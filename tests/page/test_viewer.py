@@ -1,0 +1,117 @@
+"""Images in memory and their heat maps, without a server."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from medclip_dcl.findings import CHEX5
+from medclip_dcl.page import viewer as viewer_module
+from medclip_dcl.page.viewer import ForgottenImageError, Viewer, limits
+
+
+def file_of(grey: np.ndarray, kind: str = "PNG") -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(grey).save(file, kind)
+    return file.getvalue()
+
+
+@pytest.fixture
+def viewer(model):
+    return Viewer(model)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF", "BMP"])
+def test_an_image_is_shown_scored_and_drawn_like_by_the_model(viewer, model, image_file, kind):
+    grey = np.asarray(Image.open(image_file))
+    token, shown, scores = viewer.open(file_of(grey, kind))
+    assert viewer.image(token) is shown
+    np.testing.assert_array_equal(shown.grey, grey)
+    expected = model.classify(grey).iloc[0]
+    assert scores == pytest.approx({finding: expected[finding] for finding in CHEX5})
+    texts = ["No pneumothorax.", "Mild pulmonary edema."]
+    found = viewer.heat_maps(shown, texts)
+    np.testing.assert_allclose(found, [model.heat_map(grey, text) for text in texts], atol=1e-6)
+    assert np.isnan(found[0][:, 0]).all(), "the model sees the middle square alone"
+    assert limits(found) == (np.nanmin(found), np.nanmax(found))
+
+
+def test_a_large_image_is_shown_smaller_but_seen_by_the_model_as_it_is(viewer, model):
+    waves = np.add.outer(np.sin(np.arange(1536) / 90), np.cos(np.arange(2048) / 70))
+    grey = (127 + 60 * waves).astype(np.uint8)
+    _, shown, _ = viewer.open(file_of(grey))
+    assert shown.grey.shape == (768, 1024)
+    np.testing.assert_array_equal(shown.encoded.feature_map, model.encode_image(grey).feature_map)
+    found, whole = viewer.heat_maps(shown, ["No pneumothorax."])[0], model.heat_map(grey, "No pneumothorax.")
+    # A pixel of the small picture lies between two of the large one; the square's edges are rounded.
+    middle = slice(125, 890)
+    np.testing.assert_allclose(
+        found[:, middle], ((whole[::2, ::2] + whole[1::2, 1::2]) / 2)[:, middle], atol=5e-3
+    )
+
+
+def test_a_sentence_is_encoded_once_while_it_stays_on_the_page(viewer, image_file, monkeypatch):
+    _, shown, _ = viewer.open(image_file.read_bytes())
+    first = viewer.heat_maps(shown, ["a", "b"])
+    asked: list[str] = []
+    original = viewer.model.heat_maps
+
+    def heat_maps(image, texts):
+        asked.extend(texts)
+        return original(image, texts)
+
+    monkeypatch.setattr(viewer.model, "heat_maps", heat_maps)
+    again = viewer.heat_maps(shown, ["b", "c", "b"])
+    assert asked == ["c"] and again[0] is first[1] and again[2] is first[1]
+    viewer.heat_maps(shown, ["a"])
+    assert asked == ["c", "a"]
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (b"", "Image file is empty. Choose a JPEG, PNG, TIFF or DICOM file of one radiograph."),
+        (b"The heart is enlarged.", "Not an image file of a known format. Choose"),
+        (b"%PDF-1.7\n1 0 obj", "Not an image file of a known format. Choose"),
+        (file_of(np.zeros((1, 1), np.uint8)), "has 1 x 1 pixels; at least 64 x 64 are needed. Choose"),
+        (file_of(np.zeros((63, 900), np.uint8)), "has 900 x 63 pixels; at least 64 x 64"),
+        (file_of(np.zeros((300, 200), np.uint8), "JPEG")[:500], "Image cannot be decoded: .*truncated"),
+    ],
+    ids=["empty", "text", "pdf", "pixel", "strip", "truncated"],
+)
+def test_files_that_cannot_be_shown_are_refused_with_the_remedy(viewer, content, message):
+    with pytest.raises(ValueError, match=message):
+        viewer.open(content)
+
+
+@pytest.mark.parametrize("sentence", ["", " \t"])
+def test_an_empty_sentence_is_refused(viewer, sentence):
+    with pytest.raises(ValueError, match="Type a sentence of a report, such as"):
+        viewer.check(sentence)
+
+
+def test_a_sentence_longer_than_the_model_reads_is_refused(viewer):
+    # 32 tokens with [CLS], [SEP] and the final period.
+    viewer.check("a " * 29)
+    with pytest.raises(ValueError, match="longer than the model reads. Shorten it"):
+        viewer.check("a " * 30)
+
+
+def test_images_leave_the_memory(viewer, image_file, monkeypatch):
+    monkeypatch.setattr(viewer_module, "MOST_IMAGES", 2)
+    first, second, third = (viewer.open(image_file.read_bytes())[0] for _ in range(3))
+    with pytest.raises(ForgottenImageError, match="no longer in memory"):
+        viewer.image(first)
+    viewer.image(second)
+    fourth = viewer.open(image_file.read_bytes())[0]
+    with pytest.raises(ForgottenImageError):
+        viewer.image(third)  # unused for longest
+    viewer.forget(second)
+    viewer.forget(second)
+    with pytest.raises(ForgottenImageError):
+        viewer.image(second)
+    assert len({first, second, third, fourth}) == 4 and min(map(len, (first, second))) > 40
+    viewer.image(fourth)

@@ -1,0 +1,284 @@
+"""The command `ask`: heat maps and scores of image files, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+from medclip_dcl import ask, load
+from medclip_dcl.encoders.image import ResNetRegions
+from medclip_dcl.encoders.text import BertSentences
+from medclip_dcl.findings import CHEX5
+from medclip_dcl.networks.image_text import ImageTextNetwork
+from medclip_dcl.pictures import loading
+from medclip_dcl.pictures.overlay import overlay
+from medclip_dcl.score_table import ScoreTable
+from medclip_dcl.similarity import LSENonLocal
+
+TEXTS = ["Mild pulmonary edema.", "No pneumothorax."]
+
+
+def export(small_bert, folder, seed=0):
+    torch.manual_seed(seed)
+    parts = ResNetRegions(dim=16, stride=16), BertSentences(str(small_bert), dim=16), LSENonLocal(dim=16)
+    ImageTextNetwork(*parts, image_size=64).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def exported(small_bert, tmp_path_factory):
+    return export(small_bert, tmp_path_factory.mktemp("ask") / "model")
+
+
+@pytest.fixture(scope="module")
+def model(exported):
+    return load(exported)
+
+
+@pytest.fixture
+def files(tmp_path):
+    """A folder of 7 images in several formats, one of them flat, one damaged, and of other files."""
+    folder = tmp_path / "images"
+    generator = np.random.default_rng(0)
+    for place, name in enumerate(["a.jpg", "b.png", "deep/c.TIFF", "deep/a.jpg", "deep/d.bmp"]):
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(generator.integers(0, 256, (50 + place, 40)).astype(np.uint8)).save(file)
+    Image.new("L", (30, 40), 3).save(folder / "flat.png")
+    (folder / "lost.jpg").write_bytes((folder / "a.jpg").read_bytes()[:300])
+    (folder / "report.txt").write_text("No pneumothorax.")
+    (folder / ".hidden.jpg").write_bytes(b"")
+    return folder
+
+
+def run(*arguments):
+    ask.main([str(argument) for argument in arguments])
+
+
+def refused(capsys, *arguments):
+    """The one line with which the command refuses."""
+    with pytest.raises(SystemExit) as caught:
+        run(*arguments)
+    assert caught.value.code == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if ": error: " in line]
+    return line
+
+
+def asking_texts(texts):
+    return [part for text in texts for part in ("--text", text)]
+
+
+def test_heat_maps_lie_over_the_image_in_common_colours(exported, model, files, tmp_path, capsys):
+    output = tmp_path / "out"
+    images = [files / "a.jpg", files / "deep/a.jpg"]
+    run("--model", exported, *images, *asking_texts(TEXTS), "--output", output)
+    table = pd.read_csv(output / "scores.csv")
+    assert list(table["image"]) == [str(image) for image in images for _ in TEXTS]
+    assert list(table["text"]) == TEXTS * 2
+    np.testing.assert_allclose(table["similarity"], model.similarity(images, TEXTS).ravel(), atol=1e-5)
+    assert len(set(table["heat_map"])) == 4, "images of one name do not overwrite each other"
+    for image, rows in table.groupby("image", sort=False):
+        grey = np.asarray(Image.open(str(image)))
+        maps = [model.heat_map(image, text) for text in TEXTS]
+        limits = float(np.min(maps)), float(np.max(maps))
+        assert rows["lowest_cosine"].tolist() == pytest.approx([limits[0]] * 2, abs=1e-5)
+        for heat_map, name in zip(maps, rows["heat_map"], strict=True):
+            drawn = np.asarray(Image.open(output / name))
+            difference = drawn.astype(int) - overlay(grey, heat_map, limits=limits)
+            assert np.abs(difference).max() <= 3, "a colour of the table next to it"
+    assert TEXTS[0] in capsys.readouterr().out
+
+
+def test_an_unusable_image_is_a_row_among_others_and_an_error_alone(exported, files, tmp_path, capsys):
+    rest = (*asking_texts(TEXTS), "--output", tmp_path / "out")
+    run("--model", exported, files / "lost.jpg", files / "flat.png", *rest)
+    table = pd.read_csv(tmp_path / "out/scores.csv")
+    assert table["error"][0].startswith("image cannot be decoded") and table["heat_map"].isna()[0]
+    assert (
+        list(table["warning"][1:])
+        == ["all pixels have grey level 3, so that the scores say nothing about a patient"] * 2
+    )
+    assert "lost.jpg: image cannot be decoded" in refused(
+        capsys, "--model", exported, files / "lost.jpg", *rest
+    )
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_scores_of_a_folder_are_those_of_classify(exported, model, files, tmp_path, kind, capsys):
+    output = tmp_path / f"out/scores.{kind}"
+    workers = 2 if kind == "csv" else 0
+    run("--model", exported, files, "--classify", "--output", output, "--batch_size", 3, "--workers", workers)
+    table = pd.read_csv(output) if kind == "csv" else pd.read_parquet(output)
+    names = ["a.jpg", "b.png", "deep/a.jpg", "deep/c.TIFF", "deep/d.bmp", "flat.png", "lost.jpg"]
+    assert list(table["image"]) == [str(files / name) for name in names]
+    assert list(table.columns) == ["image", *CHEX5, "error", "warning"]
+    usable = table[table["error"].isna()]
+    with pytest.warns(UserWarning, match="grey level 3"):
+        expected = model.classify(list(usable["image"]))
+    np.testing.assert_allclose(usable[list(CHEX5)], expected, atol=1e-5)
+    assert list(table.index[table["error"].notna()]) == [6] and table.loc[6, list(CHEX5)].isna().all()
+    assert list(table.index[table["warning"].notna()]) == [5]
+    assert "7 images, 1 with an error, 1 with a warning" in capsys.readouterr().err
+    assert sorted(file.name for file in output.parent.iterdir()) == [output.name, f"{output.name}.json"]
+
+
+def test_prompts_of_a_file_and_a_list_of_images(exported, model, files, tmp_path):
+    prompts = {"wet": ["no edema", ["edema", "pulmonary edema"]], "air": ["No pneumothorax", "pneumothorax"]}
+    (tmp_path / "prompts.yaml").write_text(yaml.safe_dump(prompts))
+    (tmp_path / "list.txt").write_text(f"{files / 'b.png'}\n\n{files / 'gone.png'}\n{files / 'b.png'}\n")
+    output = tmp_path / "scores.csv"
+    command = ("--model", exported, "--classify", "--list", tmp_path / "list.txt", "--output", output)
+    run(*command, files / "a.jpg", "--prompts", tmp_path / "prompts.yaml")
+    table = pd.read_csv(output)
+    assert [os.path.basename(image) for image in table["image"]] == ["a.jpg", "b.png", "gone.png"]
+    assert list(table["error"].fillna("")) == ["", "", "no such file; check the path"]
+    expected = model.classify([files / "a.jpg", files / "b.png"], prompts)
+    np.testing.assert_allclose(table[["wet", "air"]][:2], expected, atol=1e-5)
+
+
+def test_a_dicom_file_is_found_without_a_suffix(files):
+    (files / "IM0001").write_bytes(bytes(128) + b"DICM")
+    assert files / "IM0001" in loading.image_files_in(files)
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """Names of the files that are read."""
+    found, as_grey = [], loading.as_grey
+
+    def noted(name):
+        found.append(os.path.basename(name))
+        return as_grey(name)
+
+    monkeypatch.setattr(loading, "as_grey", noted)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_killed_run_continues_and_a_finished_one_does_nothing(
+    exported, files, tmp_path, reads, kind, monkeypatch, capsys
+):
+    whole, output = tmp_path / f"whole.{kind}", tmp_path / f"scores.{kind}"
+    options = ("--model", exported, files, "--classify", "--batch_size", 2, "--workers", 0)
+    run(*options, "--output", whole)
+    add, calls = ScoreTable.add, []
+
+    def killed(self, rows):
+        calls.append(rows)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        add(self, rows)
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as caught:
+        patch.setattr(ScoreTable, "add", killed)
+        run(*options, "--output", output)
+    assert caught.value.code == 130 and not output.exists()
+    partial = output.with_name(f"{output.name}.partial")
+    with partial.open("ab") as stream:
+        stream.write(b'{"image": "cut o')
+    reads.clear()
+    run(*options, "--output", output)
+    assert reads == ["d.bmp", "flat.png", "lost.jpg"], "the first two batches are kept"
+    assert not partial.exists()
+    if kind == "csv":
+        assert output.read_bytes() == whole.read_bytes()
+    before = output.stat().st_mtime_ns, output.stat().st_ino
+    reads.clear()
+    capsys.readouterr()
+    run(*options, "--output", output)
+    assert (output.stat().st_mtime_ns, output.stat().st_ino) == before and reads == []
+    assert "is finished: 7 images" in capsys.readouterr().err
+    Image.effect_noise((20, 20), 9).save(files / "new.png")
+    run(*options, "--output", output)
+    assert reads == ["new.png"]
+    frames = [pd.read_csv(file) if kind == "csv" else pd.read_parquet(file) for file in (output, whole)]
+    pd.testing.assert_frame_equal(frames[0][:7], frames[1])
+
+
+def test_scores_of_something_else_are_never_mixed(exported, small_bert, files, tmp_path, capsys):
+    output = tmp_path / "scores.csv"
+    options = ("--classify", "--output", output, "--workers", 0)
+    run("--model", exported, files, *options)
+    before = output.read_bytes()
+    (tmp_path / "prompts.yaml").write_text("wet: [dry, wet]")
+    other = export(small_bert, tmp_path / "other", seed=1)
+    capsys.readouterr()
+    for changed, message in (
+        (
+            ("--model", other, files),
+            "has scores of another model (see scores.csv.json); give another --output",
+        ),
+        (("--model", exported, files, "--prompts", tmp_path / "prompts.yaml"), "scores of another prompts"),
+        (("--model", exported, files, "--dtype", "bfloat16"), "scores of another dtype"),
+        (("--model", exported, files / "a.jpg"), "has rows of 6 images that are not asked for now"),
+    ):
+        assert message in refused(capsys, *changed, *options)
+    (tmp_path / "scores.csv.json").unlink()
+    assert "was not written by this command" in refused(capsys, "--model", exported, files, *options)
+    assert output.read_bytes() == before
+    partial = tmp_path / "new.csv.partial"
+    for content, message in (
+        (b"[]\n", "does not say what its scores are; remove it"),
+        (
+            json.dumps({"meaning": {"model": "x"}}).encode() + b"\n",
+            "has scores of another dtype, image size, model",
+        ),
+    ):
+        partial.write_bytes(content)
+        new = ("--classify", "--output", tmp_path / "new.csv")
+        assert message in refused(capsys, "--model", exported, files, *new)
+
+
+def test_a_killed_loader_process_is_explained(exported, files, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(loading, "as_grey", lambda name: os.kill(os.getpid(), signal.SIGKILL))
+    options = ("--classify", "--batch_size", 2, "--workers", 1, "--output", tmp_path / "scores.csv")
+    assert "loader process was killed" in refused(capsys, "--model", exported, files, *options)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["a.jpg", "--text", "x", "--output", "scores.csv"], "with --text give a folder"),
+        (["a.jpg", "--text", " ", "--output", "out"], "--text number 1 is empty; give a sentence"),
+        (["a.jpg", "--text", "edema " * 200, "--output", "out"], "200 words, is longer than the text encoder takes"),
+        (["a.jpg", "--classify", "--output", "out"], "scores are written to a file, .csv or .parquet"),
+        (["a.jpg", "--text", "x", "--prompts", "p.yaml", "--output", "out"], "--prompts belongs to --classify"),
+        (["--classify", "--output", "s.csv"], "give image files or folders, or --list FILE"),
+        (["gone.jpg", "--classify", "--output", "s.csv"], "gone.jpg: no such image file or folder; check the path"),
+        (["nothing", "--classify", "--output", "s.csv"], "nothing holds no image file (JPEG, PNG, TIFF"),
+        (["--list", "gone.txt", "--classify", "--output", "s.csv"], "gone.txt: no such file; give a text file of"),
+        (["--list", "blank.txt", "--classify", "--output", "s.csv"], "blank.txt is empty; give one path in each"),
+        (["--list", "a.jpg", "--classify", "--output", "s.csv"], "not readable as text"),
+        (["a.jpg", "--classify", "--prompts", "gone.yaml", "--output", "s.csv"], "gone.yaml: no such file"),
+        (["a.jpg", "--classify", "--prompts", "twice.yaml", "--output", "s.csv"], "x stands there several times"),
+        (["a.jpg", "--classify", "--prompts", "image.yaml", "--output", "s.csv"], "cannot be called 'image'"),
+        (["a.jpg", "--text", "x", "--output", "a.jpg/out"], "--output a.jpg/out cannot be written (Not a directory)"),
+        (["a.jpg", "--classify", "--output", "a.jpg/s.csv"], "--output a.jpg/s.csv: a.jpg is a file; give a folder"),
+        (["a.jpg", "--text", "x", "--output", "o", "--device", "gpu"], "device gpu cannot be used"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_one_line_with_the_remedy(exported, tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    Image.effect_noise((20, 20), 9).save("a.jpg")
+    (tmp_path / "nothing").mkdir()
+    (tmp_path / "blank.txt").write_text("\n\n")
+    (tmp_path / "twice.yaml").write_text("x: [no x, x]\nx: [dry, wet]")
+    (tmp_path / "image.yaml").write_text("image: [no x, x]")
+    assert message in refused(capsys, "--model", exported, *arguments)
+
+
+def test_a_model_that_is_not_there_is_one_line(tmp_path, capsys):
+    Image.effect_noise((20, 20), 9).save(tmp_path / "a.jpg")
+    (tmp_path / "empty").mkdir()
+    options = (tmp_path / "a.jpg", "--text", "x", "--output", tmp_path / "out")
+    assert "config.json is missing; copy the whole folder" in refused(
+        capsys, "--model", tmp_path / "empty", *options
+    )
