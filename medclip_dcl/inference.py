@@ -176,6 +176,7 @@ class ImageTextInference:
     def save_pretrained(self, folder: str | Path) -> None:
         """Export config.json (with the tokenizer) and model.safetensors to a folder for `load`.
 
+        `python -m medclip_dcl.export` also writes a model card, made from the run folder.
         Vocabulary and weights derive from the training reports: share the folder only as their terms allow.
         """
         self.network.save_pretrained(folder)
