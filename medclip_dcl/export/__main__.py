@@ -65,7 +65,7 @@ def _export(options: argparse.Namespace) -> None:
     from medclip_dcl.export.onnx_files import export_onnx
 
     network = export_model(options.run, options.folder, options.push_to_hub)
-    print(f"model and card: {options.folder}")
+    print(f"model: {options.folder}")
     if options.text_encoder:
         export_text_encoder(network, options.text_encoder)
         print(f"text encoder: {options.text_encoder}")

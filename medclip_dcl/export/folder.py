@@ -9,7 +9,7 @@ from medclip_dcl.export.onnx_files import IMAGE_FILE, TEXT_FILE, TOKENIZER_FILE
 from medclip_dcl.files import write_bytes, write_text
 from medclip_dcl.inference import load
 from medclip_dcl.networks.image_text import ImageTextNetwork
-from medclip_dcl.report.card import CALIBRATION_FILE, CARD_FILE, model_card
+from medclip_dcl.report.card import CALIBRATION_FILE, CARD_FILE, model_card, read_calibration
 from medclip_dcl.weight_files import CONFIG_FILE, WEIGHTS_FILE, is_exported
 
 ONNX_FILES = (IMAGE_FILE, TEXT_FILE, TOKENIZER_FILE)
@@ -49,9 +49,8 @@ def export_model(source: Path, folder: Path, address: str | None = None) -> Imag
     for name in (CARD_FILE, CALIBRATION_FILE, *ONNX_FILES):
         (folder / name).unlink(missing_ok=True)
     network.save_pretrained(folder)
-    calibration = source / CALIBRATION_FILE
-    if calibration.is_file():
-        write_bytes(calibration.read_bytes(), folder / CALIBRATION_FILE)
+    if read_calibration(source, network) is not None:
+        write_bytes((source / CALIBRATION_FILE).read_bytes(), folder / CALIBRATION_FILE)
     if card is not None:
         write_text(card, folder / CARD_FILE)
     elif (source / CARD_FILE).is_file():

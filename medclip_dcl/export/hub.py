@@ -38,7 +38,9 @@ def push_to_hub(folder: Path, repository: str, *, public: bool = False) -> str:
                 f"{repository} is public, and nothing was uploaded; make it private on the Hub, give another name, or "
                 "add --public if the terms of the training data allow it"
             )
-        api.upload_folder(repo_id=repository, folder_path=folder, allow_patterns=list(FILES))
+        # Files of an earlier upload that this export does not have are of other weights.
+        files = list(FILES)
+        api.upload_folder(repo_id=repository, folder_path=folder, allow_patterns=files, delete_patterns=files)
     except UserError:
         raise
     # Without a network httpx's errors, which are no OSError; a bad name is a ValueError.

@@ -57,13 +57,16 @@ _TASKS = {
 }
 
 
-def model_card(run: Path, network: ImageTextNetwork, address: str) -> str:
+def model_card(
+    run: Path, network: ImageTextNetwork, address: str, subgroups: Mapping[str, Any] | None = None
+) -> str:
     """The card of a trained network as Markdown; the same folder gives the same text.
 
     Args:
         run: the run folder that the network comes from.
         network: loaded from the run's checkpoint.
         address: of the exported model, in the example.
+        subgroups: metrics by group of the tested images: `found`, lines about gaps, and `tables`; None for none.
 
     Raises:
         SavedResultsError: a file of the run folder is not readable.
@@ -105,11 +108,13 @@ def model_card(run: Path, network: ImageTextNetwork, address: str) -> str:
             "fit.json: training has not finished; continue it with: "
             f"python -m medclip_dcl fit --config {run / 'config.yaml'}"
         )
-    calibration = _calibration(run)
+    calibration = read_calibration(run, network)
     if calibration is None:
+        reason = (
+            "is of other weights" if (run / CALIBRATION_FILE).is_file() else "no probabilities and thresholds"
+        )
         missing.append(
-            f"{CALIBRATION_FILE}: no probabilities and thresholds; made by: "
-            f"python -m medclip_dcl.evaluation.calibrate {run}"
+            f"{CALIBRATION_FILE}: {reason}; made by: python -m medclip_dcl.evaluation.calibrate {run}"
         )
     content = {
         "name": run.resolve().name,
@@ -122,7 +127,8 @@ def model_card(run: Path, network: ImageTextNetwork, address: str) -> str:
         "objective": objective_lines(config),
         **_results(run, results),
         **_calibration_content(calibration),
-        "limits": _limits(network, results, dataset, calibration),
+        "subgroups": subgroups,
+        "limits": _limits(network, results, dataset, calibration, subgroups),
         "missing": missing,
         "provenance": _provenance(run, tested if results else None, weights),
         "metadata": yaml.safe_dump(_metadata(run, results), sort_keys=False, allow_unicode=True),
@@ -201,9 +207,13 @@ def _joined(prompts: str | list[str]) -> str:
     return prompts if isinstance(prompts, str) else "; ".join(prompts)
 
 
-def _calibration(run: Path) -> dict[str, Any] | None:
+def read_calibration(run: Path, network: ImageTextNetwork) -> dict[str, Any] | None:
+    """Content of the run's calibration.json; None if there is none, or it is of other weights or images."""
     file = run / CALIBRATION_FILE
-    return read_json(file) if file.is_file() else None
+    if not file.is_file():
+        return None
+    found, own = read_json(file), {"image_size": network.image_size, "geometry": network.geometry}
+    return found if found.get("fingerprint") == {**own, "weights": weights_fingerprint(network)} else None
 
 
 def _calibration_content(calibration: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -251,6 +261,7 @@ def _limits(
     results: Mapping[str, Any],
     dataset: Mapping[str, Any] | None,
     calibration: Mapping[str, Any] | None,
+    subgroups: Mapping[str, Any] | None,
 ) -> list[str]:
     """Limits that follow from the run: data, what was not measured, approximations."""
     similarity = explained(network.config()["similarity"]["class_path"])
@@ -287,7 +298,8 @@ def _limits(
         limits += [f"Tested with {tested['precision']} precision" + (f" at {size}." if size else ".")]
     else:
         limits.append("Nothing was measured with these weights.")
-    limits.append("This card has no numbers by sex, age, view or scanner.")
+    if subgroups is None:
+        limits.append("This card has no numbers by sex, age, view or scanner.")
     return limits
 
 

@@ -131,11 +131,13 @@ def objective_lines(config: Mapping[str, Any]) -> list[str]:
         if part := model.get(name):
             described = _part({"init_args": {}, **part})
             lines.append(f"{name.replace('_', ' ')}: {described}. {explained(part['class_path'])}".rstrip())
-    if log_p := setting(config, "data.init_args.log_p"):
-        lines.append(f"sentence scores: {log_p}")
-    for name in ("image_to_text", "same_text", "masked_language_weight"):
-        if model.get(name) is not None:
-            lines.append(f"{name}: {model[name]}")
+    further = {
+        "sentence scores (log_p)": setting(config, "data.init_args.log_p"),
+        "weight of the loss with images as anchors (image_to_text)": model.get("image_to_text"),
+        "other images of the batch that fit (same_text)": model.get("same_text"),
+        "weight of masked-language modelling": model.get("masked_language_weight") or None,
+    }
+    lines += [f"{name}: {value}" for name, value in further.items() if value is not None]
     return lines
 
 

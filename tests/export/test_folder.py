@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from medclip_dcl import load
+from medclip_dcl.encoders.pretrained import weights_fingerprint
 from medclip_dcl.export.__main__ import main
 from medclip_dcl.export.folder import export_model
 from medclip_dcl.formats import NETWORK
@@ -18,6 +19,14 @@ from medclip_dcl.networks.image_text import ImageTextNetwork
 
 TEXTS = ["No pneumothorax.", "Mild pulmonary edema."]
 GREY = np.random.default_rng(0).integers(0, 256, (90, 70)).astype(np.uint8)
+
+
+def calibrate(folder, network, **fingerprint):
+    """Write a calibration of no finding into a run folder or an exported one."""
+    own = {"weights": weights_fingerprint(network), "image_size": 48, "geometry": "stretch", **fingerprint}
+    content = {"format_version": 1, "fingerprint": own, "findings": {}, "target": {}, "data": {}}
+    (folder / "calibration.json").write_text(json.dumps(content))
+    return content
 
 
 @pytest.fixture
@@ -42,20 +51,28 @@ def test_the_export_of_a_run_gives_the_runs_numbers_and_its_card_runs(run, tmp_p
     exec(compile(block, "README.md", "exec"), {})
 
 
-def test_an_earlier_export_is_replaced_whole(run, exported, tmp_path):
+def test_an_earlier_export_is_replaced_whole(run, network, exported, tmp_path):
     other = shutil.copytree(run, tmp_path / "other")
-    (other / "calibration.json").write_text('{"findings": {}}')
+    calibration = calibrate(other, network)
     (exported / "image_encoder.onnx").write_text("of the earlier one")
     export_model(other, exported)
-    assert json.loads((exported / "calibration.json").read_text()) == {"findings": {}}
+    assert json.loads((exported / "calibration.json").read_text()) == calibration
     assert (exported / "README.md").read_text().count("# other\n") == 1
     assert not (exported / "image_encoder.onnx").exists()
     export_model(run, exported)
     assert not (exported / "calibration.json").exists()
 
 
-def test_an_export_can_be_exported_again_with_its_card(run, exported, tmp_path):
-    (exported / "calibration.json").write_text('{"findings": {}}')
+def test_a_calibration_of_other_weights_stays_behind(run, network, tmp_path):
+    other = shutil.copytree(run, tmp_path / "other")
+    calibrate(other, network, weights="0123456789abcdef")
+    export_model(other, tmp_path / "exported")
+    assert not (tmp_path / "exported/calibration.json").exists()
+    assert "calibration.json: is of other weights" in (tmp_path / "exported/README.md").read_text()
+
+
+def test_an_export_can_be_exported_again_with_its_card(network, exported, tmp_path):
+    calibrate(exported, network)
     export_model(exported, tmp_path / "copy")
     for file in exported.iterdir():
         assert (tmp_path / "copy" / file.name).read_bytes() == file.read_bytes()

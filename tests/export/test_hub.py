@@ -41,8 +41,8 @@ def test_a_new_repository_is_private_and_gets_the_exports_files(hub, run, tmp_pa
     out = tmp_path / "out"
     main([str(run), str(out), "--push_to_hub", "me/mine"])
     assert hub.private == {"me/mine": True}
-    expected = {"repo_id": "me/mine", "folder_path": out, "allow_patterns": list(FILES)}
-    assert hub.uploaded == [expected]
+    files = {"allow_patterns": list(FILES), "delete_patterns": list(FILES)}
+    assert hub.uploaded == [{"repo_id": "me/mine", "folder_path": out, **files}]
     assert 'load("me/mine")' in (out / "README.md").read_text()
     said = capsys.readouterr()
     assert "uploaded: https://hub.example/me/mine" in said.out

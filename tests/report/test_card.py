@@ -21,7 +21,7 @@ from medclip_dcl.report.card import model_card
 from medclip_dcl.report.card_facts import _TRAINING
 from medclip_dcl.report.intervals import bootstrap_intervals
 from medclip_dcl.report.saved_results import setting, value_at
-from medclip_dcl.report.tables import DESCRIPTIONS, number
+from medclip_dcl.report.tables import DESCRIPTIONS, Cell, Column, Row, Table, number
 from medclip_dcl.similarity import LSENonLocal
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -229,7 +229,8 @@ def test_calibration_is_shown_where_the_run_has_one(changed, network):
         },
     }
     data = {"images": 123, "patients": 45, "use": "validate", "folder": "a_set"}
-    content = {"format_version": 1, "findings": findings, "target": {"sensitivity": 0.95}, "data": data}
+    own = {"weights": weights_fingerprint(network), "image_size": 48, "geometry": "stretch"}
+    content = {"fingerprint": own, "findings": findings, "target": {"sensitivity": 0.95}, "data": data}
     (changed / "calibration.json").write_text(json.dumps(content))
     card = model_card(changed, network, "x")
     assert "fitted on 123 images, 45 patients (use validate) of a_set" in card and "sensitivity 0.95" in card
@@ -238,3 +239,22 @@ def test_calibration_is_shown_where_the_run_has_one(changed, network):
     assert table["Pneumonia"] == ["–", "–", "–", "–", "2", "82"] and "Pneumonia: 2 patients." in card
     assert "no probabilities and thresholds" not in card and "Scores are not probabilities" not in card
     assert "Nothing that this card has a place for." in card
+    (changed / "calibration.json").write_text(
+        json.dumps({**content, "fingerprint": {**own, "image_size": 64}})
+    )
+    card = model_card(changed, network, "x")
+    assert "calibration.json: is of other weights" in card and "### By finding" not in card
+
+
+def test_subgroups_are_shown_where_there_are_any(changed, network):
+    table = Table(
+        "Sex", [Column("female"), Column("male")], [Row("AUC", "plain", [Cell("0.71"), Cell("0.82")])]
+    )
+    card = model_card(changed, network, "x", {"found": ["Sex, female: AUC -0.11"], "tables": [table]})
+    section = card.split("## Subgroups")[1].split("## Limits")[0]
+    assert "- Sex, female: AUC -0.11" in section and rows(section, "Sex")["AUC"] == ["0.71", "0.82"]
+    assert "no numbers by sex" not in card
+    assert "which does not show that there is none" in model_card(
+        changed, network, "x", {"found": [], "tables": []}
+    )
+    assert "no numbers by sex" in model_card(changed, network, "x")
