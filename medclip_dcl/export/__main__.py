@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Command line of the export; a mistake of the user is one line and status 2."""
     parser = argparse.ArgumentParser(
         prog="python -m medclip_dcl.export",
-        description=(__doc__ or "").partition("\n")[2],
+        description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
