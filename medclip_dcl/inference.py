@@ -288,6 +288,7 @@ class ImageTextInference:
     def save_pretrained(self, folder: str | Path) -> None:
         """Export config.json (with the tokenizer), model.safetensors and calibration.json (if any) for `load`.
 
+        `python -m medclip_dcl.export` also writes a model card, made from the run folder.
         Vocabulary and weights derive from the training reports: share the folder only as their terms allow.
         """
         file = Path(folder) / CALIBRATION_FILE

@@ -12,7 +12,7 @@ from typing import Any
 from zipfile import is_zipfile
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
@@ -24,6 +24,8 @@ CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 
 _SAFETENSORS = ".safetensors"
+_SETTINGS = "medclip_dcl"
+_LFS_POINTER = b"version https://git-lfs"
 _MODULE = "network."
 # Names in an error; a wrong architecture differs in hundreds.
 _MOST_NAMES = 20
@@ -183,7 +185,12 @@ def read_state_dict(file: str | Path) -> dict[str, Tensor]:
         raise MissingFileError(f"no file {file}")
     try:
         # For an unreadable file safetensors reports that it is missing.
-        file.open("rb").close()
+        with file.open("rb") as stream:
+            is_pointer = stream.read(len(_LFS_POINTER)) == _LFS_POINTER
+        if is_pointer:
+            raise UserError(
+                f"{file} is a pointer of Git LFS, not the weights; run `git lfs pull` in its folder"
+            )
         return load_file(file)
     except PermissionError:
         raise
@@ -193,9 +200,27 @@ def read_state_dict(file: str | Path) -> dict[str, Tensor]:
         ) from error
 
 
-def write_safetensors(state: dict[str, Tensor], file: Path) -> None:
-    """Write tensors as safetensors, atomically."""
-    write_bytes(save(state, metadata={"format": "pt"}), file)
+def write_safetensors(
+    state: dict[str, Tensor], file: Path, settings: Mapping[str, Any] | None = None
+) -> None:
+    """Write tensors as safetensors, atomically; `settings` (JSON) are kept in the file's header."""
+    write_bytes(safetensors_bytes(state, settings), file)
+
+
+def safetensors_bytes(state: dict[str, Tensor], settings: Mapping[str, Any] | None = None) -> bytes:
+    """Content of a file of `write_safetensors`."""
+    metadata = (
+        {"format": "pt"} if settings is None else {"format": "pt", _SETTINGS: json.dumps(dict(settings))}
+    )
+    return save({name: value.detach().cpu().contiguous() for name, value in state.items()}, metadata=metadata)
+
+
+def read_settings(file: Path) -> dict[str, Any]:
+    """The settings that `write_safetensors` put into a readable file's header; empty for any other file."""
+    if file.suffix != _SAFETENSORS:
+        return {}
+    with safe_open(file, framework="pt") as stream:
+        return json.loads((stream.metadata() or {}).get(_SETTINGS, "{}"))
 
 
 def as_state_dict(content: Any, file: str | Path) -> dict[str, Tensor]:
@@ -230,8 +255,8 @@ def _read_exported_config(folder: Path) -> dict[str, Any]:
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         if not (folder / name).is_file():
             raise MissingFileError(
-                f"{folder} is not an exported medclip_dcl model: {name} is missing; copy the whole folder that "
-                "save_pretrained wrote, or give a run folder or a checkpoint"
+                f"{folder} is not an exported medclip_dcl model: {name} is missing; give a run folder or an exported "
+                "folder, copy all of its files, or write it again: python -m medclip_dcl.export RUN FOLDER"
             )
     file = folder / CONFIG_FILE
     try:

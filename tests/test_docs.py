@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import configparser
 import importlib
 import re
 import shlex
@@ -22,12 +23,15 @@ from medclip_dcl import cli
 from medclip_dcl.calibration import Calibration, FindingCalibration
 from medclip_dcl.encoders.image import ResNetRegions
 from medclip_dcl.encoders.text import BertSentences
+from medclip_dcl.export.encoders import export_image_encoder
 from medclip_dcl.findings import CHEX5
 from medclip_dcl.inference import ImageTextInference
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.similarity import LSENonLocal
 
 ROOT = Path(__file__).resolve().parent.parent
+SETUP = configparser.ConfigParser()
+SETUP.read(ROOT / "setup.cfg")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -126,7 +130,9 @@ def test_documented_make_targets_installs_and_batch_files_exist():
             text = (ROOT / words[1]).read_text(encoding="utf-8")
             assert len(words) - 2 == len(re.findall(r"^\w+=\$\{\d:\?", text, flags=re.MULTILINE)), command
         else:
-            assert words == ["pip", "install", "-e", "."], f"no test knows {command}"
+            extra = re.fullmatch(r"pip install -e \.(?:\[(\w+)\])?", command)
+            assert extra, f"no test knows {command}"
+            assert extra[1] is None or extra[1] in SETUP["options.extras_require"]
 
 
 def demo_commands() -> list[list[str]]:
@@ -165,14 +171,21 @@ def exported(small_bert, tmp_path_factory) -> Path:
         for finding, pair in CHEX5.items()
     }
     calibration = Calibration(network.fingerprint(), 14.0, {"sensitivity": 0.95}, {}, findings)
-    ImageTextInference(network, calibration).save_pretrained(folder)
+    ImageTextInference(network, calibration=calibration).save_pretrained(folder)
     return folder
 
 
+@pytest.fixture(scope="module")
+def full_resnet(small_bert) -> ImageTextNetwork:
+    text = BertSentences(str(small_bert), dim=16)
+    return ImageTextNetwork(ResNetRegions(dim=16), text, LSENonLocal(dim=16))
+
+
 @pytest.mark.parametrize(("page", "block"), blocks("python"), ids=[page for page, _ in blocks("python")])
-def test_python_blocks_run(page, block, exported, tmp_path, monkeypatch):
+def test_python_blocks_run(page, block, exported, full_resnet, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Image.effect_noise((90, 70), 30).save("chest.jpg")
+    export_image_encoder(full_resnet, tmp_path / "resnet18.safetensors")
     for run in ("demo", "dcl_lm"):
         shutil.copytree(exported, tmp_path / "runs" / run)
     exec(compile(block, page, "exec"), {})

@@ -21,6 +21,12 @@ BACKBONE = {"conv1": 0, "bn1": 1, "layer1": 4, "layer2": 5, "layer3": 6, "layer4
 CLASSIFIER = ("fc.weight", "fc.bias")
 """Tensors of torchvision's classifier, which an encoder of regions does not have."""
 
+NO_LAST_STAGE = (
+    "the file ends before layer4, as encoders of stride 16 do; set image_encoder.init_args.stride: 16"
+)
+
+_LAST_STAGE = "layer4."
+_CLASSIFIER = "fc."
 _DEPTHS: dict[tuple[bool, int], Literal[18, 34, 50]] = {(False, 2): 18, (False, 6): 34, (True, 6): 50}
 """(has bottlenecks, blocks of the third stage) -> depth."""
 
@@ -81,8 +87,8 @@ class ResNetRegions(RegionEncoder):
         stride: 32 or 16 pixels per region.
         dim: size of the projected regions.
         weights: initial weights: null for random ones, "imagenet" for torchvision's (downloaded once by
-            torchvision), or the path of a torchvision state dict (.pth or .safetensors). ImageNet is a choice, not
-            from the paper.
+            torchvision), or the path of a torchvision state dict (.pth or .safetensors, also of
+            `python -m medclip_dcl.export --image_encoder`). ImageNet is a choice, not from the paper.
         projection: "linear" maps each region linearly, as SSD does; "mlp" is BioViL's projection (Boecking et al.,
             ECCV 2022): 1 x 1 convolution to `dim`, BatchNorm, ReLU, 1 x 1 convolution. Its layers have the names and
             biases of BioViL's published weights (``projector.model.{0,1,3}``: no bias before BatchNorm).
@@ -109,7 +115,7 @@ class ResNetRegions(RegionEncoder):
         if projection not in ("linear", "mlp"):
             raise UserError(f'image encoder: projection must be "linear" or "mlp", got {projection!r}')
         self.depth, self.stride, self.dim, self.projection_kind = depth, stride, dim, projection
-        resnet = _resnet(depth, weights)
+        resnet = _resnet(depth, weights, stride)
         stages = [resnet.layer1, resnet.layer2, resnet.layer3]
         if stride == 32:
             stages.append(resnet.layer4)
@@ -168,7 +174,7 @@ def _projection(kind: str, channels: int, dim: int) -> nn.Module:
     )
 
 
-def _resnet(depth: int, weights: str | None) -> ResNet:
+def _resnet(depth: int, weights: str | None, stride: int) -> ResNet:
     """torchvision's ResNet with the wanted initial weights."""
     build = getattr(torchvision.models, f"resnet{depth}")
     if weights in (None, "None"):  # jsonargparse reads null as "None" on the command line, two classes deep
@@ -187,15 +193,21 @@ def _resnet(depth: int, weights: str | None) -> ResNet:
         )
     resnet = build(weights=None)
     state = as_torchvision_resnet(read_state_dict(weights), weights, depth)
+    if stride == 32 and not has_last_stage(state):
+        raise UserError(f"image encoder weights {weights}: {NO_LAST_STAGE}")
     # The classifier is not part of the encoder.
-    resnet.load_state_dict({**state, **{name: resnet.state_dict()[name] for name in CLASSIFIER}})
+    taken = {name: value for name, value in state.items() if name not in CLASSIFIER}
+    resnet.load_state_dict({**resnet.state_dict(), **taken})
     return resnet
 
 
 def as_torchvision_resnet(
     state: dict[str, Tensor], source: str | Path, depth: int | None = None
 ) -> dict[str, Tensor]:
-    """`state` if it is that of torchvision's ResNet; its classifier may have any number of classes.
+    """`state` if it is that of torchvision's ResNet.
+
+    Its classifier may have any number of classes. Classifier and last stage may be absent, as in the file of an encoder
+    of regions.
 
     Args:
         state: under torchvision's names.
@@ -208,6 +220,9 @@ def as_torchvision_resnet(
     depth = depth or resnet_depth(state)
     with torch.device("meta"):
         expected = getattr(torchvision.models, f"resnet{depth or 18}")(weights=None).state_dict()
+    for part in (_LAST_STAGE, _CLASSIFIER):
+        if not any(name.startswith(part) for name in state):
+            expected = {name: value for name, value in expected.items() if not name.startswith(part)}
     any_classes = {name: expected[name] for name in CLASSIFIER if name in state}
     if problems := compare_state_dicts(expected, {**state, **any_classes}):
         raise UserError(
@@ -220,6 +235,22 @@ def as_torchvision_resnet(
 def from_torchvision_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A torchvision state dict under the names of `ResNetRegions`, without its classifier."""
     return {_backbone_name(name): value for name, value in state.items() if name not in CLASSIFIER}
+
+
+def to_torchvision_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The backbone of a state dict of `ResNetRegions` under torchvision's names, without its projection."""
+    parts = {str(place): part for part, place in BACKBONE.items()}
+    found = {}
+    for name, value in state.items():
+        if name.startswith("backbone."):
+            _, place, rest = name.split(".", maxsplit=2)
+            found[f"{parts[place]}.{rest}"] = value
+    return found
+
+
+def has_last_stage(state: Iterable[str]) -> bool:
+    """True if torchvision's names include those of the last stage, which an encoder of stride 16 does not have."""
+    return any(name.startswith(_LAST_STAGE) for name in state)
 
 
 def _backbone_name(name: str) -> str:

@@ -265,11 +265,22 @@ def weights_fingerprint(model: nn.Module) -> str:
     return digest.hexdigest()[:16]
 
 
-def save_language_model(model: BertForMaskedLM, tokenizer: BertTokenizer, folder: str | Path) -> None:
+def save_language_model(
+    model: BertForMaskedLM | BertModel,
+    tokenizer: BertTokenizer,
+    folder: str | Path,
+    further_files: Mapping[str, bytes] | None = None,
+) -> None:
     """Write a plain Hugging Face folder: config.json, model.safetensors, tokenizer.json, tokenizer_config.json.
 
     The folder is written under a temporary name and renamed; an older language model of that name is replaced. It also
-    loads with ``BertForMaskedLM.from_pretrained`` and ``AutoTokenizer.from_pretrained`` of transformers.
+    loads with ``from_pretrained`` of the model's class and of ``AutoTokenizer`` of transformers.
+
+    Args:
+        model: BERT, with or without its masked-language-model head.
+        tokenizer: of the model.
+        folder: to write.
+        further_files: name -> content of other files of the folder.
 
     Raises:
         FileExistsError: the folder holds something other than a language model.
@@ -287,13 +298,15 @@ def save_language_model(model: BertForMaskedLM, tokenizer: BertTokenizer, folder
     for leftover in (temporary, replaced):
         shutil.rmtree(leftover, ignore_errors=True)
     config = copy.deepcopy(model.config)
-    config.architectures = ["BertForMaskedLM"]
+    config.architectures = [type(model).__name__]
     config.save_pretrained(temporary)
     tied = (_DECODER_WEIGHT, _DECODER_BIAS) if config.tie_word_embeddings else ()
     state = {key: value.cpu().contiguous() for key, value in model.state_dict().items() if key not in tied}
     write_safetensors(state, temporary / WEIGHTS_FILE)
     tokenizer.save_pretrained(temporary)
     _drop_machine_settings(temporary / "tokenizer_config.json")
+    for name, content in (further_files or {}).items():
+        (temporary / name).write_bytes(content)
     if folder.exists():
         os.replace(folder, replaced)
     os.replace(temporary, folder)

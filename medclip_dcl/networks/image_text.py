@@ -191,8 +191,7 @@ class ImageTextNetwork(nn.Module):
     def save_pretrained(self, folder: str | Path) -> None:
         """Write config.json and model.safetensors, from which `from_pretrained` loads without the original files."""
         folder = Path(folder)
-        weights = {name: value.detach().cpu().contiguous() for name, value in self.state_dict().items()}
-        write_safetensors(weights, folder / WEIGHTS_FILE)
+        write_safetensors(self.state_dict(), folder / WEIGHTS_FILE)
         write_text(json.dumps(self.config(), indent=2, sort_keys=True) + "\n", folder / CONFIG_FILE)
 
     @classmethod

@@ -13,11 +13,17 @@ import torch
 from torch import Tensor, nn
 from transformers import BertConfig
 
-from medclip_dcl.encoders.image import BACKBONE, CLASSIFIER, as_torchvision_resnet, from_torchvision_names
+from medclip_dcl.encoders.image import (
+    BACKBONE,
+    CLASSIFIER,
+    NO_LAST_STAGE,
+    as_torchvision_resnet,
+    from_torchvision_names,
+)
 from medclip_dcl.errors import UserError
 from medclip_dcl.networks.classifier import FindingNetwork
 from medclip_dcl.networks.image_text import IMAGENET_MEAN, IMAGENET_STD, ImageTextNetwork, part_config
-from medclip_dcl.weight_files import compare_state_dicts, read_model
+from medclip_dcl.weight_files import compare_state_dicts, read_model, read_settings
 
 PARTS = ("image_encoder", "text_encoder", "similarity")
 
@@ -153,7 +159,13 @@ def _read(source: str | Path) -> _Source:
     path = str(saved.path)
     if not (saved.network or saved.checkpoint):
         resnet = as_torchvision_resnet(saved.state, path)
-        return _Source(path, {}, {"image_encoder": from_torchvision_names(resnet)}, list(CLASSIFIER))
+        # An exported image encoder states the normalisation and size of its images.
+        return _Source(
+            path,
+            read_settings(saved.path),
+            {"image_encoder": from_torchvision_names(resnet)},
+            [name for name in CLASSIFIER if name in resnet],
+        )
     config = saved.require_network()
     parts = {part: saved.tensors(part) for part in PARTS if part in config}
     if not parts["image_encoder"]:
@@ -222,6 +234,8 @@ def _fit_torchvision(state: dict[str, Tensor], expected: Mapping[str, Tensor]) -
     if not any(name.startswith(last) for name in expected):
         # An encoder of stride 16 ends before the last stage.
         state = {name: value for name, value in state.items() if not name.startswith(last)}
+    elif not any(name.startswith(last) for name in state):
+        raise UserError(f"image_encoder: {NO_LAST_STAGE}")
     backbone = {name: x for name, x in expected.items() if not name.startswith("projection.")}
     if problems := compare_state_dicts(backbone, state):
         raise UserError(

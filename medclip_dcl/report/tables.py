@@ -111,7 +111,8 @@ class Table:
         if len(set(headings)) == len(headings) or not self.groups:
             return headings
         groups = _spread(self.groups)
-        return [f"{group}: {heading}" for group, heading in zip(groups, headings, strict=True)]
+        pairs = zip(groups, headings, strict=True)
+        return [f"{group}: {heading}" if group else heading for group, heading in pairs]
 
 
 def is_of_classifier(results: Results) -> bool:
@@ -202,6 +203,16 @@ def number(value: Any, digits: int) -> str:
     return f"{value:,.1f}".removesuffix(".0") if digits == 0 else f"{value:.{digits}f}"
 
 
+def number_cell(
+    results: Results, intervals: Mapping[str, Interval], path: str, digits: int, show: Show = number
+) -> Cell:
+    """A number of results.json with its interval, if it has one."""
+    found, interval = intervals.get(path), ""
+    if found is not None and found.low is not None:
+        interval = f"[{show(found.low, digits)}, {show(found.high, digits)}]"
+    return Cell(show(value_at(results["metrics"], path), digits), interval)
+
+
 def filled(
     runs: Mapping[str, Results], intervals: Intervals, show: Show = number, detailed: bool = False
 ) -> list[Table]:
@@ -231,6 +242,16 @@ def filled(
         if detailed and description.get("prefix") == "grounding":
             found += _by_category(runs, intervals)
     return found
+
+
+def detail_tables(runs: Mapping[str, Results], intervals: Intervals) -> list[Table]:
+    """Tables by finding and by category of box alone, of the runs that measured them."""
+    classified, grounded = (
+        {name: results for name, results in runs.items() if is_measured(results, section)}
+        for section in ("classification", "grounding")
+    )
+    found = [_by_finding(classified, intervals)] if classified else []
+    return [*found, *_by_category(grounded, intervals)] if grounded else found
 
 
 def _table(
@@ -393,10 +414,4 @@ def _cells_of_runs(
 def _cells(
     columns: Sequence[Column], results: Results, intervals: Mapping[str, Interval], show: Show
 ) -> list[Cell]:
-    cells = []
-    for _, path, digits in columns:
-        found, interval = intervals.get(path), ""
-        if found is not None and found.low is not None:
-            interval = f"[{show(found.low, digits)}, {show(found.high, digits)}]"
-        cells.append(Cell(show(value_at(results["metrics"], path), digits), interval))
-    return cells
+    return [number_cell(results, intervals, path, digits, show) for _, path, digits in columns]

@@ -1,0 +1,84 @@
+"""Export a run: ``python -m medclip_dcl.export RUN FOLDER``.
+
+FOLDER then holds config.json (with the tokenizer) and model.safetensors, which `medclip_dcl.load` reads,
+calibration.json if the run has one, and README.md, a model card made from the run folder. RUN may also be an exported
+folder, to add ONNX files or to upload it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from medclip_dcl.errors import UserError
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Command line of the export; a mistake of the user is one line and status 2."""
+    parser = argparse.ArgumentParser(
+        prog="python -m medclip_dcl.export",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "run", type=Path, metavar="RUN", help="run folder (its best checkpoint), or an exported folder"
+    )
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder to write")
+    parser.add_argument(
+        "--text_encoder",
+        type=Path,
+        metavar="FOLDER",
+        help="also write the text encoder as a BERT folder for transformers, with its projection",
+    )
+    parser.add_argument(
+        "--image_encoder",
+        type=Path,
+        metavar="FILE",
+        help="also write the image encoder as a torchvision ResNet state dict (.safetensors)",
+    )
+    parser.add_argument(
+        "--onnx", action="store_true", help="also write both encoders as ONNX files into FOLDER (extra: onnx)"
+    )
+    parser.add_argument(
+        "--push_to_hub",
+        metavar="OWNER/NAME",
+        help="upload FOLDER to the Hugging Face Hub, as a private repository",
+    )
+    parser.add_argument("--public", action="store_true", help="with --push_to_hub: as a public repository")
+    options = parser.parse_args(arguments)
+    if options.public and not options.push_to_hub:
+        parser.error("--public needs --push_to_hub")
+    try:
+        _export(options)
+    except UserError as error:
+        print(f"medclip_dcl.export: error: {' '.join(str(error).split())}", file=sys.stderr)
+        raise SystemExit(2) from error
+
+
+def _export(options: argparse.Namespace) -> None:
+    # Here, so that --help is quick.
+    from medclip_dcl.export.encoders import export_image_encoder, export_text_encoder
+    from medclip_dcl.export.folder import export_model
+    from medclip_dcl.export.hub import WARNING, push_to_hub
+    from medclip_dcl.export.onnx_files import export_onnx
+
+    network = export_model(options.run, options.folder, options.push_to_hub)
+    print(f"model: {options.folder}")
+    if options.text_encoder:
+        export_text_encoder(network, options.text_encoder)
+        print(f"text encoder: {options.text_encoder}")
+    if options.image_encoder:
+        export_image_encoder(network, options.image_encoder)
+        print(f"image encoder: {options.image_encoder}")
+    if options.onnx:
+        export_onnx(network, options.folder)
+        print(f"ONNX encoders: {options.folder}")
+    print(f"medclip_dcl.export: warning: {WARNING}", file=sys.stderr)
+    if options.push_to_hub:
+        print(f"uploaded: {push_to_hub(options.folder, options.push_to_hub, public=options.public)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""The encoders in the formats of transformers and torchvision, for use without medclip_dcl."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from transformers import BertTokenizer
+
+from medclip_dcl.encoders.image import ResNetRegions, to_torchvision_names
+from medclip_dcl.encoders.pretrained import load_tokenizer, save_language_model
+from medclip_dcl.encoders.text import BertSentences
+from medclip_dcl.errors import UserError
+from medclip_dcl.files import write_text
+from medclip_dcl.networks.image_text import ImageTextNetwork
+from medclip_dcl.report.page import render_template
+from medclip_dcl.weight_files import is_exported, safetensors_bytes, write_safetensors
+
+PROJECTION_FILE = "projection.safetensors"
+
+
+def export_text_encoder(network: ImageTextNetwork, folder: Path) -> None:
+    """Write the text encoder as a BERT folder, which transformers and `pretrained` of `BertSentences` load.
+
+    Beside it projection.safetensors, the projection of the pooled hidden state into the common space, and a README.md
+    with the lines that compute a sentence embedding. A masked-language-model head is left out.
+
+    Args:
+        network: with a BERT as its text encoder.
+        folder: to write; an older BERT folder is replaced at once.
+
+    Raises:
+        UserError: another text encoder; the folder holds something other than a BERT.
+    """
+    encoder = network.text_encoder
+    if not isinstance(encoder, BertSentences):
+        raise UserError(
+            f"the text encoder is a {type(encoder).__name__}, not a BERT, and has no form for transformers; "
+            "leave --text_encoder out"
+        )
+    if is_exported(folder):
+        raise UserError(f"{folder} holds an exported image-text model; give --text_encoder another folder")
+    projection = {name: value for name, value in encoder.projection.state_dict().items()}
+    readme = render_template(
+        "text_encoder.md",
+        {
+            "pooling": encoder.pooling,
+            "projection": encoder.projection_kind,
+            "hidden_size": encoder.bert.config.hidden_size,
+            "dim": encoder.dim,
+            "max_tokens": encoder.max_tokens,
+            "final_period": encoder.final_period,
+        },
+    )
+    files = {PROJECTION_FILE: safetensors_bytes(projection), "README.md": readme.encode()}
+    try:
+        save_language_model(encoder.bert, _tokenizer(encoder), folder, files)
+    except FileExistsError as error:
+        raise UserError(f"--text_encoder: {error}") from error
+
+
+def _tokenizer(encoder: BertSentences) -> BertTokenizer:
+    """The encoder's tokenizer as that of transformers, which truncates where the encoder does."""
+    with tempfile.TemporaryDirectory() as name:
+        encoder.bert.config.save_pretrained(name)
+        write_text(encoder.tokenizer.to_str(), Path(name) / "tokenizer.json")
+        tokenizer = load_tokenizer(name)
+    tokenizer.model_max_length = encoder.max_tokens
+    return tokenizer
+
+
+def export_image_encoder(network: ImageTextNetwork, file: Path) -> None:
+    """Write the ResNet of the image encoder as a torchvision state dict, without classifier and projection.
+
+    ``torchvision.models.resnet18`` (or 34, 50) loads it strictly once its ``fc``, and for stride 16 its ``layer4``, is
+    an ``nn.Identity``. The file's header holds mean and deviation of the channels and the size of the images.
+
+    Args:
+        network: with a ResNet as its image encoder.
+        file: to write, a .safetensors file.
+
+    Raises:
+        UserError: another image encoder; another suffix.
+    """
+    encoder = network.image_encoder
+    if not isinstance(encoder, ResNetRegions):
+        raise UserError(
+            f"the image encoder is a {type(encoder).__name__}, not a ResNet of torchvision; leave --image_encoder out"
+        )
+    if file.suffix != ".safetensors":
+        raise UserError(f"--image_encoder takes the name of a .safetensors file, got {file}")
+    settings = {
+        "mean": network.mean.flatten().tolist(),
+        "std": network.std.flatten().tolist(),
+        "image_size": network.image_size,
+    }
+    write_safetensors(to_torchvision_names(encoder.state_dict()), file, settings)

@@ -1,0 +1,77 @@
+"""The exported folder: config.json and model.safetensors for `load`, calibration.json, and a model card."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from medclip_dcl.errors import MissingFileError, UserError
+from medclip_dcl.export.onnx_files import IMAGE_FILE, TEXT_FILE, TOKENIZER_FILE
+from medclip_dcl.files import write_bytes, write_text
+from medclip_dcl.inference import load
+from medclip_dcl.networks.image_text import ImageTextNetwork
+from medclip_dcl.report.card import CALIBRATION_FILE, CARD_FILE, model_card, read_calibration
+from medclip_dcl.weight_files import CONFIG_FILE, WEIGHTS_FILE, is_exported
+
+ONNX_FILES = (IMAGE_FILE, TEXT_FILE, TOKENIZER_FILE)
+FILES = (CONFIG_FILE, WEIGHTS_FILE, CALIBRATION_FILE, CARD_FILE, *ONNX_FILES)
+"""All files that an exported folder may hold."""
+
+
+def export_model(source: Path, folder: Path, address: str | None = None) -> ImageTextNetwork:
+    """Write the exported folder of a run, or of another exported folder, and return the network.
+
+    Of a run, its best checkpoint by validation, else the last, with a card made from the run folder. Of an exported
+    folder, its model, calibration and card as they are. An earlier export at `folder` is replaced, ONNX files included.
+
+    Args:
+        source: a run folder or an exported folder; may be `folder`.
+        folder: to write.
+        address: of the exported model, in the example of the card; the folder's name by default.
+
+    Raises:
+        MissingFileError: nothing at `source`, or the run has no checkpoint.
+        UserError: `source` is something else; `folder` holds other files; a file of the run folder is not readable.
+    """
+    is_copy = is_exported(source)
+    if not is_copy and not (source / "checkpoints").is_dir():
+        error = UserError if source.exists() else MissingFileError
+        raise error(
+            f"{source} is neither a run folder (with checkpoints/) nor an exported folder; give the --run_folder of "
+            "`python -m medclip_dcl fit`"
+        )
+    check_free(folder)
+    network = load(source).network
+    if source.resolve() == folder.resolve():
+        return network
+    # Before anything is written: a card that cannot be made leaves the folder as it was.
+    card = None if is_copy else model_card(source, network, address or folder.resolve().name)
+    # First: a kill leaves no file beside weights of another model.
+    for name in (CARD_FILE, CALIBRATION_FILE, *ONNX_FILES):
+        (folder / name).unlink(missing_ok=True)
+    network.save_pretrained(folder)
+    if read_calibration(source, network) is not None:
+        write_bytes((source / CALIBRATION_FILE).read_bytes(), folder / CALIBRATION_FILE)
+    if card is not None:
+        write_text(card, folder / CARD_FILE)
+    elif (source / CARD_FILE).is_file():
+        write_bytes((source / CARD_FILE).read_bytes(), folder / CARD_FILE)
+    return network
+
+
+def check_free(folder: Path) -> None:
+    """Refuse a folder that holds files of another kind than an export's, or a run.
+
+    Raises:
+        UserError: names one of the files.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file; give a folder for the export")
+    found = folder.iterdir() if folder.is_dir() else ()
+    names = {path.name for path in found if not path.name.startswith(".")}
+    # A first export that was killed holds the weights alone.
+    is_export = is_exported(folder) or names == {WEIGHTS_FILE}
+    if others := sorted(names - set(FILES) if is_export else names):
+        raise UserError(
+            f"{folder} holds {others[0]}, which is not of an export; give a new or an empty folder, or that of an "
+            "earlier export"
+        )

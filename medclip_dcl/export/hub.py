@@ -1,0 +1,53 @@
+"""Upload of an exported folder to the Hugging Face Hub, private unless asked otherwise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from medclip_dcl.errors import UserError
+from medclip_dcl.export.folder import FILES
+
+WARNING = (
+    "weights and vocabulary derive from the reports and images of the training data, which may be credentialed: give "
+    "access only to people whom the terms of these data allow"
+)
+
+
+def push_to_hub(folder: Path, repository: str, *, public: bool = False) -> str:
+    """Upload the files of an exported folder, and nothing else in it; returns the address of the repository.
+
+    The repository is made if needed. Its visibility is never changed: a public one is refused unless `public`.
+
+    Args:
+        folder: of `export_model`.
+        repository: "owner/name".
+        public: True makes a new repository public.
+
+    Raises:
+        UserError: an existing repository is public; not logged in; the Hub cannot be reached or refuses.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HTTPError
+
+    api = HfApi()
+    try:
+        address = str(api.create_repo(repository, private=not public, exist_ok=True))
+        is_private = api.repo_info(repository).private
+        if not (is_private or public):
+            raise UserError(
+                f"{repository} is public, and nothing was uploaded; make it private on the Hub, give another name, or "
+                "add --public if the terms of the training data allow it"
+            )
+        # Files of an earlier upload that this export does not have are of other weights.
+        files = list(FILES)
+        api.upload_folder(repo_id=repository, folder_path=folder, allow_patterns=files, delete_patterns=files)
+    except UserError:
+        raise
+    # Without a network httpx's errors, which are no OSError; a bad name is a ValueError.
+    except (HTTPError, OSError, ValueError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"{folder} was written, but not uploaded to {repository} ({reason}); check the name, the network and "
+            "`hf auth login`, and run the command again"
+        ) from error
+    return address

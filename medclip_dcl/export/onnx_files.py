@@ -1,0 +1,184 @@
+"""Both encoders as ONNX files, which run without torch; needs the extra ``onnx``."""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from medclip_dcl.errors import UserError
+from medclip_dcl.files import write_bytes, write_text
+from medclip_dcl.networks.image_text import ImageTextNetwork
+
+IMAGE_FILE = "image_encoder.onnx"
+TEXT_FILE = "text_encoder.onnx"
+TOKENIZER_FILE = "tokenizer.json"
+
+TOLERANCE = 1e-4
+"""Largest difference from torch, relative to the largest value where that exceeds 1."""
+
+_IMAGES = (
+    "images: float32 (batch, 3, size, size), grey levels / 255 in three equal channels, of radiographs fitted to the "
+    "size as image_size, geometry and prepared_size say; the normalisation of the channels is inside. feature_map: "
+    "(batch, dim, row, column), a region every stride pixels, not normalised to length 1."
+)
+_SENTENCES = (
+    "input_ids, attention_mask: int64 (batch, token), at most max_tokens, padded at the end, of tokenizer.json with "
+    "[CLS] and [SEP]; where final_period is true, a text without a final mark gets a period first. sentence_embedding: "
+    "(batch, dim), not normalised to length 1."
+)
+
+
+class _ImageEncoder(nn.Module):
+    def __init__(self, network: ImageTextNetwork) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: Float[Tensor, "image 3 height width"]) -> Tensor:
+        return self.network.feature_map(images)
+
+
+class _TextEncoder(nn.Module):
+    def __init__(self, network: ImageTextNetwork) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(
+        self, input_ids: Int[Tensor, "sentence token"], attention_mask: Int[Tensor, "sentence token"]
+    ) -> Tensor:
+        return self.network.encode_sentences(input_ids, attention_mask.sum(dim=1))
+
+
+def export_onnx(network: ImageTextNetwork, folder: Path) -> None:
+    """Write image_encoder.onnx, text_encoder.onnx and tokenizer.json, each checked against torch before it is written.
+
+    The image encoder maps ``images``, float32 (batch, 3, size, size) in [0, 1], to ``feature_map`` (batch, dim, row,
+    column); the normalisation of the channels is inside. The text encoder maps ``input_ids`` and ``attention_mask``,
+    int64 (batch, token) with the padding at the end, to ``sentence_embedding`` (batch, dim). Neither result is
+    normalised to length 1. Size, geometry and treatment of texts stand in the files' metadata.
+
+    Args:
+        network: in evaluation mode, on the CPU.
+        folder: to write to.
+
+    Raises:
+        UserError: the extra is not installed; an encoder that cannot be exported.
+    """
+    _require_extra()
+    text, seen = network.text_encoder, network.view.seen
+    batch, token = torch.export.Dim("batch"), torch.export.Dim("token")
+    tokens, lengths = network.tokenize(["Small left pleural effusion.", "No edema", "The lungs are clear."])
+    mask = (torch.arange(tokens.shape[1]) < lengths[:, None]).long()
+    image = _program(
+        _ImageEncoder(network),
+        {"images": torch.rand(2, 3, seen, seen)},
+        "feature_map",
+        {"images": {0: batch}},
+        _IMAGES,
+        {
+            "image_size": network.image_size,
+            "geometry": network.geometry,
+            "prepared_size": network.prepared_size,
+            "stride": network.stride,
+        },
+    )
+    sentence = _program(
+        _TextEncoder(network),
+        {"input_ids": tokens, "attention_mask": mask},
+        "sentence_embedding",
+        {name: {0: batch, 1: token} for name in ("input_ids", "attention_mask")},
+        _SENTENCES,
+        {
+            "max_tokens": getattr(text, "max_tokens", None),
+            "final_period": getattr(text, "final_period", None),
+            "tokenizer": TOKENIZER_FILE,
+        },
+    )
+    write_text(text.tokenizer.to_str(), folder / TOKENIZER_FILE)
+    write_bytes(image, folder / IMAGE_FILE)
+    write_bytes(sentence, folder / TEXT_FILE)
+
+
+def _require_extra() -> None:
+    try:
+        import onnxruntime  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise UserError(f"ONNX files need the package {error.name}: pip install -e '.[onnx]'") from error
+
+
+def _program(
+    encoder: nn.Module,
+    inputs: Mapping[str, Tensor],
+    output: str,
+    dynamic_shapes: Mapping[str, Any],
+    description: str,
+    settings: Mapping[str, Any],
+) -> bytes:
+    """An encoder as a serialised ONNX model that gives torch's results."""
+    try:
+        with _quiet(), torch.no_grad():
+            program = torch.onnx.export(
+                encoder.eval(),
+                tuple(inputs.values()),
+                dynamo=True,
+                input_names=list(inputs),
+                output_names=[output],
+                dynamic_shapes=dict(dynamic_shapes),
+                verbose=False,
+            )
+    except torch.onnx.OnnxExporterError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"{output}: torch cannot write this encoder as ONNX ({reason}); leave --onnx out"
+        ) from error
+    assert program is not None, "torch.onnx.export with dynamo=True returns a program"
+    model = program.model_proto
+    # The exporter notes source lines, and with them folders of this machine.
+    for graph in (model.graph, *model.functions):
+        for part in (graph, *graph.node, *graph.value_info):
+            del part.metadata_props[:]
+    model.doc_string = description
+    for name, value in settings.items():
+        model.metadata_props.add(key=name, value=json.dumps(value))
+    content = model.SerializeToString()
+    _check(content, encoder, inputs, output)
+    return content
+
+
+def _check(content: bytes, encoder: nn.Module, inputs: Mapping[str, Tensor], output: str) -> None:
+    """Refuse a model that differs from torch at the batch size of the export, or at 1."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    for size in (1, len(next(iter(inputs.values())))):
+        some = {name: value[:size] for name, value in inputs.items()}
+        with torch.no_grad():
+            expected = encoder(*some.values()).numpy()
+        (found,) = session.run([output], {name: value.numpy() for name, value in some.items()})
+        difference, scale = np.abs(found - expected).max(), max(1.0, float(np.abs(expected).max()))
+        if not difference <= TOLERANCE * scale:
+            raise RuntimeError(f"{output}: ONNX differs from torch by {difference:.2g} at batch size {size}")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporter's remarks, which do not concern the user."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,132 @@
+"""Text encoder for transformers, image encoder for torchvision: both give the network's own embeddings."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import pytest
+import torch
+import torchvision
+from safetensors.torch import load_file
+from torch import nn
+from transformers import AutoTokenizer, BertModel
+
+from medclip_dcl.encoders.image import RegionEncoder, ResNetRegions
+from medclip_dcl.encoders.pretrained import load_bert
+from medclip_dcl.encoders.text import BertSentences, SentenceEncoder
+from medclip_dcl.errors import UserError
+from medclip_dcl.export.__main__ import main
+from medclip_dcl.export.encoders import export_image_encoder, export_text_encoder
+from medclip_dcl.networks.classifier import FindingNetwork
+from medclip_dcl.networks.image_text import ImageTextNetwork
+from medclip_dcl.networks.initial_weights import take_over
+from tests.export.small import small_network
+
+TEXTS = ["No pneumothorax.", "There is a patchy opacity in the right lower lung.", "Edema."]
+
+
+@pytest.mark.parametrize("pooling, projection", [("mean", "linear"), ("cls", "mlp")])
+def test_the_readme_of_the_text_encoder_computes_the_networks_embeddings(
+    small_bert, pooling, projection, tmp_path, monkeypatch
+):
+    network = small_network(small_bert, pooling=pooling, projection=projection)
+    export_text_encoder(network, tmp_path / "bert")
+    (block,) = re.findall(r"```python\n(.*?)```", (tmp_path / "bert/README.md").read_text(), re.DOTALL)
+    block = re.sub(r"texts = .*", f"texts = {TEXTS!r}", block)
+    found: dict = {}
+    monkeypatch.chdir(tmp_path / "bert")
+    exec(compile(block, "README.md", "exec"), found)
+    torch.testing.assert_close(found["embeddings"], network.embed_texts(TEXTS), rtol=1e-4, atol=1e-5)
+
+
+def test_the_text_encoder_loads_here_and_in_transformers(network, tmp_path):
+    folder = tmp_path / "bert"
+    for _ in range(2):  # the second replaces the first
+        export_text_encoder(network, folder)
+    assert os.listdir(tmp_path) == ["bert"]
+    own = network.text_encoder.bert.state_dict()
+    theirs, info = BertModel.from_pretrained(folder, add_pooling_layer=False, output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    again = BertSentences(str(folder), dim=5, max_tokens=40, pooling="mean")
+    for state in (theirs.state_dict(), load_bert(folder).state_dict(), again.bert.state_dict()):
+        assert state.keys() == own.keys() and all(torch.equal(state[name], own[name]) for name in own)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    long = " ".join(TEXTS * 9)
+    assert tokenizer([*TEXTS, long], truncation=True)["input_ids"] == network.text_encoder.tokenize(
+        [*TEXTS, long]
+    )
+    assert again.tokenize([*TEXTS, "no dot"]) == network.text_encoder.tokenize([*TEXTS, "no dot"])
+
+
+class OwnSentences(SentenceEncoder):
+    def __init__(self, dim: int = 5) -> None:
+        super().__init__()
+        self.dim = dim
+
+
+class OwnRegions(RegionEncoder):
+    def __init__(self, dim: int = 5) -> None:
+        super().__init__()
+        self.dim, self.stride = dim, 16
+
+
+def test_what_has_no_plain_form_or_place_is_refused(network, run, tmp_path, capsys):
+    own = ImageTextNetwork(OwnRegions(), OwnSentences(), network.similarity)
+    with pytest.raises(UserError, match="the text encoder is a OwnSentences, not a BERT"):
+        export_text_encoder(own, tmp_path / "bert")
+    with pytest.raises(UserError, match="the image encoder is a OwnRegions, not a ResNet"):
+        export_image_encoder(own, tmp_path / "a.safetensors")
+    with pytest.raises(UserError, match="takes the name of a .safetensors file, got .*a.pth"):
+        export_image_encoder(network, tmp_path / "a.pth")
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis/a.tex").write_text("precious")
+    for folder, message in (
+        (tmp_path / "out", "another folder"),
+        (tmp_path / "thesis", "is not a language model"),
+    ):
+        with pytest.raises(SystemExit):
+            main([str(run), str(tmp_path / "out"), "--text_encoder", str(folder)])
+        assert message in capsys.readouterr().err
+    assert (tmp_path / "thesis/a.tex").exists() and (tmp_path / "out/model.safetensors").exists()
+
+
+@pytest.mark.parametrize("depth, stride, projection", [(18, 16, "linear"), (50, 32, "mlp")])
+@torch.no_grad()
+def test_the_image_encoder_loads_strictly_in_torchvision_and_starts_a_training_here(
+    network, depth, stride, projection, tmp_path
+):
+    encoder = ResNetRegions(depth=depth, stride=stride, dim=5, projection=projection).eval()
+    source = ImageTextNetwork(
+        encoder, network.text_encoder, network.similarity, 96, (0.5, 0.4, 0.3), (3.0, 2.0, 1.0)
+    )
+    file = tmp_path / "resnet.safetensors"
+    export_image_encoder(source, file)
+    resnet = getattr(torchvision.models, f"resnet{depth}")()
+    resnet.fc = resnet.avgpool = nn.Identity()
+    if stride == 16:
+        resnet.layer4 = nn.Identity()
+    resnet.load_state_dict(load_file(file))
+    images = torch.rand(1, 3, 64, 96)
+    expected = encoder.features(images).flatten(1)
+    torch.testing.assert_close(resnet.eval()(images), expected, rtol=1e-3, atol=1e-3)
+
+    other = FindingNetwork(ResNetRegions(depth=depth, stride=stride, dim=7), ["Edema"])
+    taken = take_over(other, file)
+    assert taken.image_size == 96 and taken.left_out == []
+    assert other.mean.flatten().tolist() == pytest.approx([0.5, 0.4, 0.3])
+    assert other.std.flatten().tolist() == [3.0, 2.0, 1.0]
+    by_option = ResNetRegions(depth=depth, stride=stride, dim=7, weights=str(file))
+    for own in (other.image_encoder, by_option):
+        own.eval()
+        torch.testing.assert_close(own.features(images).flatten(1), expected)
+
+
+def test_a_file_without_the_last_stage_does_not_serve_an_encoder_that_has_one(network, tmp_path):
+    export_image_encoder(network, tmp_path / "a.safetensors")
+    for use in (
+        lambda: ResNetRegions(weights=str(tmp_path / "a.safetensors")),
+        lambda: take_over(FindingNetwork(ResNetRegions(), ["Edema"]), tmp_path / "a.safetensors"),
+    ):
+        with pytest.raises(UserError, match="ends before layer4.*set image_encoder.init_args.stride: 16"):
+            use()

@@ -1,0 +1,174 @@
+"""`python -m medclip_dcl.export`: what it writes, replaces and refuses; exports that cannot be loaded."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from medclip_dcl import load
+from medclip_dcl.encoders.pretrained import weights_fingerprint
+from medclip_dcl.export.__main__ import main
+from medclip_dcl.export.folder import export_model
+from medclip_dcl.formats import NETWORK
+from medclip_dcl.networks.image_text import ImageTextNetwork
+
+TEXTS = ["No pneumothorax.", "Mild pulmonary edema."]
+GREY = np.random.default_rng(0).integers(0, 256, (90, 70)).astype(np.uint8)
+
+
+def calibrate(folder, network, **fingerprint):
+    """Write a calibration of no finding into a run folder or an exported one."""
+    own = {"weights": weights_fingerprint(network), "image_size": 48, "geometry": "stretch", **fingerprint}
+    content = {"format_version": 1, "fingerprint": own, "findings": {}, "target": {}, "data": {}}
+    (folder / "calibration.json").write_text(json.dumps(content))
+    return content
+
+
+@pytest.fixture
+def exported(run, tmp_path):
+    export_model(run, tmp_path / "exported")
+    return tmp_path / "exported"
+
+
+def test_the_export_of_a_run_gives_the_runs_numbers_and_its_card_runs(run, tmp_path, monkeypatch, capsys):
+    main([str(run), str(tmp_path / "exported")])
+    assert sorted(path.name for path in (tmp_path / "exported").iterdir()) == [
+        "README.md",
+        "config.json",
+        "model.safetensors",
+    ]
+    found = load(tmp_path / "exported").similarity(GREY, TEXTS)
+    assert np.array_equal(found, load(run).similarity(GREY, TEXTS))
+    assert "warning: weights and vocabulary derive from" in capsys.readouterr().err
+    monkeypatch.chdir(tmp_path)
+    Image.fromarray(GREY).save("chest.jpg")
+    (block,) = re.findall(r"```python\n(.*?)```", (tmp_path / "exported/README.md").read_text(), re.DOTALL)
+    exec(compile(block, "README.md", "exec"), {})
+
+
+def test_an_earlier_export_is_replaced_whole(run, network, exported, tmp_path):
+    other = shutil.copytree(run, tmp_path / "other")
+    calibration = calibrate(other, network)
+    (exported / "image_encoder.onnx").write_text("of the earlier one")
+    export_model(other, exported)
+    assert json.loads((exported / "calibration.json").read_text()) == calibration
+    assert (exported / "README.md").read_text().count("# other\n") == 1
+    assert not (exported / "image_encoder.onnx").exists()
+    export_model(run, exported)
+    assert not (exported / "calibration.json").exists()
+
+
+def test_a_calibration_of_other_weights_stays_behind(run, network, tmp_path):
+    other = shutil.copytree(run, tmp_path / "other")
+    calibrate(other, network, weights="0123456789abcdef")
+    export_model(other, tmp_path / "exported")
+    assert not (tmp_path / "exported/calibration.json").exists()
+    assert "calibration.json: is of other weights" in (tmp_path / "exported/README.md").read_text()
+
+
+def test_an_export_can_be_exported_again_with_its_card(network, exported, tmp_path):
+    calibrate(exported, network)
+    export_model(exported, tmp_path / "copy")
+    for file in exported.iterdir():
+        assert (tmp_path / "copy" / file.name).read_bytes() == file.read_bytes()
+    before = {file: file.stat().st_mtime_ns for file in exported.iterdir()}
+    export_model(exported, exported)
+    assert {file: file.stat().st_mtime_ns for file in exported.iterdir()} == before
+
+
+def test_a_killed_export_is_completed(run, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(ImageTextNetwork, "save_pretrained", killed_after_weights)
+        with pytest.raises(KeyboardInterrupt):
+            export_model(run, tmp_path / "exported")
+    with pytest.raises(FileNotFoundError, match=r"config.json is missing; .*-m medclip_dcl.export RUN"):
+        load(tmp_path / "exported")
+    export_model(run, tmp_path / "exported")
+    load(tmp_path / "exported")
+
+
+def killed_after_weights(self, folder):
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"")
+    raise KeyboardInterrupt
+
+
+def test_other_folders_are_left_alone(run, exported, tmp_path, capsys):
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project/README.md").write_text("precious")
+    (exported / "thesis.tex").write_text("precious")
+    (tmp_path / "file").write_text("precious")
+    for folder, named in (
+        (tmp_path / "project", "holds README.md"),
+        (exported, "holds thesis.tex"),
+        (run, "holds checkpoints"),
+        (tmp_path / "file", "is a file"),
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            main([str(run), str(folder)])
+        message = capsys.readouterr().err
+        assert stopped.value.code == 2 and named in message and message.count("\n") == 1
+    assert (tmp_path / "project/README.md").read_text() == "precious"
+    for source, error in ((tmp_path / "nowhere", FileNotFoundError), (tmp_path / "project", ValueError)):
+        with pytest.raises(error, match="is neither a run folder .* nor an exported folder"):
+            export_model(source, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(SystemExit):
+        main([str(run), str(tmp_path / "new"), "--public"])
+    assert "--public needs --push_to_hub" in capsys.readouterr().err
+
+
+def test_a_card_that_cannot_be_made_leaves_the_earlier_export(run, exported, tmp_path):
+    damaged = shutil.copytree(run, tmp_path / "damaged")
+    (damaged / "results.json").write_text("{")
+    with pytest.raises(ValueError, match="results.json is not readable JSON"):
+        export_model(damaged, exported)
+    assert "# mine\n" in (exported / "README.md").read_text()
+
+
+def newer(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "format_version": NETWORK.version + 1}))
+
+
+def truncated(name):
+    def cut(folder):
+        (folder / name).write_bytes((folder / name).read_bytes()[:-9])
+
+    return cut
+
+
+def pointer(folder):
+    (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+
+
+def of_bert(folder):
+    (folder / "config.json").write_text('{"model_type": "bert"}')
+
+
+@pytest.mark.parametrize(
+    "damage, message",
+    [
+        (
+            newer,
+            r"config.json: .* of format version 2, this program reads up to version 1; update medclip_dcl",
+        ),
+        (truncated("model.safetensors"), "model.safetensors is not a safetensors file, or it is truncated"),
+        (truncated("config.json"), "config.json is not JSON, or it is truncated: .*copy it again"),
+        (
+            lambda folder: (folder / "model.safetensors").unlink(),
+            "model.safetensors is missing; .*write it again",
+        ),
+        (pointer, "model.safetensors is a pointer of Git LFS, .*run `git lfs pull`"),
+        (of_bert, "describes no image-text network; give a folder that save_pretrained wrote"),
+    ],
+)
+def test_exports_that_cannot_be_loaded_say_what_to_do(exported, damage, message):
+    damage(exported)
+    with pytest.raises(ValueError, match=message):
+        load(exported)

@@ -1,0 +1,89 @@
+"""ONNX files of both encoders equal torch at any batch size and token length."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from medclip_dcl.export.__main__ import main
+from medclip_dcl.export.onnx_files import IMAGE_FILE, TEXT_FILE, TOKENIZER_FILE, export_onnx
+
+onnxruntime = pytest.importorskip("onnxruntime")
+
+
+@pytest.fixture(scope="module")
+def folder(network, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("onnx") / "exported"
+    export_onnx(network, folder)
+    return folder
+
+
+def session(file):
+    return onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+
+
+@torch.no_grad()
+def test_images(network, folder):
+    model = session(folder / IMAGE_FILE)
+    for size in (1, 3, 7):
+        images = torch.rand(size, 3, 48, 48)
+        (found,) = model.run(["feature_map"], {"images": images.numpy()})
+        expected = network.feature_map(images).numpy()
+        assert found.shape == (size, 5, 3, 3) and np.abs(expected).max() > 0.1
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
+
+
+@torch.no_grad()
+def test_sentences(network, folder):
+    model = session(folder / TEXT_FILE)
+    for lengths in ([5], [2, 40, 11], [3, 9, 4, 17, 17, 2, 6]):
+        counts = torch.tensor(lengths)
+        tokens = torch.randint(5, 60, (len(lengths), max(lengths)))
+        mask = torch.arange(max(lengths)) < counts[:, None]
+        tokens = tokens * mask
+        inputs = {"input_ids": tokens.numpy(), "attention_mask": mask.long().numpy()}
+        (found,) = model.run(["sentence_embedding"], inputs)
+        expected = network.encode_sentences(tokens, counts).numpy()
+        assert np.abs(expected).max() > 0.1
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
+
+
+def test_the_tokenizer_beside_them_serves_the_text_encoder(network, folder):
+    texts = ["No pneumothorax.", "Small left pleural effusion."]
+    tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_FILE))
+    tokenizer.enable_padding()
+    encoded = tokenizer.encode_batch(texts)
+    inputs = {
+        "input_ids": np.array([one.ids for one in encoded]),
+        "attention_mask": np.array([one.attention_mask for one in encoded]),
+    }
+    (found,) = session(folder / TEXT_FILE).run(None, inputs)
+    np.testing.assert_allclose(found, network.embed_texts(texts).numpy(), atol=1e-4)
+
+
+def test_the_files_describe_themselves_and_name_no_folder_of_this_machine(folder):
+    described = session(folder / IMAGE_FILE).get_modelmeta()
+    settings = {name: json.loads(text) for name, text in described.custom_metadata_map.items()}
+    assert settings == {"image_size": 48, "geometry": "stretch", "prepared_size": None, "stride": 16}
+    assert "grey levels / 255" in described.description
+    settings = session(folder / TEXT_FILE).get_modelmeta().custom_metadata_map
+    assert settings == {"max_tokens": "40", "final_period": "true", "tokenizer": '"tokenizer.json"'}
+    for name in (IMAGE_FILE, TEXT_FILE):
+        assert b".py" not in (folder / name).read_bytes()
+
+
+def test_without_the_extra_one_line_says_what_to_install(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(SystemExit) as stopped:
+        main([str(run), str(tmp_path / "out"), "--onnx"])
+    assert stopped.value.code == 2
+    error = capsys.readouterr().err
+    assert (
+        error
+        == "medclip_dcl.export: error: ONNX files need the package onnxruntime: pip install -e '.[onnx]'\n"
+    )
