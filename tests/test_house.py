@@ -20,7 +20,6 @@ FLOORS = [
     (
         "errors",
         "files",
-        "score_table",
         "worker_processes",
         "findings",
         "distributed",
@@ -90,7 +89,7 @@ for name in {lower}:
 from medclip_dcl import load
 load({str(tmp_path / "model")!r})
 assert "pytorch_lightning" not in sys.modules, "load"
-from medclip_dcl import ask
+from medclip_dcl.ask import __main__ as ask
 ask.main({[*to_model, "--text", "x", "--output", str(tmp_path / "out")]})
 ask.main({[*to_model, "--classify", "--output", str(tmp_path / "out/scores.parquet")]})
 assert "pytorch_lightning" not in sys.modules, "ask"

@@ -381,7 +381,7 @@ def test_bad_sources(model, tmp_path):
     ):
         load(tmp_path / "newer")
     (tmp_path / "newer/model.safetensors").unlink()
-    with pytest.raises(FileNotFoundError, match="model.safetensors is missing; copy the whole folder"):
+    with pytest.raises(FileNotFoundError, match="model.safetensors is missing; give a run folder"):
         load(tmp_path / "newer")
     with pytest.raises(FileNotFoundError, match="config.json is missing"):
         load(tmp_path)

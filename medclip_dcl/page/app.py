@@ -69,6 +69,7 @@ def make_app(model: ImageTextInference, name: str) -> Starlette:
         (FOLDER / "page.html").read_text(encoding="utf-8"), autoescape=True, undefined=jinja2.StrictUndefined
     ).render(
         model=name,
+        calibration=viewer.calibration,
         examples=_EXAMPLES,
         colours=_png_url(_colour_bar()),
         most_sentences=MOST_SENTENCES,
@@ -86,7 +87,7 @@ def make_app(model: ImageTextInference, name: str) -> Starlette:
             "width": width,
             "height": height,
             "picture": _png_url(shown.grey),
-            "scores": [{"finding": finding, "score": score} for finding, score in scores.items()],
+            "scores": [{"finding": finding, **score._asdict()} for finding, score in scores.items()],
         }
 
     def forget_image(content: bytes) -> dict[str, Any]:

@@ -8,11 +8,13 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, UInt8
 from PIL import Image
 
+from medclip_dcl.calibration import Calibration
 from medclip_dcl.errors import UserError
 from medclip_dcl.findings import CHEX5
 from medclip_dcl.inference import EncodedImage, ImageTextInference
@@ -52,6 +54,20 @@ class ShownImage:
     heat_maps: dict[str, Float[np.ndarray, "height width"]] = field(default_factory=dict)
 
 
+class FindingScore(NamedTuple):
+    """Zero-shot score of a finding.
+
+    Attributes:
+        difference: similarity with the positive minus that with the negative prompt.
+        probability: calibrated; None without a calibration.
+        threshold: probability from which the finding counts as positive; None without a calibration.
+    """
+
+    difference: float
+    probability: float | None = None
+    threshold: float | None = None
+
+
 class Viewer:
     """A model and the images that pages show, each known by a token that only its own page has.
 
@@ -66,12 +82,19 @@ class Viewer:
         self._images: OrderedDict[str, ShownImage] = OrderedDict()
         self._images_lock, self._model_lock = threading.Lock(), threading.Lock()
 
-    def open(self, content: bytes) -> tuple[str, ShownImage, dict[str, float]]:
+    @property
+    def calibration(self) -> Calibration | None:
+        """The model's, if it has at least one calibrated finding."""
+        found = self.model.calibration
+        is_any = found is not None and any(one.method is not None for one in found.findings.values())
+        return found if is_any else None
+
+    def open(self, content: bytes) -> tuple[str, ShownImage, dict[str, FindingScore]]:
         """Decode and encode an image file.
 
         Returns:
-            the image's token, the image, and its zero-shot scores: finding -> similarity with the positive minus that
-            with the negative prompt of CheX5, not calibrated.
+            the image's token, the image, and its zero-shot scores by finding: those of the model's calibration, else
+            CheX5.
 
         Raises:
             UnusableImageError: not an image file that can be shown; says what to do.
@@ -79,8 +102,7 @@ class Viewer:
         with self._model_lock:
             image = _decoded(content)
             encoded = self.model.encode_image(image)
-            row = self.model.classify(image, CHEX5).iloc[0]
-            scores = {finding: float(row[finding]) for finding in CHEX5}
+            scores = self._scores(image)
             grey = _shown(image)
         shown = ShownImage(grey, replace(encoded, grey=Image.fromarray(grey)))
         token = secrets.token_urlsafe()
@@ -89,6 +111,22 @@ class Viewer:
             while len(self._images) > MOST_IMAGES:
                 self._images.popitem(last=False)
         return token, shown, scores
+
+    def _scores(self, image: Image.Image) -> dict[str, FindingScore]:
+        calibration = self.calibration
+        table = self.model.classify(image, CHEX5 if calibration is None else calibration.prompts())
+        differences = {str(finding): float(table[finding].iloc[0]) for finding in table}
+        if calibration is None:
+            return {finding: FindingScore(difference) for finding, difference in differences.items()}
+        probabilities = calibration.probabilities(table)
+        return {
+            finding: FindingScore(
+                difference, float(probabilities[finding].iloc[0]), calibration.findings[finding].threshold
+            )
+            if calibration.findings[finding].method is not None
+            else FindingScore(difference)
+            for finding, difference in differences.items()
+        }
 
     def forget(self, token: str) -> None:
         """Remove an image from memory, if it is there."""

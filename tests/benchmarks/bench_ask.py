@@ -24,9 +24,10 @@ import numpy as np
 import torch
 from results_file import write_section
 
-from medclip_dcl import ask, load
+from medclip_dcl import load
+from medclip_dcl.ask import __main__ as ask
+from medclip_dcl.ask.loading import image_files_in
 from medclip_dcl.pictures.inputs import as_grey, network_input
-from medclip_dcl.pictures.loading import image_files_in
 
 TITLE = "Ask"
 BATCH = 32

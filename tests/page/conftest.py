@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +14,10 @@ import torch
 from PIL import Image
 
 from medclip_dcl import load
+from medclip_dcl.calibration import Calibration, FindingCalibration
 from medclip_dcl.encoders.image import ResNetRegions
 from medclip_dcl.encoders.text import BertSentences
+from medclip_dcl.findings import CHEX5
 from medclip_dcl.inference import ImageTextInference
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.similarity import LSENonLocal
@@ -39,6 +42,26 @@ def exported(small_bert, tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def model(exported) -> ImageTextInference:
     return load(exported)
+
+
+@pytest.fixture(scope="session")
+def calibrated(exported) -> ImageTextInference:
+    """The model with a calibration of all findings but Edema."""
+    model = load(exported)
+    platt: dict[str, Any] = {
+        "method": "platt",
+        "parameters": {"temperature": 0.02, "offset": 0.1},
+        "threshold": 0.5,
+    }
+    findings = {
+        finding: FindingCalibration(
+            (pair.negative,), (pair.positive,), 30, 30, 25, 25, **({} if finding == "Edema" else platt)
+        )
+        for finding, pair in CHEX5.items()
+    }
+    data = {"patients": 50, "folder": "phantom"}
+    model.calibration = Calibration(model.network.fingerprint(), 14.0, {"sensitivity": 0.95}, data, findings)
+    return model
 
 
 @pytest.fixture(scope="session")

@@ -31,12 +31,25 @@ def test_an_image_is_shown_scored_and_drawn_like_by_the_model(viewer, model, ima
     assert viewer.image(token) is shown
     np.testing.assert_array_equal(shown.grey, grey)
     expected = model.classify(grey).iloc[0]
-    assert scores == pytest.approx({finding: expected[finding] for finding in CHEX5})
+    assert {finding: score.difference for finding, score in scores.items()} == pytest.approx(
+        {finding: expected[finding] for finding in CHEX5}
+    )
+    assert all(score.probability is None for score in scores.values())
     texts = ["No pneumothorax.", "Mild pulmonary edema."]
     found = viewer.heat_maps(shown, texts)
     np.testing.assert_allclose(found, [model.heat_map(grey, text) for text in texts], atol=1e-6)
     assert np.isnan(found[0][:, 0]).all(), "the model sees the middle square alone"
     assert limits(found) == (np.nanmin(found), np.nanmax(found))
+
+
+def test_a_calibrated_model_shows_probabilities_and_thresholds(calibrated, image_file):
+    _, _, scores = Viewer(calibrated).open(image_file.read_bytes())
+    expected = calibrated.classify(image_file, calibrated=True).iloc[0]
+    assert list(scores) == list(CHEX5)
+    assert scores["Edema"].probability is None and scores["Edema"].threshold is None
+    for finding in set(CHEX5) - {"Edema"}:
+        assert scores[finding].probability == pytest.approx(expected[finding])
+        assert scores[finding].threshold == 0.5
 
 
 def test_a_large_image_is_shown_smaller_but_seen_by_the_model_as_it_is(viewer, model):

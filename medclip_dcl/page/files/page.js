@@ -85,17 +85,29 @@ async function ask(path, question) {
 }
 
 function showScores(scores) {
-  const longest = Math.max(0.25, ...scores.map(({ score }) => Math.abs(score)));
-  const rows = scores.map(({ finding, score }) => {
+  const longest = Math.max(0.25, ...scores.map(({ difference }) => Math.abs(difference)));
+  const rows = scores.map(({ finding, difference, probability, threshold }) => {
     const row = document.createElement("tr");
     row.innerHTML = '<th scope="row"></th><td><div class="track"><i></i></div></td><td class="value"></td>';
     row.querySelector("th").textContent = finding;
-    row.querySelector(".value").textContent = signed(score);
     const bar = row.querySelector("i");
-    const half = (50 * Math.abs(score)) / longest;
-    bar.classList.toggle("negative", score < 0);
+    if (probability !== null) {
+      row.querySelector(".value").textContent = `${Math.round(100 * probability)} %`;
+      row.querySelector(".track").classList.add("probability");
+      row.classList.toggle("positive", probability >= threshold);
+      bar.classList.toggle("negative", probability < threshold);
+      bar.style.width = `${100 * probability}%`;
+      const mark = document.createElement("b");
+      mark.style.left = `${100 * threshold}%`;
+      mark.title = `threshold ${Math.round(100 * threshold)} %`;
+      row.querySelector(".track").append(mark);
+      return row;
+    }
+    row.querySelector(".value").textContent = signed(difference);
+    const half = (50 * Math.abs(difference)) / longest;
+    bar.classList.toggle("negative", difference < 0);
     bar.style.width = `${half}%`;
-    bar.style.left = `${score < 0 ? 50 - half : 50}%`;
+    bar.style.left = `${difference < 0 ? 50 - half : 50}%`;
     return row;
   });
   find("scores").querySelector("tbody").replaceChildren(...rows);

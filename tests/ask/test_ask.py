@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,14 +14,16 @@ import torch
 import yaml
 from PIL import Image
 
-from medclip_dcl import ask, load
+from medclip_dcl import load
+from medclip_dcl.ask import __main__ as ask
+from medclip_dcl.ask import loading
+from medclip_dcl.ask.score_table import ScoreTable
+from medclip_dcl.calibration import Calibration, FindingCalibration
 from medclip_dcl.encoders.image import ResNetRegions
 from medclip_dcl.encoders.text import BertSentences
 from medclip_dcl.findings import CHEX5
 from medclip_dcl.networks.image_text import ImageTextNetwork
-from medclip_dcl.pictures import loading
 from medclip_dcl.pictures.overlay import overlay
-from medclip_dcl.score_table import ScoreTable
 from medclip_dcl.similarity import LSENonLocal
 
 TEXTS = ["Mild pulmonary edema.", "No pneumothorax."]
@@ -128,6 +131,38 @@ def test_scores_of_a_folder_are_those_of_classify(exported, model, files, tmp_pa
     assert list(table.index[table["warning"].notna()]) == [5]
     assert "7 images, 1 with an error, 1 with a warning" in capsys.readouterr().err
     assert sorted(file.name for file in output.parent.iterdir()) == [output.name, f"{output.name}.json"]
+
+
+def test_a_calibrated_table_has_the_probabilities_of_classify_and_the_side_of_their_threshold(
+    small_bert, files, tmp_path, capsys
+):
+    folder = export(small_bert, tmp_path / "model")
+    network = load(folder).network
+    platt: dict[str, Any] = {
+        "method": "platt",
+        "parameters": {"temperature": 0.02, "offset": 0.1},
+        "threshold": 0.5,
+    }
+    findings = {
+        finding: FindingCalibration(
+            (pair.negative,), (pair.positive,), 30, 30, 25, 25, **({} if finding == "Edema" else platt)
+        )
+        for finding, pair in CHEX5.items()
+    }
+    calibration = Calibration(network.fingerprint(), 14.0, {"sensitivity": 0.95}, {}, findings)
+    asked = ["--model", folder, files / "a.jpg", files / "lost.jpg", "--classify", "--calibrated"]
+    table = tmp_path / "scores.csv"
+    assert "evaluation.calibrate" in refused(capsys, *asked, "--output", table)
+    calibration.write(folder / "calibration.json")
+    run(*asked, "--output", table)
+    found = pd.read_csv(table, index_col="image")
+    expected = load(folder).classify(files / "a.jpg", calibrated=True).iloc[0]
+    for finding in set(CHEX5) - {"Edema"}:
+        assert found[finding].iloc[0] == pytest.approx(expected[finding], abs=1e-6)
+        assert found[f"{finding} positive"].iloc[0] == (expected[finding] >= 0.5)
+    assert found[["Edema", "Edema positive"]].isna().all(axis=None)
+    assert found.loc[str(files / "lost.jpg"), "Cardiomegaly positive":].isna().sum() >= 4
+    assert "another calibration" in refused(capsys, *asked[:-1], "--output", table)
 
 
 def test_prompts_of_a_file_and_a_list_of_images(exported, model, files, tmp_path):
@@ -279,6 +314,6 @@ def test_a_model_that_is_not_there_is_one_line(tmp_path, capsys):
     Image.effect_noise((20, 20), 9).save(tmp_path / "a.jpg")
     (tmp_path / "empty").mkdir()
     options = (tmp_path / "a.jpg", "--text", "x", "--output", tmp_path / "out")
-    assert "config.json is missing; copy the whole folder" in refused(
+    assert "config.json is missing; give a run folder" in refused(
         capsys, "--model", tmp_path / "empty", *options
     )

@@ -1,7 +1,8 @@
 """Ask a trained model from the shell: ``python -m medclip_dcl.ask --model M IMAGE... --text "..." --output FOLDER``.
 
 With ``--text``: for each image and text the heat map over the image as PNG, and the similarities in scores.csv. With
-``--classify``: zero-shot scores of images, folders or a list of files in one table, which a killed command continues.
+``--classify``: zero-shot scores, or calibrated probabilities, of images, folders or a list of files in one table, which
+a killed command continues.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 import argparse
 import csv
 import io
+import json
 import os
 import re
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from medclip_dcl.inference import ImageTextInference
 
 SCORES_FILE = "scores.csv"
+POSITIVE = " positive"
+"""Ends the name of a column: 1 where the probability reaches the finding's threshold, else 0."""
 COLUMNS = ("image", "text", "similarity", "lowest_cosine", "highest_cosine", "heat_map", "error", "warning")
 DTYPES = ("float32", "bfloat16", "float16")
 _PROGRAM = "medclip_dcl.ask"
@@ -72,6 +76,11 @@ def _parser() -> argparse.ArgumentParser:
     task = parser.add_mutually_exclusive_group(required=True)
     task.add_argument("--text", action="append", help="sentence to look for; may be given several times")
     task.add_argument("--classify", action="store_true", help="zero-shot scores of CheX5, or of --prompts")
+    add(
+        "--calibrated",
+        action="store_true",
+        help="with --classify: probabilities, and whether they reach the threshold, by the model's calibration.json",
+    )
     add("--prompts", metavar="FILE", help="YAML file of finding: [negative, positive] for --classify")
     add(
         "--output",
@@ -108,6 +117,8 @@ def _check(options: argparse.Namespace) -> None:
         raise UserError("give image files or folders, or --list FILE")
     if options.prompts is not None and not options.classify:
         raise UserError("--prompts belongs to --classify; with --text give the sentences themselves")
+    if options.calibrated and not options.classify:
+        raise UserError("--calibrated belongs to --classify; similarities of sentences are not calibrated")
     if not options.classify:
         if options.output.suffix in (".csv", ".parquet") or options.output.is_file():
             raise UserError(
@@ -184,8 +195,8 @@ def _ask_image(
 
 def classify_files(options: argparse.Namespace) -> None:
     """Write one table of zero-shot scores; finished rows of a killed command are kept."""
+    from medclip_dcl.ask.score_table import ERROR, IMAGE, WARNING, ScoreTable, check_table_file
     from medclip_dcl.findings import CHEX5, read_prompts
-    from medclip_dcl.score_table import ERROR, IMAGE, WARNING, ScoreTable, check_table_file
 
     check_table_file(options.output)
     prompts = read_prompts(CHEX5 if options.prompts is None else options.prompts, "--prompts")
@@ -194,11 +205,18 @@ def classify_files(options: argparse.Namespace) -> None:
     images = _images(options)
     _require_writable(options.output, options.output.parent)
     model = _load(options)
-    with ScoreTable(options.output, list(prompts), _meaning(model, prompts, options.dtype)) as table:
+    meaning, columns = _meaning(model, options.dtype), list(prompts)
+    if options.calibrated:
+        calibration = model.require_calibration()
+        prompts = calibration.prompts(options.prompts)
+        columns = [*prompts, *(f"{finding}{POSITIVE}" for finding in prompts)]
+        meaning["calibration"] = json.loads(calibration.to_json())
+    meaning["prompts"] = {finding: [list(texts) for texts in pair] for finding, pair in prompts.items()}
+    with ScoreTable(options.output, columns, meaning) as table:
         if table.is_finished(images):
             print(f"{options.output} is finished: {len(images):,} images", file=sys.stderr)
             return
-        _add_missing(table, model, prompts, images, options)
+        _add_missing(table, _scorer(model, prompts, options.calibrated), model.network.view, images, options)
         with _writing(options.output):
             frame = table.finish(images, model=str(options.model))
     n_errors, n_warnings = int(frame[ERROR].notna().sum()), int(frame[WARNING].notna().sum())
@@ -206,15 +224,44 @@ def classify_files(options: argparse.Namespace) -> None:
     print(f"written: {options.output} ({', '.join([f'{len(images):,} images', *notes])})", file=sys.stderr)
 
 
+def _scorer(
+    model: ImageTextInference, prompts: Any, is_calibrated: bool
+) -> Callable[[Any], list[dict[str, float | None]]]:
+    """A function from a batch of network inputs to a row of scores for each image."""
+    import pandas as pd
+
+    differences = model.scorer(prompts)
+
+    def score(inputs: Any) -> list[dict[str, float | None]]:
+        table = pd.DataFrame(differences(inputs), columns=list(prompts))
+        if is_calibrated:
+            calibration = model.require_calibration()
+            table = calibration.probabilities(table)
+            for finding in prompts:
+                threshold = calibration.findings[finding].threshold
+                is_positive = None if threshold is None else (table[finding] >= threshold).astype(float)
+                table[f"{finding}{POSITIVE}"] = is_positive
+        rows = table.round(_DIGITS).astype(object)
+        names = list(rows.columns)
+        values = rows.where(rows.notna(), None).itertuples(index=False, name=None)
+        return [dict(zip(names, row, strict=True)) for row in values]
+
+    return score
+
+
 def _add_missing(
-    table: Any, model: ImageTextInference, prompts: Any, images: Sequence[str], options: argparse.Namespace
+    table: Any,
+    score: Callable[[Any], list[dict[str, float | None]]],
+    view: Any,
+    images: Sequence[str],
+    options: argparse.Namespace,
 ) -> None:
     """Score the images that have no row yet."""
     import numpy as np
     from tqdm import tqdm  # type: ignore[import-untyped]
 
-    from medclip_dcl.pictures.loading import read_in_batches
-    from medclip_dcl.score_table import ERROR, IMAGE, WARNING
+    from medclip_dcl.ask.loading import read_in_batches
+    from medclip_dcl.ask.score_table import ERROR, IMAGE, WARNING
 
     missing = table.missing(images)
     bar = tqdm(
@@ -225,16 +272,15 @@ def _add_missing(
         mininterval=0.5 if sys.stderr.isatty() else 30.0,
         dynamic_ncols=True,
     )
-    score = model.scorer(prompts)
     with bar:
-        for files in read_in_batches(missing, model.network.view, options.batch_size, options.workers):
+        for files in read_in_batches(missing, view, options.batch_size, options.workers):
             squares = [file.square for file in files if file.square is not None]
-            differences = iter(score(np.stack(squares)) if squares else ())
+            scores = iter(score(np.stack(squares)) if squares else ())
             rows = [
                 {
                     IMAGE: file.name,
-                    **dict.fromkeys(prompts),
-                    **(_rounded(prompts, next(differences)) if file.square is not None else {}),
+                    **dict.fromkeys(table.columns),
+                    **(next(scores) if file.square is not None else {}),
                     ERROR: file.error or None,
                     WARNING: file.warning or None,
                 }
@@ -245,11 +291,7 @@ def _add_missing(
             bar.update(len(files))
 
 
-def _rounded(findings: Any, scores: Any) -> dict[str, float]:
-    return {name: round(float(score), _DIGITS) for name, score in zip(findings, scores, strict=True)}
-
-
-def _meaning(model: ImageTextInference, prompts: Any, dtype: str) -> dict[str, Any]:
+def _meaning(model: ImageTextInference, dtype: str) -> dict[str, Any]:
     """What the scores depend on besides the images."""
     from medclip_dcl.encoders.pretrained import weights_fingerprint
 
@@ -257,7 +299,6 @@ def _meaning(model: ImageTextInference, prompts: Any, dtype: str) -> dict[str, A
     return {
         "model": weights_fingerprint(model.network),
         "image size": [view.size, view.geometry, view.prepared],
-        "prompts": {finding: [list(texts) for texts in pair] for finding, pair in prompts.items()},
         "dtype": dtype,
     }
 
@@ -273,7 +314,7 @@ def _images(options: argparse.Namespace) -> list[str]:
     for name in options.images:
         path = Path(name).expanduser()
         if path.is_dir():
-            from medclip_dcl.pictures.loading import image_files_in
+            from medclip_dcl.ask.loading import image_files_in
 
             found += map(str, image_files_in(path))
         elif path.exists():
