@@ -146,9 +146,9 @@ def main() -> None:
         [
             f"CPU, 1 thread and 1 loader process, on a shared machine (load {os.getloadavg()[0]:.1f} on "
             f"{os.cpu_count()} cores at the end); torch {torch.__version__}; the demo's model ({view}, {view.size} "
-            f"pixels), {options.copies} copies of each of {len(files)} real chest X-rays (JPEG), CheX5's prompts; "
-            f"medians of {options.rounds} interleaved rounds. `python tests/benchmarks/bench_ask.py --model runs/demo"
-            " --images FOLDER`",
+            f"pixels), {options.copies} copies of each of {len(files)} real chest X-rays (JPEG), CheX5's prompts, "
+            f"batches of {BATCH}; medians of {options.rounds} interleaved rounds. "
+            "`python tests/benchmarks/bench_ask.py --model runs/demo --images FOLDER`",
             "",
             "| what | measured | asked for |",
             "|---|---|---|",
