@@ -29,7 +29,8 @@ $(RAW)/phantom_truth/phantom.json: | $(INSTALLED)
 	$(RUN) -m data_prep.phantom --output $(RAW) --studies 2600 --seed 0
 
 $(SET)/dataset.json: $(RAW)/phantom_truth/phantom.json
-	$(RUN) -m data_prep.mimic_cxr --source $(RAW) --output $(SET) --ms_cxr $(RAW)/MS_CXR_Local_Alignment_v1.0.0.json
+	$(RUN) -m data_prep.mimic_cxr --source $(RAW) --output $(SET) --ms_cxr $(RAW)/MS_CXR_Local_Alignment_v1.0.0.json \
+	    --patients $(RAW)/patients.csv.gz
 
 $(LM)/fit.json: $(SET)/dataset.json
 	$(RUN) -m medclip_dcl fit --config configs/language_model_small.yaml --run_folder $(LM) --data.init_args.folder $(SET)

@@ -9,6 +9,8 @@ FILE.csv (or .csv.gz) has a header and one row for each image, in these columns,
     patient      name or number; all rows of a patient are used for the same purpose
     study        optional, name or number; rows of one study share their report. Without it every row is a study
     view         optional; images of other views than PA, AP and FRONTAL (option --views) are left out
+    sex, age     optional, for tables of results by group: F, M, female or male, else unknown; age at the study in
+                 years, or as DICOM has it (045Y, 006M), else unknown
     split        optional: train, validate or test. Without it patients are drawn by --split_seed and --split_shares
     Atelectasis, Cardiomegaly, ... (CheXpert's names, in any case): optional labels: 1, 0, -1 (uncertain) or empty;
                  so are the columns of other findings that --label_columns names
@@ -36,7 +38,7 @@ from data_prep.sources import preparation
 from data_prep.sources import rows as row_tables
 from data_prep.sources.preparation import Source
 from data_prep.sources.releases import CsvFile, ReleaseError, labels_as_numbers
-from data_prep.sources.rows import ROW, TEXTS, image_paths, label_columns, rows_source, split_names
+from data_prep.sources.rows import PEOPLE, ROW, TEXTS, image_paths, label_columns, rows_source, split_names
 from medclip_dcl.data.prepared import TABLES
 from medclip_dcl.findings import CHEXPERT
 
@@ -45,7 +47,7 @@ VIEWS = ("PA", "AP", "FRONTAL")
 
 _ADVICE = "fix the table"
 _READING_ADVICE = f"{_ADVICE}, or name its --encoding (as cp1252 or utf-16) and its --delimiter"
-_COLUMNS = ("image", *TEXTS, "patient", "study", "view", "split")
+_COLUMNS = ("image", *TEXTS, "patient", "study", "view", "split", *PEOPLE)
 _RESERVED = {*_COLUMNS, "file", *(column for columns in TABLES.values() for column in columns)} - set(
     CHEXPERT
 )
@@ -92,6 +94,8 @@ class Settings(row_tables.Settings):
     study_column: str | None = _column("study")
     view_column: str | None = _column("view")
     split_column: str | None = _column("split")
+    sex_column: str | None = _column("sex")
+    age_column: str | None = _column("age")
     label_columns: Sequence[str] = option(
         "columns of labels of other findings than CheXpert's; the columns' names are the findings'",
         (),
@@ -137,8 +141,10 @@ def _columns(settings: Settings) -> dict[str, str]:
     named = {name: getattr(settings, f"{name}_column") for name in _COLUMNS}
     if settings.text_only and (named["image"] or settings.images or settings.views != VIEWS):
         raise ReleaseError("--text_only has no images: leave out --image_column, --images and --views")
+    if settings.text_only and (named["sex"] or named["age"]):
+        raise ReleaseError("--text_only has no images to group: leave out --sex_column and --age_column")
     # If an option names one kind of text, the other is not looked up by its default name.
-    skipped = {"image", "view"} if settings.text_only else set()
+    skipped = {"image", "view", *PEOPLE} if settings.text_only else set()
     if named["text"] is not None:
         skipped |= {"findings", "impression"}
     elif named["findings"] is not None or named["impression"] is not None:
@@ -248,17 +254,17 @@ def _read(settings: Settings, columns: dict[str, str]) -> Source:
 
 
 def _shared_by_study(rows: pd.DataFrame, is_frontal: pd.Series) -> pd.DataFrame:
-    """Texts and labels in all rows of their study: only the row of the lateral image may have the report."""
+    """Texts, labels, sex and age in all rows of their study: only the row of the lateral image may have the report."""
     rows = rows.copy()
     # Values of a frontal row take precedence.
     order = (~is_frontal).sort_values(kind="stable").index
     study = [rows.loc[order, "patient"], rows.loc[order, "study"]]
-    for column in (*TEXTS, *label_columns(rows)):
+    for column in (*TEXTS, *PEOPLE, *label_columns(rows)):
         if column in rows:
             said = rows[column].replace("", None)
             shared = said.loc[order].groupby(study).transform("first").reindex(rows.index)
             rows[column] = rows[column].where(said.notna(), shared)
-            if column in TEXTS:
+            if column in (*TEXTS, *PEOPLE):
                 rows[column] = rows[column].fillna("")
     return rows
 

@@ -1,12 +1,12 @@
 """Prepare MIMIC-CXR-JPG, or anything in its layout (the digital phantom), for training and evaluation.
 
-    python -m data_prep.mimic_cxr --source RAW --output SET [--reports PLACE] [--ms_cxr FILE]
+    python -m data_prep.mimic_cxr --source RAW --output SET [--reports PLACE] [--ms_cxr FILE] [--patients FILE]
 
 RAW holds the tables ``mimic-cxr-2.0.0-{metadata,split,chexpert}.csv.gz`` and ``files/``; the reports lie in
 ``RAW/files``, in ``RAW/mimic-cxr-reports/files``, in ``RAW/mimic-cxr-reports.zip`` (read without unpacking) or in
 PLACE. SET becomes a prepared data set (see `medclip_dcl.data.prepared`): frontal images of one size, sentences of the
-findings and impression sections, labels, boxes, and the use of each image. RAW is only read; see
-`data_prep.sources.preparation`.
+findings and impression sections, labels, boxes, and the use of each image; with --patients (MIMIC-IV's table) also the
+patient's sex and age at the study. RAW is only read; see `data_prep.sources.preparation`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import pandas as pd
 
 from data_prep.command import option, parse_options, run_command
 from data_prep.sources import preparation, tables
+from data_prep.sources.people import require_patients, with_patients
 from data_prep.sources.preparation import Source
 from data_prep.sources.releases import (
     FRONTAL_VIEWS,
@@ -65,6 +66,12 @@ class Settings(preparation.Settings):
     subset: tuple[str, ...] | None = option(
         "only patients of these folders, as in p10 or p10,p11", None, type=_folders, metavar="p10"
     )
+    patients: Path | None = option(
+        "hosp/patients.csv.gz of MIMIC-IV, for tables of results by sex and age",
+        None,
+        type=Path,
+        metavar="FILE",
+    )
     labels: str = option("labels to take (chexpert)", "chexpert", choices=LABELERS)
 
 
@@ -76,6 +83,9 @@ def prepare(settings: Settings) -> None:
     if settings.ms_cxr is not None:
         require_ms_cxr(settings.ms_cxr)
         files.append(settings.ms_cxr)
+    if settings.patients is not None:
+        require_patients(settings.patients)
+        files.append(settings.patients)
     made_from = preparation.made_from(
         settings,
         f"digital phantom in the layout of {release.name}" if truth else release.name,
@@ -86,6 +96,8 @@ def prepare(settings: Settings) -> None:
             "views": list(FRONTAL_VIEWS),
             "ms_cxr": settings.ms_cxr.name if settings.ms_cxr is not None else None,
             "subset": list(settings.subset) if settings.subset is not None else None,
+            # Named only where given: sets without it stay as they were, byte by byte.
+            **({"patients": settings.patients.name} if settings.patients is not None else {}),
         },
     )
     preparation.prepare_set(settings, made_from, lambda: _read(settings, release))
@@ -103,6 +115,10 @@ def _read(settings: Settings, release: Release) -> Source:
     frontal = wanted[wanted["view"].isin(FRONTAL_VIEWS)].reset_index(drop=True)
     if frontal.empty:
         raise ReleaseError(f"{release.metadata}: none of {len(wanted):,} images is frontal (AP or PA)")
+    if settings.patients is not None:
+        frontal = with_patients(frontal, settings.patients)
+        if "age" not in frontal:
+            print(f"note: {release.metadata} has no StudyDate: no age at the study", file=sys.stderr)
     use = tables.decide_use(frontal, grounding, (), ())
     taken = preparation.take_patients(frontal, settings.limit, use)
     if settings.limit is not None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from data_prep.command import available_cores, run_command
+from data_prep.phantom.people import SEXES
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -28,10 +29,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--workers", type=int, default=available_cores(), help="processes (default: the CPU cores)"
     )
+    parser.add_argument(
+        "--degraded_sex",
+        choices=SEXES,
+        help="degrade the test images of this sex (default none): a gap that tables by group must find",
+    )
     settings = parser.parse_args(arguments)
     from data_prep.phantom.release import Options, write_phantom
 
-    options = Options(settings.studies, settings.seed, settings.size)
+    options = Options(settings.studies, settings.seed, settings.size, settings.degraded_sex)
     if write_phantom(settings.output, options, settings.workers):
         print(f"{settings.output}: {options.studies:,} studies written (a phantom: no patients)")
     else:

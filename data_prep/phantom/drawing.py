@@ -24,6 +24,9 @@ FRONTAL = ("AP", "PA")
 _PATIENT, _FINDING, _EXPOSURE = 1, 2, 3
 _HEART_GROWTH = {"mild": 1.19, "moderate": 1.31, "severe": 1.50}
 
+_DEGRADED_CONTRAST, _DEGRADED_GRAIN = 0.5, 24.0
+"""Share of the contrast, and standard deviation of the grain in grey levels, of a degraded image."""
+
 Box = tuple[int, int, int, int]
 """x, y, width, height in pixels of the image."""
 
@@ -139,6 +142,19 @@ def draw_lateral(
     patient = np.random.default_rng([*seed, _PATIENT, 1])
     density, metal = lateral_density(frame, findings, patient, low_volumes)
     return Picture(_expose(density, metal, exposure, rng, frame, height, width), {})
+
+
+def degraded(
+    pixels: UInt8[np.ndarray, "height width"], rng: np.random.Generator
+) -> UInt8[np.ndarray, "height width"]:
+    """The image as of a small dose and a scattering grid left out: little contrast, blurred, coarse grain."""
+    height, width = pixels.shape
+    value = blur(pixels.astype(np.float32), max(height, width) / 150)
+    # Grain that remains when a model sees the image at a hundred pixels.
+    coarse = rng.standard_normal((max(1, height // 4), max(1, width // 4)), dtype=np.float32)
+    grain = np.asarray(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC))
+    value = 128 + _DEGRADED_CONTRAST * (value - 128) + _DEGRADED_GRAIN * grain
+    return np.clip(value, 0, 255).astype(np.uint8)
 
 
 def _frame(exposure: Exposure, height: int, width: int) -> Frame:

@@ -1,7 +1,7 @@
 """Write a phantom in the raw layout of MIMIC-CXR-JPG 2.0.0 and MS-CXR v1.0.0.
 
 files/pXX/pXXXXXXXX/sXXXXXXXX/<dicom_id>.jpg, files/pXX/pXXXXXXXX/sXXXXXXXX.txt
-mimic-cxr-2.0.0-{metadata,split,chexpert,negbio}.csv.gz
+mimic-cxr-2.0.0-{metadata,split,chexpert,negbio}.csv.gz, patients.csv.gz (as MIMIC-IV's)
 MS_CXR_Local_Alignment_v1.0.0.{json,csv}
 phantom_truth/   options.json (written first); classes.csv, sentences.csv, image_classes.csv;
                  phantom.json (written last)
@@ -24,8 +24,9 @@ from PIL import Image
 
 from data_prep.command import progress, worker_processes
 from data_prep.phantom.catalogue import Catalogue, catalogue
-from data_prep.phantom.drawing import Box, draw_frontal, draw_lateral
+from data_prep.phantom.drawing import Box, degraded, draw_frontal, draw_lateral
 from data_prep.phantom.findings import CATEGORIES, FindingClass, StudyState
+from data_prep.phantom.people import PATIENT_COLUMNS, PATIENTS_FILE, SEXES, draw_sex, patient_rows
 from data_prep.phantom.reports import Report, chexpert_labels, choose_wording, negbio_labels, write_report
 from data_prep.phantom.studies import PlannedStudy, draw_state, plan_studies
 from medclip_dcl.errors import UserError
@@ -53,7 +54,7 @@ _SHAPES = ((1.0, 0.30), (1.21, 0.36), (0.82, 0.26), (1.1, 0.08))
 _QUALITY = 88
 
 # Streams of random numbers of a study: (seed, study, stream); drawing has its own, see `drawing`.
-_STATE, _REPORT, _IMAGES, _LABELS, _PHRASES = 10, 11, 12, 13, 14
+_STATE, _REPORT, _IMAGES, _LABELS, _PHRASES, _DEGRADED = 10, 11, 12, 13, 14, 16
 
 METADATA_COLUMNS = (
     *(
@@ -97,11 +98,16 @@ class PhantomError(UserError):
 
 @dataclass(frozen=True)
 class Options:
-    """Options that determine the contents of a phantom."""
+    """Options that determine the contents of a phantom.
+
+    Images of test patients of `degraded_sex` (F or M) are dim and grainy: a gap between groups that an evaluation must
+    find.
+    """
 
     studies: int
     seed: int
     size: int = 512
+    degraded_sex: str | None = None
 
     def check(self) -> None:
         """Raise PhantomError for an invalid value."""
@@ -113,6 +119,8 @@ class Options:
             raise PhantomError(f"--studies is {self.studies:,}; at most 2,000,000 fit into the identifiers")
         if self.seed < 0:
             raise PhantomError(f"--seed is {self.seed}; it must be 0 or more")
+        if self.degraded_sex not in (None, *SEXES):
+            raise PhantomError(f"--degraded_sex is {self.degraded_sex}; it must be {' or '.join(SEXES)}")
         if not LEAST_SIZE <= self.size <= MOST_SIZE:
             raise PhantomError(f"--size is {self.size} px; it must be from {LEAST_SIZE} to {MOST_SIZE}")
 
@@ -187,13 +195,17 @@ def write_phantom(folder: Path, options: Options, workers: int = 1) -> bool:
     planned = plan_studies(options.studies, options.seed)
     records = list(_write_studies(folder, options, planned, workers))
     _write_tables(folder, records)
+    years = [(record.planned.subject_id, int(record.date[:4])) for record in records]
+    _write_gzip_csv(folder / PATIENTS_FILE, PATIENT_COLUMNS, patient_rows(options.seed, years))
     _write_truth(truth, records)
     _write_json(truth / MARKER, _described(options))
     return True
 
 
 def _described(options: Options) -> dict[str, object]:
-    return {"phantom": True, "generator_version": GENERATOR_VERSION, **asdict(options)}
+    # Named only where asked for: the marker of other phantoms is that of before.
+    named = {name: value for name, value in asdict(options).items() if value is not None}
+    return {"phantom": True, "generator_version": GENERATOR_VERSION, **named}
 
 
 def _is_finished(folder: Path, options: Options) -> bool:
@@ -205,17 +217,19 @@ def _is_finished(folder: Path, options: Options) -> bool:
         if not file.is_file():
             continue
         found = json.loads(file.read_text())
+        asked = _described(options)
         differing = [
-            f"{key}: {found.get(key)!r} there, {value!r} asked for"
-            for key, value in _described(options).items()
-            if found.get(key) != value
+            f"{key}: {found.get(key)!r} there, {asked.get(key)!r} asked for"
+            for key in {**asked, **found}
+            if found.get(key) != asked.get(key)
         ]
         if differing:
             raise PhantomError(
                 f"{folder} holds a phantom with other options ({'; '.join(differing)}); "
                 "name another folder for --output, or delete that one"
             )
-        return name == MARKER
+        # A phantom of an earlier version lacks its patients.
+        return name == MARKER and (folder / PATIENTS_FILE).is_file()
     # Left by a run that was killed before options.json had its name.
     begun = [folder / TRUTH, *(folder / TRUTH).glob(f".{_STARTED}.*.tmp")]
     if folder.is_dir() and any(file not in begun for file in folder.rglob("*")):
@@ -256,7 +270,7 @@ def write_study(folder: Path, options: Options, planned: PlannedStudy) -> StudyR
     write_bytes(report.text.encode(), folder / f"{study_folder}.txt", durable=False)
     boxes = []
     for number, image in enumerate(images):
-        boxes += _write_image(folder, seed, planned, state, report, image, number)
+        boxes += _write_image(folder, seed, planned, state, report, image, number, options.degraded_sex)
     date, time = _date_and_time(seed)
     chexpert = chexpert_labels(report.statements)
     return StudyRecord(
@@ -310,6 +324,7 @@ def _write_image(
     report: Report,
     image: ImageRecord,
     number: int,
+    degraded_sex: str | None,
 ) -> list[BoxRecord]:
     """Draw an image unless it is complete on disk; images with boxes are always drawn, for their boxes."""
     file = folder / image.path
@@ -323,8 +338,10 @@ def _write_image(
     else:
         picture = draw_lateral(seed, state.findings, state.low_volumes, number, image.rows, image.columns)
     if not _is_whole_jpeg(file):
-        buffer = io.BytesIO()
-        Image.fromarray(picture.pixels).save(buffer, "JPEG", quality=_QUALITY)
+        pixels, buffer = picture.pixels, io.BytesIO()
+        if planned.split == "test" and draw_sex(seed[0], planned.subject_id) == degraded_sex:
+            pixels = degraded(pixels, np.random.default_rng([*seed, _DEGRADED, number]))
+        Image.fromarray(pixels).save(buffer, "JPEG", quality=_QUALITY)
         write_bytes(buffer.getvalue(), file, durable=False)
     if not has_boxes:
         return []

@@ -91,7 +91,7 @@ class Source:
     Attributes:
         images: the chosen ones: dicom_id, subject_id, study_id, view, official_split, path (of the prepared
             file below ``images/``, ending in .jpg) and file (path of the original); optionally rows and columns
-            (pixels according to a table).
+            (pixels according to a table), sex and age (see `medclip_dcl.data.prepared.OPTIONAL`).
         reports: of the studies of `images`, or of `studies`; read once.
         n_reports: number of reports.
         no_reports: error message if no report was found.
@@ -455,10 +455,20 @@ def summary(output: Path, info: Mapping[str, Any]) -> str:
         f"  left out   {rejects}"
         + ("" if not sum(counts["rejects"].values()) else "; reasons in rejects.csv"),
     ]
+    if people := _people(counts):
+        lines.insert(3, f"  sex, age   {people} (images)")
     if "studies_by_use" in counts:
         studies = ", ".join(f"{use} {n:,}" for use, n in counts["studies_by_use"].items())
         lines[1] = f"  text only  no images; studies: {studies}"
     return "\n".join([*lines, *case_lines(counts)])
+
+
+def _people(counts: Mapping[str, Any]) -> str:
+    """Images of each sex and without an age; "" where the set has neither."""
+    found = [f"{sex} {n:,}" for sex, n in counts.get("images_by_sex", {}).items()]
+    if "images_without_age" in counts:
+        found.append(f"age unknown {counts['images_without_age']:,}")
+    return ", ".join(found)
 
 
 def case_lines(counts: Mapping[str, Any]) -> list[str]:

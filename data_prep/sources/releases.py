@@ -84,11 +84,11 @@ def read_images(release: Release) -> pd.DataFrame:
     """Every image of the release, of any view, sorted by patient, study and image.
 
     Returns:
-        dicom_id, subject_id, study_id, view, rows, columns (pixels by the metadata), official_split, path.
+        dicom_id, subject_id, study_id, view, rows, columns (pixels by the metadata), official_split, path; study_date
+        where the metadata have it.
     """
-    metadata = read_table(
-        release.metadata, ("dicom_id", "subject_id", "study_id", "ViewPosition", "Rows", "Columns")
-    )
+    columns = ("dicom_id", "subject_id", "study_id", "ViewPosition", "Rows", "Columns")
+    metadata = read_table(release.metadata, columns, other_columns=("StudyDate",))
     split = read_table(release.split, ("dicom_id", "study_id", "subject_id", "split"))
     for file, frame in ((release.metadata, metadata), (release.split, split)):
         require(frame, "dicom_id", matches(_DICOM_ID), "five groups of eight hex digits", file)
@@ -105,9 +105,8 @@ def read_images(release: Release) -> pd.DataFrame:
         "files/p" + patient.str[:2] + "/p" + patient + "/s" + study + "/" + images["dicom_id"] + ".jpg"
     )
     images = images.astype({"subject_id": "int64", "study_id": "int64", "Rows": "int64", "Columns": "int64"})
-    images = images.rename(
-        columns={"ViewPosition": "view", "Rows": "rows", "Columns": "columns", "split": "official_split"}
-    )
+    names = {"ViewPosition": "view", "Rows": "rows", "Columns": "columns", "StudyDate": "study_date"}
+    images = images.rename(columns={**names, "split": "official_split"})
     images = images.sort_values(["subject_id", "study_id", "dicom_id"], ignore_index=True)
     patients_of_study = images.groupby("study_id")["subject_id"].nunique()
     if (patients_of_study > 1).any():

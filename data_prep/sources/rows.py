@@ -15,6 +15,7 @@ import pandas as pd
 
 from data_prep.command import option
 from data_prep.sources import preparation, tables
+from data_prep.sources.people import ages, sexes
 from data_prep.sources.preparation import Source
 from data_prep.sources.releases import SHOWN, SPLITS, ReleaseError, and_others, require
 from data_prep.text.reports import Report
@@ -39,6 +40,9 @@ _SPLIT_NAMES = {
     "test": ("test", "testing"),
 }
 _PATIENT_ADVICE = "put all rows of a patient into one split"
+PEOPLE = ("sex", "age")
+"""Optional columns of `rows_source`: as the table says them; they may be empty."""
+
 _IMAGE_COLUMNS = ["dicom_id", "subject_id", "study_id", "view", "official_split", "path", "file"]
 
 
@@ -85,7 +89,8 @@ def rows_source(
     """A source of rows; `file` names the table in messages.
 
     A row is an image, or a report without one, of texts: image (path below ``images/`` of the set without its ending;
-    "" for none), file (of the original), patient, study, view, split ("" in all rows: it is drawn), columns of `TEXTS`.
+    "" for none), file (of the original), patient, study, view, split ("" in all rows: it is drawn), columns of `TEXTS`
+    and `PEOPLE`.
     Columns of floats are labels of findings. An index of the name `ROW` says in which row of the file they stand.
     """
     _require_consistent(rows, file)
@@ -112,8 +117,9 @@ def rows_source(
             )
     reports = _reports(wanted)
     identifiers = pd.concat([names_of_patients, names_of_studies])
+    images = images.assign(dicom_id=images["image"], path=_prepared_paths(images["image"]))
     return Source(
-        images=images.assign(dicom_id=images["image"], path=_prepared_paths(images["image"]))[_IMAGE_COLUMNS],
+        images=_with_people(images[[*_IMAGE_COLUMNS, *(name for name in PEOPLE if name in images)]], file),
         reports=reports,
         n_reports=len(reports),
         no_reports=f"{file}: no row has any text",
@@ -248,6 +254,27 @@ def _numbers(names: pd.Series, kind: str) -> tuple[pd.Series, pd.DataFrame]:
     number = {name: place for place, name in enumerate(distinct, start=1)}
     named = pd.DataFrame({"kind": kind, "name": distinct, "number": range(1, len(distinct) + 1)})
     return names.map(number).astype("int64"), named
+
+
+def _with_people(images: pd.DataFrame, file: Path) -> pd.DataFrame:
+    """Sex and age as a prepared set has them; a column in which no value can be read is an error."""
+    read = {
+        "sex": (sexes, "F, M, female or male"),
+        "age": (ages, "years, as 45, or 045Y or 006M as DICOM has them"),
+    }
+    for name, (read_values, expected) in read.items():
+        if name not in images:
+            continue
+        said, values = images[name], read_values(images[name])
+        is_known = values.notna() & (values != "unknown")
+        if (said != "").any() and not is_known.any():
+            found = ", ".join(repr(value[:20]) for value in said[said != ""].unique()[:SHOWN])
+            raise ReleaseError(
+                f"{file}: expected {expected} in the column of {name}, found {found}; fix the table, or name another "
+                f"column by --{name}_column"
+            )
+        images = images.assign(**{name: values})
+    return images
 
 
 def _reports(rows: pd.DataFrame) -> list[Report]:

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from data_prep.sources.releases import FRONTAL_VIEWS, ReleaseError, and_others
-from medclip_dcl.data.prepared import TABLES, USES, labelled_findings
+from medclip_dcl.data.prepared import SEXES, USES, columns_of, labelled_findings
 from medclip_dcl.findings import CHEX5
 
 Reject = tuple[str, str, str]
@@ -172,6 +172,7 @@ def count(written: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
         "images": len(images),
         "images_by_use": {use: int((images["use"] == use).sum()) for use in USES},
         "patients": int(people["subject_id"].nunique()),
+        **_people(images),
         "patients_grounding": int(images.loc[images["use"] == "grounding", "subject_id"].nunique()),
         "studies": int(people["study_id"].nunique()),
         "reports": int(reports["study_id"].nunique()),
@@ -194,14 +195,22 @@ def count(written: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
     }
 
 
+def _people(images: pd.DataFrame) -> dict[str, Any]:
+    """Images of each sex, and those whose patient's age is not known, as far as the set has these columns."""
+    found: dict[str, Any] = {}
+    if "sex" in images:
+        found["images_by_sex"] = {sex: int((images["sex"] == sex).sum()) for sex in SEXES}
+    if "age" in images:
+        found["images_without_age"] = int(images["age"].isna().sum())
+    return found
+
+
 def typed(frame: pd.DataFrame, table: str) -> pd.DataFrame:
     """The frame with exactly the columns and types that the format has for a table, rows counted from 0.
 
-    All columns of "labels" stay: they are findings.
+    All columns of "labels" stay: they are findings. Of the optional columns those stay that the frame has.
     """
-    columns = TABLES[table]
-    if table == "labels":
-        columns = columns | {str(name): "float64" for name in frame if name not in columns}
+    columns = columns_of(table, frame)
     types = {name: "object" if kind == "str" else kind for name, kind in columns.items()}
     return frame[list(columns)].astype(types).reset_index(drop=True)
 

@@ -51,6 +51,12 @@ TABLES: dict[str, dict[str, str]] = {
 "labels" may have further float64 columns, of findings beyond CheXpert's. Only sets of reports alone have "studies".
 """
 
+OPTIONAL: dict[str, dict[str, str]] = {"images": {"sex": "str", "age": "float64"}}
+"""Columns that follow those of `TABLES` where the source has them: sex, a value of `SEXES`; age at the study in years,
+NaN where it is unknown."""
+
+SEXES = ("F", "M", "unknown")
+
 USES = ("train", "validate", "test", "grounding", "excluded")
 
 _MADE_BY = {
@@ -81,11 +87,17 @@ class PreparedDataError(UserError):
     """A prepared data set is missing, broken, or not what the caller needs; the message says what to do."""
 
 
-def check_table(frame: pd.DataFrame, table: str) -> None:
-    """Refuse a table whose columns and types are not those of `TABLES`."""
+def columns_of(table: str, frame: pd.DataFrame) -> dict[str, str]:
+    """Columns and types of a table, with the optional ones that the frame has, and findings of "labels"."""
     expected = TABLES[table]
     if table == "labels":
-        expected = expected | dict.fromkeys(frame.columns[len(expected) :], "float64")
+        return expected | {str(name): "float64" for name in frame if name not in expected}
+    return expected | {name: kind for name, kind in OPTIONAL.get(table, {}).items() if name in frame}
+
+
+def check_table(frame: pd.DataFrame, table: str) -> None:
+    """Refuse a table whose columns and types are not those of `TABLES`."""
+    expected = columns_of(table, frame)
     if list(frame.columns) != list(expected):
         raise PreparedDataError(
             f"table {table}: expected the columns {list(expected)}, found {list(frame.columns)}"

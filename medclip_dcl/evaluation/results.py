@@ -10,13 +10,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 from medclip_dcl import __version__
+from medclip_dcl.data.prepared import OPTIONAL
 from medclip_dcl.distributed import device_name, rank_and_size
 from medclip_dcl.encoders.pretrained import weights_fingerprint
 from medclip_dcl.errors import UserError
-from medclip_dcl.evaluation.base import EvaluationCallback, EvaluationResult, evaluation_data
+from medclip_dcl.evaluation.base import EvaluationCallback, EvaluationData, EvaluationResult, evaluation_data
 from medclip_dcl.evaluation.figures import write_figure
 from medclip_dcl.files import write_json, write_parquet
 from medclip_dcl.training.image_sizes import image_settings
@@ -25,6 +27,8 @@ from medclip_dcl.training.sharing import show_figures
 FORMAT_VERSION = 1
 RESULTS_FILE = "results.json"
 UNTRAINED_FILE = "results_untrained.json"
+IMAGES = "images"
+"""Name of the table of tested images in predictions/, beside those of the evaluations."""
 
 
 class ResultsWriter(Callback):
@@ -76,6 +80,8 @@ class ResultsWriter(Callback):
         datamodule = evaluation_data(trainer)
         drawn: dict[str, Path] = {}
         _forget_earlier(folder, self.file_name)
+        images = folder / f"predictions{suffix}" / f"{IMAGES}.parquet"
+        write_parquet(_tested_images(datamodule), images)
         for callback in evaluations.values():
             for section, result in callback.results.items():
                 write_parquet(result.predictions, folder / f"predictions{suffix}" / f"{section}.parquet")
@@ -135,13 +141,21 @@ class ResultsWriter(Callback):
         }
 
 
+def _tested_images(datamodule: EvaluationData) -> pd.DataFrame:
+    """Patient, study and view of each tested image, with sex and age where the set has them, for tables by group."""
+    images = datamodule.prepared.table("images")
+    tested = images[images["dicom_id"].isin(datamodule.evaluation("test").images["dicom_id"])]
+    columns = ["dicom_id", "study_id", "subject_id", "view", *(x for x in OPTIONAL["images"] if x in images)]
+    return tested[columns].sort_values("dicom_id")
+
+
 def _forget_earlier(folder: Path, file_name: str) -> None:
     """Delete the results of an earlier test, so that none of them is mistaken for one of these."""
     results = folder / file_name
     sections = list(json.loads(results.read_text(encoding="utf-8"))["metrics"]) if results.is_file() else []
     # First: without results.json the folder counts as untested.
     results.unlink(missing_ok=True)
-    for section in sections:
+    for section in [IMAGES, *sections]:
         (folder / f"predictions{_suffix(file_name)}" / f"{section}.parquet").unlink(missing_ok=True)
     for figure in (folder / f"figures{_suffix(file_name)}").glob("*.png"):
         figure.unlink()

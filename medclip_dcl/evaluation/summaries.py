@@ -114,12 +114,7 @@ def grounding(boxes: pd.DataFrame, weights: Weights, *, least_patients: int = 1)
     boxes = boxes.reset_index(drop=True)
 
     def means(rows: pd.DataFrame) -> Numbers:
-        found, of_rows = {}, weights.take(rows.index, axis=1)
-        for name in GROUNDING:
-            values = rows[name].to_numpy(dtype="float64")
-            known = rows[np.isfinite(values)]
-            found[name] = _of_patients(known, weighted_mean(values, of_rows), least_patients)
-        return found
+        return box_means(rows, weights.take(rows.index, axis=1), least_patients=least_patients)
 
     found = means(boxes)
     found["by_category"] = {str(category): means(rows) for category, rows in boxes.groupby("category")}
@@ -128,6 +123,16 @@ def grounding(boxes: pd.DataFrame, weights: Weights, *, least_patients: int = 1)
         pairs = boxes.drop_duplicates(["dicom_id", "phrase"]).sort_values("dicom_id", kind="stable")
         of_pairs = {"cnr_signed": pairs["pair_cnr_signed"], "miou": pairs["pair_miou"]}
         found["by_pair"] = means(pairs.assign(cnr=pairs["pair_cnr_signed"].abs(), **of_pairs))
+    return found
+
+
+def box_means(boxes: pd.DataFrame, weights: Weights, *, least_patients: int = 1) -> Numbers:
+    """Mean CNR, signed CNR and mIoU."""
+    found = {}
+    for name in GROUNDING:
+        values = boxes[name].to_numpy(dtype="float64")
+        mean = weighted_mean(values, weights)
+        found[name] = _of_patients(boxes[np.isfinite(values)], mean, least_patients)
     return found
 
 
@@ -227,7 +232,8 @@ def calibration_error(
 def weighted_mean(values: Shaped[np.ndarray, "row"], weights: Weights) -> Float[np.ndarray, "draw"]:
     """Mean of the finite values; NaN for a draw without any."""
     is_finite = np.isfinite(values)
-    values, weights = values[is_finite], weights.compress(is_finite, axis=1)
+    if not is_finite.all():
+        values, weights = values[is_finite], weights.compress(is_finite, axis=1)
     with np.errstate(invalid="ignore"):
         return (weights * values).sum(axis=1) / weights.sum(axis=1)
 

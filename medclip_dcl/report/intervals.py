@@ -215,7 +215,7 @@ def intervals_of(numbers: Numbers, level: float = LEVEL) -> dict[str, Interval]:
     """The percentile interval of each number of :func:`bootstrap_numbers`."""
     found = {}
     for path, values in numbers.items():
-        low, high, n_draws = _percentiles(values[1:], level)
+        low, high, n_draws = percentiles(values[1:], level)
         found[path] = Interval(_number(values[0]), low, high, n_draws)
     return found
 
@@ -225,7 +225,7 @@ def differences_of(numbers: Numbers, baseline: Numbers, level: float = LEVEL) ->
     found = {}
     for path in numbers.keys() & baseline.keys():
         values = numbers[path] - baseline[path]
-        low, high, n_draws = _percentiles(values[1:], level)
+        low, high, n_draws = percentiles(values[1:], level)
         p = _two_sided_p(values[1:]) if low is not None else None
         found[path] = Difference(_number(values[0]), low, high, p, n_draws)
     return {path: found[path] for path in numbers if path in found}
@@ -286,7 +286,8 @@ def _numbers(predictions: Predictions, n_draws: int, seed: int) -> Numbers:
     return found
 
 
-def _percentiles(draws: np.ndarray, level: float) -> tuple[float | None, float | None, int]:
+def percentiles(draws: np.ndarray, level: float) -> tuple[float | None, float | None, int]:
+    """Percentile interval of the finite draws, and their number."""
     draws = draws[np.isfinite(draws)]
     if not len(draws):
         return None, None, 0

@@ -31,6 +31,8 @@ from medclip_dcl.report.saved_results import (
     read_results,
     value_at,
 )
+from medclip_dcl.report.subgroup_tables import describe
+from medclip_dcl.report.subgroups import subgroup_table
 
 REPORT_FILE = "report.html"
 
@@ -92,6 +94,7 @@ def render(run: Path) -> str:
         "data": tables.describe_data(first) if first else None,
         "image_size": describe_image_size(first) if first else None,
         **_tables(run, results),
+        "subgroups": _subgroups(run, results, missing),
         **_charts_of_predictions(run, results, missing),
         # A classifier has neither class probability nor heat maps.
         **_class_probability(None if is_classifier else run / "class_probability.parquet"),
@@ -166,6 +169,17 @@ def _tables(run: Path, results: Mapping[str, Any]) -> dict[str, Any]:
         "method": method() if intervals and shown else None,
         "reason": next((tables.why_left_out(found) for found in results.values()), ""),
     }
+
+
+def _subgroups(run: Path, results: Mapping[str, Any], missing: list[str]) -> dict[str, Any] | None:
+    """The trained network's metrics by view, sex and age group."""
+    if _TRAINED not in results:
+        return None
+    try:
+        return describe(subgroup_table(run))
+    except SavedResultsError as error:
+        missing.append(f"no tables by view, sex and age: {error}")
+        return None
 
 
 def _curves(file: Path) -> Sequence[str]:

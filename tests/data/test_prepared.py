@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -36,6 +37,17 @@ def test_tables_and_scores_are_read(small_set):
     assert prepared.log_p().equals(prepared.log_p("small-0123"))
     assert prepared.patients_in_training_and_evaluation == []
     assert prepared.has("image_classes") and not prepared.has("mood")
+
+
+def test_images_may_have_a_sex_and_an_age(copy):
+    images = PreparedSet(copy).table("images")
+    columns: dict[str, Any]
+    for columns in ({"sex": "F"}, {"age": 61.0}, {"sex": "unknown", "age": np.nan}):
+        write_table(images.assign(**columns), copy / "images.parquet", "images")
+        assert list(PreparedSet(copy).table("images").columns) == [*images.columns, *columns]
+    for columns in ({"age": 61.0, "sex": "F"}, {"sex": 1}, {"mood": "good"}):
+        with pytest.raises(PreparedDataError, match="table images"):
+            write_table(images.assign(**columns), copy / "images.parquet", "images")
 
 
 def test_missing_folder_and_unfinished_set(tmp_path):

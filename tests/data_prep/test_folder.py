@@ -70,7 +70,7 @@ def test_label_columns_are_findings_like_any_other(table: Path, capsys: pytest.C
     rows = read(table).assign(
         **{"Rib fracture": ["", "1", "0", "1.0", "0"], "nodule": ["", "", "-1", "", ""]}
     )
-    rows["age"] = "71"
+    rows["ward"] = "71"
     write(table, rows)
     prepare(settings(table, label_columns=("Rib fracture", "nodule")))
     prepared = PreparedSet(table.parent.parent / "set")
@@ -86,7 +86,7 @@ def test_label_columns_are_findings_like_any_other(table: Path, capsys: pytest.C
     cases = prepared.table("cases").query("finding == 'Rib fracture'")
     assert cases[["dicom_id", "label"]].to_numpy().tolist() == [["b.tif", 1], ["c", 0]]
     said = capsys.readouterr().out
-    assert "columns that are not used: age (--label_columns" in said
+    assert "columns that are not used: ward (--label_columns" in said
     assert "others     validate (yes/no): Rib fracture 1/0, nodule 0/0" in said
     check.main(["--data", str(prepared.folder), "--workers", "1"])
     assert "no problem found" in capsys.readouterr().out
@@ -123,6 +123,39 @@ def test_label_columns_are_checked(table: Path, column: str, values: str, messag
     else:
         with pytest.raises(ReleaseError, match=message):
             command.main([*options, "--label_columns", named])
+
+
+def test_sex_and_age_of_a_table(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = read(table).assign(Gender=["", "Female", "M", "divers", "f"], age=["050Y", "", "61.5", "x", "200"])
+    write(table, rows)
+    prepare(settings(table, sex_column="Gender"))
+    images = PreparedSet(table.parent.parent / "set").table("images").set_index("dicom_id")
+    # Of study 1 its lateral image says the sex.
+    assert images["sex"].to_dict() == {"a/1.png": "F", "a/2.jpg": "M", "b.tif": "unknown", "c": "F"}
+    assert images["age"].dropna().to_dict() == {"a/1.png": 50.0, "a/2.jpg": 61.5}
+    assert "F 2, M 1, unknown 1, age unknown 2 (images)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "options", "message"),
+    [
+        ("sex", list("12121"), {}, "expected F, M, female or male in the column of sex, found '1', '2'"),
+        ("age", ["old"] * 5, {}, "expected years, as 45, or 045Y .* in the column of age, found 'old'"),
+        ("years", ["1"] * 5, {"sex_column": "sex"}, "lacks the column sex; .* --sex_column names one"),
+        (
+            "sex",
+            ["F"] * 5,
+            {"text_only": True, "sex_column": "sex"},
+            "leave out --sex_column and --age_column",
+        ),
+    ],
+)
+def test_a_column_without_any_sex_or_age_is_refused(
+    table: Path, column: str, values: list[str], options: dict[str, Any], message: str
+) -> None:
+    write(table, read(table).assign(**{column: values}))
+    with pytest.raises(ReleaseError, match=message):
+        prepare(settings(table, **options))
 
 
 def test_the_prepared_set_of_a_table(table: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
@@ -592,6 +593,55 @@ def test_a_set_from_before_an_option_counts_as_made_without_it(
     assert "nothing to do" in capsys.readouterr().out
     with pytest.raises(PreparedDataError, match=r"\(limit: none there, 2 now\)"):
         prepare(settings(raw, limit=2))
+
+
+def test_patients_of_mimic_iv_give_sex_and_age_and_change_nothing_else(
+    raw: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepare(settings(raw))
+    before = contents(raw.parent / "set")
+    assert "patients" not in json.loads(before["dataset.json"])["options"]
+    metadata = raw / "mimic-cxr-2.0.0-metadata.csv.gz"
+    table(metadata, pd.read_csv(metadata).assign(StudyDate="21500607"))
+    rows = pd.DataFrame({"subject_id": [10000001, 10000002, 10000003], "gender": ["F", "M", "X"]})
+    rows = rows.assign(anchor_age=["52", "33", ""], anchor_year=2148)
+    table(raw / "patients.csv.gz", rows)
+    with_patients = settings(raw, output=raw.parent / "with", patients=raw / "patients.csv.gz")
+    prepare(with_patients)
+    prepared = PreparedSet(raw.parent / "with")
+    images = prepared.table("images").set_index("dicom_id")
+    assert list(images.columns[-2:]) == ["sex", "age"]
+    assert (images["sex"] == "unknown").sum() == 7 and len(images) == 11
+    sex, age = images["sex"].to_dict(), images["age"].to_dict()
+    assert (sex[dicom(1)], age[dicom(1)]) == ("F", 54.0)
+    assert (sex[dicom(5)], age[dicom(5)]) == ("M", 35.0)
+    assert sex[dicom(6)] == "unknown" and np.isnan(age[dicom(6)])
+    counts = prepared.info["counts"]
+    assert counts["images_by_sex"] == {"F": 3, "M": 1, "unknown": 7}
+    assert counts["images_without_age"] == 7
+    assert "F 3, M 1, unknown 7, age unknown 7 (images)" in capsys.readouterr().out
+    after = contents(raw.parent / "with")
+    assert {name for name in after if after[name] != before.get(name)} == {"images.parquet", "dataset.json"}
+    # The same release without the option is the set of before, though its metadata have dates.
+    prepare(settings(raw, output=raw.parent / "again"))
+    again = contents(raw.parent / "again")
+    assert {name for name in again if again[name] != before[name]} == {"dataset.json"}
+    fingerprints = [json.loads(one["dataset.json"])["fingerprint"] for one in (before, again, after)]
+    assert fingerprints[0] == fingerprints[1] != fingerprints[2]
+    with pytest.raises(PreparedDataError, match=r"\(patients: patients.csv.gz there, none now\)"):
+        prepare(settings(raw, output=raw.parent / "with"))
+
+
+def test_patients_without_study_dates_have_no_age(raw: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = {"subject_id": [10000001], "gender": ["F"], "anchor_age": [52], "anchor_year": [2148]}
+    table(raw / "patients.csv.gz", pd.DataFrame(rows))
+    prepare(settings(raw, patients=raw / "patients.csv.gz"))
+    assert list(PreparedSet(raw.parent / "set").table("images").columns)[-1] == "sex"
+    assert "has no StudyDate: no age at the study" in capsys.readouterr().err
+    with pytest.raises(
+        ReleaseError, match="none.csv does not exist; --patients expects hosp/patients.csv.gz"
+    ):
+        prepare(settings(raw, patients=raw / "none.csv"))
 
 
 def test_balanced_cases_have_as_many_positives_as_negatives(raw: Path) -> None:

@@ -116,6 +116,11 @@ class ColourData(LightningDataModule):
                 "width": 52 + 2 * np.arange(N_IMAGES),
             }
         )
+        of_set = images.assign(
+            view="PA", sex=["F", "M"] * (N_IMAGES // 2) + ["unknown"] * (N_IMAGES % 2), age=np.nan
+        )
+        others = of_set.iloc[:1].assign(dicom_id="image of another use")
+        self.prepared.table = {"images": pd.concat([others, of_set[::-1]])}.__getitem__
         cases = [(d, f, int(random.integers(2))) for d in ids[:-2] for f in ("Redness", "Blueness")]
         cases += [(ids[i], "Rarity", int(i < 2)) for i in range(9)] + [(ids[0], "Not asked for", 1)]
         boxes = []
@@ -768,14 +773,23 @@ def test_nothing_of_an_earlier_test_stays_and_untrained_results_lie_beside(teste
     before = {file.relative_to(tested.folder) for file in tested.folder.rglob("*.*")}
     added = {file.relative_to(tmp_path).as_posix() for file in tmp_path.rglob("*.*")} - set(map(str, before))
     of_predict = "predictions/finding_scores.parquet"
-    assert added == {of_predict, "results_untrained.json", "predictions_untrained/grounding.parquet"}
+    of_untrained = {f"predictions_untrained/{name}.parquet" for name in ("grounding", "images")}
+    assert added == {of_predict, "results_untrained.json", *of_untrained}
     callbacks[1] = ResultsWriter()
     trainer_for(tmp_path, *callbacks).test(ColourModel(), data, verbose=False)
     files = {file.relative_to(tmp_path).as_posix() for file in tmp_path.rglob("*.*")}
-    assert files == added | {"results.json", "predictions/grounding.parquet"}
+    assert files == added | {"results.json", "predictions/grounding.parquet", "predictions/images.parquet"}
 
 
 @pytest.mark.filterwarnings("ignore:test. Rarity")
+def test_the_tested_images_have_their_patient_view_sex_and_age(tested):
+    images = pd.read_parquet(tested.folder / "predictions/images.parquet")
+    assert list(images.columns) == ["dicom_id", "study_id", "subject_id", "view", "sex", "age"]
+    assert images["dicom_id"].tolist() == [f"image{i:02}" for i in range(N_IMAGES)]
+    assert images["subject_id"].tolist() == [1000 + i // 2 for i in range(N_IMAGES)]
+    assert images["sex"].tolist()[:3] == ["F", "M", "F"] and images["age"].isna().all()
+
+
 def test_each_phrase_is_encoded_once_for_all_callbacks(tmp_path):
     model = ColourModel()
     trainer = trainer_for(tmp_path, ZeroShotClassification(PROMPTS), Grounding(examples=0), Retrieval())

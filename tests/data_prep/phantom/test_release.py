@@ -244,6 +244,49 @@ def test_the_marker_says_that_it_is_a_phantom(phantom: Path) -> None:
     assert marker == {"phantom": True, "generator_version": 1, "studies": 90, "seed": 4, "size": 72}
 
 
+# ------------------------------------------------------------------------------------------------ patients
+
+
+def test_each_patient_has_a_sex_and_a_plausible_age_at_each_study(phantom: Path) -> None:
+    patients = pd.read_csv(phantom / "patients.csv.gz").set_index("subject_id")
+    images = _table(phantom, "metadata")
+    assert set(patients.index) == set(images.subject_id) and patients.index.is_unique
+    assert set(patients.gender) == {"F", "M"}
+    of_patient = patients.loc[images.subject_id]
+    ages = of_patient.anchor_age.to_numpy() + images.StudyDate // 10_000 - of_patient.anchor_year.to_numpy()
+    assert ages.between(18, 110).all() and ages.std() > 15
+    assert (images.StudyDate // 10_000 >= of_patient.anchor_year.to_numpy()).all()
+
+
+def test_a_phantom_of_an_earlier_version_gets_its_patients(small: Path, tmp_path: Path) -> None:
+    before = _contents(small)
+    shutil.copytree(small, tmp_path / "raw")
+    (tmp_path / "raw/patients.csv.gz").unlink()
+    assert write_phantom(tmp_path / "raw", SMALL)
+    assert _contents(tmp_path / "raw") == before
+
+
+def test_only_test_images_of_the_degraded_sex_differ(small: Path, tmp_path: Path) -> None:
+    degraded = Options(SMALL.studies, SMALL.seed, SMALL.size, "F")
+    write_phantom(tmp_path / "raw", degraded)
+    one, other = _contents(small), _contents(tmp_path / "raw")
+    assert one.keys() == other.keys()
+    images = _table(small, "metadata").merge(_table(small, "split")[["dicom_id", "split"]])
+    patients = pd.read_csv(small / "patients.csv.gz")
+    images = images.merge(patients, on="subject_id")
+    worse = images[(images.split == "test") & (images.gender == "F")]
+    assert 0 < len(worse) < (images.split == "test").sum()
+    truth = {f"phantom_truth/{name}.json" for name in ("options", "phantom")}
+    differing = {Path(name).stem for name in one if one[name] != other[name] and name not in truth}
+    assert differing == set(worse.dicom_id)
+    assert '"degraded_sex": "F"' in (tmp_path / "raw/phantom_truth/phantom.json").read_text()
+    assert "degraded" not in (small / "phantom_truth/phantom.json").read_text()
+    with pytest.raises(PhantomError, match="degraded_sex: None there, 'F' asked for"):
+        write_phantom(small, degraded)
+    with pytest.raises(PhantomError, match="degraded_sex: 'F' there, None asked for"):
+        write_phantom(tmp_path / "raw", SMALL)
+
+
 # ------------------------------------------------------------------------------------------------ reruns
 
 
@@ -323,6 +366,7 @@ def test_a_folder_with_something_else_is_refused(tmp_path: Path) -> None:
         (Options(10**7, 0), 1, "--studies is 10,000,000; at most 2,000,000"),
         (Options(20, -1), 1, "--seed is -1; it must be 0 or more"),
         (Options(20, 0, 63), 1, "--size is 63 px; it must be from 64 to 4096"),
+        (Options(20, 0, 64, "X"), 1, "--degraded_sex is X; it must be F or M"),
         (Options(20, 0, 5000), 1, "--size is 5000 px; it must be from 64 to 4096"),
         (Options(20, 0), 0, "--workers is 0; at least 1 is needed"),
     ],

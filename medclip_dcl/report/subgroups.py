@@ -1,0 +1,318 @@
+"""Metrics by view, sex and age group of the tested images, and the gap of each group to the others.
+
+A group's number is the metric of ``medclip_dcl.evaluation.summaries`` over the rows of its images alone, which equals
+a weight of 0 for all other rows. The gap is the group minus the rest: all images whose attribute is known and another.
+No group is the reference, because a small one would make every gap uncertain (choice). A report belongs to a group if
+all its images do; sentences, which many patients share, belong to none.
+
+Patients are drawn with replacement as in ``medclip_dcl.report.intervals``, here once for all evaluations together, so
+that group and rest are paired within a draw, and the gaps of all metrics are draws of one joint distribution. Of dozens
+of gaps some lie outside their own 95% intervals by chance. ``p`` therefore compares a gap with the largest standardised
+deviation in each draw (max-t; Westfall and Young 1993), which keeps the chance of any false finding among all gaps of
+a run near the level, however they are correlated. Because the deviation of few patients is itself uncertain, a gap's is
+taken as that of Student's t with one degree of freedom less than the smaller side has patients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Bool, Float, Int
+from scipy import stats
+
+from medclip_dcl.evaluation import summaries
+from medclip_dcl.report.intervals import (
+    LEVEL,
+    N_DRAWS,
+    Predictions,
+    patient_draws,
+    percentiles,
+    read_predictions,
+)
+from medclip_dcl.report.saved_results import SavedResultsError
+from medclip_dcl.report.tables import DESCRIPTIONS
+
+ATTRIBUTES = {"view": "View", "sex": "Sex", "age": "Age at the study"}
+"""Attribute -> its name on the page."""
+AGE_GROUPS = {"under 40": 40, "40 to 59": 60, "60 to 79": 80, "80 and over": np.inf}
+"""Age group -> the age in years that it ends before (choice)."""
+UNKNOWN = "unknown"
+MIN_PATIENTS = 20
+"""Patients that a number needs, in the group and among the rest; an AUC with and without the finding, each (choice)."""
+FOUND = 0.05
+"""Largest p of a gap that counts as found: the chance of any false finding among all gaps."""
+
+_NUMBERS = ("value", "low", "high", "gap", "gap_low", "gap_high", "p")
+COLUMNS = ("attribute", "group", "images", "patients", "metric", *_NUMBERS)
+
+CLASSIFICATIONS = ("classification", "finding_classification")
+_COMPUTED: dict[str, tuple[Any, str]] = {
+    **{section: (summaries.classification, section) for section in CLASSIFICATIONS},
+    "grounding": (summaries.box_means, "grounding"),
+    "retrieval": (summaries.recalls, "retrieval"),
+    "report_retrieval": (summaries.recalls, "report_retrieval/image_report"),
+}
+"""Section -> function that computes its metrics, and the path before them."""
+_ELEMENTS_PER_CHUNK = 2**21
+
+Draws = Float[np.ndarray, "one_and_draws"]
+"""A number among the tested patients, then in each draw; NaN where there is none."""
+Rows = Bool[np.ndarray, "row"]
+
+
+class _Compared(NamedTuple):
+    """A metric in a group and in the rest, and the patients of the smaller side."""
+
+    group: Draws
+    rest: Draws
+    n_patients: int
+
+
+def subgroup_table(run: Path, n_draws: int = N_DRAWS, seed: int = 0, level: float = LEVEL) -> pd.DataFrame:
+    """Metrics by group of a tested run folder.
+
+    Args:
+        run: run folder.
+        n_draws: bootstrap draws of patients.
+        seed: of the draws; the same seed gives the same table.
+        level: nominal coverage of the intervals, in (0, 1).
+
+    Returns:
+        As :func:`table_of_groups`; empty where no image has an attribute, and for a test by a version that did not
+        write predictions/images.parquet.
+
+    Raises:
+        SavedResultsError: see :func:`medclip_dcl.report.intervals.read_predictions`; images.parquet is not readable,
+            or lacks an image that was tested.
+    """
+    file = run / "predictions/images.parquet"
+    if not file.is_file():
+        return pd.DataFrame(columns=list(COLUMNS))
+    try:
+        images = pd.read_parquet(file)
+    except (OSError, ValueError) as error:
+        raise SavedResultsError(
+            f"{file} is not a readable Parquet file ({error}); test the run again"
+        ) from error
+    return table_of_groups(read_predictions(run), images, n_draws, seed, level)
+
+
+def table_of_groups(
+    predictions: Predictions,
+    images: pd.DataFrame,
+    n_draws: int = N_DRAWS,
+    seed: int = 0,
+    level: float = LEVEL,
+) -> pd.DataFrame:
+    """Metrics by group, from predictions.
+
+    Args:
+        predictions: of a test.
+        images: dicom_id, study_id, subject_id, view and, if the set has them, sex and age of each tested image.
+        n_draws: as in :func:`subgroup_table`.
+        seed: as there.
+        level: as there.
+
+    Returns:
+        A row for each attribute by which the images fall into two or more groups, each group and each metric:
+
+        - attribute, group, and the group's tested images and patients; the last group of an attribute may be
+          "unknown", without numbers;
+        - metric (a path as in results.json), its value in the group, and low and high, its percentile interval;
+        - gap, the group minus the rest, with gap_low and gap_high, and p, adjusted for all gaps of the table. Of two
+          groups only the first has the gap, since the other's is its negative.
+
+        An average over findings takes those with a number, in the group and in the rest. NaN: too few patients (see
+        `MIN_PATIENTS`), or too few positive or negative cases (the protocol's min_cases).
+
+    Raises:
+        SavedResultsError: a tested image is not in `images`.
+    """
+    groups = _groups_of_images(images)
+    tables = {name: _rows_of_images(name, table) for name, table in predictions.tables.items()}
+    tables = {name: table for name, table in tables.items() if len(table)}
+    if not groups or not tables:
+        return pd.DataFrame(columns=list(COLUMNS))
+    patients = np.unique(np.concatenate([table["subject_id"] for table in tables.values()]))
+    counts = patient_draws(len(patients), n_draws, seed)
+    found: dict[tuple[str, str, str], _Compared] = {}
+    for section, table in tables.items():
+        drawn = _Drawn(section, table, counts, np.searchsorted(patients, table["subject_id"]), predictions)
+        for attribute, of_images in groups.items():
+            labels = _labels_of_rows(table, images, of_images, predictions.name)
+            for group in _names(of_images, attribute):
+                rows = labels == group
+                compared = drawn.compared(rows, ~rows & (labels != UNKNOWN))
+                found |= {(attribute, group, metric): numbers for metric, numbers in compared}
+    nothing = np.full(n_draws + 1, np.nan)
+    rows, gaps, least_patients = [], [], []
+    for attribute, of_images in groups.items():
+        names = _names(of_images, attribute)
+        for group in [*names, UNKNOWN] if (of_images == UNKNOWN).any() else names:
+            is_its = of_images == group
+            n_patients = images.loc[is_its, "subject_id"].nunique()
+            for metric in dict.fromkeys(metric for _, _, metric in found):
+                one = found.get((attribute, group, metric), _Compared(nothing, nothing, 0))
+                value = one.group
+                gap = nothing if len(names) == 2 and group == names[1] else value - one.rest
+                rows.append((attribute, group, int(is_its.sum()), n_patients, metric))
+                rows[-1] += (value[0], *percentiles(value[1:], level)[:2])
+                rows[-1] += (gap[0], *percentiles(gap[1:], level)[:2])
+                gaps.append(gap)
+                least_patients.append(one.n_patients)
+    p = joint_p(np.stack(gaps), np.array(least_patients))
+    table = pd.DataFrame([(*row, one) for row, one in zip(rows, p, strict=True)], columns=list(COLUMNS))
+    return table.astype(dict.fromkeys(_NUMBERS, "float64"))
+
+
+def joint_p(
+    gaps: Float[np.ndarray, "gap one_and_draws"], n_patients: Int[np.ndarray, "gap"]
+) -> Float[np.ndarray, "gap"]:
+    """Adjusted p of each gap: the share of draws whose largest standardised deviation reaches that of the gap from 0.
+
+    Gaps are standardised by the standard deviation s of their draws. With n patients gap / (s sqrt(n / (n - 1))) has
+    about Student's distribution with n - 1 degrees of freedom, and is taken as the normal deviate of the same
+    probability. The share is (count + 1) / (draws + 1).
+
+    Args:
+        gaps: of the tested patients, then of the draws; NaN where there is none.
+        n_patients: of the smaller side of each gap.
+
+    Returns:
+        p of each gap; NaN for one that is NaN, that does not vary, or that has fewer than 2 patients.
+    """
+    p = np.full(len(gaps), np.nan)
+    is_known = np.isfinite(gaps[:, 0]) & (np.isfinite(gaps[:, 1:]).sum(axis=1) > 1) & (n_patients > 1)
+    known = np.flatnonzero(is_known)
+    deviations = np.nanstd(gaps[known, 1:], axis=1, ddof=1)
+    known, deviations = known[deviations > 1e-12], deviations[deviations > 1e-12]
+    if len(known):
+        observed, draws, n = gaps[known, 0], gaps[known, 1:], n_patients[known]
+        largest = np.nan_to_num(np.abs(draws - observed[:, None]) / deviations[:, None]).max(axis=0)
+        student = np.abs(observed) / (deviations * np.sqrt(n / (n - 1)))
+        reached = largest >= stats.norm.isf(stats.t.sf(student, n - 1))[:, None]
+        p[known] = (reached.sum(axis=1) + 1) / (draws.shape[1] + 1)
+    return p
+
+
+def age_groups(ages: pd.Series) -> pd.Series:
+    """The name in `AGE_GROUPS` of each age in years; `UNKNOWN` for NaN."""
+    found = pd.cut(ages, [-np.inf, *AGE_GROUPS.values()], right=False, labels=list(AGE_GROUPS))
+    return found.astype(object).fillna(UNKNOWN)
+
+
+def _groups_of_images(images: pd.DataFrame) -> dict[str, pd.Series]:
+    """Attribute -> group of each image, for attributes that divide the images."""
+    found = {"view": images["view"].str.upper().replace("", UNKNOWN)}
+    if "sex" in images:
+        found["sex"] = images["sex"]
+    if "age" in images:
+        found["age"] = age_groups(images["age"])
+    return {name: groups for name, groups in found.items() if len(_names(groups, name)) > 1}
+
+
+def _names(groups: pd.Series, attribute: str) -> list[str]:
+    """The known groups, in the order of the page."""
+    known = set(groups) - {UNKNOWN}
+    return [name for name in AGE_GROUPS if name in known] if attribute == "age" else sorted(known)
+
+
+def _rows_of_images(section: str, table: pd.DataFrame) -> pd.DataFrame:
+    """Rows that belong to images: not the retrieval of sentences."""
+    kept = table[table["task"] == "image_report"] if section == "report_retrieval" else table
+    return kept.reset_index(drop=True)
+
+
+def _labels_of_rows(table: pd.DataFrame, images: pd.DataFrame, groups: pd.Series, name: str) -> np.ndarray:
+    """Group of each row: of its image, or of a report the group of all its images."""
+    of_image = dict(zip(images["dicom_id"], groups, strict=True))
+    if "dicom_id" in table:
+        labels = table["dicom_id"].map(of_image)
+    else:
+        by_study = groups.groupby(images["study_id"].astype(str))
+        of_study = by_study.first().where(by_study.nunique() == 1, UNKNOWN)
+        is_image = table["direction"] == summaries.DIRECTIONS[0]
+        labels = table["query"].map(of_image).where(is_image, table["query"].map(of_study))
+    if labels.isna().any():
+        raise SavedResultsError(
+            f"{name}/images.parquet lacks {int(labels.isna().sum())} tested images or reports; test the run again"
+        )
+    return labels.to_numpy()
+
+
+class _Drawn:
+    """The rows of one evaluation and how often each was drawn.
+
+    Args:
+        section: of results.json.
+        table: its predictions.
+        counts: how often each patient was drawn.
+        patient: column of `counts` of each row.
+        predictions: of which they are.
+    """
+
+    def __init__(
+        self,
+        section: str,
+        table: pd.DataFrame,
+        counts: Float[np.ndarray, "one_and_draws patient"],
+        patient: np.ndarray,
+        predictions: Predictions,
+    ) -> None:
+        self.section, self.table, self.counts, self.patient = section, table, counts, patient
+        self.min_cases = predictions.min_cases
+        is_classified = section in CLASSIFICATIONS
+        self._findings = list(table["finding"].unique()) if is_classified else []
+        self._of_finding = {name: (table["finding"] == name).to_numpy() for name in self._findings}
+        self._is_positive = (table["label"] == 1).to_numpy() if is_classified else np.zeros(len(table), bool)
+        self._known: dict[Any, dict[str, Draws]] = {}
+
+    def compared(self, group: Rows, rest: Rows) -> Iterator[tuple[str, _Compared]]:
+        """Each metric of the page."""
+        patients = {finding: self._n_patients(finding, (group, rest)) for finding in self._findings}
+        patients = {finding: n for finding, n in patients.items() if n >= MIN_PATIENTS}
+        in_group, in_rest = (self._numbers(rows, tuple(patients)) for rows in (group, rest))
+        if self._findings:
+            least = min(patients.values(), default=0)
+        else:
+            least = min(len(np.unique(self.patient[rows])) for rows in (group, rest))
+        nothing = np.full(len(self.counts), np.nan)
+        for _, metric, _ in DESCRIPTIONS["subgroups"]:
+            if metric.split("/")[0] == self.section:
+                yield metric, _Compared(in_group.get(metric, nothing), in_rest.get(metric, nothing), least)
+        for finding in self._findings:
+            metric, n = f"{self.section}/by_finding/{finding}/auc", patients.get(finding, 0)
+            yield metric, _Compared(in_group.get(metric, nothing), in_rest.get(metric, nothing), n)
+
+    def _n_patients(self, finding: str, sides: Sequence[Rows]) -> int:
+        """Patients with, or without, the finding in the group or in the rest, the fewest; 0 for too few cases."""
+        least = len(self.counts[0])
+        for rows, is_positive in product(sides, (True, False)):
+            its = self.patient[rows & self._of_finding[finding] & (self._is_positive == is_positive)]
+            least = min(least, len(np.unique(its)) if len(its) >= self.min_cases else 0)
+        return least
+
+    def _numbers(self, rows: Rows, findings: tuple[str, ...]) -> Mapping[str, Draws]:
+        """Path -> number over these rows."""
+        key = rows.tobytes(), findings
+        if key not in self._known:
+            self._known[key] = self._computed(np.flatnonzero(rows), findings)
+        return self._known[key]
+
+    def _computed(self, rows: np.ndarray, findings: Sequence[str]) -> dict[str, Draws]:
+        compute, prefix = _COMPUTED[self.section]
+        options: dict[str, Any] = {"least_patients": MIN_PATIENTS}
+        if self.section in CLASSIFICATIONS:
+            options |= {"min_cases": self.min_cases, "findings": findings}
+        table, patient = self.table.iloc[rows].reset_index(drop=True), self.patient[rows]
+        size = max(1, _ELEMENTS_PER_CHUNK // max(1, len(table)))
+        parts = [
+            dict(summaries.by_path(compute(table, part.take(patient, axis=1), **options), prefix))
+            for part in np.split(self.counts, range(size, len(self.counts), size))
+        ]
+        return {path: np.concatenate([part[path] for part in parts]) for path in parts[0]}
