@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from medclip_dcl.calibration import CALIBRATION_FILE
 from medclip_dcl.errors import MissingFileError, UserError
 from medclip_dcl.export.onnx_files import IMAGE_FILE, TEXT_FILE, TOKENIZER_FILE
 from medclip_dcl.files import write_bytes, write_text
 from medclip_dcl.inference import load
 from medclip_dcl.networks.image_text import ImageTextNetwork
-from medclip_dcl.report.card import CALIBRATION_FILE, CARD_FILE, model_card, read_calibration
+from medclip_dcl.report.card import CARD_FILE, model_card
 from medclip_dcl.weight_files import CONFIG_FILE, WEIGHTS_FILE, is_exported
 
 ONNX_FILES = (IMAGE_FILE, TEXT_FILE, TOKENIZER_FILE)
@@ -40,22 +41,24 @@ def export_model(source: Path, folder: Path, address: str | None = None) -> Imag
             "`python -m medclip_dcl fit`"
         )
     check_free(folder)
-    network = load(source).network
+    model = load(source)
     if source.resolve() == folder.resolve():
-        return network
+        return model.network
     # Before anything is written: a card that cannot be made leaves the folder as it was.
-    card = None if is_copy else model_card(source, network, address or folder.resolve().name)
+    card = (
+        None
+        if is_copy
+        else model_card(source, model.network, address or folder.resolve().name, model.calibration)
+    )
     # First: a kill leaves no file beside weights of another model.
-    for name in (CARD_FILE, CALIBRATION_FILE, *ONNX_FILES):
+    for name in (CARD_FILE, *ONNX_FILES):
         (folder / name).unlink(missing_ok=True)
-    network.save_pretrained(folder)
-    if read_calibration(source, network) is not None:
-        write_bytes((source / CALIBRATION_FILE).read_bytes(), folder / CALIBRATION_FILE)
+    model.save_pretrained(folder)
     if card is not None:
         write_text(card, folder / CARD_FILE)
     elif (source / CARD_FILE).is_file():
         write_bytes((source / CARD_FILE).read_bytes(), folder / CARD_FILE)
-    return network
+    return model.network
 
 
 def check_free(folder: Path) -> None:

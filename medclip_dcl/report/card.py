@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from medclip_dcl.calibration import CALIBRATION_FILE, Calibration
 from medclip_dcl.encoders.pretrained import weights_fingerprint
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.report import tables
@@ -37,10 +38,11 @@ from medclip_dcl.report.saved_results import (
     setting,
     value_at,
 )
+from medclip_dcl.report.subgroup_tables import describe
+from medclip_dcl.report.subgroups import subgroup_table
 from medclip_dcl.report.tables import NOTHING, Cell, Column, Row, Table
 
 CARD_FILE = "README.md"
-CALIBRATION_FILE = "calibration.json"
 
 _MODEL, _UNTRAINED = "this model", tables.UNTRAINED
 _SECTIONS = {
@@ -58,7 +60,7 @@ _TASKS = {
 
 
 def model_card(
-    run: Path, network: ImageTextNetwork, address: str, subgroups: Mapping[str, Any] | None = None
+    run: Path, network: ImageTextNetwork, address: str, calibration: Calibration | None = None
 ) -> str:
     """The card of a trained network as Markdown; the same folder gives the same text.
 
@@ -66,7 +68,7 @@ def model_card(
         run: the run folder that the network comes from.
         network: loaded from the run's checkpoint.
         address: of the exported model, in the example.
-        subgroups: metrics by group of the tested images: `found`, lines about gaps, and `tables`; None for none.
+        calibration: of the network; None for none.
 
     Raises:
         SavedResultsError: a file of the run folder is not readable.
@@ -108,7 +110,6 @@ def model_card(
             "fit.json: training has not finished; continue it with: "
             f"python -m medclip_dcl fit --config {run / 'config.yaml'}"
         )
-    calibration = read_calibration(run, network)
     if calibration is None:
         reason = (
             "is of other weights" if (run / CALIBRATION_FILE).is_file() else "no probabilities and thresholds"
@@ -116,6 +117,7 @@ def model_card(
         missing.append(
             f"{CALIBRATION_FILE}: {reason}; made by: python -m medclip_dcl.evaluation.calibrate {run}"
         )
+    subgroups = _subgroups(run, results, missing)
     content = {
         "name": run.resolve().name,
         "address": address,
@@ -207,19 +209,19 @@ def _joined(prompts: str | list[str]) -> str:
     return prompts if isinstance(prompts, str) else "; ".join(prompts)
 
 
-def read_calibration(run: Path, network: ImageTextNetwork) -> dict[str, Any] | None:
-    """Content of the run's calibration.json; None if there is none, or it is of other weights or images."""
-    file = run / CALIBRATION_FILE
-    if not file.is_file():
+def _subgroups(run: Path, results: Mapping[str, Any], missing: list[str]) -> dict[str, Any] | None:
+    """Metrics by view, sex and age group of the tested images; None where there are none."""
+    try:
+        return describe(subgroup_table(run)) if results else None
+    except SavedResultsError as error:
+        missing.append(f"numbers by view, sex and age: {error}")
         return None
-    found, own = read_json(file), {"image_size": network.image_size, "geometry": network.geometry}
-    return found if found.get("fingerprint") == {**own, "weights": weights_fingerprint(network)} else None
 
 
-def _calibration_content(calibration: Mapping[str, Any] | None) -> dict[str, Any]:
+def _calibration_content(calibration: Calibration | None) -> dict[str, Any]:
     if calibration is None:
         return {"calibration": None, "calibrated_on": "", "target": ""}
-    data = calibration.get("data", {})
+    data = calibration.data
     columns = {
         "method": "method",
         "threshold": "threshold",
@@ -229,8 +231,8 @@ def _calibration_content(calibration: Mapping[str, Any] | None) -> dict[str, Any
         "negative cases": "n_negative",
     }
     rows = [
-        Row(finding, "plain", [Cell(_calibrated(found.get(key))) for key in columns.values()])
-        for finding, found in calibration["findings"].items()
+        Row(finding, "plain", [Cell(_calibrated(getattr(found, key))) for key in columns.values()])
+        for finding, found in calibration.findings.items()
     ]
     known = [f"{data[name]} {name}" for name in ("images", "patients") if name in data]
     where = (
@@ -239,14 +241,12 @@ def _calibration_content(calibration: Mapping[str, Any] | None) -> dict[str, Any
         else "data not described"
     )
     note = " ".join(
-        f"{finding}: {found['reason']}."
-        for finding, found in calibration["findings"].items()
-        if found.get("reason")
+        f"{finding}: {found.reason}." for finding, found in calibration.findings.items() if found.reason
     )
     return {
         "calibration": Table("By finding", [*map(Column, columns)], rows, note),
         "calibrated_on": where,
-        "target": ", ".join(f"{name} {value:g}" for name, value in calibration.get("target", {}).items()),
+        "target": ", ".join(f"{name} {value:g}" for name, value in calibration.target.items()),
     }
 
 
@@ -260,7 +260,7 @@ def _limits(
     network: ImageTextNetwork,
     results: Mapping[str, Any],
     dataset: Mapping[str, Any] | None,
-    calibration: Mapping[str, Any] | None,
+    calibration: Calibration | None,
     subgroups: Mapping[str, Any] | None,
 ) -> list[str]:
     """Limits that follow from the run: data, what was not measured, approximations."""

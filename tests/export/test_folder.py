@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from medclip_dcl import load
-from medclip_dcl.encoders.pretrained import weights_fingerprint
+from medclip_dcl.calibration import Calibration
 from medclip_dcl.export.__main__ import main
 from medclip_dcl.export.folder import export_model
 from medclip_dcl.formats import NETWORK
@@ -23,10 +23,9 @@ GREY = np.random.default_rng(0).integers(0, 256, (90, 70)).astype(np.uint8)
 
 def calibrate(folder, network, **fingerprint):
     """Write a calibration of no finding into a run folder or an exported one."""
-    own = {"weights": weights_fingerprint(network), "image_size": 48, "geometry": "stretch", **fingerprint}
-    content = {"format_version": 1, "fingerprint": own, "findings": {}, "target": {}, "data": {}}
-    (folder / "calibration.json").write_text(json.dumps(content))
-    return content
+    calibration = Calibration({**network.fingerprint(), **fingerprint}, 14.0, {}, {}, {})
+    calibration.write(folder / "calibration.json")
+    return json.loads(calibration.to_json())
 
 
 @pytest.fixture
@@ -66,7 +65,8 @@ def test_an_earlier_export_is_replaced_whole(run, network, exported, tmp_path):
 def test_a_calibration_of_other_weights_stays_behind(run, network, tmp_path):
     other = shutil.copytree(run, tmp_path / "other")
     calibrate(other, network, weights="0123456789abcdef")
-    export_model(other, tmp_path / "exported")
+    with pytest.warns(UserWarning, match="fitted to another model"):
+        export_model(other, tmp_path / "exported")
     assert not (tmp_path / "exported/calibration.json").exists()
     assert "calibration.json: is of other weights" in (tmp_path / "exported/README.md").read_text()
 

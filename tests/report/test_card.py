@@ -13,6 +13,7 @@ import torch
 import yaml
 from huggingface_hub import ModelCard
 
+from medclip_dcl.calibration import Calibration, FindingCalibration
 from medclip_dcl.encoders.image import ResNetRegions
 from medclip_dcl.encoders.pretrained import weights_fingerprint
 from medclip_dcl.encoders.text import BertSentences
@@ -217,44 +218,43 @@ def test_without_predictions_there_are_numbers_but_no_intervals(changed, network
 
 
 def test_calibration_is_shown_where_the_run_has_one(changed, network):
-    finding = {"method": "platt", "threshold": 0.3125, "sensitivity": 0.95, "specificity": 0.5}
     findings = {
-        "Edema": {**finding, "n_positive": 41, "n_negative": 82, "reason": ""},
-        "Pneumonia": {
-            "method": None,
-            "threshold": None,
-            "n_positive": 2,
-            "n_negative": 82,
-            "reason": "2 patients",
-        },
+        "Edema": FindingCalibration(
+            *(("No edema.",), ("Edema.",), 41, 82, 30, 40, "platt"),
+            parameters={"temperature": 0.5, "offset": 0.1},
+            threshold=0.3125,
+            sensitivity=0.95,
+            specificity=0.5,
+        ),
+        "Pneumonia": FindingCalibration(
+            ("No pneumonia.",), ("Pneumonia.",), 2, 82, 2, 40, reason="2 patients"
+        ),
     }
     data = {"images": 123, "patients": 45, "use": "validate", "folder": "a_set"}
-    own = {"weights": weights_fingerprint(network), "image_size": 48, "geometry": "stretch"}
-    content = {"fingerprint": own, "findings": findings, "target": {"sensitivity": 0.95}, "data": data}
-    (changed / "calibration.json").write_text(json.dumps(content))
-    card = model_card(changed, network, "x")
+    calibration = Calibration(network.fingerprint(), 14.0, {"sensitivity": 0.95}, data, findings)
+    calibration.write(changed / "calibration.json")
+    card = model_card(changed, network, "x", calibration)
     assert "fitted on 123 images, 45 patients (use validate) of a_set" in card and "sensitivity 0.95" in card
     table = rows(card, "By finding")
     assert table["Edema"] == ["platt", "0.312", "0.950", "0.500", "41", "82"]
     assert table["Pneumonia"] == ["–", "–", "–", "–", "2", "82"] and "Pneumonia: 2 patients." in card
     assert "no probabilities and thresholds" not in card and "Scores are not probabilities" not in card
     assert "Nothing that this card has a place for." in card
-    (changed / "calibration.json").write_text(
-        json.dumps({**content, "fingerprint": {**own, "image_size": 64}})
-    )
     card = model_card(changed, network, "x")
     assert "calibration.json: is of other weights" in card and "### By finding" not in card
 
 
-def test_subgroups_are_shown_where_there_are_any(changed, network):
+def test_subgroups_are_shown_where_there_are_any(changed, network, monkeypatch):
     table = Table(
         "Sex", [Column("female"), Column("male")], [Row("AUC", "plain", [Cell("0.71"), Cell("0.82")])]
     )
-    card = model_card(changed, network, "x", {"found": ["Sex, female: AUC -0.11"], "tables": [table]})
+    groups = {"found": ["Sex, female: AUC -0.11"], "tables": [table]}
+    monkeypatch.setattr("medclip_dcl.report.card.describe", lambda found: groups)
+    card = model_card(changed, network, "x")
     section = card.split("## Subgroups")[1].split("## Limits")[0]
     assert "- Sex, female: AUC -0.11" in section and rows(section, "Sex")["AUC"] == ["0.71", "0.82"]
     assert "no numbers by sex" not in card
-    assert "which does not show that there is none" in model_card(
-        changed, network, "x", {"found": [], "tables": []}
-    )
+    groups["found"] = []
+    assert "which does not show that there is none" in model_card(changed, network, "x")
+    monkeypatch.undo()
     assert "no numbers by sex" in model_card(changed, network, "x")
