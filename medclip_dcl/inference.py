@@ -109,7 +109,9 @@ def _download(repository: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(repository, allow_patterns=[CONFIG_FILE, WEIGHTS_FILE]))
+        return Path(
+            snapshot_download(repository, allow_patterns=[CONFIG_FILE, WEIGHTS_FILE, CALIBRATION_FILE])
+        )
     except (OSError, ValueError) as error:
         raise MissingFileError(
             f"no file or folder {repository}, and no Hugging Face repository of that name could be downloaded"

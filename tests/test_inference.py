@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from PIL import Image
 
 from data_prep.sources.images import Job, prepare_image
 from medclip_dcl import load
+from medclip_dcl.calibration import Calibration
 from medclip_dcl.encoders.image import ResNetRegions
 from medclip_dcl.encoders.text import BertSentences
 from medclip_dcl.errors import UserError
@@ -411,6 +413,25 @@ def test_a_repository_that_cannot_be_reached(monkeypatch):
         FileNotFoundError, match="no file or folder nobody/nothing, and no Hugging Face repository"
     ):
         load("nobody/nothing")
+
+
+def test_a_repository_keeps_its_calibration(model, tmp_path, monkeypatch):
+    """As the Hub's: the files that are asked for, and no others, are copied."""
+    repository = tmp_path / "repository"
+    calibration = Calibration(model.network.fingerprint(), 14.0, {"sensitivity": 0.95}, {}, {})
+    ImageTextInference(model.network, calibration=calibration).save_pretrained(repository)
+
+    def download(name, *, allow_patterns):
+        copy = tmp_path / "cache"
+        copy.mkdir()
+        for file in repository.iterdir():
+            if file.name in allow_patterns:
+                shutil.copy(file, copy)
+        return str(copy)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert load("owner/name").calibration == calibration
 
 
 def test_the_wrapper_puts_the_network_in_evaluation_mode(model):
