@@ -46,6 +46,7 @@ _PRECISION = (
     "Literal['16', '16-mixed', '16-true', '32', '32-true', '64', '64-true', 'bf16', 'bf16-mixed', 'bf16-true', "
     "'transformer-engine', 'transformer-engine-float16'] | None"
 )
+_LARGEST_SEED = 2**32 - 1
 _COUNT, _POSITIVE, _TIME = r"\d+", r"[1-9]\d*", r"\d+:\d\d:\d\d:\d\d"
 _FORMS = {
     "trainer.accelerator": ("auto|cpu|cuda|gpu|hpu|mps|tpu", "auto, cpu, cuda, gpu, mps or tpu"),
@@ -54,7 +55,7 @@ _FORMS = {
         "auto, ddp, deepspeed, fsdp or one of their variants",
     ),
     "trainer.devices": (
-        rf"auto|-1|{_POSITIVE}|\[?\d+( *, *\d+)+\]?|\[\d\]",
+        rf"auto|-1|{_POSITIVE}|\d+( *, *\d+)* *,|\[?\d+( *, *\d+)+\]?|\[\d+\]",
         "at least 1, -1 for all, auto, or numbers such as 0,1",
     ),
     "trainer.num_nodes": (_POSITIVE, "at least 1"),
@@ -71,7 +72,7 @@ _FORMS = {
     "checkpoint.save_top_k": (f"-1|{_COUNT}", "a number of checkpoints, or -1 for all"),
     "checkpoint.every_n_epochs": (f"{_COUNT}|null", "a number of epochs"),
     "checkpoint.every_n_train_steps": (f"{_COUNT}|null", "a number of steps"),
-    "seed_everything": (r"true|false|\d{1,9}", "an integer of at most nine digits, true or false"),
+    "seed_everything": (rf"true|false|{_COUNT}", f"an integer from 0 to {_LARGEST_SEED}, true or false"),
 }
 """Accepted values of Lightning's settings by a pattern, and in words; a class may be given instead."""
 _SHARES = ("trainer.val_check_interval",) + tuple(
@@ -133,6 +134,8 @@ class _Given:
 
     def add_option(self, name: str, text: str) -> None:
         name, value = self._full_name(name), _loaded(text)
+        if name == "trainer.max_time" and isinstance(value, int):
+            value = text  # YAML takes 1:00:00:00 for a number to the base of 60, the parser does not
         part = name.split(".")[0]
         if text.startswith("--"):  # an option without a value: true, or a mistake that the parser names
             value = ...
@@ -377,7 +380,8 @@ def _check_form(name: str, value: Any) -> None:
         return  # a class, or an option without a value
     text = value if isinstance(value, str) else json.dumps(value, default=str)
     is_class = re.fullmatch(r"([a-zA-Z_][\w.]*\.)?[A-Z]\w+", text)
-    if not is_class and not re.fullmatch(pattern, text, re.DOTALL):
+    is_too_large = name == "seed_everything" and is_number and number > _LARGEST_SEED
+    if is_too_large or not (is_class or re.fullmatch(pattern, text, re.DOTALL)):
         near = nearest(text, re.findall("[a-z]{2,}", pattern))
         raise UserError(f"{name}: expected {expected}, found {text}{near}")
 

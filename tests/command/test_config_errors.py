@@ -167,6 +167,8 @@ CALLBACK = '[{"class_path": "medclip_dcl.evaluation.Grounding", "init_args": {"e
         ([f"{MODEL}learning_rate", "null"], ["learning_rate: expected float, found null"]),
         (["--trainer.max_steps", "null"], ["trainer.max_steps: expected int, found null"]),
         (["--trainer.max_time", "5h"], ["trainer.max_time: expected days:hours", "found 5h"]),
+        (["--trainer.max_time", "12:00:00"], ["trainer.max_time: expected days:hours", "found 12:00:00"]),
+        (["--seed_everything", str(2**32)], ["seed_everything: expected an integer", "found 4294967296"]),
         (["--trainer.val_check_interval", "often"], ["val_check_interval: expected a share", "found often"]),
         (["--trainer.fast_dev_run", "-1"], ["trainer.fast_dev_run: expected true, false", "found -1"]),
         (["--trainer.num_nodes", "1,2"], ["trainer.num_nodes: expected int, found 1,2"]),
@@ -228,6 +230,9 @@ def test_a_value_that_is_refused_later_is_refused_before_lightning_is_imported(o
         # Values as they may be written.
         *([*OF_DEMO, f"{MODEL}learning_rate", number] for number in ("1e-3", "1", ".5")),
         *([*OF_DEMO, f"{DATA}{setting}"] for setting in ("cache_images=yes", "evaluation_crop=null")),
+        *([*OF_DEMO, "--trainer.devices", devices] for devices in ("0,", "1, 3,", "0,1", "[10]", "[0, 11]")),
+        *([*OF_DEMO, "--trainer.max_time", time] for time in ("1:00:00:00", "00:12:00:00", "{hours: 2}")),
+        *([*OF_DEMO, "--seed_everything", seed] for seed in ("2026112301", str(2**32 - 1))),
         [*OF_DEMO, "--trainer.gradient_clip_val", ".inf"],
         [*OF_DEMO, f"{DATA}brightness=.nan"],
         [*OF_DEMO, "--trainer.fast_dev_run", "--trainer.max_epochs", "3"],
