@@ -16,6 +16,7 @@ import re
 import sys
 import tempfile
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,7 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"{_PROGRAM}: error: {' '.join(str(error).split())}", file=sys.stderr)
         raise SystemExit(2) from error
     except KeyboardInterrupt:
-        print("interrupted; the same command continues where it stopped", file=sys.stderr)
+        # Heat maps are drawn again.
+        again = "; the same command continues where it stopped" if options.classify else ""
+        print(f"interrupted{again}", file=sys.stderr)
         raise SystemExit(130) from None
 
 
@@ -308,7 +311,7 @@ def _images(options: argparse.Namespace) -> list[str]:
 
     Raises:
         MissingFileError: an image, folder or list that was named does not exist.
-        UserError: a folder without images, an empty list.
+        UserError: a folder without images, an empty list, a file name that a table in UTF-8 cannot hold.
     """
     found: list[str] = []
     for name in options.images:
@@ -323,6 +326,11 @@ def _images(options: argparse.Namespace) -> list[str]:
             raise MissingFileError(f"{name}: no such image file or folder; check the path")
     if options.list is not None:
         found += _listed(options.list)
+    for name in found:
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            raise UserError(f"the file name {name!a} is not UTF-8; rename the file") from error
     return list(dict.fromkeys(found))
 
 
@@ -354,10 +362,11 @@ def _load(options: argparse.Namespace) -> ImageTextInference:
 
 
 def _short_names(images: Sequence[str]) -> dict[str, str]:
-    """Image -> beginning of its heat maps' file names: its stem, numbered where several share it."""
+    """Image -> beginning of its heat maps' file names: its stem, numbered where several share it, or it looks so."""
     stems = [Path(image).stem for image in images]
+    counts = Counter(stems)
     return {
-        image: stem if stems.count(stem) == 1 else f"{stem}_image{place}"
+        image: f"{stem}_image{place}" if counts[stem] > 1 or re.search(r"_image\d+$", stem) else stem
         for place, (image, stem) in enumerate(zip(images, stems, strict=True), start=1)
     }
 

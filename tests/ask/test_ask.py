@@ -81,13 +81,14 @@ def asking_texts(texts):
 
 def test_heat_maps_lie_over_the_image_in_common_colours(exported, model, files, tmp_path, capsys):
     output = tmp_path / "out"
-    images = [files / "a.jpg", files / "deep/a.jpg"]
+    images = [files / "a.jpg", files / "deep/a.jpg", files / "a_image1.png"]
+    images[-1].write_bytes((files / "b.png").read_bytes())
     run("--model", exported, *images, *asking_texts(TEXTS), "--output", output)
     table = pd.read_csv(output / "scores.csv")
     assert list(table["image"]) == [str(image) for image in images for _ in TEXTS]
-    assert list(table["text"]) == TEXTS * 2
+    assert list(table["text"]) == TEXTS * 3
     np.testing.assert_allclose(table["similarity"], model.similarity(images, TEXTS).ravel(), atol=1e-5)
-    assert len(set(table["heat_map"])) == 4, "images of one name do not overwrite each other"
+    assert len(set(table["heat_map"])) == 6, "images of one name do not overwrite each other"
     for image, rows in table.groupby("image", sort=False):
         grey = np.asarray(Image.open(str(image)))
         maps = [model.heat_map(image, text) for text in TEXTS]
@@ -308,6 +309,30 @@ def test_mistakes_are_one_line_with_the_remedy(exported, tmp_path, monkeypatch, 
     (tmp_path / "twice.yaml").write_text("x: [no x, x]\nx: [dry, wet]")
     (tmp_path / "image.yaml").write_text("image: [no x, x]")
     assert message in refused(capsys, "--model", exported, *arguments)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="names are bytes there")
+def test_a_file_name_that_is_not_utf8_is_named_before_anything_is_read(exported, tmp_path, capsys):
+    try:
+        Image.effect_noise((20, 20), 9).save(tmp_path / os.fsdecode(b"caf\xe9.png"))
+    except OSError:
+        pytest.skip("this file system refuses such names")
+    options = ("--classify", "--output", tmp_path / "scores.csv")
+    line = refused(capsys, "--model", exported, tmp_path, *options)
+    assert "caf\\udce9.png' is not UTF-8; rename the file" in line
+    assert not list(tmp_path.glob("scores*"))
+
+
+@pytest.mark.parametrize(("task", "continues"), [(["--classify"], True), (["--text", "x"], False)])
+def test_an_interrupted_command_promises_only_what_it_keeps(tmp_path, capsys, monkeypatch, task, continues):
+    def interrupted(options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ask, "classify_files", interrupted)
+    monkeypatch.setattr(ask, "draw_heat_maps", interrupted)
+    with pytest.raises(SystemExit):
+        run("--model", "m", "a.jpg", *task, "--output", tmp_path / "out")
+    assert ("the same command continues" in capsys.readouterr().err) == continues
 
 
 def test_a_model_that_is_not_there_is_one_line(tmp_path, capsys):
