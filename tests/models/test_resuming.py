@@ -6,6 +6,7 @@ import itertools
 import os
 import shutil
 import signal
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -121,6 +122,15 @@ CASES = {
 }
 
 
+FAST = ("plain", "all_options", "by_steps")
+"""Cases that the slow tests do not keep to themselves: the usual run, every option of the step, no count of epochs."""
+
+
+def fast_and_slow(names: Iterable[str]) -> list[Any]:
+    """Parameters of a test: cases, of which all but the representative are slow."""
+    return [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
 def build(case: Case, small_set: Path, small_bert: Path) -> tuple[LightningModule, EpochDataModule]:
     torch.manual_seed(3)
     if case.of_language:
@@ -231,7 +241,7 @@ VALIDATIONS = {
 """Validations of a whole run, and the epoch of the last one."""
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", fast_and_slow(CASES))
 def test_killed_in_an_epoch_and_in_the_last_validation(name, whole, embedded_set, small_bert, tmp_path):
     last = 2 if name == "gradient_cache" else 5
     kills = [Kill("on_train_batch_end", 0, last - 1, saved_until=1), Kill("on_train_batch_end", 1, last)]
@@ -249,6 +259,7 @@ def test_killed_in_an_epoch_and_in_the_last_validation(name, whole, embedded_set
     assert_same_run(whole(name), tmp_path)
 
 
+@pytest.mark.slow
 def test_one_run_killed_at_ten_moments(whole, embedded_set, small_bert, tmp_path):
     """A validation that a resumed run repeats is interrupted again."""
     kills = [
@@ -267,7 +278,7 @@ def test_one_run_killed_at_ten_moments(whole, embedded_set, small_bert, tmp_path
     assert_same_run(whole("plain"), tmp_path)
 
 
-@pytest.mark.parametrize("name", VALIDATIONS)
+@pytest.mark.parametrize("name", fast_and_slow(VALIDATIONS))
 def test_training_ends_with_one_validation(name, whole):
     metrics = pd.read_csv(whole(name) / "metrics.csv")
     validated = metrics.loc[metrics["validate/loss"].notna(), "step"]
@@ -303,7 +314,7 @@ SIGNALS: dict[str, list[tuple[Signal, int | None]]] = {
 """Signals, and the optimiser steps of the checkpoint that each leaves."""
 
 
-@pytest.mark.parametrize("name", SIGNALS)
+@pytest.mark.parametrize("name", fast_and_slow(SIGNALS))
 def test_a_signal_loses_nothing(name, whole, embedded_set, small_bert, tmp_path):
     case = CASES[name]
     for stop, steps in SIGNALS[name]:
