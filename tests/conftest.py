@@ -18,10 +18,16 @@ import torch  # noqa: E402
 from PIL import Image  # noqa: E402
 from transformers import BertConfig, BertForMaskedLM, BertTokenizer  # noqa: E402
 
+from medclip_dcl import load  # noqa: E402
 from medclip_dcl.data.prepared import FORMAT_VERSION, TABLES, TextEmbedding, write_table, write_text_embedding  # noqa: E402
+from medclip_dcl.encoders.image import ResNetRegions  # noqa: E402
 from medclip_dcl.encoders.pretrained import save_language_model  # noqa: E402
+from medclip_dcl.encoders.text import BertSentences  # noqa: E402
 from medclip_dcl.files import write_json  # noqa: E402
 from medclip_dcl.findings import CHEX5, CHEXPERT  # noqa: E402
+from medclip_dcl.inference import ImageTextInference  # noqa: E402
+from medclip_dcl.networks.image_text import ImageTextNetwork  # noqa: E402
+from medclip_dcl.similarity import LSENonLocal  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -147,3 +153,21 @@ def small_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     save_language_model(BertForMaskedLM(config), BertTokenizer(vocab=vocabulary), folder)
     return folder
+
+
+def export_network(small_bert: Path, folder: Path, seed: int = 0) -> Path:
+    """Write a network of 16 dimensions for images of 64 pixels as an exported folder."""
+    torch.manual_seed(seed)
+    parts = ResNetRegions(dim=16, stride=16), BertSentences(str(small_bert), dim=16), LSENonLocal(dim=16)
+    ImageTextNetwork(*parts, image_size=64).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def exported(small_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export_network(small_bert, tmp_path_factory.mktemp("exported") / "model")
+
+
+@pytest.fixture(scope="session")
+def model(exported: Path) -> ImageTextInference:
+    return load(exported)

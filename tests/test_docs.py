@@ -14,7 +14,6 @@ from typing import Any
 
 import jsonargparse
 import pytest
-import torch
 import yaml
 from PIL import Image
 from pytorch_lightning.cli import LightningCLI
@@ -158,11 +157,9 @@ def test_the_demo_goes_the_documented_way():
 
 
 @pytest.fixture(scope="module")
-def exported(small_bert, tmp_path_factory) -> Path:
-    torch.manual_seed(0)
-    text = BertSentences(str(small_bert), dim=16)
-    network = ImageTextNetwork(ResNetRegions(dim=16, stride=16), text, LSENonLocal(dim=16), image_size=64)
-    folder = tmp_path_factory.mktemp("export") / "model"
+def calibrated(model, tmp_path_factory) -> Path:
+    """The exported network with a calibration of the five findings."""
+    network, folder = model.network, tmp_path_factory.mktemp("calibrated") / "model"
     platt: dict[str, Any] = {"method": "platt", "parameters": {"temperature": 0.5, "offset": -1.0}}
     findings = {
         finding: FindingCalibration(
@@ -182,12 +179,12 @@ def full_resnet(small_bert) -> ImageTextNetwork:
 
 
 @pytest.mark.parametrize(("page", "block"), blocks("python"), ids=[page for page, _ in blocks("python")])
-def test_python_blocks_run(page, block, exported, full_resnet, tmp_path, monkeypatch):
+def test_python_blocks_run(page, block, calibrated, full_resnet, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Image.effect_noise((90, 70), 30).save("chest.jpg")
     export_image_encoder(full_resnet, tmp_path / "resnet18.safetensors")
     for run in ("demo", "dcl_lm"):
-        shutil.copytree(exported, tmp_path / "runs" / run)
+        shutil.copytree(calibrated, tmp_path / "runs" / run)
     exec(compile(block, page, "exec"), {})
 
 

@@ -1,19 +1,11 @@
-"""Architecture: a file imports only from its own floor or below, and the lower floors do not import Lightning."""
+"""Architecture: a file imports only from its own floor or below; tests/test_fresh_process.py imports the floors."""
 
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from PIL import Image
-
-from medclip_dcl.encoders.image import ResNetRegions
-from medclip_dcl.encoders.text import BertSentences
-from medclip_dcl.networks.image_text import ImageTextNetwork
-from medclip_dcl.similarity import LSENonLocal
 
 ROOT = Path(__file__).resolve().parent.parent
 FLOORS = [
@@ -69,29 +61,3 @@ def test_imports_come_from_floors_below(file):
         )
         if parts[0] == "medclip_dcl" and len(parts) > 1:
             assert FLOOR[parts[1]] <= FLOOR[name], f"{file.name} (floor {FLOOR[name]}) imports {module}"
-
-
-def test_the_lower_floors_load_and_ask_work_without_lightning(small_bert, tmp_path):
-    parts = ResNetRegions(dim=6, stride=16), BertSentences(str(small_bert), dim=6), LSENonLocal(dim=6)
-    ImageTextNetwork(*parts, image_size=32).save_pretrained(tmp_path / "model")
-    Image.effect_noise((40, 30), 9).save(tmp_path / "a.png")
-    to_model = ["--model", str(tmp_path / "model"), str(tmp_path / "a.png")]
-    names = [
-        ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for file in FILES
-    ]
-    lower = [name for name in names if name.count(".") and FLOOR[name.split(".")[1]] <= FLOOR["networks"]]
-    assert {"medclip_dcl.scoring", "medclip_dcl.networks.initial_weights"} < set(lower)
-    code = f"""
-import importlib, sys
-for name in {lower}:
-    importlib.import_module(name)
-    assert "pytorch_lightning" not in sys.modules, name
-from medclip_dcl import load
-load({str(tmp_path / "model")!r})
-assert "pytorch_lightning" not in sys.modules, "load"
-from medclip_dcl.ask import __main__ as ask
-ask.main({[*to_model, "--text", "x", "--output", str(tmp_path / "out")]})
-ask.main({[*to_model, "--classify", "--output", str(tmp_path / "out/scores.parquet")]})
-assert "pytorch_lightning" not in sys.modules, "ask"
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)

@@ -19,8 +19,6 @@ from PIL import Image
 from data_prep.sources.images import Job, prepare_image
 from medclip_dcl import load
 from medclip_dcl.calibration import Calibration
-from medclip_dcl.encoders.image import ResNetRegions
-from medclip_dcl.encoders.text import BertSentences
 from medclip_dcl.errors import UserError
 from medclip_dcl.findings import CHEX5
 from medclip_dcl.inference import ImageTextInference
@@ -28,22 +26,6 @@ from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.pictures.inputs import ConstantImageWarning, as_grey, network_input
 from medclip_dcl.pictures.overlay import overlay
 from medclip_dcl.pictures.transforms import centre_crop, load_grey
-from medclip_dcl.similarity import LSENonLocal
-
-
-@pytest.fixture(scope="module")
-def exported(small_bert, tmp_path_factory):
-    torch.manual_seed(0)
-    text = BertSentences(str(small_bert), dim=16)
-    network = ImageTextNetwork(ResNetRegions(dim=16, stride=16), text, LSENonLocal(dim=16), image_size=64)
-    folder = tmp_path_factory.mktemp("export") / "model"
-    network.save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def model(exported):
-    return load(exported)
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,10 @@ def go(source: Path, folder: Path) -> Path:
     """Preparation, language model, scores, (a, k), training, test and report; returns the run folder."""
     data, language_model, run = folder / "set", folder / "language_model_run", folder / "run"
     boxes = source / "MS_CXR_Local_Alignment_v1.0.0.json"
-    mimic_cxr.main(["--source", str(source), "--output", str(data), "--ms_cxr", str(boxes), "--size", "160"])
+    mimic_cxr.main(
+        ["--source", str(source), "--output", str(data), "--ms_cxr", str(boxes), "--size", "64"]
+        + ["--workers", "1"]
+    )
     quiet = ["--trainer.enable_progress_bar", "false", "--trainer.log_every_n_steps", "1"]
     main(
         ["fit", "--config", str(CONFIGS / "language_model_small.yaml"), "--run_folder", str(language_model)]
@@ -88,11 +91,13 @@ def test_the_checkpoint_answers_about_a_real_image(real_run, real_data):
 @pytest.fixture(scope="module")
 def phantom_run(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("phantom")
-    arguments = ["--output", str(folder / "raw"), "--studies", "160", "--seed", "1", "--size", "160"]
+    arguments = ["--output", str(folder / "raw"), "--studies", "160", "--seed", "1", "--size", "96"]
+    arguments += ["--workers", "1"]
     write_phantom(arguments)
     return go(folder / "raw", folder)
 
 
+@pytest.mark.slow
 def test_the_phantom_goes_the_same_way_and_brings_its_truth(phantom_run):
     results = json.loads((phantom_run / "results.json").read_text())
     assert results["dataset"]["phantom"] is True

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 import yaml
 from PIL import Image
 
@@ -19,31 +18,11 @@ from medclip_dcl.ask import __main__ as ask
 from medclip_dcl.ask import loading
 from medclip_dcl.ask.score_table import ScoreTable
 from medclip_dcl.calibration import Calibration, FindingCalibration
-from medclip_dcl.encoders.image import ResNetRegions
-from medclip_dcl.encoders.text import BertSentences
 from medclip_dcl.findings import CHEX5
-from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.pictures.overlay import overlay
-from medclip_dcl.similarity import LSENonLocal
+from tests.conftest import export_network
 
 TEXTS = ["Mild pulmonary edema.", "No pneumothorax."]
-
-
-def export(small_bert, folder, seed=0):
-    torch.manual_seed(seed)
-    parts = ResNetRegions(dim=16, stride=16), BertSentences(str(small_bert), dim=16), LSENonLocal(dim=16)
-    ImageTextNetwork(*parts, image_size=64).save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def exported(small_bert, tmp_path_factory):
-    return export(small_bert, tmp_path_factory.mktemp("ask") / "model")
-
-
-@pytest.fixture(scope="module")
-def model(exported):
-    return load(exported)
 
 
 @pytest.fixture
@@ -137,7 +116,7 @@ def test_scores_of_a_folder_are_those_of_classify(exported, model, files, tmp_pa
 def test_a_calibrated_table_has_the_probabilities_of_classify_and_the_side_of_their_threshold(
     small_bert, files, tmp_path, capsys
 ):
-    folder = export(small_bert, tmp_path / "model")
+    folder = export_network(small_bert, tmp_path / "model")
     network = load(folder).network
     platt: dict[str, Any] = {
         "method": "platt",
@@ -245,7 +224,7 @@ def test_scores_of_something_else_are_never_mixed(exported, small_bert, files, t
     run("--model", exported, files, *options)
     before = output.read_bytes()
     (tmp_path / "prompts.yaml").write_text("wet: [dry, wet]")
-    other = export(small_bert, tmp_path / "other", seed=1)
+    other = export_network(small_bert, tmp_path / "other", seed=1)
     capsys.readouterr()
     for changed, message in (
         (

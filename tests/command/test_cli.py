@@ -7,8 +7,6 @@ import json
 import logging
 import math
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -43,29 +41,6 @@ def info():
     logger.addHandler(handler)
     yield lambda: caught.getvalue().splitlines()
     logger.removeHandler(handler)
-
-
-def test_fit_and_test_say_what_matters_and_each_warning_once(small_set, small_bert, tmp_path):
-    """In a process of its own: as a terminal shows it."""
-    arguments = small(tmp_path / "run", small_set, small_bert, "--trainer.limit_val_batches", "2")
-    arguments += ["--data.init_args.batch_size", "7", "--trainer.log_every_n_steps", "50", *CLASSIFICATION]
-    commands = [["fit", *arguments], ["test", "--config", str(tmp_path / "run/config.yaml")]]
-    script = f"from medclip_dcl.cli import main\nfor one in {commands!r}:\n    main(one)\n    print('=' * 9)"
-    said = subprocess.run(
-        [sys.executable, "-u", "-c", script],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=True,
-    ).stdout
-    fit, test, _ = said.split("=" * 9)
-    advertisements = ("litlogger", "💡", "GPU available", "TPU available", "LeafSpec", "does not have many")
-    for text in (fit, test):
-        assert not [words for words in advertisements if words in text]
-        lines = [line for line in text.splitlines() if "warning" in line.lower()]
-        assert lines and len(lines) == len(set(lines)), "each once"
-    assert "3 of 24 training images do not fill a batch of 7 and are left out of each epoch" in fit
-    assert f"results: {tmp_path / 'run/results.json'}" in test
 
 
 def test_a_run_folder_holds_everything(finished):
@@ -130,6 +105,7 @@ def test_another_run_in_the_same_folder_is_refused(finished, small_set, small_be
     assert "already holds another run: its config.yaml differs in model.init_args.learning_rate;" in message
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_continues_and_keeps_its_metrics(finished, small_set, small_bert, tmp_path):
     run = shutil.copytree(finished, tmp_path / "run")
     # As if a run of four epochs had been killed in its third: two epochs' checkpoint, and a row beyond it.

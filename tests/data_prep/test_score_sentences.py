@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,7 @@ from medclip_dcl.encoders.pretrained import (
 from medclip_dcl.errors import UserError
 from medclip_dcl.files import write_json
 from medclip_dcl.scoring import pseudo_log_likelihood
+from tests.processes import in_processes
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXTS = ["No pneumothorax.", "Heart size is normal.", "no Pneumothorax .", "Small left effusion."]
@@ -276,43 +278,31 @@ def test_what_is_done_is_kept_during_a_run(
     assert parts == list(range(len(parts))) and len(parts) > 3
 
 
-# Two processes in the environment that torchrun gives them, forked so that one of them imports for both. Writes which
-# batches each process scored, and how long it would wait for the other.
-WATCHED = """
-import json, os, socket, sys
-from pathlib import Path
-import lightning_fabric.strategies
-import torch.distributed
-import medclip_dcl.encoders.pretrained
-import medclip_dcl.scoring
-from data_prep.score_sentences import main
+def watched_process(rank: int, seen: Path, arguments: list[str]) -> None:
+    """One of two processes in the environment that torchrun gives them.
 
-with socket.socket() as free:
-    free.bind(("127.0.0.1", 0))
-    port = free.getsockname()[1]
-child = os.fork()
-rank = "0" if child else "1"
-os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"}
-os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "test"}
+    Writes which batches it scored, and how long it would wait for the other.
+    """
+    import medclip_dcl.scoring
 
-seen = {"numbers": []}
-score_batches, init = medclip_dcl.scoring.score_batches, torch.distributed.init_process_group
+    os.environ |= {"LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "test"}
+    numbers: list[int] = []
+    days: list[int] = []
+    score_batches, init = medclip_dcl.scoring.score_batches, torch.distributed.init_process_group
 
-def watched(model, plan, numbers, **options):
-    for number, values in score_batches(model, plan, numbers, **options):
-        seen["numbers"].append(number)
-        yield number, values
+    def watched(model, plan, own, **options):
+        for number, values in score_batches(model, plan, own, **options):
+            numbers.append(number)
+            yield number, values
 
-def waiting(*args, **options):
-    seen["days"] = options["timeout"].days
-    return init(*args, **options)
+    def waiting(*args, **options):
+        days.append(options["timeout"].days)
+        return init(*args, **options)
 
-medclip_dcl.scoring.score_batches, torch.distributed.init_process_group = watched, waiting
-main(sys.argv[2:])
-Path(sys.argv[1], rank).write_text(json.dumps(seen))
-if child:
-    sys.exit(os.waitpid(child, 0)[1])
-"""
+    medclip_dcl.scoring.score_batches, torch.distributed.init_process_group = watched, waiting
+    with (seen / f"{rank}.txt").open("w") as file, redirect_stdout(file):
+        main(arguments)
+    (seen / f"{rank}.json").write_text(json.dumps({"numbers": numbers, "days": days}))
 
 
 def test_two_processes_share_what_is_left(
@@ -336,21 +326,16 @@ def test_two_processes_share_what_is_left(
         patch.setattr("medclip_dcl.scoring.score_batches", odd)
         with pytest.raises(Stopped):
             score(prepared, model, "--token_budget", "14")
-    script, seen = tmp_path / "watched.py", tmp_path / "seen"
-    script.write_text(WATCHED)
+    seen = tmp_path / "seen"
     seen.mkdir()
-    command = [sys.executable, str(script), str(seen), "--data", str(prepared), "--model", str(model)]
-    done = subprocess.run(
-        [*command, "--device", "cpu", "--token_budget", "14"],
-        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, timeout=200,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    first, second = (json.loads((seen / rank).read_text()) for rank in ("0", "1"))
+    command = ["--data", str(prepared), "--model", str(model), "--device", "cpu", "--token_budget", "14"]
+    in_processes(2, watched_process, seen, command)
+    first, second = (json.loads((seen / f"{rank}.json").read_text()) for rank in (0, 1))
     assert first["numbers"] == batches[0::4] and second["numbers"] == batches[2::4]
     # The default, half an hour, is less than one may be ahead of the other.
-    assert first["days"] == second["days"] == 30
-    assert done.stdout.count("4 sentences, median log p") == 1
+    assert first["days"] == second["days"] == [30]
+    said = [(seen / f"{rank}.txt").read_text() for rank in (0, 1)]
+    assert "".join(said).count("4 sentences, median log p") == 1
     assert file.read_bytes() == expected
     assert [path.name for path in (prepared / "log_p").iterdir()] == [file.name]
 

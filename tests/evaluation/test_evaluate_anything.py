@@ -23,6 +23,7 @@ from medclip_dcl.findings import CHEX5
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.report.report import render
 from medclip_dcl.similarity import LSENonLocal
+from tests.command.small_runs import CLASSIFICATION
 from tests.networks.test_biovil import image_state, write_text_folder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -117,7 +118,8 @@ def test_a_set_without_labels_and_boxes_is_tested_by_its_reports(exported, small
 @pytest.mark.filterwarnings("ignore:test. ")
 def test_another_image_size_than_the_exports_is_said(exported, small_set, tmp_path):
     with pytest.warns(UserWarning, match="trained on images of 64 pixels, data.image_size is 96"):
-        main(arguments(tmp_path / "run", exported, small_set, "--data.init_args.image_size", "96"))
+        larger = ["--data.init_args.image_size", "96", *CLASSIFICATION]
+        main(arguments(tmp_path / "run", exported, small_set, *larger))
     images = json.loads((tmp_path / "run/results.json").read_text())["images"]
     assert (images["trained"]["image_size"], images["shown"]["image_size"]) == (64, 96)
     config = json.loads((exported / "config.json").read_text())
@@ -131,7 +133,8 @@ def test_without_an_image_size_images_are_shown_as_the_network_was_trained(expor
     config = json.loads((exported / "config.json").read_text())
     again = shutil.copytree(exported, tmp_path / "again")
     (again / "config.json").write_text(json.dumps({**config, "image_size": 80, "crop_size": 48}))
-    main(arguments(tmp_path / "run", again, small_set, "--data.init_args.image_size", "null"))
+    own_size = ["--data.init_args.image_size", "null", *CLASSIFICATION]
+    main(arguments(tmp_path / "run", again, small_set, *own_size))
     images = json.loads((tmp_path / "run/results.json").read_text())["images"]
     assert images["trained"]["image_size"] == images["shown"]["image_size"] == 80
 
@@ -168,7 +171,7 @@ def test_biovils_weights_from_the_published_names_to_results(small_bert, small_s
     assert "BioViL; evaluate it with" in capsys.readouterr().out
     shutil.rmtree(text)  # the export needs no file of theirs
     with pytest.warns(UserWarning, match="trained on images of 512 pixels, data.image_size is 64"):
-        main(arguments(run, folder, small_set))
+        main(arguments(run, folder, small_set, *CLASSIFICATION))
     results = json.loads((run / "results.json").read_text())
     assert results["protocol"]["classification"]["prompt_punctuation"].startswith("a period is added")
     config = json.loads((folder / "config.json").read_text())

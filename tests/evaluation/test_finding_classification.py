@@ -30,13 +30,15 @@ from medclip_dcl.report.intervals import (
 from medclip_dcl.report.report import render
 from tests.evaluation.classifier_runs import FINDINGS, results, words
 
+TUNED = ("--model.init_args.balanced", "true", "--model.init_args.frozen_steps", "4")
+
 
 @pytest.fixture(scope="module")
 def tuned(labelled_set, encoder, tmp_path_factory) -> Path:
     """A fine-tuned run, tested where its source is gone, and predicted."""
     run, source = tmp_path_factory.mktemp("runs") / "tuned", tmp_path_factory.mktemp("gone") / "source.ckpt"
     shutil.copy(encoder, source)
-    main(["fit", *words(run, labelled_set, source, "--model.init_args.balanced", "true")])
+    main(["fit", *words(run, labelled_set, source, *TUNED)])
     source.unlink()
     for command in ("test", "predict"):
         main([command, "--config", str(run / "config.yaml")])
@@ -66,7 +68,7 @@ def test_another_size_than_the_sources_is_said(labelled_set, encoder, tmp_path):
 def test_a_run_keeps_its_sizes_where_the_source_is_gone(tuned, labelled_set, encoder, caplog):
     gone = yaml.safe_load((tuned / "config.yaml").read_text())["model"]["init_args"]["init_from"]
     with caplog.at_level("INFO"):
-        main(["fit", *words(tuned, labelled_set, Path(gone), "--model.init_args.balanced", "true")])
+        main(["fit", *words(tuned, labelled_set, Path(gone), *TUNED)])
     assert "nothing to do" in caplog.text
 
 
@@ -229,12 +231,11 @@ def test_two_classifiers_are_compared_by_finding(tuned, probed, tmp_path):
     assert found == pytest.approx(expected - baseline, abs=1e-6)
 
 
-@pytest.mark.parametrize("probe", [False, True])
-def test_an_interrupted_run_continues_without_its_source(labelled_set, encoder, tmp_path, probe):
-    source, run, whole = tmp_path / "source.ckpt", tmp_path / "run", tmp_path / "whole"
+@pytest.mark.parametrize("probe", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_an_interrupted_run_continues_without_its_source(labelled_set, encoder, tmp_path, probe, request):
+    whole = request.getfixturevalue("probed" if probe else "tuned")
+    source, run, options = tmp_path / "source.ckpt", tmp_path / "run", () if probe else TUNED
     shutil.copy(encoder, source)
-    options = [] if probe else ["--model.init_args.frozen_steps", "4"]
-    main(["fit", *words(whole, labelled_set, source, *options, probe=probe)])
 
     class Killed(Exception):
         pass

@@ -302,7 +302,7 @@ def test_fine_tuning_learns_by_heart_what_no_probe_can(small_set, tmp_path):
     assert losses[0] == pytest.approx(math.log(2), abs=1e-5) and losses[-1] < 0.1
 
 
-@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("frozen", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_resumed_equals_uninterrupted(small_set, tmp_path, frozen):
     class Saved(Callback):
         """Checkpoints in the middle of an epoch and at its end."""

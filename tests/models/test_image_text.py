@@ -73,7 +73,7 @@ def test_training_learns_and_the_checkpoint_loads_anywhere(small_bert, data, tmp
     model = build(small_bert)
     data.sentences = "all"
     losses = Losses()
-    fit = trainer(tmp_path, max_epochs=15, limit_val_batches=0, callbacks=[losses])
+    fit = trainer(tmp_path, max_epochs=8, limit_val_batches=0, callbacks=[losses])
     fit.fit(model, data)
     first, last = sum(losses.values[:6]) / 6, sum(losses.values[-6:]) / 6
     assert last < 0.7 * first

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -33,6 +31,7 @@ from tests import test_distributed as distributed
 from tests.models import test_classifier as classifier
 from tests.models import test_image_text as image_text
 from tests.models import test_resuming as resuming
+from tests.processes import in_processes
 
 IMAGES, SENTENCES = (3, 2), (4, 5)
 LM = LanguageModelClassProbability(a=0.25, k=0.1)
@@ -178,9 +177,8 @@ def step(model: ImageTextModel, batch: dict[str, Any], world: int = 1) -> dict[s
     return {**gradients, **{name: p.detach() for name, p in model.named_parameters()}}
 
 
-def process(rank: int, folder: Path, small_set: Path, embedded_set: Path, small_bert: Path) -> None:
+def process(rank: int, folder: Path, small_set: Path, small_bert: Path) -> None:
     """One of two processes. They run everything that needs two, because their start takes longer than the rest."""
-    torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/init", rank=rank, world_size=2)
     for name in OBJECTIVES:
         found = step(build(name), part_of(batch(name), rank), world=2)
@@ -188,21 +186,23 @@ def process(rank: int, folder: Path, small_set: Path, embedded_set: Path, small_
             torch.save(found, folder / f"{name}.pt")
     classifier.steps_of_two_processes(rank, folder)
     distributed.gather_in_two_processes(rank, folder)
-    os.environ["LOCAL_RANK"] = str(rank)
     of_two = image_text.validation_loss(folder, small_bert, small_set, devices=2, strategy="ddp")
     if rank == 0:
         (folder / "validation_loss").write_text(repr(of_two))
+    dist.destroy_process_group()
+
+
+def resumed_process(rank: int, folder: Path, embedded_set: Path, small_bert: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/init", rank=rank, world_size=2)
     resuming.in_two_processes(folder, embedded_set, small_bert)
     dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
-def of_two_processes(
-    small_set: Path, embedded_set: Path, small_bert: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def of_two_processes(small_set: Path, small_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder with what two processes found."""
     folder = tmp_path_factory.mktemp("processes")
-    mp.spawn(process, (folder, small_set, embedded_set, small_bert), nprocs=2)
+    in_processes(2, process, folder, small_set, small_bert)
     return folder
 
 
@@ -225,8 +225,12 @@ def test_the_validation_loss_is_that_of_one_process(of_two_processes, small_bert
     assert found == pytest.approx(image_text.validation_loss(tmp_path, small_bert, small_set), rel=1e-6)
 
 
-def test_a_run_killed_in_an_epoch_and_in_a_validation_ends_as_the_whole_one(of_two_processes):
-    resuming.assert_same_run(of_two_processes / "whole", of_two_processes / "killed")
+@pytest.mark.slow
+def test_a_run_killed_in_an_epoch_and_in_a_validation_ends_as_the_whole_one(
+    embedded_set, small_bert, tmp_path
+):
+    in_processes(2, resumed_process, tmp_path, embedded_set, small_bert)
+    resuming.assert_same_run(tmp_path / "whole", tmp_path / "killed")
 
 
 def test_a_gather_has_the_gradient_of_one_process(of_two_processes):

@@ -218,9 +218,23 @@ def test_a_language_model_exports_its_average(small_set, tmp_path):
     assert torch.equal(exported[name], average) and not torch.equal(average, weights)
 
 
-def test_the_command_tests_the_average_and_resumes_with_the_weights(arguments, tmp_path, monkeypatch):
+def test_the_command_tests_the_average(arguments, tmp_path):
+    run = tmp_path / "run"
+    more = ["--trainer.max_epochs", "1", "--trainer.callbacks", CLASSIFICATION]
+    main(["fit", *arguments(run, "--ema_decay", "0.8", *more)])
+    best = torch.load(run / "checkpoints/best.ckpt", weights_only=True)
+    name = "network.image_encoder.projection.weight"
+    assert not torch.equal(best["state_dict"][name], best["current_model_state"][name])
+    (run / "checkpoints/untrained.ckpt").unlink()  # one evaluation is enough
+    main(["test", "--config", str(run / "config.yaml")])
+    tested = json.loads((run / "results.json").read_text())["checkpoint"]["weights"]
+    assert tested == weights_fingerprint(load(run / "checkpoints/best.ckpt").network)
+
+
+@pytest.mark.slow
+def test_the_command_resumes_with_the_weights(arguments, tmp_path, monkeypatch):
     run, whole = tmp_path / "run", tmp_path / "whole"
-    more = ["--ema_decay", "0.8", "--trainer.callbacks", CLASSIFICATION]
+    more = ["--ema_decay", "0.8", "--trainer.callbacks", "[]"]
     main(["fit", *arguments(whole, *more)])
 
     def stop(self: Any, trainer: Trainer, *_: Any) -> None:
@@ -240,7 +254,3 @@ def test_the_command_tests_the_average_and_resumes_with_the_weights(arguments, t
         )
         for key in ("state_dict", "current_model_state"):
             assert_equal_states(a[key], b[key])
-    (run / "checkpoints/untrained.ckpt").unlink()  # one evaluation is enough
-    main(["test", "--config", str(run / "config.yaml")])
-    tested = json.loads((run / "results.json").read_text())["checkpoint"]["weights"]
-    assert tested == weights_fingerprint(load(run / "checkpoints/best.ckpt").network)

@@ -16,6 +16,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
+from data_prep.phantom.__main__ import main
 from data_prep.phantom.findings import CATEGORIES
 from data_prep.phantom.release import Options, PhantomError, write_phantom
 from data_prep.text.sections import study_sections
@@ -291,18 +292,9 @@ def test_only_test_images_of_the_degraded_sex_differ(small: Path, tmp_path: Path
 
 
 def test_a_phantom_is_the_same_for_any_number_of_workers(small: Path, tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "data_prep.phantom",
-        "--output",
-        str(tmp_path / "again"),
-        "--workers",
-        "2",
-    ]
-    options = ["--studies", str(SMALL.studies), "--seed", str(SMALL.seed), "--size", str(SMALL.size)]
-    done = subprocess.run([*command, *options], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    options = {"--output": tmp_path / "again", "--workers": 2}
+    options |= {"--studies": SMALL.studies, "--seed": SMALL.seed, "--size": SMALL.size}
+    main([str(word) for pair in options.items() for word in pair])
     assert _contents(tmp_path / "again") == _contents(small)
 
 

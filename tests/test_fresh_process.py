@@ -1,0 +1,79 @@
+"""What only a process of its own shows: what does without Lightning, and what a terminal shows of `fit` and `test`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.command.small_runs import CLASSIFICATION, small
+from tests.test_house import FILES, FLOOR, ROOT
+
+STAGE = "=" * 9
+NAMES = [".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for file in FILES]
+LOWER = [name for name in NAMES if name.count(".") and FLOOR[name.split(".")[1]] <= FLOOR["networks"]]
+SCRIPT = """
+import importlib, sys
+lower, stage, folder, questions, commands = {arguments!r}
+for name in lower:
+    importlib.import_module(name)
+    assert "pytorch_lightning" not in sys.modules, name
+from medclip_dcl import load
+load(folder)
+assert "pytorch_lightning" not in sys.modules, "load"
+from medclip_dcl.ask import __main__ as ask
+for one in questions:
+    ask.main(one)
+assert "pytorch_lightning" not in sys.modules, "ask"
+print(stage)
+from medclip_dcl.cli import main
+for one in commands:
+    main(one)
+    print(stage)
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("fresh") / "run"
+
+
+@pytest.fixture(scope="module")
+def stages(small_set: Path, small_bert: Path, exported: Path, run: Path) -> list[str]:
+    """What one process says, stage by stage: the importing costs more than all that it does."""
+    image, out = run.parent / "a.png", run.parent / "out"
+    Image.effect_noise((40, 30), 9).save(image)
+    to_model = ["--model", str(exported), str(image)]
+    questions = [
+        [*to_model, "--text", "x", "--output", str(out)],
+        [*to_model, "--classify", "--output", str(out / "scores.parquet")],
+    ]
+    arguments = small(run, small_set, small_bert, "--trainer.limit_val_batches", "2")
+    arguments += ["--data.init_args.batch_size", "7", "--trainer.log_every_n_steps", "50", *CLASSIFICATION]
+    commands = [["fit", *arguments], ["test", "--config", str(run / "config.yaml")]]
+    script = SCRIPT.format(arguments=(LOWER, STAGE, str(exported), questions, commands))
+    done = subprocess.run(
+        [sys.executable, "-u", "-c", script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout.split(STAGE)
+
+
+def test_the_lower_floors_load_and_ask_work_without_lightning(stages):
+    """The process has ended well: it looks for Lightning after each import and each answer."""
+    assert {"medclip_dcl.scoring", "medclip_dcl.networks.initial_weights"} < set(LOWER)
+    assert len(stages) == 4
+
+
+def test_fit_and_test_say_what_matters_and_each_warning_once(stages, run):
+    _, fit, test, _ = stages
+    advertisements = ("litlogger", "💡", "GPU available", "TPU available", "LeafSpec", "does not have many")
+    for text in (fit, test):
+        assert not [words for words in advertisements if words in text]
+        lines = [line for line in text.splitlines() if "warning" in line.lower()]
+        assert lines and len(lines) == len(set(lines)), "each once"
+    assert "3 of 24 training images do not fill a batch of 7 and are left out of each epoch" in fit
+    assert f"results: {run / 'results.json'}" in test
