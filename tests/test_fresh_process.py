@@ -1,4 +1,4 @@
-"""What only a process of its own shows: what does without Lightning, and what a terminal shows of `fit` and `test`."""
+"""Checks that need a process of their own: imports without Lightning, and the terminal of `fit` and `test`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def stages(small_set: Path, small_bert: Path, exported: Path, run: Path) -> list[str]:
-    """What one process says, stage by stage: the importing costs more than all that it does."""
+    """Output of one process, stage by stage: importing costs more than all that it does."""
     image, out = run.parent / "a.png", run.parent / "out"
     Image.effect_noise((40, 30), 9).save(image)
     to_model = ["--model", str(exported), str(image)]
