@@ -15,7 +15,6 @@ from data_prep.phantom.studies import SPLITS, draw_state, forced_in_test, plan_s
 from medclip_dcl.findings import CHEX5, CHEXPERT
 
 CLASSES = catalogue()
-STUDIES = 1600
 PLAIN = {
     "Cardiomegaly": "cardiomegaly",
     "Edema": "edema",
@@ -27,7 +26,7 @@ PLAIN = {
 
 @pytest.fixture(scope="module")
 def states() -> list[StudyState]:
-    return [draw_state(CLASSES, np.random.default_rng([5, k]), None) for k in range(STUDIES)]
+    return [draw_state(CLASSES, np.random.default_rng([5, k]), None) for k in range(3000)]
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +59,7 @@ def test_drawn_shares_are_the_stated_frequencies(shares: np.ndarray) -> None:
     # Conflicts between findings take a little away, chance adds and takes.
     for c in CLASSES.classes:
         if not c.is_derived:
-            noise = 4 * (c.frequency / STUDIES) ** 0.5
+            noise = 4 * (c.frequency / 3000) ** 0.5
             assert c.frequency * 0.70 - noise < shares[c.class_id] < c.frequency * 1.25 + noise, c.name
 
 
