@@ -39,7 +39,7 @@ from medclip_dcl.report.saved_results import (
     value_at,
 )
 from medclip_dcl.report.subgroup_tables import describe
-from medclip_dcl.report.subgroups import subgroup_table
+from medclip_dcl.report.subgroups import IMAGES_FILE, subgroup_table
 from medclip_dcl.report.tables import NOTHING, Cell, Column, Row, Table
 
 CARD_FILE = "README.md"
@@ -211,8 +211,12 @@ def _joined(prompts: str | list[str]) -> str:
 
 def _subgroups(run: Path, results: Mapping[str, Any], missing: list[str]) -> dict[str, Any] | None:
     """Metrics by view, sex and age group of the tested images; None where there are none."""
+    if not results:
+        return None
+    if not (run / IMAGES_FILE).is_file():
+        missing.append(f"{IMAGES_FILE}: no numbers by view, sex and age; made by: {command_of_test(run)}")
     try:
-        return describe(subgroup_table(run)) if results else None
+        return describe(subgroup_table(run))
     except SavedResultsError as error:
         missing.append(f"numbers by view, sex and age: {error}")
         return None

@@ -37,6 +37,8 @@ from medclip_dcl.report.intervals import (
 from medclip_dcl.report.saved_results import SavedResultsError
 from medclip_dcl.report.tables import DESCRIPTIONS
 
+IMAGES_FILE = "predictions/images.parquet"
+"""The tested images, in a run folder."""
 ATTRIBUTES = {"view": "View", "sex": "Sex", "age": "Age at the study"}
 """Attribute -> its name on the page."""
 AGE_GROUPS = {"under 40": 40, "40 to 59": 60, "60 to 79": 80, "80 and over": np.inf}
@@ -90,7 +92,7 @@ def subgroup_table(run: Path, n_draws: int = N_DRAWS, seed: int = 0, level: floa
         SavedResultsError: see :func:`medclip_dcl.report.intervals.read_predictions`; images.parquet is not readable,
             or lacks an image that was tested.
     """
-    file = run / "predictions/images.parquet"
+    file = run / IMAGES_FILE
     if not file.is_file():
         return pd.DataFrame(columns=list(COLUMNS))
     try:

@@ -217,7 +217,11 @@ def test_without_predictions_there_are_numbers_but_no_intervals(changed, network
     assert "Not measured: retrieval of phrases and boxes." in limits
 
 
-def test_calibration_is_shown_where_the_run_has_one(changed, network):
+def test_calibration_is_shown_where_the_run_has_one(changed, network, monkeypatch):
+    (changed / "predictions").mkdir()
+    (changed / "predictions/images.parquet").touch()
+    monkeypatch.setattr("medclip_dcl.report.card.subgroup_table", lambda run: None)
+    monkeypatch.setattr("medclip_dcl.report.card.describe", lambda table: None)
     findings = {
         "Edema": FindingCalibration(
             *(("No edema.",), ("Edema.",), 41, 82, 30, 40, "platt"),
@@ -257,4 +261,10 @@ def test_subgroups_are_shown_where_there_are_any(changed, network, monkeypatch):
     groups["found"] = []
     assert "which does not show that there is none" in model_card(changed, network, "x")
     monkeypatch.undo()
-    assert "no numbers by sex" in model_card(changed, network, "x")
+    card = model_card(changed, network, "x")
+    assert "no numbers by sex" in card
+    missing = card.split("## Missing")[1]
+    assert (
+        "predictions/images.parquet: no numbers by view, sex and age; made by: python -m medclip_dcl test"
+        in missing
+    )
