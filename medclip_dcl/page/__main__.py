@@ -13,7 +13,7 @@ from medclip_dcl.errors import UserError
 
 ADDRESS = "127.0.0.1"
 PORT = 8501
-INSTALL = "pip install 'medclip_dcl[page]'"
+INSTALL = "pip install -e '.[page]'"
 
 
 def serve(model: str, port: int) -> None:

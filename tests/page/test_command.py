@@ -49,5 +49,5 @@ def test_a_missing_package(capsys, monkeypatch, package):
     said = refused(capsys, "--model", "m")
     assert (
         said
-        == "medclip_dcl.page: error: the page takes starlette and uvicorn: pip install 'medclip_dcl[page]'\n"
+        == "medclip_dcl.page: error: the page takes starlette and uvicorn: pip install -e '.[page]'\n"
     )
