@@ -125,6 +125,8 @@ def test_documented_make_targets_installs_and_batch_files_exist():
     for command, words in others.items():
         if words[0] == "make":
             subprocess.run(["make", "--dry-run", words[1]], cwd=ROOT, check=True, capture_output=True)
+        elif words[:2] == ["jupyter", "nbconvert"]:
+            assert list(ROOT.glob(words[-1])), command
         elif words[0] == "sbatch":
             text = (ROOT / words[1]).read_text(encoding="utf-8")
             assert len(words) - 2 == len(re.findall(r"^\w+=\$\{\d:\?", text, flags=re.MULTILINE)), command
