@@ -42,6 +42,7 @@ class ScoreTable:
         self._partial = file.with_name(f"{file.name}.partial")
         self._description = file.with_name(f"{file.name}.json")
         self._stream: BinaryIO | None = None
+        self._has_partial = False
         self.rows = {**self._finished_rows(), **self._partial_rows()}
 
     def __enter__(self) -> ScoreTable:
@@ -70,13 +71,27 @@ class ScoreTable:
         """Keep finished rows, also if the process is killed afterwards."""
         new = {row[IMAGE]: row for row in rows}
         if self._stream is None:
-            begins = not self._partial.is_file()
-            self._stream = self._partial.open("ab")
-            if begins:
-                self._stream.write(_line(self._about))
+            self._stream = self._opened()
         self._stream.write(b"".join(_line(row) for row in new.values()))
         self._stream.flush()
         self.rows.update(new)
+
+    def _opened(self) -> BinaryIO:
+        """FILE.partial, to append to.
+
+        Raises:
+            UserError: another command has begun it since this one looked.
+        """
+        if self._has_partial:
+            return self._partial.open("ab")
+        try:
+            stream = self._partial.open("xb")
+        except FileExistsError as error:
+            raise UserError(
+                f"another command is writing {self.file}; wait for it, or give another --output"
+            ) from error
+        stream.write(_line(self._about))
+        return stream
 
     def finish(self, images: Sequence[str], **notes: Any) -> pd.DataFrame:
         """Write the table in the order of the images, and what it is; returns it."""
@@ -136,6 +151,7 @@ class ScoreTable:
             return {}
         first, *whole = whole
         self._require_same(first, self._partial)
+        self._has_partial = True
         try:
             rows = [json.loads(line) for line in whole]
         except ValueError as error:

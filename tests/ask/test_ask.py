@@ -18,6 +18,7 @@ from medclip_dcl.ask import __main__ as ask
 from medclip_dcl.ask import loading
 from medclip_dcl.ask.score_table import ScoreTable
 from medclip_dcl.calibration import Calibration, FindingCalibration
+from medclip_dcl.errors import UserError
 from medclip_dcl.findings import CHEX5
 from medclip_dcl.pictures.overlay import overlay
 from tests.conftest import export_network
@@ -250,6 +251,17 @@ def test_scores_of_something_else_are_never_mixed(exported, small_bert, files, t
         partial.write_bytes(content)
         new = ("--classify", "--output", tmp_path / "new.csv")
         assert message in refused(capsys, "--model", exported, files, *new)
+
+
+def test_two_commands_that_begin_one_table_at_once_do_not_mix_their_rows(tmp_path):
+    file = tmp_path / "scores.csv"
+    row = {"image": "a.jpg", "x": 0.5, "error": None, "warning": None}
+    first, second = (ScoreTable(file, ["x"], {"model": name}) for name in ("first", "second"))
+    with first, second:
+        first.add([row])
+        with pytest.raises(UserError, match="another command is writing"):
+            second.add([row | {"image": "b.jpg"}])
+    assert list(ScoreTable(file, ["x"], {"model": "first"}).rows) == ["a.jpg"]
 
 
 def test_a_killed_loader_process_is_explained(exported, files, tmp_path, capsys, monkeypatch):
