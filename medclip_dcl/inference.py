@@ -61,7 +61,7 @@ def load(
         path = _checkpoint_of_run(path)
     if path.suffix in (".yaml", ".json") or (path / "dataset.json").is_file():
         raise UserError(f"{path} is not a model: give a run folder, a checkpoint or an exported folder")
-    device = _usable(device)
+    device = usable_device(device)
     if not path.exists():
         path = folder = _download(str(source))
     network = ImageTextNetwork.from_pretrained(path)
@@ -84,7 +84,12 @@ def _own_calibration(file: Path, network: ImageTextNetwork) -> Calibration | Non
     return None
 
 
-def _usable(device: str | torch.device) -> torch.device:
+def usable_device(device: str | torch.device) -> torch.device:
+    """The device, with its number.
+
+    Raises:
+        UserError: it cannot be used here.
+    """
     try:
         return torch.empty(0, device=device).device
     # Torch's own errors for a device without a driver, one it was not built for, and an unknown name.

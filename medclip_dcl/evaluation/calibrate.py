@@ -24,6 +24,7 @@ from medclip_dcl.errors import MissingFileError, UserError
 from medclip_dcl.evaluation.classification import ZeroShotClassification
 from medclip_dcl.files import write_parquet
 from medclip_dcl.findings import PromptSource
+from medclip_dcl.inference import usable_device
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.report.saved_results import read_config
 from medclip_dcl.training.run_folder import RunFolder
@@ -55,9 +56,10 @@ def calibrate(
 
     Raises:
         MissingFileError: not a run folder.
-        UserError: a run of a classifier; images, patients or prompts that do not fit.
+        UserError: a run of a classifier; images, patients or prompts that do not fit; a device that cannot be used.
     """
     check_target(target)
+    usable = usable_device(device)
     config = read_config(run)
     if config is None:
         raise MissingFileError(f"{run} is not the folder of a run: it holds no config.yaml")
@@ -66,7 +68,7 @@ def calibrate(
         raise UserError(
             f"{run} holds a classifier: zero-shot scores are calibrated, logits of a classifier are not"
         )
-    network = ImageTextNetwork.from_pretrained(checkpoint).to(device)
+    network = ImageTextNetwork.from_pretrained(checkpoint).to(usable)
     zero_shot = _zero_shot(config, prompts)
     options = config["data"].get("init_args", {})
     folder = data or options.get("folder")

@@ -296,3 +296,11 @@ def test_a_class_or_a_bin_of_one_patient_has_no_number_in_the_bootstrap():
     found = summaries.calibration(cases, summaries.once(cases), least_patients=2)["by_finding"]
     assert np.isnan(found["a"]["sensitivity"]).all() and np.isfinite(found["a"]["specificity"]).all()
     assert np.isnan(found["b"]["sensitivity"]).all(), "there is no positive case"
+
+
+def test_a_device_that_cannot_be_used_is_one_line(trained, validate_set, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main([str(trained), "--data", str(validate_set), "--device", "gpu"])
+    assert caught.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "device gpu cannot be used" in line
