@@ -296,4 +296,6 @@ def choose_threshold(
         return float(last + probabilities[probabilities < last].max(initial=0)) / 2
     values = np.sort(probabilities[~labels])
     last = values[math.ceil(share * len(values) - _ROUNDING) - 1]
-    return float(last + probabilities[probabilities > last].min(initial=1)) / 2
+    above = float(probabilities[probabilities > last].min(initial=1))
+    # Above 1, and nothing is positive, if too many negative cases have the probability 1.
+    return (float(last) + above) / 2 if above > last else float(np.nextafter(1, 2))

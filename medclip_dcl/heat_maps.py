@@ -12,6 +12,7 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 from torch import Tensor
 
+from medclip_dcl.errors import UserError
 from medclip_dcl.pictures.geometry import View
 from medclip_dcl.similarity import at_image_size
 
@@ -53,6 +54,8 @@ class HeatMaps:
     @cached_property
     def limits(self) -> tuple[float, float]:
         """Lowest and highest cosine of all texts inside the image: the ends of their common colours."""
+        if not self.texts:
+            raise UserError("no text was given to draw; give at least one sentence")
         # One at a time: a text's map is as large as the image.
         ranges = [(np.nanmin(found), np.nanmax(found)) for found in self._each()]
         return float(min(low for low, _ in ranges)), float(max(high for _, high in ranges))

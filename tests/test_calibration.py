@@ -112,6 +112,11 @@ def test_thresholds_by_trying_all(n, share):
     assert lowest == pytest.approx(between[specificity >= share - 1e-12].min())
 
 
+def test_a_specificity_is_reached_although_negative_cases_have_the_probability_1():
+    p, labels = np.array([0.2, 1.0, 1.0, 1.0]), np.array([False, False, False, True])
+    assert not (p >= choose_threshold(p, labels, {"specificity": 0.9})).any()
+
+
 @pytest.mark.parametrize("target", [{}, {"sensitivity": 0.0}, {"specificity": 1.1}, {"auc": 0.5}])
 def test_targets_out_of_range_are_refused(target):
     with pytest.raises(ValueError, match="a sensitivity or a specificity in"):

@@ -260,6 +260,11 @@ def test_heat_maps_of_several_texts_are_those_of_each_in_common_colours(model, g
     assert np.array_equal(maps.overlay(1), overlay(grey, maps.in_image(1), limits=maps.limits))
 
 
+def test_a_figure_without_a_text_is_refused(model, grey):
+    with pytest.raises(UserError, match="at least one sentence"):
+        model.show_all(grey, [])
+
+
 def test_a_figure_shows_itself_and_pyplot_does_not_know_it(model, grey):
     figure = model.show_all(grey, TEXTS)
     titles = [axes.get_title() for axes in figure.axes if axes.get_title()]

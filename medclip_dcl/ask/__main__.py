@@ -336,14 +336,14 @@ def _images(options: argparse.Namespace) -> list[str]:
 
 def _listed(file: Path) -> list[str]:
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
     except FileNotFoundError as error:
         raise MissingFileError(f"--list {file}: no such file; give a text file of paths") from error
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
             f"--list {file}: not readable as text ({error}); give one path in each line"
         ) from error
-    paths = [line.strip() for line in lines if line.strip()]
+    paths = [str(Path(line.strip()).expanduser()) for line in lines if line.strip()]
     if not paths:
         raise UserError(f"--list {file} is empty; give one path in each line")
     return paths

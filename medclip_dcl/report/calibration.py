@@ -27,6 +27,9 @@ _N_SIMULATED = 1000
 _DIGITS = 3
 
 
+_FLOAT32 = ("32", "32-true")
+
+
 def section(run: Path, results: Mapping[str, Any], cases: pd.DataFrame) -> dict[str, Any] | None:
     """Content of calibration.html: charts, tables and notes; or the reason why there are none.
 
@@ -63,6 +66,11 @@ def section(run: Path, results: Mapping[str, Any], cases: pd.DataFrame) -> dict[
             )
         else:
             fitted.append(finding)
+    if results["precision"] not in _FLOAT32:
+        notes.append(
+            f"The test ran with {results['precision']} precision, the calibration was fitted in float32: scores differ "
+            "by rounding."
+        )
     rows = _with_probabilities(cases[cases["finding"].isin(fitted)], calibration)
     numbers = intervals_of(bootstrap_numbers(Predictions({"calibration": rows}))) if fitted else {}
     prefix = "calibration/by_finding"

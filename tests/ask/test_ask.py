@@ -149,7 +149,9 @@ def test_a_calibrated_table_has_the_probabilities_of_classify_and_the_side_of_th
 def test_prompts_of_a_file_and_a_list_of_images(exported, model, files, tmp_path):
     prompts = {"wet": ["no edema", ["edema", "pulmonary edema"]], "air": ["No pneumothorax", "pneumothorax"]}
     (tmp_path / "prompts.yaml").write_text(yaml.safe_dump(prompts))
-    (tmp_path / "list.txt").write_text(f"{files / 'b.png'}\n\n{files / 'gone.png'}\n{files / 'b.png'}\n")
+    (tmp_path / "list.txt").write_text(
+        f"\ufeff{files / 'b.png'}\n\n{files / 'gone.png'}\n{files}/./b.png\n", encoding="utf-8"
+    )
     output = tmp_path / "scores.csv"
     command = ("--model", exported, "--classify", "--list", tmp_path / "list.txt", "--output", output)
     run(*command, files / "a.jpg", "--prompts", tmp_path / "prompts.yaml")

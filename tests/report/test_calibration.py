@@ -142,6 +142,16 @@ def test_a_calibration_of_another_test_is_named_and_not_shown(run, tmp_path, key
         assert "calibration.json does not belong to this test" in render(copy)
 
 
+def test_another_precision_of_the_test_is_said(run):
+    results = read_results(run)
+    assert results is not None
+    cases = pd.read_parquet(run / "predictions/classification.parquet")
+    for precision, is_said in (("32-true", False), ("bf16-mixed", True)):
+        found = section(run, {**results, "precision": precision}, cases)
+        assert found is not None
+        assert any("bf16-mixed precision" in note for note in found["notes"]) == is_said
+
+
 def test_a_damaged_file_is_one_error(run, tmp_path):
     copy = shutil.copytree(run, tmp_path / "a")
     (copy / "calibration.json").write_text("{")
