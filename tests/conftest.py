@@ -42,8 +42,10 @@ def real_data() -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _deterministic() -> None:
+def _deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
     """Random numbers of a test do not depend on the tests before it."""
+    # Lightning's seed_everything leaves it in the environment, and its processes start from it.
+    monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
     torch.manual_seed(0)
 
 
