@@ -189,11 +189,9 @@ class ImageTextInference:
     @torch.inference_mode()
     def heat_maps(self, image: ImageLike | EncodedImage, texts: str | Sequence[str]) -> HeatMaps:
         """Heat maps and similarities of several texts in one image, which is encoded once; an encoded one is not."""
-        encoded, listed = (
-            image if isinstance(image, EncodedImage) else self.encode_image(image),
-            _texts(texts),
-        )
+        listed = _texts(texts)
         sentences = self._sentences(listed)
+        encoded = image if isinstance(image, EncodedImage) else self.encode_image(image)
         regions = cosine_heat_maps(encoded.feature_map[0], sentences).cpu()
         similarity = self._similarity_of(encoded.feature_map, sentences)[0]
         return HeatMaps(encoded.grey, tuple(listed), similarity, regions, self.network.view)
@@ -249,7 +247,11 @@ class ImageTextInference:
                 index.append(str(image) if isinstance(image, (str, Path)) else place)
                 yield image
 
-        pairs = calibration.prompts(prompts) if calibration else read_prompts(prompts or CHEX5)
+        pairs = (
+            calibration.prompts(prompts)
+            if calibration
+            else read_prompts(CHEX5 if prompts is None else prompts)
+        )
         parts = list(map(self.scorer(pairs), self._inputs(named(), batch_size)))
         differences = np.concatenate([np.empty((0, len(pairs)), np.float32), *parts])
         table = pd.DataFrame(differences, index=index, columns=list(pairs))

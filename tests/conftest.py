@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from jaxtyping import install_import_hook
 
@@ -19,6 +21,7 @@ from PIL import Image  # noqa: E402
 from transformers import BertConfig, BertForMaskedLM, BertTokenizer  # noqa: E402
 
 from medclip_dcl import load  # noqa: E402
+from medclip_dcl.calibration import Calibration, FindingCalibration  # noqa: E402
 from medclip_dcl.data.prepared import FORMAT_VERSION, TABLES, TextEmbedding, write_table, write_text_embedding  # noqa: E402
 from medclip_dcl.encoders.image import ResNetRegions  # noqa: E402
 from medclip_dcl.encoders.pretrained import save_language_model  # noqa: E402
@@ -163,6 +166,26 @@ def export_network(small_bert: Path, folder: Path, seed: int = 0) -> Path:
     parts = ResNetRegions(dim=16, stride=16), BertSentences(str(small_bert), dim=16), LSENonLocal(dim=16)
     ImageTextNetwork(*parts, image_size=64).save_pretrained(folder)
     return folder
+
+
+def platt_calibration(
+    network: ImageTextNetwork,
+    temperature: float = 0.5,
+    offset: float = -1.0,
+    threshold: float = 0.3,
+    without: Sequence[str] = (),
+    **data: Any,
+) -> Calibration:
+    """A calibration of CheX5's findings to a network; those of `without` had too few cases."""
+    platt: dict[str, Any] = {"method": "platt", "threshold": threshold}
+    platt["parameters"] = {"temperature": temperature, "offset": offset}
+    findings = {
+        finding: FindingCalibration(
+            *((pair.negative,), (pair.positive,), 30, 30, 25, 25), **({} if finding in without else platt)
+        )
+        for finding, pair in CHEX5.items()
+    }
+    return Calibration(network.fingerprint(), 14.0, {"sensitivity": 0.95}, data, findings)
 
 
 @pytest.fixture(scope="session")

@@ -19,14 +19,13 @@ from PIL import Image
 from pytorch_lightning.cli import LightningCLI
 
 from medclip_dcl import cli
-from medclip_dcl.calibration import Calibration, FindingCalibration
 from medclip_dcl.encoders.image import ResNetRegions
 from medclip_dcl.encoders.text import BertSentences
 from medclip_dcl.export.encoders import export_image_encoder
-from medclip_dcl.findings import CHEX5
 from medclip_dcl.inference import ImageTextInference
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.similarity import LSENonLocal
+from tests.conftest import platt_calibration
 
 ROOT = Path(__file__).resolve().parent.parent
 SETUP = configparser.ConfigParser()
@@ -162,14 +161,7 @@ def test_the_demo_goes_the_documented_way():
 def calibrated(model, tmp_path_factory) -> Path:
     """The exported network with a calibration of the five findings."""
     network, folder = model.network, tmp_path_factory.mktemp("calibrated") / "model"
-    platt: dict[str, Any] = {"method": "platt", "parameters": {"temperature": 0.5, "offset": -1.0}}
-    findings = {
-        finding: FindingCalibration(
-            (pair.negative,), (pair.positive,), 30, 30, 25, 25, **platt, threshold=0.3
-        )
-        for finding, pair in CHEX5.items()
-    }
-    calibration = Calibration(network.fingerprint(), 14.0, {"sensitivity": 0.95}, {}, findings)
+    calibration = platt_calibration(network)
     ImageTextInference(network, calibration=calibration).save_pretrained(folder)
     return folder
 

@@ -260,6 +260,11 @@ def test_heat_maps_of_several_texts_are_those_of_each_in_common_colours(model, g
     assert np.array_equal(maps.overlay(1), overlay(grey, maps.in_image(1), limits=maps.limits))
 
 
+def test_no_prompts_are_not_those_of_chex5(model, grey):
+    with pytest.raises(UserError, match="prompts name no finding"):
+        model.classify(grey, {})
+
+
 def test_a_figure_without_a_text_is_refused(model, grey):
     with pytest.raises(UserError, match="at least one sentence"):
         model.show_all(grey, [])

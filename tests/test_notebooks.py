@@ -21,12 +21,13 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from medclip_dcl.calibration import CALIBRATION_FILE, Calibration, FindingCalibration
+from medclip_dcl.calibration import CALIBRATION_FILE
 from medclip_dcl.cli import main
 from medclip_dcl.data.prepared import case_table, write_table
 from medclip_dcl.findings import CHEX5
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from tests.command.small_runs import small
+from tests.conftest import platt_calibration
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -92,13 +93,7 @@ def run(phantom, small_bert, tmp_path_factory) -> Path:
     main(["fit", *small(run, phantom, small_bert, *short)])
     main(["test", "--config", str(run / "config.yaml")])
     network = ImageTextNetwork.from_pretrained(run / "checkpoints/best.ckpt")
-    platt: dict[str, Any] = {"method": "platt", "parameters": {"temperature": 0.5, "offset": -1.0}}
-    platt |= {"threshold": 0.3}
-    fitted = {
-        finding: FindingCalibration((pair.negative,), (pair.positive,), 30, 30, 25, 25, **platt)
-        for finding, pair in CHEX5.items()
-    }
-    Calibration(network.fingerprint(), 14.0, {"sensitivity": 0.95}, {}, fitted).write(run / CALIBRATION_FILE)
+    platt_calibration(network).write(run / CALIBRATION_FILE)
     return run
 
 

@@ -118,7 +118,8 @@ def _zero_shot(config: Mapping[str, Any], prompts: PromptSource | None) -> ZeroS
     callbacks = config["trainer"].get("callbacks") or []
     own = [one for one in callbacks if one["class_path"].endswith(".ZeroShotClassification")]
     options = dict(own[0].get("init_args", {})) if own else {}
-    prompts = prompts or config.get("prompts") or options.get("prompts")
+    if prompts is None:
+        prompts = config.get("prompts") or options.get("prompts")
     zero_shot = ZeroShotClassification(prompts, ensemble=options.get("ensemble", "scores"))  # type: ignore[arg-type]
     is_ensemble = any(len(texts) > 1 for pair in zero_shot.prompts.values() for texts in pair)
     if is_ensemble and zero_shot.ensemble != "scores":

@@ -40,7 +40,6 @@ def export_text_encoder(network: ImageTextNetwork, folder: Path) -> None:
         )
     if is_exported(folder):
         raise UserError(f"{folder} holds an exported image-text model; give --text_encoder another folder")
-    projection = {name: value for name, value in encoder.projection.state_dict().items()}
     readme = render_template(
         "text_encoder.md",
         {
@@ -52,7 +51,10 @@ def export_text_encoder(network: ImageTextNetwork, folder: Path) -> None:
             "final_period": encoder.final_period,
         },
     )
-    files = {PROJECTION_FILE: safetensors_bytes(projection), "README.md": readme.encode()}
+    files = {
+        PROJECTION_FILE: safetensors_bytes(encoder.projection.state_dict()),
+        "README.md": readme.encode(),
+    }
     try:
         save_language_model(encoder.bert, _tokenizer(encoder), folder, files)
     except FileExistsError as error:

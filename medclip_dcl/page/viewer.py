@@ -20,12 +20,10 @@ from medclip_dcl.findings import CHEX5
 from medclip_dcl.inference import EncodedImage, ImageTextInference
 from medclip_dcl.pictures.grey import UnusableImageError
 from medclip_dcl.pictures.image_file import read_grey
+from medclip_dcl.pictures.inputs import LEAST_SIDE
 
 SHOWN_SIDE = 1024
 """Longest side of a picture on the page, pixels; the model sees the image at its own resolution."""
-
-LEAST_SIDE = 64
-"""Images with a shorter side, in pixels, are refused (choice): no radiograph is that small."""
 
 MOST_IMAGES = 32
 """Images kept in memory; beyond it the one unused for longest is forgotten, and the page sends it again if needed."""

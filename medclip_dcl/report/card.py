@@ -118,6 +118,7 @@ def model_card(
             f"{CALIBRATION_FILE}: {reason}; made by: python -m medclip_dcl.evaluation.calibrate {run}"
         )
     subgroups = _subgroups(run, results, missing)
+    shown = str(publishable(run))  # messages name the run by the path that the user gave
     content = {
         "name": run.resolve().name,
         "address": address,
@@ -127,17 +128,15 @@ def model_card(
         "model": model_facts(network),
         "training": training_facts(run, config),
         "objective": objective_lines(config),
-        **_results(run, results),
+        **_results(run, results, shown),
         **_calibration_content(calibration),
         "subgroups": subgroups,
         "limits": _limits(network, results, dataset, calibration, subgroups),
-        "missing": missing,
+        "missing": [line.replace(str(run), shown) for line in missing],
         "provenance": _provenance(run, tested if results else None, weights),
         "metadata": yaml.safe_dump(_metadata(run, results), sort_keys=False, allow_unicode=True),
     }
-    card = render_template("card.md", content)
-    # Messages name the run by the path that the user gave.
-    return card if publishable(run) == run else card.replace(str(run), str(publishable(run)))
+    return render_template("card.md", content)
 
 
 def _dataset(run: Path, config: Mapping[str, Any], tested: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -154,7 +153,7 @@ def _dataset(run: Path, config: Mapping[str, Any], tested: Mapping[str, Any] | N
     return None
 
 
-def _results(run: Path, results: Mapping[str, Any]) -> dict[str, Any]:
+def _results(run: Path, results: Mapping[str, Any], shown: str) -> dict[str, Any]:
     if not results:
         return {"summary": None, "tables": [], "tested": "", "method": ""}
     tested = results[_MODEL]
@@ -164,7 +163,7 @@ def _results(run: Path, results: Mapping[str, Any]) -> dict[str, Any]:
         try:
             intervals[name] = bootstrap_intervals(run, suffix="" if name == _MODEL else "_untrained")
         except SavedResultsError as error:
-            problems.append(f"Without intervals, {name}: {error}.")
+            problems.append(f"Without intervals, {name}: {str(error).replace(str(run), shown)}.")
     return {
         "summary": _summary(results, intervals),
         "tables": [*tables.detail_tables(results, intervals), *_prompts(tested)],

@@ -305,15 +305,24 @@ def _number(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
-def _read_table(file: Path, section: str, run: Path) -> pd.DataFrame:
-    if not file.is_file():
-        raise SavedResultsError(f"{file} is not there; made by: {command_of_test(run)}")
+def read_parquet(file: Path) -> pd.DataFrame:
+    """A table that `test` wrote.
+
+    Raises:
+        SavedResultsError: it is not readable.
+    """
     try:
-        table = pd.read_parquet(file)
+        return pd.read_parquet(file)
     except (OSError, ValueError) as error:
         raise SavedResultsError(
             f"{file} is not a readable Parquet file ({error}); test the run again"
         ) from error
+
+
+def _read_table(file: Path, section: str, run: Path) -> pd.DataFrame:
+    if not file.is_file():
+        raise SavedResultsError(f"{file} is not there; made by: {command_of_test(run)}")
+    table = read_parquet(file)
     missing = [column for column in _COLUMNS[section] if column not in table]
     if missing:
         raise SavedResultsError(f"{file} has no column {missing[0]}; test the run again")

@@ -32,6 +32,7 @@ from medclip_dcl.report.intervals import (
     Predictions,
     patient_draws,
     percentiles,
+    read_parquet,
     read_predictions,
 )
 from medclip_dcl.report.saved_results import SavedResultsError
@@ -95,13 +96,7 @@ def subgroup_table(run: Path, n_draws: int = N_DRAWS, seed: int = 0, level: floa
     file = run / IMAGES_FILE
     if not file.is_file():
         return pd.DataFrame(columns=list(COLUMNS))
-    try:
-        images = pd.read_parquet(file)
-    except (OSError, ValueError) as error:
-        raise SavedResultsError(
-            f"{file} is not a readable Parquet file ({error}); test the run again"
-        ) from error
-    return table_of_groups(read_predictions(run), images, n_draws, seed, level)
+    return table_of_groups(read_predictions(run), read_parquet(file), n_draws, seed, level)
 
 
 def table_of_groups(

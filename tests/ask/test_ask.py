@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,11 +16,10 @@ from medclip_dcl import load
 from medclip_dcl.ask import __main__ as ask
 from medclip_dcl.ask import loading
 from medclip_dcl.ask.score_table import ScoreTable
-from medclip_dcl.calibration import Calibration, FindingCalibration
 from medclip_dcl.errors import UserError
 from medclip_dcl.findings import CHEX5
 from medclip_dcl.pictures.overlay import overlay
-from tests.conftest import export_network
+from tests.conftest import export_network, platt_calibration
 
 TEXTS = ["Mild pulmonary edema.", "No pneumothorax."]
 
@@ -118,19 +116,7 @@ def test_a_calibrated_table_has_the_probabilities_of_classify_and_the_side_of_th
     small_bert, files, tmp_path, capsys
 ):
     folder = export_network(small_bert, tmp_path / "model")
-    network = load(folder).network
-    platt: dict[str, Any] = {
-        "method": "platt",
-        "parameters": {"temperature": 0.02, "offset": 0.1},
-        "threshold": 0.5,
-    }
-    findings = {
-        finding: FindingCalibration(
-            (pair.negative,), (pair.positive,), 30, 30, 25, 25, **({} if finding == "Edema" else platt)
-        )
-        for finding, pair in CHEX5.items()
-    }
-    calibration = Calibration(network.fingerprint(), 14.0, {"sensitivity": 0.95}, {}, findings)
+    calibration = platt_calibration(load(folder).network, 0.02, 0.1, 0.5, ["Edema"])
     asked = ["--model", folder, files / "a.jpg", files / "lost.jpg", "--classify", "--calibrated"]
     table = tmp_path / "scores.csv"
     assert "evaluation.calibrate" in refused(capsys, *asked, "--output", table)

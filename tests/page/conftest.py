@@ -6,7 +6,6 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,13 +13,12 @@ import torch
 from PIL import Image
 
 from medclip_dcl import load
-from medclip_dcl.calibration import Calibration, FindingCalibration
 from medclip_dcl.encoders.image import ResNetRegions
 from medclip_dcl.encoders.text import BertSentences
-from medclip_dcl.findings import CHEX5
 from medclip_dcl.inference import ImageTextInference
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.similarity import LSENonLocal
+from tests.conftest import platt_calibration
 
 uvicorn = pytest.importorskip("uvicorn", reason="pip install -e '.[test]' installs uvicorn")
 pytest.importorskip("starlette", reason="pip install -e '.[test]' installs starlette")
@@ -48,19 +46,9 @@ def model(exported) -> ImageTextInference:
 def calibrated(exported) -> ImageTextInference:
     """The model with a calibration of all findings but Edema."""
     model = load(exported)
-    platt: dict[str, Any] = {
-        "method": "platt",
-        "parameters": {"temperature": 0.02, "offset": 0.1},
-        "threshold": 0.5,
-    }
-    findings = {
-        finding: FindingCalibration(
-            (pair.negative,), (pair.positive,), 30, 30, 25, 25, **({} if finding == "Edema" else platt)
-        )
-        for finding, pair in CHEX5.items()
-    }
-    data = {"patients": 50, "folder": "phantom"}
-    model.calibration = Calibration(model.network.fingerprint(), 14.0, {"sensitivity": 0.95}, data, findings)
+    model.calibration = platt_calibration(
+        *(model.network, 0.02, 0.1, 0.5, ["Edema"]), patients=50, folder="phantom"
+    )
     return model
 
 
