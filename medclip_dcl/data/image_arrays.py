@@ -54,7 +54,7 @@ class ImageArrays:
         digest = hashlib.sha256(repr(self.classes).encode())
         for array in (self.train, self.train_labels, self.test, self.test_labels):
             digest.update(repr(tuple(array.shape)).encode())
-            digest.update(memoryview(array.contiguous().numpy()))
+            digest.update(array.contiguous().numpy().data)
         return digest.hexdigest()
 
 
