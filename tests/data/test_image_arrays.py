@@ -27,8 +27,9 @@ def pixels(count: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(256, size=(count, 3, 32, 32), dtype=np.uint8)
 
 
-def labels_of(count: int, seed: int) -> np.ndarray:
-    return np.random.default_rng([seed, 1]).integers(10, size=count)
+def labels_of(count: int, first: int) -> np.ndarray:
+    """Every class is among those of all training files."""
+    return np.arange(3 * first, 3 * first + count) * 7 % 10
 
 
 def png(image: np.ndarray) -> bytes:
