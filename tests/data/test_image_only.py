@@ -148,14 +148,14 @@ def test_fields_are_shares_of_the_training_images():
 
 def test_shares_are_those_of_ssd(stl10):
     """Ten equal classes, r = .5 of half of them: .2 r / (1 + r) and .2 / (1 + r)."""
-    names = "airplane bird car cat deer dog horse monkey ship truck".split()
+    names = ["airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck"]
     data = module(source="stl10", folder=stl10, classes=names, fraction=0.5, batch_size=5)
-    batch = batches(data)[0]
-    assert batch["lowest_rho"].tolist() == pytest.approx([0.2 * 0.5 / 1.5] * 5)
-    assert batch["highest_rho"].tolist() == pytest.approx([0.2 / 1.5] * 5)
-    is_selected = batch["class_id"] >= 5
-    assert 0 < is_selected.sum() < 5
-    assert torch.equal(batch["rho"], torch.where(is_selected, batch["lowest_rho"], batch["highest_rho"]))
+    found = batches(data)
+    of_lowest, of_highest = 0.2 * 0.5 / 1.5, 0.2 / 1.5
+    assert joined(found, "lowest_rho").tolist() == pytest.approx([of_lowest] * 15)
+    assert joined(found, "highest_rho").tolist() == pytest.approx([of_highest] * 15)
+    expected = [of_lowest if label >= 5 else of_highest for label in joined(found, "class_id").tolist()]
+    assert joined(found, "rho").tolist() == pytest.approx(expected)
 
 
 def test_views_are_those_of_seed_epoch_and_index():
