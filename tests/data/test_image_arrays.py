@@ -262,7 +262,7 @@ GOOD = BATCHES["data_batch_2"]
         ("python_2", "data_batch_2", b"", ["data_batch_2", "truncated"]),
         ("python_2", "data_batch_2", b"\x1f\x8b\x08 an archive", ["data_batch_2", "not a Python batch"]),
         ("python_3", "data_batch_2", pickle.dumps([1, 2]), ["data_batch_2", "dictionary", "list"]),
-        ("python_3", "data_batch_2", pickle.dumps({"data": 3}), ["data_batch_2", "labels", "'data': 'int'"]),
+        ("python_3", "data_batch_2", pickle.dumps({"data": 3}), ["data_batch_2", "labels", "found data int"]),
         ("python_3", "data_batch_2", python_3_batch(GOOD[0][:, :, :31], GOOD[1]), ["(3, 3072)", "(3, 2976)"]),
         ("python_3", "data_batch_2", python_3_batch(GOOD[0], GOOD[1][:2]), ["data_batch_2", "(2, 3072)", "2 labels"]),
         ("python_3", "data_batch_2", python_3_batch(GOOD[0], np.array([0, 10, 3])), ["0 to 9", "0 to 10"]),
