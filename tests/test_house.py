@@ -17,6 +17,7 @@ FLOORS = [
         "distributed",
         "formats",
         "weight_files",
+        "parts",
         "pictures",
     ),
     ("objectives", "similarity", "heat_maps", "metrics", "calibration"),

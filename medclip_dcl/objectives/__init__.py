@@ -22,7 +22,8 @@ from medclip_dcl.objectives.negative_weights import (
     ReweightByTextSimilarity,
     TrueNegatives,
 )
-from medclip_dcl.objectives.simclr import simclr_loss
+from medclip_dcl.objectives.simclr import SimCLR, simclr_loss
+from medclip_dcl.objectives.views import ViewsObjective
 
 __all__ = [
     "ClassProbability",
@@ -37,7 +38,9 @@ __all__ = [
     "RemoveByTextSimilarity",
     "ResampleByTextSimilarity",
     "ReweightByTextSimilarity",
+    "SimCLR",
     "TrueNegatives",
+    "ViewsObjective",
     "block_loss",
     "contrastive_loss",
     "contrastive_statistics",
