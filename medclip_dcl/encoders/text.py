@@ -248,8 +248,9 @@ class BertSentences(SentenceEncoder):
         self, tokens: Int[Tensor, "sentence token"], lengths: Int[Tensor, " sentence"]
     ) -> Float[Tensor, "sentence token hidden"]:
         """Last hidden states; undefined at padding."""
-        mask = _is_token(tokens, lengths)
-        return self.bert(input_ids=tokens, attention_mask=mask.long()).last_hidden_state
+        # Of the shape that attention takes: from (sentence, token) transformers reads whether there is padding at all.
+        mask = _is_token(tokens, lengths)[:, None, None]
+        return self.bert(input_ids=tokens, attention_mask=mask).last_hidden_state
 
 
 def _trained_encoder(source: str) -> SavedModel | None:

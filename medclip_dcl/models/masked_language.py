@@ -134,8 +134,9 @@ class MaskedLanguageModel(TrainedModel):
         self, tokens: Int[Tensor, "sentence token"], lengths: Int[Tensor, " sentence"]
     ) -> Float[Tensor, "sentence token hidden"]:
         """Last hidden states; `tokens` beyond `lengths` are padding."""
-        mask = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
-        return self._model.bert(input_ids=tokens, attention_mask=mask.long()).last_hidden_state
+        # Of the shape that attention takes, as in `TextEncoder`.
+        mask = (torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None])[:, None, None]
+        return self._model.bert(input_ids=tokens, attention_mask=mask).last_hidden_state
 
     def training_step(self, batch: dict[str, Tensor], batch_index: int) -> Tensor:
         losses = self._losses(batch)

@@ -16,6 +16,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
 from medclip_dcl.errors import UserError
+from medclip_dcl.objectives.contrastive import checked
 
 USUAL_MEDIAN = (1e-4, 0.5)
 """Usual range of the median eta; below it the loss is close to InfoNCE, above it most anchors are at the floor."""
@@ -65,7 +66,7 @@ class ClassProbability(nn.Module):
 
     Attributes:
         requires: names of the anchor fields that `forward` takes by keyword.
-        share_capped: share of the last call's anchors that the cap changed (0 before any call).
+        share_capped: share of the last call's anchors that the cap changed, a scalar tensor; 0 before any call.
     """
 
     requires: tuple[str, ...] = ()
@@ -75,7 +76,7 @@ class ClassProbability(nn.Module):
         if not 0 <= max_eta < 1:
             raise UserError(f"max_eta must lie in [0, 1), got {max_eta}")
         self.max_eta = max_eta
-        self.share_capped = 0.0
+        self.share_capped: float | Tensor = 0.0
 
     def config(self) -> dict[str, Any]:
         """Constructor arguments, for checkpoints."""
@@ -83,7 +84,7 @@ class ClassProbability(nn.Module):
 
     def capped(self, eta: Float[Tensor, "anchor"]) -> Float[Tensor, "anchor"]:
         """Eta, at most `max_eta`; records the share of anchors above it."""
-        self.share_capped = (eta > self.max_eta).float().mean().item() if eta.numel() else 0.0
+        self.share_capped = (eta.detach() > self.max_eta).float().mean() if eta.numel() else 0.0
         return eta.clamp(max=self.max_eta)
 
 
@@ -146,13 +147,19 @@ class LanguageModelClassProbability(ClassProbability):
 
     def forward(self, log_p: Float[Tensor, "anchor"]) -> Float[Tensor, "anchor"]:
         """Eta of anchors with these natural-log pseudo-likelihoods."""
-        if len(missing := log_p.isnan().nonzero()):
-            raise UserError(
+
+        def error() -> UserError:
+            missing = log_p.isnan().nonzero()
+            if not len(missing):
+                return UserError(
+                    f"log_p must be natural logarithms of probabilities, got {log_p.max():g} > 0"
+                )
+            return UserError(
                 f"log_p is NaN for {len(missing)} of {len(log_p)} anchors (first: {int(missing[0])}); an empty "
                 "sentence has no score: leave it out, or score the sentences again"
             )
-        if (log_p > 1e-4).any():
-            raise UserError(f"log_p must be natural logarithms of probabilities, got {log_p.max():g} > 0")
+
+        log_p = checked(log_p, ~(log_p <= 1e-4), error)
         return self.capped(self.a * torch.exp(self.k * log_p))
 
 
@@ -202,12 +209,19 @@ class KnownClassProbability(ClassProbability):
         if name not in fields:
             raise ValueError(f"KnownClassProbability needs the field {name}")
         shares = fields[name] if self.table is None else self._looked_up(fields[name], self.table)
-        if not ((shares >= 0) & (shares <= 1)).all():
-            raise UserError("known class probabilities must lie in [0, 1] and not be NaN")
-        return self.capped(shares)
+        is_wrong = ~((shares >= 0) & (shares <= 1))
+        error = UserError("known class probabilities must lie in [0, 1] and not be NaN")
+        return self.capped(checked(shares, is_wrong, lambda: error))
 
     @staticmethod
     def _looked_up(class_id: Int[Tensor, "anchor"], table: Mapping[int, float]) -> Float[Tensor, "anchor"]:
-        if unknown := sorted(set(class_id.tolist()) - set(table)):
-            raise UserError(f"the table of class probabilities lacks the classes {unknown}")
-        return torch.tensor([table[c] for c in class_id.tolist()], device=class_id.device)
+        classes = torch.tensor(sorted(table), device=class_id.device)
+        shares = torch.tensor([table[c] for c in sorted(table)], device=class_id.device)
+        places = torch.searchsorted(classes, class_id).clamp(max=len(classes) - 1)
+        is_unknown = classes[places] != class_id
+
+        def error() -> UserError:
+            unknown = sorted(set(class_id[is_unknown].tolist()))
+            return UserError(f"the table of class probabilities lacks the classes {unknown}")
+
+        return checked(shares[places], is_unknown, error)

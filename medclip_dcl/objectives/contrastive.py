@@ -3,12 +3,36 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import softplus
+
+
+def is_on_host(values: Tensor) -> bool:
+    """True if reading a value stalls no accelerator."""
+    return values.device.type == "cpu"
+
+
+def checked(values: Tensor, is_wrong: Tensor, error: Callable[[], Exception]) -> Tensor:
+    """`values`; of those that are wrong an error on the host, NaN on another device.
+
+    Reading a value of another device stalls it once a call. NaN reaches the loss, at which training stops
+    (`training.finite`).
+
+    Args:
+        values: floating point.
+        is_wrong: of the shape of the values, or of one that expands to it.
+        error: what to raise.
+    """
+    if not is_on_host(values):
+        return values.masked_fill(is_wrong, math.nan)
+    if _any(is_wrong):
+        raise error()
+    return values
 
 
 class ContrastiveStatistics(NamedTuple):
@@ -74,7 +98,8 @@ def contrastive_loss(
 
     Raises:
         ValueError: shapes that do not fit, no anchor, eta outside [0, 1), weights that are negative or not finite, a
-            floor that is NaN or not one number, an anchor without a positive, an unknown reduction.
+            floor that is NaN or not one number, an anchor without a positive, an unknown reduction. Values that are
+            not on the host are not read: there a wrong one makes the loss NaN.
 
     Example:
         >>> logits = torch.tensor([[2.0, 0.0], [1.0, 3.0]])
@@ -109,8 +134,8 @@ def losses_of_rows(
     eta = _eta_of_anchors(class_probability, rows.log_count)
     log_g, _, _ = _log_g(rows, eta, floor)
     losses = softplus((rows.log_count + log_g)[:, None] - rows.positive_logits)
-    losses = losses.where(rows.is_positive, 0).sum(1) / rows.is_positive.sum(1)
-    return losses.where(rows.log_count > -math.inf, 0)
+    total = losses.where(rows.is_positive, 0).sum(1).masked_fill(rows.log_count == -math.inf, 0)
+    return total / rows.is_positive.sum(1)
 
 
 @torch.no_grad()
@@ -140,8 +165,9 @@ def _rows(logits: Tensor, positives: Tensor, weights: Tensor | None) -> Rows:
     logits = at_least_float32(logits)
 
     def with_positives(matrix: Tensor, value: float) -> Tensor:
-        is_mask = positives.dtype == torch.bool
-        return matrix.masked_fill(positives, value) if is_mask else matrix.scatter(1, columns, value)
+        if columns is None or positives.dtype == torch.bool:
+            return matrix.masked_fill(positives, value)
+        return matrix.scatter(1, columns, value)
 
     # Excluded candidates are at the least number: the gradient of logsumexp is NaN in a row of -inf.
     least = torch.finfo(logits.dtype).min
@@ -153,16 +179,18 @@ def _rows(logits: Tensor, positives: Tensor, weights: Tensor | None) -> Rows:
                 f"weights must have the logits' shape {tuple(logits.shape)}, got {tuple(weights.shape)}"
             )
         weights = with_positives(weights.to(logits.dtype), 1.0)
-        if _any(~((weights.amin() >= 0) & (weights.amax() < math.inf))):
-            raise ValueError("weights of negatives must be finite and at least 0")
-        is_kept = weights > 0
+        is_wrong = ~((weights.amin() >= 0) & (weights.amax() < math.inf))
+        weights = checked(
+            weights, is_wrong, lambda: ValueError("weights of negatives must be finite and at least 0")
+        )
+        is_kept = ~(weights <= 0)
         log_weights = weights.where(is_kept, 1).log().where(is_kept, least)
         log_count = _log_sum_exp(with_positives(log_weights, least))
         logits = logits + log_weights
     return Rows(
         log_sum_negative=_log_sum_exp(with_positives(logits, least)),
         log_count=log_count,
-        positive_logits=logits.gather(1, columns).where(is_positive, 0),
+        positive_logits=(logits if columns is None else logits.gather(1, columns)).where(is_positive, 0),
         is_positive=is_positive,
     )
 
@@ -179,8 +207,13 @@ def _log_g(rows: Rows, eta: Tensor, floor: float | Tensor) -> tuple[Tensor, Tens
     log g = max{ log mean_n exp s + log(1 - mass) - log(1 - eta), floor }, mass = eta mean_m exp s / mean_n exp s.
     """
     least = torch.as_tensor(floor, dtype=eta.dtype, device=eta.device)
-    if least.dim() or _any(least.isnan()):
-        raise ValueError(f"floor must be one number, the least logit, got {floor}")
+
+    def no_floor() -> ValueError:
+        return ValueError(f"floor must be one number, the least logit, got {floor}")
+
+    if least.dim():
+        raise no_floor()
+    least = checked(least, least.isnan(), no_floor)
     log_positive = rows.positive_logits[:, 0]
     if rows.log_mean_positive is not None:
         log_positive = rows.log_mean_positive
@@ -188,7 +221,7 @@ def _log_g(rows: Rows, eta: Tensor, floor: float | Tensor) -> tuple[Tensor, Tens
         log_sum = rows.positive_logits.where(rows.is_positive, -math.inf).logsumexp(1)
         log_positive = log_sum - rows.is_positive.sum(1).log()
     # Everything below stays finite in the branches that `where` does not take: their gradient is multiplied by 0.
-    has_negatives = rows.log_count > -math.inf
+    has_negatives = rows.log_count != -math.inf
     log_negative = (rows.log_sum_negative - rows.log_count).where(has_negatives, 0)
     is_zero = eta == 0
     mass = (eta.masked_fill(is_zero, 1).log() + log_positive - log_negative).clamp(max=0).exp()
@@ -198,13 +231,13 @@ def _log_g(rows: Rows, eta: Tensor, floor: float | Tensor) -> tuple[Tensor, Tens
     is_correctable = mass < 1
     corrected = log_negative + torch.log1p(-mass.where(is_correctable, 0)) - torch.log1p(-eta)
     is_above = is_correctable & (corrected > least)
-    # NaN compares false: without this a NaN logit would pass for an anchor at the floor.
-    log_g = corrected.where(is_above | log_negative.isnan(), least)
+    # NaN compares false: without this a NaN logit or eta would pass for an anchor at the floor.
+    log_g = corrected.where(is_above | corrected.isnan(), least)
     return log_g, ~is_above & has_negatives, mass.where(has_negatives, 0)
 
 
-def _positive_columns(logits: Tensor, positives: Tensor) -> tuple[Tensor, Tensor]:
-    """(anchor, positive) columns of the positives, and False where they are padding."""
+def _positive_columns(logits: Tensor, positives: Tensor) -> tuple[Tensor | None, Tensor]:
+    """(anchor, positive) columns of the positives, and False where they are padding; None: all columns."""
     if logits.dim() != 2 or not logits.is_floating_point() or not len(logits):
         raise ValueError(
             "logits must be floating point of shape (anchor, candidate) with at least one anchor, got "
@@ -218,6 +251,9 @@ def _positive_columns(logits: Tensor, positives: Tensor) -> tuple[Tensor, Tensor
             f"positives must be integers of shape ({anchors},) or bool of the logits' shape {tuple(logits.shape)}, "
             f"got {positives.dtype} {tuple(positives.shape)}"
         )
+    if is_mask and not is_on_host(logits):
+        # The number of positives is not read. A row without any costs 0 / 0.
+        return None, positives
     if is_mask:
         counts = positives.sum(1)
         if _any(counts == 0):
@@ -232,7 +268,8 @@ def _positive_columns(logits: Tensor, positives: Tensor) -> tuple[Tensor, Tensor
         padded[rows, place] = columns
         return padded, is_positive
     columns = positives.to(logits.device, torch.int64)[:, None]
-    if _any((columns < 0) | (columns >= candidates)):
+    # Another device's own check of indices stops there.
+    if is_on_host(columns) and _any((columns < 0) | (columns >= candidates)):
         raise ValueError(f"positives must be columns in [0, {candidates}), got {positives.tolist()}")
     return columns, torch.ones_like(columns, dtype=torch.bool)
 
@@ -247,13 +284,15 @@ def _eta_of_anchors(
         )
     eta = eta.expand(like.shape)
     is_wrong = ~((eta >= 0) & (eta < 1))
-    if _any(is_wrong):
+
+    def error() -> ValueError:
         wrong = is_wrong.nonzero().flatten()
-        raise ValueError(
+        return ValueError(
             f"class_probability must lie in [0, 1); {len(wrong)} of {len(eta)} anchors do not "
             f"(first: anchor {int(wrong[0])}, {eta[wrong[0]].item():g})"
         )
-    return eta
+
+    return checked(eta, is_wrong, error)
 
 
 def _any(mask: Tensor) -> bool:

@@ -147,7 +147,7 @@ class InBatchObjective(nn.Module):
             if self.image_to_text:
                 of_images = self._of_images(logits, similarity, whole, eta, processes, step)
                 loss = (1 - self.image_to_text) * loss + self.image_to_text * of_images
-        figures["capped"] = torch.tensor(float(self.class_probability.share_capped))
+        figures["capped"] = torch.as_tensor(self.class_probability.share_capped)
         return loss, figures
 
     def _of_sentences(

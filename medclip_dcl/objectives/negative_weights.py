@@ -20,6 +20,7 @@ from torch.nn.functional import cosine_similarity, normalize
 from medclip_dcl.errors import UserError
 from medclip_dcl.findings import CHEX5, CHEXPERT
 from medclip_dcl.objectives.contrastive import at_least_float32
+from medclip_dcl.objectives.draws import uniform
 
 Fields = Mapping[str, Tensor]
 Weights = Float[Tensor, "anchor candidate"]
@@ -275,18 +276,21 @@ class ResampleByTextSimilarity(_TextSimilarity):
         keys: Int[Tensor, "anchor key"],
         step: int,
     ) -> Weights:
-        chances = weights.masked_fill(~is_negative, 0.0).double().cpu().numpy()
-        counts = np.zeros_like(chances)
-        numbers = is_negative.sum(1).tolist() if self.draws is None else [self.draws] * len(chances)
-        for row, (chance, number, key) in enumerate(zip(chances, numbers, keys.tolist(), strict=True)):
-            total = chance.sum()
-            if total > 0:
-                # Inverse transform sampling: numpy's multinomial may draw other counts for chances that differ in the
-                # last digit, as between one process and several.
-                places = np.random.default_rng([self.seed, step, *key]).random(number) * total
-                drawn = np.searchsorted(np.cumsum(chance), places, side="right")
-                counts[row] = np.bincount(drawn.clip(max=chance.nonzero()[0][-1]), minlength=len(chance))
-        return torch.from_numpy(counts).to(weights)
+        # MPS has no float64.
+        place = torch.device("cpu") if weights.device.type == "mps" else weights.device
+        chances = weights.masked_fill(~is_negative, 0.0).to(place, torch.float64)
+        upto = chances.cumsum(1)
+        most = chances.shape[1] if self.draws is None else self.draws
+        # Inverse transform sampling: chances that differ in the last digit, as between one process and several, give
+        # the same counts.
+        places = uniform(keys.to(place), most, self.seed, step) * upto[:, -1:]
+        drawn = torch.searchsorted(upto, places, right=True)
+        numbers = torch.arange(chances.shape[1], device=place)
+        last = (numbers * (chances > 0)).amax(1, keepdim=True)
+        counts = is_negative.to(place).sum(1, keepdim=True) if self.draws is None else self.draws
+        is_drawn = (torch.arange(most, device=place) < counts) & (upto[:, -1:] > 0)
+        found = torch.zeros_like(chances).scatter_add(1, drawn.minimum(last), is_drawn.double())
+        return found.to(weights)
 
 
 class HardNegatives(NegativeWeights):

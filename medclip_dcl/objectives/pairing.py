@@ -52,12 +52,11 @@ def known_to_fit(
         sentence_id: equal for equal texts.
         study_of_image: study of each image, by its number.
     """
-    images = len(study_of_image)
-    texts, text_of_sentence = sentence_id.unique(return_inverse=True)
-    says = torch.zeros(len(texts), images, dtype=torch.bool, device=sentence_id.device)
-    says[text_of_sentence, image_of_sentence] = True
-    is_same_study = study_of_image[image_of_sentence][:, None] == study_of_image
-    return says[text_of_sentence] | is_same_study
+    numbers = torch.arange(len(study_of_image), device=sentence_id.device)
+    # Sentences with the same text of each image, counted: `unique` would read how many texts there are.
+    is_same_text = (sentence_id[:, None] == sentence_id).float()
+    says = is_same_text @ (image_of_sentence[:, None] == numbers).float() > 0
+    return says | (study_of_image[image_of_sentence][:, None] == study_of_image)
 
 
 def with_known(pairing: Pairing, is_known: Bool[Tensor, "anchor candidate"], same_text: str) -> Pairing:

@@ -168,7 +168,7 @@ class SimCLR(ViewsObjective):
             return losses_of_rows(rows, 0.0, -self.gamma2).mean(), {}
         eta = _of_views(self.class_probability(**fields), len(first))
         figures = statistics_of_rows(rows, eta, -self.gamma2)._asdict()
-        figures["capped"] = torch.tensor(float(self.class_probability.share_capped))
+        figures["capped"] = torch.as_tensor(self.class_probability.share_capped)
         return losses_of_rows(rows, eta, -self.gamma2).mean(), figures
 
 
@@ -205,8 +205,8 @@ def _rows_of_views(
     log_sum_negative = _log_sum_negatives(views, gamma2, block, class_id)
     if class_id is not None:
         # The sum over the negatives that are left, scaled to N of them.
-        _, number, of_class = class_id.unique(return_inverse=True, return_counts=True)
-        left = (2 * (images - of_class)[number]).to(log_count.dtype).repeat(2)
+        of_class = (class_id[:, None] == class_id).sum(1)
+        left = (2 * (images - of_class)).to(log_count.dtype).repeat(2)
         log_sum_negative = log_sum_negative + (log_count - left.log()).where(left > 0, 0)
         log_count = log_count.where(left > 0, -math.inf)
     return Rows(

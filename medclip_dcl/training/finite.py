@@ -1,20 +1,23 @@
 """Stop training at the first loss or gradient that is not finite, and name the batch.
 
-Loss and gradient norm are checked before the optimiser moves the weights: one NaN gradient spoils them although the
-loss is finite. On a GPU the host waits here for the backward pass, once a step. The scaler of mixed float16 skips
-steps with infinite gradients and halves its scale, so there a gradient counts only after SKIPPED_STEPS in a row. All
-processes stop together.
+On a CPU loss and gradient norm are checked before the optimiser moves the weights: one NaN gradient spoils them
+although the loss is finite. A GPU's are copied to the host beside its work and checked one step later, or before
+anything is validated or saved, so that the GPU never waits for the host; no checkpoint holds the spoilt weights. The
+scaler of mixed float16 skips steps with infinite gradients and halves its scale, so there a gradient counts only after
+SKIPPED_STEPS in a row. All processes stop together.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 from torch.nn.utils import get_total_norm
@@ -33,6 +36,26 @@ class NonFiniteError(UserError):
     """A loss or gradient is NaN or infinite; the message names the step and the batch."""
 
 
+@dataclass(frozen=True)
+class _Step:
+    """An optimiser step whose numbers are on their way to the host."""
+
+    where: str
+    identities: list[dict[str, Any]]
+    """Of its batches."""
+    numbers: Tensor
+    """(4,): 1 where a loss, and where the gradient's norm is not finite on any process; this one's loss and norm."""
+    wait: Callable[[], None] | None
+    """Returns when they have arrived; None: they are there."""
+
+    def on_host(self) -> tuple[bool, bool, float, float]:
+        """The numbers, once they have arrived."""
+        if self.wait is not None:
+            self.wait()
+        loss_is_broken, gradient_is_broken, loss, norm = self.numbers.tolist()
+        return loss_is_broken > 0, gradient_is_broken > 0, loss, norm
+
+
 class FiniteCheck(Callback):
     """Logs train/gradient_norm (before clipping) and stops every process if it, or the loss, is not finite.
 
@@ -46,6 +69,7 @@ class FiniteCheck(Callback):
         # Of the next optimiser step: several batches if gradients are accumulated.
         self._identities: list[dict[str, Any]] = []
         self._losses: list[Tensor] = []
+        self._unchecked: deque[_Step] = deque()
         self._skipped = 0
         self._error: NonFiniteError | None = None
 
@@ -67,32 +91,56 @@ class FiniteCheck(Callback):
         ]
         norm = get_total_norm(gradients).float().to(losses.device)
         pl_module.log("train/gradient_norm", norm, batch_size=1)
+        is_broken = _anywhere(~torch.stack([losses.isfinite().all(), norm.isfinite()]))
+        # Lightning divides accumulated losses by their number: their sum is the step's loss.
+        numbers, wait = _to_host(torch.cat([is_broken, torch.stack([losses.sum(), norm])]))
+        where = f"epoch {trainer.current_epoch}, step {trainer.global_step}"
+        self._unchecked.append(_Step(where, identities, numbers, wait))
+        self._check(trainer, but=0 if wait is None else 1)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._check(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._check(trainer)
+
+    def _check(self, trainer: Trainer, but: int = 0) -> None:
+        """Check the steps that have not been, but the last ones; raises the error of the first that is broken."""
         has_scaler = getattr(trainer.precision_plugin, "scaler", None) is not None
-        loss_is_broken, gradient_is_broken = _anywhere(
-            ~torch.stack([losses.isfinite().all(), norm.isfinite()])
-        )
-        self._skipped = self._skipped + 1 if has_scaler and gradient_is_broken else 0
-        if loss_is_broken or (gradient_is_broken and not 0 < self._skipped < SKIPPED_STEPS):
-            # Lightning divides accumulated losses by their number: their sum is the step's loss.
-            parts = gather_objects(_described(identities, float(losses.sum())))
-            where = f"epoch {trainer.current_epoch}, step {trainer.global_step}"
-            self._error = NonFiniteError(_message(where, float(norm), self._skipped, parts))
-            raise self._error
+        while self._error is None and len(self._unchecked) > but:
+            step = self._unchecked.popleft()
+            loss_is_broken, gradient_is_broken, loss, norm = step.on_host()
+            self._skipped = self._skipped + 1 if has_scaler and gradient_is_broken else 0
+            if loss_is_broken or (gradient_is_broken and not 0 < self._skipped < SKIPPED_STEPS):
+                parts = gather_objects(_described(step.identities, loss))
+                self._error = NonFiniteError(_message(step.where, norm, self._skipped, parts))
+                raise self._error
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Refuse to save after the stop, e.g. by a callback that saves on exceptions."""
+        """Refuse to save spoilt weights, and anything after the stop, e.g. by a callback that saves on exceptions."""
+        self._check(trainer)
         if self._error is not None:
             raise self._error
 
 
-def _anywhere(is_true: Bool[Tensor, " fact"]) -> list[bool]:
-    """True on all processes if true on one, so that they stop together."""
+def _anywhere(is_true: Bool[Tensor, " fact"]) -> Float[Tensor, " fact"]:
+    """1 on all processes if true on one, so that they stop together."""
     numbers = is_true.float()
     if is_distributed():
         dist.all_reduce(numbers, op=dist.ReduceOp.MAX)
-    return [number > 0 for number in numbers.tolist()]
+    return numbers
+
+
+def _to_host(numbers: Float[Tensor, " number"]) -> tuple[Tensor, Callable[[], None] | None]:
+    """Numbers on the host, and the wait until a GPU has written them."""
+    if numbers.device.type != "cuda":
+        return numbers, None
+    copy = numbers.to("cpu", non_blocking=True)  # pinned memory
+    arrived = torch.cuda.Event()
+    arrived.record()
+    return copy, arrived.synchronize
 
 
 def _described(identities: Sequence[Mapping[str, Any]], loss: float) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Training speed, and the share of time spent waiting for batches.
 
 Lightning's ThroughputMonitor synchronises the GPU after every step and does not measure the wait for the loader. Here
-time is read from the host's clock: FiniteCheck waits for the backward pass anyway, so the device idles while the host
-waits for a batch. The wait is the time from the end of one step to the start of the next, without validation.
+time is read from the host's clock: FiniteCheck lets the host be one step ahead of a GPU at most, which 50 steps judged
+together average out. The wait is the time from the end of one step to the start of the next, without validation.
 """
 
 from __future__ import annotations

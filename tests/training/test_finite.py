@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from medclip_dcl.cli import main
 from medclip_dcl.encoders.image import RegionEncoder
 from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.models.masked_language import MaskedLanguageModel
+from medclip_dcl.objectives import contrastive
+from medclip_dcl.training import finite
 from medclip_dcl.training.finite import FiniteCheck, NonFiniteError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,6 +82,34 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights_move(build, data, tr
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, seen.weights[4][name]), name
     with pytest.raises(NonFiniteError):  # as a checkpoint of the exception would be
+        fit.save_checkpoint("never.ckpt")
+
+
+def slow_copy(numbers: Tensor) -> tuple[Tensor, Callable[[], None]]:
+    """As from a GPU: a copy that holds the numbers after the wait alone."""
+    copy = torch.full_like(numbers, -1.0)
+
+    def wait() -> None:
+        copy.copy_(numbers)
+
+    return copy, wait
+
+
+@pytest.mark.parametrize("at_step, steps", [(4, 6), (2, 3)])
+def test_a_gpu_is_checked_one_step_later_but_before_anything_is_kept(
+    build, data, trainer, monkeypatch, at_step, steps
+):
+    """Epochs have three steps: step 2 is followed by validation."""
+    monkeypatch.setattr(finite, "_to_host", slow_copy)
+    monkeypatch.setattr(contrastive, "is_on_host", lambda values: False)
+    break_loss(monkeypatch, at_step=at_step)
+    seen = Seen()
+    fit = trainer([seen, FiniteCheck()])
+    with pytest.raises(NonFiniteError, match=f"step {at_step}: the loss is not finite") as error:
+        fit.fit(build(), data)
+    assert len(seen.batches) == steps
+    assert_names(str(error.value), seen.batches[at_step])
+    with pytest.raises(NonFiniteError):
         fit.save_checkpoint("never.ckpt")
 
 

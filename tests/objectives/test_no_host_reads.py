@@ -1,0 +1,176 @@
+"""Objectives read no value of an accelerator on the host: on the meta device every such read is an error."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+
+from medclip_dcl.objectives import (
+    ConstantClassProbability,
+    HardNegatives,
+    KnownClassProbability,
+    LanguageModelClassProbability,
+    RemoveByLabel,
+    RemoveByTextSimilarity,
+    ResampleByTextSimilarity,
+    ReweightByTextSimilarity,
+    TrueNegatives,
+    contrastive,
+    contrastive_loss,
+    simclr_loss,
+)
+from medclip_dcl.objectives.in_batch import InBatchObjective
+from medclip_dcl.similarity import LSE, GlobalCosine, LSENonLocal, NonLocal
+
+IMAGES, SENTENCES, REGIONS, DIM = 7, 11, 9, 16
+FIELDS: dict[str, Callable[[int], torch.Tensor]] = {
+    "log_p": lambda n: -40 * torch.rand(n),
+    "rho": torch.rand,
+    "sentence_share": torch.rand,
+    "class_id": lambda n: torch.randint(0, 5, (n,)),
+    "labels": lambda n: torch.randint(0, 2, (n, 14)).float(),
+    "text_embedding": lambda n: torch.randn(n, 32),
+    "image_classes": lambda n: torch.randint(0, 2, (n, 5)),
+}
+PROBABILITIES = [
+    None,
+    ConstantClassProbability(0.1),
+    LanguageModelClassProbability(),
+    KnownClassProbability(),
+    KnownClassProbability(share="sentence_share"),
+    KnownClassProbability([0.1, 0.2, 0.3, 0.4, 0.5]),
+]
+WEIGHTS = [
+    None,
+    RemoveByLabel(),
+    RemoveByTextSimilarity(0.9),
+    ReweightByTextSimilarity(),
+    ResampleByTextSimilarity(),
+    ResampleByTextSimilarity(draws=5),
+    HardNegatives(),
+    TrueNegatives(),
+]
+
+
+@pytest.fixture(autouse=True)
+def _autocast_on_meta(monkeypatch):
+    """torch.autocast does not know the meta device."""
+    real = torch.autocast
+
+    def autocast(device_type, **options):
+        return nullcontext() if device_type == "meta" else real(device_type, **options)
+
+    monkeypatch.setattr(torch, "autocast", autocast)
+
+
+def batch_of(objective: InBatchObjective, views: int) -> dict[str, Any]:
+    return {
+        "image_index": torch.randint(0, IMAGES, (SENTENCES,)),
+        "view_of": torch.arange(IMAGES).repeat(views),
+        "study_id": torch.arange(IMAGES) // 2,
+        "sentence_id": torch.randint(0, 8, (SENTENCES,)),
+        "anchor": {name: FIELDS[name](SENTENCES) for name in objective.requires_of_sentences},
+        "candidate": {name: FIELDS[name](IMAGES) for name in objective.requires_of_images},
+    }
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"class_probability": eta} for eta in PROBABILITIES),
+        *({"negative_weights": weights} for weights in WEIGHTS),
+        {"class_probability": LanguageModelClassProbability(), "image_to_text": 0.5, "same_text": "positive"},
+        {"negative_weights": ResampleByTextSimilarity(), "image_to_text": 0.5, "same_text": "ignore"},
+    ],
+)
+@pytest.mark.parametrize("views", [1, 3])
+def test_an_objective_reads_nothing_from_its_device(options, views):
+    objective = InBatchObjective(**options).to("meta")
+    with torch.device("meta"):
+        regions = torch.randn(IMAGES * views, REGIONS, DIM, requires_grad=True)
+        sentences = torch.randn(SENTENCES, DIM, requires_grad=True)
+        loss, figures = objective(LSENonLocal(DIM), regions, sentences, batch_of(objective, views), step=3)
+    loss.backward()
+    assert regions.grad is not None and sentences.grad is not None
+    assert all(figure.dim() == 0 for figure in figures.values())
+
+
+@pytest.mark.parametrize("similarity", [LSE, GlobalCosine, LSENonLocal, NonLocal])
+@pytest.mark.parametrize("budget", [None, 200])
+def test_a_similarity_reads_nothing_from_its_device(similarity, budget):
+    with torch.device("meta"):
+        module = similarity()
+        module.map_budget = budget
+        regions = torch.randn(IMAGES, REGIONS, 128, requires_grad=True)
+        module(regions, torch.randn(SENTENCES, 128)).sum().backward()
+
+
+@pytest.mark.parametrize("block", [None, 4])
+def test_simclr_reads_nothing_from_its_device(block):
+    with torch.device("meta"):
+        first, second = torch.randn(2, IMAGES, DIM, requires_grad=True)
+        simclr_loss(first, second, class_probability=torch.rand(IMAGES), block=block).backward()
+
+
+@pytest.fixture
+def elsewhere(monkeypatch):
+    """Tensors of the host count as those of an accelerator."""
+    monkeypatch.setattr(contrastive, "is_on_host", lambda values: False)
+
+
+LOGITS = torch.tensor([[2.0, 0.5, -1.0], [1.0, 3.0, 0.0]])
+OWN = torch.tensor([0, 1])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"positives": torch.tensor([[True, False, True], [False, False, False]])},
+        {"positives": OWN, "class_probability": 1.0},
+        {"positives": OWN, "class_probability": torch.tensor([0.1, -0.1])},
+        {"positives": OWN, "class_probability": torch.tensor([0.1, math.nan])},
+        {"positives": OWN, "floor": math.nan},
+        {"positives": OWN, "weights": torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.0, -1.0]])},
+        {"positives": OWN, "weights": torch.tensor([[1.0, 1.0, math.inf], [1.0, 1.0, 1.0]])},
+        {"positives": OWN, "weights": torch.full((2, 3), math.nan)},
+        {"positives": torch.zeros(2, 3, dtype=torch.bool), "weights": torch.zeros(2, 3)},
+    ],
+)
+def test_what_the_host_refuses_is_nan_elsewhere(arguments, elsewhere, monkeypatch):
+    assert contrastive_loss(LOGITS, **arguments).isnan()
+    monkeypatch.undo()
+    with pytest.raises(ValueError):
+        contrastive_loss(LOGITS, **arguments)
+
+
+@pytest.mark.parametrize(
+    "rule, fields",
+    [
+        (LanguageModelClassProbability(), {"log_p": torch.tensor([-3.0, math.nan, 0.5])}),
+        (KnownClassProbability(), {"rho": torch.tensor([0.5, math.nan, 1.5])}),
+        (KnownClassProbability([0.5]), {"class_id": torch.tensor([0, 1, -1])}),
+    ],
+)
+def test_a_class_probability_is_nan_elsewhere_where_the_host_refuses(rule, fields, elsewhere, monkeypatch):
+    assert rule(**fields).isnan().tolist() == [False, True, True]
+    monkeypatch.undo()
+    with pytest.raises(ValueError):
+        rule(**fields)
+
+
+def test_several_positives_cost_the_same_elsewhere(monkeypatch):
+    torch.manual_seed(0)
+    logits = torch.randn(5, 9)
+    positives = torch.rand(5, 9) < 0.3
+    positives[:, 0] = True
+    positives[4] = True  # no negatives
+    arguments: dict[str, Any] = {"class_probability": 0.1, "floor": -3.0, "reduction": "none"}
+    expected = contrastive_loss(logits, positives, **arguments)
+    monkeypatch.setattr(contrastive, "is_on_host", lambda values: False)
+    torch.testing.assert_close(contrastive_loss(logits, positives, **arguments), expected)
+    assert expected[4] == 0
