@@ -58,8 +58,8 @@ def simclr_loss(
     The M positives v_m are x+ and the image's extra views, which are neither anchors nor negatives: N and the
     numerator do not depend on M (figure 3 there).
 
-    With `class_id` it is the unbiased loss (eq. 2 there, Q = N), which knows the false negatives: g is the mean over
-    the views of other classes.
+    With `class_id` the views of other classes alone are negatives, weighted to count N: with eta = 0 the unbiased loss
+    (eq. 2 there, Q = N). Another eta then corrects for false negatives that are not there.
 
     Without them equal to `contrastive_loss` of the (2B, 2B) matrix without its diagonal, but only one block of its rows
     is in memory at a time: the backward pass computes each block again. Computed in float32 or float64.
@@ -71,7 +71,7 @@ def simclr_loss(
         class_probability: eta in [0, 1): the chance that another image is of the anchor's class; one number,
             (image,) or (2 * image,).
         extra_views: (view, image, dim), M - 1 further views of each image, for the correction alone.
-        class_id: (image,) integers, equal for images of a class, for the unbiased loss; class_probability is 0 then.
+        class_id: (image,) integers, equal for images of a class, for the unbiased loss.
         reduction: "mean", "sum" or "none".
         block: rows of a block; None chooses by device. `torch.func` and second derivatives need all 2B rows in one
             block, as None has them up to 512 views on a CPU.
@@ -81,7 +81,7 @@ def simclr_loss(
 
     Raises:
         ValueError: no embeddings or shapes that do not fit, gamma2 or block out of range, eta of another shape or
-            outside [0, 1), classes with an eta or with extra views, an unknown reduction.
+            outside [0, 1), an unknown reduction.
 
     Example:
         >>> first = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
@@ -89,8 +89,6 @@ def simclr_loss(
         0.2395
     """
     _check(first, second, extra_views, class_id, gamma2, block)
-    if class_id is not None and (isinstance(class_probability, Tensor) or class_probability):
-        raise ValueError("class_id leaves no false negatives to correct: class_probability must be 0 with it")
     eta = _of_views(class_probability, len(first))
     with torch.autocast(device_type=first.device.type, enabled=False):
         rows = _rows_of_views(first, second, extra_views, class_id, gamma2, block)
@@ -104,11 +102,12 @@ class SimCLR(ViewsObjective):
         class_probability: eta of each image; None for 0, which is SimCLR without a correction.
         gamma2: gamma^2, one over the temperature; above 0 (2: SSD and DCL).
         n_positives: M, at least 1; each beyond the first is a further view of every image.
-        unbiased: True leaves out the negatives of the anchor's class, `class_id` (DCL, eq. 2): supervised.
+        unbiased: True leaves out the negatives of the anchor's class, `class_id`: supervised, and without a class
+            probability the unbiased loss (DCL, eq. 2). With one it shows the cost of a correction without a cause.
 
     Raises:
-        ValueError: gamma2 or n_positives out of range; a class probability, or M above 1, for the unbiased loss; M
-            above 1 without a class probability, where further views change nothing.
+        ValueError: gamma2 or n_positives out of range; M above 1 without a class probability, where further views
+            change nothing.
     """
 
     def __init__(
@@ -123,10 +122,6 @@ class SimCLR(ViewsObjective):
             raise UserError(f"gamma2 must be finite and above 0, got {gamma2}")
         if n_positives < 1:
             raise UserError(f"n_positives must be at least 1, got {n_positives}")
-        if unbiased and class_probability is not None:
-            raise UserError(
-                "unbiased: true leaves no false negatives to correct; set class_probability: null"
-            )
         if n_positives > 1 and class_probability is None:
             raise UserError(
                 f"n_positives {n_positives} without a class probability changes nothing: further views are in its "
@@ -135,10 +130,8 @@ class SimCLR(ViewsObjective):
         self.class_probability, self.gamma2 = class_probability, gamma2
         self.n_positives, self.unbiased = n_positives, unbiased
         self.n_views = n_positives + 1
-        if unbiased:
-            self.requires = ("class_id",)
-        elif class_probability is not None:
-            self.requires = class_probability.requires
+        of_rule = () if class_probability is None else class_probability.requires
+        self.requires = tuple(dict.fromkeys((*of_rule, *(("class_id",) if unbiased else ()))))
         self.config()  # fails now, not at the first checkpoint, for a rule that cannot describe itself
 
     def config(self) -> dict[str, Any]:
@@ -166,7 +159,8 @@ class SimCLR(ViewsObjective):
         rows = _rows_of_views(first, second, extra, class_id, self.gamma2, None)
         if self.class_probability is None:
             return losses_of_rows(rows, 0.0, -self.gamma2).mean(), {}
-        eta = _of_views(self.class_probability(**fields), len(first))
+        known = {name: fields[name] for name in self.class_probability.requires}
+        eta = _of_views(self.class_probability(**known), len(first))
         figures = statistics_of_rows(rows, eta, -self.gamma2)._asdict()
         figures["capped"] = torch.as_tensor(self.class_probability.share_capped)
         return losses_of_rows(rows, eta, -self.gamma2).mean(), figures
@@ -205,7 +199,8 @@ def _rows_of_views(
     log_sum_negative = _log_sum_negatives(views, gamma2, block, class_id)
     if class_id is not None:
         # The sum over the negatives that are left, scaled to N of them.
-        of_class = (class_id[:, None] == class_id).sum(1)
+        ordered = class_id.sort().values
+        of_class = torch.searchsorted(ordered, class_id, right=True) - torch.searchsorted(ordered, class_id)
         left = (2 * (images - of_class)).to(log_count.dtype).repeat(2)
         log_sum_negative = log_sum_negative + (log_count - left.log()).where(left > 0, 0)
         log_count = log_count.where(left > 0, -math.inf)
@@ -323,15 +318,10 @@ def _check(
             f"extra_views must be {first.dtype} of shape (view, {', '.join(map(str, first.shape))}), view at least 1, "
             f"got {extra_views.dtype} {tuple(extra_views.shape)}"
         )
-    if class_id is not None:
-        if class_id.shape != first.shape[:1] or class_id.is_floating_point():
-            raise ValueError(
-                f"class_id must be integers of shape ({len(first)},), got {class_id.dtype} {tuple(class_id.shape)}"
-            )
-        if extra_views is not None:
-            raise ValueError(
-                "extra_views are in the correction alone, which the loss with class_id does not have"
-            )
+    if class_id is not None and (class_id.shape != first.shape[:1] or class_id.is_floating_point()):
+        raise ValueError(
+            f"class_id must be integers of shape ({len(first)},), got {class_id.dtype} {tuple(class_id.shape)}"
+        )
     if not (gamma2 > 0 and math.isfinite(gamma2)):
         raise ValueError(f"gamma2 must be finite and above 0, got {gamma2}")
     if block is not None and block < 1:
