@@ -33,8 +33,8 @@ TOP = {
     "checkpoint": "", "checkpoint_minutes": "float", "ckpt_path": "", "config": "", "data": "",
     "ema_decay": "float | None", "help": "", "model": "", "prediction_format": "Literal['parquet', 'csv']",
     "print_config": "", "prompts": "", "return_predictions": "bool", "run_folder": "",
-    "seed_everything": "bool | int", "share_patient_data": "bool", "trainer": "", "verbose": "bool",
-    "weights_only": "bool | None",
+    "seed_everything": "bool | int", "share_patient_data": "bool", "trainer": "", "untrained": "bool",
+    "verbose": "bool", "weights_only": "bool | None",
 }  # fmt: skip
 """Top-level keys of all commands and their types, where these are plain."""
 _COMMANDS = ("fit", "validate", "test", "predict")
@@ -215,7 +215,9 @@ class _Given:
         _check_devices(self.values.get("trainer.accelerator"), self.values.get("trainer.devices"))
         if command == "fit" and self.values.get("trainer.fast_dev_run", False) in (False, 0):
             self._check_run_folder()
-        if str(self.classes.get("data")).startswith(f"{PACKAGE.name}."):
+        data = str(self.classes.get("data"))
+        # The folder of images alone holds files of another data set, which the datamodule checks.
+        if data.startswith(f"{PACKAGE.name}.") and not data.endswith(".ImageOnlyDataModule"):
             _check_files(
                 self.values.get("data.init_args.folder"), self.values.get("prompts"), command != "predict"
             )
