@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Int64, UInt8
+from PIL import Image
 from torch import Tensor
 
 from medclip_dcl.errors import MissingFileError, UserError
@@ -21,8 +23,10 @@ CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hors
 _SSD = ("dog", "frog", "horse", "ship", "truck")
 _CIFAR10_SHAPE, _STL10_SHAPE = (3, 32, 32), (3, 96, 96)
 _ARRAY_PARTS = {
-    *(("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")),
-    *((f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")),
+    ("numpy", "ndarray"),
+    ("numpy", "dtype"),
+    ("numpy.core.multiarray", "_reconstruct"),
+    ("numpy._core.multiarray", "_reconstruct"),
 }
 """What a pickled array of numbers is made of."""
 
@@ -162,30 +166,30 @@ def _read_parquet(file: Path) -> tuple[np.ndarray, np.ndarray]:
     """Images and labels of a Parquet file: columns img (or image) with bytes of a PNG or JPEG file, and label."""
     import pyarrow as pa
     import pyarrow.parquet as pq
-    from torchvision.io import ImageReadMode, decode_image
 
     try:
         table = pq.read_table(file)
         name = "img" if "img" in table.column_names else "image"
         encoded = table[name].combine_chunks().field("bytes")
         labels = table["label"].to_numpy()
-    except (pa.ArrowException, KeyError, TypeError, OSError) as error:
+    except (pa.ArrowException, AttributeError, KeyError) as error:
         raise UserError(
             f"{file} is not a Parquet file of CIFAR-10 with the columns img (or image) with bytes, and label ({error})"
         ) from error
     images = np.empty((len(labels), *_CIFAR10_SHAPE), dtype=np.uint8)
-    for row, value in enumerate(encoded):
+    for row, content in enumerate(encoded.to_pylist()):
         try:
-            image = decode_image(
-                torch.from_numpy(np.frombuffer(value.as_buffer(), np.uint8)), ImageReadMode.RGB
-            )
-        except (RuntimeError, AttributeError) as error:
-            raise UserError(f"{file}: the image of row {row} cannot be decoded ({error})") from error
-        if image.shape != _CIFAR10_SHAPE:
+            with Image.open(io.BytesIO(content), formats=("PNG", "JPEG")) as image:
+                size, pixels = image.size, image.convert("RGB")
+        except OSError as error:
             raise UserError(
-                f"{file}: the image of row {row} has the shape {tuple(image.shape)}, not {_CIFAR10_SHAPE}"
+                f"{file}: the image of row {row} is no PNG or JPEG image, or is damaged"
+            ) from error
+        if size != (32, 32):
+            raise UserError(
+                f"{file}: expected images of 32 x 32 pixels, found {size[0]} x {size[1]} in row {row}"
             )
-        images[row] = image.numpy()
+        images[row] = np.asarray(pixels).transpose(2, 0, 1)
     return images, labels
 
 
@@ -201,31 +205,35 @@ def read_stl10(folder: Path) -> ImageArrays:
     """
     place = folder / "stl10_binary" if (folder / "stl10_binary").is_dir() else folder
     classes = tuple(_existing(place / "class_names.txt").read_text(encoding="utf-8").split())
-    arrays = []
+    images, labels = {}, {}
     for use in ("train", "test"):
-        images = _stl10_images(_existing(place / f"{use}_X.bin"))
+        images[use] = _stl10_images(_existing(place / f"{use}_X.bin"))
         file = _existing(place / f"{use}_y.bin")
-        labels = np.fromfile(file, dtype=np.uint8)
-        if len(labels) != len(images):
+        labels[use] = np.fromfile(file, dtype=np.uint8).astype(np.int64) - 1
+        if len(labels[use]) != len(images[use]):
             raise UserError(
-                f"{file}: expected a label for each of the {len(images)} images, found {len(labels)}"
+                f"{file}: expected a label for each of the {len(images[use])} images, found {len(labels[use])}"
             )
-        _check_labels(file, labels, 1, len(classes))
-        arrays += [images, labels.astype(np.int64) - 1]
-    train, train_labels, test, test_labels = arrays
+        _check_labels(file, labels[use] + 1, 1, len(classes))
+    train = [images["train"]]
     if (place / "unlabeled_X.bin").is_file():
-        unlabelled = _stl10_images(place / "unlabeled_X.bin")
-        train = np.concatenate([train, unlabelled])
-        train_labels = np.concatenate([train_labels, np.full(len(unlabelled), UNLABELLED)])
+        train.append(_stl10_images(place / "unlabeled_X.bin"))
+        labels["train"] = np.append(labels["train"], np.full(len(train[1]), UNLABELLED))
     return ImageArrays(
         "stl10",
         classes,
-        torch.from_numpy(np.ascontiguousarray(train)),
-        torch.from_numpy(train_labels),
-        torch.from_numpy(np.ascontiguousarray(test)),
-        torch.from_numpy(test_labels),
+        _in_memory(train),
+        torch.from_numpy(labels["train"]),
+        _in_memory([images["test"]]),
+        torch.from_numpy(labels["test"]),
         selected=classes[len(classes) // 2 :],
     )
+
+
+def _in_memory(parts: Sequence[np.ndarray]) -> Tensor:
+    """Images of all parts, row by row, copied once: the unlabelled ones take 3 GB."""
+    whole = np.empty((sum(map(len, parts)), *_STL10_SHAPE), dtype=np.uint8)
+    return torch.from_numpy(np.concatenate(parts, out=whole))
 
 
 def _stl10_images(file: Path) -> np.ndarray:
@@ -244,6 +252,8 @@ def _rows(file: Path, length: int) -> np.ndarray:
 
 
 def _check_labels(file: Path, labels: np.ndarray, least: int, greatest: int) -> None:
+    if not np.issubdtype(labels.dtype, np.integer):
+        raise UserError(f"{file}: expected integer labels, found {labels.dtype}")
     if not len(labels) or labels.min() < least or labels.max() > greatest:
         found = f"{labels.min()} to {labels.max()}" if len(labels) else "none"
         raise UserError(f"{file}: expected labels from {least} to {greatest}, found {found}")

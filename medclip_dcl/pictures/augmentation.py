@@ -41,7 +41,7 @@ _GREY = (0.2989, 0.587, 0.114)
 
 def uniform_numbers(
     images: int, views: int, seed: int, epoch: int
-) -> Float[Tensor, "{images} {views} {NUMBERS}"]:
+) -> Float[Tensor, "{images} {views} number"]:
     """Numbers in [0, 1) for the views of all images in an epoch.
 
     A function of (seed, epoch, view, image): more views leave the first ones as they are.
@@ -92,7 +92,7 @@ class Augmentation:
     grey: float = 0.2
     blur: float = 0.0
 
-    def drawn(self, numbers: Float[Tensor, "image {NUMBERS}"], side: int) -> Drawn:
+    def drawn(self, numbers: Float[Tensor, "image number"], side: int) -> Drawn:
         """Parameters of views of square images, from uniform numbers."""
         of = dict(zip(_NAMES, numbers[:, 2 * _ATTEMPTS :].unbind(1), strict=True))
         has_jitter = of["jitter"] < self.jitter_probability
@@ -132,7 +132,7 @@ class Augmentation:
     def __call__(
         self,
         images: Float[Tensor, "image channel side side"],
-        numbers: Float[Tensor, "image {NUMBERS}"],
+        numbers: Float[Tensor, "image number"],
         size: int,
     ) -> Float[Tensor, "image channel {size} {size}"]:
         """A view of each image.
@@ -146,7 +146,7 @@ class Augmentation:
         views = resized_crops(images, drawn.boxes, size, drawn.is_flipped)
         has_colours = images.shape[1] == 3
         if self.jitter_probability and any(self.jitter):
-            views = _scaled(views, drawn.brightness, torch.zeros_like(views[:, :1]))
+            views = _scaled(views, drawn.brightness)
             grey = _grey(views).mean((2, 3), keepdim=True)
             views = _scaled(views, drawn.contrast, grey)
             if has_colours:
@@ -218,7 +218,7 @@ def blurred(
     return inner * wide[..., 1:-1] + outer * (wide[..., :-2] + wide[..., 2:])
 
 
-def _scaled(images: Tensor, factors: Tensor, fixed: Tensor) -> Tensor:
+def _scaled(images: Tensor, factors: Tensor, fixed: Tensor | float = 0.0) -> Tensor:
     """Distances from `fixed` times a factor of each image, in [0, 1]."""
     factor = _column(factors)
     return (images * factor + fixed * (1 - factor)).clamp(0, 1)
