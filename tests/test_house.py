@@ -20,7 +20,7 @@ FLOORS = [
         "parts",
         "pictures",
     ),
-    ("objectives", "similarity", "heat_maps", "metrics", "calibration"),
+    ("objectives", "similarity", "heat_maps", "metrics", "calibration", "synthetic_classes"),
     ("encoders", "networks", "scoring", "scoring_plan"),
     ("models", "data"),
     ("training", "evaluation", "report", "inference", "export"),

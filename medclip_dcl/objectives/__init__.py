@@ -12,7 +12,12 @@ from medclip_dcl.objectives.contrastive import (
     contrastive_loss,
     contrastive_statistics,
 )
-from medclip_dcl.objectives.curl import block_loss, k_negative_loss, margin_loss
+from medclip_dcl.objectives.curl import Blocks, KNegatives, block_loss, k_negative_loss, margin_loss
+from medclip_dcl.objectives.metric_learning import (
+    contrastive_pair_loss,
+    soft_nearest_neighbour_loss,
+    triplet_loss,
+)
 from medclip_dcl.objectives.negative_weights import (
     HardNegatives,
     NegativeWeights,
@@ -26,11 +31,13 @@ from medclip_dcl.objectives.simclr import SimCLR, simclr_loss
 from medclip_dcl.objectives.views import ViewsObjective
 
 __all__ = [
+    "Blocks",
     "ClassProbability",
     "ConstantClassProbability",
     "ContrastiveStatistics",
     "ErrorBound",
     "HardNegatives",
+    "KNegatives",
     "KnownClassProbability",
     "LanguageModelClassProbability",
     "NegativeWeights",
@@ -43,10 +50,13 @@ __all__ = [
     "ViewsObjective",
     "block_loss",
     "contrastive_loss",
+    "contrastive_pair_loss",
     "contrastive_statistics",
     "dcl_error_bound",
     "k_negative_loss",
     "margin_loss",
     "simclr_loss",
+    "soft_nearest_neighbour_loss",
     "ssd_error_bound",
+    "triplet_loss",
 ]
