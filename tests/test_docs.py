@@ -93,10 +93,13 @@ def workplace(small_set, tmp_path_factory) -> Path:
         (folder / "runs" / source).mkdir(parents=True)
     for name in ("mimic_cxr", "hospital", "phantom"):
         (folder / "data" / name).symlink_to(small_set)
+    for name in ("cifar10", "stl10"):
+        (folder / "data" / name).mkdir()
     runs = {
         "dcl_lm": ("mimic_cxr.yaml", "objective/dcl_lm.yaml"),
         "hospital": ("mimic_cxr.yaml", "objective/infonce.yaml"),
         "probe": ("finetune.yaml", "linear_probe.yaml"),
+        "digits": ("image_only/digits.yaml", "image_only/objective/dcl_true.yaml"),
     }
     for name, files in runs.items():
         (folder / "runs" / name).mkdir(parents=True, exist_ok=True)

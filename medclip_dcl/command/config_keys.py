@@ -33,8 +33,8 @@ TOP = {
     "checkpoint": "", "checkpoint_minutes": "float", "ckpt_path": "", "config": "", "data": "",
     "ema_decay": "float | None", "help": "", "model": "", "prediction_format": "Literal['parquet', 'csv']",
     "print_config": "", "prompts": "", "return_predictions": "bool", "run_folder": "",
-    "seed_everything": "bool | int", "share_patient_data": "bool", "trainer": "", "verbose": "bool",
-    "weights_only": "bool | None",
+    "seed_everything": "bool | int", "share_patient_data": "bool", "trainer": "", "untrained": "bool",
+    "verbose": "bool", "weights_only": "bool | None",
 }  # fmt: skip
 """Top-level keys of all commands and their types, where these are plain."""
 _COMMANDS = ("fit", "validate", "test", "predict")

@@ -162,7 +162,7 @@ class ImageTextNetwork(nn.Module):
         """Build a network from the result of `config`.
 
         Raises:
-            UserError: an unsupported format version, a classifier, or a part whose class is not an encoder or
+            UserError: an unsupported format version, a model without text, or a part whose class is not an encoder or
                 similarity of medclip_dcl or of a module that is already imported.
         """
         config = dict(config)
@@ -171,6 +171,11 @@ class ImageTextNetwork(nn.Module):
             raise UserError(
                 "this model is a classifier of findings and knows no text; load it with "
                 "medclip_dcl.models.classifier.Classifier.load_from_checkpoint"
+            )
+        if "projection_dim" in config:
+            raise UserError(
+                "this model is one of images alone and knows no text; load its network with "
+                "medclip_dcl.networks.image_only.ImageOnlyNetwork.from_pretrained"
             )
         return cls(
             build_part(config["image_encoder"], RegionEncoder),
