@@ -148,6 +148,11 @@ class MedclipCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         config = self.config[self.subcommand]
         self.run = RunFolder(config.run_folder)
+        if self.subcommand == "predict" and not has_prepared_set(config):
+            raise UserError(
+                "predict: images alone have nothing to predict; `test` writes the classes of the test images to "
+                "predictions/image_only.parquet"
+            )
         # Never unpickle code from a checkpoint.
         config.weights_only = True
         self.prepared = _prepared_set(config)

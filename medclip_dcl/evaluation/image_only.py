@@ -131,7 +131,8 @@ class ImageOnlyEvaluation(Evaluation):
         classes = _described(trainer).dataset()["classes"]
         if self.average_k and max(self.average_k) >= len(classes):
             raise UserError(
-                f"ImageOnlyEvaluation: average_k {max(self.average_k)} needs more than {len(classes)} classes"
+                f"ImageOnlyEvaluation: average_k {max(self.average_k)} needs more than {len(classes)} classes; "
+                f"give at most {len(classes) - 1}"
             )
 
     # Collecting

@@ -131,7 +131,9 @@ class Throughput(Callback):
 
 def _advice(window: _Window, unit: str, datamodule: Any) -> str:
     workers, cores = getattr(datamodule, "num_workers", None), os.cpu_count()
-    remedies = [f"raise data.init_args.num_workers (now {workers}; this machine has {cores} cores)"]
+    remedies = []
+    if workers is not None:
+        remedies.append(f"raise data.init_args.num_workers (now {workers}; this machine has {cores} cores)")
     if getattr(datamodule, "cache_images", None) is False:
         remedies.append(
             "set data.init_args.cache_images: true, where all images at image_size fit into memory"
@@ -139,7 +141,9 @@ def _advice(window: _Window, unit: str, datamodule: Any) -> str:
     return (
         f"training waits for its loader: over the last {window.steps} steps {window.waited_share:.0%} of the time "
         f"({window.waited / window.steps:.3f} of {window.seconds / window.steps:.3f} s a step, "
-        f"{window.examples / window.seconds:.1f} {unit} a second); {', or '.join(remedies)}"
+        f"{window.examples / window.seconds:.1f} {unit} a second)"
+        + "; " * bool(remedies)
+        + ", or ".join(remedies)
     )
 
 

@@ -22,6 +22,7 @@ from medclip_dcl.evaluation.image_only import _Images
 from medclip_dcl.models import ImageOnlyModel
 from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.objectives import KnownClassProbability, SimCLR
+from medclip_dcl.training.finite import FiniteCheck, NonFiniteError
 from medclip_dcl.training.last_checkpoint import AtomicCheckpointIO, LastCheckpoint, find_readable
 from medclip_dcl.training.last_epoch import LastEpoch
 from medclip_dcl.training.record import MetricsFile, RunRecord
@@ -120,6 +121,13 @@ def test_the_encoder_must_take_the_channels_of_the_images(tmp_path):
 def test_options_out_of_range_are_refused(name, value):
     with pytest.raises(UserError, match=f"model: {name} must be"):
         model(**{name: value})
+
+
+def test_a_broken_loss_stops_the_run_and_names_the_images(tmp_path):
+    broken: Any = model()
+    broken.network.projection[2].bias.data[0] = float("nan")
+    with pytest.raises(NonFiniteError, match=r"the loss is not finite(.|\n)*  index: (\d+, ){39}\d+"):
+        train(tmp_path, broken, data(), FiniteCheck())
 
 
 # Checkpoints and resuming
