@@ -9,12 +9,13 @@ from collections import deque
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
-from typing import cast
+from typing import Any, cast
 
 from medclip_dcl.experiments.cells import End, failed, run_cell
 from medclip_dcl.experiments.grid import Cell
 from medclip_dcl.worker_processes import begin_worker
 
+CONTEXT: Any = multiprocessing.get_context("spawn")
 _SECONDS_TO_SAVE = 300.0
 """That training may take to save at a signal: it waits for the end of its step."""
 
@@ -62,9 +63,8 @@ class _Lane:
 
     def __init__(self, place: int, lanes: int) -> None:
         self.place = place
-        context = multiprocessing.get_context("spawn")
-        self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, place, threads_of_a_lane(lanes)))
+        self.connection, theirs = CONTEXT.Pipe()
+        self.process = CONTEXT.Process(target=_serve, args=(theirs, place, threads_of_a_lane(lanes)))
         self.process.start()
         theirs.close()  # so that the end of the process ends the pipe
 

@@ -67,7 +67,7 @@ def _by_group(rows: pd.DataFrame, by: Sequence[str], column: str) -> pd.DataFram
     return pd.DataFrame(found, columns=[*by, *_summary(np.empty(0))])
 
 
-def _summary(values: np.ndarray) -> dict[str, float]:
+def _summary(values: np.ndarray) -> dict[str, int | float]:
     """n, mean, sd, 95% t interval, and p of the two-sided t test against 0."""
     n = len(values)
     mean = float(values.mean()) if n else np.nan
