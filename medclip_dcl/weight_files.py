@@ -113,6 +113,13 @@ def read_model(path: str | Path, map_location: Any = "cpu") -> SavedModel:
     return SavedModel(path, network if isinstance(network, dict) else {}, content)
 
 
+def kind_of_network(network: Mapping[str, Any]) -> str:
+    """Kind of the model whose network is described, as the models name it."""
+    if "findings" in network:
+        return "a classifier"
+    return "a model of images alone" if "projection_dim" in network else "an image-text model"
+
+
 def compare_state_dicts(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> str:
     """Names of the tensors that are missing, unexpected or of another shape; empty where `found` fits."""
     problems = {

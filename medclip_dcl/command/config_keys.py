@@ -27,14 +27,14 @@ from medclip_dcl.command.class_sources import (
     parameters,
     source_of,
 )
-from medclip_dcl.errors import UserError, check_least, check_options
+from medclip_dcl.errors import MissingFileError, UserError, check_least, check_options
 
 TOP = {
     "checkpoint": "", "checkpoint_minutes": "float", "ckpt_path": "", "config": "", "data": "",
     "ema_decay": "float | None", "help": "", "model": "", "prediction_format": "Literal['parquet', 'csv']",
     "print_config": "", "prompts": "", "return_predictions": "bool", "run_folder": "",
-    "seed_everything": "bool | int", "share_patient_data": "bool", "trainer": "", "verbose": "bool",
-    "weights_only": "bool | None",
+    "seed_everything": "bool | int", "share_patient_data": "bool", "trainer": "", "untrained": "bool",
+    "verbose": "bool", "weights_only": "bool | None",
 }  # fmt: skip
 """Top-level keys of all commands and their types, where these are plain."""
 _COMMANDS = ("fit", "validate", "test", "predict")
@@ -47,6 +47,8 @@ _PRECISION = (
     "'transformer-engine', 'transformer-engine-float16'] | None"
 )
 _LARGEST_SEED = 2**32 - 1
+_IMAGES_ALONE = "ImageOnlyDataModule"
+"""The datamodule whose folder is not a prepared set."""
 _COUNT, _POSITIVE, _TIME = r"\d+", r"[1-9]\d*", r"\d+:\d\d:\d\d:\d\d"
 _FORMS = {
     "trainer.accelerator": ("auto|cpu|cuda|gpu|hpu|mps|tpu", "auto, cpu, cuda, gpu, mps or tpu"),
@@ -215,10 +217,11 @@ class _Given:
         _check_devices(self.values.get("trainer.accelerator"), self.values.get("trainer.devices"))
         if command == "fit" and self.values.get("trainer.fast_dev_run", False) in (False, 0):
             self._check_run_folder()
-        if str(self.classes.get("data")).startswith(f"{PACKAGE.name}."):
-            _check_files(
-                self.values.get("data.init_args.folder"), self.values.get("prompts"), command != "predict"
-            )
+        data, folder = str(self.classes.get("data")), self.values.get("data.init_args.folder")
+        if data.rpartition(".")[2] == _IMAGES_ALONE:
+            _check_image_files(folder)
+        elif data.startswith(f"{PACKAGE.name}."):
+            _check_files(folder, self.values.get("prompts"), command != "predict")
         if command == "fit" and not Path(str(self.values.get("run_folder")), "config.yaml").is_file():
             self._check_sources()
 
@@ -311,6 +314,12 @@ def _check_files(folder: Any, prompts: Any, needs_labels: bool) -> None:
         labelled = PreparedSet(folder).findings
         if labelled and needs_labels:
             require_labelled(pairs, labelled, "ZeroShotClassification: prompts")
+
+
+def _check_image_files(folder: Any) -> None:
+    """A folder of images alone that is not there."""
+    if isinstance(folder, str) and not Path(folder).is_dir():
+        raise MissingFileError(f"data.folder: no folder {folder} (looked at {Path(folder).absolute()})")
 
 
 def message(key: str, known: Iterable[str]) -> str:

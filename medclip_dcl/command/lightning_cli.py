@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,12 +19,17 @@ from pytorch_lightning.utilities import rank_zero_info, rank_zero_only, rank_zer
 from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException
 
 from medclip_dcl.command.config_errors import ConfigParser
+from medclip_dcl.command.described_network import (
+    forget_initial_weights,
+    has_prepared_set,
+    take_missing_encoder_from,
+    take_network_from,
+)
 from medclip_dcl.command.output import plain_output
 from medclip_dcl.data.prepared import PreparedSet
 from medclip_dcl.errors import UserError
 from medclip_dcl.evaluation.predictions import FindingPredictionWriter, PredictionWriter
 from medclip_dcl.evaluation.results import RESULTS_FILE, UNTRAINED_FILE, ResultsWriter
-from medclip_dcl.models.classifier import Classifier
 from medclip_dcl.models.seeded_batches import SeededBatches
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.training.averaging import AveragedWeights
@@ -108,6 +112,12 @@ class MedclipCLI(LightningCLI):
             help="Minutes of training that a kill may cost; last.ckpt is also written at each epoch's end.",
         )
         parser.add_argument(
+            "--untrained",
+            type=bool,
+            default=True,
+            help="Keep the weights before the first step, and let `test` evaluate them beside the trained ones.",
+        )
+        parser.add_argument(
             "--prompts",
             type=str | None,
             default=None,
@@ -143,7 +153,7 @@ class MedclipCLI(LightningCLI):
         self.prepared = _prepared_set(config)
         is_phantom = self.prepared is not None and self.prepared.is_phantom
         check_loggers(config.trainer.logger, config.share_patient_data or is_phantom)
-        if self.subcommand == "fit":
+        if self.subcommand == "fit" and has_prepared_set(config):
             self._fill_image_sizes(config)
         if self.subcommand == "fit" and not config.trainer.fast_dev_run:
             self._claim_folder(config)
@@ -155,16 +165,17 @@ class MedclipCLI(LightningCLI):
             _require_own_checkpoints(config)
             if self.continues:
                 # The files that the encoders were built from may be gone.
-                _take_network_from(Source.read(config.ckpt_path), config.model)
+                take_network_from(Source.read(config.ckpt_path), config.model)
             elif config.ckpt_path is not None:
-                _take_missing_encoder_from(Source.read(config.ckpt_path), config.model)
-                _forget_initial_weights(config.model)
+                take_missing_encoder_from(Source.read(config.ckpt_path), config.model)
+                forget_initial_weights(config.model)
             return
         if config.ckpt_path is None:
             config.ckpt_path = str(self.run.checkpoint_to_test())
         self.source = Source.read(config.ckpt_path)
-        _take_network_from(self.source, config.model)
-        fill_image_sizes(config, self.source.network, trains=False)
+        take_network_from(self.source, config.model)
+        if has_prepared_set(config):
+            fill_image_sizes(config, self.source.network, trains=False)
         if self.source.path.is_dir():
             # Lightning reads checkpoints only: the weights are put into the model when it is there.
             self.exported, config.ckpt_path = self.source.path, None
@@ -246,7 +257,7 @@ class MedclipCLI(LightningCLI):
         kwargs["enable_model_summary"] = bool(config.enable_model_summary)
         options = self.config_init[self.subcommand]
         self.results = ResultsWriter(share_patient_data=options.share_patient_data)
-        self.record, throughput = RunRecord(self.run), Throughput()
+        self.record, throughput = RunRecord(self.run, options.untrained), Throughput()
         config.callbacks = [
             *(config.callbacks or []),
             SeededBatches(),
@@ -292,7 +303,8 @@ class MedclipCLI(LightningCLI):
         self.trainer.test(model, **kwargs)
         untrained = self.run.checkpoints / UNTRAINED_CHECKPOINT
         results, before = self.run.folder / RESULTS_FILE, self.run.folder / UNTRAINED_FILE
-        is_wanted = self.exported is None and untrained.is_file() and not _is_comparable(results, before)
+        has_untrained = self.config[self.subcommand].untrained and untrained.is_file()
+        is_wanted = self.exported is None and has_untrained and not _is_comparable(results, before)
         # One process decides for all: another may look while the file is being replaced.
         if self.trainer.strategy.broadcast(is_wanted):
             rank_zero_info("evaluating the network before its first step")
@@ -318,40 +330,6 @@ def best_precision(accelerator: Any = "auto") -> str:
     return "bf16-mixed" if has_bf16 else "32-true"
 
 
-def _take_network_from(source: Source, model: Namespace) -> None:
-    """Let encoders and similarity be built as the checkpoint describes them, not from where they first came from.
-
-    The language model's folder may be gone or hold another model by now; the checkpoint has all of it.
-    """
-    described, is_classifier = source.network, _is_classifier(model)
-    if not described:
-        return
-    if ("findings" in described) != is_classifier:
-        kinds = ["an image-text model", "a classifier"]
-        raise UserError(
-            f"{source.path} is of {kinds['findings' in described]}, this configuration of {kinds[is_classifier]} "
-            f"(model: {model.class_path}); to train a classifier that starts from an image-text model, give it as "
-            "model.init_args.init_from to fit"
-        )
-    for part in ("image_encoder", "text_encoder", "similarity"):
-        _take_part_from(described, part, model)
-    if is_classifier:
-        model.init_args.findings = described["findings"]
-    _forget_initial_weights(model)
-
-
-def _take_missing_encoder_from(source: Source, model: Namespace) -> None:
-    """A classifier that is configured without an encoder takes the checkpoint's."""
-    if _is_classifier(model) and model.init_args.get("image_encoder") is None:
-        _take_part_from(source.network, "image_encoder", model)
-
-
-def _take_part_from(described: Mapping[str, Any], part: str, model: Namespace) -> None:
-    if part in described:
-        class_path, init_args = (described[part][key] for key in ("class_path", "init_args"))
-        model.init_args[part] = Namespace(class_path=class_path, init_args=Namespace(**init_args))
-
-
 def _require_own_checkpoints(config: Namespace) -> None:
     """Refuse options by which Lightning would write other things into best.ckpt and last.ckpt."""
     for name in ("save_last", "save_on_exception"):
@@ -372,22 +350,10 @@ def _use_prompts(file: str, callbacks: Any) -> None:
         callback.init_args.prompts = file
 
 
-def _forget_initial_weights(model: Namespace) -> None:
-    """Do not look for the weights that a run started from: they come from its checkpoint."""
-    for name in ("init_from", "init_parts"):
-        if name in model.init_args:
-            model.init_args[name] = None
-
-
-def _is_classifier(model: Namespace) -> bool:
-    module, _, name = model.class_path.rpartition(".")
-    return issubclass(getattr(importlib.import_module(module), name), Classifier)
-
-
 def _prepared_set(config: Namespace) -> PreparedSet | None:
     """The prepared data set that the configuration names; None where it names none."""
     folder = config.get("data", Namespace()).get("init_args", Namespace()).get("folder")
-    return None if folder is None else PreparedSet(folder)
+    return PreparedSet(folder) if folder is not None and has_prepared_set(config) else None
 
 
 def _is_comparable(results: Path, untrained: Path) -> bool:

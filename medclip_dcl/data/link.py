@@ -99,6 +99,14 @@ class ReportsRequirements:
 
 
 @dataclass(frozen=True)
+class ViewsRequirements:
+    """Augmented views of each training image, and the fields of an image that the objective needs."""
+
+    n_views: int
+    fields: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class ImageSettings:
     """Images provided to an image-text model: sides in pixels of the whole image, in evaluation and of the crops."""
 
@@ -119,6 +127,15 @@ class LabelledData:
 
     def __deepcopy__(self, memo: object) -> LabelledData:
         return self  # a copy of the model, as weight averaging makes, must not copy the datamodule
+
+
+@dataclass(frozen=True)
+class ViewsProvided:
+    """Images provided to a model of images alone: channels, side in pixels, and the classes by class_id."""
+
+    channels: int
+    image_size: int
+    classes: tuple[str, ...]
 
 
 @dataclass(frozen=True)

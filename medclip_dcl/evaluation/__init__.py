@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from medclip_dcl.evaluation.embedding_map import EmbeddingMap as EmbeddingMap
     from medclip_dcl.evaluation.finding_classification import FindingClassification as FindingClassification
     from medclip_dcl.evaluation.grounding import Grounding as Grounding
+    from medclip_dcl.evaluation.image_only import ImageOnlyEvaluation as ImageOnlyEvaluation
     from medclip_dcl.evaluation.results import ResultsWriter as ResultsWriter
     from medclip_dcl.evaluation.retrieval import Retrieval as Retrieval
 
@@ -17,6 +18,7 @@ _HOME = {
     "EmbeddingMap": "embedding_map",
     "FindingClassification": "finding_classification",
     "Grounding": "grounding",
+    "ImageOnlyEvaluation": "image_only",
     "Retrieval": "retrieval",
     "ResultsWriter": "results",
     "ZeroShotClassification": "classification",
@@ -26,6 +28,7 @@ __all__ = [
     "EmbeddingMap",
     "FindingClassification",
     "Grounding",
+    "ImageOnlyEvaluation",
     "Retrieval",
     "ResultsWriter",
     "ZeroShotClassification",

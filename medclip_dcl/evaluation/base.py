@@ -57,26 +57,55 @@ class EvaluationResult:
     predictions: pd.DataFrame = field(default_factory=pd.DataFrame)
 
 
-class EvaluationCallback(Callback, ABC):
-    """Base class of the evaluations: a subclass measures images and summarises the values of all of them.
+class Evaluation(Callback):
+    """Base class of everything whose results `ResultsWriter` writes.
 
     Attributes:
         section: name of the evaluation in results.json and of its file in predictions/.
-        stages: "validate", "test", or both.
-        network_class: class of the network that it evaluates.
-        measured: name of the model's output that it measures.
         results: section of results.json -> result of the last test; empty before it.
         seconds: wall time of the last evaluation, without the encoders.
     """
 
     section: ClassVar[str]
+
+    def __init__(self) -> None:
+        self.results: dict[str, EvaluationResult] = {}
+        self.seconds = 0.0
+
+    def figures(self, load_image: Any) -> Iterator[tuple[str, Figure]]:
+        """Names and figures of the last test; ``load_image(dicom_id)`` gives a prepared image, None without any."""
+        yield from ()
+
+    def log_results(
+        self, pl_module: LightningModule, stage: str, results: Mapping[str, EvaluationResult]
+    ) -> None:
+        """Show the notes of the results and log their scalars, which every process has alike."""
+        for result in results.values():
+            for note in result.notes:
+                rank_zero_warn(f"{stage}: {note}", category=UserWarning)
+            for name, value in result.scalars.items():
+                if stage == "test" and math.isnan(value):
+                    continue
+                # Every process has all values and computes the same; averaging them changes nothing.
+                is_shown = name == "auc" and math.isfinite(value)
+                pl_module.log(f"{stage}/{name}", value, batch_size=1, sync_dist=True, prog_bar=is_shown)
+
+
+class EvaluationCallback(Evaluation, ABC):
+    """Base class of the evaluations: a subclass measures images and summarises the values of all of them.
+
+    Attributes:
+        stages: "validate", "test", or both.
+        network_class: class of the network that it evaluates.
+        measured: name of the model's output that it measures.
+    """
+
     stages: ClassVar[tuple[str, ...]]
     network_class: ClassVar[type[nn.Module]] = ImageTextNetwork
     measured: ClassVar[str] = "feature_map"
 
     def __init__(self) -> None:
-        self.results: dict[str, EvaluationResult] = {}
-        self.seconds = 0.0
+        super().__init__()
         self._tables: EvaluatedImages | None = None
         self._expected: set[str] = set()
         self._values: dict[str, Any] = {}
@@ -108,10 +137,6 @@ class EvaluationCallback(Callback, ABC):
     @abstractmethod
     def summarise(self, network: Any, values: Mapping[str, Any], tables: Any) -> dict[str, EvaluationResult]:
         """Result of each section of results.json, from the values of all images."""
-
-    def figures(self, load_image: Any) -> Iterator[tuple[str, Figure]]:
-        """Names and figures of the last test; ``load_image(dicom_id)`` gives the prepared image."""
-        yield from ()
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._begin(trainer, pl_module, "validate")
@@ -185,14 +210,7 @@ class EvaluationCallback(Callback, ABC):
                     f"{section}: {n_missing} of {len(self._expected)} images were not evaluated: the run was limited"
                     " to some batches"
                 )
-            for note in result.notes:
-                rank_zero_warn(f"{stage}: {note}", category=UserWarning)
-            for name, value in result.scalars.items():
-                if stage == "test" and math.isnan(value):
-                    continue
-                # Every process has all values and computes the same; averaging them changes nothing.
-                is_shown = name == "auc" and math.isfinite(value)
-                pl_module.log(f"{stage}/{name}", value, batch_size=1, sync_dist=True, prog_bar=is_shown)
+        self.log_results(pl_module, stage, results)
         self.seconds += time.perf_counter() - started
         return results
 
@@ -282,6 +300,15 @@ class EvaluationData(Protocol):
 
     def load_image(self, dicom_id: str) -> UInt8[np.ndarray, "height width"]:
         """Grey levels of an image, for the figures."""
+        ...
+
+
+@runtime_checkable
+class DescribedData(Protocol):
+    """A datamodule without a prepared set, such as ImageOnlyDataModule, which describes itself for results.json."""
+
+    def dataset(self) -> dict[str, Any]:
+        """Plain values: source, fingerprint and every choice of images."""
         ...
 
 

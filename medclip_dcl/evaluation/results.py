@@ -14,11 +14,18 @@ import pandas as pd
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 from medclip_dcl import __version__
+from medclip_dcl.data.link import trainer_data
 from medclip_dcl.data.prepared import OPTIONAL
 from medclip_dcl.distributed import device_name, rank_and_size
 from medclip_dcl.encoders.pretrained import weights_fingerprint
 from medclip_dcl.errors import UserError
-from medclip_dcl.evaluation.base import EvaluationCallback, EvaluationData, EvaluationResult, evaluation_data
+from medclip_dcl.evaluation.base import (
+    DescribedData,
+    Evaluation,
+    EvaluationData,
+    EvaluationResult,
+    evaluation_data,
+)
 from medclip_dcl.evaluation.figures import write_figure
 from medclip_dcl.files import write_json, write_parquet
 from medclip_dcl.training.image_sizes import image_settings
@@ -72,38 +79,40 @@ class ResultsWriter(Callback):
         evaluations = {
             callback.section: callback
             for callback in trainer.callbacks  # type: ignore[attr-defined]
-            if isinstance(callback, EvaluationCallback) and callback.results
+            if isinstance(callback, Evaluation) and callback.results
         }
         if not trainer.is_global_zero or not evaluations:
             return
         folder, suffix = Path(trainer.default_root_dir), _suffix(self.file_name)
-        datamodule = evaluation_data(trainer)
+        datamodule = _tested_data(trainer)
+        prepared = datamodule if isinstance(datamodule, EvaluationData) else None
         drawn: dict[str, Path] = {}
         _forget_earlier(folder, self.file_name)
-        images = folder / f"predictions{suffix}" / f"{IMAGES}.parquet"
-        write_parquet(_tested_images(datamodule), images)
+        if prepared is not None:
+            images = folder / f"predictions{suffix}" / f"{IMAGES}.parquet"
+            write_parquet(_tested_images(prepared), images)
         for callback in evaluations.values():
             for section, result in callback.results.items():
                 write_parquet(result.predictions, folder / f"predictions{suffix}" / f"{section}.parquet")
-            for name, figure in callback.figures(datamodule.load_image) if self.figures else ():
+            load_image = None if prepared is None else prepared.load_image
+            for name, figure in callback.figures(load_image) if self.figures else ():
                 drawn[f"test/{name}"] = folder / f"figures{suffix}" / f"{name}.png"
                 write_figure(figure, drawn[f"test/{name}"])
         # Last: a results.json says that everything else is there.
         write_json(self._content(trainer, pl_module, evaluations, seconds), folder / self.file_name)
-        show_figures(trainer.loggers, drawn, self.share_patient_data or datamodule.prepared.is_phantom)
+        is_phantom = prepared is not None and prepared.prepared.is_phantom
+        show_figures(trainer.loggers, drawn, self.share_patient_data or is_phantom)
 
     def _content(
         self,
         trainer: Trainer,
         pl_module: LightningModule,
-        evaluations: Mapping[str, EvaluationCallback],
+        evaluations: Mapping[str, Evaluation],
         seconds: float,
     ) -> dict[str, Any]:
         sections: dict[str, EvaluationResult] = {}
         for callback in evaluations.values():
             sections |= callback.results
-        datamodule = evaluation_data(trainer)
-        prepared, images = datamodule.prepared, datamodule.evaluation("test").images
         return {
             "format_version": FORMAT_VERSION,
             "metrics": {section: one.metrics for section, one in sections.items()},
@@ -114,15 +123,7 @@ class ResultsWriter(Callback):
                 "file": _relative(trainer.ckpt_path or self.exported, Path(trainer.default_root_dir)),
                 "weights": weights_fingerprint(getattr(pl_module, "network")),  # noqa: B009
             },
-            "dataset": {
-                "source": prepared.info.get("source"),
-                "fingerprint": prepared.info.get("fingerprint"),
-                "phantom": prepared.is_phantom,
-                "folder": prepared.folder.resolve().name,
-                "images": len(images),
-                "patients": int(images["subject_id"].nunique()),
-            },
-            "images": {"shown": image_settings(datamodule), "trained": self.trained_on},
+            **self._tested(_tested_data(trainer)),
             "precision": str(trainer.precision),
             "versions": {
                 "medclip_dcl": __version__,
@@ -139,6 +140,35 @@ class ResultsWriter(Callback):
                 "processes": rank_and_size()[1],
             },
         }
+
+    def _tested(self, datamodule: EvaluationData | DescribedData) -> dict[str, Any]:
+        """Entries that say which images were tested and, for those of a prepared set, how they were shown."""
+        if not isinstance(datamodule, EvaluationData):
+            return {"dataset": datamodule.dataset()}
+        prepared, images = datamodule.prepared, datamodule.evaluation("test").images
+        return {
+            "dataset": {
+                "source": prepared.info.get("source"),
+                "fingerprint": prepared.info.get("fingerprint"),
+                "phantom": prepared.is_phantom,
+                "folder": prepared.folder.resolve().name,
+                "images": len(images),
+                "patients": int(images["subject_id"].nunique()),
+            },
+            "images": {"shown": image_settings(datamodule), "trained": self.trained_on},
+        }
+
+
+def _tested_data(trainer: Trainer) -> EvaluationData | DescribedData:
+    """The Trainer's datamodule; one with a prepared set is described by that.
+
+    Raises:
+        UserError: it has neither a prepared set nor a description.
+    """
+    data = trainer_data(trainer)
+    if isinstance(data, DescribedData) and not isinstance(data, EvaluationData):
+        return data
+    return evaluation_data(trainer)
 
 
 def _tested_images(datamodule: EvaluationData) -> pd.DataFrame:

@@ -17,6 +17,7 @@ from medclip_dcl.formats import CHECKPOINT, drop_hyper_parameters
 from medclip_dcl.models.optimisation import learning_rates
 from medclip_dcl.models.seeded_batches import seeded_batches
 from medclip_dcl.networks.classifier import FindingNetwork
+from medclip_dcl.networks.image_only import ImageOnlyNetwork
 from medclip_dcl.networks.image_text import ImageTextNetwork, build_part, part_config
 from medclip_dcl.networks.initial_weights import TakenOver, take_over
 
@@ -63,14 +64,38 @@ class TrainedModel(LightningModule):
         self.log("validate/loss", mean.float(), prog_bar=True)
 
 
-class ImageModel(TrainedModel):
-    """A model of images, whose network knows the geometry of the images that it was trained with."""
+class NetworkModel(TrainedModel):
+    """A model around a network that describes itself."""
 
-    network: ImageTextNetwork | FindingNetwork
+    network: ImageTextNetwork | FindingNetwork | ImageOnlyNetwork
     kind: str
     """Kind of model, in messages."""
     parts: tuple[str, ...]
     """Parts of the network's description that a checkpoint must share."""
+    instead_of_other_kinds = ""
+    """Advice for a checkpoint of another kind of model."""
+
+    def description(self) -> dict[str, Any]:
+        return {"network": self.network.config()}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Load weights only into the network that they were trained in."""
+        there, here = checkpoint.get("network", {}), self.network.config()
+        if not set(self.parts) <= there.keys():
+            raise UserError(f"the checkpoint is not of {self.kind}{self.instead_of_other_kinds}")
+        CHECKPOINT.upgrade(checkpoint, "the checkpoint")
+        if others := [part for part in self.parts if not _is_same(there[part], here[part])]:
+            raise UserError(
+                f"the checkpoint was trained with another {' and '.join(others)} (settings, tokenizer or findings "
+                "differ); restore what it was trained with, or choose another --run_folder to train anew"
+            )
+
+
+class ImageModel(NetworkModel):
+    """A model of radiographs, whose network knows the geometry of the images that it was trained with."""
+
+    network: ImageTextNetwork | FindingNetwork
+    instead_of_other_kinds = "; to start from its weights, give it as model.init_args.init_from"
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,27 +119,14 @@ class ImageModel(TrainedModel):
 
     def description(self) -> dict[str, Any]:
         start = self.initial_weights
-        return {
-            "network": self.network.config(),
-            **({} if start is None else {"initial_weights": start.record()}),
-        }
+        taken_over = {} if start is None else {"initial_weights": start.record()}
+        return {**super().description(), **taken_over}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Load weights only into the network that they were trained in."""
-        there, here = checkpoint.get("network", {}), self.network.config()
-        if not set(self.parts) <= there.keys():
-            raise UserError(
-                f"the checkpoint is not of {self.kind}; to start from its weights, give it as model.init_args.init_from"
-            )
-        CHECKPOINT.upgrade(checkpoint, "the checkpoint")
-        if others := [part for part in self.parts if not _is_same(there[part], here[part])]:
-            raise UserError(
-                f"the checkpoint was trained with another {' and '.join(others)} (settings, tokenizer or findings "
-                "differ); restore what it was trained with, or choose another --run_folder to train anew"
-            )
+        super().on_load_checkpoint(checkpoint)
         # No options: they came with the weights that the training had started from.
         for name in ("mean", "std"):
-            getattr(self.network, name).copy_(torch.tensor(there[name]).view(3, 1, 1))
+            getattr(self.network, name).copy_(torch.tensor(checkpoint["network"][name]).view(3, 1, 1))
         self.initial_weights = TakenOver.of_checkpoint(checkpoint)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from medclip_dcl.encoders.image import RegionEncoder
 from medclip_dcl.errors import UserError
 from medclip_dcl.formats import NETWORK, VERSION_KEY
+from medclip_dcl.metrics.linear_probe import standardisation
 from medclip_dcl.networks.image_text import IMAGENET_MEAN, IMAGENET_STD, build_part, part_config
 from medclip_dcl.pictures.geometry import check_geometry
 
@@ -84,12 +85,11 @@ class FindingNetwork(nn.Module):
     def standardise(self, features: Float[Tensor, "image channel"]) -> None:
         """Normalise each channel of these features to mean 0 and deviation 1 before the linear layer.
 
-        Deviations are clamped at 1% of their mean, so that nearly constant channels are not amplified.
+        Nearly constant channels are not amplified: see `metrics.linear_probe.standardisation`.
         """
-        deviation = features.std(dim=0, correction=0)
-        least = 0.01 * deviation.mean()
-        self.feature_mean.copy_(features.mean(dim=0))
-        self.feature_std.copy_(deviation.clamp_min(least) if least > 0 else torch.ones_like(deviation))
+        mean, deviation = standardisation(features)
+        self.feature_mean.copy_(mean)
+        self.feature_std.copy_(deviation)
 
     def config(self) -> dict[str, Any]:
         """Plain values (JSON) from which `from_config` builds the same network without its weights."""

@@ -5,12 +5,10 @@ It depends neither on Lightning nor on the format of a prepared set, so that a n
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -22,6 +20,7 @@ from medclip_dcl.encoders.text import SentenceEncoder
 from medclip_dcl.errors import UserError
 from medclip_dcl.files import write_text
 from medclip_dcl.formats import NETWORK, VERSION_KEY
+from medclip_dcl.parts import build_part, part_config
 from medclip_dcl.pictures.geometry import View, check_geometry
 from medclip_dcl.similarity import LSENonLocal, Similarity
 from medclip_dcl.weight_files import CONFIG_FILE, WEIGHTS_FILE, load_exactly, read_model, write_safetensors
@@ -29,8 +28,6 @@ from medclip_dcl.weight_files import CONFIG_FILE, WEIGHTS_FILE, load_exactly, re
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 """Normalisation of the channels that torchvision's weights expect (choice, not from the paper)."""
-
-Part = TypeVar("Part", bound=nn.Module)
 
 
 class ImageTextNetwork(nn.Module):
@@ -165,7 +162,7 @@ class ImageTextNetwork(nn.Module):
         """Build a network from the result of `config`.
 
         Raises:
-            UserError: an unsupported format version, a classifier, or a part whose class is not an encoder or
+            UserError: an unsupported format version, a model without text, or a part whose class is not an encoder or
                 similarity of medclip_dcl or of a module that is already imported.
         """
         config = dict(config)
@@ -174,6 +171,11 @@ class ImageTextNetwork(nn.Module):
             raise UserError(
                 "this model is a classifier of findings and knows no text; load it with "
                 "medclip_dcl.models.classifier.Classifier.load_from_checkpoint"
+            )
+        if "projection_dim" in config:
+            raise UserError(
+                "this model is one of images alone and knows no text; load its network with "
+                "medclip_dcl.networks.image_only.ImageOnlyNetwork.from_pretrained"
             )
         return cls(
             build_part(config["image_encoder"], RegionEncoder),
@@ -217,34 +219,3 @@ def pad_tokens(
     for row, values in enumerate(ids):
         tokens[row, : len(values)] = torch.tensor(values)
     return tokens, lengths
-
-
-@runtime_checkable
-class Describable(Protocol):
-    """An object that returns the arguments from which it can be rebuilt."""
-
-    def config(self) -> dict[str, Any]: ...
-
-
-def part_config(part: Describable) -> dict[str, Any]:
-    """Class path and arguments of a part, in plain values, for a checkpoint."""
-    kind = type(part)
-    return {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": part.config()}
-
-
-def build_part(config: dict[str, Any], base: type[Part]) -> Part:
-    """Rebuild a part from its `part_config`, without importing or calling anything else that a checkpoint names.
-
-    Raises:
-        UserError: the class is not a `base`, or its module is neither part of medclip_dcl nor already imported.
-    """
-    module_name, _, class_name = config["class_path"].rpartition(".")
-    if module_name.split(".")[0] == "medclip_dcl":
-        importlib.import_module(module_name)
-    kind = getattr(sys.modules.get(module_name), class_name, None)
-    if not (isinstance(kind, type) and issubclass(kind, base)):
-        raise UserError(
-            f"the checkpoint names {config['class_path']}, which is not a known {base.__name__}; "
-            f"if the class is your own, import {module_name} before loading (from a folder on PYTHONPATH)"
-        )
-    return kind(**config["init_args"])

@@ -12,7 +12,12 @@ from medclip_dcl.objectives.contrastive import (
     contrastive_loss,
     contrastive_statistics,
 )
-from medclip_dcl.objectives.curl import block_loss, k_negative_loss, margin_loss
+from medclip_dcl.objectives.curl import Blocks, KNegatives, block_loss, k_negative_loss, margin_loss
+from medclip_dcl.objectives.metric_learning import (
+    contrastive_pair_loss,
+    soft_nearest_neighbour_loss,
+    triplet_loss,
+)
 from medclip_dcl.objectives.negative_weights import (
     HardNegatives,
     NegativeWeights,
@@ -22,14 +27,17 @@ from medclip_dcl.objectives.negative_weights import (
     ReweightByTextSimilarity,
     TrueNegatives,
 )
-from medclip_dcl.objectives.simclr import simclr_loss
+from medclip_dcl.objectives.simclr import SimCLR, simclr_loss
+from medclip_dcl.objectives.views import ViewsObjective
 
 __all__ = [
+    "Blocks",
     "ClassProbability",
     "ConstantClassProbability",
     "ContrastiveStatistics",
     "ErrorBound",
     "HardNegatives",
+    "KNegatives",
     "KnownClassProbability",
     "LanguageModelClassProbability",
     "NegativeWeights",
@@ -37,13 +45,18 @@ __all__ = [
     "RemoveByTextSimilarity",
     "ResampleByTextSimilarity",
     "ReweightByTextSimilarity",
+    "SimCLR",
     "TrueNegatives",
+    "ViewsObjective",
     "block_loss",
     "contrastive_loss",
+    "contrastive_pair_loss",
     "contrastive_statistics",
     "dcl_error_bound",
     "k_negative_loss",
     "margin_loss",
     "simclr_loss",
+    "soft_nearest_neighbour_loss",
     "ssd_error_bound",
+    "triplet_loss",
 ]

@@ -12,13 +12,16 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
 from medclip_dcl.errors import UserError
 
 USUAL_MEDIAN = (1e-4, 0.5)
 """Usual range of the median eta; below it the loss is close to InfoNCE, above it most anchors are at the floor."""
+
+SHARES = ("rho", "sentence_share", "lowest_rho", "highest_rho")
+"""Fields that hold a known class probability."""
 
 
 def unusual_median(eta: np.ndarray) -> str:
@@ -156,11 +159,14 @@ class LanguageModelClassProbability(ClassProbability):
 class KnownClassProbability(ClassProbability):
     """Eta from the truth, where it is known (CIFAR10-r, the phantom).
 
+    With "lowest_rho" or "highest_rho" it is a constant, the share of the rarest or commonest class (SSD, section 3.1:
+    DCL-eta_Low, DCL-eta_High).
+
     Args:
         table: class -> its share of the candidates, each in [0, 1]; the anchors' `class_id` is looked up
             in it. None: the shares come with the anchors, under the name in `share`.
-        share: with `table` None, "rho" (share of images that match, mentioned or not) or "sentence_share"
-            (share of sentences that say it).
+        share: with `table` None, "rho" (share of images that match, mentioned or not), "sentence_share"
+            (share of sentences that say it), or the least or greatest rho of any class, "lowest_rho" or "highest_rho".
         max_eta: cap of eta.
 
     Raises:
@@ -170,12 +176,12 @@ class KnownClassProbability(ClassProbability):
     def __init__(
         self,
         table: Mapping[int, float] | Sequence[float] | None = None,
-        share: Literal["rho", "sentence_share"] = "rho",
+        share: Literal["rho", "sentence_share", "lowest_rho", "highest_rho"] = "rho",
         max_eta: float = 0.3,
     ) -> None:
         super().__init__(max_eta)
-        if share not in ("rho", "sentence_share"):
-            raise UserError(f'share must be "rho" or "sentence_share", got {share!r}')
+        if share not in SHARES:
+            raise UserError(f"share must be one of {SHARES}, got {share!r}")
         self.share = share
         self.table: dict[int, float] | None = None
         if table is None:
@@ -190,19 +196,12 @@ class KnownClassProbability(ClassProbability):
     def config(self) -> dict[str, Any]:
         return {"table": self.table, "share": self.share, "max_eta": self.max_eta}
 
-    def forward(
-        self,
-        class_id: Int[Tensor, "anchor"] | None = None,
-        rho: Float[Tensor, "anchor"] | None = None,
-        sentence_share: Float[Tensor, "anchor"] | None = None,
-    ) -> Float[Tensor, "anchor"]:
-        """Eta of anchors of these classes (with a table) or with these shares."""
-        if self.table is None:
-            shares = rho if self.share == "rho" else sentence_share
-        else:
-            shares = None if class_id is None else self._looked_up(class_id, self.table)
-        if shares is None:
-            raise ValueError(f"KnownClassProbability needs the field {self.requires[0]}")
+    def forward(self, **fields: Shaped[Tensor, "anchor"]) -> Float[Tensor, "anchor"]:
+        """Eta of anchors of these classes (`class_id`, with a table) or with these shares (under their name)."""
+        (name,) = self.requires
+        if name not in fields:
+            raise ValueError(f"KnownClassProbability needs the field {name}")
+        shares = fields[name] if self.table is None else self._looked_up(fields[name], self.table)
         if not ((shares >= 0) & (shares <= 1)).all():
             raise UserError("known class probabilities must lie in [0, 1] and not be NaN")
         return self.capped(shares)

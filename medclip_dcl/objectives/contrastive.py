@@ -33,6 +33,8 @@ class Rows(NamedTuple):
     """s(x,v_m), padded with 0 to the largest number of positives."""
     is_positive: Bool[Tensor, "anchor positive"]
     """False where padded."""
+    log_mean_positive: Float[Tensor, "anchor"] | None = None
+    """log mean_m exp s(x,v_m) of the correction; None: of the positives above."""
 
 
 def contrastive_loss(
@@ -97,10 +99,7 @@ def contrastive_statistics(
     Arguments and errors as there. The false-negative mass of an anchor is
     ``eta * mean_m exp s(x,v_m) / mean_n exp s(x,u_n)``, at most 1.
     """
-    rows = _rows(logits, positives, weights)
-    eta = _eta_of_anchors(class_probability, rows.log_count)
-    _, is_at_floor, mass = _log_g(rows, eta, floor)
-    return ContrastiveStatistics(is_at_floor.float().mean(), eta.mean(), mass.mean())
+    return statistics_of_rows(_rows(logits, positives, weights), class_probability, floor)
 
 
 def losses_of_rows(
@@ -112,6 +111,16 @@ def losses_of_rows(
     losses = softplus((rows.log_count + log_g)[:, None] - rows.positive_logits)
     losses = losses.where(rows.is_positive, 0).sum(1) / rows.is_positive.sum(1)
     return losses.where(rows.log_count > -math.inf, 0)
+
+
+@torch.no_grad()
+def statistics_of_rows(
+    rows: Rows, class_probability: float | Tensor = 0.0, floor: float | Tensor = -math.inf
+) -> ContrastiveStatistics:
+    """`contrastive_statistics` from the statistics of each anchor's logits."""
+    eta = _eta_of_anchors(class_probability, rows.log_count)
+    _, is_at_floor, mass = _log_g(rows, eta, floor)
+    return ContrastiveStatistics(is_at_floor.float().mean(), eta.mean(), mass.mean())
 
 
 def reduce_losses(losses: Float[Tensor, "anchor"], reduction: str) -> Tensor:
@@ -173,7 +182,9 @@ def _log_g(rows: Rows, eta: Tensor, floor: float | Tensor) -> tuple[Tensor, Tens
     if least.dim() or _any(least.isnan()):
         raise ValueError(f"floor must be one number, the least logit, got {floor}")
     log_positive = rows.positive_logits[:, 0]
-    if rows.positive_logits.shape[1] > 1:
+    if rows.log_mean_positive is not None:
+        log_positive = rows.log_mean_positive
+    elif rows.positive_logits.shape[1] > 1:
         log_sum = rows.positive_logits.where(rows.is_positive, -math.inf).logsumexp(1)
         log_positive = log_sum - rows.is_positive.sum(1).log()
     # Everything below stays finite in the branches that `where` does not take: their gradient is multiplied by 0.

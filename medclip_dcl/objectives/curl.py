@@ -1,14 +1,18 @@
-"""CURL's losses: hinge and logistic on margins between inner products, for pairs and for blocks of similar points."""
+"""CURL's hinge and logistic losses on margins between inner products, for pairs and for blocks of similar points."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from medclip_dcl.errors import UserError
 from medclip_dcl.objectives.contrastive import at_least_float32, reduce_losses
+from medclip_dcl.objectives.views import ViewsObjective
 
 LOSSES = ("hinge", "logistic")
 
@@ -124,6 +128,75 @@ def block_loss(
         loss,
         reduction,
     )
+
+
+class Blocks(ViewsObjective):
+    """CURL's loss on blocks of b views, b + 1 views of each image (Saunshi et al., ICML 2019, eq. 12, with k blocks).
+
+    Each view is an anchor. Its positive block are the b other views of its image; its negative blocks are as many
+    views of each of the k images that follow in the batch, cyclically: a batch is shuffled, so that they are drawn
+    from the marginal, the anchor's class included. Embeddings are taken as they are, not normalised. That views
+    stand for points of a class, that every view is an anchor, and that blocks serve several anchors are choices.
+
+    Args:
+        size: b, at least 1 (2: as the paper has it for CIFAR-100).
+        k: negative blocks of an anchor, at least 1.
+        loss: "hinge" or "logistic".
+
+    Raises:
+        ValueError: size or k below 1; when called: fewer than k other images in the batch, an unknown loss.
+    """
+
+    def __init__(self, size: int = 2, k: int = 1, loss: Literal["hinge", "logistic"] = "logistic") -> None:
+        super().__init__()
+        if size < 1 or k < 1:
+            raise UserError(f"a block and its negatives must be at least 1, got size {size} and k {k}")
+        self.size, self.k, self.loss = size, k, loss
+        self.n_views = size + 1
+
+    def config(self) -> dict[str, Any]:
+        return {"size": self.size, "k": self.k, "loss": self.loss}
+
+    def loss_of_batch(
+        self, embeddings: Float[Tensor, "view image dim"], fields: Mapping[str, Tensor]
+    ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
+        """Mean loss of the views; there are no figures."""
+        views, images, _ = embeddings.shape
+        if images <= self.k:
+            raise UserError(
+                f"k {self.k} negatives need a batch of at least {self.k + 1} images, got {images}; lower k, or raise "
+                "data.batch_size"
+            )
+        blocks = torch.stack(
+            [embeddings[[view for view in range(views) if view != own]].mean(0) for own in range(views)]
+        )
+        following = torch.arange(images)[:, None] + torch.arange(1, self.k + 1)
+        negatives = blocks[:, (following % images).to(blocks.device)]
+        loss = k_negative_loss(
+            embeddings.flatten(0, 1), blocks.flatten(0, 1), negatives.flatten(0, 1), loss=self.loss
+        )
+        return loss, {}
+
+
+class KNegatives(Blocks):
+    """CURL's loss with k negatives, two views of each image (Saunshi et al., ICML 2019, definition 2.3).
+
+    Each view is an anchor, the other view of its image the positive, and one view of each of the k images that follow
+    in the batch a negative: `Blocks` of one view.
+
+    Args:
+        k: negatives of an anchor, at least 1.
+        loss: "hinge" or "logistic".
+
+    Raises:
+        ValueError: as `Blocks`.
+    """
+
+    def __init__(self, k: int = 1, loss: Literal["hinge", "logistic"] = "logistic") -> None:
+        super().__init__(1, k, loss)
+
+    def config(self) -> dict[str, Any]:
+        return {"k": self.k, "loss": self.loss}
 
 
 def _k_negative_loss(

@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from medclip_dcl.distributed import gather_objects, is_distributed, rank_and_size
 from medclip_dcl.errors import UserError
 
-IDENTITIES = ("dicom_id", "study_id", "sentence_id")
+IDENTITIES = ("dicom_id", "study_id", "sentence_id", "index")
 SKIPPED_STEPS = 50
 """Steps in a row that a scaler may skip (choice): halved so often, its first scale of 2^16 is far below the smallest
 float16, 2^-24."""

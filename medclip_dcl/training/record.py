@@ -16,6 +16,7 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from medclip_dcl.distributed import device_name
 from medclip_dcl.files import write_json, write_text
+from medclip_dcl.models.image_only import ImageOnlyModel
 from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.training.run_folder import (
     INITIAL_WEIGHTS_FILE,
@@ -102,10 +103,15 @@ class MetricsFile(Logger):
 
 
 class RunRecord(Callback):
-    """Keeps what the evaluation needs from `fit`: the untrained weights and the time."""
+    """Keeps what the evaluation needs from `fit`: the untrained weights and the time.
 
-    def __init__(self, run: RunFolder) -> None:
-        self.run = run
+    Args:
+        run: its folder.
+        keeps_untrained: False keeps no untrained weights.
+    """
+
+    def __init__(self, run: RunFolder, keeps_untrained: bool = True) -> None:
+        self.run, self.keeps_untrained = run, keeps_untrained
         self._started = 0.0
         self._earlier_seconds = 0.0
         self._rows: int | None = None
@@ -134,8 +140,8 @@ class RunRecord(Callback):
             return  # a trial leaves nothing behind
         untrained = self.run.checkpoints / UNTRAINED_CHECKPOINT
         if trainer.global_step == 0:
-            # Only image-text models are compared with their untrained state.
-            if isinstance(pl_module, ImageTextModel):
+            # Others, such as classifiers that start from trained weights, are not compared with their untrained state.
+            if self.keeps_untrained and isinstance(pl_module, ImageTextModel | ImageOnlyModel):
                 trainer.save_checkpoint(untrained, weights_only=True)
             self._write_initial_weights(trainer, pl_module)
         for logger in trainer.loggers:

@@ -145,6 +145,7 @@ def _advice(window: _Window, unit: str, datamodule: Any) -> str:
 
 def _examples(batch: Mapping[str, Any]) -> tuple[str, int]:
     """Unit and size of a batch."""
-    if "dicom_id" in batch:
-        return "images", len(batch["dicom_id"])
+    for identity in ("dicom_id", "index"):
+        if identity in batch:
+            return "images", len(batch[identity])
     return "sentences", len(batch["lengths"])

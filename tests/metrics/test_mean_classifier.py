@@ -21,7 +21,8 @@ from medclip_dcl.metrics import (
     mean_classifier_scores,
     sample_tasks,
 )
-from medclip_dcl.objectives import block_loss, k_negative_loss, margin_loss
+from medclip_dcl.objectives import margin_loss
+from medclip_dcl.synthetic_classes import SyntheticClasses
 
 LOSSES = ["hinge", "logistic"]
 
@@ -224,50 +225,32 @@ def test_random_tasks_converge_to_all_tasks_and_a_seed_repeats_them():
     assert abs(found.accuracy - exact.accuracy) < 0.02
 
 
-# What CURL proves, on a finite mixture where every expectation is a sum: class c has n_points equally likely points.
+# What CURL proves, on classes of finitely many points, where every expectation is a sum.
 
 
-def population(n_classes, n_points, dim, spread):
+def synthetic(n_classes, n_points, dim, spread):
     centres = torch.randn(n_classes, 1, dim, dtype=torch.float64)
     points = centres + spread * torch.randn(n_classes, n_points, dim, dtype=torch.float64)
     rho = torch.rand(n_classes, dtype=torch.float64) + 0.1
-    return points, rho / rho.sum()
+    return SyntheticClasses(points, rho / rho.sum())
 
 
-def tuples_of_points(n_points, size):
-    return torch.tensor(list(itertools.product(range(n_points), repeat=size)))
-
-
-def unsupervised_loss(points, rho, k, loss):
-    """Definition 2.3: x and x+ from one class, k negatives from classes drawn from rho, all combinations."""
-    n_classes, n_points, _ = points.shape
-    chosen = tuples_of_points(n_points, 2 + k)
-    total = torch.zeros((), dtype=torch.float64)
-    for c, *rivals in itertools.product(range(n_classes), repeat=1 + k):
-        negatives = torch.stack([points[r, chosen[:, 2 + i]] for i, r in enumerate(rivals)], dim=1)
-        value = k_negative_loss(points[c, chosen[:, 0]], points[c, chosen[:, 1]], negatives, loss=loss)
-        total += rho[c] * rho[rivals].prod() * value
-    return total.item()
-
-
-def block_population_loss(points, rho, block, loss):
-    n_classes, n_points, _ = points.shape
-    chosen = tuples_of_points(n_points, 1 + 2 * block)
-    total = torch.zeros((), dtype=torch.float64)
-    for c, r in itertools.product(range(n_classes), repeat=2):
-        positives, negatives = points[c, chosen[:, 1 : 1 + block]], points[r, chosen[:, 1 + block :]]
-        total += (
-            rho[c] * rho[r] * block_loss(points[c, chosen[:, 0]], positives, negatives[:, None], loss=loss)
-        )
-    return total.item()
-
-
-def supervised_loss(points, rho, loss):
-    n_classes, n_points, _ = points.shape
-    labels = torch.arange(n_classes).repeat_interleave(n_points)
-    cases = points.flatten(0, 1)
-    means = class_means(cases, labels)
-    return average_k_metrics(cases, labels, means, 1, class_distribution=rho, loss=loss).loss
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_expectations_are_those_of_a_loop_over_points(loss):
+    classes = synthetic(2, 2, 3, 0.5)
+    draws = [(c, i, classes.class_probability[c].item() / 2) for c in range(2) for i in range(2)]
+    unsupervised = blocks = 0.0
+    for c, i, chance in draws:
+        for j, (r, n, of_negative) in itertools.product(range(2), draws):
+            x, positive, negative = classes.points[[c, c, r], [i, j, n]]
+            margin = x @ (positive - negative)
+            unsupervised += chance / 2 * of_negative * margin_loss(margin[None], loss).item()
+            for j2, n2 in itertools.product(range(2), repeat=2):
+                means = (positive + classes.points[c, j2]) / 2, (negative + classes.points[r, n2]) / 2
+                margin = x @ (means[0] - means[1])
+                blocks += chance / 8 * of_negative * margin_loss(margin[None], loss).item()
+    assert classes.unsupervised_loss(1, loss) == pytest.approx(unsupervised)
+    assert classes.block_loss(2, loss) == pytest.approx(blocks)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -277,21 +260,21 @@ def test_the_losses_bound_the_mean_classifiers(loss, seed, spread):
     # Lemma 4.3: L_sup^mu <= (L_un - tau) / (1 - tau), tau the chance of two equal classes. Proposition 6.2: with
     # blocks the bound is tighter.
     torch.manual_seed(seed)
-    points, rho = population(4, 3, 3, spread)
-    tau = (rho**2).sum().item()
-    supervised = supervised_loss(points, rho, loss)
-    bounds = [(unsupervised_loss(points, rho, 1, loss) - tau) / (1 - tau)]
-    bounds += [(block_population_loss(points, rho, b, loss) - tau) / (1 - tau) for b in (1, 2, 3)]
+    classes = synthetic(4, 3, 3, spread)
+    tau = classes.collision
+    supervised = classes.supervised_loss(1, loss)
+    bounds = [(classes.unsupervised_loss(1, loss) - tau) / (1 - tau)]
+    bounds += [(classes.block_loss(b, loss) - tau) / (1 - tau) for b in (1, 2, 3)]
     assert bounds[1] == pytest.approx(bounds[0])
     assert supervised < bounds[3] < bounds[2] < bounds[1]
 
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_without_spread_in_a_class_lemma_4_3_is_an_equality(loss):
-    points, rho = population(5, 1, 3, 1.0)
-    tau = (rho**2).sum().item()
-    expected = (1 - tau) * supervised_loss(points, rho, loss) + tau
-    assert unsupervised_loss(points, rho, 1, loss) == pytest.approx(expected, rel=1e-6)
+    classes = synthetic(5, 1, 3, 1.0)
+    tau = (classes.class_probability**2).sum().item()
+    expected = (1 - tau) * classes.supervised_loss(1, loss) + tau
+    assert classes.unsupervised_loss(1, loss) == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -300,8 +283,7 @@ def test_negatives_of_the_same_class_cost_at_least_one(loss):
     losses = []
     for spread in (0.0, 0.3, 1.0):
         torch.manual_seed(0)
-        points, _ = population(1, 4, 3, spread)
-        losses.append(unsupervised_loss(points, torch.ones(1, dtype=torch.float64), 1, loss))
+        losses.append(synthetic(1, 4, 3, spread).unsupervised_loss(1, loss))
     assert losses[0] == pytest.approx(1)
     assert 1 < losses[1] < losses[2]
 
@@ -309,7 +291,8 @@ def test_negatives_of_the_same_class_cost_at_least_one(loss):
 @pytest.mark.parametrize("loss", LOSSES)
 def test_with_two_negatives_means_cost_less_than_points(loss):
     # Theorem B.1, step 1: Jensen with repeated classes left in.
-    points, rho = population(3, 3, 2, 0.7)
+    classes = synthetic(3, 3, 2, 0.7)
+    points, rho = classes.points, classes.class_probability
     means = points.mean(1)
     with_means = 0.0
     for c, first, second in itertools.product(range(3), repeat=3):
@@ -317,7 +300,7 @@ def test_with_two_negatives_means_cost_less_than_points(loss):
         margins = scores[:, c, None] - scores[:, [first, second]]
         chance = float(rho[c] * rho[first] * rho[second])
         with_means += chance * margin_loss(margins, loss).mean().item()
-    assert with_means < unsupervised_loss(points, rho, 2, loss)
+    assert with_means < classes.unsupervised_loss(2, loss)
 
 
 E, Y, W = torch.ones(4, 3), torch.tensor([0, 1, 2, 1]), torch.ones(3, 3)

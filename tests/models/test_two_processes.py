@@ -31,6 +31,7 @@ from tests import test_distributed as distributed
 from tests.models import test_classifier as classifier
 from tests.models import test_image_text as image_text
 from tests.models import test_resuming as resuming
+from tests.objectives import test_views as views
 from tests.processes import in_processes
 
 IMAGES, SENTENCES = (3, 2), (4, 5)
@@ -186,6 +187,7 @@ def process(rank: int, folder: Path, small_set: Path, small_bert: Path) -> None:
             torch.save(found, folder / f"{name}.pt")
     classifier.steps_of_two_processes(rank, folder)
     distributed.gather_in_two_processes(rank, folder)
+    views.steps_of_two_processes(rank, folder)
     of_two = image_text.validation_loss(folder, small_bert, small_set, devices=2, strategy="ddp")
     if rank == 0:
         (folder / "validation_loss").write_text(repr(of_two))
@@ -235,6 +237,10 @@ def test_a_run_killed_in_an_epoch_and_in_a_validation_ends_as_the_whole_one(
 
 def test_a_gather_has_the_gradient_of_one_process(of_two_processes):
     distributed.assert_gradients_are_those_of_one_process(of_two_processes)
+
+
+def test_steps_of_the_objectives_of_views_are_those_of_one_process(of_two_processes):
+    views.assert_steps_are_those_of_one_process(of_two_processes)
 
 
 def test_the_objectives_differ():

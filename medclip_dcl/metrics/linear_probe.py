@@ -1,0 +1,120 @@
+"""Linear probes: softmax classifiers on frozen features, several draws of labels at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+
+@dataclass(frozen=True)
+class LinearProbe:
+    """Softmax classifiers of the same features, one for each draw of labels.
+
+    Attributes:
+        weight: (draw, feature, class).
+        bias: (draw, 1, class).
+    """
+
+    weight: Float[Tensor, "draw feature class"]
+    bias: Float[Tensor, "draw 1 class"]
+
+    def predictions(self, features: Float[Tensor, "image feature"]) -> Int[Tensor, "draw image"]:
+        """Class with the highest logit; the first of those that tie."""
+        return (features @ self.weight + self.bias).argmax(2)
+
+
+def fit_linear_probes(
+    features: Float[Tensor, "image feature"],
+    labels: Int[Tensor, " image"],
+    drawn: Int[Tensor, "draw labelled"],
+    n_classes: int,
+    *,
+    epochs: int = 100,
+    learning_rate: float = 1e-3,
+    weight_decay: float = 1e-6,
+    batch_size: int = 128,
+    seed: int = 0,
+) -> LinearProbe:
+    """Train a softmax classifier on each draw of labelled images, by minibatch Adam on their cross entropy.
+
+    All draws are trained at once: they share no parameter, and Adam treats each number by itself, so that the result
+    of a draw does not depend on the others. Weights start at 0 (choice: no random draw; the problem is convex).
+
+    Args:
+        features: of all images.
+        labels: class of each image, from 0.
+        drawn: places of the images whose labels a draw uses.
+        n_classes: of the classifier.
+        epochs: passes over the drawn images (SSD and DCL: 100).
+        learning_rate: of Adam, constant (1e-3).
+        weight_decay: of Adam (1e-6).
+        batch_size: images in a step; the last one of an epoch may have fewer.
+        seed: of the order, which is another in each draw and epoch.
+    """
+    n_draws, count = drawn.shape
+    # On the CPU, whose generator gives the same order on every machine.
+    generator = torch.Generator().manual_seed(seed)
+    # Lightning evaluates in inference mode, in which nothing can be trained.
+    with torch.inference_mode(False), torch.enable_grad():
+        weight = features.new_zeros(n_draws, features.shape[1], n_classes).requires_grad_()
+        bias = features.new_zeros(n_draws, 1, n_classes).requires_grad_()
+        optimizer = torch.optim.Adam([weight, bias], lr=learning_rate, weight_decay=weight_decay)
+        for _ in range(epochs):
+            order = torch.rand(n_draws, count, generator=generator).argsort(1).to(drawn.device)
+            for batch in drawn.gather(1, order).split(batch_size, dim=1):
+                logits = torch.baddbmm(bias, features[batch], weight)
+                losses = cross_entropy(logits.flatten(0, 1), labels[batch].flatten(), reduction="sum")
+                optimizer.zero_grad()
+                (losses / batch.shape[1]).backward()
+                optimizer.step()
+    return LinearProbe(weight.detach(), bias.detach())
+
+
+def draw_labelled(
+    labels: Int[np.ndarray, " image"], fraction: float, draws: int, seed: int
+) -> Int[np.ndarray, "draw labelled"]:
+    """Places of the images whose labels each draw uses: this fraction of every class, at least one image of each.
+
+    With the same seed a smaller fraction lies within a larger one.
+
+    Args:
+        labels: class of each image; images below 0 are not labelled and never drawn.
+        fraction: in (0, 1].
+        draws: number of draws, each independent of the others.
+        seed: of the draws.
+
+    Raises:
+        ValueError: a fraction outside (0, 1], no draw, or no labelled image.
+    """
+    classes = np.unique(labels[labels >= 0])
+    if not 0 < fraction <= 1 or draws < 1 or not len(classes):
+        raise ValueError(
+            "fraction must lie in (0, 1], with at least one draw and one labelled image: found "
+            f"{fraction}, {draws} draws and {len(classes)} classes"
+        )
+    found = []
+    for draw in range(draws):
+        generator = np.random.default_rng([seed, draw])
+        parts = []
+        for one in classes:
+            places = generator.permutation(np.flatnonzero(labels == one))
+            parts.append(places[: max(1, round(fraction * len(places)))])
+        found.append(np.sort(np.concatenate(parts)))
+    return np.stack(found)
+
+
+def standardisation(
+    features: Float[Tensor, "image feature"],
+) -> tuple[Float[Tensor, " feature"], Float[Tensor, " feature"]]:
+    """Mean and deviation of each feature, by which a linear layer sees them shifted and scaled.
+
+    Deviations are clamped at 1% of their mean, so that nearly constant features are not amplified.
+    """
+    deviation = features.std(dim=0, correction=0)
+    least = 0.01 * deviation.mean()
+    return features.mean(dim=0), deviation.clamp_min(least) if least > 0 else torch.ones_like(deviation)
