@@ -130,6 +130,7 @@ class Experiment:
         """Content of experiment.json: what the cells were run with, the content of configuration files included."""
         return {
             "commands": list(self.commands),
+            "order": list(self.axes),  # it makes the names of the cells
             "settings": merged(self.arguments),
             "axes": {
                 axis: {x.name: merged(x.arguments) for x in levels} for axis, levels in self.axes.items()

@@ -53,7 +53,8 @@ def read_experiment(file: Path) -> Experiment:
     if unknown := [name for name in commands if name not in COMMANDS]:
         raise UserError(f"{where}: commands: expected some of {', '.join(COMMANDS)}, found {unknown[0]}")
     axes = {
-        str(name): _levels(axis, f"{where}: axes.{name}", file.parent) for name, axis in given["axes"].items()
+        str(name): _levels(axis, f"{where}: axes.{name}", file.parent)
+        for name, axis in _mapping(given["axes"], f"{where}: axes").items()
     }
     _check_separate(given["axes"], where)
     compare = given.get("compare") or {}

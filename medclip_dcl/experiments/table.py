@@ -38,8 +38,8 @@ def claim_folder(experiment: Experiment, writes: bool = True) -> None:
     if before:
         differing = list(differing_settings(before["settings"], now["settings"]))
         differing += ["commands"] * (before["commands"] != now["commands"])
-        if list(before["axes"]) != list(now["axes"]):
-            differing.append(f"axes ({', '.join(before['axes'])})")
+        if before["order"] != now["order"]:
+            differing.append(f"axes ({', '.join(before['order'])})")
         else:
             for axis, levels in before["axes"].items():
                 for level in levels.keys() & now["axes"][axis].keys():

@@ -34,10 +34,19 @@ def write_grid(folder: Path, **changes: Any) -> Path:
         },
         "pairs": "seed",
         "compare": {"axis": "rate", "reference": "slow"},
-        "outcomes": {"error": "tiny/error", "slope": {"path": "slope/1.0/value", "percent": True, "digits": 1}},
+        "outcomes": {
+            "error": "tiny/error",
+            "slope": {"path": "slope/1.0/value", "percent": True, "digits": 1},
+        },
         "figures": [
             {"kind": "lines", "name": "error_over_noise", "x": "noise", "y": "error", "log": True},
-            {"kind": "differences", "name": "difference", "x": "noise", "y": "error", "title": "Fast against slow"},
+            {
+                "kind": "differences",
+                "name": "difference",
+                "x": "noise",
+                "y": "error",
+                "title": "Fast against slow",
+            },
             {
                 "kind": "lines",
                 "name": "both",
@@ -47,5 +56,7 @@ def write_grid(folder: Path, **changes: Any) -> Path:
         ],
     } | changes
     file = folder / "grid.yaml"
-    file.write_text(yaml.safe_dump({key: value for key, value in grid.items() if value is not None}, sort_keys=False))
+    file.write_text(
+        yaml.safe_dump({key: value for key, value in grid.items() if value is not None}, sort_keys=False)
+    )
     return file

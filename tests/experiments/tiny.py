@@ -30,7 +30,7 @@ class Points(Dataset):
     def __getitem__(self, key: tuple[int, int]) -> dict[str, Tensor]:
         generator = torch.Generator().manual_seed(1000 * self.seed + 100 * key[0] + key[1])
         x, noise = torch.randn(2, generator=generator)
-        return {"images": x, "y": 2 * x + self.noise * noise}
+        return {"index": torch.tensor(key[1]), "x": x, "y": 2 * x + self.noise * noise}
 
 
 class TinyData(EpochDataModule):
@@ -62,7 +62,7 @@ class TinyModel(LightningModule):
         return torch.optim.Adam(self.parameters(), self.learning_rate)
 
     def error(self, batch: dict[str, Tensor]) -> Tensor:
-        return (self.slope * batch["images"] - batch["y"]).square().mean()
+        return (self.slope * batch["x"] - batch["y"]).square().mean()
 
     def training_step(self, batch: dict[str, Tensor], batch_index: int) -> Tensor:
         time.sleep(self.seconds)
