@@ -113,6 +113,8 @@ def _table(experiment: Experiment, table: pd.DataFrame, name: str) -> Table:
         for level in experiment.axes[compared] if compared else (_ONLY,):
             here = levels | ({compared: level.value} if compared else {})
             shown.append(row(level.name or "mean", "run", averages, here))
+        if len(differences) and reference:
+            shown.append(Row(f"differences from {reference.name}, paired by {pairs}", "divider"))
         for level in experiment.axes[compared] if compared and len(differences) else ():
             if reference and level != reference:
                 label = f"{level.name} − {reference.name}"

@@ -47,23 +47,35 @@ def test_a_few_cells_have_every_level(tmp_path):
 
 
 def axes(**changes):
-    return {"axes": {"noise": {"set": "data.init_args.noise", "values": [1]}, "rate": {"levels": {"slow": {}}}, "seed": SEED} | changes}  # fmt: skip
+    """The axes of a grid, some of them changed."""
+    plain = {
+        "noise": {"set": "data.init_args.noise", "values": [1]},
+        "rate": {"levels": {"slow": {}}},
+        "seed": SEED,
+    }
+    return {"axes": plain | changes}
 
 
 MISTAKES = {
     "unknown key": ({"figure": []}, "figure: there is no such key; did you mean figures?"),
     "no axes": ({"axes": None}, "axes is missing"),
-    "unknown command": ({"commands": ["fit", "tets"]}, "commands: expected some of fit, validate, test, predict, found tets"),
+    "unknown command": (
+        {"commands": ["fit", "tets"]},
+        "expected some of fit, validate, test, predict, found tets",
+    ),
     "pairs": ({"pairs": "seeds"}, "pairs: there is no axis seeds; the axes are noise, rate, seed"),
     "compared axis": ({"compare": {"axis": "x"}}, "compare.axis: there is no axis x"),
     "reference": (
         {"compare": {"axis": "rate", "reference": "CL"}},
         "compare.reference: expected one of slow, fast, found CL",
     ),
-    "paired and compared": ({"compare": {"axis": "seed", "reference": 0}}, "seed is both paired and compared"),
-    "empty axis": (axes(seed={"set": "seed_everything", "values": []}), "axes.seed: the axis is empty"),
-    "duplicate level": (axes(seed={"set": "seed_everything", "values": [1, 2, 1]}), "axes.seed: the level 1 is given twice"),
-    "folder's name": (axes(seed={"set": "data.init_args.source", "values": ["a/b"]}), "the level 'a/b' cannot name a folder"),
+    "paired and compared": (
+        {"compare": {"axis": "seed", "reference": 0}},
+        "seed is both paired and compared",
+    ),
+    "empty axis": (axes(seed=SEED | {"values": []}), "axes.seed: the axis is empty"),
+    "duplicate level": (axes(seed=SEED | {"values": [1, 2, 1]}), "axes.seed: the level 1 is given twice"),
+    "folder's name": (axes(seed=SEED | {"values": ["a/b"]}), "the level 'a/b' cannot name a folder"),
     "neither levels nor set": (axes(seed={"values": [1]}), "axes.seed: expected set and values, or levels"),
     "two owners": (axes(order=SEED), "the axes seed and order both set seed_everything"),
     "key of a level": (
@@ -71,23 +83,32 @@ MISTAKES = {
         "axes.rate.levels.slow: setting: there is no such key; did you mean settings?",
     ),
     "configuration": ({"configs": ["absent.yaml"]}, "configs: no file"),
-    "outcome's key": ({"outcomes": {"error": {"path": "a", "unit": "%"}}}, "outcomes.error: unit: there is no such key"),
+    "outcome's key": (
+        {"outcomes": {"error": {"path": "a", "unit": "%"}}},
+        "error: unit: there is no such key",
+    ),
     "outcome without test": ({"commands": ["fit"]}, "outcomes are read from results.json"),
     "checkpoints": ({"checkpoints": "none"}, "checkpoints: expected keep or delete, found none"),
-    "figure's kind": ({"figures": [{"kind": "line"}]}, "figures.0: kind: expected lines, differences, map, found line"),
+    "figure's kind": (
+        {"figures": [{"kind": "line"}]},
+        "figures.0: kind: expected lines, differences, map, found line",
+    ),
     "figure's key": ({"figures": [LINES | {"z": 1}]}, "figures.0: z: there is no such key"),
     "figure's axis": (
         {"figures": [LINES | {"x": "nois"}]},
         "there is no axis that is neither paired nor compared nois; did you mean noise?",
     ),
-    "figure's outcome": ({"figures": [LINES | {"y": "eror"}]}, "figures.0: there is no outcome eror; did you mean error?"),
+    "figure's outcome": (
+        {"figures": [LINES | {"y": "eror"}]},
+        "there is no outcome eror; did you mean error?",
+    ),
     "figure's level": ({"figures": [LINES | {"where": {"noise": 3}}]}, "where.noise: there is no level 3"),
     "mixed levels": (
         {"figures": [{"kind": "lines", "name": "a", "x": {"label": "x", "outcomes": {"error": 1}}}]},
         "figures.0: where: choose a level of noise",
     ),
     "two figures": ({"figures": [LINES, LINES]}, "figures: two have the same name"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("changes", "words"), MISTAKES.values(), ids=MISTAKES)

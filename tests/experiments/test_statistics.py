@@ -14,7 +14,7 @@ LEVELS = {"CL": 0.0, "low": 0.1, "high": -0.2}
 
 @pytest.fixture(scope="module")
 def runs() -> pd.DataFrame:
-    """Two groups x three levels x seven seeds; seed 3 of low at r = 0.5 is missing, seed 5 of CL there has no number."""
+    """Two groups x three levels x seven seeds; at r = 0.5 seed 3 of low is missing and seed 5 of CL has no number."""
     random = np.random.default_rng(0)
     rows = [
         {"r": r, "objective": level, "seed": seed, "value": shift * r + random.normal() + 3 * seed}
