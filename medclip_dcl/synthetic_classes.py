@@ -1,4 +1,4 @@
-"""Synthetic classes of finitely many points, on which what the papers prove is computed: docs/theory.md, and tests.
+"""Synthetic classes of finitely many points, on which docs/theory.md and tests compute the papers' theorems.
 
 Every expectation over the points is a sum. Samples are counts of points: `weights` of `contrastive_loss` are how often
 each was drawn, a million negatives cost no more than ten, and the exact chances as weights are the limit of infinitely

@@ -15,7 +15,12 @@ from medclip_dcl.command.config_keys import TOP
 CONFIGS = Path(__file__).parents[1] / "configs"
 # Options of a single command, and what checkpoints or the objective files set.
 OF_COMMANDS = {"ckpt_path", "config", "help", "print_config", "return_predictions", "verbose", "weights_only"}
-SET_ELSEWHERE = {"BertSentences": {"bert", "tokenizer"}, "ImageTextModel": {"class_probability"}}
+SET_ELSEWHERE = {
+    "BertSentences": {"bert", "tokenizer"},
+    "ImageTextModel": {"class_probability"},
+    "ImageOnlyModel": {"objective"},
+}
+IMAGE_ONLY = ("image_only/digits", "image_only/cifar10", "image_only/stl10")
 
 
 def classes(node: Any) -> Iterator[tuple[type, set[str]]]:
@@ -31,8 +36,8 @@ def classes(node: Any) -> Iterator[tuple[type, set[str]]]:
             yield from classes(value)
 
 
-def test_mimic_cxr_and_language_model_explain_every_argument_of_their_classes():
-    for name in ("mimic_cxr", "language_model"):
+def test_explaining_configurations_name_every_argument_of_their_classes():
+    for name in ("mimic_cxr", "language_model", *IMAGE_ONLY):
         for kind, given in classes(yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())):
             expected = set(inspect.signature(kind).parameters)
             assert given == expected - SET_ELSEWHERE.get(kind.__name__, set()), (name, kind)
@@ -43,9 +48,10 @@ def test_mimic_cxr_explains_every_key_of_the_command_and_has_a_comment_on_each_l
     configured = yaml.safe_load(text)
     assert set(configured) == set(TOP) - OF_COMMANDS
     assert set(configured["checkpoint"]) == {"monitor", "mode"}
-    for line in text.splitlines():
-        is_value = ": " in line.split("#")[0] and "class_path" not in line
-        assert not is_value or "#" in line, f"no explanation: {line}"
+    for name in ("mimic_cxr", *IMAGE_ONLY):
+        for line in (CONFIGS / f"{name}.yaml").read_text().splitlines():
+            is_value = ": " in line.split("#")[0] and "class_path" not in line
+            assert not is_value or "#" in line, f"{name}: no explanation: {line}"
 
 
 def test_configurations_name_the_file_that_eta_report_writes():

@@ -1,4 +1,4 @@
-"""README and docs: each command parses as it stands, each Python block runs, each link leads to a file."""
+"""README and docs: commands parse as they stand, Python blocks run and print what is shown, links lead to files."""
 
 from __future__ import annotations
 
@@ -48,6 +48,13 @@ def blocks(language: str) -> list[tuple[str, str]]:
     ]
 
 
+def shown_below(page: str, block: str) -> str | None:
+    """The text block directly below a Python block, which is what it prints."""
+    (text,) = [path.read_text(encoding="utf-8") for path in PAGES if path.name == page]
+    below = text.partition(f"```python\n{block}```\n\n```text\n")[2]
+    return below.partition("```")[0] or None
+
+
 def commands() -> dict[str, list[str]]:
     """Words of each distinct command, continuation lines joined and comments dropped."""
     found: dict[str, list[str]] = {}
@@ -86,10 +93,13 @@ def workplace(small_set, tmp_path_factory) -> Path:
         (folder / "runs" / source).mkdir(parents=True)
     for name in ("mimic_cxr", "hospital", "phantom"):
         (folder / "data" / name).symlink_to(small_set)
+    for name in ("cifar10", "stl10"):
+        (folder / "data" / name).mkdir()
     runs = {
         "dcl_lm": ("mimic_cxr.yaml", "objective/dcl_lm.yaml"),
         "hospital": ("mimic_cxr.yaml", "objective/infonce.yaml"),
         "probe": ("finetune.yaml", "linear_probe.yaml"),
+        "digits": ("image_only/digits.yaml", "image_only/objective/dcl_true.yaml"),
     }
     for name, files in runs.items():
         (folder / "runs" / name).mkdir(parents=True, exist_ok=True)
@@ -173,13 +183,16 @@ def full_resnet(small_bert) -> ImageTextNetwork:
 
 
 @pytest.mark.parametrize(("page", "block"), blocks("python"), ids=[page for page, _ in blocks("python")])
-def test_python_blocks_run(page, block, calibrated, full_resnet, tmp_path, monkeypatch):
+def test_python_blocks_run(page, block, calibrated, full_resnet, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Image.effect_noise((90, 70), 30).save("chest.jpg")
     export_image_encoder(full_resnet, tmp_path / "resnet18.safetensors")
     for run in ("demo", "dcl_lm"):
         shutil.copytree(calibrated, tmp_path / "runs" / run)
+    capsys.readouterr()
     exec(compile(block, page, "exec"), {})
+    if shown := shown_below(page, block):
+        assert capsys.readouterr().out == shown
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -142,12 +142,12 @@ def _read_python_batch(file: Path) -> tuple[np.ndarray, np.ndarray]:
             batch = _ArraysUnpickler(stream, encoding="latin1").load()
     except Exception as error:  # which ones damaged bytes raise is not limited
         raise UserError(f"{file} is not a Python batch of CIFAR-10, or is truncated ({error})") from error
-    found = batch if isinstance(batch, dict) else {}
-    images, labels = found.get("data"), found.get("labels")
+    parts = batch if isinstance(batch, dict) else {"": batch}
+    images, labels = parts.get("data"), parts.get("labels")
     if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or not isinstance(labels, list):
+        found = ", ".join(f"{key} {type(value).__name__}".strip() for key, value in parts.items())
         raise UserError(
-            f"{file}: expected a dictionary with data, an array of uint8, and labels, a list; found "
-            f"{ {key: type(value).__name__ for key, value in found.items()} or type(batch).__name__ }"
+            f"{file}: expected a dictionary with data, an array of uint8, and labels, a list; found {found}"
         )
     if images.shape != (len(labels), 3072):
         raise UserError(

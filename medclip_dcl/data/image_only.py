@@ -45,8 +45,8 @@ class ImageOnlyDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
 
     A training batch is a dict: images (view, image, channel, side, side) in [0, 1]; index (image,), the position among
     the training images; class_id (image,); rho (image,), the share of the image's class among the training images;
-    lowest_rho and highest_rho (image,), the least and the greatest share of any class. How many views there are is the
-    model's requirement. Views depend on (seed, epoch, index) alone, and the first ones not on how many there are.
+    lowest_rho and highest_rho (image,), the least and the greatest share of any class. The model requires the number
+    of views. They depend on (seed, epoch, index) alone, and the first ones not on the number.
 
     Batches of validation and test hold images as they are: images (image, channel, side, side), index, class_id,
     is_test. The test serves all labelled training images, then all test images, and index counts through both; the
@@ -64,7 +64,7 @@ class ImageOnlyDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
             the training images alone is our choice.
         selected: the classes of which the fraction is kept. null: SSD's dog, frog, horse, ship and truck of CIFAR-10;
             the last five classes of the others (choice).
-        classes: use these classes alone, in training and test. null for all.
+        classes: use these classes alone, in training and test. null for all. Names of digits are quoted: "0" to "9".
         subset_seed: which images the fraction keeps. With the same seed the fewer are among the more.
         batch_size: images per step, of all processes together.
         image_size: side in pixels of views and evaluated images. null: the images' own; 32 for STL10, as DCL's code.
@@ -108,6 +108,10 @@ class ImageOnlyDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
             raise UserError(f"data.folder must name the folder of the files of {source}, got null")
         if not 0 < fraction <= 1:
             raise UserError(f"data.fraction must lie in (0, 1], got {fraction}")
+        if classes is not None and len(set(classes)) < 2:
+            raise UserError(f"data.classes must name at least two classes, which differ, got {classes}")
+        if classes is not None and not set(selected or ()) <= set(classes):
+            raise UserError(f"data.selected must be among data.classes {classes}, got {selected}")
         if crop_scale is not None and not 0 < crop_scale <= 1:
             raise UserError(f"data.crop_scale must lie in (0, 1], got {crop_scale}")
         if flip is not None and not 0 <= flip <= 1:
@@ -200,17 +204,8 @@ class ImageOnlyDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
                     f"data.{name}: {self.source} has no class {', '.join(unknown)}; it has {', '.join(images.classes)}"
                 )
         names = tuple(name for name in images.classes if self.classes is None or name in self.classes)
-        if len(names) < 2:
-            raise UserError(
-                f"data.classes must name at least two classes, got {', '.join(names) or 'none'}; one alone has nothing "
-                "to be told from"
-            )
         usual = [name for name in images.selected if name in names]
         selected = usual if self.selected is None else self.selected
-        if left_out := [name for name in selected if name not in names]:
-            raise UserError(
-                f"data.selected: {', '.join(left_out)} is not among data.classes {', '.join(names)}"
-            )
         if self.fraction < 1 and not selected:
             raise UserError(
                 f"data.fraction {self.fraction} thins the selected classes, but there is none: name some of "

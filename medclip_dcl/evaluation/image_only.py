@@ -47,9 +47,9 @@ class ImageOnlyEvaluation(Evaluation):
             keeps at least one image.
         label_draws: draws of the labels of a fraction below 1; the accuracy is their mean.
         label_seed: of the draws and of the order of the probes' minibatches.
-        probe_epochs: passes over the drawn images (SSD and DCL: 100).
-        probe_learning_rate: of Adam, constant (SSD and DCL: 1e-3).
-        probe_weight_decay: of Adam (SSD and DCL: 1e-6).
+        probe_epochs: passes over the drawn images (SSD: 100).
+        probe_learning_rate: of Adam, constant (SSD: 1e-3).
+        probe_weight_decay: of Adam (SSD: 1e-6).
         probe_batch_size: images in a step of a probe (choice).
         standardise: true: the probe sees features with mean 0 and deviation 1 among the training images, because
             contrastive objectives leave their scale free (choice; the papers do not).
@@ -120,10 +120,24 @@ class ImageOnlyEvaluation(Evaluation):
         self.embedding_map, self.map_images, self.map_perplexity = embedding_map, map_images, map_perplexity
         self._parts: list[_Images] = []
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Check model and classes before anything is computed; the datamodule is set up by now."""
+        network = getattr(pl_module, "network", None)
+        if not isinstance(network, ImageOnlyNetwork):
+            raise UserError(
+                "ImageOnlyEvaluation evaluates a model with an ImageOnlyNetwork as `network`; "
+                f"{type(pl_module).__name__} has {type(network).__name__}"
+            )
+        classes = _described(trainer).dataset()["classes"]
+        if self.average_k and max(self.average_k) >= len(classes):
+            raise UserError(
+                f"ImageOnlyEvaluation: average_k {max(self.average_k)} needs more than {len(classes)} classes"
+            )
+
     # Collecting
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._begin(trainer, pl_module)
+        self._parts = []
 
     def on_validation_batch_end(
         self,
@@ -146,7 +160,7 @@ class ImageOnlyEvaluation(Evaluation):
         pl_module.log("validate/knn_accuracy", accuracy.float(), sync_dist=True, batch_size=1, prog_bar=True)
 
     def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._begin(trainer, pl_module)
+        self._parts, self.results = [], {}
 
     def on_test_batch_end(
         self,
@@ -165,20 +179,6 @@ class ImageOnlyEvaluation(Evaluation):
         self.results = self._evaluated(images, _described(trainer).dataset())
         self.log_results(pl_module, "test", self.results)
         self.seconds = time.perf_counter() - started
-
-    def _begin(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._parts, self.results = [], {}
-        network = getattr(pl_module, "network", None)
-        if not isinstance(network, ImageOnlyNetwork):
-            raise UserError(
-                "ImageOnlyEvaluation evaluates a model with an ImageOnlyNetwork as `network`; "
-                f"{type(pl_module).__name__} has {type(network).__name__}"
-            )
-        classes = _described(trainer).dataset()["classes"]
-        if self.average_k and max(self.average_k) >= len(classes):
-            raise UserError(
-                f"ImageOnlyEvaluation: average_k {max(self.average_k)} needs more than {len(classes)} classes"
-            )
 
     def _collect(self, outputs: Mapping[str, Tensor]) -> None:
         images = outputs["index"]

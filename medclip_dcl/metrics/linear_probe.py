@@ -50,23 +50,23 @@ def fit_linear_probes(
         labels: class of each image, from 0.
         drawn: places of the images whose labels a draw uses.
         n_classes: of the classifier.
-        epochs: passes over the drawn images (SSD and DCL: 100).
+        epochs: passes over the drawn images (SSD: 100).
         learning_rate: of Adam, constant (1e-3).
         weight_decay: of Adam (1e-6).
         batch_size: images in a step; the last one of an epoch may have fewer.
         seed: of the order, which is another in each draw and epoch.
     """
     n_draws, count = drawn.shape
-    # On the CPU, whose generator gives the same order on every machine.
-    generator = torch.Generator().manual_seed(seed)
+    # Not (seed, draw), the stream of the drawn labels.
+    generators = [np.random.default_rng([seed, draw, 1]) for draw in range(n_draws)]
     # Lightning evaluates in inference mode, in which nothing can be trained.
     with torch.inference_mode(False), torch.enable_grad():
         weight = features.new_zeros(n_draws, features.shape[1], n_classes).requires_grad_()
         bias = features.new_zeros(n_draws, 1, n_classes).requires_grad_()
         optimizer = torch.optim.Adam([weight, bias], lr=learning_rate, weight_decay=weight_decay)
         for _ in range(epochs):
-            order = torch.rand(n_draws, count, generator=generator).argsort(1).to(drawn.device)
-            for batch in drawn.gather(1, order).split(batch_size, dim=1):
+            order = torch.from_numpy(np.stack([generator.permutation(count) for generator in generators]))
+            for batch in drawn.gather(1, order.to(drawn.device)).split(batch_size, dim=1):
                 logits = torch.baddbmm(bias, features[batch], weight)
                 losses = cross_entropy(logits.flatten(0, 1), labels[batch].flatten(), reduction="sum")
                 optimizer.zero_grad()

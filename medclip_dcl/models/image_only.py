@@ -33,7 +33,7 @@ class ImageOnlyModel(NetworkModel):
         hidden: size of the projection's hidden layer; null: that of the features (choice).
         batch_norm: true puts BatchNorm before the ReLU of the projection, as in DCL's public code.
         learning_rate: of Adam, constant (SSD and DCL: 1e-3).
-        weight_decay: of Adam, on all parameters (SSD and DCL: 1e-6).
+        weight_decay: of Adam, on all parameters (SSD: 1e-6).
     """
 
     network: ImageOnlyNetwork
@@ -76,11 +76,15 @@ class ImageOnlyModel(NetworkModel):
         return self.network(images)
 
     def training_step(self, batch: dict[str, Any], batch_index: int) -> Tensor:
+        loss, figures = self._loss(batch)
+        self.log_training(loss, batch["images"].shape[1], figures)
+        return loss
+
+    def _loss(self, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss of the images of all processes, and figures to watch."""
         views: Tensor = batch["images"]
         embeddings = self.network(views.flatten(0, 1)).unflatten(0, views.shape[:2])
-        loss, figures = self.objective(embeddings, batch)
-        self.log_training(loss, views.shape[1], figures)
-        return loss
+        return self.objective(embeddings, batch)
 
     def validation_step(self, batch: dict[str, Any], batch_index: int) -> dict[str, Any]:
         """Features for the callback."""

@@ -228,12 +228,7 @@ def _log_sum_negatives(views: Tensor, gamma2: float, block: int | None, class_id
     if class_id is not None:
         class_id = class_id.repeat(2)
     if block >= count:
-        logits = _logits_of_negatives(views, gamma2 * views.T, class_id, 0, count)
-        if class_id is None:
-            return logits.logsumexp(1)
-        # The gradient of logsumexp is NaN in a row of -inf.
-        is_empty = (logits == -math.inf).all(1)
-        return logits.masked_fill(is_empty[:, None], 0).logsumexp(1).masked_fill(is_empty, -math.inf)
+        return _logits_of_negatives(views, gamma2 * views.T, class_id, 0, count).logsumexp(1)
     bounds = [(start, min(start + block, count)) for start in range(0, count, block)]
     return _BlockedLogSum.apply(views, gamma2, class_id, bounds)
 

@@ -38,7 +38,7 @@ from medclip_dcl.report.saved_results import (
     describe_image_size,
     differing_settings,
     read_config,
-    read_results,
+    read_reported,
     setting,
 )
 from medclip_dcl.report.tables import (
@@ -238,7 +238,7 @@ def _read(runs: Sequence[Path], names: Sequence[str], untrained: bool) -> list[T
 def _tested(run: Path, name: str, suffix: str) -> Tested:
     if not run.is_dir():
         raise CompareError(f"{run} does not exist; give the folder of a run, such as runs/demo")
-    results = read_results(run, suffix)
+    results = read_reported(run, suffix)
     if results is None:
         needs = "; it needs checkpoints/untrained.ckpt" if suffix else ""
         raise CompareError(f"{run}/results{suffix}.json is missing; made by: {command_of_test(run)}{needs}")

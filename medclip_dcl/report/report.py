@@ -28,7 +28,7 @@ from medclip_dcl.report.saved_results import (
     command_of_test,
     describe_image_size,
     read_json,
-    read_results,
+    read_reported,
     value_at,
 )
 from medclip_dcl.report.subgroup_tables import describe
@@ -79,7 +79,7 @@ def render(run: Path) -> str:
             f"{run} is not a run folder: it holds neither config.yaml, metrics.csv, results.json nor checkpoints/;"
             " give the folder that was the --run_folder of `python -m medclip_dcl fit`"
         )
-    found = {name: read_results(run, suffix) for name, suffix in _SUFFIXES.items()}
+    found = {name: read_reported(run, suffix) for name, suffix in _SUFFIXES.items()}
     results = {name: of_row for name, of_row in found.items() if of_row is not None}
     first = next(iter(results.values()), None)
     is_classifier = first is not None and tables.is_of_classifier(first)

@@ -32,8 +32,11 @@ NOT_COMPARED = (
     "trainer.logger",
     "trainer.num_nodes",
     "trainer.strategy",
+    "untrained",
 )
-"""Settings of the place and the hardware of a run, which may change when it continues."""
+"""Settings of the place, the hardware and the tests of a run, which may change when it continues."""
+IMAGES_ALONE = "image_only"
+"""Section of results.json of runs of images alone."""
 _PARTS = ("metrics", "protocol", "counts", "notes", "checkpoint", "dataset", "precision", "versions")
 
 
@@ -59,6 +62,21 @@ def read_results(run: Path, suffix: str = "") -> dict[str, Any] | None:
     missing = [part for part in _PARTS if part not in found]
     if missing:
         raise SavedResultsError(f"{file} has no {missing[0]!r}; test the run again")
+    return found
+
+
+def read_reported(run: Path, suffix: str = "") -> dict[str, Any] | None:
+    """As `read_results`, of a run that the reports and tables of radiographs know.
+
+    Raises:
+        SavedResultsError: also where the run is of images alone.
+    """
+    found = read_results(run, suffix)
+    if found is not None and IMAGES_ALONE in found["metrics"]:
+        raise SavedResultsError(
+            f"{run} is a run of images alone, for which there is no such report: its numbers are in "
+            f"results{suffix}.json, those of each test image in predictions{suffix}/{IMAGES_ALONE}.parquet"
+        )
     return found
 
 

@@ -29,6 +29,7 @@ from medclip_dcl.objectives import (
 from medclip_dcl.similarity import LSE, GlobalCosine, LSENonLocal, NonLocal
 from tests import test_distributed as distributed
 from tests.models import test_classifier as classifier
+from tests.models import test_image_only as image_only
 from tests.models import test_image_text as image_text
 from tests.models import test_resuming as resuming
 from tests.objectives import test_views as views
@@ -186,6 +187,7 @@ def process(rank: int, folder: Path, small_set: Path, small_bert: Path) -> None:
         if rank == 0:
             torch.save(found, folder / f"{name}.pt")
     classifier.steps_of_two_processes(rank, folder)
+    image_only.steps_of_two_processes(rank, folder)
     distributed.gather_in_two_processes(rank, folder)
     views.steps_of_two_processes(rank, folder)
     of_two = image_text.validation_loss(folder, small_bert, small_set, devices=2, strategy="ddp")
@@ -220,6 +222,10 @@ def test_a_step_is_that_of_one_process(of_two_processes, name):
 
 def test_a_step_of_the_classifier_is_that_of_one_process(of_two_processes):
     classifier.assert_steps_are_those_of_one_process(of_two_processes)
+
+
+def test_a_step_of_images_alone_is_that_of_one_process(of_two_processes):
+    image_only.assert_steps_are_those_of_one_process(of_two_processes)
 
 
 def test_the_validation_loss_is_that_of_one_process(of_two_processes, small_bert, small_set, tmp_path):

@@ -251,6 +251,12 @@ def test_torch_func_and_second_derivatives():
         torch.testing.assert_close(losses, expected.detach())
         torch.testing.assert_close(gradients[i], torch.autograd.grad(expected, leaf)[0])
     assert torch.autograd.gradgradcheck(loss, (first[0].requires_grad_(), second[0].requires_grad_()))
+    for class_id in (torch.tensor([0, 1, 1, 0]), torch.tensor([2, 2, 2, 2])):  # the last leaves no negatives
+
+        def unbiased(a, b, class_id=class_id):
+            return simclr_loss(a, b, class_id=class_id)
+
+        assert torch.autograd.gradgradcheck(unbiased, (first[0].requires_grad_(), second[0].requires_grad_()))
     hessian = torch.func.hessian(loss)(first[1].detach(), second[1])
     twice = torch.func.jacrev(torch.func.jacrev(loss))(first[1].detach(), second[1])
     torch.testing.assert_close(hessian, twice)
