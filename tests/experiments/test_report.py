@@ -66,7 +66,8 @@ def test_the_page_shows_means_and_paired_differences(tmp_path):
     cells = [f"{x['mean']:.3f} [−{-x['low']:.3f}, {x['high']:.3f}]" for x in slow]
     assert f"slow {cells[0]} {cells[1]}" in text
     # Percentages, equal in all runs: no interval, no sign, no star.
-    assert "slope, % noise 0.1 noise 1 slow 50.0 50.0 fast 50.0 50.0 fast − slow 0.0 0.0" in text
+    means_of_slope = "slope, % noise 0.1 noise 1 slow 50.0 50.0 fast 50.0 50.0"
+    assert f"{means_of_slope} differences from slow, paired by seed fast − slow 0.0 0.0" in text
     assert "12 of 12" in text and "hours of fit and test 3.0" in text and "2 noise × 2 rate × 3 seed" in text
 
 

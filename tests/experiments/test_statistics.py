@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -33,13 +35,19 @@ def values(runs: pd.DataFrame, r: float, level: str) -> pd.Series:
     return found.set_index("seed")["value"].dropna().sort_index()
 
 
+def records(found: pd.DataFrame) -> list[dict[str, Any]]:
+    return found.to_dict("records")  # type: ignore[return-value]
+
+
 def test_means_and_their_intervals_are_those_of_scipy(runs):
     found = means(runs, ["r", "objective"])
     assert len(found) == 6
-    for row in found.itertuples():
-        own = values(runs, row.r, row.objective)
+    for row in records(found):
+        own = values(runs, row["r"], row["objective"])
         low, high = stats.t.interval(0.95, len(own) - 1, own.mean(), stats.sem(own))
-        np.testing.assert_allclose([row.n, row.mean, row.low, row.high], [len(own), own.mean(), low, high])
+        np.testing.assert_allclose(
+            [row["n"], row["mean"], row["low"], row["high"]], [len(own), own.mean(), low, high]
+        )
 
 
 def test_differences_are_paired_over_the_seeds_that_both_have(runs):
@@ -47,12 +55,14 @@ def test_differences_are_paired_over_the_seeds_that_both_have(runs):
     assert len(found) == 4
     counts = found.set_index(["r", "objective"])["n"].to_dict()
     assert counts == {(0.1, "low"): 7, (0.1, "high"): 7, (0.5, "low"): 5, (0.5, "high"): 6}
-    for row in found.itertuples():
-        own, reference = values(runs, row.r, row.objective).align(values(runs, row.r, "CL"), join="inner")
+    for row in records(found):
+        own, reference = values(runs, row["r"], row["objective"]).align(
+            values(runs, row["r"], "CL"), join="inner"
+        )
         test = stats.ttest_rel(own, reference)
         interval = test.confidence_interval(0.95)
         expected = [(own - reference).mean(), interval.low, interval.high, test.pvalue]
-        np.testing.assert_allclose([row.mean, row.low, row.high, row.p], expected)
+        np.testing.assert_allclose([row["mean"], row["low"], row["high"], row["p"]], expected)
 
 
 def test_pairing_removes_what_the_seeds_have_in_common(runs):
