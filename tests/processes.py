@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-_FRESH = multiprocessing.get_context("forkserver")
-_FRESH.set_forkserver_preload(["medclip_dcl.command.lightning_cli"])
+FRESH = multiprocessing.get_context("forkserver")
+FRESH.set_forkserver_preload(["medclip_dcl.command.lightning_cli"])
 
 
 def in_processes(count: int, function: Callable[..., None], *arguments: Any) -> None:
@@ -24,7 +24,7 @@ def in_processes(count: int, function: Callable[..., None], *arguments: Any) -> 
     processes = []
     for rank in range(count):
         environment = {**several, "LOCAL_RANK": rank, "RANK": rank} if count > 1 else {}
-        processes.append(_FRESH.Process(target=_run, args=(rank, environment, function, arguments)))
+        processes.append(FRESH.Process(target=_run, args=(rank, environment, function, arguments)))
     for process in processes:
         process.start()
     try:

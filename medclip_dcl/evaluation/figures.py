@@ -166,11 +166,11 @@ def draw_ranks(
     axes.legend(fontsize=8, frameon=False)
 
 
-def write_figure(figure: Figure, file: Path) -> None:
+def write_figure(figure: Figure, file: Path, dpi: int = DPI) -> None:
     """Write a figure as PNG."""
     FigureCanvasAgg(figure)
     with replacing(file) as stream:
-        figure.savefig(stream, format="png", dpi=DPI, metadata={"Software": None})
+        figure.savefig(stream, format="png", dpi=dpi, metadata={"Software": None})
 
 
 def _draw_box(axes: Axes, box: Sequence[float], colour: str, width: float, style: str) -> None:

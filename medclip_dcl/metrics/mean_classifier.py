@@ -5,6 +5,7 @@ Its scores are inner products, not distances: a class mean of a larger norm attr
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import NamedTuple
 
@@ -155,7 +156,8 @@ def average_k_metrics(
                 f"{number:,} tasks of {k + 1} among {len(possible)} classes are too many to enumerate"
                 f" (at most {_MAX_ENUMERATED_TASKS:,}); pass n_tasks to draw some"
             )
-        tasks = torch.combinations(possible, k + 1)
+        # torch.combinations would fill a mask of classes ** (k + 1).
+        tasks = torch.tensor(list(itertools.combinations(possible.tolist(), k + 1)), device=possible.device)
         task_weights = rho[tasks].log().sum(1).softmax(0)
     else:
         tasks = sample_tasks(rho, k + 1, n_tasks, generator)

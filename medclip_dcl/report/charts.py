@@ -61,13 +61,13 @@ def curves(metrics: pd.DataFrame) -> list[Markup]:
         series = {name: metrics[["step", name]].dropna() for name in names if name in metrics}
         series = {name: points for name, points in series.items() if len(points)}
         if series:
-            charts.append(_chart(f"curve{len(charts)}", (3.7, 2.3), _draw_curves, title, series))
+            charts.append(chart(f"curve{len(charts)}", (3.7, 2.3), _draw_curves, title, series))
     return charts
 
 
 def roc(predictions: pd.DataFrame, aucs: Mapping[str, float | None]) -> Markup:
     """ROC curves of the findings that have an AUC."""
-    return _chart("roc", (4.6, 4.4), draw_roc, predictions, aucs)
+    return chart("roc", (4.6, 4.4), draw_roc, predictions, aucs)
 
 
 def ranks(
@@ -78,7 +78,7 @@ def ranks(
     charts = []
     for direction, title in titles.items():
         rows = {name: rows[rows["direction"] == direction] for name, rows in by_run.items()}
-        charts.append(_chart(f"ranks-{direction}", (4.6, 2.9), draw_ranks, rows, title, chance[direction]))
+        charts.append(chart(f"ranks-{direction}", (4.6, 2.9), draw_ranks, rows, title, chance[direction]))
     return charts
 
 
@@ -92,20 +92,20 @@ def reliability(
         finding: its title.
         curves: label -> mean probability and number of cases (mean, size) of each bin, and its share of positives.
     """
-    return _chart(name, (3.6, 3.6), _draw_reliability, finding, curves)
+    return chart(name, (3.6, 3.6), _draw_reliability, finding, curves)
 
 
 def eta_histogram(eta: pd.Series) -> Markup:
     """Histogram of the class probability of the distinct training sentences."""
-    return _chart("eta", (4.6, 2.9), _draw_eta, eta)
+    return chart("eta", (4.6, 2.9), _draw_eta, eta)
 
 
 def eta_against_truth(table: pd.DataFrame) -> Markup:
     """The class probability against the share of images of which the sentence is true."""
-    return _chart("truth", (4.6, 2.9), _draw_truth, table)
+    return chart("truth", (4.6, 2.9), _draw_truth, table)
 
 
-def _chart(name: str, size: tuple[float, float], draw: Callable[..., None], *arguments: Any) -> Markup:
+def chart(name: str, size: tuple[float, float], draw: Callable[..., None], *arguments: Any) -> Markup:
     """The <svg> element alone, in the page's font and text colour, with identifiers that are unique on the page."""
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=size, layout="constrained")

@@ -155,6 +155,12 @@ def test_uniform_classes_are_the_default_and_all_classes_are_one_task():
     assert average_k_metrics(embeddings, labels, means, 3) == pytest.approx(one_task)
 
 
+def test_one_task_of_twelve_classes_needs_no_memory():
+    """A mask of classes ** (k + 1) would have 12 ** 12 elements."""
+    means, labels = torch.eye(12), torch.arange(12)
+    assert average_k_metrics(means, labels, means, 11).accuracy == 1.0
+
+
 def test_more_cases_of_a_class_weigh_no_more():
     embeddings, labels = labelled([2, 3, 2], 4)
     means = class_means(embeddings, labels)

@@ -1,0 +1,169 @@
+"""``python -m medclip_dcl.experiments FILE.yaml``: run, continue and report a grid of runs."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from tqdm import tqdm  # type: ignore[import-untyped]
+
+from medclip_dcl.errors import UserError
+from medclip_dcl.experiments.cells import LOG_FILE, End, is_done
+from medclip_dcl.experiments.grid import Cell, Experiment
+from medclip_dcl.experiments.lanes import run_cells
+from medclip_dcl.experiments.page import write_report
+from medclip_dcl.experiments.plan import check_cells, read_experiment
+from medclip_dcl.experiments.table import claim_folder, write_table
+from medclip_dcl.experiments.time_left import TimeLeft, in_words
+
+_PROGRAM = "medclip_dcl.experiments"
+
+
+class _Stop(Exception):
+    """A signal asked to stop."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Command line; status 1 where a cell failed, 2 for a mistake of the user, 128 + the signal's number if stopped."""
+    options = _parser().parse_args(arguments)
+    try:
+        if options.task >= options.tasks:
+            raise UserError(
+                f"--task counts from 0: expected less than --tasks {options.tasks}, found {options.task}"
+            )
+        experiment = read_experiment(options.file)
+        n_failed = 0
+        if options.report_only:
+            claim_folder(experiment, writes=False)
+        else:
+            n_failed = _run(experiment, options.lanes, experiment.cells()[options.task :: options.tasks])
+        print(f"report: {write_report(experiment, write_table(experiment))}")
+    except UserError as error:
+        print(f"{_PROGRAM}: error: {' '.join(str(error).split())}", file=sys.stderr)
+        raise SystemExit(2) from error
+    except _Stop as stop:
+        name = signal.Signals(stop.number).name
+        print(f"{_PROGRAM}: stopped by {name}; the same command continues", file=sys.stderr)
+        raise SystemExit(128 + stop.number) from None
+    if n_failed:
+        raise SystemExit(1)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {_PROGRAM}",
+        description="Run the grid of an experiment file: what is finished is kept, what was killed continues. Writes "
+        "results.parquet, report.html and figures/ into the experiment's folder.",
+    )
+    add = parser.add_argument
+    add("file", type=Path, metavar="FILE", help="experiment file, such as configs/experiments/digits.yaml")
+    add(
+        "--lanes",
+        type=_at_least(1),
+        default=1,
+        help="processes side by side, which share the cores; default 1",
+    )
+    add(
+        "--task",
+        type=_at_least(0),
+        default=0,
+        help="of --tasks: run the cells task, task + tasks, ...; default 0",
+    )
+    add(
+        "--tasks",
+        type=_at_least(1),
+        default=1,
+        help="number of commands that share the grid (SLURM array); default 1",
+    )
+    add(
+        "--report_only",
+        action="store_true",
+        help="run nothing: make the table and the report of what is finished",
+    )
+    return parser
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    def whole_number(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"expected a whole number of at least {least}, found {text}")
+        return int(text)
+
+    return whole_number
+
+
+def _run(experiment: Experiment, lanes: int, cells: Sequence[Cell]) -> int:
+    """Run the cells that are not done; the number of those that failed."""
+    check_cells(experiment)
+    claim_folder(experiment)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, _stop)
+    waiting = [cell for cell in cells if not _is_over(cell, experiment)]
+    left = TimeLeft(waiting, lanes, experiment.pairs, write_table(experiment))
+    counts = dict.fromkeys(("done", "failed", "stopped", "busy"), 0) | {"done": len(cells) - len(waiting)}
+    print(f"{experiment.folder}: {len(cells)} cells, {counts['done']} of them done", flush=True)
+    is_terminal = sys.stderr.isatty()
+    ends = run_cells(waiting, experiment.commands, experiment.keeps_checkpoints, lanes)
+    with (
+        contextlib.closing(ends),
+        tqdm(total=len(cells), initial=counts["done"], disable=not is_terminal, bar_format=_BAR) as bar,
+    ):
+        for end in ends:
+            counts[end.state] += 1
+            left.count(end)
+            if end.state == "done":
+                write_table(experiment)
+            seconds = left.seconds()
+            until = "" if seconds is None else f", about {in_words(seconds)} left ({_clock(seconds)})"
+            line = f"{time.strftime('%H:%M:%S')} {_described(end)}"
+            if not is_terminal:
+                print(f"{line}; {counts['done']} of {len(cells)} done{until}", flush=True)
+            elif end.state != "done":
+                bar.write(line)
+            bar.set_postfix_str(until.removeprefix(", "))
+            bar.update()
+    if counts["busy"]:
+        print(f"{counts['busy']} cells are run by another command on this folder")
+    return counts["failed"] + counts["stopped"]
+
+
+_BAR = "{n_fmt}/{total_fmt} cells |{bar}| {elapsed}{postfix}"
+
+
+def _is_over(cell: Cell, experiment: Experiment) -> bool:
+    has_checkpoints = (cell.folder / "checkpoints").exists() and not experiment.keeps_checkpoints
+    return is_done(cell, experiment.commands) and not has_checkpoints
+
+
+def _described(end: End) -> str:
+    if end.state == "failed":
+        return f"{end.cell.name} FAILED: {end.error} (log: {end.cell.folder / LOG_FILE})"
+    if end.state == "busy":
+        return f"{end.cell.name} is run by another command"
+    return f"{end.cell.name} {end.state}" + (
+        f" in {in_words(end.seconds)}" if end.seconds is not None else ""
+    )
+
+
+def _clock(seconds: float) -> str:
+    end = time.localtime(time.time() + seconds)
+    return time.strftime("%H:%M" if seconds < 12 * 3600 else "%a %H:%M", end)
+
+
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    raise _Stop(number)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""The run folder of a cell: whether it is done, and running its commands in this process."""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import os
+import shlex
+import shutil
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from medclip_dcl.experiments.grid import Cell
+from medclip_dcl.files import write_text
+
+LOG_FILE, ERROR_FILE = "log.txt", "error.txt"
+CONFIG_FILE, FIT_FILE, RESULTS_FILE = "config.yaml", "fit.json", "results.json"
+_LOCK_FILE = ".lock"
+
+
+@dataclass(frozen=True)
+class End:
+    """How the run of a cell ended.
+
+    Attributes:
+        cell: which one.
+        state: busy where another command runs it, stopped where a signal stopped it.
+        seconds: that it took; None unless all of it ran.
+        error: the line that says why it failed.
+    """
+
+    cell: Cell
+    state: Literal["done", "failed", "stopped", "busy"]
+    seconds: float | None = None
+    error: str = ""
+
+
+def is_done(cell: Cell, commands: Sequence[str]) -> bool:
+    """What the commands write last is there."""
+    return (cell.folder / (RESULTS_FILE if "test" in commands else FIT_FILE)).is_file()
+
+
+def error_of(cell: Cell) -> str | None:
+    """The line that says why a cell failed; None for one that did not, or that was begun again since."""
+    file = cell.folder / ERROR_FILE
+    return file.read_text(encoding="utf-8").strip() if file.is_file() else None
+
+
+def run_cell(cell: Cell, commands: Sequence[str], keeps_checkpoints: bool = True) -> End:
+    """Run the commands of a cell, their output in log.txt; leave alone what is done or run by another command."""
+    cell.folder.mkdir(parents=True, exist_ok=True)
+    with _lock(cell.folder / _LOCK_FILE) as is_ours:
+        if not is_ours:
+            return End(cell, "busy")
+        is_new, started = not (cell.folder / CONFIG_FILE).exists(), time.monotonic()
+        was_done = is_done(cell, commands)
+        if not was_done:
+            (cell.folder / ERROR_FILE).unlink(missing_ok=True)
+            with _output_to(cell.folder / LOG_FILE):
+                end = _run_commands(cell, commands)
+            gc.collect()
+            if end is not None:
+                return end
+        if not keeps_checkpoints:
+            shutil.rmtree(cell.folder / "checkpoints", ignore_errors=True)
+        return End(cell, "done", time.monotonic() - started if is_new and not was_done else None)
+
+
+def failed(cell: Cell, error: str) -> End:
+    """Note why a cell failed, for the report and for those who look into its folder."""
+    error = " ".join(error.split())
+    write_text(f"{error}\n", cell.folder / ERROR_FILE)
+    return End(cell, "failed", error=error)
+
+
+def _run_commands(cell: Cell, commands: Sequence[str]) -> End | None:
+    """None if all of them came to their end."""
+    from medclip_dcl.cli import main
+
+    for command in commands:
+        if command == "fit" and (cell.folder / FIT_FILE).is_file():
+            continue
+        # Later commands evaluate the run as it was trained.
+        own = cell.arguments if command == commands[0] else (f"--config={cell.folder / CONFIG_FILE}",)
+        arguments = [command, *own, f"--run_folder={cell.folder}", "--trainer.enable_progress_bar=false"]
+        print(f"python -m medclip_dcl {shlex.join(arguments)}", flush=True)
+        try:
+            main(arguments)
+        except SystemExit as end:
+            if isinstance(end.code, int) and end.code > 128:
+                return End(cell, "stopped")
+            if end.code:
+                return failed(cell, _last_line(cell.folder / LOG_FILE))
+        except Exception as error:
+            traceback.print_exc()
+            return failed(cell, traceback.format_exception_only(error)[-1])
+    return None if is_done(cell, commands) else failed(cell, f"{commands[-1]} ended without its results")
+
+
+def _last_line(log: Path) -> str:
+    sys.stderr.flush()
+    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    return lines[-1] if lines else ""
+
+
+@contextmanager
+def _lock(file: Path) -> Iterator[bool]:
+    """Hold the lock of a cell, which the system frees when the process ends; False where another process has it."""
+    with file.open("w") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
+@contextmanager
+def _output_to(log: Path) -> Iterator[None]:
+    """Append what this process writes to the terminal to a file, also what libraries write."""
+    before = [os.dup(1), os.dup(2)]
+    try:
+        with log.open("ab") as stream:
+            _redirect([stream.fileno(), stream.fileno()])
+            yield
+    finally:
+        _redirect(before)
+        for descriptor in before:
+            os.close(descriptor)
+
+
+def _redirect(descriptors: Sequence[int]) -> None:
+    for stream, descriptor, own in zip((sys.stdout, sys.stderr), descriptors, (1, 2), strict=True):
+        stream.flush()
+        os.dup2(descriptor, own)

@@ -1,0 +1,173 @@
+"""The declared figures of an experiment: charts for the page, and PNG for a paper."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import ScalarFormatter
+
+from medclip_dcl.errors import UserError
+from medclip_dcl.evaluation.figures import COLOURS, MUTED, write_figure
+from medclip_dcl.experiments.grid import Experiment, Level
+from medclip_dcl.experiments.statistics import means, paired_differences
+from medclip_dcl.report.charts import chart
+
+FOLDER = "figures"
+_MAP_FILE = "predictions/embedding_map.parquet"
+_DPI = 300
+_PAPER: dict[str, Any] = {
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.6,
+}
+_DODGE = 0.012
+"""Share of the x axis by which lines are set apart, so that their intervals do not hide one another."""
+
+Panel = Callable[[Axes], None]
+
+
+def draw_figures(experiment: Experiment, table: pd.DataFrame) -> dict[str, list[Markup]]:
+    """Write figures/NAME.png of each figure for which something is finished.
+
+    Args:
+        experiment: declares the figures.
+        table: its results.parquet.
+
+    Returns:
+        Title -> the charts of its panels.
+
+    Raises:
+        UserError: a map whose cell has no such file.
+    """
+    found: dict[str, list[Markup]] = {}
+    for figure in experiment.figures:
+        size, panels = (3.0, 3.2), _maps(experiment, figure, table)
+        if figure["kind"] != "map":
+            size, panels = (4.8, 3.3), _lines(experiment, figure, table)
+        if not panels:
+            continue
+        name = str(figure["name"])
+        with matplotlib.rc_context(_PAPER):
+            whole = Figure(figsize=(size[0] * len(panels), size[1]), layout="constrained")
+            for axes, draw in zip(whole.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+                draw(axes)
+            write_figure(whole, experiment.folder / FOLDER / f"{name}.png", dpi=_DPI)
+        title = str(figure.get("title", name.replace("_", " ")))
+        found[title] = [chart(f"{name}-{place}", size, draw) for place, draw in enumerate(panels)]
+    return found
+
+
+def _lines(experiment: Experiment, figure: Mapping[str, Any], table: pd.DataFrame) -> list[Panel]:
+    """A line for each compared level: its means, or its differences from the reference."""
+    x, compared = figure["x"], experiment.compared
+    if isinstance(x, Mapping):
+        used, x_label = x["outcomes"], str(x["label"])
+        rows = table.assign(x=table["outcome"].map(used)).dropna(subset=["x"])
+    else:
+        used, x_label = {figure["y"]: None}, str(x)
+        rows = table[table["outcome"] == figure["y"]].assign(x=table[x])
+    rows = _selected(experiment, figure, rows)
+    outcome, y_label = experiment.outcomes[next(iter(used))], str(figure.get("y", next(iter(used))))
+    reference = experiment.reference if figure["kind"] == "differences" else None
+    if reference is None:
+        points = means(rows, [*([compared] if compared else []), "x"])
+    else:
+        names = {"compared": str(compared), "pairs": str(experiment.pairs)}
+        points = paired_differences(rows, reference=reference.value, groups=["x"], **names)
+        y_label = f"{y_label} − {reference.name}"
+    if points.empty:
+        return []
+    points[["mean", "low", "high"]] *= outcome.scale
+    levels = experiment.axes[compared] if compared else (Level("", "", ()),)
+    is_log = bool(figure.get("log", False))
+    places = _places(points["x"], is_log)
+    step = _DODGE * (max(places.values()) - min(places.values()) or 1.0)
+
+    def draw(axes: Axes) -> None:
+        for colour, (place, level) in zip(itertools.cycle(COLOURS), enumerate(levels), strict=False):
+            of_level = points[points[compared] == level.value] if compared else points
+            of_level = of_level.sort_values("x", key=lambda x: x.map(places))
+            at = np.array([places[value] for value in of_level["x"]]) + (place - (len(levels) - 1) / 2) * step
+            at = 10**at if is_log else at
+            if len(at):
+                axes.plot(
+                    at, of_level["mean"], color=colour, lw=1.2, marker="o", markersize=3.5, label=level.name
+                )
+            axes.vlines(at, of_level["low"], of_level["high"], color=colour, lw=1.0)
+        if reference is not None:
+            axes.axhline(0, color=MUTED, linewidth=0.8, linestyle=":")
+        axes.set(xlabel=x_label, ylabel=f"{y_label}, %" if outcome.percent else y_label)
+        axes.set_xscale("log" if is_log else "linear")
+        axes.set_xticks(
+            [10**at if is_log else at for at in places.values()], [str(value) for value in places]
+        )
+        axes.minorticks_off()
+        axes.yaxis.set_major_formatter(ScalarFormatter(useOffset=False))
+        if compared:
+            below = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0}
+            axes.legend(fontsize=8, frameon=False, ncols=min(4, len(levels)), **below)
+
+    return [draw]
+
+
+def _places(values: pd.Series, is_log: bool) -> dict[Any, float]:
+    """Where each value stands on the x axis; words stand side by side."""
+    distinct = list(dict.fromkeys(values))
+    if not pd.api.types.is_numeric_dtype(values):
+        return {value: float(place) for place, value in enumerate(distinct)}
+    return {value: float(np.log10(value) if is_log else value) for value in sorted(distinct)}
+
+
+def _maps(experiment: Experiment, figure: Mapping[str, Any], table: pd.DataFrame) -> list[Panel]:
+    """A panel for each compared level, from the embedding map of its cell."""
+    if figure["kind"] != "map":
+        return []
+    done = set(_selected(experiment, figure, table)["cell"])
+    panels = []
+    for cell in experiment.cells():
+        if cell.name in done:
+            file = cell.folder / figure.get("file", _MAP_FILE)
+            if not file.is_file():
+                raise UserError(
+                    f"figures: {figure['name']}: {cell.folder} has no {file.relative_to(cell.folder)}"
+                )
+            title = cell.levels[experiment.compared] if experiment.compared else cell.name
+            panels.append(_MapPanel(title, pd.read_parquet(file)))
+    return list(panels)
+
+
+@dataclass(frozen=True)
+class _MapPanel:
+    """t-SNE in which the selected classes are shades of red, the others of blue (SSD, figure 4)."""
+
+    title: str
+    points: pd.DataFrame
+
+    def __call__(self, axes: Axes) -> None:
+        for is_selected, shades in ((False, "Blues"), (True, "Reds")):
+            rows = self.points[self.points["is_selected"] == is_selected]
+            classes = sorted(rows["class"].unique())
+            colours = matplotlib.colormaps[shades](np.linspace(0.35, 0.95, len(classes)))
+            for name, colour in zip(classes, colours, strict=True):
+                of_class = rows[rows["class"] == name]
+                axes.scatter(of_class["x"], of_class["y"], s=5, color=colour, linewidths=0, rasterized=True)
+        axes.set(xticks=[], yticks=[])
+        axes.set_title(self.title, loc="left")
+
+
+def _selected(experiment: Experiment, figure: Mapping[str, Any], rows: pd.DataFrame) -> pd.DataFrame:
+    for axis, level in (figure.get("where") or {}).items():
+        value = next(one.value for one in experiment.axes[axis] if one.name == str(level))
+        rows = rows[rows[axis] == value]
+    return rows

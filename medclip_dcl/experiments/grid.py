@@ -1,0 +1,168 @@
+"""The grid of an experiment: its axes, its cells and what identifies them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from medclip_dcl.errors import MissingFileError, UserError
+
+
+@dataclass(frozen=True)
+class Level:
+    """A level of an axis.
+
+    Attributes:
+        name: in the names of cells and in tables.
+        value: a number where the axis lists numbers, else the name.
+        arguments: options of the command line that it adds.
+    """
+
+    name: str
+    value: int | float | str
+    arguments: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A number of each cell.
+
+    Attributes:
+        path: in the metrics of results.json, keys joined by "/".
+        percent: shown as a percentage.
+        higher_is_better: None: not said.
+        digits: decimals shown.
+    """
+
+    path: str
+    percent: bool = False
+    higher_is_better: bool | None = None
+    digits: int = 3
+
+    @property
+    def scale(self) -> int:
+        return 100 if self.percent else 1
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of the grid.
+
+    Attributes:
+        levels: axis -> name of the level.
+        folder: its run folder.
+        arguments: of the first command, without the run folder.
+    """
+
+    levels: Mapping[str, str]
+    folder: Path
+    arguments: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A checked experiment file; see docs/experiments.md.
+
+    Attributes:
+        file: where it was read.
+        folder: of its cells, table and report.
+        commands: of ``python -m medclip_dcl``, run one after the other in each cell.
+        arguments: of all cells.
+        axes: name -> levels.
+        pairs: axis over which differences are paired and averages taken; None: none.
+        compared: axis whose levels are compared; None: none.
+        reference: level of `compared` that is subtracted from the others.
+        outcomes: name -> outcome.
+        figures: declarations, each with the keys of its kind.
+        keeps_checkpoints: False deletes the checkpoints of finished cells.
+    """
+
+    file: Path
+    folder: Path
+    commands: tuple[str, ...]
+    arguments: tuple[str, ...]
+    axes: Mapping[str, tuple[Level, ...]]
+    pairs: str | None
+    compared: str | None
+    reference: Level | None
+    outcomes: Mapping[str, Outcome]
+    figures: tuple[Mapping[str, Any], ...]
+    keeps_checkpoints: bool
+
+    @property
+    def groups(self) -> list[str]:
+        """Axes that are neither paired nor compared: each combination of their levels is a comparison by itself."""
+        return [name for name in self.axes if name not in (self.pairs, self.compared)]
+
+    def cells(self) -> list[Cell]:
+        """All cells; the paired axis changes last, so that what is finished first is balanced over the others."""
+        order = sorted(self.axes, key=lambda name: name != self.pairs)
+        return [
+            self._cell(dict(zip(order, levels, strict=True)))
+            for levels in itertools.product(*(self.axes[name] for name in order))
+        ]
+
+    def covering_cells(self) -> list[Cell]:
+        """A few cells in which each level of each axis occurs."""
+        n = max(map(len, self.axes.values()))
+        return [
+            self._cell({name: levels[i % len(levels)] for name, levels in self.axes.items()})
+            for i in range(n)
+        ]
+
+    def _cell(self, levels: Mapping[str, Level]) -> Cell:
+        names = {axis: levels[axis].name for axis in self.axes}
+        arguments = itertools.chain(self.arguments, *(levels[axis].arguments for axis in self.axes))
+        folder = self.folder / "cells" / ",".join(f"{axis}={name}" for axis, name in names.items())
+        return Cell(names, folder, tuple(arguments))
+
+    def identity(self) -> dict[str, Any]:
+        """Content of experiment.json: what the cells were run with, the content of configuration files included."""
+        return {
+            "commands": list(self.commands),
+            "order": list(self.axes),  # it makes the names of the cells
+            "settings": merged(self.arguments),
+            "axes": {
+                axis: {x.name: merged(x.arguments) for x in levels} for axis, levels in self.axes.items()
+            },
+        }
+
+
+def merged(arguments: Sequence[str]) -> dict[str, Any]:
+    """The settings that arguments of the command line give, the content of their configuration files included."""
+    parts = []
+    for argument in arguments:
+        name, _, value = argument.removeprefix("--").partition("=")
+        if name == "config":
+            parts.append(read_yaml(Path(value)))
+        else:
+            nested = reduce(lambda inner, key: {key: inner}, reversed(name.split(".")), yaml.safe_load(value))
+            parts.append(nested)
+    return reduce(_over, parts, {})
+
+
+def _over(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    both = {key for key in second if isinstance(first.get(key), Mapping) and isinstance(second[key], Mapping)}
+    return {**first, **second, **{key: _over(first[key], second[key]) for key in both}}
+
+
+def read_yaml(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        raise MissingFileError(f"no file {file}")
+    try:
+        found = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (ValueError, yaml.YAMLError) as error:
+        raise UserError(f"{file} is not readable YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(found, Mapping):
+        raise UserError(f"{file}: expected keys with values, found {found!r}")
+    return dict(found)

@@ -1,0 +1,94 @@
+"""Processes that run cells side by side; each imports Lightning once."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections import deque
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from typing import Any, cast
+
+from medclip_dcl.experiments.cells import End, failed, run_cell
+from medclip_dcl.experiments.grid import Cell
+from medclip_dcl.worker_processes import begin_worker
+
+CONTEXT: Any = multiprocessing.get_context("spawn")
+_SECONDS_TO_SAVE = 300.0
+"""That training may take to save at a signal: it waits for the end of its step."""
+
+
+def run_cells(
+    cells: Iterable[Cell], commands: Sequence[str], keeps_checkpoints: bool, lanes: int
+) -> Generator[End]:
+    """Run cells in `lanes` processes and yield how each ended; when the caller stops early, training is saved."""
+    waiting = deque(cells)
+    running: dict[Connection, tuple[_Lane, Cell]] = {}
+    idle = [_Lane(place, lanes) for place in range(min(lanes, len(waiting)))]
+    try:
+        while waiting or running:
+            while waiting and idle:
+                lane, cell = idle.pop(0), waiting.popleft()
+                lane.connection.send((cell, commands, keeps_checkpoints))
+                running[lane.connection] = lane, cell
+            for connection in wait(list(running)):
+                lane, cell = running.pop(cast(Connection, connection))
+                try:
+                    end = lane.connection.recv()
+                except EOFError:
+                    end = lane.end_of(cell)
+                    lane = _Lane(lane.place, lanes)
+                idle.append(lane)
+                yield end
+    finally:
+        everyone = [*idle, *(lane for lane, _ in running.values())]
+        for lane in everyone:
+            lane.process.terminate()
+            lane.connection.close()
+        for lane in everyone:
+            lane.process.join(_SECONDS_TO_SAVE)
+            lane.process.kill()
+
+
+def threads_of_a_lane(lanes: int) -> int:
+    """Its share of the cores that this process may use."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // lanes)
+
+
+class _Lane:
+    """A process that runs one cell after the other."""
+
+    def __init__(self, place: int, lanes: int) -> None:
+        self.place = place
+        self.connection, theirs = CONTEXT.Pipe()
+        self.process = CONTEXT.Process(target=_serve, args=(theirs, place, threads_of_a_lane(lanes)))
+        self.process.start()
+        theirs.close()  # so that the end of the process ends the pipe
+
+    def end_of(self, cell: Cell) -> End:
+        """How the cell ended with which this process died."""
+        self.process.join()
+        code = self.process.exitcode or 0
+        if code == -signal.SIGTERM:
+            return End(cell, "stopped")
+        how = f"signal {-code}" if code < 0 else f"status {code}"
+        return failed(
+            cell, f"its process ended with {how}" + ("; out of memory?" if code == -signal.SIGKILL else "")
+        )
+
+
+def _serve(connection: Connection, place: int, threads: int) -> None:
+    begin_worker()
+    # As Ctrl-C: the parent answers it, and training while it can save.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    # Before torch is imported.
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    if len(gpus) > 1:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpus[place % len(gpus)]
+    with suppress(EOFError, BrokenPipeError):  # the parent has gone
+        while True:
+            connection.send(run_cell(*connection.recv()))

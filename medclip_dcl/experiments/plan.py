@@ -1,0 +1,250 @@
+"""The experiment file: a grid of runs, what is compared, and what is reported. Read and checked without Lightning."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from medclip_dcl.command.config_keys import check_arguments, message, nearest
+from medclip_dcl.errors import MissingFileError, UserError
+from medclip_dcl.experiments.grid import Experiment, Level, Outcome, read_yaml
+
+COMMANDS = ("fit", "validate", "test", "predict")
+FIGURES: dict[str, dict[str, bool]] = {
+    "lines": {"name": True, "x": True, "y": False, "where": False, "title": False, "log": False},
+    "differences": {"name": True, "x": True, "y": True, "where": False, "title": False, "log": False},
+    "map": {"name": True, "file": False, "where": True, "title": False},
+}
+"""Kind of a figure -> its keys, True where they are required."""
+_KEYS = (
+    "folder",
+    "commands",
+    "configs",
+    "settings",
+    "axes",
+    "pairs",
+    "compare",
+    "outcomes",
+    "figures",
+    "checkpoints",
+)
+_OUTCOME_KEYS = ("path", "percent", "higher_is_better", "digits")
+# They become names of folders and of files.
+_NAME = re.compile(r"[^\W_][\w.+ -]*")
+
+
+def read_experiment(file: Path) -> Experiment:
+    """Read and check an experiment file.
+
+    Raises:
+        MissingFileError: the file, or a configuration that it names, does not exist.
+        UserError: names the first mistake of the file.
+    """
+    given = read_yaml(file)
+    where = str(file)
+    _check_keys(given, _KEYS, where)
+    for key in ("folder", "axes"):
+        if not given.get(key):
+            raise UserError(f"{where}: {key} is missing")
+    commands = tuple(_list(given.get("commands", ["fit", "test"])))
+    if unknown := [name for name in commands if name not in COMMANDS]:
+        raise UserError(f"{where}: commands: expected some of {', '.join(COMMANDS)}, found {unknown[0]}")
+    axes = {
+        str(name): _levels(axis, f"{where}: axes.{name}", file.parent)
+        for name, axis in _mapping(given["axes"], f"{where}: axes").items()
+    }
+    _check_separate(given["axes"], where)
+    compare = given.get("compare") or {}
+    _check_keys(compare, ("axis", "reference"), f"{where}: compare")
+    pairs, compared = given.get("pairs"), compare.get("axis")
+    for key, axis in (("pairs", pairs), ("compare.axis", compared)):
+        if axis is not None and axis not in axes:
+            raise UserError(f"{where}: {key}: there is no axis {axis}; the axes are {', '.join(axes)}")
+    if pairs is not None and pairs == compared:
+        raise UserError(f"{where}: {pairs} is both paired and compared; give two axes")
+    levels = {} if compared is None else {level.name: level for level in axes[compared]}
+    if levels and str(compare.get("reference")) not in levels:
+        found = compare.get("reference")
+        raise UserError(f"{where}: compare.reference: expected one of {', '.join(levels)}, found {found}")
+    outcomes = {
+        str(name): _outcome(one, f"{where}: outcomes.{name}")
+        for name, one in (given.get("outcomes") or {}).items()
+    }
+    if outcomes and "test" not in commands:
+        raise UserError(
+            f"{where}: outcomes are read from results.json, which `test` writes: add it to commands"
+        )
+    keeping = given.get("checkpoints", "keep")
+    if keeping not in ("keep", "delete"):
+        raise UserError(f"{where}: checkpoints: expected keep or delete, found {keeping}")
+    experiment = Experiment(
+        file=file,
+        folder=Path(str(given["folder"])),
+        commands=commands,
+        arguments=_arguments(given, where, file.parent),
+        axes=axes,
+        pairs=pairs,
+        compared=compared,
+        reference=levels.get(str(compare.get("reference"))),
+        outcomes=outcomes,
+        figures=tuple(given.get("figures") or ()),
+        keeps_checkpoints=keeping == "keep",
+    )
+    for place, figure in enumerate(experiment.figures):
+        _check_figure(experiment, figure, f"{where}: figures.{place}")
+    if len({figure["name"] for figure in experiment.figures}) < len(experiment.figures):
+        raise UserError(f"{where}: figures: two have the same name")
+    return experiment
+
+
+def check_cells(experiment: Experiment) -> None:
+    """Check the first command of each level as the command line does, before anything is run.
+
+    Raises:
+        UserError: names the cell and the first setting that is certainly wrong.
+    """
+    for cell in experiment.covering_cells():
+        try:
+            check_arguments([experiment.commands[0], *cell.arguments, "--run_folder", str(cell.folder)])
+        except UserError as error:
+            raise UserError(f"{experiment.file}: cell {cell.name}: {error}") from error
+
+
+def _levels(axis: Any, where: str, beside: Path) -> tuple[Level, ...]:
+    """The levels of an axis: either of one setting (set, values) or each with its own configuration."""
+    if not isinstance(axis, Mapping) or not ("levels" in axis) ^ ("set" in axis):
+        raise UserError(f"{where}: expected set and values, or levels")
+    _check_keys(axis, ("levels",) if "levels" in axis else ("set", "values"), where)
+    if not _NAME.fullmatch(name := where.rpartition(".")[2]):
+        raise UserError(
+            f"{where}: {name!r} cannot be part of a folder's name; use letters, digits, . + - and _"
+        )
+    levels: list[Level] = []
+    if "levels" in axis:
+        for level, given in _mapping(axis["levels"], f"{where}.levels").items():
+            _check_keys(given or {}, ("configs", "settings"), f"{where}.levels.{level}")
+            arguments = _arguments(given or {}, f"{where}.levels.{level}", beside)
+            levels.append(Level(str(level), str(level), arguments))
+    else:
+        values = axis.get("values")
+        values = list(range(values)) if isinstance(values, int) else _list(values)
+        keys = _list(axis["set"])
+        for value in values:
+            arguments = tuple(_option(key, value) for key in keys)
+            levels.append(
+                Level(_text(value), value if isinstance(value, int | float) else _text(value), arguments)
+            )
+    if not levels:
+        raise UserError(f"{where}: the axis is empty; give at least one level")
+    for level in levels:
+        if not _NAME.fullmatch(level.name):
+            raise UserError(
+                f"{where}: the level {level.name!r} cannot name a folder; give it a name under levels:"
+            )
+    names = [level.name for level in levels]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"{where}: the level {twice[0]} is given twice")
+    return tuple(levels)
+
+
+def _arguments(given: Mapping[str, Any], where: str, beside: Path) -> tuple[str, ...]:
+    """Options of the command line for configs, relative to the experiment file, and settings."""
+    found = []
+    for name in _list(given.get("configs")):
+        file = beside / name
+        if not file.is_file():
+            raise MissingFileError(
+                f"{where}: configs: no file {file} (paths are relative to the experiment file)"
+            )
+        found.append(f"--config={file}")
+    settings = _mapping(given.get("settings") or {}, f"{where}: settings")
+    return (*found, *(_option(key, value) for key, value in settings.items()))
+
+
+def _check_separate(axes: Mapping[str, Any], where: str) -> None:
+    """Refuse two axes of one setting: the later would silently win."""
+    owner: dict[str, str] = {}
+    for name, axis in axes.items():
+        for key in _list(axis.get("set")):
+            if key in owner:
+                raise UserError(f"{where}: the axes {owner[key]} and {name} both set {key}")
+            owner[key] = name
+
+
+def _outcome(given: Any, where: str) -> Outcome:
+    if isinstance(given, str):
+        return Outcome(given)
+    _check_keys(given, _OUTCOME_KEYS, where)
+    if "path" not in given:
+        raise UserError(f"{where}: path is missing: where in the metrics of results.json the number is")
+    return Outcome(**given)
+
+
+def _check_figure(experiment: Experiment, figure: Any, where: str) -> None:
+    kind = figure.get("kind") if isinstance(figure, Mapping) else None
+    if kind not in FIGURES:
+        raise UserError(f"{where}: kind: expected {', '.join(FIGURES)}, found {kind}")
+    _check_keys(figure, ("kind", *FIGURES[kind]), where)
+    if missing := [key for key, is_required in FIGURES[kind].items() if is_required and key not in figure]:
+        raise UserError(f"{where}: a figure of kind {kind} needs {missing[0]}")
+    if not _NAME.fullmatch(str(figure["name"])):
+        raise UserError(f"{where}: name: {figure['name']!r} cannot name a file")
+    if kind == "differences" and None in (experiment.compared, experiment.pairs):
+        raise UserError(f"{where}: differences need compare (axis and reference) and pairs")
+    x, named = figure.get("x"), figure.get("where") or {}
+    for axis, level in named.items():
+        _among(axis, experiment.axes, f"{where}: where", "axis")
+        _among(str(level), [one.name for one in experiment.axes[axis]], f"{where}: where.{axis}", "level")
+    if isinstance(x, Mapping):
+        if kind != "lines":
+            raise UserError(f"{where}: x: only lines can have outcomes as x")
+        _check_keys(x, ("label", "outcomes"), f"{where}: x")
+        used = list(_mapping(x.get("outcomes"), f"{where}: x.outcomes"))
+    else:
+        used = [figure["y"]] if kind != "map" and "y" in figure else []
+        if kind != "map":
+            _among(x, experiment.groups, f"{where}: x", "axis that is neither paired nor compared")
+            if not used:
+                raise UserError(f"{where}: y is missing: the name of an outcome")
+    for outcome in used:
+        _among(outcome, experiment.outcomes, where, "outcome")
+    free = [axis for axis in experiment.groups if axis not in named and axis != x]
+    if kind == "map" and experiment.pairs is not None and experiment.pairs not in named:
+        free.append(experiment.pairs)
+    if free:
+        raise UserError(f"{where}: where: choose a level of {free[0]}, or the figure would mix its levels")
+
+
+def _among(name: Any, known: Iterable[str], where: str, kind: str) -> None:
+    if name not in (known := list(known)):
+        raise UserError(
+            f"{where}: there is no {kind} {name}{nearest(str(name), known)} (there are: {', '.join(known)})"
+        )
+
+
+def _check_keys(given: Any, known: Sequence[str], where: str) -> None:
+    for key in _mapping(given, where):
+        if key not in known:
+            raise UserError(f"{where}: {message(str(key), known)}")
+
+
+def _mapping(given: Any, where: str) -> Mapping[Any, Any]:
+    if not isinstance(given, Mapping):
+        raise UserError(f"{where}: expected keys with values, found {given!r}")
+    return given
+
+
+def _list(given: Any) -> list[Any]:
+    return given if isinstance(given, list) else [] if given is None else [given]
+
+
+def _option(key: Any, value: Any) -> str:
+    return f"--{key}={_text(value)}"
+
+
+def _text(value: Any) -> str:
+    """A value as the command line takes it."""
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,133 @@
+"""The folder of an experiment: experiment.json, and results.parquet made from the cells."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from medclip_dcl.errors import UserError
+from medclip_dcl.experiments.cells import CONFIG_FILE, FIT_FILE, RESULTS_FILE, is_done
+from medclip_dcl.experiments.grid import Cell, Experiment
+from medclip_dcl.files import write_json, write_parquet
+from medclip_dcl.report.saved_results import differing_settings, read_json, read_results
+
+EXPERIMENT_FILE, TABLE_FILE = "experiment.json", "results.parquet"
+FORMAT_VERSION = 1
+FACTS = {
+    "weights": "string", "dataset": "string", "precision": "string", "device": "string", "versions": "string",
+    "epochs": "Float64", "steps": "Float64", "fit_seconds": "Float64", "test_seconds": "Float64", "config": "string",
+}  # fmt: skip
+"""Columns of results.parquet beside the axes, outcome and value: what the value depends on."""
+
+
+def claim_folder(experiment: Experiment, writes: bool = True) -> None:
+    """Check that the folder is new or of this experiment, whose levels may change, and write experiment.json.
+
+    Raises:
+        UserError: the folder holds cells of other settings; names what differs.
+    """
+    file, now = experiment.folder / EXPERIMENT_FILE, experiment.identity()
+    before = read_json(file) if file.is_file() else {}
+    if before and before.pop("format_version", None) != FORMAT_VERSION:
+        raise UserError(f"{file} is of another version of this program; choose another folder")
+    if before:
+        differing = list(differing_settings(before["settings"], now["settings"]))
+        differing += ["commands"] * (before["commands"] != now["commands"])
+        if before["order"] != now["order"]:
+            differing.append(f"axes ({', '.join(before['order'])})")
+        else:
+            for axis, levels in before["axes"].items():
+                for level in levels.keys() & now["axes"][axis].keys():
+                    keys = differing_settings(levels[level], now["axes"][axis][level])
+                    differing += [f"{axis}={level}: {key}" for key in keys]
+                now["axes"][axis] = levels | now["axes"][axis]
+        if differing:
+            raise UserError(
+                f"{experiment.folder} holds cells of another grid: {file.name} differs in "
+                f"{', '.join(sorted(differing))}; choose another folder in {experiment.file}, or delete this one"
+            )
+    if writes and now != before:
+        write_json({"format_version": FORMAT_VERSION, **now}, file)
+
+
+def results_table(experiment: Experiment) -> pd.DataFrame:
+    """One row for each finished cell and outcome, in the order of the grid; without outcomes, one for each cell.
+
+    The columns are the axes, cell, outcome, value and `FACTS`; an axis of numbers has a numeric column.
+
+    Raises:
+        UserError: a cell's results cannot be read, or lack an outcome.
+    """
+    values = {axis: {level.name: level.value for level in levels} for axis, levels in experiment.axes.items()}
+    rows: list[dict[str, Any]] = []
+    for cell in experiment.cells():
+        if not is_done(cell, experiment.commands):
+            continue
+        metrics, facts = _read_cell(
+            cell.folder, _time_of(cell.folder / RESULTS_FILE), _time_of(cell.folder / FIT_FILE)
+        )
+        levels = {axis: values[axis][name] for axis, name in cell.levels.items()}
+        for outcome in experiment.outcomes or (None,):
+            value = (
+                None if outcome is None else _value(metrics, experiment.outcomes[outcome].path, outcome, cell)
+            )
+            rows.append({**levels, "cell": cell.name, "outcome": outcome, "value": value, **facts})
+    columns = [*experiment.axes, "cell", "outcome", "value", *FACTS]
+    kinds = {"cell": "string", "outcome": "string", "value": "float64", **FACTS}
+    return pd.DataFrame(rows, columns=columns).astype(kinds)
+
+
+def write_table(experiment: Experiment) -> pd.DataFrame:
+    """Make results.parquet from the cells."""
+    table = results_table(experiment)
+    write_parquet(table, experiment.folder / TABLE_FILE)
+    return table
+
+
+def _value(metrics: Mapping[str, Any], path: str, outcome: str, cell: Cell) -> float | None:
+    if path not in metrics:
+        known = ", ".join(sorted(metrics))
+        raise UserError(
+            f"outcomes.{outcome}: {cell.folder / RESULTS_FILE} has no metric {path}; it has {known}"
+        )
+    return metrics[path]
+
+
+@cache
+def _read_cell(folder: Path, *times: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Metrics by path, and `FACTS`; a cell is read again only when its files are new."""
+    results = read_results(folder) or {}
+    fit = read_json(folder / FIT_FILE) if (folder / FIT_FILE).is_file() else {}
+    config, timings = folder / CONFIG_FILE, results.get("timings", {})
+    facts = {
+        "weights": results.get("checkpoint", {}).get("weights"),
+        "dataset": results.get("dataset", {}).get("fingerprint"),
+        "precision": results.get("precision", fit.get("precision")),
+        "device": timings.get("device", fit.get("device")),
+        "versions": json.dumps(results["versions"], sort_keys=True) if "versions" in results else None,
+        "epochs": fit.get("epochs"),
+        "steps": fit.get("steps"),
+        "fit_seconds": fit.get("seconds"),
+        "test_seconds": timings.get("test_seconds"),
+        "config": config.read_text(encoding="utf-8") if config.is_file() else None,
+    }
+    return _by_path(results.get("metrics", {})), facts
+
+
+def _by_path(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in metrics.items():
+        if isinstance(value, Mapping):
+            found |= _by_path(value, f"{prefix}{key}/")
+        elif value is None or isinstance(value, int | float):
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def _time_of(file: Path) -> int:
+    return file.stat().st_mtime_ns if file.is_file() else 0

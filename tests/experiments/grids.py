@@ -1,0 +1,62 @@
+"""Experiment files of the tiny model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+SETTINGS = {
+    "trainer.max_epochs": 2,
+    "trainer.accelerator": "cpu",
+    "trainer.precision": "32-true",
+    "trainer.enable_model_summary": False,
+    "trainer.num_sanity_val_steps": 0,
+}
+
+
+def write_grid(folder: Path, **changes: Any) -> Path:
+    """An experiment file in the folder: noise x learning rate x seed, of which keys are changed; None removes one."""
+    base = {"model": {"class_path": "tests.experiments.tiny.TinyModel"}}
+    base["data"] = {"class_path": "tests.experiments.tiny.TinyData"}
+    (folder / "configs").mkdir(parents=True, exist_ok=True)
+    (folder / "configs/base.yaml").write_text(yaml.safe_dump(base))
+    (folder / "configs/fast.yaml").write_text("model: {init_args: {learning_rate: 0.2}}")
+    grid = {
+        "folder": str(folder / "grid"),
+        "configs": ["configs/base.yaml"],
+        "settings": SETTINGS,
+        "axes": {
+            "noise": {"set": "data.init_args.noise", "values": [0.1, 1]},
+            "rate": {"levels": {"slow": None, "fast": {"configs": ["configs/fast.yaml"]}}},
+            "seed": {"set": ["seed_everything", "data.init_args.seed"], "values": 3},
+        },
+        "pairs": "seed",
+        "compare": {"axis": "rate", "reference": "slow"},
+        "outcomes": {
+            "error": "tiny/error",
+            "slope": {"path": "slope/1.0/value", "percent": True, "digits": 1},
+        },
+        "figures": [
+            {"kind": "lines", "name": "error_over_noise", "x": "noise", "y": "error", "log": True},
+            {
+                "kind": "differences",
+                "name": "difference",
+                "x": "noise",
+                "y": "error",
+                "title": "Fast against slow",
+            },
+            {
+                "kind": "lines",
+                "name": "both",
+                "x": {"label": "what", "outcomes": {"error": 0.1, "slope": 1.0}},
+                "where": {"noise": 0.1},
+            },
+        ],
+    } | changes
+    file = folder / "grid.yaml"
+    file.write_text(
+        yaml.safe_dump({key: value for key, value in grid.items() if value is not None}, sort_keys=False)
+    )
+    return file

@@ -1,0 +1,32 @@
+"""The experiment files of configs/ are read, and each of their levels is a configuration that the command takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from medclip_dcl.experiments.plan import check_cells, read_experiment
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = sorted((ROOT / "configs/experiments").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_the_cells_of_an_experiment_are_configurations(file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data/cifar10").mkdir(parents=True)  # a missing one would be named
+    experiment = read_experiment(file)
+    check_cells(experiment)
+    assert experiment.reference is not None and experiment.reference.name == "CL"
+
+
+def test_digits_are_the_grid_of_the_study():
+    experiment = read_experiment(ROOT / "configs/experiments/digits.yaml")
+    assert {name: len(levels) for name, levels in experiment.axes.items()} == {
+        "r": 6,
+        "objective": 4,
+        "seed": 20,
+    }
+    first = [cell.levels["objective"] for cell in experiment.cells()[:4]]
+    assert first == ["CL", "DCL-low", "DCL-high", "DCL-true"]

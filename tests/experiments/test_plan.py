@@ -1,0 +1,156 @@
+"""The grid of an experiment file, and one line for each mistake in it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import yaml
+
+from medclip_dcl.errors import UserError
+from medclip_dcl.experiments.__main__ import main
+from medclip_dcl.experiments.plan import check_cells, read_experiment
+from tests.experiments.grids import SETTINGS, write_grid
+
+SEED = {"set": "seed_everything", "values": 2}
+LINES = {"kind": "lines", "name": "a", "x": "noise", "y": "error"}
+
+
+def test_the_grid_is_the_product_of_the_axes_with_the_paired_axis_outermost(tmp_path):
+    experiment = read_experiment(write_grid(tmp_path))
+    cells = experiment.cells()
+    assert [cell.name for cell in cells[:5]] == [
+        "noise=0.1,rate=slow,seed=0",
+        "noise=0.1,rate=fast,seed=0",
+        "noise=1,rate=slow,seed=0",
+        "noise=1,rate=fast,seed=0",
+        "noise=0.1,rate=slow,seed=1",
+    ]
+    assert len(cells) == len({cell.folder for cell in cells}) == 12
+    assert cells[5].folder == tmp_path / "grid/cells/noise=0.1,rate=fast,seed=1"
+    assert cells[5].arguments == (
+        f"--config={tmp_path}/configs/base.yaml",
+        *(f"--{key}={str(value).lower() if value is False else value}" for key, value in SETTINGS.items()),
+        "--data.init_args.noise=0.1",
+        f"--config={tmp_path}/configs/fast.yaml",
+        "--seed_everything=1",
+        "--data.init_args.seed=1",
+    )
+
+
+def test_a_few_cells_have_every_level(tmp_path):
+    experiment = read_experiment(write_grid(tmp_path))
+    cells = experiment.covering_cells()
+    assert len(cells) == 3
+    for axis, levels in experiment.axes.items():
+        assert {cell.levels[axis] for cell in cells} == {level.name for level in levels}
+
+
+def axes(**changes):
+    """The axes of a grid, some of them changed."""
+    plain = {
+        "noise": {"set": "data.init_args.noise", "values": [1]},
+        "rate": {"levels": {"slow": {}}},
+        "seed": SEED,
+    }
+    return {"axes": plain | changes}
+
+
+MISTAKES = {
+    "unknown key": ({"figure": []}, "figure: there is no such key; did you mean figures?"),
+    "no axes": ({"axes": None}, "axes is missing"),
+    "unknown command": (
+        {"commands": ["fit", "tets"]},
+        "expected some of fit, validate, test, predict, found tets",
+    ),
+    "pairs": ({"pairs": "seeds"}, "pairs: there is no axis seeds; the axes are noise, rate, seed"),
+    "compared axis": ({"compare": {"axis": "x"}}, "compare.axis: there is no axis x"),
+    "reference": (
+        {"compare": {"axis": "rate", "reference": "CL"}},
+        "compare.reference: expected one of slow, fast, found CL",
+    ),
+    "paired and compared": (
+        {"compare": {"axis": "seed", "reference": 0}},
+        "seed is both paired and compared",
+    ),
+    "empty axis": (axes(seed=SEED | {"values": []}), "axes.seed: the axis is empty"),
+    "duplicate level": (axes(seed=SEED | {"values": [1, 2, 1]}), "axes.seed: the level 1 is given twice"),
+    "folder's name": (axes(seed=SEED | {"values": ["a/b"]}), "the level 'a/b' cannot name a folder"),
+    "neither levels nor set": (axes(seed={"values": [1]}), "axes.seed: expected set and values, or levels"),
+    "two owners": (axes(order=SEED), "the axes seed and order both set seed_everything"),
+    "key of a level": (
+        axes(rate={"levels": {"slow": {"setting": {}}}}),
+        "axes.rate.levels.slow: setting: there is no such key; did you mean settings?",
+    ),
+    "configuration": ({"configs": ["absent.yaml"]}, "configs: no file"),
+    "outcome's key": (
+        {"outcomes": {"error": {"path": "a", "unit": "%"}}},
+        "error: unit: there is no such key",
+    ),
+    "outcome without test": ({"commands": ["fit"]}, "outcomes are read from results.json"),
+    "checkpoints": ({"checkpoints": "none"}, "checkpoints: expected keep or delete, found none"),
+    "figure's kind": (
+        {"figures": [{"kind": "line"}]},
+        "figures.0: kind: expected lines, differences, map, found line",
+    ),
+    "figure's key": ({"figures": [LINES | {"z": 1}]}, "figures.0: z: there is no such key"),
+    "figure's axis": (
+        {"figures": [LINES | {"x": "nois"}]},
+        "there is no axis that is neither paired nor compared nois; did you mean noise?",
+    ),
+    "figure's outcome": (
+        {"figures": [LINES | {"y": "eror"}]},
+        "there is no outcome eror; did you mean error?",
+    ),
+    "figure's level": ({"figures": [LINES | {"where": {"noise": 3}}]}, "where.noise: there is no level 3"),
+    "mixed levels": (
+        {"figures": [{"kind": "lines", "name": "a", "x": {"label": "x", "outcomes": {"error": 1}}}]},
+        "figures.0: where: choose a level of noise",
+    ),
+    "two figures": ({"figures": [LINES, LINES]}, "figures: two have the same name"),
+}
+
+
+@pytest.mark.parametrize(("changes", "words"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_named_in_one_line(changes, words, tmp_path, capsys):
+    with pytest.raises(SystemExit) as end:
+        main([str(write_grid(tmp_path, **changes))])
+    assert end.value.code == 2
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1 and line.startswith("medclip_dcl.experiments: error: ")
+    assert words in line and "grid.yaml" in line
+
+
+def test_arguments_of_the_command(tmp_path, capsys):
+    file = write_grid(tmp_path)
+    for arguments, words in [
+        ([str(tmp_path / "absent.yaml")], "no file"),
+        (
+            [str(file), "--task", "3", "--tasks", "3"],
+            "--task counts from 0: expected less than --tasks 3, found 3",
+        ),
+        ([str(file), "--lanes", "0"], "--lanes: expected a whole number of at least 1, found 0"),
+    ]:
+        with pytest.raises(SystemExit) as end:
+            main(arguments)
+        assert end.value.code == 2 and words in capsys.readouterr().err
+
+
+def test_a_wrong_setting_is_found_before_anything_runs(tmp_path):
+    settings = SETTINGS | {"trainer.max_epoch": 3}
+    with pytest.raises(
+        UserError, match=r"cell noise=0.1,rate=slow,seed=0: trainer.max_epoch: .* did you mean"
+    ):
+        check_cells(read_experiment(write_grid(tmp_path, settings=settings)))
+    assert not (tmp_path / "grid").exists()
+
+
+def test_a_file_that_is_no_yaml(tmp_path):
+    file = tmp_path / "a.yaml"
+    for text, words in (("a: [", "is not readable YAML"), ("- a", "expected keys with values, found ['a']")):
+        file.write_text(text)
+        with pytest.raises(UserError, match=re.escape(words)):
+            read_experiment(file)
+    file.write_text(yaml.safe_dump({"folder": "x", "axes": [1]}))
+    with pytest.raises(UserError, match="axes: expected keys with values"):
+        read_experiment(file)

@@ -1,0 +1,158 @@
+"""Tables, page and figures of an experiment, from cells written by hand."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from medclip_dcl.errors import UserError
+from medclip_dcl.experiments.figures import draw_figures
+from medclip_dcl.experiments.page import write_report
+from medclip_dcl.experiments.plan import read_experiment
+from medclip_dcl.experiments.statistics import means, paired_differences
+from medclip_dcl.experiments.table import results_table
+from tests.experiments.grids import write_grid
+
+
+def write_cells(file: Path, without: tuple[str, ...] = ()) -> None:
+    """Finished cells: the error falls by 0.1 from slow to fast, and seeds differ by 1."""
+    random = np.random.default_rng(0)
+    for cell in read_experiment(file).cells():
+        noise = random.normal()
+        if cell.name in without:
+            continue
+        seed = int(cell.levels.get("seed", 0))
+        error = seed + 0.01 * noise - 0.1 * (cell.levels.get("rate") == "fast")
+        results = {
+            "format_version": 1,
+            "metrics": {"tiny": {"error": error}, "slope": {"1.0": {"value": 0.5}}},
+            **{part: {} for part in ("protocol", "counts", "notes")},
+            "checkpoint": {"weights": cell.name},
+            "dataset": {"fingerprint": "points"},
+            "precision": "32-true",
+            "versions": {"torch": "2.11"},
+            "timings": {"test_seconds": 100.0, "device": "CPU, 1 threads"},
+        }
+        cell.folder.mkdir(parents=True)
+        (cell.folder / "results.json").write_text(json.dumps(results))
+        (cell.folder / "fit.json").write_text(json.dumps({"epochs": 2, "steps": 6, "seconds": 800.0}))
+
+
+def text_of(page: Path) -> str:
+    """The page without tags and charts."""
+    text = re.sub(r"<(style|svg).*?</\1>", " ", page.read_text(), flags=re.DOTALL)
+    return " ".join(re.sub(r"<[^>]*>", " ", text).split())
+
+
+def test_the_page_shows_means_and_paired_differences(tmp_path):
+    file = write_grid(tmp_path)
+    write_cells(file)
+    experiment = read_experiment(file)
+    table = results_table(experiment)
+    text = text_of(write_report(experiment, table))
+    errors = table[table["outcome"] == "error"]
+    found = paired_differences(errors, compared="rate", reference="slow", pairs="seed", groups=["noise"])
+    assert (found["p_holm"] < 0.05).all() and len(found) == 2
+    one, two = found.sort_values("noise").to_dict("records")
+    cells = [f"−{-x['mean']:.3f}* [−{-x['low']:.3f}, −{-x['high']:.3f}]" for x in (one, two)]
+    assert f"fast − slow {cells[0]} {cells[1]}" in text
+    slow = means(errors[errors["rate"] == "slow"], ["noise"]).sort_values("noise").to_dict("records")
+    cells = [f"{x['mean']:.3f} [−{-x['low']:.3f}, {x['high']:.3f}]" for x in slow]
+    assert f"slow {cells[0]} {cells[1]}" in text
+    # Percentages, equal in all runs: no interval, no sign, no star.
+    means_of_slope = "slope, % noise 0.1 noise 1 slow 50.0 50.0 fast 50.0 50.0"
+    assert f"{means_of_slope} differences from slow, paired by seed fast − slow 0.0 0.0" in text
+    assert "12 of 12" in text and "hours of fit and test 3.0" in text and "2 noise × 2 rate × 3 seed" in text
+
+
+def test_missing_and_failed_cells_are_said(tmp_path):
+    file = write_grid(tmp_path)
+    missing = ("noise=1,rate=fast,seed=2", "noise=1,rate=slow,seed=1", "noise=0.1,rate=slow,seed=0")
+    write_cells(file, missing)
+    experiment = read_experiment(file)
+    failed = experiment.folder / "cells" / missing[0]
+    failed.mkdir()
+    (failed / "error.txt").write_text("RuntimeError: <too steep>\n")
+    page = write_report(experiment, results_table(experiment))
+    text = text_of(page)
+    assert "9 of 12" in text and "failed 1" in text and "3 cells are missing" in text
+    assert "RuntimeError: &lt;too steep&gt;" in page.read_text()
+    # One pair is left of noise 1, two of noise 0.1.
+    assert re.search(r"fast − slow −0\.\d+\*? \[[^]]+\] n = 2 −0\.\d+ n = 1 ", text)
+
+
+def test_the_figures_are_on_the_page_and_in_files(tmp_path):
+    file = write_grid(tmp_path)
+    write_cells(file)
+    experiment = read_experiment(file)
+    page = write_report(experiment, results_table(experiment)).read_text()
+    assert page.count("<svg") == 3 and "Fast against slow" in page and "error over noise" in page
+    for name in ("error_over_noise", "difference", "both"):
+        with Image.open(tmp_path / f"grid/figures/{name}.png") as image:
+            assert image.width > 1000
+    assert "http" not in re.sub(r'xmlns(:\w+)?="[^"]*"|<!DOCTYPE[^>]*>', "", page.split("<pre>")[0])
+    assert write_report(experiment, results_table(experiment)).read_text() == page, (
+        "the same cells, the same page"
+    )
+
+
+def test_a_grid_without_pairs_and_comparison_has_plain_numbers(tmp_path):
+    axes = {"noise": {"set": "data.init_args.noise", "values": ["a", "b"]}}
+    figures = [{"kind": "lines", "name": "a", "x": "noise", "y": "error"}]
+    file = write_grid(tmp_path, axes=axes, pairs=None, compare=None, figures=figures)
+    write_cells(file)
+    experiment = read_experiment(file)
+    text = text_of(write_report(experiment, results_table(experiment)))
+    assert "there are no intervals" in text and "error noise a noise b mean 0.001 −0.001" in text
+
+
+def test_two_group_axes_are_rows_and_columns(tmp_path):
+    axes = {
+        "noise": {"set": "data.init_args.noise", "values": [0.1, 1]},
+        "batch": {"set": "data.init_args.batch", "values": [8, 16, 32]},
+        "rate": {"set": "model.init_args.learning_rate", "values": [0.05, 0.2]},
+        "seed": {"set": "seed_everything", "values": 2},
+    }
+    figures = [{"kind": "differences", "name": "a", "x": "batch", "y": "error", "where": {"noise": 1}}]
+    file = write_grid(tmp_path, axes=axes, compare={"axis": "rate", "reference": 0.05}, figures=figures)
+    write_cells(file)
+    experiment = read_experiment(file)
+    text = text_of(write_report(experiment, results_table(experiment)))
+    assert "error batch 8 batch 16 batch 32 noise 0.1 0.05 " in text and " noise 1 0.05 " in text
+    assert text.count("0.2 − 0.05") == 4  # two outcomes, two levels of noise
+
+
+def test_a_map_has_a_panel_for_each_compared_level(tmp_path):
+    figures = [{"kind": "map", "name": "maps", "where": {"noise": 1, "seed": 2}}]
+    file = write_grid(tmp_path, figures=figures)
+    write_cells(file)
+    experiment = read_experiment(file)
+    with pytest.raises(
+        UserError, match=r"maps: .*noise=1,rate=slow,seed=2 has no predictions/embedding_map.parquet"
+    ):
+        draw_figures(experiment, results_table(experiment))
+    points = pd.DataFrame(
+        {
+            "x": np.arange(6.0),
+            "y": np.arange(6.0),
+            "class": list("aabbcc"),
+            "is_selected": [True, True, False, False, False, False],
+        }
+    )
+    for rate in ("slow", "fast"):
+        folder = experiment.folder / f"cells/noise=1,rate={rate},seed=2/predictions"
+        folder.mkdir()
+        points.to_parquet(folder / "embedding_map.parquet")
+    (charts,) = draw_figures(experiment, results_table(experiment)).values()
+    assert len(charts) == 2 and ">slow<" in charts[0] and ">fast<" in charts[1]
+    with Image.open(tmp_path / "grid/figures/maps.png") as image:
+        colours = np.asarray(image.convert("RGB")).reshape(-1, 3).astype(int)
+    assert (colours[:, 0] - colours[:, 2] > 80).any() and (colours[:, 2] - colours[:, 0] > 80).any(), (
+        "red and blue"
+    )

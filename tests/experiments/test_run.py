@@ -1,0 +1,210 @@
+"""A grid runs through the command line, keeps what is done, and goes on where it was stopped."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+
+from medclip_dcl.errors import UserError
+from medclip_dcl.experiments import lanes
+from medclip_dcl.experiments.__main__ import main
+from medclip_dcl.experiments.cells import End, error_of, run_cell
+from medclip_dcl.experiments.grid import Cell
+from medclip_dcl.experiments.plan import read_experiment
+from medclip_dcl.experiments.table import claim_folder, results_table
+from medclip_dcl.experiments.time_left import TimeLeft, in_words
+from tests.experiments.grids import SETTINGS, write_grid
+from tests.processes import FRESH
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+SMALL = {"noise": {"set": "data.init_args.noise", "values": [0.1]}}
+RATE = {"rate": {"levels": {"slow": None, "fast": {"configs": ["configs/fast.yaml"]}}}}
+SEED = {"seed": {"set": ["seed_everything", "data.init_args.seed"], "values": 2}}
+NO_FIGURES = {"figures": None, "outcomes": {"error": "tiny/error"}}
+
+
+@pytest.fixture(autouse=True)
+def _quick_lanes(monkeypatch):
+    """Lanes are forked from a process that has imported Lightning."""
+    monkeypatch.setattr(lanes, "CONTEXT", FRESH)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    """The folder of the experiment file of a finished grid of four cells."""
+    folder = tmp_path_factory.mktemp("finished")
+    file = write_grid(folder, axes=SMALL | RATE | SEED)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lanes, "CONTEXT", FRESH)
+        main([str(file), "--lanes", "2"])
+    return folder
+
+
+@pytest.fixture
+def copy(finished, tmp_path) -> Path:
+    """A copy of the finished grid under the same path as seen from its file."""
+    folder = shutil.copytree(finished, tmp_path / "copy")
+    file = folder / "grid.yaml"
+    file.write_text(file.read_text().replace(str(finished), str(folder)))
+    return folder
+
+
+def contents(folder: Path) -> dict[str, tuple[int, int]]:
+    return {str(x): (x.stat().st_ino, x.stat().st_mtime_ns) for x in folder.glob("cells/*/*.json")}
+
+
+def test_the_table_has_a_row_for_each_cell_and_outcome_with_what_it_depends_on(finished):
+    table = pd.read_parquet(finished / "grid/results.parquet")
+    assert len(table) == 4 * 2 and table["noise"].dtype == "float64" and table["seed"].dtype == "int64"
+    records: list[dict[str, Any]] = table.to_dict("records")  # type: ignore[assignment]
+    for row in records:
+        run = finished / "grid/cells" / row["cell"]
+        metrics = json.loads((run / "results.json").read_text())["metrics"]
+        assert (
+            row["value"]
+            == {"error": metrics["tiny"]["error"], "slope": metrics["slope"]["1.0"]["value"]}[row["outcome"]]
+        )
+        assert row["config"] == (run / "config.yaml").read_text()
+        config = yaml.safe_load(row["config"])
+        assert config["model"]["init_args"]["learning_rate"] == {"slow": 0.05, "fast": 0.2}[row["rate"]]
+        assert config["seed_everything"] == config["data"]["init_args"]["seed"] == row["seed"]
+        facts = {"epochs": 2, "steps": 6, "dataset": "points", "precision": "32-true"}
+        assert facts.items() <= row.items()
+    assert table["weights"].nunique() == 4
+
+
+def test_paired_cells_start_from_the_same_weights_whatever_ran_before_them(finished, tmp_path):
+    """In a process of its own a cell gives the same numbers as in a lane after others."""
+    cell = read_experiment(finished / "grid.yaml").cells()[-1]
+    alone = Cell(cell.levels, tmp_path / "alone", cell.arguments)
+    assert run_cell(alone, ["fit", "test"]).state == "done"
+    results = [json.loads((x.folder / "results.json").read_text()) for x in (cell, alone)]
+    assert results[0]["metrics"] == results[1]["metrics"]
+
+
+def test_a_finished_grid_is_left_alone_and_levels_are_added(copy, capsys):
+    before = contents(copy / "grid")
+    assert len(before) == 12
+    more = SMALL | RATE | {"seed": SEED["seed"] | {"values": 3}}
+    file = write_grid(copy, axes=more)
+    main(
+        [str(file), "--task", "1", "--tasks", "5"]
+    )  # the second cell of the first seed is done, the third seed's too
+    assert contents(copy / "grid") == before and "2 cells, 1 of them done" not in capsys.readouterr().out
+    main([str(file), "--task", "5", "--tasks", "6"])
+    after = contents(copy / "grid")
+    assert before.items() < after.items() and len(after) == 15
+    assert (copy / "grid/cells/noise=0.1,rate=fast,seed=2/results.json").is_file()
+    # With fewer seeds again, those that are there are left out, and nothing is lost.
+    main([str(write_grid(copy, axes=SMALL | RATE | SEED)), "--report_only"])
+    assert contents(copy / "grid") == after
+    assert sorted(pd.read_parquet(copy / "grid/results.parquet")["seed"].unique()) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"settings": SETTINGS | {"trainer.max_epochs": 3}}, "trainer.max_epochs;"),
+        ({"axes": SMALL | RATE | {"order": SEED["seed"]}, "pairs": "order"}, "axes (noise, rate, seed);"),
+        ({"axes": RATE | SMALL | SEED}, "axes (noise, rate, seed);"),
+        ({"commands": ["fit", "validate", "test"]}, "commands;"),
+    ],
+)
+def test_a_folder_of_another_grid_is_refused(changes, words, copy, capsys):
+    before = contents(copy / "grid")
+    file = write_grid(copy, **{"axes": SMALL | RATE | SEED, **changes, **NO_FIGURES})
+    for more in ([], ["--report_only"]):
+        with pytest.raises(SystemExit) as end:
+            main([str(file), *more])
+        assert end.value.code == 2
+        assert f"holds cells of another grid: experiment.json differs in {words}" in capsys.readouterr().err
+    assert contents(copy / "grid") == before
+
+
+def test_a_changed_configuration_file_of_a_level_is_another_grid(copy):
+    file = copy / "grid.yaml"
+    claim_folder(read_experiment(file))
+    (copy / "configs/fast.yaml").write_text("model: {init_args: {learning_rate: 0.3}}")
+    with pytest.raises(UserError, match=r"differs in rate=fast: model.init_args.learning_rate;"):
+        claim_folder(read_experiment(file))
+
+
+def test_an_outcome_that_the_results_lack_is_named_with_those_that_there_are(copy, capsys):
+    file = write_grid(copy, axes=SMALL | RATE | SEED, outcomes={"error": "tiny/eror"}, figures=None)
+    with pytest.raises(SystemExit) as end:
+        main([str(file), "--report_only"])
+    assert end.value.code == 2
+    assert (
+        "has no metric tiny/eror; it has slope/1.0/value, tiny/error, tiny/undefined"
+        in capsys.readouterr().err
+    )
+    # One that is undefined is no mistake.
+    file = write_grid(copy, axes=SMALL | RATE | SEED, outcomes={"none": "tiny/undefined"}, figures=None)
+    table = results_table(read_experiment(file))
+    assert len(table) == 4 and table["value"].isna().all()
+
+
+def test_cells_that_fail_or_die_are_named_and_the_others_go_on(tmp_path, capsys):
+    ends: dict[str, Any] = {
+        name: {"settings": {"model.init_args.ends_by": name}} for name in ("raising", "dying", "itself")
+    }
+    ends["mistaken"] = {"settings": {"data.init_args.noises": 1}}
+    grid = {"pairs": None, "compare": None, **NO_FIGURES}
+    # The command line is checked before: this setting is one of a class whose source is not known to the check.
+    file = write_grid(tmp_path, axes={"end": {"levels": ends}}, **grid)
+    with pytest.raises(SystemExit) as end:
+        main([str(file)])
+    assert end.value.code == 1
+    output = capsys.readouterr().out
+    assert "end=raising FAILED: RuntimeError: the slope" in output
+    assert "end=dying FAILED: its process ended with signal 9; out of memory?" in output
+    assert "end=mistaken FAILED: medclip_dcl: error: data.init_args.noises: there is no such key" in output
+    assert "end=itself done" in output
+    cells = {cell.levels["end"]: cell for cell in read_experiment(file).cells()}
+    assert "is too steep" in (cells["raising"].folder / "log.txt").read_text()
+    page = (tmp_path / "grid/report.html").read_text()
+    assert "1 of 4" in page and "RuntimeError: the slope" in page
+    # Its error is forgotten when it is begun again.
+    assert run_cell(cells["raising"], ["fit", "test"]).state == "failed" and error_of(cells["raising"])
+
+
+def test_a_cell_that_another_command_runs_is_skipped(copy, capsys):
+    (copy / "grid/cells/noise=0.1,rate=slow,seed=0/results.json").unlink()
+    with (copy / "grid/cells/noise=0.1,rate=slow,seed=0/.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        main([str(copy / "grid.yaml")])
+    output = capsys.readouterr().out
+    assert "noise=0.1,rate=slow,seed=0 is run by another command; 3 of 4 done" in output
+    assert "1 cells are missing" in (copy / "grid/report.html").read_text()
+
+
+def test_checkpoints_are_deleted_when_asked(copy):
+    cells = read_experiment(copy / "grid.yaml").cells()
+    assert all((cell.folder / "checkpoints/last.ckpt").is_file() for cell in cells)
+    (copy / "grid.yaml").write_text((copy / "grid.yaml").read_text() + "checkpoints: delete\n")
+    main([str(copy / "grid.yaml")])
+    assert not any((cell.folder / "checkpoints").exists() for cell in cells)
+    assert len(results_table(read_experiment(copy / "grid.yaml"))) == 8
+
+
+def test_the_time_left_is_that_of_cells_of_the_same_levels():
+    names = [f"r={r},seed={seed}" for seed in range(4) for r in (1, 2)]
+    cells = [Cell({}, Path(name), ()) for name in names]
+    earlier = pd.DataFrame({"cell": [], "fit_seconds": [], "test_seconds": []})
+    left = TimeLeft(cells, 2, "seed", earlier)
+    assert left.seconds() is None
+    left.count(End(cells[0], "done", 10.0))
+    assert left.seconds() == 7 * 10 / 2
+    left.count(End(cells[1], "done", 30.0))
+    left.count(End(cells[2], "failed"))
+    assert left.seconds() == (2 * 10 + 3 * 30) / 2
+    known = pd.DataFrame({"cell": names[:2], "fit_seconds": [5.0, 7.0], "test_seconds": [1.0, None]})
+    assert TimeLeft(cells[2:], 1, "seed", known).seconds() == 3 * 6 + 3 * 7
+    assert [in_words(x) for x in (7.4, 150.0, 7500.0, 200000.0)] == ["7 s", "2 min", "2 h 05 min", "2 d 7 h"]
