@@ -25,7 +25,7 @@ from medclip_dcl.export.encoders import export_image_encoder
 from medclip_dcl.inference import ImageTextInference
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.similarity import LSENonLocal
-from tests.conftest import platt_calibration
+from tests.small import platt_calibration
 
 ROOT = Path(__file__).resolve().parent.parent
 SETUP = configparser.ConfigParser()

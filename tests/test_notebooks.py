@@ -27,7 +27,7 @@ from medclip_dcl.data.prepared import case_table, write_table
 from medclip_dcl.findings import CHEX5
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from tests.command.small_runs import small
-from tests.conftest import platt_calibration
+from tests.small import platt_calibration
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))

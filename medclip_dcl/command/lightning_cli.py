@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -72,6 +73,7 @@ class MedclipCLI(LightningCLI):
         self.exported: Path | None = None
         self.source: Source | None = None
         self.has_claimed = self.continues = False
+        self.command = next(iter(sys.argv[1:] if args is None else args), "")
         try:
             super().__init__(
                 LightningModule,
@@ -88,6 +90,11 @@ class MedclipCLI(LightningCLI):
             if self.has_claimed:
                 self.run.give_up_claim()
             raise
+
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
+        """The given command alone, or all of them for the help: Lightning builds the parser of each."""
+        known = LightningCLI.subcommands()
+        return {self.command: known[self.command]} if self.command in known else known
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_argument(

@@ -14,9 +14,11 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float, UInt8
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import LogFormatter
 from sklearn.metrics import roc_curve
 
 from medclip_dcl.files import replacing
@@ -150,7 +152,7 @@ def draw_ranks(
     edges = np.geomspace(0.9, max(n_candidates, 2) * 1.1, 26)
     # The first is filled, the second an outline, so that neither hides the other.
     styles: tuple[dict[str, Any], ...] = (
-        {"color": COLOURS[0], "alpha": 0.65},
+        {"color": COLOURS[0], "alpha": 0.65, "histtype": "stepfilled"},
         {"color": COLOURS[1], "histtype": "step", "linewidth": 1.3},
     )
     for style, (name, rows) in zip(styles, by_run.items(), strict=False):
@@ -162,13 +164,36 @@ def draw_ranks(
     axes.set(
         xscale="log", xlabel=f"rank of the correct item among {n_candidates:,}", ylabel="queries", title=title
     )
+    plain_log_labels(axes.xaxis)
     axes.title.set_fontsize(10)
     axes.legend(fontsize=8, frameon=False)
+
+
+def plain_log_labels(*axes: Axis) -> None:
+    """Label logarithmic axes 1, 10, 100; powers of ten would go through matplotlib's formula parser, which is slow."""
+    for axis in axes:
+        axis.set_major_formatter(_PlainLogFormatter())
+        axis.set_minor_formatter(_PlainLogFormatter())
+
+
+class _PlainLogFormatter(LogFormatter):
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        return f"{x:g}" if super().__call__(x, pos) else ""
+
+
+def lay_out(figure: Figure) -> None:
+    """Place the axes of a figure that has a canvas; left to savefig, that costs a second drawing."""
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        engine.execute(figure)
+        figure.set_layout_engine("none")
 
 
 def write_figure(figure: Figure, file: Path, dpi: int = DPI) -> None:
     """Write a figure as PNG."""
     FigureCanvasAgg(figure)
+    figure.set_dpi(dpi)
+    lay_out(figure)
     with replacing(file) as stream:
         figure.savefig(stream, format="png", dpi=dpi, metadata={"Software": None})
 

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from medclip_dcl.evaluation.figures import COLOURS, MUTED, draw_ranks, draw_roc
+from medclip_dcl.evaluation.figures import COLOURS, MUTED, draw_ranks, draw_roc, lay_out, plain_log_labels
 from medclip_dcl.report.intervals import Interval
 
 _TEXT = "#010203"
@@ -111,6 +111,7 @@ def chart(name: str, size: tuple[float, float], draw: Callable[..., None], *argu
         figure = Figure(figsize=size, layout="constrained")
         draw(figure.subplots(), *arguments)
         FigureCanvasSVG(figure)
+        lay_out(figure)
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     svg = buffer.getvalue()
@@ -159,10 +160,12 @@ def _draw_eta(axes: Axes, eta: pd.Series) -> None:
         axes.text(0.5, 0.5, "η is 0 for every sentence", ha="center", transform=axes.transAxes)
         return
     low, high = float(positive.min()), float(positive.max())
-    axes.hist(positive, bins=list(np.geomspace(low / 1.05, high * 1.05, 40)), color=COLOURS[0], alpha=0.75)
+    edges = np.geomspace(low / 1.05, high * 1.05, 40)
+    axes.hist(positive, bins=list(edges), color=COLOURS[0], alpha=0.75, histtype="stepfilled")
     median = float(eta.median())
     axes.axvline(median, color=COLOURS[1], linewidth=1.3, label=f"median {median:.3g}")
     axes.set(xscale="log", xlabel="class probability η", ylabel="distinct sentences")
+    plain_log_labels(axes.xaxis)
     axes.legend(fontsize=8, frameon=False)
 
 
@@ -177,6 +180,7 @@ def _draw_truth(axes: Axes, table: pd.DataFrame) -> None:
             marks: dict[str, Any] = {"s": 7, "alpha": 0.4, "linewidths": 0, "rasterized": True}
             axes.scatter(rows[column], rows["eta"], color=colour, label=label, **marks)
     axes.set(xscale="log", yscale="log", xlabel="truth", ylabel="class probability η")
+    plain_log_labels(axes.xaxis, axes.yaxis)
     low, high = axes.get_xlim()
     axes.plot([low, high], [low, high], color=MUTED, linewidth=0.8, linestyle=":", scalex=False, scaley=False)
     axes.legend(fontsize=8, frameon=False, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0)

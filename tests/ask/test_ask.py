@@ -19,7 +19,7 @@ from medclip_dcl.ask.score_table import ScoreTable
 from medclip_dcl.errors import UserError
 from medclip_dcl.findings import CHEX5
 from medclip_dcl.pictures.overlay import overlay
-from tests.conftest import export_network, platt_calibration
+from tests.small import export_network, platt_calibration
 
 TEXTS = ["Mild pulmonary edema.", "No pneumothorax."]
 

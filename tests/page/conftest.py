@@ -18,7 +18,7 @@ from medclip_dcl.encoders.text import BertSentences
 from medclip_dcl.inference import ImageTextInference
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.similarity import LSENonLocal
-from tests.conftest import platt_calibration
+from tests.small import platt_calibration
 
 uvicorn = pytest.importorskip("uvicorn", reason="pip install -e '.[test]' installs uvicorn")
 pytest.importorskip("starlette", reason="pip install -e '.[test]' installs starlette")

@@ -21,7 +21,7 @@ from medclip_dcl.report.report import render
 from medclip_dcl.report.saved_results import SavedResultsError
 from medclip_dcl.report.subgroup_tables import describe
 from medclip_dcl.report.subgroups import joint_p, subgroup_table, table_of_groups
-from tests.conftest import export_network
+from tests.small import export_network
 
 N_IMAGES = 240
 
