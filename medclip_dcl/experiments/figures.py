@@ -162,7 +162,7 @@ class _MapPanel:
             for name, colour in zip(classes, colours, strict=True):
                 of_class = rows[rows["class"] == name]
                 axes.scatter(of_class["x"], of_class["y"], s=5, color=colour, linewidths=0, rasterized=True)
-        axes.set(xticks=[], yticks=[])
+        axes.set_axis_off()
         axes.set_title(self.title, loc="left")
 
 
