@@ -69,8 +69,9 @@ def draw_figures(experiment: Experiment, table: pd.DataFrame) -> dict[str, list[
 
 
 def _lines(experiment: Experiment, figure: Mapping[str, Any], table: pd.DataFrame) -> list[Panel]:
-    """A line for each compared level: its means, or its differences from the reference."""
-    x, compared = figure["x"], experiment.compared
+    """A line for each compared level (one over the compared axis): its means, or its differences from the reference."""
+    x = figure["x"]
+    compared = None if x == experiment.compared else experiment.compared
     if isinstance(x, Mapping):
         used, x_label = x["outcomes"], str(x["label"])
         rows = table.assign(x=table["outcome"].map(used)).dropna(subset=["x"])

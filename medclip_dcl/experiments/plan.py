@@ -206,7 +206,8 @@ def _check_figure(experiment: Experiment, figure: Any, where: str) -> None:
     else:
         used = [figure["y"]] if kind != "map" and "y" in figure else []
         if kind != "map":
-            _among(x, experiment.groups, f"{where}: x", "axis that is neither paired nor compared")
+            compared = [experiment.compared] if kind == "lines" and experiment.compared is not None else []
+            _among(x, [*experiment.groups, *compared], f"{where}: x", "axis")
             if not used:
                 raise UserError(f"{where}: y is missing: the name of an outcome")
     for outcome in used:

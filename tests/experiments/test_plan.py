@@ -96,7 +96,7 @@ MISTAKES = {
     "figure's key": ({"figures": [LINES | {"z": 1}]}, "figures.0: z: there is no such key"),
     "figure's axis": (
         {"figures": [LINES | {"x": "nois"}]},
-        "there is no axis that is neither paired nor compared nois; did you mean noise?",
+        "there is no axis nois; did you mean noise?",
     ),
     "figure's outcome": (
         {"figures": [LINES | {"y": "eror"}]},

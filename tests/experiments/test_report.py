@@ -102,6 +102,15 @@ def test_the_figures_are_on_the_page_and_in_files(tmp_path):
     )
 
 
+def test_one_line_is_drawn_over_the_compared_axis(tmp_path):
+    figures = [{"kind": "lines", "name": "a", "x": "rate", "y": "error", "where": {"noise": 1}}]
+    file = write_grid(tmp_path, figures=figures)
+    write_cells(file)
+    experiment = read_experiment(file)
+    (panels,) = draw_figures(experiment, results_table(experiment)).values()
+    assert all(text in panels[0] for text in ("rate", "slow", "fast")) and "legend" not in panels[0]
+
+
 def test_a_grid_without_pairs_and_comparison_has_plain_numbers(tmp_path):
     axes = {"noise": {"set": "data.init_args.noise", "values": ["a", "b"]}}
     figures = [{"kind": "lines", "name": "a", "x": "noise", "y": "error"}]
