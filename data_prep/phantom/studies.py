@@ -110,29 +110,30 @@ def _draw_tail(catalogue: Catalogue, rng: np.random.Generator, share: float) -> 
 
 
 def _draw_chex5(catalogue: Catalogue, rng: np.random.Generator) -> list[FindingClass]:
-    def choose(shares: Collection[str]) -> str:
-        """One of the zones or grades of the catalogue, by its shares."""
-        assert isinstance(shares, Mapping)
-        return str(rng.choice(list(shares), p=list(shares.values())))
-
     common = catalogue.entries
     failing = rng.random() < _HEART_FAILURE
     found = []
     if rng.random() < (0.60 if failing else 0.175):
-        found.append(f"cardiomegaly_{choose(common['cardiomegaly'].grades)}")
+        found.append(f"cardiomegaly_{_choose(rng, common['cardiomegaly'].grades)}")
     if rng.random() < (0.60 if failing else 0.105):
-        found.append(f"edema_{choose(common['edema'].grades)}")
+        found.append(f"edema_{_choose(rng, common['edema'].grades)}")
     if rng.random() < (0.48 if failing else 0.175):
         sides = SIDES if rng.random() < 0.35 else (str(rng.choice(SIDES)),)
-        found += [f"effusion_{side}_{choose(common['effusion'].grades)}" for side in sides]
+        found += [f"effusion_{side}_{_choose(rng, common['effusion'].grades)}" for side in sides]
     if rng.random() < 0.17:
         pneumonia = common["pneumonia"]
         for _ in range(1 + int(rng.random() < 0.2)):
-            zone = choose(pneumonia.zones)
-            found.append(f"pneumonia_{rng.choice(SIDES)}_{zone}_{choose(pneumonia.grades)}")
+            zone = _choose(rng, pneumonia.zones)
+            found.append(f"pneumonia_{rng.choice(SIDES)}_{zone}_{_choose(rng, pneumonia.grades)}")
     if rng.random() < 0.145:
-        found.append(f"pneumothorax_{rng.choice(SIDES)}_{choose(common['pneumothorax'].grades)}")
+        found.append(f"pneumothorax_{rng.choice(SIDES)}_{_choose(rng, common['pneumothorax'].grades)}")
     return [catalogue.by_name[name] for name in dict.fromkeys(found)]
+
+
+def _choose(rng: np.random.Generator, shares: Collection[str]) -> str:
+    """One of the zones or grades of the catalogue, by its shares."""
+    assert isinstance(shares, Mapping)
+    return str(rng.choice(list(shares), p=list(shares.values())))
 
 
 def _conflict(catalogue: Catalogue, one: FindingClass, other: FindingClass) -> bool:
