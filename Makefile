@@ -15,6 +15,9 @@ DEMO := runs/demo
 .PHONY: install demo test test-slow clean
 .DELETE_ON_ERROR:
 
+# Without bytecode files each of the many processes compiles the program again.
+unexport PYTHONDONTWRITEBYTECODE
+
 install: $(INSTALLED)
 
 $(INSTALLED): setup.cfg pyproject.toml
