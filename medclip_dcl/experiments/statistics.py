@@ -9,6 +9,8 @@ import pandas as pd
 from scipy import stats
 
 LEVEL = 0.95
+_ROUNDING = 1e-9
+"""Relative difference of numbers that are taken for equal: k/599 - (k - 1)/599 depends on k."""
 
 
 def means(rows: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
@@ -72,7 +74,8 @@ def _summary(values: np.ndarray) -> dict[str, int | float]:
     n = len(values)
     mean = float(values.mean()) if n else np.nan
     sd = float(values.std(ddof=1)) if n > 1 else np.nan
-    error = sd / np.sqrt(n) if n > 1 and np.ptp(values) > 0 else np.nan
+    are_equal = n < 2 or np.ptp(values) <= _ROUNDING * np.abs(values).max()
+    error = np.nan if are_equal else sd / np.sqrt(n)
     half = float(stats.t.ppf((1 + LEVEL) / 2, max(n - 1, 1))) * error
     p = 2 * float(stats.t.sf(abs(mean) / error, max(n - 1, 1)))
     return {"n": n, "mean": mean, "sd": sd, "low": mean - half, "high": mean + half, "p": p}

@@ -95,3 +95,19 @@ def test_without_the_reference_there_are_no_differences():
     assert means(rows.iloc[:0], ["level"]).empty
     whole = means(rows, [])
     assert whole["mean"].tolist() == [1.5] and whole["n"].tolist() == [2]
+
+
+def test_differences_that_are_equal_but_for_rounding_are_not_significant():
+    """One image more of 599 in every seed: k/599 - (k - 1)/599 is rounded to two numbers."""
+    counts = {0: 302, 1: 324, 2: 341}
+    rows = [
+        {"objective": objective, "seed": seed, "value": (count + more) / 599}
+        for seed, count in counts.items()
+        for objective, more in (("CL", 0), ("low", 1))
+    ]
+    assert len({(count + 1) / 599 - count / 599 for count in counts.values()}) > 1
+    (found,) = records(
+        paired_differences(pd.DataFrame(rows), compared="objective", reference="CL", pairs="seed")
+    )
+    assert found["n"] == 3 and found["mean"] == pytest.approx(1 / 599)
+    assert all(np.isnan(found[name]) for name in ("low", "high", "p", "p_holm"))
