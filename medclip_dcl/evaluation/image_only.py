@@ -218,7 +218,8 @@ class ImageOnlyEvaluation(Evaluation):
             counts={"training_images": len(train.index), "test_images": len(test.index)},
         )
         results = {self.section: result}
-        for part, name in ((train, "training"), (test, "test")):
+        parts = ((train, "training", "train_images"), (test, "test", "test_images"))
+        for part, name, _ in parts:
             there = set(part.class_id.tolist())
             if absent := [one for place, one in enumerate(classes) if place not in there]:
                 result.notes.append(
@@ -226,6 +227,13 @@ class ImageOnlyEvaluation(Evaluation):
                     "limited to some batches"
                 )
                 return results
+        for part, name, key in parts:
+            expected = sum(dataset.get(key, {}).get(one, 0) for one in classes)
+            if (count := len(part.index)) < expected:
+                result.notes.append(
+                    f"{self.section}: {expected - count} of {expected} {name} images were not evaluated: the run "
+                    "was limited to some batches"
+                )
         is_selected = torch.isin(
             test.class_id, test.class_id.new_tensor([classes.index(x) for x in dataset["selected"]])
         )

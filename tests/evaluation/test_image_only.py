@@ -209,20 +209,15 @@ def test_reports_of_radiographs_name_a_run_of_images_alone(tested):
 
 def test_a_test_limited_to_some_batches_says_so(tested, tmp_path, capsys):
     run = shutil.copytree(tested, tmp_path / "run")
-    main(
-        [
-            "test",
-            "--config",
-            str(run / "config.yaml"),
-            "--run_folder",
-            str(run),
-            "--trainer.limit_test_batches",
-            "1",
-        ]
-    )
-    found = json.loads((run / "results.json").read_text(encoding="utf-8"))
-    assert found["metrics"]["image_only"] == {}
-    assert "no test image of 0, 3, 5, 6 was served" in found["notes"]["image_only"][0]
+    options = ["--config", str(run / "config.yaml"), "--run_folder", str(run), "--untrained", "false"]
+    for batches, is_evaluated, note in [
+        (1, False, "image_only: not evaluated, no test image of 0, 3, 5, 6 was served"),
+        (9, True, "image_only: 26 of 241 test images were not evaluated"),
+    ]:
+        main(["test", *options, "--trainer.limit_test_batches", str(batches)])
+        found = json.loads((run / "results.json").read_text(encoding="utf-8"))
+        assert bool(found["metrics"]["image_only"]) == is_evaluated
+        assert found["notes"]["image_only"][0].startswith(note)
 
 
 @pytest.mark.parametrize(
