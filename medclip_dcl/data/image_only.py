@@ -15,7 +15,13 @@ from torch.utils.data import DataLoader, Dataset
 from medclip_dcl.data.image_arrays import UNLABELLED, ImageArrays, read_images
 from medclip_dcl.data.images import require_choice
 from medclip_dcl.data.link import LinkedDataModule, ViewsProvided, ViewsRequirements
-from medclip_dcl.data.samplers import EpochDataModule, EpochSampler, ShardSampler, require_whole_batches
+from medclip_dcl.data.samplers import (
+    EpochDataModule,
+    EpochSampler,
+    ShardSampler,
+    require_whole_batches,
+    worker_options,
+)
 from medclip_dcl.distributed import rank_and_size
 from medclip_dcl.errors import UserError, check_least
 from medclip_dcl.pictures.augmentation import Augmentation, resized_crops, uniform_numbers
@@ -273,6 +279,7 @@ class ImageOnlyDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
             batch_size=self.batch_size // sampler.num_replicas,
             drop_last=True,
             collate_fn=_as_it_is,
+            **worker_options(0),
         )
 
     def val_dataloader(self) -> DataLoader:
@@ -294,7 +301,11 @@ class ImageOnlyDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
 
     def _evaluation_loader(self, evaluated: _Evaluated, keys: Sequence[int]) -> DataLoader:
         return DataLoader(
-            evaluated, batch_size=self.batch_size, sampler=ShardSampler(keys), collate_fn=_as_it_is
+            evaluated,
+            batch_size=self.batch_size,
+            sampler=ShardSampler(keys),
+            collate_fn=_as_it_is,
+            **worker_options(0),
         )
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:

@@ -279,6 +279,15 @@ def test_a_run_that_is_resumed_in_an_epoch_sees_the_same_batches(tmp_path):
 # Evaluation batches
 
 
+def test_batches_for_a_gpu_are_in_pinned_memory(monkeypatch):
+    """A copy from other memory waits for the GPU's work so far."""
+    data = module(classes=["0", "1"], batch_size=64)
+    for is_there in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda is_there=is_there: is_there)
+        for loader in (data.train_dataloader(), data.test_dataloader()):
+            assert loader.pin_memory == is_there
+
+
 def test_the_test_serves_every_image_once_as_it_is():
     data = module(fraction=0.2, batch_size=97, stage="test")
     found = batches(data, "test")
