@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from medclip_dcl.data.image_only import ImageOnlyDataModule
+from medclip_dcl.experiments.grid import merged
 from medclip_dcl.experiments.plan import check_cells, read_experiment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,3 +32,16 @@ def test_digits_are_the_grid_of_the_study():
     }
     first = [cell.levels["objective"] for cell in experiment.cells()[:4]]
     assert first == ["CL", "DCL-low", "DCL-high", "DCL-true"]
+
+
+@pytest.mark.parametrize(
+    ("name", "axis", "least", "most"), [("false_negatives", "share", 360, 360), ("digits_n", "N", 400, 444)]
+)
+def test_levels_with_other_batches_or_classes_train_as_many_steps(name, axis, least, most):
+    experiment = read_experiment(ROOT / f"configs/experiments/{name}.yaml")
+    for level in experiment.axes[axis]:
+        settings = merged((*experiment.arguments, *level.arguments))
+        data = ImageOnlyDataModule(**settings["data"]["init_args"])
+        data.load("test")
+        steps = len(data.chosen.train) // data.batch_size * settings["trainer"]["max_epochs"]
+        assert least <= steps <= most, level.name
