@@ -13,6 +13,12 @@ import yaml
 
 from medclip_dcl.errors import MissingFileError, UserError
 
+FACTS = {
+    "weights": "string", "dataset": "string", "precision": "string", "device": "string", "versions": "string",
+    "epochs": "Float64", "steps": "Float64", "fit_seconds": "Float64", "test_seconds": "Float64", "config": "string",
+}  # fmt: skip
+"""Columns of results.parquet beside the axes, outcome and value: what the value depends on."""
+
 
 @dataclass(frozen=True)
 class Level:

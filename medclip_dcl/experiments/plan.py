@@ -10,7 +10,7 @@ from typing import Any
 
 from medclip_dcl.command.config_keys import check_arguments, message, nearest
 from medclip_dcl.errors import MissingFileError, UserError
-from medclip_dcl.experiments.grid import Experiment, Level, Outcome, read_yaml
+from medclip_dcl.experiments.grid import FACTS, Experiment, Level, Outcome, read_yaml
 
 COMMANDS = ("fit", "validate", "test", "predict")
 FIGURES: dict[str, dict[str, bool]] = {
@@ -32,8 +32,18 @@ _KEYS = (
     "checkpoints",
 )
 _OUTCOME_KEYS = ("path", "percent", "higher_is_better", "digits")
+_OUTCOME_TYPES = (
+    ("percent", (bool,), "true or false"),
+    ("higher_is_better", (bool, type(None)), "true, false or null"),
+    ("digits", (int,), "a whole number"),
+)
 # They become names of folders and of files.
 _NAME = re.compile(r"[^\W_][\w.+ -]*")
+_COLUMNS = {
+    *("cell", "outcome", "value", *FACTS),
+    *("x", "n", "mean", "sd", "low", "high", "p", "p_holm", "difference", "value_reference"),
+}
+"""Columns of results.parquet and of the tables made from it, which no axis may be called."""
 
 
 def read_experiment(file: Path) -> Experiment:
@@ -59,7 +69,9 @@ def read_experiment(file: Path) -> Experiment:
     _check_separate(given["axes"], where)
     compare = given.get("compare") or {}
     _check_keys(compare, ("axis", "reference"), f"{where}: compare")
-    pairs, compared = given.get("pairs"), compare.get("axis")
+    pairs, compared = (
+        None if name is None else str(name) for name in (given.get("pairs"), compare.get("axis"))
+    )
     for key, axis in (("pairs", pairs), ("compare.axis", compared)):
         if axis is not None and axis not in axes:
             raise UserError(f"{where}: {key}: there is no axis {axis}; the axes are {', '.join(axes)}")
@@ -71,7 +83,7 @@ def read_experiment(file: Path) -> Experiment:
         raise UserError(f"{where}: compare.reference: expected one of {', '.join(levels)}, found {found}")
     outcomes = {
         str(name): _outcome(one, f"{where}: outcomes.{name}")
-        for name, one in (given.get("outcomes") or {}).items()
+        for name, one in _mapping(given.get("outcomes") or {}, f"{where}: outcomes").items()
     }
     if outcomes and "test" not in commands:
         raise UserError(
@@ -122,6 +134,10 @@ def _levels(axis: Any, where: str, beside: Path) -> tuple[Level, ...]:
         raise UserError(
             f"{where}: {name!r} cannot be part of a folder's name; use letters, digits, . + - and _"
         )
+    if name in _COLUMNS:
+        raise UserError(
+            f"{where}: {name} is a column of the tables that are made of the axes; rename the axis"
+        )
     levels: list[Level] = []
     if "levels" in axis:
         for level, given in _mapping(axis["levels"], f"{where}.levels").items():
@@ -132,11 +148,12 @@ def _levels(axis: Any, where: str, beside: Path) -> tuple[Level, ...]:
         values = axis.get("values")
         values = list(range(values)) if isinstance(values, int) else _list(values)
         keys = _list(axis["set"])
+        if not keys:
+            raise UserError(f"{where}: set: expected the name of a setting, or a list of names, found none")
+        are_numbers = all(isinstance(value, int | float) for value in values)  # a column has one type
         for value in values:
             arguments = tuple(_option(key, value) for key in keys)
-            levels.append(
-                Level(_text(value), value if isinstance(value, int | float) else _text(value), arguments)
-            )
+            levels.append(Level(_text(value), value if are_numbers else _text(value), arguments))
     if not levels:
         raise UserError(f"{where}: the axis is empty; give at least one level")
     for level in levels:
@@ -154,7 +171,7 @@ def _arguments(given: Mapping[str, Any], where: str, beside: Path) -> tuple[str,
     """Options of the command line for configs, relative to the experiment file, and settings."""
     found = []
     for name in _list(given.get("configs")):
-        file = beside / name
+        file = beside / str(name)
         if not file.is_file():
             raise MissingFileError(
                 f"{where}: configs: no file {file} (paths are relative to the experiment file)"
@@ -180,6 +197,9 @@ def _outcome(given: Any, where: str) -> Outcome:
     _check_keys(given, _OUTCOME_KEYS, where)
     if "path" not in given:
         raise UserError(f"{where}: path is missing: where in the metrics of results.json the number is")
+    for key, kinds, expected in _OUTCOME_TYPES:
+        if key in given and type(given[key]) not in kinds:
+            raise UserError(f"{where}: {key}: expected {expected}, found {given[key]!r}")
     return Outcome(**given)
 
 
@@ -194,7 +214,8 @@ def _check_figure(experiment: Experiment, figure: Any, where: str) -> None:
         raise UserError(f"{where}: name: {figure['name']!r} cannot name a file")
     if kind == "differences" and None in (experiment.compared, experiment.pairs):
         raise UserError(f"{where}: differences need compare (axis and reference) and pairs")
-    x, named = figure.get("x"), figure.get("where") or {}
+    places: list[Any] = []
+    x, named = figure.get("x"), _mapping(figure.get("where") or {}, f"{where}: where")
     for axis, level in named.items():
         _among(axis, experiment.axes, f"{where}: where", "axis")
         _among(str(level), [one.name for one in experiment.axes[axis]], f"{where}: where.{axis}", "level")
@@ -203,6 +224,11 @@ def _check_figure(experiment: Experiment, figure: Any, where: str) -> None:
             raise UserError(f"{where}: x: only lines can have outcomes as x")
         _check_keys(x, ("label", "outcomes"), f"{where}: x")
         used = list(_mapping(x.get("outcomes"), f"{where}: x.outcomes"))
+        if "label" not in x or not used:
+            raise UserError(
+                f"{where}: x: outcomes as x need a label and at least one outcome with its number"
+            )
+        places = list(x["outcomes"].values())
     else:
         used = [figure["y"]] if kind != "map" and "y" in figure else []
         if kind != "map":
@@ -210,8 +236,13 @@ def _check_figure(experiment: Experiment, figure: Any, where: str) -> None:
             _among(x, [*experiment.groups, *compared], f"{where}: x", "axis")
             if not used:
                 raise UserError(f"{where}: y is missing: the name of an outcome")
+            places = [level.value for level in experiment.axes[x]]
     for outcome in used:
         _among(outcome, experiment.outcomes, where, "outcome")
+    if not isinstance(is_log := figure.get("log", False), bool):
+        raise UserError(f"{where}: log: expected true or false, found {is_log!r}")
+    if is_log and (wrong := [one for one in places if not (isinstance(one, int | float) and one > 0)]):
+        raise UserError(f"{where}: log: a logarithmic axis needs numbers above 0, found {wrong[0]}")
     free = [axis for axis in experiment.groups if axis not in named and axis != x]
     if kind == "map" and experiment.pairs is not None and experiment.pairs not in named:
         free.append(experiment.pairs)

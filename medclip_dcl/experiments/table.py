@@ -12,17 +12,12 @@ import pandas as pd
 
 from medclip_dcl.errors import UserError
 from medclip_dcl.experiments.cells import CONFIG_FILE, FIT_FILE, RESULTS_FILE, is_done
-from medclip_dcl.experiments.grid import Cell, Experiment
+from medclip_dcl.experiments.grid import FACTS, Cell, Experiment
 from medclip_dcl.files import write_json, write_parquet
 from medclip_dcl.report.saved_results import differing_settings, read_json, read_results
 
 EXPERIMENT_FILE, TABLE_FILE = "experiment.json", "results.parquet"
 FORMAT_VERSION = 1
-FACTS = {
-    "weights": "string", "dataset": "string", "precision": "string", "device": "string", "versions": "string",
-    "epochs": "Float64", "steps": "Float64", "fit_seconds": "Float64", "test_seconds": "Float64", "config": "string",
-}  # fmt: skip
-"""Columns of results.parquet beside the axes, outcome and value: what the value depends on."""
 
 
 def claim_folder(experiment: Experiment, writes: bool = True) -> None:
@@ -49,8 +44,14 @@ def claim_folder(experiment: Experiment, writes: bool = True) -> None:
         if differing:
             raise UserError(
                 f"{experiment.folder} holds cells of another grid: {file.name} differs in "
-                f"{', '.join(sorted(differing))}; choose another folder in {experiment.file}, or delete this one"
+                f"{', '.join(sorted(differing))}; restore these settings, choose another folder in {experiment.file}, "
+                "or delete this one"
             )
+    elif cells := sorted(experiment.folder.glob(f"cells/*/{CONFIG_FILE}")):
+        raise UserError(
+            f"{experiment.folder} holds cells of unknown settings, such as {cells[0].parent.name}, but no {file.name}; "
+            f"restore it, or choose another folder in {experiment.file}"
+        )
     if writes and now != before:
         write_json({"format_version": FORMAT_VERSION, **now}, file)
 

@@ -107,6 +107,37 @@ MISTAKES = {
         {"figures": [{"kind": "lines", "name": "a", "x": {"label": "x", "outcomes": {"error": 1}}}]},
         "figures.0: where: choose a level of noise",
     ),
+    "name of a column": (
+        {"axes": {"epochs": {"set": "trainer.max_epochs", "values": [1]}}, "pairs": None, "compare": None},
+        "axes.epochs: epochs is a column of the tables",
+    ),
+    "axis that sets nothing": (
+        axes(seed={"set": None, "values": 2}),
+        "axes.seed: set: expected the name of a",
+    ),
+    "list of axes": ({"pairs": ["seed"]}, "pairs: there is no axis ['seed']"),
+    "list of outcomes": ({"outcomes": ["tiny/error"]}, "outcomes: expected keys with values"),
+    "outcome's digits": (
+        {"outcomes": {"error": {"path": "a", "digits": "two"}}},
+        "outcomes.error: digits: expected a whole number, found 'two'",
+    ),
+    "outcome's direction": (
+        {"outcomes": {"error": {"path": "a", "higher_is_better": "no"}}},
+        "outcomes.error: higher_is_better: expected true, false or null, found 'no'",
+    ),
+    "figure's where": (
+        {"figures": [LINES | {"where": "noise"}]},
+        "figures.0: where: expected keys with values",
+    ),
+    "outcomes as x without a label": (
+        {"figures": [LINES | {"x": {"outcomes": {"error": 1}}, "where": {"noise": 1}}]},
+        "figures.0: x: outcomes as x need a label",
+    ),
+    "logarithm": (
+        {**axes(noise={"set": "data.init_args.noise", "values": [0, 1]}), "figures": [LINES | {"log": True}]}
+        | {"compare": None},
+        "figures.0: log: a logarithmic axis needs numbers above 0, found 0",
+    ),
     "two figures": ({"figures": [LINES, LINES]}, "figures: two have the same name"),
 }
 
@@ -119,6 +150,14 @@ def test_a_mistake_is_named_in_one_line(changes, words, tmp_path, capsys):
     line = capsys.readouterr().err
     assert line.count("\n") == 1 and line.startswith("medclip_dcl.experiments: error: ")
     assert words in line and "grid.yaml" in line
+
+
+def test_an_axis_of_numbers_and_null_has_names(tmp_path):
+    noise = {"set": "data.init_args.noise", "values": [0.5, None]}
+    (levels,) = read_experiment(
+        write_grid(tmp_path, axes={"noise": noise}, pairs=None, compare=None, figures=None)
+    ).axes.values()
+    assert [level.value for level in levels] == ["0.5", "null"]
 
 
 def test_arguments_of_the_command(tmp_path, capsys):
