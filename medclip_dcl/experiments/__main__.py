@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import signal
 import sys
 import time
@@ -114,7 +115,9 @@ def _run(experiment: Experiment, lanes: int, cells: Sequence[Cell]) -> int:
     counts = dict.fromkeys(("done", "failed", "stopped", "busy"), 0) | {"done": len(cells) - len(waiting)}
     print(f"{experiment.folder}: {len(cells)} cells, {counts['done']} of them done", flush=True)
     is_terminal = sys.stderr.isatty()
-    ends = run_cells(waiting, experiment.commands, experiment.keeps_checkpoints, lanes)
+    # A configuration file that is edited in between would mix settings in one grid.
+    check = functools.partial(claim_folder, experiment, writes=False)
+    ends = run_cells(waiting, experiment.commands, experiment.keeps_checkpoints, lanes, check)
     with (
         contextlib.closing(ends),
         tqdm(total=len(cells), initial=counts["done"], disable=not is_terminal, bar_format=_BAR) as bar,

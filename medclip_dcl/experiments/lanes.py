@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import signal
 from collections import deque
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any, cast
@@ -21,15 +21,28 @@ _SECONDS_TO_SAVE = 300.0
 
 
 def run_cells(
-    cells: Iterable[Cell], commands: Sequence[str], keeps_checkpoints: bool, lanes: int
+    cells: Iterable[Cell],
+    commands: Sequence[str],
+    keeps_checkpoints: bool,
+    lanes: int,
+    check: Callable[[], object] = lambda: None,
 ) -> Generator[End]:
-    """Run cells in `lanes` processes and yield how each ended; when the caller stops early, training is saved."""
+    """Run cells in `lanes` processes and yield how each ended; when the caller stops early, training is saved.
+
+    Args:
+        cells: those to run, in this order.
+        commands: of each cell.
+        keeps_checkpoints: False deletes the checkpoints of finished cells.
+        lanes: number of processes.
+        check: called before each cell; an error that it raises stops all of them.
+    """
     waiting = deque(cells)
     running: dict[Connection, tuple[_Lane, Cell]] = {}
     idle = [_Lane(place, lanes) for place in range(min(lanes, len(waiting)))]
     try:
         while waiting or running:
             while waiting and idle:
+                check()
                 lane, cell = idle.pop(0), waiting.popleft()
                 lane.connection.send((cell, commands, keeps_checkpoints))
                 running[lane.connection] = lane, cell

@@ -18,7 +18,7 @@ from medclip_dcl.experiments.__main__ import main
 from medclip_dcl.experiments.cells import End, error_of, run_cell
 from medclip_dcl.experiments.grid import Cell
 from medclip_dcl.experiments.plan import read_experiment
-from medclip_dcl.experiments.table import claim_folder, results_table
+from medclip_dcl.experiments.table import claim_folder, results_table, write_table
 from medclip_dcl.experiments.time_left import TimeLeft, in_words
 from tests.experiments.grids import SETTINGS, write_grid
 from tests.processes import FRESH
@@ -134,6 +134,30 @@ def test_a_changed_configuration_file_of_a_level_is_another_grid(copy):
     (copy / "configs/fast.yaml").write_text("model: {init_args: {learning_rate: 0.3}}")
     with pytest.raises(UserError, match=r"differs in rate=fast: model.init_args.learning_rate;"):
         claim_folder(read_experiment(file))
+
+
+def test_a_configuration_file_that_is_edited_meanwhile_stops_the_grid(tmp_path, monkeypatch, capsys):
+    """Cells that start after the edit would have other settings than those before."""
+    file, fast = write_grid(tmp_path, axes=SMALL | RATE | SEED, **NO_FIGURES), tmp_path / "configs/fast.yaml"
+
+    def edit(experiment):
+        table = write_table(experiment)
+        if len(table):
+            fast.write_text("model: {init_args: {learning_rate: 0.3}}")
+        return table
+
+    monkeypatch.setattr("medclip_dcl.experiments.__main__.write_table", edit)
+    with pytest.raises(SystemExit) as end:
+        main([str(file)])
+    assert end.value.code == 2
+    assert "differs in rate=fast: model.init_args.learning_rate; restore" in capsys.readouterr().err
+    assert len(results_table(read_experiment(file))) == 1
+
+
+def test_cells_of_unknown_settings_are_refused(copy):
+    (copy / "grid/experiment.json").unlink()
+    with pytest.raises(UserError, match=r"unknown settings, such as noise=0.1,rate=fast,seed=0, but no exp"):
+        claim_folder(read_experiment(copy / "grid.yaml"))
 
 
 def test_an_outcome_that_the_results_lack_is_named_with_those_that_there_are(copy, capsys):
