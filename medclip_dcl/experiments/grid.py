@@ -157,9 +157,14 @@ def merged(arguments: Sequence[str]) -> dict[str, Any]:
     return reduce(_over, parts, {})
 
 
-def _over(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    both = {key for key in second if isinstance(first.get(key), Mapping) and isinstance(second[key], Mapping)}
-    return {**first, **second, **{key: _over(first[key], second[key]) for key in both}}
+def _over(first: Any, second: Any) -> Any:
+    """Settings over others: keys are merged, also those of lists of equal length, as the command line does it."""
+    if isinstance(first, Mapping) and isinstance(second, Mapping):
+        both = {key: _over(first[key], second[key]) for key in first.keys() & second.keys()}
+        return {**first, **second, **both}
+    if isinstance(first, list) and isinstance(second, list) and len(first) == len(second):
+        return [_over(*pair) for pair in zip(first, second, strict=True)]
+    return second
 
 
 def read_yaml(file: Path) -> dict[str, Any]:

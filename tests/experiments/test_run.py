@@ -136,6 +136,24 @@ def test_a_changed_configuration_file_of_a_level_is_another_grid(copy):
         claim_folder(read_experiment(file))
 
 
+def test_callbacks_of_a_configuration_count_although_settings_change_some_of_their_arguments(tmp_path):
+    evaluation = "medclip_dcl.evaluation.ImageOnlyEvaluation"
+    own = [{"class_path": evaluation, "init_args": {"embedding_map": True}}]
+    file = write_grid(tmp_path, settings=SETTINGS | {"trainer.callbacks": own}, **NO_FIGURES)
+    base = tmp_path / "configs/base.yaml"
+    whole = yaml.safe_load(base.read_text())
+
+    def write_base(k: int) -> None:
+        callback = {"class_path": evaluation, "init_args": {"k": k, "embedding_map": False}}
+        base.write_text(yaml.safe_dump(whole | {"trainer": {"callbacks": [callback]}}))
+
+    write_base(7)
+    claim_folder(read_experiment(file))
+    write_base(8)
+    with pytest.raises(UserError, match=r"differs in trainer.callbacks.0.init_args.k;"):
+        claim_folder(read_experiment(file))
+
+
 def test_a_configuration_file_that_is_edited_meanwhile_stops_the_grid(tmp_path, monkeypatch, capsys):
     """Cells that start after the edit would have other settings than those before."""
     file, fast = write_grid(tmp_path, axes=SMALL | RATE | SEED, **NO_FIGURES), tmp_path / "configs/fast.yaml"
