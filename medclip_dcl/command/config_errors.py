@@ -94,6 +94,12 @@ def explain(message: str, options: Iterable[str]) -> str:
             for name in alternatives(re.sub(r"<class '(?:\w+\.)*(\w+)'>|typing\.(.+)", r"\1\2", kind[1]))
         ]
         return f"{where}: expected {one_of(kinds)}, found {expected[2] or _given(lines)}"
+    missing = re.match(r"the following arguments are required: (.+)", leaf)
+    if missing and class_path:
+        return (
+            f"{where}.init_args: {missing[1]} is missing, which {class_path.rpartition('.')[2]} needs; set it, or add "
+            "a --config that does"
+        )
     if "_checkpoint_folder(run_folder)" in leaf:
         return "run_folder is missing: give --run_folder, the folder of this run, e.g. runs/NAME"
     whole = leaf if where else " ".join(line for line in lines if line)
