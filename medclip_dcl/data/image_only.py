@@ -184,7 +184,7 @@ class ImageOnlyDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
         return self.chosen.train.shape[-1] if self.image_size is None else self.image_size
 
     def provided(self) -> ViewsProvided:
-        return ViewsProvided(self.chosen.train.shape[1], self.side, self.chosen.classes)
+        return ViewsProvided(self.chosen.train.shape[1], self.side, self.chosen.classes, self.batch_size)
 
     def dataset(self) -> dict[str, Any]:
         """Description of the data for results.json."""

@@ -131,11 +131,12 @@ class LabelledData:
 
 @dataclass(frozen=True)
 class ViewsProvided:
-    """Images provided to a model of images alone: channels, side in pixels, and the classes by class_id."""
+    """Images provided to a model of images alone: channels, side in pixels, classes by class_id, images in a batch."""
 
     channels: int
     image_size: int
     classes: tuple[str, ...]
+    batch_size: int
 
 
 @dataclass(frozen=True)

@@ -63,12 +63,17 @@ class ImageOnlyModel(NetworkModel):
         return ViewsRequirements(self.objective.n_views, tuple(self.objective.requires))
 
     def use_data(self, data: ViewsProvided, stage: str) -> None:
-        """Check that the encoder takes the images."""
+        """Check that the encoder takes the images, and the objective a batch of them."""
         channels = self.network.image_encoder.channels
         if channels != data.channels:
             raise UserError(
                 f"model.image_encoder takes images of {channels} channels, those of the data have {data.channels}; set "
                 f"model.init_args.image_encoder.init_args.channels: {data.channels}"
+            )
+        if stage == "fit" and data.batch_size < (least := self.objective.least_images):
+            raise UserError(
+                f"{type(self.objective).__name__} needs a batch of at least {least} images, data.batch_size is "
+                f"{data.batch_size}; raise it, or lower the objective's number of negatives"
             )
 
     def forward(self, images: Tensor) -> Tensor:

@@ -152,7 +152,7 @@ class Blocks(ViewsObjective):
         if size < 1 or k < 1:
             raise UserError(f"a block and its negatives must be at least 1, got size {size} and k {k}")
         self.size, self.k, self.loss = size, k, loss
-        self.n_views = size + 1
+        self.n_views, self.least_images = size + 1, k + 1
 
     def config(self) -> dict[str, Any]:
         return {"size": self.size, "k": self.k, "loss": self.loss}
@@ -163,9 +163,8 @@ class Blocks(ViewsObjective):
         """Mean loss of the views; there are no figures."""
         views, images, _ = embeddings.shape
         if images <= self.k:
-            raise UserError(
-                f"k {self.k} negatives need a batch of at least {self.k + 1} images, got {images}; lower k, or raise "
-                "data.batch_size"
+            raise ValueError(
+                f"k {self.k} negatives need a batch of at least {self.k + 1} images, got {images}"
             )
         blocks = torch.stack(
             [embeddings[[view for view in range(views) if view != own]].mean(0) for own in range(views)]

@@ -23,9 +23,11 @@ class ViewsObjective(nn.Module):
     Attributes:
         n_views: views of each image that `forward` takes.
         requires: names of the images' fields, (image,) each, that it takes.
+        least_images: images that a batch must have.
     """
 
     n_views: int = 2
+    least_images: int = 1
     requires: tuple[str, ...] = ()
 
     def config(self) -> dict[str, Any]:

@@ -128,7 +128,7 @@ def test_the_description_counts_what_is_used():
         "train_images": {"0": 119, "9": 12},
         "test_images": {"0": 59, "9": 60},
     }
-    assert data.provided() == ViewsProvided(1, 8, ("0", "9"))
+    assert data.provided() == ViewsProvided(1, 8, ("0", "9"), 128)
 
 
 # Training batches
@@ -269,7 +269,7 @@ def test_a_run_that_is_resumed_in_an_epoch_sees_the_same_batches(tmp_path):
         data = ImageOnlyDataModule(fraction=0.2, batch_size=100)
         trainer.fit(models[-1], data, ckpt_path=checkpoint, weights_only=True)
     whole, resumed = models
-    assert whole.provided == ViewsProvided(1, 8, tuple("0123456789"))
+    assert whole.provided == ViewsProvided(1, 8, tuple("0123456789"), 100)
     assert len(whole.batches) == 3 * 7 and list(resumed.batches) == list(whole.batches)[10:]
     for position, batch in resumed.batches.items():
         for name, values in whole.batches[position].items():

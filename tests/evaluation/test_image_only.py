@@ -235,6 +235,14 @@ def test_a_test_limited_to_some_batches_says_so(tested, tmp_path, capsys):
             "did you mean width? (a setting of SmallConvNet)",
         ),
         (("--data.init_args.classes", '["0", "x"]'), {}, "digits has no class x"),
+        (
+            (
+                *("--config", str(CONFIGS / "objective/logistic.yaml")),
+                *("--model.init_args.objective.init_args.k", "64"),
+            ),
+            {},
+            "KNegatives needs a batch of at least 65 images, data.batch_size is 64",
+        ),
         (("--untrained", "maybe"), {}, "untrained: expected bool, found maybe"),
         (("--model.init_args.learning_rate", "-1"), {}, "learning_rate must be above 0, got -1"),
     ],
@@ -246,6 +254,15 @@ def test_mistakes_end_with_one_line(more, evaluation, message, tmp_path, capsys)
     assert stopped.value.code == 2
     assert message in capsys.readouterr().err.splitlines()[-1]
     assert not run.exists()
+
+
+def test_a_run_without_an_objective_says_what_is_missing(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["fit", "--config", str(CONFIGS / "digits.yaml"), "--run_folder", str(tmp_path / "run")])
+    assert (
+        "error: model.init_args: objective is missing, which ImageOnlyModel needs; set it, or add a --config"
+        in capsys.readouterr().err
+    )
 
 
 def test_predict_says_where_predictions_are(tested, capsys):
