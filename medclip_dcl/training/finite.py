@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from jaxtyping import Bool, Float
 from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
@@ -97,6 +98,15 @@ class FiniteCheck(Callback):
         where = f"epoch {trainer.current_epoch}, step {trainer.global_step}"
         self._unchecked.append(_Step(where, identities, numbers, wait))
         self._check(trainer, but=0 if wait is None else 1)
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        # Lightning saves weights alone without asking callbacks.
+        if any(
+            callback.save_weights_only
+            for callback in trainer.checkpoint_callbacks
+            if isinstance(callback, ModelCheckpoint)
+        ):
+            self._check(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._check(trainer)

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.plugins import MixedPrecision
 from torch import Tensor, nn
 
@@ -111,6 +112,21 @@ def test_a_gpu_is_checked_one_step_later_but_before_anything_is_kept(
     assert_names(str(error.value), seen.batches[at_step])
     with pytest.raises(NonFiniteError):
         fit.save_checkpoint("never.ckpt")
+
+
+@pytest.mark.parametrize("weights_only", [True, False])
+def test_no_checkpoint_of_a_gpu_holds_spoilt_weights(
+    build, data, trainer, monkeypatch, tmp_path, weights_only
+):
+    monkeypatch.setattr(finite, "_to_host", slow_copy)
+    monkeypatch.setattr(contrastive, "is_on_host", lambda values: False)
+    break_loss(monkeypatch, at_step=1)
+    saving = ModelCheckpoint(
+        tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1, save_weights_only=weights_only
+    )
+    with pytest.raises(NonFiniteError, match="step 1: the loss is not finite"):
+        trainer([saving, FiniteCheck()], enable_checkpointing=True).fit(build(), data)
+    assert [file.name for file in tmp_path.glob("*.ckpt")] == ["step=1.ckpt"]
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
