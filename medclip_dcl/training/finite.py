@@ -2,7 +2,7 @@
 
 On a CPU loss and gradient norm are checked before the optimiser moves the weights: one NaN gradient spoils them
 although the loss is finite. A GPU's are copied to the host beside its work and checked one step later, or before
-anything is validated or saved, so that the GPU never waits for the host; no checkpoint holds the spoilt weights. The
+anything is validated or saved, so that it does not wait for this check; no checkpoint holds the spoilt weights. The
 scaler of mixed float16 skips steps with infinite gradients and halves its scale, so there a gradient counts only after
 SKIPPED_STEPS in a row. All processes stop together.
 """
@@ -123,7 +123,9 @@ class FiniteCheck(Callback):
             self._skipped = self._skipped + 1 if has_scaler and gradient_is_broken else 0
             if loss_is_broken or (gradient_is_broken and not 0 < self._skipped < SKIPPED_STEPS):
                 parts = gather_objects(_described(step.identities, loss))
-                self._error = NonFiniteError(_message(step.where, norm, self._skipped, parts))
+                self._error = NonFiniteError(
+                    _message(step.where, norm, self._skipped, parts, on_gpu=step.wait is not None)
+                )
                 raise self._error
 
     def on_save_checkpoint(
@@ -164,7 +166,7 @@ def _plain(values: Any) -> list[Any]:
     return values.tolist() if isinstance(values, Tensor) else list(values)
 
 
-def _message(where: str, norm: float, skipped: int, parts: Sequence[Mapping[str, Any]]) -> str:
+def _message(where: str, norm: float, skipped: int, parts: Sequence[Mapping[str, Any]], on_gpu: bool) -> str:
     with_loss = [part for part in parts if not math.isfinite(part["loss"])]
     what = "the loss is not finite" if with_loss else f"the gradient is not finite (its norm is {norm})"
     if skipped and not with_loss:
@@ -179,4 +181,9 @@ def _message(where: str, norm: float, skipped: int, parts: Sequence[Mapping[str,
         "in a new run folder with a lower model.init_args.learning_rate, more warmup_steps, "
         "trainer.gradient_clip_val: 1.0, or trainer.precision: 32-true."
     )
+    if on_gpu:
+        lines.append(
+            "Wrong inputs of the objective (eta outside [0, 1), log p above 0 or NaN, negative weights) are not read "
+            "on a GPU and end here too; the same training with trainer.accelerator: cpu names them."
+        )
     return "\n".join(lines)

@@ -109,6 +109,7 @@ def test_a_gpu_is_checked_one_step_later_but_before_anything_is_kept(
     with pytest.raises(NonFiniteError, match=f"step {at_step}: the loss is not finite") as error:
         fit.fit(build(), data)
     assert len(seen.batches) == steps
+    assert "with trainer.accelerator: cpu names them" in str(error.value)
     assert_names(str(error.value), seen.batches[at_step])
     with pytest.raises(NonFiniteError):
         fit.save_checkpoint("never.ckpt")
