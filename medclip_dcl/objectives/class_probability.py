@@ -147,20 +147,18 @@ class LanguageModelClassProbability(ClassProbability):
 
     def forward(self, log_p: Float[Tensor, "anchor"]) -> Float[Tensor, "anchor"]:
         """Eta of anchors with these natural-log pseudo-likelihoods."""
-
-        def error() -> UserError:
-            missing = log_p.isnan().nonzero()
-            if not len(missing):
-                return UserError(
-                    f"log_p must be natural logarithms of probabilities, got {log_p.max():g} > 0"
-                )
-            return UserError(
-                f"log_p is NaN for {len(missing)} of {len(log_p)} anchors (first: {int(missing[0])}); an empty "
-                "sentence has no score: leave it out, or score the sentences again"
-            )
-
-        log_p = checked(log_p, ~(log_p <= 1e-4), error)
+        log_p = checked(log_p, ~(log_p <= 1e-4), lambda: _no_log_p(log_p))
         return self.capped(self.a * torch.exp(self.k * log_p))
+
+
+def _no_log_p(values: Float[Tensor, "anchor"]) -> UserError:
+    missing = values.isnan().nonzero()
+    if not len(missing):
+        return UserError(f"log_p must be natural logarithms of probabilities, got {values.max():g} > 0")
+    return UserError(
+        f"log_p is NaN for {len(missing)} of {len(values)} anchors (first: {int(missing[0])}); an empty "
+        "sentence has no score: leave it out, or score the sentences again"
+    )
 
 
 class KnownClassProbability(ClassProbability):
@@ -219,9 +217,9 @@ class KnownClassProbability(ClassProbability):
         shares = torch.tensor([table[c] for c in sorted(table)], device=class_id.device)
         places = torch.searchsorted(classes, class_id).clamp(max=len(classes) - 1)
         is_unknown = classes[places] != class_id
+        return checked(shares[places], is_unknown, lambda: _not_in_table(class_id[is_unknown]))
 
-        def error() -> UserError:
-            unknown = sorted(set(class_id[is_unknown].tolist()))
-            return UserError(f"the table of class probabilities lacks the classes {unknown}")
 
-        return checked(shares[places], is_unknown, error)
+def _not_in_table(class_id: Int[Tensor, "anchor"]) -> UserError:
+    unknown = sorted(set(class_id.tolist()))
+    return UserError(f"the table of class probabilities lacks the classes {unknown}")

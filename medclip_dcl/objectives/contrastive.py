@@ -207,13 +207,10 @@ def _log_g(rows: Rows, eta: Tensor, floor: float | Tensor) -> tuple[Tensor, Tens
     log g = max{ log mean_n exp s + log(1 - mass) - log(1 - eta), floor }, mass = eta mean_m exp s / mean_n exp s.
     """
     least = torch.as_tensor(floor, dtype=eta.dtype, device=eta.device)
-
-    def no_floor() -> ValueError:
-        return ValueError(f"floor must be one number, the least logit, got {floor}")
-
+    message = "floor must be one number, the least logit, got"
     if least.dim():
-        raise no_floor()
-    least = checked(least, least.isnan(), no_floor)
+        raise ValueError(f"{message} {floor}")
+    least = checked(least, least.isnan(), lambda: ValueError(f"{message} {floor}"))
     log_positive = rows.positive_logits[:, 0]
     if rows.log_mean_positive is not None:
         log_positive = rows.log_mean_positive
@@ -284,15 +281,15 @@ def _eta_of_anchors(
         )
     eta = eta.expand(like.shape)
     is_wrong = ~((eta >= 0) & (eta < 1))
+    return checked(eta, is_wrong, lambda: _no_class_probability(eta, is_wrong))
 
-    def error() -> ValueError:
-        wrong = is_wrong.nonzero().flatten()
-        return ValueError(
-            f"class_probability must lie in [0, 1); {len(wrong)} of {len(eta)} anchors do not "
-            f"(first: anchor {int(wrong[0])}, {eta[wrong[0]].item():g})"
-        )
 
-    return checked(eta, is_wrong, error)
+def _no_class_probability(eta: Tensor, is_wrong: Tensor) -> ValueError:
+    wrong = is_wrong.nonzero().flatten()
+    return ValueError(
+        f"class_probability must lie in [0, 1); {len(wrong)} of {len(eta)} anchors do not "
+        f"(first: anchor {int(wrong[0])}, {eta[wrong[0]].item():g})"
+    )
 
 
 def _any(mask: Tensor) -> bool:
