@@ -62,7 +62,7 @@ test: $(INSTALLED)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist loadscope
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist loadscope --no-loadscope-reorder
 
 test-slow: $(INSTALLED)
 	$(RUN) -m pytest -m slow

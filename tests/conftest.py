@@ -36,6 +36,25 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+LONGEST = (
+    *("command/test_cli.py", "test_notebooks.py", "test_whole_way.py", "command/test_objectives.py"),
+    *("training/test_sharing.py", "models/test_resuming.py", "data_prep/test_mimic_cxr.py"),
+    *(
+        "evaluation/test_finding_classification.py",
+        "report/test_compare.py",
+        "evaluation/test_two_processes.py",
+    ),
+    *("models/test_two_processes.py", "training/test_averaging.py", "evaluation/test_calibrate.py"),
+    *("export/test_onnx.py", "experiments/test_run.py", "test_fresh_process.py", "page/test_browser.py"),
+)
+"""Files that take longest come first (with --no-loadscope-reorder), so that no worker is left with them at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    place = {ROOT / "tests" / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path, len(place)))
+
+
 @pytest.fixture(scope="session")
 def real_data() -> Path:
     """Folder of the real public data (MEDCLIP_DCL_REAL_DATA, default ../shared/data beside the repository)."""

@@ -114,6 +114,7 @@ def _lines(experiment: Experiment, figure: Mapping[str, Any], table: pd.DataFram
             [10**at if is_log else at for at in places.values()], [str(value) for value in places]
         )
         axes.minorticks_off()
+        axes.tick_params(axis="x", labelsize=8)
         axes.yaxis.set_major_formatter(ScalarFormatter(useOffset=False))
         if compared:
             below = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0}
