@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, Bottleneck
@@ -86,7 +87,7 @@ class SmallImageResNet(SmallImageEncoder):
         return {"depth": self.depth, "width": self.width, "channels": self.channels}
 
     def forward(self, images: Float[Tensor, "image channel height width"]) -> Float[Tensor, "image feature"]:
-        features = self.relu(self.bn1(self.conv1(images)))
+        features = self.relu(self.bn1(self.conv1(images.contiguous(memory_format=torch.channels_last))))
         for place in range(1, 5):
             features = self.get_submodule(f"layer{place}")(features)
         return features.mean((2, 3))
