@@ -141,13 +141,7 @@ class ImageOnlyEvaluation(Evaluation):
         self._parts = []
 
     def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any
     ) -> None:
         self._collect(outputs)
 
@@ -163,15 +157,7 @@ class ImageOnlyEvaluation(Evaluation):
     def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._parts, self.results = [], {}
 
-    def on_test_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+    def on_test_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
         self._collect(outputs)
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

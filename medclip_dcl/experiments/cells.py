@@ -18,9 +18,11 @@ from typing import Literal
 
 from medclip_dcl.experiments.grid import Cell
 from medclip_dcl.files import write_text
+from medclip_dcl.report.saved_results import CONFIG_FILE
+from medclip_dcl.training.run_folder import FIT_FILE
 
 LOG_FILE, ERROR_FILE = "log.txt", "error.txt"
-CONFIG_FILE, FIT_FILE, RESULTS_FILE = "config.yaml", "fit.json", "results.json"
+RESULTS_FILE = "results.json"
 _LOCK_FILE = ".lock"
 
 

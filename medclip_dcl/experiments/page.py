@@ -160,6 +160,7 @@ def _notes(runs: pd.DataFrame, n_missing: int) -> list[str]:
         ("versions", "versions of the software"),
         ("precision", "precisions"),
         ("device", "devices"),
+        ("dataset", "data sets"),
     ):
         if (n := runs[column].nunique()) > 1:
             found.append(f"The cells were run with {n} {what}; results.parquet says which.")

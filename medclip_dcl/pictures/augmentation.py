@@ -18,20 +18,8 @@ from torch.nn.functional import pad
 
 _ATTEMPTS = 10
 _NAMES = (
-    *(
-        "top",
-        "left",
-        "flip",
-        "jitter",
-        "brightness",
-        "contrast",
-        "saturation",
-        "hue",
-        "grey",
-        "blur",
-        "sigma",
-    ),
-)
+    "top", "left", "flip", "jitter", "brightness", "contrast", "saturation", "hue", "grey", "blur", "sigma"
+)  # fmt: skip
 NUMBERS = 2 * _ATTEMPTS + len(_NAMES)
 """Uniform numbers of a view."""
 _RATIO = 4 / 3
