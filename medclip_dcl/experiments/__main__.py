@@ -17,6 +17,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 
 from medclip_dcl.errors import UserError
 from medclip_dcl.experiments.cells import LOG_FILE, End, is_done
+from medclip_dcl.experiments.choice import write_choice
 from medclip_dcl.experiments.grid import Cell, Experiment
 from medclip_dcl.experiments.lanes import run_cells
 from medclip_dcl.experiments.page import write_report
@@ -49,7 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             claim_folder(experiment, writes=False)
         else:
             n_failed = _run(experiment, options.lanes, experiment.cells()[options.task :: options.tasks])
-        print(f"report: {write_report(experiment, write_table(experiment))}")
+        table = write_table(experiment)
+        if experiment.choice is not None:
+            print(f"choice: {write_choice(experiment, table)}")
+        print(f"report: {write_report(experiment, table)}")
     except UserError as error:
         print(f"{_PROGRAM}: error: {' '.join(str(error).split())}", file=sys.stderr)
         raise SystemExit(2) from error

@@ -69,17 +69,46 @@ def draw_figures(experiment: Experiment, table: pd.DataFrame) -> dict[str, list[
 
 
 def _lines(experiment: Experiment, figure: Mapping[str, Any], table: pd.DataFrame) -> list[Panel]:
-    """A line for each compared level (one over the compared axis): its means, or its differences from the reference."""
-    x = figure["x"]
-    compared = None if x == experiment.compared else experiment.compared
-    if isinstance(x, Mapping):
-        used, x_label = x["outcomes"], str(x["label"])
-        rows = table.assign(x=table["outcome"].map(used)).dropna(subset=["x"])
+    """A panel for each outcome that is finished."""
+    if isinstance(figure["x"], Mapping) and "outcomes" in figure["x"]:
+        return _panel(experiment, figure, table, figure["x"]["outcomes"], figure.get("y"))
+    names = figure["y"] if isinstance(figure["y"], list) else [figure["y"]]
+    return [panel for name in names for panel in _panel(experiment, figure, table, {name: None}, name)]
+
+
+def _panel(
+    experiment: Experiment,
+    figure: Mapping[str, Any],
+    table: pd.DataFrame,
+    used: Mapping[str, Any],
+    label: str | None,
+) -> list[Panel]:
+    """A line for each compared level (one over the compared axis): its means, or its differences from the reference.
+
+    Args:
+        experiment: whose levels are drawn.
+        figure: its declaration.
+        table: results.parquet.
+        used: outcome -> its place on x; None: an axis or the compared levels are x.
+        label: of the y axis; None: the first outcome.
+    """
+    x, compared = figure["x"], experiment.compared
+    rows, across = _selected(experiment, figure, table[table["outcome"].isin(list(used))]), pd.DataFrame()
+    if not isinstance(x, Mapping):
+        rows, x_label = rows.assign(x=rows[x]), str(x)
+        compared = None if x == compared else compared
+    elif "outcomes" in x:
+        rows, x_label = rows.assign(x=rows["outcome"].map(used)), str(x["label"])
     else:
-        used, x_label = {figure["y"]: None}, str(x)
-        rows = table[table["outcome"] == figure["y"]].assign(x=table[x])
-    rows = _selected(experiment, figure, rows)
-    outcome, y_label = experiment.outcomes[next(iter(used))], str(figure.get("y", next(iter(used))))
+        value_of = {level.name: level.value for level in experiment.axes[str(compared)]}
+        across = means(rows, [str(compared)])
+        across = across[
+            across[str(compared)].isin([value_of[str(name)] for name in figure.get("across", [])])
+        ]
+        place_of = {value_of[str(name)]: place for name, place in x["levels"].items()}
+        rows, x_label = rows.assign(x=rows[str(compared)].map(place_of)).dropna(subset=["x"]), str(x["label"])
+        compared = None
+    outcome, y_label = experiment.outcomes[next(iter(used))], label or next(iter(used))
     reference = experiment.reference if figure["kind"] == "differences" else None
     if reference is None:
         points = means(rows, [*([compared] if compared else []), "x"])
@@ -89,14 +118,17 @@ def _lines(experiment: Experiment, figure: Mapping[str, Any], table: pd.DataFram
         y_label = f"{y_label} − {reference.name}"
     if points.empty:
         return []
-    points[["mean", "low", "high"]] *= outcome.scale
+    for found in (points, across):
+        if len(found):
+            found[["mean", "low", "high"]] *= outcome.scale
     levels = experiment.axes[compared] if compared else (Level("", "", ()),)
     is_log = bool(figure.get("log", False))
     places = _places(points["x"], is_log)
     step = _DODGE * (max(places.values()) - min(places.values()) or 1.0)
 
     def draw(axes: Axes) -> None:
-        for colour, (place, level) in zip(itertools.cycle(COLOURS), enumerate(levels), strict=False):
+        colours = itertools.cycle(COLOURS)
+        for colour, (place, level) in zip(colours, enumerate(levels), strict=False):
             of_level = points[points[compared] == level.value] if compared else points
             of_level = of_level.sort_values("x", key=lambda x: x.map(places))
             at = np.array([places[value] for value in of_level["x"]]) + (place - (len(levels) - 1) / 2) * step
@@ -106,6 +138,11 @@ def _lines(experiment: Experiment, figure: Mapping[str, Any], table: pd.DataFram
                     at, of_level["mean"], color=colour, lw=1.2, marker="o", markersize=3.5, label=level.name
                 )
             axes.vlines(at, of_level["low"], of_level["high"], color=colour, lw=1.0)
+        for colour, row in zip(COLOURS[1:], across.to_dict("records"), strict=False):
+            axes.axhline(
+                row["mean"], color=colour, lw=1.2, linestyle="--", label=row[str(experiment.compared)]
+            )
+            axes.axhspan(row["low"], row["high"], color=colour, alpha=0.12, linewidth=0)
         if reference is not None:
             axes.axhline(0, color=MUTED, linewidth=0.8, linestyle=":")
         axes.set(xlabel=x_label, ylabel=f"{y_label}, %" if outcome.percent else y_label)
@@ -116,9 +153,9 @@ def _lines(experiment: Experiment, figure: Mapping[str, Any], table: pd.DataFram
         axes.minorticks_off()
         axes.tick_params(axis="x", labelsize=8)
         axes.yaxis.set_major_formatter(ScalarFormatter(useOffset=False))
-        if compared:
+        if compared or len(across):
             below = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0}
-            axes.legend(fontsize=8, frameon=False, ncols=min(4, len(levels)), **below)
+            axes.legend(fontsize=8, frameon=False, ncols=min(4, max(len(levels), len(across))), **below)
 
     return [draw]
 

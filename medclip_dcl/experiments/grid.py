@@ -20,6 +20,10 @@ FACTS = {
 """Columns of results.parquet beside the axes, outcome and value: what the value depends on."""
 
 
+VALIDATION = "validate/"
+"""How the paths of outcomes begin that are not of a test."""
+
+
 @dataclass(frozen=True)
 class Level:
     """A level of an axis.
@@ -40,13 +44,14 @@ class Outcome:
     """A number of each cell.
 
     Attributes:
-        path: in the metrics of results.json, keys joined by "/".
+        paths: in the metrics of results.json, keys joined by "/"; the number is their mean. Those that begin with
+            "validate/" are of the last validation in metrics.csv.
         percent: shown as a percentage.
         higher_is_better: None: not said.
         digits: decimals shown.
     """
 
-    path: str
+    paths: tuple[str, ...]
     percent: bool = False
     higher_is_better: bool | None = None
     digits: int = 3
@@ -54,6 +59,11 @@ class Outcome:
     @property
     def scale(self) -> int:
         return 100 if self.percent else 1
+
+    @property
+    def is_of_validation(self) -> bool:
+        """Read from metrics.csv, which training writes."""
+        return self.paths[0].startswith(VALIDATION)
 
 
 @dataclass(frozen=True)
@@ -89,7 +99,10 @@ class Experiment:
         compared: axis whose levels are compared; None: none.
         reference: level of `compared` that is subtracted from the others.
         outcomes: name -> outcome.
+        tables: declarations: title, outcomes and, perhaps, where.
         figures: declarations, each with the keys of its kind.
+        choice: outcome by which the best levels are chosen; None: nothing is chosen.
+        has_patients: intervals over patients stand beside those over the paired axis.
         keeps_checkpoints: False deletes the checkpoints of finished cells.
     """
 
@@ -102,7 +115,10 @@ class Experiment:
     compared: str | None
     reference: Level | None
     outcomes: Mapping[str, Outcome]
+    tables: tuple[Mapping[str, Any], ...]
     figures: tuple[Mapping[str, Any], ...]
+    choice: str | None
+    has_patients: bool
     keeps_checkpoints: bool
 
     @property

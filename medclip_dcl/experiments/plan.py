@@ -10,11 +10,14 @@ from typing import Any
 
 from medclip_dcl.command.config_keys import check_arguments, message, nearest
 from medclip_dcl.errors import MissingFileError, UserError
-from medclip_dcl.experiments.grid import FACTS, Experiment, Level, Outcome, read_yaml
+from medclip_dcl.experiments.grid import FACTS, VALIDATION, Experiment, Level, Outcome, read_yaml
 
 COMMANDS = ("fit", "validate", "test", "predict")
 FIGURES: dict[str, dict[str, bool]] = {
-    "lines": {"name": True, "x": True, "y": False, "where": False, "title": False, "log": False},
+    "lines": {
+        **{"name": True, "x": True, "y": False, "across": False},
+        **{"where": False, "title": False, "log": False},
+    },
     "differences": {"name": True, "x": True, "y": True, "where": False, "title": False, "log": False},
     "map": {"name": True, "file": False, "where": True, "title": False},
 }
@@ -28,7 +31,10 @@ _KEYS = (
     "pairs",
     "compare",
     "outcomes",
+    "tables",
     "figures",
+    "choose",
+    "patients",
     "checkpoints",
 )
 _OUTCOME_KEYS = ("path", "percent", "higher_is_better", "digits")
@@ -85,10 +91,18 @@ def read_experiment(file: Path) -> Experiment:
         str(name): _outcome(one, f"{where}: outcomes.{name}")
         for name, one in _mapping(given.get("outcomes") or {}, f"{where}: outcomes").items()
     }
-    if outcomes and "test" not in commands:
+    if not all(one.is_of_validation for one in outcomes.values()) and "test" not in commands:
         raise UserError(
-            f"{where}: outcomes are read from results.json, which `test` writes: add it to commands"
+            f"{where}: outcomes are read from results.json, which `test` writes: add it to commands (those of the last "
+            f"validation of training begin with {VALIDATION})"
         )
+    choice = given.get("choose")
+    if choice is not None:
+        _among(choice, outcomes, f"{where}: choose", "outcome")
+        if outcomes[choice].higher_is_better is None:
+            raise UserError(f"{where}: outcomes.{choice}: choose needs higher_is_better: true or false")
+    if not isinstance(has_patients := given.get("patients", False), bool):
+        raise UserError(f"{where}: patients: expected true or false, found {has_patients!r}")
     keeping = given.get("checkpoints", "keep")
     if keeping not in ("keep", "delete"):
         raise UserError(f"{where}: checkpoints: expected keep or delete, found {keeping}")
@@ -102,9 +116,14 @@ def read_experiment(file: Path) -> Experiment:
         compared=compared,
         reference=levels.get(str(compare.get("reference"))),
         outcomes=outcomes,
+        tables=tuple(given.get("tables") or ()),
         figures=tuple(given.get("figures") or ()),
+        choice=choice,
+        has_patients=has_patients,
         keeps_checkpoints=keeping == "keep",
     )
+    for place, table in enumerate(experiment.tables):
+        _check_table(experiment, table, f"{where}: tables.{place}")
     for place, figure in enumerate(experiment.figures):
         _check_figure(experiment, figure, f"{where}: figures.{place}")
     if len({figure["name"] for figure in experiment.figures}) < len(experiment.figures):
@@ -193,14 +212,28 @@ def _check_separate(axes: Mapping[str, Any], where: str) -> None:
 
 def _outcome(given: Any, where: str) -> Outcome:
     if isinstance(given, str):
-        return Outcome(given)
+        given = {"path": given}
     _check_keys(given, _OUTCOME_KEYS, where)
-    if "path" not in given:
+    paths = tuple(_list(given.get("path")))
+    if not paths or not all(isinstance(path, str) for path in paths):
         raise UserError(f"{where}: path is missing: where in the metrics of results.json the number is")
+    if len({path.startswith(VALIDATION) for path in paths}) > 1:
+        raise UserError(f"{where}: path: a mean is either of the test or of the validation ({VALIDATION})")
     for key, kinds, expected in _OUTCOME_TYPES:
         if key in given and type(given[key]) not in kinds:
             raise UserError(f"{where}: {key}: expected {expected}, found {given[key]!r}")
-    return Outcome(**given)
+    return Outcome(paths, **{key: value for key, value in given.items() if key != "path"})
+
+
+def _check_table(experiment: Experiment, table: Any, where: str) -> None:
+    _check_keys(table, ("title", "outcomes", "where"), where)
+    if experiment.compared is None or not (used := _list(table.get("outcomes"))):
+        raise UserError(
+            f"{where}: a table needs compare, whose levels are its rows, and outcomes, its columns"
+        )
+    for outcome in used:
+        _among(outcome, experiment.outcomes, where, "outcome")
+    _check_free(experiment, [*_check_where(experiment, table, where), experiment.pairs], where)
 
 
 def _check_figure(experiment: Experiment, figure: Any, where: str) -> None:
@@ -214,40 +247,73 @@ def _check_figure(experiment: Experiment, figure: Any, where: str) -> None:
         raise UserError(f"{where}: name: {figure['name']!r} cannot name a file")
     if kind == "differences" and None in (experiment.compared, experiment.pairs):
         raise UserError(f"{where}: differences need compare (axis and reference) and pairs")
-    places: list[Any] = []
-    x, named = figure.get("x"), _mapping(figure.get("where") or {}, f"{where}: where")
-    for axis, level in named.items():
-        _among(axis, experiment.axes, f"{where}: where", "axis")
-        _among(str(level), [one.name for one in experiment.axes[axis]], f"{where}: where.{axis}", "level")
-    if isinstance(x, Mapping):
-        if kind != "lines":
-            raise UserError(f"{where}: x: only lines can have outcomes as x")
-        _check_keys(x, ("label", "outcomes"), f"{where}: x")
-        used = list(_mapping(x.get("outcomes"), f"{where}: x.outcomes"))
-        if "label" not in x or not used:
-            raise UserError(
-                f"{where}: x: outcomes as x need a label and at least one outcome with its number"
-            )
-        places = list(x["outcomes"].values())
-    else:
-        used = [figure["y"]] if kind != "map" and "y" in figure else []
-        if kind != "map":
-            compared = [experiment.compared] if kind == "lines" and experiment.compared is not None else []
-            _among(x, [*experiment.groups, *compared], f"{where}: x", "axis")
-            if not used:
-                raise UserError(f"{where}: y is missing: the name of an outcome")
-            places = [level.value for level in experiment.axes[x]]
-    for outcome in used:
-        _among(outcome, experiment.outcomes, where, "outcome")
+    named = _check_where(experiment, figure, where)
+    x = figure.get("x")
+    places = [] if kind == "map" else _check_x(experiment, figure, where)
     if not isinstance(is_log := figure.get("log", False), bool):
         raise UserError(f"{where}: log: expected true or false, found {is_log!r}")
     if is_log and (wrong := [one for one in places if not (isinstance(one, int | float) and one > 0)]):
         raise UserError(f"{where}: log: a logarithmic axis needs numbers above 0, found {wrong[0]}")
-    free = [axis for axis in experiment.groups if axis not in named and axis != x]
-    if kind == "map" and experiment.pairs is not None and experiment.pairs not in named:
+    free = [] if isinstance(x, Mapping) else [x]
+    if kind != "map" or experiment.pairs is None:
         free.append(experiment.pairs)
+    _check_free(experiment, [*named, *free], where)
+
+
+def _check_x(experiment: Experiment, figure: Mapping[str, Any], where: str) -> list[Any]:
+    """Check what stands along both axes of lines or differences; the places on x."""
+    x, kind, compared = figure["x"], figure["kind"], experiment.compared
+    used = _list(figure.get("y"))
+    across = [str(level) for level in _list(figure.get("across"))]
+    levels = [] if compared is None else [level.name for level in experiment.axes[compared]]
+    for level in across:
+        _among(level, levels, f"{where}: across", "compared level")
+    if isinstance(x, Mapping):
+        if kind != "lines":
+            raise UserError(f"{where}: x: only lines can have outcomes or levels as x")
+        _check_keys(x, ("label", "outcomes", "levels"), f"{where}: x")
+        [of] = found if len(found := [key for key in ("outcomes", "levels") if x.get(key)]) == 1 else [None]
+        if of is None or "label" not in x:
+            raise UserError(
+                f"{where}: x: outcomes or levels as x need a label and at least one of them with its number"
+            )
+        places = list(_mapping(x[of], f"{where}: x.{of}").values())
+        if of == "levels":
+            for level in x["levels"]:
+                _among(str(level), levels, f"{where}: x.levels", "compared level")
+        else:
+            used = list(x["outcomes"])
+    else:
+        _among(
+            x,
+            [*experiment.groups, *([compared] if kind == "lines" and compared else [])],
+            f"{where}: x",
+            "axis",
+        )
+        places = [level.value for level in experiment.axes[x]]
+    if not used:
+        raise UserError(f"{where}: y is missing: the name of an outcome")
+    for outcome in used:
+        _among(outcome, experiment.outcomes, where, "outcome")
+    if across and not (isinstance(x, Mapping) and "levels" in x):
+        raise UserError(f"{where}: across: lines across belong to levels as x")
+    return places
+
+
+def _check_where(experiment: Experiment, given: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """The chosen level of each axis that is named."""
+    named = _mapping(given.get("where") or {}, f"{where}: where")
+    for axis, level in named.items():
+        _among(axis, experiment.axes, f"{where}: where", "axis")
+        _among(str(level), [one.name for one in experiment.axes[axis]], f"{where}: where.{axis}", "level")
+    return named
+
+
+def _check_free(experiment: Experiment, settled: Iterable[Any], where: str) -> None:
+    """Refuse to mix the levels of an axis that is neither settled nor compared."""
+    free = [axis for axis in experiment.axes if axis != experiment.compared and axis not in settled]
     if free:
-        raise UserError(f"{where}: where: choose a level of {free[0]}, or the figure would mix its levels")
+        raise UserError(f"{where}: where: choose a level of {free[0]}, or its levels would be mixed")
 
 
 def _among(name: Any, known: Iterable[str], where: str, kind: str) -> None:

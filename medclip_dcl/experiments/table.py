@@ -12,10 +12,10 @@ import pandas as pd
 
 from medclip_dcl.errors import UserError
 from medclip_dcl.experiments.cells import RESULTS_FILE, is_done
-from medclip_dcl.experiments.grid import FACTS, Cell, Experiment
+from medclip_dcl.experiments.grid import FACTS, VALIDATION, Cell, Experiment, Outcome
 from medclip_dcl.files import write_json, write_parquet
 from medclip_dcl.report.saved_results import CONFIG_FILE, differing_settings, read_json, read_results
-from medclip_dcl.training.run_folder import FIT_FILE
+from medclip_dcl.training.run_folder import FIT_FILE, METRICS_FILE
 
 EXPERIMENT_FILE, TABLE_FILE = "experiment.json", "results.parquet"
 FORMAT_VERSION = 1
@@ -75,9 +75,7 @@ def results_table(experiment: Experiment) -> pd.DataFrame:
         )
         levels = {axis: values[axis][name] for axis, name in cell.levels.items()}
         for outcome in experiment.outcomes or (None,):
-            value = (
-                None if outcome is None else _value(metrics, experiment.outcomes[outcome].path, outcome, cell)
-            )
+            value = None if outcome is None else _value(metrics, experiment.outcomes[outcome], outcome, cell)
             rows.append({**levels, "cell": cell.name, "outcome": outcome, "value": value, **facts})
     columns = [*experiment.axes, "cell", "outcome", "value", *FACTS]
     kinds = {"cell": "string", "outcome": "string", "value": "float64", **FACTS}
@@ -91,13 +89,27 @@ def write_table(experiment: Experiment) -> pd.DataFrame:
     return table
 
 
-def _value(metrics: Mapping[str, Any], path: str, outcome: str, cell: Cell) -> float | None:
-    if path not in metrics:
+def _value(metrics: Mapping[str, Any], outcome: Outcome, name: str, cell: Cell) -> float | None:
+    """Mean over the outcome's paths; None where one of them has no number."""
+    file = cell.folder / RESULTS_FILE
+    if outcome.is_of_validation:
+        file = cell.folder / METRICS_FILE
+        metrics = _last_validation(file, _time_of(file))
+    if missing := [path for path in outcome.paths if path not in metrics]:
         known = ", ".join(sorted(metrics))
-        raise UserError(
-            f"outcomes.{outcome}: {cell.folder / RESULTS_FILE} has no metric {path}; it has {known}"
-        )
-    return metrics[path]
+        raise UserError(f"outcomes.{name}: {file} has no metric {missing[0]}; it has {known}")
+    values = [metrics[path] for path in outcome.paths]
+    return None if None in values else sum(values) / len(values)
+
+
+@cache
+def _last_validation(file: Path, time: int) -> dict[str, float]:
+    """The last value of each metric of validation."""
+    if not time:
+        return {}
+    table = pd.read_csv(file)
+    columns = {name: table[name].dropna() for name in table if str(name).startswith(VALIDATION)}
+    return {str(name): float(values.iloc[-1]) for name, values in columns.items() if len(values)}
 
 
 @cache

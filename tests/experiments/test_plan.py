@@ -131,12 +131,32 @@ MISTAKES = {
     ),
     "outcomes as x without a label": (
         {"figures": [LINES | {"x": {"outcomes": {"error": 1}}, "where": {"noise": 1}}]},
-        "figures.0: x: outcomes as x need a label",
+        "figures.0: x: outcomes or levels as x need a label",
     ),
     "logarithm": (
         {**axes(noise={"set": "data.init_args.noise", "values": [0, 1]}), "figures": [LINES | {"log": True}]}
         | {"compare": None},
         "figures.0: log: a logarithmic axis needs numbers above 0, found 0",
+    ),
+    "both kinds of outcomes": (
+        {"outcomes": {"error": {"path": ["tiny/error", "validate/loss"]}}},
+        "error: path: a mean is either of the test or of the validation",
+    ),
+    "choice": ({"choose": "eror"}, "choose: there is no outcome eror; did you mean error?"),
+    "choice without direction": ({"choose": "error"}, "outcomes.error: choose needs higher_is_better"),
+    "patients": ({"patients": "yes"}, "patients: expected true or false, found 'yes'"),
+    "table without columns": ({"tables": [{"title": "a"}]}, "tables.0: a table needs compare"),
+    "table of mixed levels": (
+        {"tables": [{"title": "a", "outcomes": ["error"]}]},
+        "tables.0: where: choose a level of noise",
+    ),
+    "compared level on x": (
+        {"figures": [LINES | {"x": {"label": "x", "levels": {"slw": 1}}}]},
+        "x.levels: there is no compared level slw; did you mean slow?",
+    ),
+    "line across": (
+        {"figures": [LINES | {"across": ["fast"]}]},
+        "figures.0: across: lines across belong to levels as x",
     ),
     "two figures": ({"figures": [LINES, LINES]}, "figures: two have the same name"),
 }

@@ -111,6 +111,37 @@ def test_one_line_is_drawn_over_the_compared_axis(tmp_path):
     assert all(text in panels[0] for text in ("rate", "slow", "fast")) and "legend" not in panels[0]
 
 
+def test_compared_levels_have_places_on_x_or_a_line_across(tmp_path):
+    x = {"label": "eta", "levels": {"slow": 0.0, "fast": 0.2}}
+    figure = {"kind": "lines", "name": "a", "x": x, "y": ["error", "slope"], "where": {"noise": 1}}
+    levels = {
+        "slow": None,
+        "fast": {"settings": {"data.init_args.size": 2}},
+        "own": {"settings": {"data.init_args.size": 3}},
+    }
+    axes = {
+        "noise": {"set": "data.init_args.noise", "values": [0.1, 1]},
+        "rate": {"levels": levels},
+        "seed": {"set": "seed_everything", "values": 2},
+    }
+    file = write_grid(tmp_path, axes=axes, figures=[figure | {"across": ["own"]}])
+    write_cells(file)
+    experiment = read_experiment(file)
+    (panels,) = draw_figures(experiment, results_table(experiment)).values()
+    assert len(panels) == 2 and ">error<" in panels[0] and ">slope, %<" in panels[1]
+    for panel in panels:
+        assert ">eta<" in panel and ">own<" in panel and ">0.2<" in panel and ">fast<" not in panel
+
+
+def test_an_outcome_may_be_the_mean_of_several_numbers(tmp_path):
+    file = write_grid(tmp_path, outcomes={"both": {"path": ["tiny/error", "slope/1.0/value"]}}, figures=None)
+    write_cells(file)
+    experiment = read_experiment(file)
+    table = results_table(experiment)
+    metrics = json.loads((experiment.cells()[3].folder / "results.json").read_text())["metrics"]
+    assert table["value"][3] == (metrics["tiny"]["error"] + 0.5) / 2
+
+
 def test_a_grid_without_pairs_and_comparison_has_plain_numbers(tmp_path):
     axes = {"noise": {"set": "data.init_args.noise", "values": ["a", "b"]}}
     figures = [{"kind": "lines", "name": "a", "x": "noise", "y": "error"}]

@@ -1,0 +1,82 @@
+"""The best levels by an outcome: a grid search, whose result is a configuration file."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from medclip_dcl.experiments.grid import Experiment, Level, merged
+from medclip_dcl.experiments.statistics import means, paired_differences
+from medclip_dcl.files import write_text
+
+CHOSEN_FILE = "chosen.yaml"
+COMBINATION = "levels"
+
+
+def ranking(experiment: Experiment, table: pd.DataFrame) -> pd.DataFrame:
+    """Combinations of the levels of all axes but the paired one, best first.
+
+    Args:
+        experiment: says by which outcome.
+        table: its results.parquet.
+
+    Returns:
+        levels (their names), n, mean, low, high over the paired axis, and, where there is one, difference,
+        difference_low and difference_high: the paired difference from the first combination.
+    """
+    rows = table[table["outcome"] == experiment.choice]
+    rows = rows.assign(**{COMBINATION: [_combination(experiment, row) for row in rows.to_dict("records")]})
+    outcome = experiment.outcomes[str(experiment.choice)]
+    found = means(rows, [COMBINATION]).sort_values(
+        "mean", ascending=not outcome.higher_is_better, kind="stable", ignore_index=True
+    )
+    if experiment.pairs is None or found.empty:
+        return found
+    differences = paired_differences(
+        rows, compared=COMBINATION, reference=found[COMBINATION][0], pairs=experiment.pairs
+    )
+    names = {"mean": "difference", "low": "difference_low", "high": "difference_high"}
+    return found.merge(differences[[COMBINATION, *names]].rename(columns=names), "left", COMBINATION)
+
+
+def write_choice(experiment: Experiment, table: pd.DataFrame) -> str:
+    """Write the settings of the best combination once all cells are finished; a line that says what was done."""
+    file = experiment.folder / CHOSEN_FILE
+    n_missing = len(experiment.cells()) - table["cell"].nunique()
+    if n_missing or table[table["outcome"] == experiment.choice]["value"].isna().any():
+        file.unlink(missing_ok=True)
+        return (
+            f"{CHOSEN_FILE} is written when all cells are finished and have a number: {n_missing} are missing"
+        )
+    ranked, outcome = ranking(experiment, table), experiment.outcomes[str(experiment.choice)]
+    best = str(ranked[COMBINATION][0])
+    chosen = next(row for row in table.to_dict("records") if _combination(experiment, row) == best)
+    arguments = [argument for level in _levels(experiment, chosen) for argument in level.arguments]
+    said = (
+        f"{best}: {experiment.choice} {outcome.scale * ranked['mean'][0]:.{outcome.digits}f}{' %' * outcome.percent}, "
+        f"the best mean of {len(ranked)} combinations"
+    )
+    head = f"# {said}, {experiment.folder.name} ({experiment.file.name}).\n"
+    write_text(head + yaml.safe_dump(merged(arguments), sort_keys=False), file)
+    return f"{file}: {said}"
+
+
+def _levels(experiment: Experiment, row: Mapping[Hashable, Any]) -> list[Level]:
+    """Levels of a row of the table on all axes but the paired one."""
+    return [
+        level
+        for axis, levels in experiment.axes.items()
+        if axis != experiment.pairs
+        for level in levels
+        if level.value == row[axis]
+    ]
+
+
+def _combination(experiment: Experiment, row: Mapping[Hashable, Any]) -> str:
+    axes = [axis for axis in experiment.axes if axis != experiment.pairs]
+    return ", ".join(
+        f"{axis} {level.name}" for axis, level in zip(axes, _levels(experiment, row), strict=True)
+    )

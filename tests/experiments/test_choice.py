@@ -1,0 +1,64 @@
+"""A search over a grid: the ranking of combinations and the configuration of the best."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+
+from medclip_dcl.experiments.__main__ import main
+from medclip_dcl.experiments.choice import ranking
+from medclip_dcl.experiments.page import write_report
+from medclip_dcl.experiments.plan import read_experiment
+from medclip_dcl.experiments.table import results_table
+from tests.experiments.grids import write_grid
+from tests.experiments.test_report import text_of
+
+OUTCOMES = {"AUC": {"path": "validate/auc", "higher_is_better": True}}
+BEST = "noise 1, rate fast"
+
+
+@pytest.fixture
+def search(tmp_path):
+    """A search by the last validation of training: noise 1 with the fast rate is best, with seeds far apart."""
+    file = write_grid(tmp_path, commands=["fit"], outcomes=OUTCOMES, figures=None, compare=None, choose="AUC")
+    for cell in read_experiment(file).cells():
+        auc = 0.1 * int(cell.levels["seed"]) + 0.5 + 0.02 * (cell.levels["noise"] == "1")
+        auc += 0.01 * (cell.levels["rate"] == "fast")
+        cell.folder.mkdir(parents=True)
+        (cell.folder / "fit.json").write_text(json.dumps({"epochs": 2, "steps": 6, "seconds": 1.0}))
+        rows = f"step,train/loss,validate/auc\n1,0.3,\n2,,{auc - 0.2}\n3,0.2,\n4,,{auc}\n5,0.1,\n"
+        (cell.folder / "metrics.csv").write_text(rows)
+    return file
+
+
+def test_the_best_mean_of_the_last_validation_is_chosen(search, capsys):
+    main([str(search), "--report_only"])
+    said = capsys.readouterr().out
+    assert f"{BEST}: AUC 0.630, the best mean of 4 combinations" in said
+    text = (search.parent / "grid/chosen.yaml").read_text()
+    assert BEST in text.splitlines()[0]
+    assert yaml.safe_load(text) == {
+        "data": {"init_args": {"noise": 1}},
+        "model": {"init_args": {"learning_rate": 0.2}},
+    }
+
+
+def test_differences_from_the_best_are_paired(search):
+    experiment = read_experiment(search)
+    table = results_table(experiment)
+    found = ranking(experiment, table)
+    assert found["levels"].tolist()[0] == BEST
+    assert found["difference"].tolist()[1:] == pytest.approx([-0.01, -0.02, -0.03])
+    page = text_of(write_report(experiment, table))
+    assert f"Choice by AUC ↑ mean minus the first {BEST} 0.630" in page and "too good" in page
+
+
+def test_nothing_is_chosen_of_an_unfinished_search(search, capsys):
+    main([str(search), "--report_only"])
+    experiment = read_experiment(search)
+    (experiment.cells()[0].folder / "fit.json").unlink()
+    main([str(search), "--report_only"])
+    assert "1 are missing" in capsys.readouterr().out
+    assert not (experiment.folder / "chosen.yaml").exists(), "a choice of before would pass for that of all"

@@ -1,0 +1,118 @@
+"""Intervals over patients of means and differences over seeds: against a loop over draws with scikit-learn."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.metrics import accuracy_score, roc_auc_score
+
+from medclip_dcl.experiments import patients
+from medclip_dcl.experiments.page import write_report
+from medclip_dcl.experiments.patients import over_patients
+from medclip_dcl.experiments.plan import read_experiment
+from medclip_dcl.experiments.table import results_table
+from medclip_dcl.report.intervals import patient_draws
+from medclip_dcl.report.saved_results import SavedResultsError
+from tests.experiments.grids import write_grid
+
+N_PATIENTS, N_DRAWS = 25, 60
+OUTCOMES = {
+    "AUC": {"path": "classification/auc", "higher_is_better": True},
+    "both": {"path": ["classification/auc", "classification/acc"]},
+}
+
+
+def cases(seed: int) -> pd.DataFrame:
+    """Two images of each patient, the same labels for all seeds."""
+    label = np.random.default_rng(7).integers(0, 2, 2 * N_PATIENTS)
+    score = label + np.random.default_rng(seed).normal(size=len(label))
+    return pd.DataFrame(
+        {
+            "dicom_id": [f"i{place}" for place in range(len(label))],
+            "subject_id": np.arange(len(label)) // 2,
+            "finding": "Edema",
+            "label": label,
+            "score_positive": score - 0.5,
+            "score_negative": 0.0,
+        }
+    )
+
+
+def numbers(rows: pd.DataFrame, weight: np.ndarray | None = None) -> tuple[float, float]:
+    score = rows["score_positive"]
+    return (
+        float(roc_auc_score(rows["label"], score, sample_weight=weight)),
+        float(accuracy_score(rows["label"], score > 0, sample_weight=weight)),
+    )
+
+
+@pytest.fixture
+def grid(tmp_path, monkeypatch):
+    """A grid whose cells were tested, and the cases of each cell."""
+    monkeypatch.setattr(patients, "N_DRAWS", N_DRAWS)
+    tables = [{"title": "Table 1", "outcomes": list(OUTCOMES), "where": {"noise": 1}}]
+    file = write_grid(tmp_path, outcomes=OUTCOMES, figures=None, patients=True, tables=tables)
+    experiment, tested = read_experiment(file), {}
+    for place, cell in enumerate(experiment.cells()):
+        rows = tested[cell.name] = cases(place)
+        auc, acc = numbers(rows)
+        metrics = {"auc": auc, "acc": acc, "by_finding": {"Edema": {"auc": auc, "acc": acc}}}
+        results = {
+            "format_version": 1,
+            "metrics": {"classification": metrics},
+            "protocol": {"classification": {"min_cases": 1}},
+            **{part: {} for part in ("counts", "notes", "checkpoint", "dataset", "timings")},
+            "precision": "32-true",
+            "versions": {"torch": "2"},
+        }
+        (cell.folder / "predictions").mkdir(parents=True)
+        rows.to_parquet(cell.folder / "predictions/classification.parquet")
+        (cell.folder / "results.json").write_text(json.dumps(results))
+        (cell.folder / "fit.json").write_text("{}")
+    return experiment, tested
+
+
+def test_draws_are_averaged_over_seeds_and_paired(grid):
+    experiment, tested = grid
+    means, differences = over_patients(experiment, results_table(experiment))
+    assert (
+        len(means) == 8 and len(differences) == 4
+    )  # 2 noises x 2 rates x 2 outcomes, and 1 difference of rates
+    counts = patient_draws(N_PATIENTS, N_DRAWS, seed=0)[1:]
+    values = np.zeros((2, N_DRAWS))
+    for draw, count in enumerate(counts):
+        for place, rate in enumerate(("slow", "fast")):
+            of_seeds = [tested[f"noise=1,rate={rate},seed={seed}"] for seed in range(3)]
+            weights = count[of_seeds[0]["subject_id"]]
+            values[place, draw] = np.mean([np.mean(numbers(rows, weights)) for rows in of_seeds])
+    for found, expected in ((means, values[1]), (differences, values[1] - values[0])):
+        (row,) = found.query("noise == 1 and rate == 'fast' and outcome == 'both'").to_dict("records")
+        ends = np.quantile(expected, [0.025, 0.975])
+        np.testing.assert_allclose([row["patients_low"], row["patients_high"]], ends, atol=1e-6)
+
+
+def test_the_page_has_both_intervals_and_draws_once(grid, monkeypatch):
+    experiment, _ = grid
+    page = write_report(experiment, results_table(experiment)).read_text()
+    means, _ = over_patients(experiment, results_table(experiment))
+    (row,) = means.query("noise == 1 and rate == 'slow' and outcome == 'AUC'").to_dict("records")
+    assert f"({row['patients_low']:.3f}, {row['patients_high']:.3f})</small>" in page
+    assert "round brackets" in page and page.index("Table 1") < page.index("<figcaption>AUC")
+
+    def drawn_again(*arguments: object) -> None:
+        raise AssertionError("drawn again")
+
+    monkeypatch.setattr(patients, "bootstrap_numbers", drawn_again)
+    assert write_report(experiment, results_table(experiment)).read_text() == page
+
+
+def test_cells_tested_on_other_cases_are_not_averaged(grid):
+    experiment, tested = grid
+    cell = experiment.cells()[1]
+    rows = tested[cell.name].assign(dicom_id=lambda rows: "x" + rows["dicom_id"])
+    rows.to_parquet(cell.folder / "predictions/classification.parquet")
+    with pytest.raises(SavedResultsError, match="50 of 50 cases of classification are not the same"):
+        over_patients(experiment, results_table(experiment))
