@@ -1,4 +1,4 @@
-"""Describe a language model's sentence scores and estimate (a, k) of eta(x) = a * p_LM(x)^k for them.
+"""Describe what a language model's sentence scores say about class probabilities, and eta(x) = a * p_LM(x)^k of them.
 
     python -m data_prep.eta_report --data SET
 
@@ -11,14 +11,15 @@ Into SET/eta/ (or --output FOLDER) go
 - class_probability.yaml, the configuration to train with:
   python -m medclip_dcl fit --config configs/mimic_cxr.yaml --config configs/objective/dcl_lm.yaml \
       --config SET/eta/class_probability.yaml
-  If training would warn that these (a, k) do not fit the scores, it holds SSD's constant eta instead, and the
-  command says so.
+  It holds SSD's (a, k) unless another is asked for. If training would warn that these do not fit the scores, it holds
+  SSD's constant eta instead, and the command says so.
 
 All numbers are computed on the sentences of the training reports, each weighted by the number of training reports that
-contain it, its frequency as an anchor. The default estimate, "reports", is the maximum-likelihood fit to the number of
-VALIDATE reports that contain each sentence, zero included: counting in the training reports would be biased, since
-every sentence was found there at least once. Test and grounding patients are not used. data_prep.scores.eta_estimates
-has the other estimates.
+contain it, its frequency as an anchor. An estimate says whether scores predict class probabilities at all, and where a
+search may begin; it does not say how well a model trains. SSD chose (a, k) by training, as
+configs/experiments/search_eta.yaml does. "reports" is the maximum-likelihood fit to the number of VALIDATE reports that
+contain each sentence, zero included: counting in the training reports would be biased, since every sentence was found
+there at least once. Test and grounding patients are not used. data_prep.scores.eta_estimates has the other estimates.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from medclip_dcl.findings import CHEXPERT
 
 SSD = (0.2, 0.35)
 SSD_CONSTANT = 0.05
-DEFAULT_ESTIMATE = "reports"
+DEFAULT_ESTIMATE = "ssd"
 _QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 # Ratio of the 95% to the 5% quantile of eta below which the sentence hardly matters.
 _LEAST_SPREAD = 2.0
@@ -66,8 +67,8 @@ class Settings:
     a: float | None = option("use this a, with --k, instead of an estimate", None, type=float)
     k: float | None = option("use this k, with --a, instead of an estimate", None, type=float)
     estimate: str | None = option(
-        "estimate that class_probability.yaml takes: reports (default), or SOURCE_least_squares or SOURCE_bound with "
-        "SOURCE one of truth (phantom), labels, reports",
+        "(a, k) that class_probability.yaml takes: ssd (default: 0.2, 0.35), reports, or SOURCE_least_squares or "
+        "SOURCE_bound with SOURCE one of truth (phantom), labels, reports",
         None,
         metavar="NAME",
     )
@@ -89,6 +90,7 @@ def write_report(settings: Settings) -> None:
     if a is not None and settings.estimate is not None:
         raise PreparedDataError("--estimate does not go with --a and --k")
     found = estimate(prepared, settings.log_p)
+    found.fits["ssd"] = LogLinearFit(*SSD)
     name = prepared.log_p_file(settings.log_p).stem
     chosen = DEFAULT_ESTIMATE if settings.estimate is None else settings.estimate
     if a is not None and k is not None:
@@ -188,7 +190,7 @@ def _estimates_table(found: Estimates) -> list[str]:
     listed = ", ".join(f"{value:.3g}" for value in constants.values())
     best = {n: np.full_like(s.rho, constants[n]) for n, s in sources.items()}
     lines.append(row(f"the best constant for each ({listed})", "", "", best))
-    for label, fit in {"SSD's, for CXR-BERT": LogLinearFit(*SSD), **found.fits}.items():
+    for label, fit in found.fits.items():
         eta_of = {n: fit.eta(s.log_p) for n, s in sources.items()}
         lines.append(row(label, _parameter(fit, "a"), _parameter(fit, "k"), eta_of))
     return [*lines, ""]
@@ -261,7 +263,7 @@ def _refusal(found: Estimates, chosen: str, name: str, problem: str) -> str:
         other
         for other, fit in found.fits.items()
         # At its lower bound k = 0 eta depends on no score.
-        if other not in (chosen, "given")
+        if other not in (chosen, "given", "ssd")
         and not _unusual(found, fit)
         and "k is at its bound 0" not in fit.at_bound
     ]
@@ -356,9 +358,7 @@ model:
 
 def _yaml(fit: LogLinearFit, chosen: str, name: str, found: Estimates) -> str:
     return f"""\
-# eta(x) = a * p_LM(x)^k by data_prep.eta_report, estimate "{chosen}" (choice, not from the paper), on
-# {len(found.table)} sentences of {found.reports["train"]} training and {found.reports["validate"]} validate reports.
-# (a, k) belong to these scores and to no others.
+# eta(x) = a * p_LM(x)^k by data_prep.eta_report: {_origin(chosen, found)}.
 model:
   init_args:
     class_probability:
@@ -371,6 +371,17 @@ data:
   init_args:
     log_p: {json.dumps(name)}
 """
+
+
+def _origin(chosen: str, found: Estimates) -> str:
+    """Where (a, k) come from."""
+    if chosen == DEFAULT_ESTIMATE:
+        return "SSD's (a, k), found by a grid search with the scores of CXR-BERT"
+    sentences = f"{len(found.table)} sentences of {found.reports['train']} training"
+    return (
+        f'"{chosen}" (choice, not from the paper), on\n'
+        f"# {sentences} and {found.reports['validate']} validate reports. They belong to these scores and to no others"
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

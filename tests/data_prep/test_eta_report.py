@@ -113,6 +113,9 @@ def test_command_writes_report_figure_and_configuration(
 ) -> None:
     folder = write_set(tmp_path / "set", with_truth=True, with_labels=True)
     main(["--data", str(folder)])
+    assert class_probability(folder / "eta") == {"a": 0.2, "k": 0.35, "max_eta": 0.3}, "SSD's"
+    capsys.readouterr()
+    main(["--data", str(folder), "--estimate", "reports"])
     chosen = class_probability(folder / "eta")
     assert chosen["a"] == pytest.approx(0.6, rel=0.06) and chosen["k"] == pytest.approx(0.5, rel=0.06)
     assert (folder / "eta" / "eta.png").read_bytes().startswith(b"\x89PNG")
@@ -154,13 +157,13 @@ def legend_of_truth(figure: Figure) -> list[str]:
 def test_every_estimate_at_a_bound_is_marked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_set(tmp_path / "set", with_truth=True)
     write_scores(folder, "bert-12345678", -np.arange(40) / 4 - 30)
-    main(["--data", str(folder)])
+    main(["--data", str(folder), "--estimate", "reports"])
     said = capsys.readouterr().out
     found = estimate(PreparedSet(folder))
     assert [name for name, fit in found.fits.items() if fit.at_bound] == list(found.fits)
     for name, fit in found.fits.items():
         assert f"\n| {name} | 0.999 (at its bound) | {fit.k:.4g} | " in said
-    assert "| SSD's, for CXR-BERT | 0.2 | 0.35 | " in said
+    assert "| ssd | 0.2 | 0.35 | " in said
     assert (
         "warning: a is at its bound 0.999; sentences with log p well below 0 are so common that eta would have to "
         "exceed 1 at log p = 0\n"
@@ -264,7 +267,7 @@ def test_findings_without_labels_in_training_are_named_and_left_out(
 @pytest.mark.usefixtures("no_figure")
 def test_says_when_a_constant_is_as_good(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_set(tmp_path / "set", with_truth=True)
-    main(["--data", str(folder)])
+    main(["--data", str(folder), "--estimate", "reports"])
     assert "ConstantClassProbability" not in capsys.readouterr().out
     main(["--data", str(folder), "--a", "0.001", "--k", "0.5"])
     assert "warning: capped at 0.3 as in training, this eta is" in capsys.readouterr().out
@@ -325,7 +328,7 @@ def test_four_digits_and_the_same_files_every_time(tmp_path: Path) -> None:
     folder = write_set(tmp_path / "set")
     outputs = [tmp_path / "one", tmp_path / "two"]
     for output in outputs:
-        main(["--data", str(folder), "--output", str(output)])
+        main(["--data", str(folder), "--estimate", "reports", "--output", str(output)])
     for name in ("report.md", "class_probability.yaml", "eta.png"):
         assert (outputs[0] / name).read_bytes() == (outputs[1] / name).read_bytes()
     chosen = class_probability(outputs[0])
@@ -338,7 +341,7 @@ def test_warns_where_eta_is_constant_or_next_to_nothing(
 ) -> None:
     folder = write_set(tmp_path / "set")
     write_scores(folder, "upside_down", np.arange(40) / 4 - 10)
-    main(["--data", str(folder), "--log_p", "upside_down"])
+    main(["--data", str(folder), "--log_p", "upside_down", "--estimate", "reports"])
     printed = capsys.readouterr().out
     assert "warning: k is at its bound 0; log p says nothing about how common a sentence is" in printed
     assert "undefined (one of the two does not vary)" in printed
