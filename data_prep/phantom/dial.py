@@ -94,7 +94,7 @@ def _rates_at(place: float, catalogue: Catalogue, rare: float | None) -> Rates:
     return other_rates(catalogue, normal, evenness, amount, rare)
 
 
-@functools.lru_cache(maxsize=4)
+@functools.lru_cache(maxsize=16)
 def _drawn_studies(
     catalogue: Catalogue, rates: Rates
 ) -> tuple[Bool[np.ndarray, "study class"], Bool[np.ndarray, "study class"]]:
