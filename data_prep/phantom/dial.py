@@ -6,9 +6,9 @@ rho over all anchors.
 
 From few to many, a path through three stages of `other_rates`, each linear, leads
 
-1. from findings of like frequency (none is common) and no normal sentences to the catalogue's findings and a tenth of
-   its normal sentences;
-2. to twice as many normal sentences as the catalogue's, at unchanged findings: only the reports differ;
+1. from findings of like frequency (none is common) and no normal sentences to the catalogue's findings and normal =
+   0.1, about a ninth of the catalogue's normal sentences;
+2. to normal = 2, about 1.75 times the catalogue's normal sentences, at unchanged findings: only the reports differ;
 3. to 0.4 times as many findings.
 
 The mean at a place of the path is an expectation: over the findings of `_STUDIES` drawn studies, always the same, and

@@ -24,6 +24,7 @@ from data_prep.phantom.reports import Report, chexpert_labels, true_labels, writ
 from data_prep.phantom.studies import draw_state
 from medclip_dcl.data.prepared import PreparedSet
 from medclip_dcl.findings import CHEX5, CHEXPERT
+from medclip_dcl.report.card_facts import data_facts
 
 CLASSES = catalogue()
 DRAWN = 400
@@ -247,6 +248,7 @@ def test_a_phantom_and_its_prepared_set_say_which_share_they_have(
     )
     prepared = PreparedSet(tmp_path / "set")
     assert prepared.info["options"]["phantom"] == {"false_negatives": 0.2}
+    assert data_facts(prepared.info)["options of the phantom"] == "false_negatives 0.2"
 
     # By the definition: sentences of training reports, each once a report; shares of frontal training images.
     images, truth = prepared.table("images"), prepared.table("image_classes")
