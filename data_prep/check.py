@@ -105,12 +105,29 @@ def _contents(found: Tables) -> list[str]:
         sections = ", ".join(f"{name} {int(n):,}" for name, n in parts.items())
         lines.append(f"  {'reports':<10} {reports['study_id'].nunique():,} ({sections})")
         lines.append(f"  {'sentences':<10} {len(reports):,}, of which {len(found['sentences']):,} distinct")
+    if all(name in found for name in ("images", "reports", "classes")):
+        lines += _anchors(found)
     if "boxes" in found:
         boxes = found["boxes"]
         pairs = len(boxes[["dicom_id", "phrase"]].drop_duplicates())
         images = boxes["dicom_id"].nunique()
         lines.append(f"  {'boxes':<10} {len(boxes):,} on {images:,} images; {pairs:,} image-sentence pairs")
     return lines
+
+
+def _anchors(found: Tables) -> list[str]:
+    """rho of the anchors: of the sentences of training reports, once for each report that has them."""
+    images, reports = found["images"], found["reports"]
+    training = images.loc[images["use"] == "train", "study_id"]
+    anchors = reports.loc[reports["study_id"].isin(training), ["study_id", "sentence_id"]].drop_duplicates()
+    rho = anchors.merge(found["classes"], on="sentence_id")["rho"]
+    if rho.empty:
+        return []
+    quartiles = ", ".join(f"{rho.quantile(share):.3f}" for share in (0.25, 0.5, 0.75))
+    return [
+        f"  {'anchors':<10} {len(rho):,} training sentences; share of false negatives (rho): mean {rho.mean():.3f}, "
+        f"quartiles {quartiles}"
+    ]
 
 
 def _beside_published(info: Mapping[str, Any], found: Tables) -> list[str]:

@@ -32,6 +32,7 @@ from data_prep.sources.releases import (
     Release,
     ReleaseError,
     find_release,
+    phantom_rates,
     read_images,
     read_labels,
     read_ms_cxr,
@@ -78,7 +79,7 @@ class Settings(preparation.Settings):
 def prepare(settings: Settings) -> None:
     """Prepare a set, finish a broken one, or say that it is finished."""
     release = find_release(settings.source, settings.labels)
-    truth = truth_files(settings.source)
+    truth, rates = truth_files(settings.source), phantom_rates(settings.source)
     files = [release.metadata, release.split, release.labels, *truth]
     if settings.ms_cxr is not None:
         require_ms_cxr(settings.ms_cxr)
@@ -98,6 +99,7 @@ def prepare(settings: Settings) -> None:
             "subset": list(settings.subset) if settings.subset is not None else None,
             # Named only where given: sets without it stay as they were, byte by byte.
             **({"patients": settings.patients.name} if settings.patients is not None else {}),
+            **({"phantom": rates} if rates else {}),
         },
     )
     preparation.prepare_set(settings, made_from, lambda: _read(settings, release))

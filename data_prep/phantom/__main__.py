@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from data_prep.command import available_cores, run_command
+from data_prep.phantom.options import LEAST_RARE, MOST_RARE, Options
 from data_prep.phantom.people import SEXES
+from data_prep.phantom.rates import RARE_FINDINGS
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -34,12 +36,35 @@ def main(arguments: Sequence[str] | None = None) -> None:
         choices=SEXES,
         help="degrade the test images of this sex (default none): a gap that tables by group must find",
     )
+    parser.add_argument(
+        "--false_negatives",
+        type=float,
+        metavar="SHARE",
+        help="mean share of training images of which a training report's sentence is true (rho), by fewer or more "
+        "normal sentences and rarer findings: about 0.03 to 0.7 (default: no change, which gives 0.43)",
+    )
+    parser.add_argument(
+        "--rare_findings",
+        type=float,
+        metavar="SHARE",
+        help=f"make each of {', '.join(RARE_FINDINGS)} so rare outside the test studies: {LEAST_RARE} to {MOST_RARE} "
+        "of the studies (default: no change)",
+    )
     settings = parser.parse_args(arguments)
-    from data_prep.phantom.release import Options, write_phantom
+    from data_prep.phantom.release import summary, write_phantom
 
-    options = Options(settings.studies, settings.seed, settings.size, settings.degraded_sex)
+    options = Options(
+        settings.studies,
+        settings.seed,
+        settings.size,
+        settings.degraded_sex,
+        settings.false_negatives,
+        settings.rare_findings,
+    )
     if write_phantom(settings.output, options, settings.workers):
         print(f"{settings.output}: {options.studies:,} studies written (a phantom: no patients)")
+        for line in summary(settings.output):
+            print(line)
     else:
         print(f"{settings.output}: finished already with these options, nothing to do")
 

@@ -90,6 +90,11 @@ class Rule:
     low_volumes: bool | None = None
     no_finding: bool = False
 
+    @property
+    def is_normal(self) -> bool:
+        """True if nothing must be present: the class is stated by a normal sentence."""
+        return not (self.any or self.all or self.both_sides or self.larger_effusion or self.low_volumes)
+
     def holds(self, state: StudyState, side: str, zone: str) -> bool:
         """True if a study meets the conditions on this side and in this zone (empty: anywhere)."""
         kinds = [f.kind for f in state.findings if side in ("", f.side) and zone in ("", f.zone)]

@@ -20,6 +20,11 @@ SUMMARY = PARTS.index("summary")
 _FINDING_MENTION = {"mild": 0.80, "small": 0.85, "patchy": 0.88}
 _FINDING_MENTION_ELSE = 0.92
 
+# Shares of reports with findings and impression, impression alone, both in one section, no section.
+_LAYOUTS = (0.66, 0.16, 0.09, 0.09)
+# Chance that the impression repeats a finding.
+_REPEATED = 0.35
+
 
 @dataclass(frozen=True)
 class Statement:
@@ -51,6 +56,7 @@ def write_report(
     has_lateral: bool,
     unseen: bool,
     rng: np.random.Generator,
+    normal: float | None = None,
 ) -> Report:
     """Write the report of a study.
 
@@ -63,12 +69,13 @@ def write_report(
         has_lateral: whether there is also a lateral image.
         unseen: whether held-out wordings may be used (test patients).
         rng: of the report.
+        normal: see `Rates`; None for the catalogue's chances of normal sentences.
     """
-    said = _choose_classes(catalogue, state, rng)
+    said = _choose_classes(catalogue, state, rng, normal)
     statements = [Statement(c, choose_wording(c, rng, unseen)) for c in said]
     body = sorted((s for s in statements if s.finding.part < SUMMARY), key=lambda s: s.finding.part)
     summary = [s for s in statements if s.finding.part == SUMMARY]
-    layout = rng.choice(4, p=(0.66, 0.16, 0.09, 0.09))
+    layout = rng.choice(4, p=_LAYOUTS)
     head = _head(view, has_lateral, rng)
     if layout == 0 and body:
         summary += _repeated(body, rng, unseen)
@@ -91,20 +98,47 @@ def write_report(
     return Report(text, (*body, *summary))
 
 
-def _choose_classes(catalogue: Catalogue, state: StudyState, rng: np.random.Generator) -> list[FindingClass]:
+def _choose_classes(
+    catalogue: Catalogue, state: StudyState, rng: np.random.Generator, normal: float | None
+) -> list[FindingClass]:
     said = []
     # The findings first: the order decides which random number each class gets.
     for c in (*state.findings, *(c for c in catalogue.holding(state) if c.rule is not None)):
-        chance = c.mention if c.rule is not None else _FINDING_MENTION.get(c.grade, _FINDING_MENTION_ELSE)
-        if rng.random() < chance:
+        if rng.random() < mention_chance(c, normal):
             said.append(c)
-    return said or [catalogue.by_name["technique"]]
+    return said or said_instead(catalogue, state, normal)
+
+
+def mention_chance(c: FindingClass, normal: float | None) -> float:
+    """Chance that a report states a class where it holds; `normal` as in `write_report`."""
+    if c.rule is None:
+        return _FINDING_MENTION.get(c.grade, _FINDING_MENTION_ELSE)
+    return 1 - (1 - c.mention) ** normal if normal is not None and c.rule.is_normal else c.mention
+
+
+def said_instead(catalogue: Catalogue, state: StudyState, normal: float | None) -> list[FindingClass]:
+    """Classes that a report states which by chance would state none; `normal` as in `write_report`.
+
+    Where the share of normal sentences matters, these are true of few other studies: the findings, or that there are
+    none.
+    """
+    if normal is None:
+        return [catalogue.by_name["technique"]]
+    return list(state.findings) or [catalogue.by_name["low_volumes" if state.low_volumes else "normal_chest"]]
+
+
+def repeat_chance(c: FindingClass) -> float:
+    """Chance that a training report which states a class states it again, in other words."""
+    if c.is_derived or c.part == SUMMARY:
+        return 0.0
+    weights = np.array([w.weight for w in c.wordings if not w.held_out])
+    return float(_LAYOUTS[0] * _REPEATED * (1 - np.square(weights / weights.sum()).sum()))
 
 
 def _repeated(body: Sequence[Statement], rng: np.random.Generator, unseen: bool) -> list[Statement]:
     """Findings of the body that the impression repeats, perhaps in other words."""
     positive = [s.finding for s in body if not s.finding.is_derived]
-    return [Statement(f, choose_wording(f, rng, unseen)) for f in positive if rng.random() < 0.35]
+    return [Statement(f, choose_wording(f, rng, unseen)) for f in positive if rng.random() < _REPEATED]
 
 
 def _head(view: str, has_lateral: bool, rng: np.random.Generator) -> list[list[str]]:
@@ -192,16 +226,42 @@ def chexpert_labels(statements: Iterable[Statement]) -> dict[str, float]:
     Returns:
         column -> label, only of labelled columns.
     """
-    rank = {1.0: 2, -1.0: 1, 0.0: 0}
-    labels: dict[str, float] = {}
-    for statement in statements:
-        for column, value in statement.finding.labels.items():
-            label = -1.0 if value == 1.0 and statement.wording.hedged else value
-            if column not in labels or rank[label] > rank[labels[column]]:
-                labels[column] = label
+    labels = _strongest(
+        (column, -1.0 if value == 1.0 and statement.wording.hedged else value)
+        for statement in statements
+        for column, value in statement.finding.labels.items()
+    )
     if not any(value != 0.0 for column, value in labels.items() if column != "Support Devices"):
         labels["No Finding"] = 1.0
     return {column: labels[column] for column in CHEXPERT if column in labels}
+
+
+def true_labels(catalogue: Catalogue, holding: Sequence[FindingClass]) -> dict[str, float]:
+    """Labels of a reader who looks for every finding, from all classes that hold in a study.
+
+    1 where one of them states the finding; 0 where one of them denies it, or where no sentence of the catalogue ever
+    does. Without a label is what they neither state nor deny.
+
+    Returns:
+        column -> label, only of labelled columns.
+    """
+    labels = _strongest((column, value) for c in holding for column, value in c.labels.items())
+    denied = {column for c in catalogue.classes for column, value in c.labels.items() if value == 0.0}
+    labels |= {column: 0.0 for column in CHEXPERT if column not in denied and column not in labels}
+    # Also findings without a column are findings.
+    is_abnormal = any(not c.is_derived and "Support Devices" not in c.labels for c in holding)
+    labels["No Finding"] = float(not is_abnormal)
+    return {column: labels[column] for column in CHEXPERT if column in labels}
+
+
+def _strongest(labels: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """The label of each column: presence beats uncertainty, uncertainty beats absence."""
+    rank = {1.0: 2, -1.0: 1, 0.0: 0}
+    found: dict[str, float] = {}
+    for column, label in labels:
+        if column not in found or rank[label] > rank[found[column]]:
+            found[column] = label
+    return found
 
 
 def negbio_labels(chexpert: dict[str, float], rng: np.random.Generator) -> dict[str, float]:

@@ -6,9 +6,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from jaxtyping import Float64
 
 from data_prep.phantom.catalogue import Catalogue
 from data_prep.phantom.findings import SIDES, FindingClass, StudyState
+from data_prep.phantom.rates import Rates, ordinary, rare_classes
 
 SPLITS = {"train": 0.70, "validate": 0.08, "test": 0.22}
 _STUDIES_PER_PATIENT = (0.62, 0.22, 0.10, 0.06)
@@ -75,15 +77,30 @@ def _split_patients(sizes: Sequence[int], rng: np.random.Generator) -> list[str]
     return splits
 
 
-def draw_state(catalogue: Catalogue, rng: np.random.Generator, test_number: int | None) -> StudyState:
+def draw_state(
+    catalogue: Catalogue, rng: np.random.Generator, test_number: int | None, rates: Rates | None = None
+) -> StudyState:
     """Draw the findings of a study.
 
     Test studies get `_FORCED_IN_TEST` of the rarer classes with boxes in turn, so that each has boxes to be
     found; all other studies follow the catalogue's frequencies, on which rho is measured.
+
+    Args:
+        catalogue: the classes.
+        rng: of the study.
+        test_number: count among the test studies, None elsewhere.
+        rates: chances of findings outside the test studies; None for the catalogue's. With any, the classes of
+            `RARE_FINDINGS` without boxes take turns in the test studies too.
     """
-    forced = [] if test_number is None else forced_in_test(catalogue, test_number)
-    drawn = _draw_tail(catalogue, rng, 1.0 if test_number is None else 0.4)
-    common = _draw_chex5(catalogue, rng)
+    usual = ordinary(catalogue)
+    if test_number is None:
+        forced, share = [], 1.0
+        of_study = usual if rates is None else rates
+    else:
+        forced, share = forced_in_test(catalogue, test_number, with_rare=rates is not None), 0.4
+        of_study = usual
+    drawn = _draw_tail(catalogue, rng, np.array(of_study.tail) * share)
+    common = _draw_chex5(catalogue, rng, of_study.factors())
     findings: list[FindingClass] = []
     # Rare findings first: they must not lose their place to common ones.
     for finding in [*forced, *drawn, *common]:
@@ -93,39 +110,48 @@ def draw_state(catalogue: Catalogue, rng: np.random.Generator, test_number: int 
     return StudyState(tuple(sorted(findings, key=lambda f: f.class_id)), low_volumes)
 
 
-def forced_in_test(catalogue: Catalogue, test_number: int) -> list[FindingClass]:
-    """The classes of the long tail with boxes (and rare grades of CheX5) whose turn it is in this test study."""
+def forced_in_test(catalogue: Catalogue, test_number: int, with_rare: bool = False) -> list[FindingClass]:
+    """The classes of the long tail with boxes (and rare grades of CheX5) whose turn it is in this test study.
+
+    `with_rare` adds the classes of `RARE_FINDINGS` without boxes.
+    """
     tail = {c.class_id for c in catalogue.tail}
     rare = [c for c in catalogue.classes if c.category and (c.class_id in tail or 0 < c.frequency < RARE)]
+    if with_rare:
+        rare += [c for c in rare_classes(catalogue) if not c.category]
     order = np.random.default_rng(len(rare)).permutation(len(rare))
     turns = range(_FORCED_IN_TEST * test_number, _FORCED_IN_TEST * (test_number + 1))
     return [rare[order[turn % len(rare)]] for turn in turns]
 
 
-def _draw_tail(catalogue: Catalogue, rng: np.random.Generator, share: float) -> list[FindingClass]:
-    chances = rng.random(len(catalogue.tail))
-    drawn = [f for f, u in zip(catalogue.tail, chances, strict=True) if u < f.frequency * share]
+def _draw_tail(
+    catalogue: Catalogue, rng: np.random.Generator, chances: Float64[np.ndarray, " tail"]
+) -> list[FindingClass]:
+    is_drawn = rng.random(len(catalogue.tail)) < chances
+    drawn = [f for f, yes in zip(catalogue.tail, is_drawn, strict=True) if yes]
     order = rng.permutation(len(drawn))
     return [drawn[k] for k in order[:MOST_TAIL_FINDINGS]]
 
 
-def _draw_chex5(catalogue: Catalogue, rng: np.random.Generator) -> list[FindingClass]:
+def _draw_chex5(
+    catalogue: Catalogue, rng: np.random.Generator, factors: Mapping[str, float]
+) -> list[FindingClass]:
     common = catalogue.entries
     failing = rng.random() < _HEART_FAILURE
     found = []
-    if rng.random() < (0.60 if failing else 0.175):
+    if rng.random() < (0.60 if failing else 0.175) * factors["cardiomegaly"]:
         found.append(f"cardiomegaly_{_choose(rng, common['cardiomegaly'].grades)}")
-    if rng.random() < (0.60 if failing else 0.105):
+    if rng.random() < (0.60 if failing else 0.105) * factors["edema"]:
         found.append(f"edema_{_choose(rng, common['edema'].grades)}")
-    if rng.random() < (0.48 if failing else 0.175):
+    if rng.random() < (0.48 if failing else 0.175) * factors["effusion"]:
         sides = SIDES if rng.random() < 0.35 else (str(rng.choice(SIDES)),)
         found += [f"effusion_{side}_{_choose(rng, common['effusion'].grades)}" for side in sides]
-    if rng.random() < 0.17:
+    if rng.random() < 0.17 * factors["pneumonia"]:
         pneumonia = common["pneumonia"]
         for _ in range(1 + int(rng.random() < 0.2)):
             zone = _choose(rng, pneumonia.zones)
             found.append(f"pneumonia_{rng.choice(SIDES)}_{zone}_{_choose(rng, pneumonia.grades)}")
-    if rng.random() < 0.145:
+    if rng.random() < 0.145 * factors["pneumothorax"]:
         found.append(f"pneumothorax_{rng.choice(SIDES)}_{_choose(rng, common['pneumothorax'].grades)}")
     return [catalogue.by_name[name] for name in dict.fromkeys(found)]
 

@@ -222,6 +222,18 @@ def truth_files(folder: Path) -> list[Path]:
     return files
 
 
+def phantom_rates(folder: Path) -> dict[str, Any]:
+    """Options by which a phantom's rates are not the catalogue's, as its marker names them; {} for all others."""
+    file = folder / "phantom_truth" / "phantom.json"
+    if not file.is_file():
+        return {}
+    try:
+        marker = json.loads(file.read_text(encoding="utf-8"))
+        return {name: marker[name] for name in ("false_negatives", "rare_findings") if name in marker}
+    except (ValueError, TypeError) as error:
+        raise ReleaseError(f"{file} is not a JSON object ({error}); generate the phantom again") from error
+
+
 def read_truth(folder: Path) -> dict[str, pd.DataFrame] | None:
     """The true classes of the phantom's images and sentences; None for a real release.
 

@@ -56,6 +56,8 @@ def data_facts(dataset: Mapping[str, Any] | None) -> dict[str, str]:
         "views": ", ".join(options.get("views") or ()) or None,
         "sections of the reports": ", ".join(options.get("sections") or ()) or None,
         "labels": options.get("labels"),
+        "options of the phantom": ", ".join(f"{k} {v:g}" for k, v in options.get("phantom", {}).items())
+        or None,
     }
     return as_texts(found)
 

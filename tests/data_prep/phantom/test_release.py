@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import hashlib
 import json
 import shutil
 import subprocess
@@ -18,7 +19,8 @@ from PIL import Image
 
 from data_prep.phantom.__main__ import main
 from data_prep.phantom.findings import CATEGORIES
-from data_prep.phantom.release import Options, PhantomError, write_phantom
+from data_prep.phantom.options import Options, PhantomError
+from data_prep.phantom.release import write_phantom
 from data_prep.text.sections import study_sections
 from data_prep.text.sentences import passages, split_sentences
 from medclip_dcl.findings import CHEXPERT
@@ -238,6 +240,20 @@ def test_labels_agree_with_the_truth(phantom: Path) -> None:
         assert set(labels.index[labels[column] == 1]) <= true
         assert set(labels.index[labels[column] == 0]).isdisjoint(true)
         assert labels[column].notna().any() and labels[column].isna().any()
+
+
+def test_a_phantom_without_further_options_is_that_of_version_1(small: Path) -> None:
+    """The demo's phantom, on which results were published, must not change unnoticed."""
+    digest, grey = hashlib.sha256(), []
+    for name, content in _contents(small).items():
+        if name.endswith(".jpg"):
+            grey.append(np.asarray(Image.open(small / name)).mean())
+        else:
+            plain = gzip.decompress(content) if name.endswith(".gz") else content
+            digest.update(name.encode() + b"\0" + plain)
+    assert digest.hexdigest() == "b995cdf8381c44d0e66947b54fb1b829356086bd205568c74f27b5704ccb74d3"
+    # Another version of the JPEG library may round otherwise.
+    assert len(grey) == 28 and np.mean(grey) == pytest.approx(114.70, abs=0.05)
 
 
 def test_the_marker_says_that_it_is_a_phantom(phantom: Path) -> None:

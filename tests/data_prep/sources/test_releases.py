@@ -13,6 +13,7 @@ import pytest
 from data_prep.sources.releases import (
     ReleaseError,
     find_release,
+    phantom_rates,
     read_images,
     read_labels,
     read_ms_cxr,
@@ -255,6 +256,20 @@ def test_a_wrong_box_file_is_an_error(tmp_path: Path, name: str, content: str | 
     with pytest.raises(ReleaseError) as error:
         read_ms_cxr(tmp_path / name)
     assert message in str(error.value)
+
+
+def test_the_rates_of_a_phantom_are_those_that_its_marker_names(tmp_path: Path) -> None:
+    assert phantom_rates(tmp_path) == {}
+    marker = tmp_path / "phantom_truth/phantom.json"
+    marker.parent.mkdir()
+    marker.write_text('{"phantom": true, "seed": 0, "rare_findings": 0.005, "reached": {}}')
+    assert phantom_rates(tmp_path) == {"rare_findings": 0.005}
+    for content in ('{"phantom": tr', "3"):
+        marker.write_text(content)
+        with pytest.raises(
+            ReleaseError, match=r"phantom.json is not a JSON object .* generate the phantom again"
+        ):
+            phantom_rates(tmp_path)
 
 
 def test_the_truth_is_read_where_the_generator_left_it(tmp_path: Path) -> None:

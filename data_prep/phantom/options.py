@@ -1,0 +1,77 @@
+"""Options of a phantom."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+
+from data_prep.phantom.people import SEXES
+from data_prep.phantom.rates import RARE_FINDINGS
+from data_prep.phantom.studies import SPLITS
+from medclip_dcl.errors import UserError
+
+LEAST_STUDIES = 20
+LEAST_SIZE = 64
+MOST_SIZE = 4096
+LEAST_RARE, MOST_RARE = 0.0005, 0.01
+LEAST_RARE_STUDIES = 3
+"""Training studies that a rare finding is expected in, at least: none would make it an unseen one."""
+
+
+class PhantomError(UserError):
+    """A phantom cannot be written with these options into this folder."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options that determine the contents of a phantom.
+
+    Images of test patients of `degraded_sex` (F or M) are dim and grainy: a gap between groups that an evaluation must
+    find. `false_negatives` and `rare_findings` are explained in `dial`.
+    """
+
+    studies: int
+    seed: int
+    size: int = 512
+    degraded_sex: str | None = None
+    false_negatives: float | None = None
+    rare_findings: float | None = None
+
+    def check(self) -> None:
+        """Raise PhantomError for an invalid value; whether `false_negatives` can be reached, `dial` knows."""
+        if self.studies < LEAST_STUDIES:
+            raise PhantomError(
+                f"--studies is {self.studies}; at least {LEAST_STUDIES} are needed for three splits by patient"
+            )
+        if self.studies > 2_000_000:
+            raise PhantomError(f"--studies is {self.studies:,}; at most 2,000,000 fit into the identifiers")
+        if self.seed < 0:
+            raise PhantomError(f"--seed is {self.seed}; it must be 0 or more")
+        if self.degraded_sex not in (None, *SEXES):
+            raise PhantomError(f"--degraded_sex is {self.degraded_sex}; it must be {' or '.join(SEXES)}")
+        if not LEAST_SIZE <= self.size <= MOST_SIZE:
+            raise PhantomError(f"--size is {self.size} px; it must be from {LEAST_SIZE} to {MOST_SIZE}")
+        if self.rare_findings is not None:
+            self._check_rare(self.rare_findings)
+
+    def _check_rare(self, share: float) -> None:
+        if not LEAST_RARE <= share <= MOST_RARE:
+            raise PhantomError(
+                f"--rare_findings is {share:g}; it must be from {LEAST_RARE} to {MOST_RARE} of the studies"
+            )
+        per_study = share * SPLITS["train"]
+        if per_study * self.studies < LEAST_RARE_STUDIES:
+            raise PhantomError(
+                f"--rare_findings {share:g} is {per_study * self.studies:.1f} training studies for each of "
+                f"{', '.join(RARE_FINDINGS)}; for at least {LEAST_RARE_STUDIES} take --studies "
+                f"{math.ceil(LEAST_RARE_STUDIES / per_study):,} or more, or a larger share"
+            )
+
+    @property
+    def is_dialled(self) -> bool:
+        """True if the share of false negatives or of rare findings is asked for."""
+        return self.false_negatives is not None or self.rare_findings is not None
+
+    def named(self) -> dict[str, object]:
+        """Options that are asked for, by name: the markers of other phantoms are those of before."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
