@@ -1,5 +1,6 @@
 # make demo       install, then the whole way on the digital phantom: data, language model, scores, training, evaluation
 # make test       install, then ruff, mypy and the tests
+# make study      the study of objectives on phantoms (docs/results.md): hours; what is finished is kept
 # make test-slow  kills, fuzzing, large synthetic releases
 
 PYTHON ?= python3
@@ -12,7 +13,7 @@ SET := data/phantom
 LM := runs/demo_language_model
 DEMO := runs/demo
 
-.PHONY: install demo test test-slow clean
+.PHONY: install demo study test test-slow clean
 .DELETE_ON_ERROR:
 
 # Without bytecode files each of the many processes compiles the program again.
@@ -57,6 +58,41 @@ $(DEMO)/calibration.json: $(DEMO)/fit.json
 
 $(DEMO)/report.html: $(DEMO)/results.json $(DEMO)/calibration.json
 	$(RUN) -m medclip_dcl.report $(DEMO)
+
+# A phantom for each mean share of false negatives, with findings that are rare in training, and encoders trained on it.
+STUDY := data/study
+SHARES := 0.1 0.2 0.43 0.6
+
+study: $(SHARES:%=$(STUDY)/%/set/features/warm/features.json)
+	for name in search_eta table1 shares temperature; do \
+	    $(RUN) -m medclip_dcl.experiments configs/experiments/$$name.yaml --lanes 2 || exit; done
+
+.SECONDARY:
+
+$(STUDY)/%/raw/phantom_truth/phantom.json: | $(INSTALLED)
+	$(RUN) -m data_prep.phantom --output $(STUDY)/$*/raw --studies 2600 --seed 0 --size 256 --false_negatives $* \
+	    --rare_findings 0.005
+
+$(STUDY)/%/set/dataset.json: $(STUDY)/%/raw/phantom_truth/phantom.json
+	$(RUN) -m data_prep.mimic_cxr --source $(STUDY)/$*/raw --output $(STUDY)/$*/set \
+	    --ms_cxr $(STUDY)/$*/raw/MS_CXR_Local_Alignment_v1.0.0.json
+
+$(STUDY)/%/language_model/fit.json: $(STUDY)/%/set/dataset.json
+	$(RUN) -m medclip_dcl fit --config configs/language_model_small.yaml --run_folder $(@D) \
+	    --data.init_args.folder $(STUDY)/$*/set
+
+$(STUDY)/%/set/.texts: $(STUDY)/%/language_model/fit.json
+	$(RUN) -m data_prep.score_sentences --data $(@D) --model $(<D)/language_model
+	$(RUN) -m data_prep.embed_sentences --data $(@D) --model $(<D)/language_model
+	touch $@
+
+$(STUDY)/%/warm/fit.json: $(STUDY)/%/set/.texts
+	$(RUN) -m medclip_dcl fit --config configs/demo.yaml --config configs/objective/infonce.yaml --run_folder $(@D) \
+	    --data.init_args.folder $(<D) \
+	    --model.init_args.text_encoder.init_args.pretrained $(STUDY)/$*/language_model/language_model
+
+$(STUDY)/%/set/features/warm/features.json: $(STUDY)/%/warm/fit.json
+	$(RUN) -m data_prep.encode --data $(STUDY)/$*/set --model $(<D) --name warm
 
 test: $(INSTALLED)
 	$(VENV)/bin/ruff check .
