@@ -119,6 +119,7 @@ class ReportedExamples(Dataset):
             "dicom_id": [self.dicom_ids[index] for index in indices],
             "study_id": torch.tensor([self.study_ids[index] for index in indices]),
             "sentence_id": torch.tensor(sentence_ids),
+            "image_key": torch.tensor(indices),
             "anchor": {name: _column(values, sentence_ids) for name, values in self.anchor.items()},
             "candidate": {name: values[indices] for name, values in self.candidate.items()},
             **self.extra,

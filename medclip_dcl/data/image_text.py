@@ -63,9 +63,10 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
 
     A batch is a dict: images (view, 3, H, W) in [0, 1], first views of all images first; view_of (view,): of which
     image; tokens (sentence, token), lengths (sentence,); image_index (sentence,): which image of the batch is the
-    sentence's positive; dicom_id and study_id of the images, sentence_id; anchor and candidate: the fields of sentences
-    and of images that the objective asked for; masked_tokens and masked_labels (sentence, token) where it asked for
-    them. Test and prediction batches hold images only.
+    sentence's positive; dicom_id and study_id of the images, image_key: their rows among the images of the use;
+    sentence_id; anchor and candidate: the fields of sentences and of images that the objective asked for;
+    masked_tokens and masked_labels (sentence, token) where it asked for them. Test and prediction batches hold images
+    only.
 
     Args:
         folder: the prepared data set.

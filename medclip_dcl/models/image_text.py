@@ -17,7 +17,7 @@ from medclip_dcl.models.gradient_cache import in_chunks
 from medclip_dcl.models.optimisation import adamw_warmup_cosine, parameter_groups
 from medclip_dcl.networks.image_text import ImageTextNetwork, build_part, part_config
 from medclip_dcl.networks.initial_weights import PARTS, TakenOver
-from medclip_dcl.objectives import ClassProbability, NegativeWeights
+from medclip_dcl.objectives import AnchorLoss, ClassProbability, NegativeWeights
 from medclip_dcl.objectives.in_batch import InBatchObjective
 from medclip_dcl.similarity import Similarity
 from medclip_dcl.weight_files import load_exactly, read_model
@@ -52,6 +52,7 @@ class ImageTextModel(ImageModel):
             the encoders' own options say. What is not taken over is listed (see `initial_weights.take_over`). A run
             that continues from its own checkpoint does not need it any more.
         init_parts: of image_encoder, text_encoder and similarity, those that `init_from` gives; null for all it has.
+        loss: of each anchor; null for the debiased contrastive loss.
     """
 
     network: ImageTextNetwork
@@ -75,6 +76,7 @@ class ImageTextModel(ImageModel):
         masked_language_weight: float = 0.0,
         init_from: str | None = None,
         init_parts: list[str] | None = None,
+        loss: AnchorLoss | None = None,
     ) -> None:
         super().__init__()
         check_options(
@@ -88,7 +90,8 @@ class ImageTextModel(ImageModel):
         if not 0 <= image_to_text <= 1:
             raise UserError(f"model: image_to_text must lie in [0, 1], got {image_to_text}")
         self.network = ImageTextNetwork(image_encoder, text_encoder, similarity)
-        self.objective = InBatchObjective(class_probability, negative_weights, image_to_text, same_text)
+        self.objective = InBatchObjective(class_probability, negative_weights, image_to_text, same_text, loss)
+        self.objective.check_similarity(self.network.similarity)
         if not 0 <= beta2 < 1:
             raise UserError(f"model: beta2 must lie in [0, 1), got {beta2}")
         if masked_language_weight and not text_encoder.has_masked_language_head:
@@ -222,10 +225,11 @@ class ImageTextModel(ImageModel):
 
     def _objective_config(self) -> dict[str, Any]:
         """Arguments of the model besides the network's parts, in plain values."""
-        weights = self.objective.negative_weights
+        weights, loss = self.objective.negative_weights, self.objective.loss
         return {
             "class_probability": part_config(self.class_probability),
             "negative_weights": None if weights is None else part_config(weights),
+            "loss": None if loss is None else part_config(loss),
             "same_text": self.objective.same_text,
             "image_to_text": self.objective.image_to_text,
             "masked_language_weight": self.masked_language_weight,
@@ -250,12 +254,14 @@ class ImageTextModel(ImageModel):
         objective = dict(checkpoint["objective"])
         class_probability = build_part(objective.pop("class_probability"), ClassProbability)
         rule = objective.pop("negative_weights")
+        loss = objective.pop("loss", None)  # absent from models of earlier versions
         model = cls(
             network.image_encoder,
             network.text_encoder,
             network.similarity,
             class_probability,
             negative_weights=None if rule is None else build_part(rule, NegativeWeights),
+            loss=None if loss is None else build_part(loss, AnchorLoss),
             **objective,
         )
         model.network = network

@@ -1,5 +1,6 @@
 """Contrastive objectives: one loss, the class probabilities that debias it, and the weights of its negatives."""
 
+from medclip_dcl.objectives.anchor_losses import AnchorLoss, Anchors
 from medclip_dcl.objectives.bounds import ErrorBound, dcl_error_bound, ssd_error_bound
 from medclip_dcl.objectives.class_probability import (
     ClassProbability,
@@ -31,6 +32,8 @@ from medclip_dcl.objectives.simclr import SimCLR, simclr_loss
 from medclip_dcl.objectives.views import ViewsObjective
 
 __all__ = [
+    "AnchorLoss",
+    "Anchors",
     "Blocks",
     "ClassProbability",
     "ConstantClassProbability",

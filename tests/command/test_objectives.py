@@ -22,7 +22,10 @@ def test_every_objective_composes_with_the_configuration_of_mimic_cxr(objective,
         main(["fit", *arguments, "--run_folder", "runs/x", "--print_config"])
     assert error.value.code in (0, None)
     config = yaml.safe_load(capsys.readouterr().out)
-    assert_holds(config["model"]["init_args"], yaml.safe_load(objective.read_text())["model"]["init_args"])
+    said = yaml.safe_load(objective.read_text())["model"]["init_args"]
+    assert_holds(config["model"]["init_args"], said)
+    # Nothing of a base configuration's objective stays.
+    assert {"loss", "class_probability", "negative_weights"} <= said.keys()
     assert config["run_folder"] == "runs/x"
 
 

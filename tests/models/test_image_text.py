@@ -31,6 +31,7 @@ from medclip_dcl.objectives import (
 )
 from medclip_dcl.similarity import LSENonLocal
 from medclip_dcl.training.class_probability import ClassProbabilityTable
+from tests.objectives.test_anchor_losses import Proud, Scaled
 
 
 def build(small_bert, **options) -> ImageTextModel:
@@ -39,8 +40,12 @@ def build(small_bert, **options) -> ImageTextModel:
         ResNetRegions(dim=16, stride=16),
         BertSentences(str(small_bert), dim=16),
         LSENonLocal(dim=16),
-        LanguageModelClassProbability(),
-        **{"learning_rate": 1e-3, "warmup_steps": 2, **options},
+        **{
+            "class_probability": LanguageModelClassProbability(),
+            "learning_rate": 1e-3,
+            "warmup_steps": 2,
+            **options,
+        },
     )
 
 
@@ -170,6 +175,20 @@ def test_a_users_objective_trains_on_a_file_of_theirs_and_learns_from_zero(small
     again = ImageTextModel.load_from_checkpoint(tmp_path / "a.ckpt")
     assert again.class_probability.state_dict()["scale"].item() == learned
     assert load(tmp_path / "a.ckpt").network.image_size == 48
+
+
+def test_a_users_loss_is_trained_and_comes_back(small_bert, data, tmp_path):
+    model = build(small_bert, loss=Scaled(0.5), image_to_text=0.2)
+    fit = trainer(tmp_path, max_epochs=1)
+    fit.fit(model, data)
+    learned = model.objective.state_dict()["loss.scale"].item()
+    assert learned != 0.5 and fit.logged_metrics["train/scale"].item() == pytest.approx(learned, abs=2e-3)
+    fit.save_checkpoint(tmp_path / "a.ckpt")
+    again = ImageTextModel.load_from_checkpoint(tmp_path / "a.ckpt")
+    assert isinstance(again.objective.loss, Scaled) and again.objective.loss.start == 0.5
+    assert again.objective.loss.scale.item() == learned
+    with pytest.raises(UserError, match="Proud has temperatures of its own"):
+        build(small_bert, loss=Proud(), class_probability=None)
 
 
 def test_a_step_is_the_written_loss(small_bert, data, tmp_path):
