@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from torch.utils.data import DataLoader
 
-from medclip_dcl.data.examples import Reported, ReportedExamples
+from medclip_dcl.data.examples import Reported, ReportedExamples, column
 from medclip_dcl.data.fields import (
     OwnFields,
     check_fields,
@@ -28,6 +28,9 @@ from medclip_dcl.distributed import rank_and_size
 from medclip_dcl.errors import UserError, check_least
 from medclip_dcl.findings import CHEX5
 from medclip_dcl.pictures.geometry import View
+
+# Sentences of the training reports whose fields are checked.
+_CHECKED_SENTENCES = 10_000
 
 
 @dataclass(frozen=True)
@@ -200,7 +203,9 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
 
     def sentence_fields(self, names: Sequence[str]) -> pd.DataFrame:
         """Fields of sentences by sentence_id, as the objective gets them."""
-        return sentence_fields(self.prepared, names, self.log_p_name, self._own_fields)
+        return sentence_fields(
+            self.prepared, names, self.log_p_name, self._own_fields, self.text_embedding_name
+        )
 
     @cached_property
     def _own_fields(self) -> OwnFields | None:
@@ -229,6 +234,10 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         )
         if augmented and required.check_image_fields is not None:
             required.check_image_fields(candidate)
+        if augmented and required.check_sentence_fields is not None:
+            said = [sentence for ids in reported.sentence_ids for sentence in ids]
+            sample = np.random.default_rng(0).choice(said, min(len(said), _CHECKED_SENTENCES)).tolist()
+            required.check_sentence_fields({name: column(values, sample) for name, values in anchor.items()})
         masking, extra = None, {}
         if required.masked_vocabulary is not None:
             masking = Masking.of(required.masked_vocabulary, self.mask_probability)

@@ -73,13 +73,17 @@ class LinkedDataModule(LightningDataModule, Generic[Requirements]):
 
 @dataclass(frozen=True)
 class ImageTextRequirements:
-    """Tokenizer, fields, check of the training images' fields, and vocabulary for masked sentences, if any."""
+    """Tokenizer, fields, vocabulary for masked sentences, if any, and checks of the fields of training.
+
+    All training images are checked, and a sample of the sentences of their reports.
+    """
 
     tokenize: Callable[[Sequence[str]], list[list[int]]]
     sentence_fields: tuple[str, ...] = ()
     image_fields: tuple[str, ...] = ()
     check_image_fields: Callable[[Mapping[str, Tensor]], None] | None = None
     masked_vocabulary: Mapping[str, int] | None = None
+    check_sentence_fields: Callable[[Mapping[str, Tensor]], None] | None = None
 
 
 @dataclass(frozen=True)
