@@ -17,10 +17,17 @@ from medclip_dcl.models.gradient_cache import in_chunks
 from medclip_dcl.models.optimisation import adamw_warmup_cosine, parameter_groups
 from medclip_dcl.networks.image_text import ImageTextNetwork, build_part, part_config
 from medclip_dcl.networks.initial_weights import PARTS, TakenOver
-from medclip_dcl.objectives import AnchorLoss, ClassProbability, NegativeWeights
+from medclip_dcl.objectives import AnchorLoss, ClassProbability, NearTexts, NegativeWeights
 from medclip_dcl.objectives.in_batch import InBatchObjective
 from medclip_dcl.similarity import Similarity
 from medclip_dcl.weight_files import load_exactly, read_model
+
+# Parts of the objective that may be null.
+_OPTIONAL_PARTS: dict[str, Any] = {
+    "negative_weights": NegativeWeights,
+    "loss": AnchorLoss,
+    "near_texts": NearTexts,
+}
 
 
 class ImageTextModel(ImageModel):
@@ -53,6 +60,8 @@ class ImageTextModel(ImageModel):
             that continues from its own checkpoint does not need it any more.
         init_parts: of image_encoder, text_encoder and similarity, those that `init_from` gives; null for all it has.
         loss: of each anchor; null for the debiased contrastive loss.
+        near_texts: counts images whose text is similar enough as of the sentence's own text, for `same_text`, which
+            must then be "positive" or "ignore"; null for equal sentences alone.
     """
 
     network: ImageTextNetwork
@@ -77,6 +86,7 @@ class ImageTextModel(ImageModel):
         init_from: str | None = None,
         init_parts: list[str] | None = None,
         loss: AnchorLoss | None = None,
+        near_texts: NearTexts | None = None,
     ) -> None:
         super().__init__()
         check_options(
@@ -90,7 +100,9 @@ class ImageTextModel(ImageModel):
         if not 0 <= image_to_text <= 1:
             raise UserError(f"model: image_to_text must lie in [0, 1], got {image_to_text}")
         self.network = ImageTextNetwork(image_encoder, text_encoder, similarity)
-        self.objective = InBatchObjective(class_probability, negative_weights, image_to_text, same_text, loss)
+        self.objective = InBatchObjective(
+            class_probability, negative_weights, image_to_text, same_text, loss, near_texts
+        )
         self.objective.check_similarity(self.network.similarity)
         if not 0 <= beta2 < 1:
             raise UserError(f"model: beta2 must lie in [0, 1), got {beta2}")
@@ -130,6 +142,7 @@ class ImageTextModel(ImageModel):
             self.objective.requires_of_images,
             self.objective.check,
             encoder.tokenizer.get_vocab() if is_masked else None,
+            self.objective.check_sentences,
         )
 
     def use_data(self, data: ImageSettings, stage: str) -> None:
@@ -225,11 +238,10 @@ class ImageTextModel(ImageModel):
 
     def _objective_config(self) -> dict[str, Any]:
         """Arguments of the model besides the network's parts, in plain values."""
-        weights, loss = self.objective.negative_weights, self.objective.loss
+        parts = {name: getattr(self.objective, name) for name in _OPTIONAL_PARTS}
         return {
             "class_probability": part_config(self.class_probability),
-            "negative_weights": None if weights is None else part_config(weights),
-            "loss": None if loss is None else part_config(loss),
+            **{name: None if part is None else part_config(part) for name, part in parts.items()},
             "same_text": self.objective.same_text,
             "image_to_text": self.objective.image_to_text,
             "masked_language_weight": self.masked_language_weight,
@@ -253,15 +265,18 @@ class ImageTextModel(ImageModel):
         network = ImageTextNetwork.from_config(checkpoint["network"])
         objective = dict(checkpoint["objective"])
         class_probability = build_part(objective.pop("class_probability"), ClassProbability)
-        rule = objective.pop("negative_weights")
-        loss = objective.pop("loss", None)  # absent from models of earlier versions
+        # Loss and near texts are absent from models of earlier versions.
+        configs = {name: objective.pop(name, None) for name in _OPTIONAL_PARTS}
+        parts: dict[str, Any] = {
+            name: None if config is None else build_part(config, _OPTIONAL_PARTS[name])
+            for name, config in configs.items()
+        }
         model = cls(
             network.image_encoder,
             network.text_encoder,
             network.similarity,
             class_probability,
-            negative_weights=None if rule is None else build_part(rule, NegativeWeights),
-            loss=None if loss is None else build_part(loss, AnchorLoss),
+            **parts,
             **objective,
         )
         model.network = network

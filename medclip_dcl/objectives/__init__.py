@@ -19,6 +19,7 @@ from medclip_dcl.objectives.metric_learning import (
     soft_nearest_neighbour_loss,
     triplet_loss,
 )
+from medclip_dcl.objectives.near_texts import NearTexts
 from medclip_dcl.objectives.negative_weights import (
     HardNegatives,
     NegativeWeights,
@@ -29,6 +30,7 @@ from medclip_dcl.objectives.negative_weights import (
     TrueNegatives,
 )
 from medclip_dcl.objectives.simclr import SimCLR, simclr_loss
+from medclip_dcl.objectives.soft_targets import SoftTargets
 from medclip_dcl.objectives.views import ViewsObjective
 
 __all__ = [
@@ -43,12 +45,14 @@ __all__ = [
     "KNegatives",
     "KnownClassProbability",
     "LanguageModelClassProbability",
+    "NearTexts",
     "NegativeWeights",
     "RemoveByLabel",
     "RemoveByTextSimilarity",
     "ResampleByTextSimilarity",
     "ReweightByTextSimilarity",
     "SimCLR",
+    "SoftTargets",
     "TrueNegatives",
     "ViewsObjective",
     "block_loss",

@@ -14,6 +14,7 @@ from medclip_dcl.errors import UserError
 from medclip_dcl.objectives.anchor_losses import AnchorLoss, Anchors, mean_class_probability
 from medclip_dcl.objectives.class_probability import ClassProbability, ConstantClassProbability
 from medclip_dcl.objectives.contrastive import contrastive_loss, contrastive_statistics
+from medclip_dcl.objectives.near_texts import NearTexts
 from medclip_dcl.objectives.negative_weights import NegativeWeights
 from medclip_dcl.objectives.pairing import SAME_TEXT, Pairing, known_to_fit, pair_views, with_known
 from medclip_dcl.similarity import Similarity
@@ -80,9 +81,11 @@ class InBatchObjective(nn.Module):
         same_text: treatment of an image that is known to fit a sentence, because it is of the same study or has the
             same sentence in the batch: "negative" (the paper), "positive", or "ignore".
         loss: of each anchor; None for the debiased contrastive loss.
+        near_texts: finds further images that are known to fit, by the similarity of texts; `same_text` must then be
+            "positive" or "ignore".
 
     Raises:
-        ValueError: an unknown `same_text`, an option that `loss` does not use.
+        ValueError: an unknown `same_text`, or one that ignores `near_texts`; an option that `loss` does not use.
     """
 
     def __init__(
@@ -92,14 +95,20 @@ class InBatchObjective(nn.Module):
         image_to_text: float = 0.0,
         same_text: Literal["negative", "positive", "ignore"] = "negative",
         loss: AnchorLoss | None = None,
+        near_texts: NearTexts | None = None,
     ) -> None:
         super().__init__()
         if same_text not in SAME_TEXT:
             raise UserError(f"same_text must be one of {SAME_TEXT}, got {same_text!r}")
+        if near_texts is not None and same_text == "negative":
+            raise UserError(
+                "model: near_texts finds images that fit, and same_text: negative makes negatives of them; set "
+                "model.init_args.same_text: positive (or ignore)"
+            )
         self.class_probability = class_probability or ConstantClassProbability(0.0)
         self.negative_weights = negative_weights
         self.image_to_text, self.same_text = image_to_text, same_text
-        self.loss = loss
+        self.loss, self.near_texts = loss, near_texts
         if loss is not None:
             loss.check_options(self.class_probability, negative_weights, image_to_text)
 
@@ -115,9 +124,10 @@ class InBatchObjective(nn.Module):
         return tuple(dict.fromkeys(name for part in self._parts_of_pairs for name in part.candidate_requires))
 
     @property
-    def _parts_of_pairs(self) -> list[NegativeWeights | AnchorLoss]:
+    def _parts_of_pairs(self) -> list[NegativeWeights | AnchorLoss | NearTexts]:
         """The parts that need fields of both sentences and images."""
-        return [part for part in (self.negative_weights, self.loss) if part is not None]
+        parts = (self.negative_weights, self.loss, self.near_texts)
+        return [part for part in parts if part is not None]
 
     def check(self, of_images: Mapping[str, Tensor]) -> None:
         """Check the training images' fields, (image, ...), before training.
@@ -126,7 +136,17 @@ class InBatchObjective(nn.Module):
             ValueError: with them nothing would be trained.
         """
         for part in self._parts_of_pairs:
-            part.check(of_images)
+            if not isinstance(part, NearTexts) or part.candidate_requires:
+                part.check(of_images)
+
+    def check_sentences(self, of_sentences: Mapping[str, Tensor]) -> None:
+        """Check fields of the training reports' sentences, (sentence, ...), before training.
+
+        Raises:
+            ValueError: with them nothing would be trained.
+        """
+        if self.near_texts is not None and self.near_texts.anchor_requires:
+            self.near_texts.check(of_sentences)
 
     def check_similarity(self, similarity: Similarity) -> None:
         """Check that the loss uses what the similarity learns.
@@ -305,6 +325,11 @@ class InBatchObjective(nn.Module):
         """Images that this process's sentences are known to fit, and the same for the sentences of all processes."""
         image_of_all = processes.gather(whole.image_of_sentence)
         known = known_to_fit(image_of_all, processes.gather(whole.sentence_id), whole.study_of_image)
+        if self.near_texts is not None:
+            fields = {
+                name: processes.gather(whole.of_sentences[name]) for name in self.near_texts.anchor_requires
+            }
+            known |= self.near_texts(image_of_all, len(whole.study_of_image), fields, whole.of_images)
         first = processes.offset(len(whole.sentence_id), known.device)
         return known[first : first + len(whole.sentence_id)], known
 

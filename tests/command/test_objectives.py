@@ -11,7 +11,7 @@ from medclip_dcl.models.image_text import ImageTextModel
 from tests.command.small_runs import ROOT, small
 
 OBJECTIVES = sorted((ROOT / "configs/objective").glob("*.yaml"))
-ALIKE = ("dcl_010", "remove_text", "reweight_text", "symmetric")
+ALIKE = ("dcl_010", "near_reports", "remove_text", "reweight_text", "symmetric")
 """Need the same data as another objective, and differ by a number or a rule that has its own tests: slow."""
 
 
@@ -59,8 +59,12 @@ def test_every_objective_trains_two_steps(objective, embedded_set, small_bert, t
     assert len(weights) == 2 and (rule is not None or (weights == 1).all())
     assert ("train/masked_language_loss" in metrics) == ("masked_language_weight" in wanted)
     model = ImageTextModel.load_from_checkpoint(run / "checkpoints/last.ckpt")
-    found = None if rule is None else type(model.objective.negative_weights).__name__
-    assert found == (None if rule is None else rule["class_path"].rpartition(".")[2])
+    for name in ("negative_weights", "loss", "near_texts"):
+        part, config = getattr(model.objective, name), wanted.get(name)
+        assert (None if part is None else type(part).__name__) == (
+            None if config is None else config["class_path"].rpartition(".")[2]
+        )
+        assert_holds({} if part is None else part.config(), (config or {}).get("init_args", {}))
     assert model.objective.image_to_text == wanted.get("image_to_text", 0.1)
 
 
@@ -73,6 +77,12 @@ def test_every_objective_trains_two_steps(objective, embedded_set, small_bert, t
             "threshold must be a",
         ),
         ("remove_text", [], "has no sentence embeddings; embeddings are made by: python -m data_prep.embed_"),
+        (
+            "soft_targets",
+            [],
+            "has no sentence embeddings; embeddings are made by: python -m data_prep.embed_",
+        ),
+        ("near_sentences", ["--model.init_args.same_text", "negative"], "near_texts finds images that fit"),
         (
             "infonce",
             ["--model.init_args.same_text", "both"],

@@ -20,10 +20,12 @@ from medclip_dcl.objectives import (
     HardNegatives,
     KnownClassProbability,
     LanguageModelClassProbability,
+    NearTexts,
     RemoveByLabel,
     RemoveByTextSimilarity,
     ResampleByTextSimilarity,
     ReweightByTextSimilarity,
+    SoftTargets,
     TrueNegatives,
 )
 from medclip_dcl.similarity import LSE, GlobalCosine, LSENonLocal, NonLocal
@@ -55,6 +57,15 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "symmetric_unbiased": {"image_to_text": 0.3, "negative_weights": TrueNegatives()},
     "same_text_positive": {"same_text": "positive", "class_probability": LM, "image_to_text": 0.3},
     "same_text_ignore": {"same_text": "ignore", "class_probability": LM, "image_to_text": 0.3},
+    "near_sentences": {"same_text": "positive", "near_texts": NearTexts(0.3), "class_probability": LM},
+    "near_reports": {
+        "same_text": "ignore",
+        "near_texts": NearTexts(0.1, "reports"),
+        "image_to_text": 0.3,
+        "views": 2,
+    },
+    "soft_targets": {"loss": SoftTargets(0.3), "image_to_text": 0.3},
+    "soft_targets_same_text": {"loss": SoftTargets(0.3), "same_text": "positive", "views": 2},
     "two_views": {"views": 2, "class_probability": LM, "image_to_text": 0.3},
     "three_views_reweight": {"views": 3, "negative_weights": ReweightByTextSimilarity()},
     "encoded_in_parts": {"encode_at_once": 1, "class_probability": LM},
@@ -115,6 +126,7 @@ def build(name: str) -> ImageTextModel:
 def batch(name: str) -> dict[str, Any]:
     """The whole batch: five images, nine sentences; studies and sentences repeat across the processes."""
     generator = torch.Generator().manual_seed(4)
+    texts = torch.Generator().manual_seed(5)
     images, sentences, views = sum(IMAGES), sum(SENTENCES), OBJECTIVES[name].get("views", 1)
     labels = torch.randint(11, (sentences, 6), generator=generator)
     labels[torch.rand(sentences, 6, generator=generator, dtype=torch.float64) < 0.6] = -100
@@ -130,6 +142,7 @@ def batch(name: str) -> dict[str, Any]:
             "log_p": -20 * torch.rand(sentences, generator=generator, dtype=torch.float64),
             "rho": torch.rand(sentences, generator=generator, dtype=torch.float64),
             "class_id": torch.randint(6, (sentences,), generator=generator),
+            "sentence_embedding": torch.randn(sentences, 7, generator=texts, dtype=torch.float64),
         },
         "candidate": {
             "labels": torch.randint(-1, 2, (images, 14), generator=generator).double(),

@@ -51,7 +51,9 @@ def knows(sentence, image):
     return STUDY[IMAGE_OF[sentence]] == STUDY[image] or SENTENCE_ID[sentence] in mine
 
 
-def by_loop(logits, views, same_text, eta, image_to_text, floor, weight=lambda sentence, image: 1.0):
+def by_loop(
+    logits, views, same_text, eta, image_to_text, floor, weight=lambda sentence, image: 1.0, knows=knows
+):
     """The objective, pair by pair; logits (sentence, view), first views first."""
     logits = logits.detach()
     of_sentences, of_images = [], []

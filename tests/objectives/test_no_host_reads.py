@@ -15,10 +15,12 @@ from medclip_dcl.objectives import (
     HardNegatives,
     KnownClassProbability,
     LanguageModelClassProbability,
+    NearTexts,
     RemoveByLabel,
     RemoveByTextSimilarity,
     ResampleByTextSimilarity,
     ReweightByTextSimilarity,
+    SoftTargets,
     TrueNegatives,
     contrastive,
     contrastive_loss,
@@ -35,6 +37,7 @@ FIELDS: dict[str, Callable[[int], torch.Tensor]] = {
     "class_id": lambda n: torch.randint(0, 5, (n,)),
     "labels": lambda n: torch.randint(0, 2, (n, 14)).float(),
     "text_embedding": lambda n: torch.randn(n, 32),
+    "sentence_embedding": lambda n: torch.randn(n, 32),
     "image_classes": lambda n: torch.randint(0, 2, (n, 5)),
 }
 PROBABILITIES = [
@@ -86,6 +89,9 @@ def batch_of(objective: InBatchObjective, views: int) -> dict[str, Any]:
         *({"negative_weights": weights} for weights in WEIGHTS),
         {"class_probability": LanguageModelClassProbability(), "image_to_text": 0.5, "same_text": "positive"},
         {"negative_weights": ResampleByTextSimilarity(), "image_to_text": 0.5, "same_text": "ignore"},
+        {"near_texts": NearTexts(), "image_to_text": 0.5, "same_text": "positive"},
+        {"near_texts": NearTexts(compare="reports"), "image_to_text": 0.5, "same_text": "ignore"},
+        {"loss": SoftTargets(), "image_to_text": 0.5, "same_text": "ignore"},
     ],
 )
 @pytest.mark.parametrize("views", [1, 3])
