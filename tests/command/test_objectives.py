@@ -8,10 +8,11 @@ import yaml
 
 from medclip_dcl.cli import main
 from medclip_dcl.models.image_text import ImageTextModel
+from medclip_dcl.parts import part_config
 from tests.command.small_runs import ROOT, small
 
 OBJECTIVES = sorted((ROOT / "configs/objective").glob("*.yaml"))
-ALIKE = ("dcl_010", "remove_text", "reweight_text", "symmetric")
+ALIKE = ("dcl_010", "remove_text", "reweight_text", "symmetric", "sigmoid", "sigmoid_known")
 """Need the same data as another objective, and differ by a number or a rule that has its own tests: slow."""
 
 
@@ -61,6 +62,10 @@ def test_every_objective_trains_two_steps(objective, embedded_set, small_bert, t
     model = ImageTextModel.load_from_checkpoint(run / "checkpoints/last.ckpt")
     found = None if rule is None else type(model.objective.negative_weights).__name__
     assert found == (None if rule is None else rule["class_path"].rpartition(".")[2])
+    loss = None if model.objective.loss is None else part_config(model.objective.loss)
+    assert (loss is None) == (wanted["loss"] is None)
+    if loss is not None:
+        assert loss["class_path"].endswith(wanted["loss"]["class_path"].rpartition(".")[2])
     assert model.objective.image_to_text == wanted.get("image_to_text", 0.1)
 
 
