@@ -20,7 +20,7 @@ from medclip_dcl.data.fields import (
     sentence_fields,
 )
 from medclip_dcl.data.images import EvaluatedImages, ImagesDataModule, require_choice, usual_crop
-from medclip_dcl.data.link import ImageSettings, ImageTextRequirements
+from medclip_dcl.data.link import ImageTextData, ImageTextRequirements
 from medclip_dcl.data.masking import Masking
 from medclip_dcl.data.prepared import TABLES, PreparedDataError
 from medclip_dcl.data.samplers import EpochSampler, FixedBatches, ShardSampler
@@ -157,8 +157,11 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         self._tokens: dict[int, list[int]] | None = None
         self._evaluation: dict[str, EvaluationTables] = {}
 
-    def provided(self) -> ImageSettings:
-        return self.image_settings()
+    def provided(self) -> ImageTextData:
+        if self._train is None:
+            return ImageTextData(self.image_settings())
+        sentences = int(self.prepared.table("sentences")["sentence_id"].max()) + 1
+        return ImageTextData(self.image_settings(), sentences, len(self._train))
 
     def load(self, stage: str) -> None:
         """Check the set against the requirements of the run."""

@@ -122,6 +122,15 @@ class ImageSettings:
 
 
 @dataclass(frozen=True)
+class ImageTextData:
+    """Images provided to an image-text model; in training the bounds of sentence_id and of image_key, else 0."""
+
+    images: ImageSettings
+    sentence_keys: int = 0
+    image_keys: int = 0
+
+
+@dataclass(frozen=True)
 class LabelledData:
     """Images provided to a classifier, class weights, and features of the first n (None: all) training images."""
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from medclip_dcl.data.link import ImageSettings, ImageTextRequirements
+from medclip_dcl.data.link import ImageSettings, ImageTextData, ImageTextRequirements
 from medclip_dcl.distributed import global_mean
 from medclip_dcl.encoders.image import RegionEncoder
 from medclip_dcl.encoders.text import SentenceEncoder
@@ -145,8 +145,10 @@ class ImageTextModel(ImageModel):
             self.objective.check_sentences,
         )
 
-    def use_data(self, data: ImageSettings, stage: str) -> None:
-        self.use_images(data, stage)
+    def use_data(self, data: ImageTextData, stage: str) -> None:
+        self.use_images(data.images, stage)
+        if stage == "fit" and self.objective.loss is not None:
+            self.objective.loss.prepare(data.sentence_keys, data.image_keys)
 
     def use_images(self, images: ImageSettings, stage: str) -> None:
         """Take over the geometry of the images, whose sides must be multiples of the stride."""

@@ -14,6 +14,7 @@ from medclip_dcl.objectives.contrastive import (
     contrastive_statistics,
 )
 from medclip_dcl.objectives.curl import Blocks, KNegatives, block_loss, k_negative_loss, margin_loss
+from medclip_dcl.objectives.individual_temperatures import IndividualTemperatures
 from medclip_dcl.objectives.metric_learning import (
     contrastive_pair_loss,
     soft_nearest_neighbour_loss,
@@ -29,6 +30,7 @@ from medclip_dcl.objectives.negative_weights import (
     ReweightByTextSimilarity,
     TrueNegatives,
 )
+from medclip_dcl.objectives.sigmoid import SigmoidLoss, sigmoid_loss
 from medclip_dcl.objectives.simclr import SimCLR, simclr_loss
 from medclip_dcl.objectives.soft_targets import SoftTargets
 from medclip_dcl.objectives.views import ViewsObjective
@@ -42,6 +44,7 @@ __all__ = [
     "ContrastiveStatistics",
     "ErrorBound",
     "HardNegatives",
+    "IndividualTemperatures",
     "KNegatives",
     "KnownClassProbability",
     "LanguageModelClassProbability",
@@ -51,6 +54,7 @@ __all__ = [
     "RemoveByTextSimilarity",
     "ResampleByTextSimilarity",
     "ReweightByTextSimilarity",
+    "SigmoidLoss",
     "SimCLR",
     "SoftTargets",
     "TrueNegatives",
@@ -62,6 +66,7 @@ __all__ = [
     "dcl_error_bound",
     "k_negative_loss",
     "margin_loss",
+    "sigmoid_loss",
     "simclr_loss",
     "soft_nearest_neighbour_loss",
     "ssd_error_bound",

@@ -66,12 +66,15 @@ class AnchorLoss(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} must define config(), its constructor arguments")
 
     def forward(self, anchors: Anchors) -> Float[Tensor, "anchor"]:
-        """Loss of each anchor; 0 of one without a negative."""
+        """Loss of each anchor."""
         raise NotImplementedError
 
     def figures(self, anchors: Anchors) -> dict[str, Tensor]:
         """Statistics to log of sentences as anchors, scalars; called after `forward`, without gradient."""
         return {}
+
+    def prepare(self, sentences: int, images: int) -> None:
+        """Get ready for training, before a checkpoint is restored: keys of sentences and of images lie below these."""
 
     def check(self, fields: Mapping[str, Tensor]) -> None:
         """Check the required fields of the training images, (image, ...), before training."""

@@ -16,6 +16,10 @@ from medclip_dcl.objectives.negative_weights import cosines, cosines_of_pairs
 COMPARED = ("sentences", "reports")
 """Texts whose embeddings are compared."""
 
+# Shares of the pairs of texts above which a threshold is refused, and warned of: an image has several sentences, and is
+# near if one of them is.
+_MOST, _MANY = 0.9, 0.1
+
 
 class NearTexts(nn.Module):
     """Counts an image as known to fit a sentence if their texts' cosine exceeds a threshold.
@@ -55,13 +59,13 @@ class NearTexts(nn.Module):
         return {"threshold": self.threshold, "compare": self.compare}
 
     def check(self, fields: Mapping[str, Tensor]) -> None:
-        """Estimate the share of pairs of training texts above the threshold: more than half is a warning.
+        """Estimate the share of pairs of training texts above the threshold: more than 1 in 10 is a warning.
 
         Args:
             fields: (text, ...) the required field of training sentences or images.
 
         Raises:
-            UserError: all are, so that nothing would be trained.
+            UserError: more than 9 in 10 are, so that hardly any negative would be left.
         """
         name = (*self.anchor_requires, *self.candidate_requires)[0]
         found = cosines_of_pairs(fields[name])
@@ -70,9 +74,9 @@ class NearTexts(nn.Module):
             f"near_texts: threshold {self.threshold} takes {share:.0%} of the pairs of {self.compare} for near; "
             "python -m data_prep.text_similarity --data SET prints what a threshold finds"
         )
-        if share == 1.0:
-            raise UserError(f"{message}: nothing would be trained")
-        if share > 0.5:
+        if share > _MOST:
+            raise UserError(f"{message}: hardly any negative would be left")
+        if share > _MANY:
             warnings.warn(message, stacklevel=2)
 
     def forward(

@@ -47,8 +47,7 @@ class SoftTargets(AnchorLoss):
         is_candidate = anchors.is_positive | anchors.is_negative
         log_share = anchors.logits.masked_fill(~is_candidate, -math.inf).log_softmax(1)
         # Outside the candidates 0 times a finite number, whose gradient is finite, too.
-        losses = -(self.targets(anchors) * log_share.masked_fill(~is_candidate, 0.0)).sum(1)
-        return losses.masked_fill(~anchors.is_negative.any(1), 0.0)
+        return -(self.targets(anchors) * log_share.masked_fill(~is_candidate, 0.0)).sum(1)
 
     @torch.no_grad()
     def figures(self, anchors: Anchors) -> dict[str, Tensor]:

@@ -52,9 +52,17 @@ def knows(sentence, image):
 
 
 def by_loop(
-    logits, views, same_text, eta, image_to_text, floor, weight=lambda sentence, image: 1.0, knows=knows
+    logits,
+    views,
+    same_text,
+    eta,
+    image_to_text,
+    floor,
+    weight=lambda sentence, image: 1.0,
+    term=term,
+    knows=knows,
 ):
-    """The objective, pair by pair; logits (sentence, view), first views first."""
+    """The objective, pair by pair; logits (sentence, view), first views first; `term` is the loss of an anchor."""
     logits = logits.detach()
     of_sentences, of_images = [], []
     for sentence in range(6):

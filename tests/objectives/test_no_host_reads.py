@@ -13,6 +13,7 @@ import torch
 from medclip_dcl.objectives import (
     ConstantClassProbability,
     HardNegatives,
+    IndividualTemperatures,
     KnownClassProbability,
     LanguageModelClassProbability,
     NearTexts,
@@ -20,10 +21,12 @@ from medclip_dcl.objectives import (
     RemoveByTextSimilarity,
     ResampleByTextSimilarity,
     ReweightByTextSimilarity,
+    SigmoidLoss,
     SoftTargets,
     TrueNegatives,
     contrastive,
     contrastive_loss,
+    sigmoid_loss,
     simclr_loss,
 )
 from medclip_dcl.objectives.in_batch import InBatchObjective
@@ -77,6 +80,7 @@ def batch_of(objective: InBatchObjective, views: int) -> dict[str, Any]:
         "view_of": torch.arange(IMAGES).repeat(views),
         "study_id": torch.arange(IMAGES) // 2,
         "sentence_id": torch.randint(0, 8, (SENTENCES,)),
+        "image_key": torch.arange(IMAGES),
         "anchor": {name: FIELDS[name](SENTENCES) for name in objective.requires_of_sentences},
         "candidate": {name: FIELDS[name](IMAGES) for name in objective.requires_of_images},
     }
@@ -92,6 +96,8 @@ def batch_of(objective: InBatchObjective, views: int) -> dict[str, Any]:
         {"near_texts": NearTexts(), "image_to_text": 0.5, "same_text": "positive"},
         {"near_texts": NearTexts(compare="reports"), "image_to_text": 0.5, "same_text": "ignore"},
         {"loss": SoftTargets(), "image_to_text": 0.5, "same_text": "ignore"},
+        {"loss": SigmoidLoss(), "class_probability": LanguageModelClassProbability()},
+        {"loss": IndividualTemperatures(sentences=8, images=IMAGES), "image_to_text": 0.5},
     ],
 )
 @pytest.mark.parametrize("views", [1, 3])
@@ -152,6 +158,21 @@ def test_what_the_host_refuses_is_nan_elsewhere(arguments, elsewhere, monkeypatc
     monkeypatch.undo()
     with pytest.raises(ValueError):
         contrastive_loss(LOGITS, **arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"is_positive": torch.tensor([[True, False, True], [False, False, False]])},
+        {"is_positive": OWN[:, None] == torch.arange(3), "class_probability": 1.0},
+        {"is_positive": OWN[:, None] == torch.arange(3), "weights": torch.full((2, 3), -1.0)},
+    ],
+)
+def test_what_the_sigmoid_loss_refuses_is_nan_elsewhere(arguments, elsewhere, monkeypatch):
+    assert sigmoid_loss(LOGITS, **arguments).isnan()
+    monkeypatch.undo()
+    with pytest.raises(ValueError):
+        sigmoid_loss(LOGITS, **arguments)
 
 
 @pytest.mark.parametrize(

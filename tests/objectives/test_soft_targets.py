@@ -21,8 +21,6 @@ from tests.objectives.test_negative_weights import cosine
 
 def term(candidates, temperature):
     """Cross entropy of one anchor, and the target of its positives; candidates are (logit, cosine, is positive)."""
-    if all(is_positive for _, _, is_positive in candidates):
-        return 0.0, 1.0
     targets = [math.exp((1.0 if is_positive else c) / temperature) for _, c, is_positive in candidates]
     total = sum(math.exp(s) for s, _, _ in candidates)
     shares = [target / sum(targets) for target in targets]
@@ -73,7 +71,6 @@ def test_is_the_loop_in_both_directions(views, same_text, temperature):
     means = [sum(loss for loss, _ in terms) / len(terms) for terms in (of_sentences, of_images)]
     assert loss.item() == pytest.approx(0.6 * means[0] + 0.4 * means[1], rel=1e-9)
     expected = sum(own for _, own in of_sentences) / 6
-    # An anchor without negatives costs nothing and has all its target at its positives.
     assert figures["positive_target"].item() == pytest.approx(expected, rel=1e-9)
 
 
