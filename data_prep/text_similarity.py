@@ -4,9 +4,11 @@
 
 SET needs sentence embeddings (data_prep.embed_sentences). The anchors are the sentences of training reports, each with
 its own image; the candidates are other training images. First table: the share of candidates, and the number in a
-batch, that `near_texts` counts as fitting at each threshold. Second table: the target probability that `SoftTargets`
-gives, at each temperature, to the own image and to the others of a batch. On a phantom, whose truth is known, both say
-how often that is right. Choose `threshold` and `temperature` by them; nothing is written.
+batch, that `NearTexts` counts as fitting at each threshold. Second table: the target probability that `SoftTargets`
+gives, at each temperature, to the own image and to the others of a batch. Choose threshold and temperature by them.
+
+On a phantom, whose truth is known, both say how often that is right: precision and recall of a threshold, precision of
+what it finds further than equal sentences do; targets of others that fit and that do not. Nothing is written.
 """
 
 from __future__ import annotations
@@ -116,14 +118,15 @@ def best_cosines(texts: Texts) -> Float[np.ndarray, "sentence image"]:
 
 
 def near_texts_table(texts: Texts, batch_size: int) -> pd.DataFrame:
-    """What each threshold finds: share of the other images, number in a batch; precision and recall on a phantom."""
+    """What each threshold finds among the other images; on a phantom how often that is right."""
     is_other = texts.is_other
     fits = None if texts.fits is None else texts.fits[texts.sentence] & is_other
     cosines = {
         "sentences": best_cosines(texts)[texts.sentence],
         "reports": (texts.reports @ texts.reports.T)[texts.image],
     }
-    found = [("equal sentences", "", texts.is_said[texts.sentence])]
+    is_equal = texts.is_said[texts.sentence]
+    found = [("equal sentences", "", is_equal)]
     found += [(name, f"{t:g}", cosine > t) for name, cosine in cosines.items() for t in THRESHOLDS]
     rows = []
     for name, threshold, is_near in found:
@@ -136,11 +139,15 @@ def near_texts_table(texts: Texts, batch_size: int) -> pd.DataFrame:
             "in a batch": f"{share * (batch_size - 1):.2f}",
         }
         if fits is not None:
-            right = (is_near & fits).sum()
-            row["precision"] = f"{right / is_near.sum():.3f}" if is_near.any() else "-"
-            row["recall"] = f"{right / fits.sum():.4f}"
+            row["precision"] = _share(fits, is_near)
+            row["precision, further"] = _share(fits, is_near & ~is_equal)
+            row["recall"] = f"{(is_near & fits).sum() / fits.sum():.4f}"
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+def _share(is_right: Bool[np.ndarray, "anchor image"], found: Bool[np.ndarray, "anchor image"]) -> str:
+    return f"{is_right[found].mean():.3f}" if found.any() else "-"
 
 
 def soft_targets_table(texts: Texts, batch_size: int) -> pd.DataFrame:
