@@ -31,16 +31,17 @@ class ByLoop:
         of = self.of
         losses, gradients = [], [[0.0] * len(row) for row in cosines]
         tau = {key: self.tau.get(key, of.temperature) for key in keys}
-        h, g = [], []
+        h: list[list[float]] = []
+        g: list[float] = []
         for row, positive in zip(cosines, is_positive, strict=True):
             own = [c for c, p in zip(row, positive, strict=True) if p]
             h.append([c - sum(own) / len(own) for c in row])
         for i, key in enumerate(keys):
             total = sum(weights[i])
             terms = [w * math.exp(x / tau[key]) for x, w in zip(h[i], weights[i], strict=True)]
-            g.append(sum(terms) / total if total else None)
+            g.append(sum(terms) / total if total else math.nan)
         for key in set(keys):
-            rows = [i for i, other in enumerate(keys) if other == key and g[i] is not None]
+            rows = [i for i, other in enumerate(keys) if other == key and sum(weights[i])]
             if not rows:
                 continue
             mean = sum(g[i] for i in rows) / len(rows)
@@ -58,7 +59,7 @@ class ByLoop:
             moved = tau[key] - of.temperature_rate * self.v[key]
             self.tau[key] = min(max(moved, of.min_temperature), of.max_temperature)
         for i, key in enumerate(keys):
-            if g[i] is None:
+            if not sum(weights[i]):
                 losses.append(0.0)
                 continue
             losses.append(tau[key] * math.log(self.u[key]) + tau[key] * of.rho)
@@ -194,12 +195,13 @@ def test_tables_come_from_the_training_set_or_the_checkpoint():
 
 
 def test_refuses_what_it_cannot_use():
-    for options, message in (
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"temperature": 0.001}, "0 < min_temperature <= temperature"),
         ({"rho": 0.0}, "rho must be above 0"),
         ({"moving_average": 0.0}, r"moving_average must lie in \(0, 1\]"),
         ({"sentences": 0}, "sentences must be at least 1"),
-    ):
+    ]
+    for options, message in wrong:
         with pytest.raises(UserError, match=message):
             IndividualTemperatures(**options)
     with pytest.raises(UserError, match="no part for class_probability"):
@@ -207,8 +209,7 @@ def test_refuses_what_it_cannot_use():
     with pytest.raises(UserError, match="learn_gamma: false"):
         InBatchObjective(loss=IndividualTemperatures()).check_similarity(GlobalCosine())
     regions, sentences, batch = make_batch()
-    options: dict[str, Any] = {"sentences": 10, "images": 4}
-    for loss in (IndividualTemperatures(), IndividualTemperatures(**options)):
+    for loss in (IndividualTemperatures(), IndividualTemperatures(sentences=10, images=4)):
         objective = InBatchObjective(loss=loss, image_to_text=0.5)
         with pytest.raises(
             UserError, match="needs the number of training sentences and images, and image_key"
