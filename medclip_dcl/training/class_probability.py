@@ -51,7 +51,7 @@ def class_probability_table(model: ImageTextModel, data: ImageTextDataModule) ->
     names = set(requires) | ({"rho", "sentence_share"} if prepared.has("classes") else set())
     for name, column in data.sentence_fields(sorted(names)).items():
         table[name] = column.reindex(table["sentence_id"]).to_numpy()
-    # Lists, because a field may hold a vector for each sentence.
+    # Lists, because sentence_embedding has a vector for each sentence.
     fields = {name: torch.from_numpy(np.array(table[name].tolist())) for name in requires}
     fields = {name: x.float() if x.is_floating_point() else x for name, x in fields.items()}
     with torch.no_grad():
@@ -63,7 +63,7 @@ def class_probability_table(model: ImageTextModel, data: ImageTextDataModule) ->
             f"expected one for each anchor: {(len(table),)}"
         )
     table["eta"] = eta.numpy()
-    return table
+    return table.drop(columns="sentence_embedding", errors="ignore")
 
 
 def _report_quantiles(eta: pd.Series, is_of_scores: bool) -> None:
