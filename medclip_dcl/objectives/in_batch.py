@@ -233,8 +233,10 @@ class InBatchObjective(nn.Module):
                 gamma2=similarity.gamma2,
                 keys=whole.sentence_id,
                 is_of_sentences=True,
-                of_anchors=_of_sentences(self.loss, whole, whole.image_of_sentence, whole.of_sentences),
-                of_candidates=_of_images(self.loss, whole, whole.image_of_candidate),
+                of_anchors=_fields_of_sentences(
+                    self.loss, whole, whole.image_of_sentence, whole.of_sentences
+                ),
+                of_candidates=_fields_of_images(self.loss, whole, whole.image_of_candidate),
             )
             losses = self.loss(anchors)
             return processes.mean(losses), _figures_of_loss(self.loss, anchors)
@@ -293,8 +295,8 @@ class InBatchObjective(nn.Module):
                 gamma2=similarity.gamma2,
                 keys=whole.image_key,
                 is_of_sentences=False,
-                of_anchors=_of_images(self.loss, whole, numbers),
-                of_candidates=_of_sentences(self.loss, whole, image_of_all, of_all),
+                of_anchors=_fields_of_images(self.loss, whole, numbers),
+                of_candidates=_fields_of_sentences(self.loss, whole, image_of_all, of_all),
             )
             return processes.mean(self.loss(anchors))
         losses = contrastive_loss(
@@ -318,8 +320,8 @@ class InBatchObjective(nn.Module):
         """Weights (sentence, candidate) of pairs of sentences and images, given by the images' numbers."""
         rule = self.negative_weights
         assert rule is not None
-        anchor = _of_sentences(rule, whole, image_of_sentence, of_sentences)
-        return rule.pair_weights(anchor, _of_images(rule, whole, image_of_candidate), logits)
+        anchor = _fields_of_sentences(rule, whole, image_of_sentence, of_sentences)
+        return rule.pair_weights(anchor, _fields_of_images(rule, whole, image_of_candidate), logits)
 
     def _known(self, whole: _Batch, processes: _Processes) -> tuple[Tensor, Tensor]:
         """Images that this process's sentences are known to fit, and the same for the sentences of all processes."""
@@ -360,12 +362,12 @@ def _through_processes(
     )
 
 
-def _of_images(part: NegativeWeights | AnchorLoss, whole: _Batch, images: Tensor) -> dict[str, Tensor]:
+def _fields_of_images(part: NegativeWeights | AnchorLoss, whole: _Batch, images: Tensor) -> dict[str, Tensor]:
     """Fields of images, given by their numbers, that a part of the objective requires."""
     return {name: whole.of_images[name][images] for name in part.candidate_requires}
 
 
-def _of_sentences(
+def _fields_of_sentences(
     part: NegativeWeights | AnchorLoss,
     whole: _Batch,
     image_of_sentence: Tensor,
@@ -373,7 +375,7 @@ def _of_sentences(
 ) -> dict[str, Tensor]:
     """Fields that a part of the objective requires of sentences and, under the images' names, of their own images."""
     own = {name: of_sentences[name] for name in part.anchor_requires}
-    return {**_of_images(part, whole, image_of_sentence), **own}
+    return {**_fields_of_images(part, whole, image_of_sentence), **own}
 
 
 @torch.no_grad()

@@ -71,11 +71,11 @@ class NearTexts(nn.Module):
         found = cosines_of_pairs(fields[name])
         share = (found > self.threshold).float().mean().item() if len(found) else 0.0
         message = (
-            f"near_texts: threshold {self.threshold} takes {share:.0%} of the pairs of {self.compare} for near; "
-            "python -m data_prep.text_similarity --data SET prints what a threshold finds"
+            f"near_texts: threshold {self.threshold} takes {share:.0%} of the pairs of {self.compare} for near; choose "
+            "a higher one by: python -m data_prep.text_similarity --data SET"
         )
         if share > _MOST:
-            raise UserError(f"{message}: hardly any negative would be left")
+            raise UserError(f"hardly any negative would be left: {message}")
         if share > _MANY:
             warnings.warn(message, stacklevel=2)
 

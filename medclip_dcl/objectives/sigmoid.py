@@ -123,7 +123,8 @@ class SigmoidLoss(AnchorLoss):
     0 is refused.
 
     Args:
-        bias: initial b; at -10 nearly every pair counts as a negative at first, as nearly every pair is (SigLIP).
+        bias: initial b (-10: SigLIP, for batches of thousands); choose about -log N for N negatives, the log odds of a
+            random pair. Much lower, small batches first pull all pairs together.
         learn_bias: False keeps b fixed.
     """
 
