@@ -8,8 +8,8 @@ embeddings, [CLS] of the last hidden state or the mean over all tokens, in float
 of the encoder's weights and "-mean" for that pooling. Existing embeddings are not computed again. Finished batches are
 written three times a minute, so that the same command continues after a kill.
 
-The objectives that remove, reweight or resample negatives by text similarity read them. The command prints quantiles
-of the similarity between reports of different studies, to choose a threshold by.
+The objectives by text similarity read them. The command prints quantiles of the similarity between reports of different
+studies, to choose a threshold by; data_prep.text_similarity prints what a threshold finds.
 """
 
 from __future__ import annotations

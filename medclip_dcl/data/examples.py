@@ -119,7 +119,8 @@ class ReportedExamples(Dataset):
             "dicom_id": [self.dicom_ids[index] for index in indices],
             "study_id": torch.tensor([self.study_ids[index] for index in indices]),
             "sentence_id": torch.tensor(sentence_ids),
-            "anchor": {name: _column(values, sentence_ids) for name, values in self.anchor.items()},
+            "image_key": torch.tensor(indices),
+            "anchor": {name: column(values, sentence_ids) for name, values in self.anchor.items()},
             "candidate": {name: values[indices] for name, values in self.candidate.items()},
             **self.extra,
         }
@@ -132,6 +133,7 @@ class ReportedExamples(Dataset):
         return batch
 
 
-def _column(values: Mapping[Any, Any], sentence_ids: Sequence[int]) -> Tensor:
-    column = torch.tensor([values[sentence] for sentence in sentence_ids])
-    return column.float() if column.is_floating_point() else column
+def column(values: Mapping[Any, Any], keys: Sequence[Any]) -> Tensor:
+    """(key, ...) values of these keys, numbers or arrays of one shape; floating point as float32."""
+    found = torch.from_numpy(np.array([values[key] for key in keys]))
+    return found.float() if found.is_floating_point() else found

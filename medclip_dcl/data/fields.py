@@ -26,7 +26,7 @@ def _numeric(*tables: str) -> dict[str, str]:
     return {column: table for table in tables for column, kind in TABLES[table].items() if kind != "str"}
 
 
-SENTENCE_FIELDS = _numeric("sentences", "classes", "log_p")
+SENTENCE_FIELDS = {**_numeric("sentences", "classes", "log_p"), "sentence_embedding": "text_embedding"}
 """Fields of anchors (sentences) by name -> the table that they stand in."""
 del SENTENCE_FIELDS["sentence_id"]
 
@@ -111,14 +111,32 @@ def check_fields(
 
 
 def sentence_fields(
-    prepared: PreparedSet, names: Sequence[str], log_p: str | None = None, own: OwnFields | None = None
+    prepared: PreparedSet,
+    names: Sequence[str],
+    log_p: str | None = None,
+    own: OwnFields | None = None,
+    text_embedding: str | None = None,
 ) -> pd.DataFrame:
-    """Columns of the sentence tables and of the user's, by sentence_id; `log_p` names the scores."""
+    """Columns of the sentence tables and of the user's, by sentence_id.
+
+    sentence_embedding: (dim,) arrays, not normalised. All others are numbers.
+
+    Args:
+        prepared: the set.
+        names: of `SENTENCE_FIELDS` or of the user's.
+        log_p: which scores; None for the only ones.
+        own: the user's.
+        text_embedding: which embeddings; None for the only ones.
+    """
     columns = {}
     for name in names:
         table = SENTENCE_FIELDS.get(name)
         if table is None:
             columns[name] = _own_column(own, name, prepared.table("sentences")["sentence_id"])
+        elif name == "sentence_embedding":
+            found = prepared.text_embedding(text_embedding)
+            rows = pd.Series(list(found.embedding), index=found.sentence_id)
+            columns[name] = rows.reindex(prepared.table("sentences")["sentence_id"])
         else:
             frame = prepared.log_p(log_p) if table == "log_p" else prepared.table(table)
             columns[name] = frame.set_index("sentence_id")[name]

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from torch.utils.data import DataLoader
 
-from medclip_dcl.data.examples import Reported, ReportedExamples
+from medclip_dcl.data.examples import Reported, ReportedExamples, column
 from medclip_dcl.data.fields import (
     OwnFields,
     check_fields,
@@ -20,7 +20,7 @@ from medclip_dcl.data.fields import (
     sentence_fields,
 )
 from medclip_dcl.data.images import EvaluatedImages, ImagesDataModule, require_choice, usual_crop
-from medclip_dcl.data.link import ImageSettings, ImageTextRequirements
+from medclip_dcl.data.link import ImageTextData, ImageTextRequirements
 from medclip_dcl.data.masking import Masking
 from medclip_dcl.data.prepared import TABLES, PreparedDataError
 from medclip_dcl.data.samplers import EpochSampler, FixedBatches, ShardSampler
@@ -28,6 +28,9 @@ from medclip_dcl.distributed import rank_and_size
 from medclip_dcl.errors import UserError, check_least
 from medclip_dcl.findings import CHEX5
 from medclip_dcl.pictures.geometry import View
+
+# Sentences of the training reports whose fields are checked.
+_CHECKED_SENTENCES = 10_000
 
 
 @dataclass(frozen=True)
@@ -63,9 +66,10 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
 
     A batch is a dict: images (view, 3, H, W) in [0, 1], first views of all images first; view_of (view,): of which
     image; tokens (sentence, token), lengths (sentence,); image_index (sentence,): which image of the batch is the
-    sentence's positive; dicom_id and study_id of the images, sentence_id; anchor and candidate: the fields of sentences
-    and of images that the objective asked for; masked_tokens and masked_labels (sentence, token) where it asked for
-    them. Test and prediction batches hold images only.
+    sentence's positive; dicom_id and study_id of the images, image_key: their rows among the images of the use;
+    sentence_id; anchor and candidate: the fields of sentences and of images that the objective asked for;
+    masked_tokens and masked_labels (sentence, token) where it asked for them. Test and prediction batches hold images
+    only.
 
     Args:
         folder: the prepared data set.
@@ -153,8 +157,11 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         self._tokens: dict[int, list[int]] | None = None
         self._evaluation: dict[str, EvaluationTables] = {}
 
-    def provided(self) -> ImageSettings:
-        return self.image_settings()
+    def provided(self) -> ImageTextData:
+        if self._train is None:
+            return ImageTextData(self.image_settings())
+        sentences = int(self.prepared.table("sentences")["sentence_id"].max()) + 1
+        return ImageTextData(self.image_settings(), sentences, len(self._train))
 
     def load(self, stage: str) -> None:
         """Check the set against the requirements of the run."""
@@ -199,7 +206,9 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
 
     def sentence_fields(self, names: Sequence[str]) -> pd.DataFrame:
         """Fields of sentences by sentence_id, as the objective gets them."""
-        return sentence_fields(self.prepared, names, self.log_p_name, self._own_fields)
+        return sentence_fields(
+            self.prepared, names, self.log_p_name, self._own_fields, self.text_embedding_name
+        )
 
     @cached_property
     def _own_fields(self) -> OwnFields | None:
@@ -228,6 +237,10 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         )
         if augmented and required.check_image_fields is not None:
             required.check_image_fields(candidate)
+        if augmented and required.check_sentence_fields is not None:
+            said = [sentence for ids in reported.sentence_ids for sentence in ids]
+            sample = np.random.default_rng(0).choice(said, min(len(said), _CHECKED_SENTENCES)).tolist()
+            required.check_sentence_fields({name: column(values, sample) for name, values in anchor.items()})
         masking, extra = None, {}
         if required.masked_vocabulary is not None:
             masking = Masking.of(required.masked_vocabulary, self.mask_probability)

@@ -73,13 +73,17 @@ class LinkedDataModule(LightningDataModule, Generic[Requirements]):
 
 @dataclass(frozen=True)
 class ImageTextRequirements:
-    """Tokenizer, fields, check of the training images' fields, and vocabulary for masked sentences, if any."""
+    """Tokenizer, fields, vocabulary for masked sentences, if any, and checks of the fields of training.
+
+    All training images are checked, and a sample of the sentences of their reports.
+    """
 
     tokenize: Callable[[Sequence[str]], list[list[int]]]
     sentence_fields: tuple[str, ...] = ()
     image_fields: tuple[str, ...] = ()
     check_image_fields: Callable[[Mapping[str, Tensor]], None] | None = None
     masked_vocabulary: Mapping[str, int] | None = None
+    check_sentence_fields: Callable[[Mapping[str, Tensor]], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -115,6 +119,15 @@ class ImageSettings:
     crop_size: int | None = None
     geometry: str = "stretch"
     prepared_size: int | None = None
+
+
+@dataclass(frozen=True)
+class ImageTextData:
+    """Images provided to an image-text model; in training the bounds of sentence_id and of image_key, else 0."""
+
+    images: ImageSettings
+    sentence_keys: int = 0
+    image_keys: int = 0
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from medclip_dcl.data.link import ImageSettings, ImageTextRequirements
+from medclip_dcl.data.link import ImageSettings, ImageTextData, ImageTextRequirements
 from medclip_dcl.distributed import global_mean
 from medclip_dcl.encoders.image import RegionEncoder
 from medclip_dcl.encoders.text import SentenceEncoder
@@ -17,10 +17,17 @@ from medclip_dcl.models.gradient_cache import in_chunks
 from medclip_dcl.models.optimisation import adamw_warmup_cosine, parameter_groups
 from medclip_dcl.networks.image_text import ImageTextNetwork, build_part, part_config
 from medclip_dcl.networks.initial_weights import PARTS, TakenOver
-from medclip_dcl.objectives import ClassProbability, NegativeWeights
+from medclip_dcl.objectives import AnchorLoss, ClassProbability, NearTexts, NegativeWeights
 from medclip_dcl.objectives.in_batch import InBatchObjective
 from medclip_dcl.similarity import Similarity
 from medclip_dcl.weight_files import load_exactly, read_model
+
+# Parts of the objective that may be null.
+_OPTIONAL_PARTS: dict[str, Any] = {
+    "negative_weights": NegativeWeights,
+    "loss": AnchorLoss,
+    "near_texts": NearTexts,
+}
 
 
 class ImageTextModel(ImageModel):
@@ -52,6 +59,9 @@ class ImageTextModel(ImageModel):
             the encoders' own options say. What is not taken over is listed (see `initial_weights.take_over`). A run
             that continues from its own checkpoint does not need it any more.
         init_parts: of image_encoder, text_encoder and similarity, those that `init_from` gives; null for all it has.
+        loss: of each anchor; null for the debiased contrastive loss.
+        near_texts: counts images whose text is similar enough as of the sentence's own text, for `same_text`, which
+            must then be "positive" or "ignore"; null for equal sentences alone.
     """
 
     network: ImageTextNetwork
@@ -75,6 +85,8 @@ class ImageTextModel(ImageModel):
         masked_language_weight: float = 0.0,
         init_from: str | None = None,
         init_parts: list[str] | None = None,
+        loss: AnchorLoss | None = None,
+        near_texts: NearTexts | None = None,
     ) -> None:
         super().__init__()
         check_options(
@@ -88,7 +100,10 @@ class ImageTextModel(ImageModel):
         if not 0 <= image_to_text <= 1:
             raise UserError(f"model: image_to_text must lie in [0, 1], got {image_to_text}")
         self.network = ImageTextNetwork(image_encoder, text_encoder, similarity)
-        self.objective = InBatchObjective(class_probability, negative_weights, image_to_text, same_text)
+        self.objective = InBatchObjective(
+            class_probability, negative_weights, image_to_text, same_text, loss, near_texts
+        )
+        self.objective.check_similarity(self.network.similarity)
         if not 0 <= beta2 < 1:
             raise UserError(f"model: beta2 must lie in [0, 1), got {beta2}")
         if masked_language_weight and not text_encoder.has_masked_language_head:
@@ -127,10 +142,13 @@ class ImageTextModel(ImageModel):
             self.objective.requires_of_images,
             self.objective.check,
             encoder.tokenizer.get_vocab() if is_masked else None,
+            self.objective.check_sentences,
         )
 
-    def use_data(self, data: ImageSettings, stage: str) -> None:
-        self.use_images(data, stage)
+    def use_data(self, data: ImageTextData, stage: str) -> None:
+        self.use_images(data.images, stage)
+        if stage == "fit" and self.objective.loss is not None:
+            self.objective.loss.prepare(data.sentence_keys, data.image_keys)
 
     def use_images(self, images: ImageSettings, stage: str) -> None:
         """Take over the geometry of the images, whose sides must be multiples of the stride."""
@@ -222,10 +240,10 @@ class ImageTextModel(ImageModel):
 
     def _objective_config(self) -> dict[str, Any]:
         """Arguments of the model besides the network's parts, in plain values."""
-        weights = self.objective.negative_weights
+        parts = {name: getattr(self.objective, name) for name in _OPTIONAL_PARTS}
         return {
             "class_probability": part_config(self.class_probability),
-            "negative_weights": None if weights is None else part_config(weights),
+            **{name: None if part is None else part_config(part) for name, part in parts.items()},
             "same_text": self.objective.same_text,
             "image_to_text": self.objective.image_to_text,
             "masked_language_weight": self.masked_language_weight,
@@ -249,13 +267,18 @@ class ImageTextModel(ImageModel):
         network = ImageTextNetwork.from_config(checkpoint["network"])
         objective = dict(checkpoint["objective"])
         class_probability = build_part(objective.pop("class_probability"), ClassProbability)
-        rule = objective.pop("negative_weights")
+        # Loss and near texts are absent from models of earlier versions.
+        configs = {name: objective.pop(name, None) for name in _OPTIONAL_PARTS}
+        parts: dict[str, Any] = {
+            name: None if config is None else build_part(config, _OPTIONAL_PARTS[name])
+            for name, config in configs.items()
+        }
         model = cls(
             network.image_encoder,
             network.text_encoder,
             network.similarity,
             class_probability,
-            negative_weights=None if rule is None else build_part(rule, NegativeWeights),
+            **parts,
             **objective,
         )
         model.network = network

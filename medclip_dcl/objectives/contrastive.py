@@ -131,7 +131,7 @@ def losses_of_rows(
     rows: Rows, class_probability: float | Tensor = 0.0, floor: float | Tensor = -math.inf
 ) -> Float[Tensor, "anchor"]:
     """`contrastive_loss` of each anchor from the statistics of its logits."""
-    eta = _eta_of_anchors(class_probability, rows.log_count)
+    eta = eta_of_anchors(class_probability, rows.log_count)
     log_g, _, _ = _log_g(rows, eta, floor)
     losses = softplus((rows.log_count + log_g)[:, None] - rows.positive_logits)
     total = losses.where(rows.is_positive, 0).sum(1).masked_fill(rows.log_count == -math.inf, 0)
@@ -143,7 +143,7 @@ def statistics_of_rows(
     rows: Rows, class_probability: float | Tensor = 0.0, floor: float | Tensor = -math.inf
 ) -> ContrastiveStatistics:
     """`contrastive_statistics` from the statistics of each anchor's logits."""
-    eta = _eta_of_anchors(class_probability, rows.log_count)
+    eta = eta_of_anchors(class_probability, rows.log_count)
     _, is_at_floor, mass = _log_g(rows, eta, floor)
     return ContrastiveStatistics(is_at_floor.float().mean(), eta.mean(), mass.mean())
 
@@ -271,7 +271,7 @@ def _positive_columns(logits: Tensor, positives: Tensor) -> tuple[Tensor | None,
     return columns, torch.ones_like(columns, dtype=torch.bool)
 
 
-def _eta_of_anchors(
+def eta_of_anchors(
     class_probability: float | Tensor, like: Float[Tensor, "anchor"]
 ) -> Float[Tensor, "anchor"]:
     eta = torch.as_tensor(class_probability, dtype=like.dtype, device=like.device)

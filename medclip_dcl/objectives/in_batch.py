@@ -11,8 +11,10 @@ from torch import Tensor, nn
 
 from medclip_dcl.distributed import gather_with_grad, global_mean, local_offset
 from medclip_dcl.errors import UserError
+from medclip_dcl.objectives.anchor_losses import AnchorLoss, Anchors, mean_class_probability
 from medclip_dcl.objectives.class_probability import ClassProbability, ConstantClassProbability
 from medclip_dcl.objectives.contrastive import contrastive_loss, contrastive_statistics
+from medclip_dcl.objectives.near_texts import NearTexts
 from medclip_dcl.objectives.negative_weights import NegativeWeights
 from medclip_dcl.objectives.pairing import SAME_TEXT, Pairing, known_to_fit, pair_views, with_known
 from medclip_dcl.similarity import Similarity
@@ -50,6 +52,8 @@ class _Batch(NamedTuple):
     """(image,) of all processes."""
     sentence_id: Tensor
     """(sentence,) of this process."""
+    image_key: Tensor | None
+    """(image,) of this process, or None."""
     of_images: dict[str, Tensor]
     """Candidates' fields, (image, ...) of all processes."""
     of_sentences: dict[str, Tensor]
@@ -63,7 +67,7 @@ class _Batch(NamedTuple):
 
 
 class InBatchObjective(nn.Module):
-    """Debiased contrastive loss of a batch in which each sentence's image is its positive.
+    """Loss of a batch in which each sentence's image is its positive; by default the debiased contrastive loss.
 
     Everything in SSD's table 1 is a choice of class probability and negative weights. A sentence's negatives are the
     images of all processes; under DistributedDataParallel gradients are those of one process with the whole batch.
@@ -76,12 +80,12 @@ class InBatchObjective(nn.Module):
             paper, which has sentences as anchors alone).
         same_text: treatment of an image that is known to fit a sentence, because it is of the same study or has the
             same sentence in the batch: "negative" (the paper), "positive", or "ignore".
-
-    Attributes:
-        requires_of_images: names of the candidates' fields that the datamodule must serve.
+        loss: of each anchor; None for the debiased contrastive loss.
+        near_texts: finds further images that are known to fit, by the similarity of texts; `same_text` must then be
+            "positive" or "ignore".
 
     Raises:
-        ValueError: an unknown `same_text`.
+        ValueError: an unknown `same_text`, or one that ignores `near_texts`; an option that `loss` does not use.
     """
 
     def __init__(
@@ -90,20 +94,40 @@ class InBatchObjective(nn.Module):
         negative_weights: NegativeWeights | None = None,
         image_to_text: float = 0.0,
         same_text: Literal["negative", "positive", "ignore"] = "negative",
+        loss: AnchorLoss | None = None,
+        near_texts: NearTexts | None = None,
     ) -> None:
         super().__init__()
         if same_text not in SAME_TEXT:
             raise UserError(f"same_text must be one of {SAME_TEXT}, got {same_text!r}")
+        if near_texts is not None and same_text == "negative":
+            raise UserError(
+                "model: near_texts finds images that fit, and same_text: negative makes negatives of them; set "
+                "model.init_args.same_text: positive (or ignore)"
+            )
         self.class_probability = class_probability or ConstantClassProbability(0.0)
         self.negative_weights = negative_weights
         self.image_to_text, self.same_text = image_to_text, same_text
-        self._of_anchor = () if negative_weights is None else negative_weights.anchor_requires
-        self.requires_of_images = () if negative_weights is None else negative_weights.candidate_requires
+        self.loss, self.near_texts = loss, near_texts
+        if loss is not None:
+            loss.check_options(self.class_probability, negative_weights, image_to_text)
 
     @property
     def requires_of_sentences(self) -> tuple[str, ...]:
-        """Names of the anchors' fields that the datamodule must serve."""
-        return tuple(dict.fromkeys((*self.class_probability.requires, *self._of_anchor)))
+        """Names of the sentences' fields that the datamodule must serve."""
+        of_pairs = [name for part in self._parts_of_pairs for name in part.anchor_requires]
+        return tuple(dict.fromkeys((*self.class_probability.requires, *of_pairs)))
+
+    @property
+    def requires_of_images(self) -> tuple[str, ...]:
+        """Names of the images' fields that the datamodule must serve."""
+        return tuple(dict.fromkeys(name for part in self._parts_of_pairs for name in part.candidate_requires))
+
+    @property
+    def _parts_of_pairs(self) -> list[NegativeWeights | AnchorLoss | NearTexts]:
+        """The parts that need fields of both sentences and images."""
+        parts = (self.negative_weights, self.loss, self.near_texts)
+        return [part for part in parts if part is not None]
 
     def check(self, of_images: Mapping[str, Tensor]) -> None:
         """Check the training images' fields, (image, ...), before training.
@@ -111,8 +135,30 @@ class InBatchObjective(nn.Module):
         Raises:
             ValueError: with them nothing would be trained.
         """
-        if self.negative_weights is not None:
-            self.negative_weights.check(of_images)
+        for part in self._parts_of_pairs:
+            if not isinstance(part, NearTexts) or part.candidate_requires:
+                part.check(of_images)
+
+    def check_sentences(self, of_sentences: Mapping[str, Tensor]) -> None:
+        """Check fields of the training reports' sentences, (sentence, ...), before training.
+
+        Raises:
+            ValueError: with them nothing would be trained.
+        """
+        if self.near_texts is not None and self.near_texts.anchor_requires:
+            self.near_texts.check(of_sentences)
+
+    def check_similarity(self, similarity: Similarity) -> None:
+        """Check that the loss uses what the similarity learns.
+
+        Raises:
+            UserError: it does not.
+        """
+        if self.loss is not None and not self.loss.uses_gamma and similarity.log_gamma2.requires_grad:
+            raise UserError(
+                f"model.loss: {type(self.loss).__name__} has temperatures of its own, gamma^2 has no gradient; set "
+                "model.init_args.similarity.init_args.learn_gamma: false"
+            )
 
     def forward(
         self,
@@ -130,7 +176,8 @@ class InBatchObjective(nn.Module):
             regions: of all views of this process's images.
             sentences: their embeddings.
             batch: image_index (sentence,); view_of (view,), which image each view is of: first views stand first;
-                study_id (image,); sentence_id (sentence,); anchor and candidate, the required fields.
+                study_id (image,); sentence_id (sentence,); anchor and candidate, the required fields; image_key
+                (image,), which a `loss` may need: the row of each training image.
             across_processes: False restricts the candidates to the images of this process.
             step: of training, for resampled weights.
         """
@@ -177,6 +224,22 @@ class InBatchObjective(nn.Module):
             weights = self.negative_weights.finished(weights, pairing.is_negative, keys, step)
         elif not whole.is_plain or self.same_text == "ignore":
             weights = pairing.is_negative.to(logits.dtype)
+        if self.loss is not None:
+            anchors = Anchors(
+                logits,
+                *pairing,
+                weights=pairing.is_negative.to(logits.dtype) if weights is None else weights,
+                class_probability=eta,
+                gamma2=similarity.gamma2,
+                keys=whole.sentence_id,
+                is_of_sentences=True,
+                of_anchors=_fields_of_sentences(
+                    self.loss, whole, whole.image_of_sentence, whole.of_sentences
+                ),
+                of_candidates=_fields_of_images(self.loss, whole, whole.image_of_candidate),
+            )
+            losses = self.loss(anchors)
+            return processes.mean(losses), _figures_of_loss(self.loss, anchors)
         is_one_positive = whole.is_plain and self.same_text != "positive"
         arguments: dict[str, Any] = {
             "positives": whole.image_of_sentence if is_one_positive else pairing.is_positive,
@@ -211,10 +274,11 @@ class InBatchObjective(nn.Module):
         if self.same_text != "negative":
             pairing = with_known(pairing, self._known(whole, processes)[1][:, numbers].T, self.same_text)
         weights = None
+        names = dict.fromkeys(name for part in self._parts_of_pairs for name in part.anchor_requires)
+        of_all = {name: processes.gather(whole.of_sentences[name]) for name in names}
         if self.negative_weights is not None:
-            fields = {name: processes.gather(whole.of_sentences[name]) for name in self._of_anchor}
             # The weight of a pair is the same in both directions.
-            weights = self._pair_weights(whole, image_of_all, fields, numbers, logits.T).T
+            weights = self._pair_weights(whole, image_of_all, of_all, numbers, logits.T).T
             keys = torch.stack([numbers, torch.full_like(numbers, _IMAGE_KEY)], dim=1)
             weights = self.negative_weights.finished(weights, pairing.is_negative, keys, step)
         elif self.same_text == "ignore":
@@ -222,6 +286,19 @@ class InBatchObjective(nn.Module):
         if isinstance(eta, Tensor):
             of_image = (numbers[:, None] == whole.image_of_sentence).to(eta.dtype)
             eta = (of_image * eta).sum(1) / of_image.sum(1)
+        if self.loss is not None:
+            anchors = Anchors(
+                logits,
+                *pairing,
+                weights=pairing.is_negative.to(logits.dtype) if weights is None else weights,
+                class_probability=eta,
+                gamma2=similarity.gamma2,
+                keys=whole.image_key,
+                is_of_sentences=False,
+                of_anchors=_fields_of_images(self.loss, whole, numbers),
+                of_candidates=_fields_of_sentences(self.loss, whole, image_of_all, of_all),
+            )
+            return processes.mean(self.loss(anchors))
         losses = contrastive_loss(
             logits,
             pairing.is_positive,
@@ -241,16 +318,20 @@ class InBatchObjective(nn.Module):
         logits: Tensor,
     ) -> Tensor:
         """Weights (sentence, candidate) of pairs of sentences and images, given by the images' numbers."""
-        assert self.negative_weights is not None
-        own = {name: whole.of_images[name][image_of_sentence] for name in self.requires_of_images}
-        of_anchor = {name: of_sentences[name] for name in self._of_anchor}
-        candidate = {name: whole.of_images[name][image_of_candidate] for name in self.requires_of_images}
-        return self.negative_weights.pair_weights({**own, **of_anchor}, candidate, logits)
+        rule = self.negative_weights
+        assert rule is not None
+        anchor = _fields_of_sentences(rule, whole, image_of_sentence, of_sentences)
+        return rule.pair_weights(anchor, _fields_of_images(rule, whole, image_of_candidate), logits)
 
     def _known(self, whole: _Batch, processes: _Processes) -> tuple[Tensor, Tensor]:
         """Images that this process's sentences are known to fit, and the same for the sentences of all processes."""
         image_of_all = processes.gather(whole.image_of_sentence)
         known = known_to_fit(image_of_all, processes.gather(whole.sentence_id), whole.study_of_image)
+        if self.near_texts is not None:
+            fields = {
+                name: processes.gather(whole.of_sentences[name]) for name in self.near_texts.anchor_requires
+            }
+            known |= self.near_texts(image_of_all, len(whole.study_of_image), fields, whole.of_images)
         first = processes.offset(len(whole.sentence_id), known.device)
         return known[first : first + len(whole.sentence_id)], known
 
@@ -272,12 +353,29 @@ def _through_processes(
         is_first_view=views[:, 1] == 1,
         study_of_image=processes.gather(batch["study_id"]),
         sentence_id=batch["sentence_id"],
+        image_key=batch.get("image_key"),
         of_images={name: processes.gather(field) for name, field in batch["candidate"].items()},
         of_sentences=dict(batch["anchor"]),
         first_image=first_image,
         own_images=own_images,
         is_plain=len(regions) == own_images,
     )
+
+
+def _fields_of_images(part: NegativeWeights | AnchorLoss, whole: _Batch, images: Tensor) -> dict[str, Tensor]:
+    """Fields of images, given by their numbers, that a part of the objective requires."""
+    return {name: whole.of_images[name][images] for name in part.candidate_requires}
+
+
+def _fields_of_sentences(
+    part: NegativeWeights | AnchorLoss,
+    whole: _Batch,
+    image_of_sentence: Tensor,
+    of_sentences: Mapping[str, Tensor],
+) -> dict[str, Tensor]:
+    """Fields that a part of the objective requires of sentences and, under the images' names, of their own images."""
+    own = {name: of_sentences[name] for name in part.anchor_requires}
+    return {**_fields_of_images(part, whole, image_of_sentence), **own}
 
 
 @torch.no_grad()
@@ -294,3 +392,13 @@ def _figures(logits: Tensor, pairing: Pairing, arguments: Mapping[str, Any]) -> 
         count = pairing.is_negative.sum().clamp(min=1)
         figures["weight"] = arguments["weights"].masked_fill(~pairing.is_negative, 0.0).sum() / count
     return figures
+
+
+@torch.no_grad()
+def _figures_of_loss(loss: AnchorLoss, anchors: Anchors) -> dict[str, Tensor]:
+    """Mean eta, mean weight of a negative, and what the loss itself has to log."""
+    return {
+        "class_probability": mean_class_probability(anchors),
+        "weight": anchors.weights.sum() / anchors.is_negative.sum().clamp(min=1),
+        **loss.figures(anchors),
+    }

@@ -26,7 +26,7 @@ Fields = Mapping[str, Tensor]
 Weights = Float[Tensor, "anchor candidate"]
 
 _ROUNDING = 1e-6
-# Pairs of reports of which the share above a threshold is estimated.
+# Pairs of texts of which the share above a threshold is estimated.
 _PAIRS = 10_000
 
 
@@ -213,12 +213,7 @@ class RemoveByTextSimilarity(_TextSimilarity):
         Raises:
             ValueError: all are.
         """
-        embedding = fields["text_embedding"]
-        generator = np.random.default_rng(0)
-        mine, other = (generator.integers(len(embedding), size=_PAIRS) for _ in range(2))
-        is_pair = mine != other
-        pairs = zip(embedding[mine[is_pair]].split(1024), embedding[other[is_pair]].split(1024), strict=True)
-        found = torch.cat([cosine_similarity(a.float(), b.float()) for a, b in pairs])
+        found = cosines_of_pairs(fields["text_embedding"])
         share = (found > self.threshold).float().mean().item() if len(found) else 0.0
         median = found.median().item() if len(found) else float("nan")
         message = (
@@ -361,3 +356,12 @@ def cosines(
     with torch.autocast(device_type=mine.device.type, enabled=False):
         mine, other = (normalize(at_least_float32(x), dim=-1) for x in (mine, other))
         return (mine @ other.T).clamp(-1, 1)
+
+
+def cosines_of_pairs(embedding: Float[Tensor, "text dim"]) -> Float[Tensor, "pair"]:
+    """Cosines of 10,000 random pairs (seed 0) of texts, without those of a text and itself."""
+    generator = np.random.default_rng(0)
+    mine, other = (generator.integers(len(embedding), size=_PAIRS) for _ in range(2))
+    is_pair = mine != other
+    pairs = zip(embedding[mine[is_pair]].split(1024), embedding[other[is_pair]].split(1024), strict=True)
+    return torch.cat([cosine_similarity(a.float(), b.float()) for a, b in pairs])

@@ -129,7 +129,7 @@ def objective_lines(config: Mapping[str, Any]) -> list[str]:
     """The parts of the objective with their settings and what they are, from the docstrings of their classes."""
     model = setting(config, "model.init_args") or {}
     lines = []
-    for name in ("class_probability", "negative_weights"):
+    for name in ("loss", "class_probability", "negative_weights", "near_texts"):
         if part := model.get(name):
             described = _part({"init_args": {}, **part})
             lines.append(f"{name.replace('_', ' ')}: {described}. {explained(part['class_path'])}".rstrip())

@@ -6,6 +6,7 @@ import copy
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
@@ -50,7 +51,8 @@ def class_probability_table(model: ImageTextModel, data: ImageTextDataModule) ->
     names = set(requires) | ({"rho", "sentence_share"} if prepared.has("classes") else set())
     for name, column in data.sentence_fields(sorted(names)).items():
         table[name] = column.reindex(table["sentence_id"]).to_numpy()
-    fields = {name: torch.tensor(table[name].to_numpy()) for name in requires}
+    # Lists, because sentence_embedding has a vector for each sentence.
+    fields = {name: torch.from_numpy(np.array(table[name].tolist())) for name in requires}
     fields = {name: x.float() if x.is_floating_point() else x for name, x in fields.items()}
     with torch.no_grad():
         # A copy: a rule with parameters stays where it is trained.
@@ -61,7 +63,7 @@ def class_probability_table(model: ImageTextModel, data: ImageTextDataModule) ->
             f"expected one for each anchor: {(len(table),)}"
         )
     table["eta"] = eta.numpy()
-    return table
+    return table.drop(columns="sentence_embedding", errors="ignore")
 
 
 def _report_quantiles(eta: pd.Series, is_of_scores: bool) -> None:

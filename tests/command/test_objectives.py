@@ -8,10 +8,11 @@ import yaml
 
 from medclip_dcl.cli import main
 from medclip_dcl.models.image_text import ImageTextModel
+from medclip_dcl.parts import part_config
 from tests.command.small_runs import ROOT, small
 
 OBJECTIVES = sorted((ROOT / "configs/objective").glob("*.yaml"))
-ALIKE = ("dcl_010", "remove_text", "reweight_text", "symmetric")
+ALIKE = ("dcl_010", "near_reports", "remove_text", "reweight_text", "symmetric", "sigmoid", "sigmoid_known")
 """Need the same data as another objective, and differ by a number or a rule that has its own tests: slow."""
 
 
@@ -22,7 +23,10 @@ def test_every_objective_composes_with_the_configuration_of_mimic_cxr(objective,
         main(["fit", *arguments, "--run_folder", "runs/x", "--print_config"])
     assert error.value.code in (0, None)
     config = yaml.safe_load(capsys.readouterr().out)
-    assert_holds(config["model"]["init_args"], yaml.safe_load(objective.read_text())["model"]["init_args"])
+    said = yaml.safe_load(objective.read_text())["model"]["init_args"]
+    assert_holds(config["model"]["init_args"], said)
+    # Nothing of a base configuration's objective stays.
+    assert {"loss", "class_probability", "negative_weights"} <= said.keys()
     assert config["run_folder"] == "runs/x"
 
 
@@ -56,8 +60,12 @@ def test_every_objective_trains_two_steps(objective, embedded_set, small_bert, t
     assert len(weights) == 2 and (rule is not None or (weights == 1).all())
     assert ("train/masked_language_loss" in metrics) == ("masked_language_weight" in wanted)
     model = ImageTextModel.load_from_checkpoint(run / "checkpoints/last.ckpt")
-    found = None if rule is None else type(model.objective.negative_weights).__name__
-    assert found == (None if rule is None else rule["class_path"].rpartition(".")[2])
+    for name in ("negative_weights", "loss", "near_texts"):
+        part, config = getattr(model.objective, name), wanted.get(name)
+        assert (part is None) == (config is None)
+        if part is not None:
+            assert_holds(part_config(part)["init_args"], config.get("init_args", {}))
+            assert part_config(part)["class_path"].endswith(config["class_path"].rpartition(".")[2])
     assert model.objective.image_to_text == wanted.get("image_to_text", 0.1)
 
 
@@ -70,6 +78,12 @@ def test_every_objective_trains_two_steps(objective, embedded_set, small_bert, t
             "threshold must be a",
         ),
         ("remove_text", [], "has no sentence embeddings; embeddings are made by: python -m data_prep.embed_"),
+        (
+            "soft_targets",
+            [],
+            "has no sentence embeddings; embeddings are made by: python -m data_prep.embed_",
+        ),
+        ("near_sentences", ["--model.init_args.same_text", "negative"], "near_texts finds images that fit"),
         (
             "infonce",
             ["--model.init_args.same_text", "both"],

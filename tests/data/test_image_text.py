@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
+from torch import Tensor
 
 from medclip_dcl.data.fields import IMAGE_FIELDS
 from medclip_dcl.data.image_text import ImageTextDataModule
@@ -425,8 +427,14 @@ def test_fields_of_a_users_file(small_set, small_bert, tmp_path):
         datamodule(small_set, small_bert, fields="nowhere.parquet")._own_fields  # noqa: B018
 
 
-def test_report_embeddings_are_the_mean_of_the_reports_sentences(embedded_set, small_bert):
-    data = datamodule(embedded_set, small_bert, fields=("text_embedding",), sentences="one")
+def test_sentence_embeddings_and_their_mean_in_a_report(embedded_set, small_bert):
+    data = datamodule(embedded_set, small_bert, sentences="one")
+    of_sentences, of_images = ("sentence_embedding", "log_p"), ("text_embedding",)
+    checked: list[Mapping[str, Tensor]] = []
+    encoder = encoder_of(small_bert)
+    data.connect(
+        ImageTextRequirements(encoder.tokenize, of_sentences, of_images, check_sentence_fields=checked.append)
+    )
     data.setup("fit")
     ids, embeddings = data.prepared.text_embedding()
     row = {int(id_): i for i, id_ in enumerate(ids)}
@@ -435,6 +443,13 @@ def test_report_embeddings_are_the_mean_of_the_reports_sentences(embedded_set, s
     for i, study in enumerate(batch["study_id"].tolist()):
         expected = embeddings[[row[s] for s in reports[study]]].mean(0)
         assert batch["candidate"]["text_embedding"][i].tolist() == pytest.approx(expected.tolist(), rel=1e-5)
+    expected = torch.from_numpy(embeddings[[row[s] for s in batch["sentence_id"].tolist()]])
+    assert torch.equal(batch["anchor"]["sentence_embedding"], expected)
+    assert batch["anchor"]["log_p"].tolist() == [-1.5 * s - 0.5 for s in batch["sentence_id"].tolist()]
+    # The sentences of the 24 training reports are checked once, those of validation not at all.
+    data.val_dataloader()
+    (fields,) = checked
+    assert fields["sentence_embedding"].shape == (45, 6) and fields["log_p"].shape == (45,)
 
 
 def test_masked_sentences(small_set, small_bert):

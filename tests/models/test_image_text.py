@@ -31,6 +31,7 @@ from medclip_dcl.objectives import (
 )
 from medclip_dcl.similarity import LSENonLocal
 from medclip_dcl.training.class_probability import ClassProbabilityTable
+from tests.objectives.test_anchor_losses import Proud, Scaled
 
 
 def build(small_bert, **options) -> ImageTextModel:
@@ -39,8 +40,12 @@ def build(small_bert, **options) -> ImageTextModel:
         ResNetRegions(dim=16, stride=16),
         BertSentences(str(small_bert), dim=16),
         LSENonLocal(dim=16),
-        LanguageModelClassProbability(),
-        **{"learning_rate": 1e-3, "warmup_steps": 2, **options},
+        **{
+            "class_probability": LanguageModelClassProbability(),
+            "learning_rate": 1e-3,
+            "warmup_steps": 2,
+            **options,
+        },
     )
 
 
@@ -119,7 +124,7 @@ def test_a_users_own_datamodule_trains_and_its_size_must_fit(small_bert, data, t
 class Learned(ClassProbability):
     """A user's rule: a factor that is learned from 0 on, times a column of the user's file."""
 
-    requires = ("difficulty", "n_reports")
+    requires = ("difficulty", "n_reports", "sentence_embedding")
 
     def __init__(self, start: float = 0.0) -> None:
         super().__init__()
@@ -129,7 +134,8 @@ class Learned(ClassProbability):
     def config(self) -> dict[str, Any]:
         return {"start": self.start}
 
-    def forward(self, difficulty, n_reports):
+    def forward(self, difficulty, n_reports, sentence_embedding):
+        assert sentence_embedding.shape == (len(difficulty), 6)
         assert difficulty.dtype == torch.float32 and n_reports.dtype == torch.int64
         eta = self.scale * difficulty
         return self.capped(eta + (eta.clamp(min=0) - eta).detach())  # a clamp alone has no gradient at 0
@@ -148,11 +154,13 @@ class OtherPatients(NegativeWeights):
         return (anchor["subject_id"][:, None] != candidate["subject_id"]).float()
 
 
-def test_a_users_objective_trains_on_a_file_of_theirs_and_learns_from_zero(small_bert, small_set, tmp_path):
+def test_a_users_objective_trains_on_a_file_of_theirs_and_learns_from_zero(
+    small_bert, embedded_set, tmp_path
+):
     file = tmp_path / "my_fields.parquet"
     pd.DataFrame({"sentence_id": range(8, -1, -1), "difficulty": [x / 9 for x in range(9)]}).to_parquet(file)
     options: dict[str, Any] = {"image_size": 48, "crop_size": 32, "batch_size": 24, "num_workers": 0}
-    data = ImageTextDataModule(str(small_set), fields=str(file), **options)
+    data = ImageTextDataModule(str(embedded_set), fields=str(file), **options)
     model = build(small_bert, negative_weights=OtherPatients())
     model.objective.class_probability = rule = Learned()
     fit = trainer(tmp_path, max_epochs=2, callbacks=[ClassProbabilityTable()])
@@ -166,10 +174,25 @@ def test_a_users_objective_trains_on_a_file_of_theirs_and_learns_from_zero(small
     assert math.isfinite(learned) and learned != 0
     table = pd.read_parquet(tmp_path / "class_probability.parquet")
     assert {"difficulty", "n_reports", "eta"} <= set(table) and (table["eta"] == 0).all()
+    assert "sentence_embedding" not in table  # as large as the embeddings
     fit.save_checkpoint(tmp_path / "a.ckpt")
     again = ImageTextModel.load_from_checkpoint(tmp_path / "a.ckpt")
     assert again.class_probability.state_dict()["scale"].item() == learned
     assert load(tmp_path / "a.ckpt").network.image_size == 48
+
+
+def test_a_users_loss_is_trained_and_comes_back(small_bert, data, tmp_path):
+    model = build(small_bert, loss=Scaled(0.5), image_to_text=0.2)
+    fit = trainer(tmp_path, max_epochs=1)
+    fit.fit(model, data)
+    learned = model.objective.state_dict()["loss.scale"].item()
+    assert learned != 0.5 and fit.logged_metrics["train/scale"].item() == pytest.approx(learned, abs=2e-3)
+    fit.save_checkpoint(tmp_path / "a.ckpt")
+    again = ImageTextModel.load_from_checkpoint(tmp_path / "a.ckpt")
+    assert isinstance(again.objective.loss, Scaled) and again.objective.loss.start == 0.5
+    assert again.objective.loss.scale.item() == learned
+    with pytest.raises(UserError, match="Proud has temperatures of its own"):
+        build(small_bert, loss=Proud(), class_probability=None)
 
 
 def test_a_step_is_the_written_loss(small_bert, data, tmp_path):

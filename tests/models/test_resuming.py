@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import os
 import shutil
@@ -27,7 +28,7 @@ from medclip_dcl.encoders.text import BertSentences
 from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.models.masked_language import BertArchitecture, MaskedLanguageModel
 from medclip_dcl.models.seeded_batches import seed_of_batch
-from medclip_dcl.objectives import ResampleByTextSimilarity
+from medclip_dcl.objectives import IndividualTemperatures, ResampleByTextSimilarity
 from medclip_dcl.similarity import LSENonLocal
 from medclip_dcl.training.last_checkpoint import AtomicCheckpointIO, LastCheckpoint, Stopped, find_readable
 from medclip_dcl.training.last_epoch import LastEpoch
@@ -107,6 +108,7 @@ CASES = {
             "masked_language_weight": 0.5,
             "negative_weights": ResampleByTextSimilarity(),
             "image_to_text": 0.3,
+            "loss": IndividualTemperatures(temperature_rate=0.01),
         },
         data={"views": 2, "sentences": "all"},
         trainer={"precision": "bf16-mixed", "log_every_n_steps": 4},
@@ -140,8 +142,8 @@ def build(case: Case, small_set: Path, small_bert: Path) -> tuple[LightningModul
         return language_model, ReportsDataModule(str(small_set), **reports)
     text = BertSentences(str(small_bert), dim=16, **{"dropout": 0.2, **case.text})
     # The cap of gamma is reached at once: that a step is followed by it must not depend on when it is saved.
-    similarity = LSENonLocal(dim=16, gamma2=9.995, max_gamma2=10.0)
-    options = {"learning_rate": 3e-3, "warmup_steps": 2, **case.model}
+    similarity = LSENonLocal(dim=16, gamma2=9.995, max_gamma2=10.0, learn_gamma="loss" not in case.model)
+    options = {"learning_rate": 3e-3, "warmup_steps": 2, **copy.deepcopy(case.model)}
     data = {"image_size": 48, "crop_size": 32, "batch_size": 4, "num_workers": 0, **case.data}
     return ImageTextModel(SmallRegions(), text, similarity, **options), ImageTextDataModule(
         str(small_set), **data

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,16 @@ from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.objectives import (
     ConstantClassProbability,
     HardNegatives,
+    IndividualTemperatures,
     KnownClassProbability,
     LanguageModelClassProbability,
+    NearTexts,
     RemoveByLabel,
     RemoveByTextSimilarity,
     ResampleByTextSimilarity,
     ReweightByTextSimilarity,
+    SigmoidLoss,
+    SoftTargets,
     TrueNegatives,
 )
 from medclip_dcl.similarity import LSE, GlobalCosine, LSENonLocal, NonLocal
@@ -55,10 +60,26 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "symmetric_unbiased": {"image_to_text": 0.3, "negative_weights": TrueNegatives()},
     "same_text_positive": {"same_text": "positive", "class_probability": LM, "image_to_text": 0.3},
     "same_text_ignore": {"same_text": "ignore", "class_probability": LM, "image_to_text": 0.3},
+    "near_sentences": {"same_text": "positive", "near_texts": NearTexts(0.3), "class_probability": LM},
+    "near_reports": {
+        "same_text": "ignore",
+        "near_texts": NearTexts(0.1, "reports"),
+        "image_to_text": 0.3,
+        "views": 2,
+    },
+    "soft_targets": {"loss": SoftTargets(0.3), "image_to_text": 0.3},
+    "soft_targets_same_text": {"loss": SoftTargets(0.3), "same_text": "positive", "views": 2},
     "two_views": {"views": 2, "class_probability": LM, "image_to_text": 0.3},
     "three_views_reweight": {"views": 3, "negative_weights": ReweightByTextSimilarity()},
     "encoded_in_parts": {"encode_at_once": 1, "class_probability": LM},
     "biovil": {"image_to_text": 0.5, "masked_language_weight": 0.7, "similarity": GlobalCosine},
+    "sigmoid": {"loss": SigmoidLoss(-2.0), "views": 2},
+    "sigmoid_lm": {"loss": SigmoidLoss(-2.0), "class_probability": LM, "same_text": "positive"},
+    "individual_temperatures": {
+        "loss": IndividualTemperatures(temperature_rate=0.01, sentences=10, images=5),
+        "similarity": partial(LSENonLocal, dim=8, learn_gamma=False),
+        "image_to_text": 0.3,
+    },
     "lse": {"class_probability": LM, "similarity": LSE},
     "non_local": {"class_probability": LM, "similarity": partial(NonLocal, dim=8)},
 }
@@ -109,12 +130,19 @@ def build(name: str) -> ImageTextModel:
     options = {key: value for key, value in OBJECTIVES[name].items() if key not in OF_BATCH}
     similarity = options.pop("similarity", partial(LSENonLocal, dim=8))()
     encoder = MeanOfTokens("masked_language_weight" in options)
-    return ImageTextModel(LinearRegions(), encoder, similarity, **options).double()
+    # A copy: losses have parameters and a state.
+    model = ImageTextModel(LinearRegions(), encoder, similarity, **copy.deepcopy(options)).double()
+    for table in (x for name, x in model.objective.named_buffers() if "is_seen" not in name):
+        torch.nn.init.uniform_(table, 0.05, 0.1)
+    for table in (x for name, x in model.objective.named_buffers() if "is_seen" in name):
+        table[::2] = True
+    return model
 
 
 def batch(name: str) -> dict[str, Any]:
     """The whole batch: five images, nine sentences; studies and sentences repeat across the processes."""
     generator = torch.Generator().manual_seed(4)
+    texts = torch.Generator().manual_seed(5)
     images, sentences, views = sum(IMAGES), sum(SENTENCES), OBJECTIVES[name].get("views", 1)
     labels = torch.randint(11, (sentences, 6), generator=generator)
     labels[torch.rand(sentences, 6, generator=generator, dtype=torch.float64) < 0.6] = -100
@@ -126,10 +154,12 @@ def batch(name: str) -> dict[str, Any]:
         "image_index": torch.tensor([2, 0, 1, 0, 4, 4, 3, 4, 3]),  # every image has a sentence
         "sentence_id": torch.tensor([7, 3, 5, 5, 3, 9, 8, 7, 2]),
         "study_id": torch.tensor([50, 51, 52, 50, 53]),
+        "image_key": torch.tensor([3, 0, 4, 2, 1]),
         "anchor": {
             "log_p": -20 * torch.rand(sentences, generator=generator, dtype=torch.float64),
             "rho": torch.rand(sentences, generator=generator, dtype=torch.float64),
             "class_id": torch.randint(6, (sentences,), generator=generator),
+            "sentence_embedding": torch.randn(sentences, 7, generator=texts, dtype=torch.float64),
         },
         "candidate": {
             "labels": torch.randint(-1, 2, (images, 14), generator=generator).double(),
@@ -159,14 +189,14 @@ def part_of(whole: dict[str, Any], rank: int) -> dict[str, Any]:
     part["images"] = torch.cat([whole["images"][own + view * sum(IMAGES)] for view in range(views)])
     part["view_of"] = torch.arange(IMAGES[rank]).repeat(views)
     part["image_index"] = part["image_index"] - first
-    part["study_id"] = whole["study_id"][own]
+    part["study_id"], part["image_key"] = whole["study_id"][own], whole["image_key"][own]
     part["anchor"] = {key: values[row] for key, values in whole["anchor"].items()}
     part["candidate"] = {key: values[own] for key, values in whole["candidate"].items()}
     return part
 
 
 def step(model: ImageTextModel, batch: dict[str, Any], world: int = 1) -> dict[str, Tensor]:
-    """Parameters after one step of the optimiser; gradients are averaged as DistributedDataParallel does."""
+    """Parameters and buffers after one step of the optimiser; gradients are averaged as by DistributedDataParallel."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     loss, _, _ = model._losses(batch, step=5)
     loss.backward()
@@ -176,7 +206,8 @@ def step(model: ImageTextModel, batch: dict[str, Any], world: int = 1) -> dict[s
             parameter.grad.div_(world)
     gradients = {f"{name}.grad": p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     optimizer.step()
-    return {**gradients, **{name: p.detach() for name, p in model.named_parameters()}}
+    buffers = dict(model.objective.named_buffers(prefix="objective"))
+    return {**gradients, **{name: p.detach() for name, p in model.named_parameters()}, **buffers}
 
 
 def process(rank: int, folder: Path, small_set: Path, small_bert: Path) -> None:

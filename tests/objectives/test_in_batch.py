@@ -51,8 +51,18 @@ def knows(sentence, image):
     return STUDY[IMAGE_OF[sentence]] == STUDY[image] or SENTENCE_ID[sentence] in mine
 
 
-def by_loop(logits, views, same_text, eta, image_to_text, floor, weight=lambda sentence, image: 1.0):
-    """The objective, pair by pair; logits (sentence, view), first views first."""
+def by_loop(
+    logits,
+    views,
+    same_text,
+    eta,
+    image_to_text,
+    floor,
+    weight=lambda sentence, image: 1.0,
+    term=term,
+    knows=knows,
+):
+    """The objective, pair by pair; logits (sentence, view), first views first; `term` is the loss of an anchor."""
     logits = logits.detach()
     of_sentences, of_images = [], []
     for sentence in range(6):

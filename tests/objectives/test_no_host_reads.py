@@ -13,15 +13,20 @@ import torch
 from medclip_dcl.objectives import (
     ConstantClassProbability,
     HardNegatives,
+    IndividualTemperatures,
     KnownClassProbability,
     LanguageModelClassProbability,
+    NearTexts,
     RemoveByLabel,
     RemoveByTextSimilarity,
     ResampleByTextSimilarity,
     ReweightByTextSimilarity,
+    SigmoidLoss,
+    SoftTargets,
     TrueNegatives,
     contrastive,
     contrastive_loss,
+    sigmoid_loss,
     simclr_loss,
 )
 from medclip_dcl.objectives.in_batch import InBatchObjective
@@ -35,6 +40,7 @@ FIELDS: dict[str, Callable[[int], torch.Tensor]] = {
     "class_id": lambda n: torch.randint(0, 5, (n,)),
     "labels": lambda n: torch.randint(0, 2, (n, 14)).float(),
     "text_embedding": lambda n: torch.randn(n, 32),
+    "sentence_embedding": lambda n: torch.randn(n, 32),
     "image_classes": lambda n: torch.randint(0, 2, (n, 5)),
 }
 PROBABILITIES = [
@@ -74,6 +80,7 @@ def batch_of(objective: InBatchObjective, views: int) -> dict[str, Any]:
         "view_of": torch.arange(IMAGES).repeat(views),
         "study_id": torch.arange(IMAGES) // 2,
         "sentence_id": torch.randint(0, 8, (SENTENCES,)),
+        "image_key": torch.arange(IMAGES),
         "anchor": {name: FIELDS[name](SENTENCES) for name in objective.requires_of_sentences},
         "candidate": {name: FIELDS[name](IMAGES) for name in objective.requires_of_images},
     }
@@ -86,6 +93,11 @@ def batch_of(objective: InBatchObjective, views: int) -> dict[str, Any]:
         *({"negative_weights": weights} for weights in WEIGHTS),
         {"class_probability": LanguageModelClassProbability(), "image_to_text": 0.5, "same_text": "positive"},
         {"negative_weights": ResampleByTextSimilarity(), "image_to_text": 0.5, "same_text": "ignore"},
+        {"near_texts": NearTexts(), "image_to_text": 0.5, "same_text": "positive"},
+        {"near_texts": NearTexts(compare="reports"), "image_to_text": 0.5, "same_text": "ignore"},
+        {"loss": SoftTargets(), "image_to_text": 0.5, "same_text": "ignore"},
+        {"loss": SigmoidLoss(), "class_probability": LanguageModelClassProbability()},
+        {"loss": IndividualTemperatures(sentences=8, images=IMAGES), "image_to_text": 0.5},
     ],
 )
 @pytest.mark.parametrize("views", [1, 3])
@@ -146,6 +158,21 @@ def test_what_the_host_refuses_is_nan_elsewhere(arguments, elsewhere, monkeypatc
     monkeypatch.undo()
     with pytest.raises(ValueError):
         contrastive_loss(LOGITS, **arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"is_positive": torch.tensor([[True, False, True], [False, False, False]])},
+        {"is_positive": OWN[:, None] == torch.arange(3), "class_probability": 1.0},
+        {"is_positive": OWN[:, None] == torch.arange(3), "weights": torch.full((2, 3), -1.0)},
+    ],
+)
+def test_what_the_sigmoid_loss_refuses_is_nan_elsewhere(arguments, elsewhere, monkeypatch):
+    assert sigmoid_loss(LOGITS, **arguments).isnan()
+    monkeypatch.undo()
+    with pytest.raises(ValueError):
+        sigmoid_loss(LOGITS, **arguments)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,104 @@
+"""Near-duplicate texts: images that are known to fit a sentence because a text of theirs is similar enough."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor, nn
+
+from medclip_dcl.errors import UserError
+from medclip_dcl.objectives.negative_weights import cosines, cosines_of_pairs
+
+COMPARED = ("sentences", "reports")
+"""Texts whose embeddings are compared."""
+
+# Shares of the pairs of texts above which a threshold is refused, and warned of: an image has several sentences, and is
+# near if one of them is.
+_MOST, _MANY = 0.9, 0.1
+
+
+class NearTexts(nn.Module):
+    """Counts an image as known to fit a sentence if their texts' cosine exceeds a threshold.
+
+    FaNe (Zhang et al., AAAI 2026) takes two reports with such a similarity for positives of each other; see
+    docs/objectives.md for what differs. `same_text` of the objective says what becomes of the images found.
+
+    Args:
+        threshold: least cosine of frozen text embeddings, exclusive, in [-1, 1]. FaNe's published code has 0.95 after
+            a normalisation; `data_prep.text_similarity` prints what a threshold finds in a data set (0.95: choice).
+        compare: "sentences": the sentence with each sentence of the other image that is in the batch, as `same_text`
+            does for equal ones (choice). "reports": the sentence's own report with that of the other image (FaNe).
+
+    Attributes:
+        anchor_requires: names of the sentences' fields that it needs.
+        candidate_requires: names of the images' fields that it needs.
+
+    Raises:
+        UserError: a threshold outside [-1, 1], an unknown `compare`.
+    """
+
+    def __init__(
+        self, threshold: float = 0.95, compare: Literal["sentences", "reports"] = "sentences"
+    ) -> None:
+        super().__init__()
+        if not -1 <= threshold <= 1:
+            raise UserError(f"near_texts: threshold must be a cosine in [-1, 1], got {threshold}")
+        if compare not in COMPARED:
+            raise UserError(f"near_texts: compare must be one of {COMPARED}, got {compare!r}")
+        self.threshold, self.compare = threshold, compare
+        is_of_sentences = compare == "sentences"
+        self.anchor_requires = ("sentence_embedding",) if is_of_sentences else ()
+        self.candidate_requires = () if is_of_sentences else ("text_embedding",)
+
+    def config(self) -> dict[str, Any]:
+        """Constructor arguments, for checkpoints."""
+        return {"threshold": self.threshold, "compare": self.compare}
+
+    def check(self, fields: Mapping[str, Tensor]) -> None:
+        """Estimate the share of pairs of training texts above the threshold: more than 1 in 10 is a warning.
+
+        Args:
+            fields: (text, ...) the required field of training sentences or images.
+
+        Raises:
+            UserError: more than 9 in 10 are, so that hardly any negative would be left.
+        """
+        name = (*self.anchor_requires, *self.candidate_requires)[0]
+        found = cosines_of_pairs(fields[name])
+        share = (found > self.threshold).float().mean().item() if len(found) else 0.0
+        message = (
+            f"near_texts: threshold {self.threshold} takes {share:.0%} of the pairs of {self.compare} for near; choose "
+            "a higher one by: python -m data_prep.text_similarity --data SET"
+        )
+        if share > _MOST:
+            raise UserError(f"hardly any negative would be left: {message}")
+        if share > _MANY:
+            warnings.warn(message, stacklevel=2)
+
+    def forward(
+        self,
+        image_of_sentence: Int[Tensor, "sentence"],
+        images: int,
+        of_sentences: Mapping[str, Tensor],
+        of_images: Mapping[str, Tensor],
+    ) -> Bool[Tensor, "sentence image"]:
+        """Images whose text is near to a sentence's, its own among them.
+
+        Args:
+            image_of_sentence: number of each sentence's image.
+            images: their number.
+            of_sentences: (sentence, ...) the required fields.
+            of_images: (image, ...) the required fields.
+        """
+        if self.compare == "reports":
+            reports = of_images["text_embedding"]
+            return (cosines(reports, reports) > self.threshold)[image_of_sentence]
+        sentences = of_sentences["sentence_embedding"]
+        is_near = (cosines(sentences, sentences) > self.threshold).float()
+        numbers = torch.arange(images, device=image_of_sentence.device)
+        # Near sentences of each image, counted.
+        return is_near @ (image_of_sentence[:, None] == numbers).float() > 0
