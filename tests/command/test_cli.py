@@ -389,7 +389,7 @@ def test_a_run_from_before_an_option_is_continued_not_refused(
     run = shutil.copytree(finished, tmp_path / "old")
     config = yaml.safe_load((run / "config.yaml").read_text())
     for part, names in (
-        ("model", ["same_text", "negative_weights", "init_from", "init_parts"]),
+        ("model", ["same_text", "negative_weights", "loss", "init_from", "init_parts"]),
         ("data", ["views", "contrastive_batch"]),
     ):
         for name in names:
