@@ -73,13 +73,17 @@ class LinkedDataModule(LightningDataModule, Generic[Requirements]):
 
 @dataclass(frozen=True)
 class ImageTextRequirements:
-    """Tokenizer, fields, check of the training images' fields, and vocabulary for masked sentences, if any."""
+    """Tokenizer, fields, check of the training images' fields, and vocabulary for masked sentences, if any.
+
+    A frozen model takes features of its encoders in place of images and tokens.
+    """
 
     tokenize: Callable[[Sequence[str]], list[list[int]]]
     sentence_fields: tuple[str, ...] = ()
     image_fields: tuple[str, ...] = ()
     check_image_fields: Callable[[Mapping[str, Tensor]], None] | None = None
     masked_vocabulary: Mapping[str, int] | None = None
+    is_frozen: bool = False
 
 
 @dataclass(frozen=True)
@@ -108,13 +112,17 @@ class ViewsRequirements:
 
 @dataclass(frozen=True)
 class ImageSettings:
-    """Images provided to an image-text model: sides in pixels of the whole image, in evaluation and of the crops."""
+    """Images provided to an image-text model: sides in pixels of the whole image, in evaluation and of the crops.
+
+    `encoded_by` identifies the encoders whose features stand in place of images and tokens; None for none.
+    """
 
     image_size: int
     evaluation_size: int
     crop_size: int | None = None
     geometry: str = "stretch"
     prepared_size: int | None = None
+    encoded_by: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True)

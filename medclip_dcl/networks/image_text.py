@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from medclip_dcl.encoders.image import RegionEncoder
-from medclip_dcl.encoders.pretrained import weights_fingerprint
+from medclip_dcl.encoders.pretrained import settings_fingerprint, weights_fingerprint
 from medclip_dcl.encoders.text import SentenceEncoder
 from medclip_dcl.errors import UserError
 from medclip_dcl.files import write_text
@@ -98,6 +98,21 @@ class ImageTextNetwork(nn.Module):
             "image_size": self.image_size,
             "geometry": self.geometry,
         }
+
+    def encoders_fingerprint(self) -> dict[str, str]:
+        """Identity of what each encoder computes before its projection: its weights and settings."""
+        image, text = self.image_encoder, self.text_encoder
+        normalisation = {"mean": self.mean.tolist(), "std": self.std.tolist()}
+        return {
+            "image_encoder": settings_fingerprint(image.trunk, {**image.trunk_settings(), **normalisation}),
+            "text_encoder": settings_fingerprint(text.transformer, text.transformer_settings()),
+        }
+
+    def image_features(
+        self, images: Float[Tensor, "image 3 height width"]
+    ) -> Float[Tensor, "image channel region_row region_column"]:
+        """Input of the image encoder's projection; images in [0, 1]."""
+        return self.image_encoder.features((images - self.mean) / self.std)
 
     def feature_map(
         self, images: Float[Tensor, "image 3 height width"]
