@@ -168,17 +168,19 @@ class RowFile:
         # Not truncated, and written where it was: two processes of the same command write the same.
         with self.file.open("r+b") as stream:
             kept_at, is_begun = time.monotonic(), False
-            for part in progress(parts, n_parts, f"encoding {what}", "batches"):
-                self._require_finite(part, what)
-                if not is_begun:
-                    self._begin(stream, part)
-                    is_begun = True
-                stream.write(np.ascontiguousarray(part).data)
-                self.done += len(part)
-                if time.monotonic() - kept_at >= self.keep_every:
-                    self._keep(stream)
-                    kept_at = time.monotonic()
-            self._keep(stream)
+            try:
+                for part in progress(parts, n_parts, f"encoding {what}", "batches"):
+                    self._require_finite(part, what)
+                    if not is_begun:
+                        self._begin(stream, part)
+                        is_begun = True
+                    stream.write(np.ascontiguousarray(part).data)
+                    self.done += len(part)
+                    if time.monotonic() - kept_at >= self.keep_every:
+                        self._keep(stream)
+                        kept_at = time.monotonic()
+            finally:
+                self._keep(stream)
 
     def _begin(self, stream: BinaryIO, part: Shaped[np.ndarray, "row ..."]) -> None:
         """Write the header and go to the first row that is missing."""

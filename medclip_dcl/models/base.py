@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 import torch
 from pytorch_lightning import Callback, LightningModule
@@ -106,7 +106,7 @@ class ImageModel(NetworkModel):
         """Parts that stay as they are at this step of the training."""
         return []
 
-    def train(self, mode: bool = True) -> Self:
+    def train(self, mode: bool = True) -> ImageModel:
         """As of any module; frozen parts stay in evaluation mode: BatchNorm uses and keeps its statistics."""
         super().train(mode)
         for part in self.frozen_parts():

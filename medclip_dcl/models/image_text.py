@@ -111,7 +111,7 @@ class ImageTextModel(ImageModel):
         self.masked_language_weight = masked_language_weight
         self.frozen = frozen
         for part in self.frozen_parts():
-            part.requires_grad_(False)
+            part.requires_grad_(False).eval()
         if not masked_language_weight and text_encoder.has_masked_language_head:
             # Without its loss the head has no gradient, for which processes would wait.
             text_encoder.freeze_masked_language_head()

@@ -151,11 +151,16 @@ class ImageTextNetwork(nn.Module):
     @torch.no_grad()
     def embed_texts(self, texts: Sequence[str], batch_size: int = 256) -> Float[Tensor, "sentence dim"]:
         """Sentence embeddings of texts, without gradient, in batches; not normalised to length 1."""
+        if not texts:
+            return self.mean.new_zeros((0, self.text_encoder.dim))
+        ids = self.text_encoder.tokenize(texts)
+        # By length: little is padded.
+        order = torch.tensor([len(row) for row in ids]).argsort(stable=True)
         parts = []
-        for start in range(0, len(texts), batch_size):
-            tokens, lengths = self.tokenize(texts[start : start + batch_size])
+        for places in order.split(batch_size):
+            tokens, lengths = pad_tokens([ids[place] for place in places.tolist()])
             parts.append(self.encode_sentences(tokens.to(self.mean.device), lengths.to(self.mean.device)))
-        return torch.cat(parts) if parts else self.mean.new_zeros((0, self.text_encoder.dim))
+        return torch.cat(parts)[order.argsort().to(self.mean.device)]
 
     def config(self) -> dict[str, Any]:
         """Plain values (JSON) from which `from_config` builds the same network with random weights."""
