@@ -38,6 +38,7 @@ class FeaturesInfo:
         image_size: side in pixels of the whole image.
         evaluation_size: side of its middle square that the encoder saw.
         geometry: how images were fitted to a square.
+        prepared_size: to which they were fitted before they were scaled, in pixels, if known.
     """
 
     encoders: dict[str, str]
@@ -45,11 +46,12 @@ class FeaturesInfo:
     image_size: int
     evaluation_size: int
     geometry: str
+    prepared_size: int | None
 
     @classmethod
     def of(cls, encoders: dict[str, str], prepared: PreparedSet, view: View) -> FeaturesInfo:
         """That of a set, whose images are seen in this view."""
-        return cls(encoders, str(prepared.info.get("fingerprint")), view.size, view.seen, prepared.fitting[0])
+        return cls(encoders, str(prepared.info.get("fingerprint")), view.size, view.seen, *prepared.fitting)
 
     def record(self) -> dict[str, Any]:
         """Plain values."""
@@ -103,7 +105,7 @@ class Features:
             names = sorted(found.parent.name for found in (prepared.folder / FOLDER).glob(f"*/{INFO_FILE}"))
             raise PreparedDataError(
                 f"data.features: {prepared.folder} has no finished features named {name} (there: "
-                f"{', '.join(names) or 'none'}); features are made by: {MADE_BY}"
+                f"{', '.join(names) or 'none'}); make them: {MADE_BY}; or set data.features: null"
             )
         try:
             self.info = FeaturesInfo(**json.loads(file.read_text(encoding="utf-8")))
