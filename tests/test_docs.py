@@ -98,6 +98,7 @@ def workplace(small_set, tmp_path_factory) -> Path:
     runs = {
         "dcl_lm": ("mimic_cxr.yaml", "objective/dcl_lm.yaml"),
         "hospital": ("mimic_cxr.yaml", "objective/infonce.yaml"),
+        "heads_infonce": ("mimic_cxr.yaml", "heads.yaml", "objective/infonce.yaml"),
         "probe": ("finetune.yaml", "linear_probe.yaml"),
         "digits": ("image_only/digits.yaml", "image_only/objective/dcl_true.yaml"),
     }

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from medclip_dcl.data.features import Features
 from medclip_dcl.data.images import Crop, Images
 from medclip_dcl.data.masking import Masking
 from medclip_dcl.encoders.masked_language import IGNORED
@@ -35,8 +36,8 @@ class ReportedExamples(Dataset):
 
     Args:
         reported: the images and their sentences.
-        images: their grey levels.
-        tokens: word pieces of every sentence.
+        images: their grey levels; or features of images and sentences, in place of both.
+        tokens: word pieces of every sentence that is not given by features.
         views: of each image in training: the image itself, then other images of its study, then itself again.
         crop: augmentation; None shows each image once.
         draws_one: True draws one sentence of the report, False takes all.
@@ -51,7 +52,7 @@ class ReportedExamples(Dataset):
     def __init__(
         self,
         reported: Reported,
-        images: Images,
+        images: Images | Features,
         tokens: Mapping[int, list[int]],
         *,
         views: int,
@@ -64,7 +65,7 @@ class ReportedExamples(Dataset):
         extra: Mapping[str, Any] | None = None,
         seen: int | None = None,
     ) -> None:
-        self.seen = seen or images.size
+        self.seen = seen
         self.dicom_ids = reported.images["dicom_id"].tolist()
         self.study_ids = reported.images["study_id"].tolist()
         self.sentence_ids = reported.sentence_ids
@@ -93,8 +94,10 @@ class ReportedExamples(Dataset):
         return example
 
     def _shown(self, index: int, generator: np.random.Generator) -> list[Tensor]:
+        if isinstance(self.images, Features):
+            return []
         if self.crop is None:
-            return [to_input(centre_crop(self.images[index], self.seen))]
+            return [to_input(centre_crop(self.images[index], self.seen or self.images.size))]
         shown = [self.crop(self.images[index], generator)]
         others = [other for other in self.of_study[self.study_ids[index]] if other != index]
         if self.views > 1:
@@ -107,16 +110,12 @@ class ReportedExamples(Dataset):
         """A batch; first views of all images stand before second views of all."""
         sentence_ids = [sentence for example in examples for sentence in example["sentence_ids"]]
         positions = [i for i, example in enumerate(examples) for _ in example["sentence_ids"]]
-        tokens, lengths = pad_tokens([self.tokens[sentence] for sentence in sentence_ids])
         indices = [example["index"] for example in examples]
-        by_view = list(zip(*(example["views"] for example in examples), strict=True))
+        dicom_ids = [self.dicom_ids[index] for index in indices]
         batch = {
-            "images": torch.stack([image for view in by_view for image in view]),
-            "view_of": torch.arange(len(examples)).repeat(len(by_view)),
-            "tokens": tokens,
-            "lengths": lengths,
+            **self._inputs(examples, dicom_ids, sentence_ids),
             "image_index": torch.tensor(positions),
-            "dicom_id": [self.dicom_ids[index] for index in indices],
+            "dicom_id": dicom_ids,
             "study_id": torch.tensor([self.study_ids[index] for index in indices]),
             "sentence_id": torch.tensor(sentence_ids),
             "image_key": torch.tensor(indices),
@@ -131,6 +130,25 @@ class ReportedExamples(Dataset):
             for row, (_, labels) in enumerate(masked):
                 batch["masked_labels"][row, : len(labels)] = torch.from_numpy(labels)
         return batch
+
+    def _inputs(
+        self, examples: list[dict[str, Any]], dicom_ids: list[str], sentence_ids: list[int]
+    ) -> dict[str, Tensor]:
+        """What the encoders take, or what they gave, and the image of each view."""
+        if isinstance(self.images, Features):
+            return {
+                "features": self.images.of_images(dicom_ids),
+                "view_of": torch.arange(len(examples)),
+                "states": self.images.of_sentences(sentence_ids),
+            }
+        by_view = list(zip(*(example["views"] for example in examples), strict=True))
+        tokens, lengths = pad_tokens([self.tokens[sentence] for sentence in sentence_ids])
+        return {
+            "images": torch.stack([image for view in by_view for image in view]),
+            "view_of": torch.arange(len(examples)).repeat(len(by_view)),
+            "tokens": tokens,
+            "lengths": lengths,
+        }
 
 
 def column(values: Mapping[Any, Any], keys: Sequence[Any]) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -12,6 +12,7 @@ import pandas as pd
 from torch.utils.data import DataLoader
 
 from medclip_dcl.data.examples import Reported, ReportedExamples, column
+from medclip_dcl.data.features import EncodedImages, Features, FeaturesInfo
 from medclip_dcl.data.fields import (
     OwnFields,
     check_fields,
@@ -69,7 +70,8 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
     sentence's positive; dicom_id and study_id of the images, image_key: their rows among the images of the use;
     sentence_id; anchor and candidate: the fields of sentences and of images that the objective asked for;
     masked_tokens and masked_labels (sentence, token) where it asked for them. Test and prediction batches hold images
-    only.
+    only. With `features` a batch holds features (image, channel, row, column) in place of images, and states (sentence,
+    hidden) in place of tokens.
 
     Args:
         folder: the prepared data set.
@@ -95,13 +97,17 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
             numeric columns, which a class probability or a negative weight requires by name; null for none.
         mask_probability: share of word pieces that are hidden, where the objective models masked language, in (0, 1).
         num_workers: loader processes; 0 loads in the training process.
-        cache_images: True keeps all images at image_size in memory (bytes = images * image_size^2).
+        cache_images: True keeps all images at image_size in memory (bytes = images * image_size^2), or their features.
         predict_use: which images `predict` takes: "test", all of that use and all that `test` evaluates; or train,
             validate, grounding.
         seed: of the order, the crops and the sentence choice.
         evaluation_crop: validation, test and prediction see the middle of the image, a square of so many pixels; null
             for the whole image, from which no box can fall (choice: SSD does not say).
         test_reports: most reports that `test` retrieves; of more, so many studies are drawn, the same in every run.
+        features: which features of a frozen model's encoders are served in place of images and tokens, a folder in
+            features/ (`data_prep.encode`); null: none. They are those of the image as evaluation sees it, so that
+            nothing varies: crop_size must be image_size or null, brightness and contrast 0, views 1; and batch_size is
+            as cheap as contrastive_batch, which must be null.
     """
 
     accepts = ImageTextRequirements
@@ -127,11 +133,12 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         evaluation_crop: int | None = None,
         fields: str | None = None,
         test_reports: int = 5000,
+        features: str | None = None,
     ) -> None:
         super().__init__(
             *(folder, image_size, crop_size, batch_size, brightness, contrast),
             *(num_workers, cache_images, predict_use, seed),
-            usual_crop=usual_crop,
+            usual_crop=usual_crop if features is None else _whole,
         )
         check_least(
             "data",
@@ -149,6 +156,12 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
             )
         if not 0 < mask_probability < 1:
             raise UserError(f"data.mask_probability must lie in (0, 1), got {mask_probability}")
+        if features is not None and (views > 1 or contrastive_batch is not None):
+            raise UserError(
+                "data.features are of one view of each image, and need no batch that is encoded in parts: set "
+                f"data.views: 1 and data.contrastive_batch: null (got {views}, {contrastive_batch})"
+            )
+        self.features_name = features
         self.sentences, self.log_p_name = sentences, log_p
         self.contrastive_batch, self.views = contrastive_batch or batch_size, views
         self.text_embedding_name, self.mask_probability = text_embedding, mask_probability
@@ -158,18 +171,30 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         self._evaluation: dict[str, EvaluationTables] = {}
 
     def provided(self) -> ImageTextData:
+        encoders = None if self.features is None else self.features.info.encoders
+        images = replace(self.image_settings(), encoded_by=encoders)
         if self._train is None:
-            return ImageTextData(self.image_settings())
+            return ImageTextData(images)
         sentences = int(self.prepared.table("sentences")["sentence_id"].max()) + 1
-        return ImageTextData(self.image_settings(), sentences, len(self._train))
+        return ImageTextData(images, sentences, len(self._train))
+
+    @cached_property
+    def features(self) -> Features | None:
+        """Features that stand in place of images and tokens."""
+        if self.features_name is None:
+            return None
+        return Features(self.prepared, self.features_name, self.cache_images)
 
     def load(self, stage: str) -> None:
         """Check the set against the requirements of the run."""
         self.prepared.table("images")
+        if self.features is not None:
+            self._require_fitting_features(self.features)
         if stage != "fit":
             return
         self._require_images_to_fit()
-        self._token_table()
+        if self.features is None:
+            self._token_table()
         reported = self._reported("train")
         self._require_views_that_differ(reported)
         self._train = self._examples(reported, augmented=True)
@@ -178,6 +203,24 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
             raise UserError(
                 f"{len(self._train)} training images do not fill one batch of {self.contrastive_batch}; lower "
                 "data.contrastive_batch"
+            )
+
+    def _require_fitting_features(self, features: Features) -> None:
+        """Refuse features of other images, or for a model or settings that need the images themselves."""
+        if not self.requirements.is_frozen:
+            raise UserError(
+                f"data.features {self.features_name}: a model whose encoders are trained needs the images; set "
+                "model.init_args.frozen: true, or data.features: null"
+            )
+        self._require_no_augmentation(f"data.features {self.features_name} are of whole images")
+        here = FeaturesInfo.of(features.info.encoders, self.prepared, self.view)
+        if differing := features.info.differences(here):
+            named = ", ".join(
+                f"{name} {features.info.record()[name]} (here: {here.record()[name]})" for name in differing
+            )
+            raise UserError(
+                f"data.features {self.features_name} are of other images, with {named}; set the data's options to "
+                "these, or encode anew: python -m data_prep.encode"
             )
 
     def _reported(self, use: str) -> Reported:
@@ -248,8 +291,8 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
             extra = {"encode_at_once": self.batch_size // rank_and_size()[1]}
         return ReportedExamples(
             reported,
-            self._cached(reported.images["dicom_id"].tolist()),
-            self._token_table(),
+            self.features or self._cached(reported.images["dicom_id"].tolist()),
+            {} if self.features else self._token_table(),
             views=self.views,
             crop=self.crop if augmented else None,
             draws_one=self.sentences == "one",
@@ -276,6 +319,12 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         examples = self._examples(self._reported("validate"), augmented=False)
         blocks = FixedBatches(examples, self.batch_size, examples.collate)
         return self._loader(blocks, ShardSampler(range(len(blocks))), None, None)
+
+    def _image_loader(self, dicom_ids: list[str]) -> DataLoader:
+        if self.features is None:
+            return super()._image_loader(dicom_ids)
+        encoded = EncodedImages(self.features, dicom_ids)
+        return self._loader(encoded, ShardSampler(range(len(encoded))), self.batch_size, encoded.collate)
 
     # Evaluation
 
@@ -357,3 +406,8 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         tested = self.evaluation("test").images["dicom_id"].tolist()
         images = self.prepared.table("images").query("use == 'test'")["dicom_id"]
         return self._image_loader([*tested, *sorted(set(images) - set(tested))])
+
+
+def _whole(image_size: int) -> int:
+    """Side of the training crop of features."""
+    return image_size

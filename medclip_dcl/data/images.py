@@ -224,6 +224,13 @@ class ImagesDataModule(LinkedDataModule[Requirements], EpochDataModule, Generic[
             if not (images["use"] == use).any():
                 raise PreparedDataError(f"{self.folder} has no {use} images; fit needs train and validate")
 
+    def _require_no_augmentation(self, reason: str) -> None:
+        if self.varies:
+            raise UserError(
+                f"{reason}, so nothing can vary them; set data.crop_size: null, data.brightness: 0 and "
+                "data.contrast: 0"
+            )
+
     def _require_batches(self, train: int, validate: int) -> None:
         """Validate batch sizes at setup."""
         processes = rank_and_size()[1]

@@ -117,7 +117,10 @@ class LabelledDataModule(ImagesDataModule[LabelledRequirements]):
         self._require_images_to_fit()
         require_labelled(self.requirements.findings, self.prepared.findings, "model.findings")
         if self.requirements.is_frozen:
-            self._require_no_augmentation()
+            self._require_no_augmentation(
+                "data: a linear probe (model.frozen: true, configs/linear_probe.yaml) computes the features of whole "
+                "images once"
+            )
         self._train = self._training_targets()
         validate = self._targets("validate")
         if bool(validate.labels.isnan().all()):
@@ -151,14 +154,6 @@ class LabelledDataModule(ImagesDataModule[LabelledRequirements]):
     def _computed(self, dicom_ids: list[str]) -> Float[Tensor, "image channel"]:
         found = self.requirements.features_of(self._image_loader(dicom_ids))
         return torch.stack([found[dicom_id] for dicom_id in dicom_ids])
-
-    def _require_no_augmentation(self) -> None:
-        if self.varies:
-            raise UserError(
-                "data: a linear probe (model.frozen: true) computes the features of each image once, so nothing can "
-                "vary it; set data.crop_size: null, data.brightness: 0 and data.contrast: 0 (configs/linear_probe.yaml "
-                "does)"
-            )
 
     # Labels
 

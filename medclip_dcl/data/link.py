@@ -76,6 +76,7 @@ class ImageTextRequirements:
     """Tokenizer, fields, vocabulary for masked sentences, if any, and checks of the fields of training.
 
     All training images are checked, and a sample of the sentences of their reports.
+    A frozen model takes features of its encoders in place of images and tokens.
     """
 
     tokenize: Callable[[Sequence[str]], list[list[int]]]
@@ -84,6 +85,7 @@ class ImageTextRequirements:
     check_image_fields: Callable[[Mapping[str, Tensor]], None] | None = None
     masked_vocabulary: Mapping[str, int] | None = None
     check_sentence_fields: Callable[[Mapping[str, Tensor]], None] | None = None
+    is_frozen: bool = False
 
 
 @dataclass(frozen=True)
@@ -112,13 +114,17 @@ class ViewsRequirements:
 
 @dataclass(frozen=True)
 class ImageSettings:
-    """Images provided to an image-text model: sides in pixels of the whole image, in evaluation and of the crops."""
+    """Images provided to an image-text model: sides in pixels of the whole image, in evaluation and of the crops.
+
+    `encoded_by` identifies the encoders whose features stand in place of images and tokens; None for none.
+    """
 
     image_size: int
     evaluation_size: int
     crop_size: int | None = None
     geometry: str = "stretch"
     prepared_size: int | None = None
+    encoded_by: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True)

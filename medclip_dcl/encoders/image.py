@@ -55,15 +55,30 @@ class RegionEncoder(nn.Module):
         """Channels of `features`."""
         return self.dim
 
+    @property
+    def trunk(self) -> nn.Module:
+        """The part that computes `features`: all of it where there is no projection."""
+        return self
+
     def config(self) -> dict[str, Any]:
         """Arguments that rebuild the encoder, without its weights."""
         raise NotImplementedError
+
+    def trunk_settings(self) -> dict[str, Any]:
+        """Settings, in plain values, on which `features` depend besides the weights."""
+        return self.config()
 
     def features(
         self, images: Float[Tensor, "image 3 height width"]
     ) -> Float[Tensor, "image channel region_row region_column"]:
         """Input of the projection into the common space; the regions themselves where there is none."""
         return self(images)
+
+    def project(
+        self, features: Float[Tensor, "image channel region_row region_column"]
+    ) -> Float[Tensor, "image dim region_row region_column"]:
+        """Region embeddings from `features`, which are these themselves where there is no projection."""
+        return features
 
     def feature_layers(self) -> list[list[nn.Parameter]]:
         """Parameters that compute `features`, by layer from the input on; one layer unless a subclass overrides it."""
@@ -123,6 +138,10 @@ class ResNetRegions(RegionEncoder):
         self.projection = _projection(projection, self.feature_dim, dim)
 
     @property
+    def trunk(self) -> nn.Module:
+        return self.backbone
+
+    @property
     def feature_dim(self) -> int:
         """Channels of the last stage."""
         return (512 if self.stride == 32 else 256) * (4 if self.depth == 50 else 1)
@@ -131,6 +150,9 @@ class ResNetRegions(RegionEncoder):
         config = {"depth": self.depth, "stride": self.stride, "dim": self.dim}
         # Omitted where it is the default, so that checkpoints older than this option describe the same encoder.
         return config if self.projection_kind == "linear" else {**config, "projection": self.projection_kind}
+
+    def trunk_settings(self) -> dict[str, Any]:
+        return {"depth": self.depth, "stride": self.stride}
 
     @property
     def region_centre(self) -> float:
@@ -156,10 +178,15 @@ class ResNetRegions(RegionEncoder):
         places = [(0, 1), *((place,) for place in range(BACKBONE["layer1"], len(self.backbone)))]
         return [[p for place in layer for p in self.backbone[place].parameters()] for layer in places]
 
+    def project(
+        self, features: Float[Tensor, "image channel region_row region_column"]
+    ) -> Float[Tensor, "image dim region_row region_column"]:
+        return self.projection(features)
+
     def forward(
         self, images: Float[Tensor, "image 3 height width"]
     ) -> Float[Tensor, "image dim region_row region_column"]:
-        return self.projection(self.features(images))
+        return self.project(self.features(images))
 
 
 def _projection(kind: str, channels: int, dim: int) -> nn.Module:

@@ -23,6 +23,9 @@ from medclip_dcl.encoders.pretrained import (
 from medclip_dcl.errors import UserError, check_least
 from medclip_dcl.weight_files import SavedModel, is_exported, read_model
 
+FUNCTION_OF_BERT = ("num_attention_heads", "hidden_act", "layer_norm_eps", "position_embedding_type")
+"""Settings of a BERT that change what it computes but none of its tensors."""
+
 
 class SentenceEncoder(nn.Module):
     """Base class: tokens of sentences to one embedding per sentence.
@@ -46,6 +49,10 @@ class SentenceEncoder(nn.Module):
         """Arguments that rebuild the encoder, without its weights."""
         raise NotImplementedError
 
+    def transformer_settings(self) -> dict[str, Any]:
+        """Settings, in plain values, on which `states` depend besides the transformer's weights."""
+        return self.config()
+
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of each text with [CLS] and [SEP], not padded."""
         raise NotImplementedError
@@ -58,6 +65,23 @@ class SentenceEncoder(nn.Module):
         self, tokens: Int[Tensor, "sentence token"], lengths: Int[Tensor, " sentence"]
     ) -> Float[Tensor, "sentence dim"]:
         """Sentence embeddings, not normalised; `tokens` beyond `lengths` are padding."""
+        raise NotImplementedError
+
+    def states(
+        self, tokens: Int[Tensor, "sentence token"], lengths: Int[Tensor, " sentence"]
+    ) -> Float[Tensor, "sentence hidden"]:
+        """Output of `transformer` for each sentence: the input of `project`.
+
+        Raises:
+            UserError: the encoder does not separate the two, which only precomputed features need.
+        """
+        raise UserError(
+            f"text encoder: {type(self).__name__} does not say where its transformer ends; implement `states` and "
+            "`project` (SentenceEncoder) to compute its states in advance"
+        )
+
+    def project(self, states: Float[Tensor, "sentence hidden"]) -> Float[Tensor, "sentence dim"]:
+        """Sentence embeddings from `states`."""
         raise NotImplementedError
 
     def masked_language_loss(
@@ -192,6 +216,11 @@ class BertSentences(SentenceEncoder):
             config["masked_language_head"] = True
         return config
 
+    def transformer_settings(self) -> dict[str, Any]:
+        own = {"max_tokens": self.max_tokens, "final_period": self.final_period, "pooling": self.pooling}
+        bert = {name: getattr(self.bert.config, name, None) for name in FUNCTION_OF_BERT}
+        return {**own, **bert, "tokenizer": self.tokenizer.to_str()}
+
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
         return [encoding.ids for encoding in self.tokenizer.encode_batch(self._closed(texts))]
 
@@ -201,11 +230,20 @@ class BertSentences(SentenceEncoder):
     def forward(
         self, tokens: Int[Tensor, "sentence token"], lengths: Int[Tensor, " sentence"]
     ) -> Float[Tensor, "sentence dim"]:
+        return self.project(self.states(tokens, lengths))
+
+    def states(
+        self, tokens: Int[Tensor, "sentence token"], lengths: Int[Tensor, " sentence"]
+    ) -> Float[Tensor, "sentence hidden"]:
+        """Pooled last hidden states."""
         hidden = self._hidden(tokens, lengths)
         if self.pooling == "cls":
-            return self.projection(hidden[:, 0])
+            return hidden[:, 0]
         total = hidden.masked_fill(~_is_token(tokens, lengths)[..., None], 0.0).sum(dim=1)
-        return self.projection(total / lengths[:, None])
+        return total / lengths[:, None]
+
+    def project(self, states: Float[Tensor, "sentence hidden"]) -> Float[Tensor, "sentence dim"]:
+        return self.projection(states)
 
     def masked_language_loss(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -100,6 +101,24 @@ class ImageModel(NetworkModel):
     def __init__(self) -> None:
         super().__init__()
         self.initial_weights: TakenOver | None = None
+
+    def frozen_parts(self) -> list[nn.Module]:
+        """Parts that stay as they are at this step of the training."""
+        return []
+
+    def train(self, mode: bool = True) -> ImageModel:
+        """As of any module; frozen parts stay in evaluation mode: BatchNorm uses and keeps its statistics."""
+        super().train(mode)
+        for part in self.frozen_parts():
+            part.eval()
+        return self
+
+    def on_fit_start(self) -> None:
+        if self.frozen_parts():
+            # Evaluation mode is meant.
+            warnings.filterwarnings(
+                "ignore", message="Found .* module.* in eval mode at the start of training"
+            )
 
     def setup(self, stage: str) -> None:
         """Take the geometry of the images of a datamodule that is not made for this model."""

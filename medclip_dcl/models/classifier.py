@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.utils.data import DataLoader
 
@@ -134,12 +133,8 @@ class Classifier(ImageModel):
         """At this step of the training."""
         return self.frozen or self.global_step < self.frozen_steps
 
-    def train(self, mode: bool = True) -> Classifier:
-        """As of any module; a frozen encoder stays in evaluation mode: its BatchNorm uses and keeps its statistics."""
-        super().train(mode)
-        if self.encoder_is_frozen:
-            self.network.image_encoder.eval()
-        return self
+    def frozen_parts(self) -> list[nn.Module]:
+        return [self.network.image_encoder] if self.encoder_is_frozen else []
 
     def use_data(self, data: LabelledData, stage: str) -> None:
         """Take over the geometry of the images; weights and features are computed when training starts."""
@@ -152,11 +147,7 @@ class Classifier(ImageModel):
 
     def on_fit_start(self) -> None:
         """Take class weights and the scale of the features from the training images."""
-        if self.encoder_is_frozen:
-            # Evaluation mode is meant.
-            warnings.filterwarnings(
-                "ignore", message="Found .* module.* in eval mode at the start of training"
-            )
+        super().on_fit_start()
         if self._data is None:
             raise UserError("a classifier learns from a datamodule with labels, such as LabelledDataModule")
         if self.balanced:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from medclip_dcl.data.link import ImageSettings, ImageTextData, ImageTextRequirements
 from medclip_dcl.distributed import global_mean
@@ -58,10 +59,13 @@ class ImageTextModel(ImageModel):
             of torchvision's ResNet, whichever objective, resolution and data they were trained with; null for what
             the encoders' own options say. What is not taken over is listed (see `initial_weights.take_over`). A run
             that continues from its own checkpoint does not need it any more.
-        init_parts: of image_encoder, text_encoder and similarity, those that `init_from` gives; null for all it has.
+        init_parts: of image_encoder, text_encoder and similarity, those that `init_from` gives; image_encoder.backbone
+            and text_encoder.transformer are the encoders without their projections; null for all it has.
         loss: of each anchor; null for the debiased contrastive loss.
         near_texts: counts images whose text is similar enough as of the sentence's own text, for `same_text`, which
             must then be "positive" or "ignore"; null for equal sentences alone.
+        frozen: true: the encoders before their projections stay as they are, in evaluation mode (BatchNorm statistics,
+            no dropout), and get no gradient; projections, similarity and what the objective learns are trained.
     """
 
     network: ImageTextNetwork
@@ -87,6 +91,7 @@ class ImageTextModel(ImageModel):
         init_parts: list[str] | None = None,
         loss: AnchorLoss | None = None,
         near_texts: NearTexts | None = None,
+        frozen: bool = False,
     ) -> None:
         super().__init__()
         check_options(
@@ -97,6 +102,11 @@ class ImageTextModel(ImageModel):
                 "masked_language_weight": masked_language_weight,
             },
         )
+        if frozen and (text_learning_rate is not None or masked_language_weight):
+            raise UserError(
+                "model: frozen: true trains no transformer; set text_learning_rate: null and masked_language_weight: 0 "
+                f"with it (got {text_learning_rate}, {masked_language_weight})"
+            )
         if not 0 <= image_to_text <= 1:
             raise UserError(f"model: image_to_text must lie in [0, 1], got {image_to_text}")
         self.network = ImageTextNetwork(image_encoder, text_encoder, similarity)
@@ -114,6 +124,9 @@ class ImageTextModel(ImageModel):
         self.learning_rate, self.weight_decay, self.warmup_steps = learning_rate, weight_decay, warmup_steps
         self.text_learning_rate, self.beta2 = text_learning_rate, beta2
         self.masked_language_weight = masked_language_weight
+        self.frozen = frozen
+        for part in self.frozen_parts():
+            part.requires_grad_(False).eval()
         if not masked_language_weight and text_encoder.has_masked_language_head:
             # Without its loss the head has no gradient, for which processes would wait.
             text_encoder.freeze_masked_language_head()
@@ -122,6 +135,7 @@ class ImageTextModel(ImageModel):
         if init_parts is not None and init_from is None:
             raise UserError("model: init_parts says what to take from init_from, which is null")
         self._missing_source: str | None = None
+        self._encoded_by: Mapping[str, str] | None = None
         if init_from is not None and Path(init_from).expanduser().exists():
             self.start_from(self.network, init_from, init_parts)
         elif init_from is not None:
@@ -143,7 +157,12 @@ class ImageTextModel(ImageModel):
             self.objective.check,
             encoder.tokenizer.get_vocab() if is_masked else None,
             self.objective.check_sentences,
+            self.frozen,
         )
+
+    def frozen_parts(self) -> list[nn.Module]:
+        network = self.network
+        return [network.image_encoder.trunk, network.text_encoder.transformer] if self.frozen else []
 
     def use_data(self, data: ImageTextData, stage: str) -> None:
         self.use_images(data.images, stage)
@@ -161,12 +180,29 @@ class ImageTextModel(ImageModel):
             )
         super().use_images(images, stage)
         self.network.prepared_size = images.prepared_size
+        self._encoded_by = images.encoded_by
 
-    def _check_initial_weights(self) -> None:
+    def on_fit_start(self) -> None:
+        super().on_fit_start()
+        self._check_weights()
+
+    def _check_weights(self) -> None:
+        """Check weights that may have come from a checkpoint, after `setup`."""
         if self._missing_source is not None:
             raise MissingFileError(f"model.init_args.init_from: no file and no folder {self._missing_source}")
+        # Once for each `setup`: frozen encoders do not change.
+        expected, self._encoded_by = self._encoded_by, None
+        if expected is None:
+            return
+        found = self.network.encoders_fingerprint()
+        if others := [part for part, fingerprint in found.items() if expected[part] != fingerprint]:
+            raise UserError(
+                f"data.features are of another {' and '.join(others)} than this model's (its weights before the "
+                "projection, tokenizer or pooling differ): start from the model that was encoded "
+                "(model.init_args.init_from), encode this one (python -m data_prep.encode), or set data.features: null"
+            )
 
-    on_fit_start = on_validation_start = on_test_start = on_predict_start = _check_initial_weights
+    on_validation_start = on_test_start = on_predict_start = _check_weights
 
     def forward(self, images: Tensor, tokens: Tensor, lengths: Tensor) -> Tensor:
         """Logits (sentence, image)."""
@@ -175,18 +211,19 @@ class ImageTextModel(ImageModel):
     def training_step(self, batch: dict[str, Any], batch_index: int) -> Tensor:
         loss, _, figures = self._losses(batch, step=self.global_step)
         figures["gamma2"] = self.network.similarity.gamma2.detach()
-        self.log_training(loss, len(batch["lengths"]), figures)
+        self.log_training(loss, len(batch["sentence_id"]), figures)
         return loss
 
     def validation_step(self, batch: dict[str, Any], batch_index: int) -> dict[str, Any]:
         """Loss with the images of this batch and process as candidates, and the features for the callbacks."""
         loss, feature_map, _ = self._losses(batch, across_processes=False)
-        self.add_validation_loss(loss * len(batch["lengths"]), len(batch["lengths"]))
+        count = len(batch["sentence_id"])
+        self.add_validation_loss(loss * count, count)
         return {"loss": loss, "feature_map": feature_map.detach(), "dicom_id": batch["dicom_id"]}
 
     def test_step(self, batch: dict[str, Any], batch_index: int) -> dict[str, Any]:
         """Features for the callbacks."""
-        return {"feature_map": self.network.feature_map(batch["images"]), "dicom_id": batch["dicom_id"]}
+        return {"feature_map": self._feature_map(batch, 1), "dicom_id": batch["dicom_id"]}
 
     predict_step = test_step
 
@@ -195,8 +232,7 @@ class ImageTextModel(ImageModel):
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Loss of this process's sentences, the feature map of its images, and figures to watch (of the sentences)."""
         parts = -(-len(batch["images"]) // batch["encode_at_once"]) if "encode_at_once" in batch else 1
-        feature_map = in_chunks(self.network.feature_map, parts, batch["images"])
-        sentences = in_chunks(self.network.encode_sentences, parts, batch["tokens"], batch["lengths"])
+        feature_map, sentences = self._feature_map(batch, parts), self._sentences(batch, parts)
         regions = self.network.regions(feature_map)
         loss, figures = self.objective(
             self.network.similarity, regions, sentences, batch, across_processes, step
@@ -208,6 +244,18 @@ class ImageTextModel(ImageModel):
             figures["masked_language_loss"] = of_language.detach()
             loss = loss + self.masked_language_weight * of_language
         return loss, feature_map, figures
+
+    def _feature_map(self, batch: dict[str, Any], parts: int) -> Tensor:
+        """Projected regions of the images, which are encoded in so many parts, or of their features."""
+        if "features" in batch:
+            return self.network.image_encoder.project(batch["features"].to(self.network.mean))
+        return in_chunks(self.network.feature_map, parts, batch["images"])
+
+    def _sentences(self, batch: dict[str, Any], parts: int) -> Tensor:
+        """Embeddings of the sentences, as `_feature_map`."""
+        if "states" in batch:
+            return self.network.text_encoder.project(batch["states"].to(self.network.mean))
+        return in_chunks(self.network.encode_sentences, parts, batch["tokens"], batch["lengths"])
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """A step, and gamma pulled back to its cap before any callback averages or saves the weights."""
@@ -252,6 +300,7 @@ class ImageTextModel(ImageModel):
             "warmup_steps": self.warmup_steps,
             "text_learning_rate": self.text_learning_rate,
             "beta2": self.beta2,
+            "frozen": self.frozen,
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from medclip_dcl.encoders.image import RegionEncoder
-from medclip_dcl.encoders.pretrained import weights_fingerprint
+from medclip_dcl.encoders.pretrained import settings_fingerprint, weights_fingerprint
 from medclip_dcl.encoders.text import SentenceEncoder
 from medclip_dcl.errors import UserError
 from medclip_dcl.files import write_text
@@ -99,6 +99,21 @@ class ImageTextNetwork(nn.Module):
             "geometry": self.geometry,
         }
 
+    def encoders_fingerprint(self) -> dict[str, str]:
+        """Identity of what each encoder computes before its projection: its weights and settings."""
+        image, text = self.image_encoder, self.text_encoder
+        normalisation = {"mean": self.mean.tolist(), "std": self.std.tolist()}
+        return {
+            "image_encoder": settings_fingerprint(image.trunk, {**image.trunk_settings(), **normalisation}),
+            "text_encoder": settings_fingerprint(text.transformer, text.transformer_settings()),
+        }
+
+    def image_features(
+        self, images: Float[Tensor, "image 3 height width"]
+    ) -> Float[Tensor, "image channel region_row region_column"]:
+        """Input of the image encoder's projection; images in [0, 1]."""
+        return self.image_encoder.features((images - self.mean) / self.std)
+
     def feature_map(
         self, images: Float[Tensor, "image 3 height width"]
     ) -> Float[Tensor, "image dim region_row region_column"]:
@@ -136,11 +151,16 @@ class ImageTextNetwork(nn.Module):
     @torch.no_grad()
     def embed_texts(self, texts: Sequence[str], batch_size: int = 256) -> Float[Tensor, "sentence dim"]:
         """Sentence embeddings of texts, without gradient, in batches; not normalised to length 1."""
+        if not texts:
+            return self.mean.new_zeros((0, self.text_encoder.dim))
+        ids = self.text_encoder.tokenize(texts)
+        # By length: little is padded.
+        order = torch.tensor([len(row) for row in ids]).argsort(stable=True)
         parts = []
-        for start in range(0, len(texts), batch_size):
-            tokens, lengths = self.tokenize(texts[start : start + batch_size])
+        for places in order.split(batch_size):
+            tokens, lengths = pad_tokens([ids[place] for place in places.tolist()])
             parts.append(self.encode_sentences(tokens.to(self.mean.device), lengths.to(self.mean.device)))
-        return torch.cat(parts) if parts else self.mean.new_zeros((0, self.text_encoder.dim))
+        return torch.cat(parts)[order.argsort().to(self.mean.device)]
 
     def config(self) -> dict[str, Any]:
         """Plain values (JSON) from which `from_config` builds the same network with random weights."""

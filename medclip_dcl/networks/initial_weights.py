@@ -20,16 +20,21 @@ from medclip_dcl.encoders.image import (
     as_torchvision_resnet,
     from_torchvision_names,
 )
+from medclip_dcl.encoders.text import FUNCTION_OF_BERT
 from medclip_dcl.errors import UserError
 from medclip_dcl.networks.classifier import FindingNetwork
 from medclip_dcl.networks.image_text import IMAGENET_MEAN, IMAGENET_STD, ImageTextNetwork, part_config
 from medclip_dcl.weight_files import compare_state_dicts, read_model, read_settings
 
 PARTS = ("image_encoder", "text_encoder", "similarity")
+WITHOUT_PROJECTION = {
+    "image_encoder.backbone": "image_encoder",
+    "text_encoder.transformer": "text_encoder",
+}
+"""Name of an encoder's part before its projection -> the encoder."""
 
 _HEAD = "masked_language_head."
-# Settings of a BERT that change what it computes but none of its tensors.
-_FUNCTION_OF_BERT = ("num_attention_heads", "hidden_act", "layer_norm_eps", "position_embedding_type")
+_PROJECTION = "projection."
 _TOKENIZER_PARTS = ("normalizer", "pre_tokenizer", "post_processor")
 _SAME_BERT = "set text_encoder.init_args.pretrained to the BERT that the source was trained with"
 
@@ -97,8 +102,9 @@ def take_over(
         network: gets the weights.
         source: a checkpoint whose description names an image encoder (of an image-text model or a classifier), a folder
             of `save_pretrained`, or a state dict of torchvision's ResNet (.pth or .safetensors).
-        parts: those of "image_encoder", "text_encoder" and "similarity" to take; None for all that the source has. For
-            a classifier, "image_encoder" alone.
+        parts: those of "image_encoder", "text_encoder" and "similarity" to take, or of an encoder all but its
+            projection: "image_encoder.backbone", "text_encoder.transformer"; None for all that the source has. For a
+            classifier, "image_encoder" alone.
 
     Raises:
         MissingFileError: nothing at `source`, or an exported folder is incomplete.
@@ -109,9 +115,9 @@ def take_over(
     wanted = _wanted(parts, found)
     fits: dict[str, _Fit] = {}
     problems: dict[str, str] = {}
-    for part in wanted:
+    for part, has_projection in wanted.items():
         try:
-            fits[part] = _fit(getattr(network, part), part, found)
+            fits[part] = _fit(getattr(network, part), part, found, has_projection)
         except UserError as error:
             problems[part] = str(error)
     if problems:
@@ -180,27 +186,38 @@ def _read(source: str | Path) -> _Source:
     return _Source(path, config, parts, others)
 
 
-def _wanted(parts: Sequence[str] | None, found: _Source) -> list[str]:
-    """Parts to take over, in the network's order."""
-    if parts is None:
-        return list(found.parts)
-    if not parts or (unknown := sorted(set(parts) - set(PARTS))):
-        raise UserError(f"init_parts must name some of {PARTS}, got {unknown if parts else 'none'}")
+def _wanted(names: Sequence[str] | None, found: _Source) -> dict[str, bool]:
+    """Parts to take over, in the network's order, and whether with their projections."""
+    if names is None:
+        return dict.fromkeys(found.parts, True)
+    known = (*PARTS, *WITHOUT_PROJECTION)
+    if not names or (unknown := sorted(set(names) - set(known))):
+        raise UserError(f"init_parts must name some of {known}, got {unknown if names else 'none'}")
+    parts = [WITHOUT_PROJECTION.get(name, name) for name in names]
+    if len(set(parts)) < len(parts):
+        raise UserError(
+            f"init_parts must name each part once, with its projection or without, got {[*names]}"
+        )
     if missing := sorted(set(parts) - set(found.parts)):
         raise UserError(
             f"{found.path} has no {' and no '.join(missing)}: take it out of init_parts; there is "
             f"{', '.join(found.parts)}"
         )
-    return [part for part in PARTS if part in parts]
+    return {part: part in names for part in PARTS if part in parts}
 
 
-def _fit(module: nn.Module, part: str, found: _Source) -> _Fit:
-    """Match a part of the source with the network's.
+def _fit(module: nn.Module, part: str, found: _Source, has_projection: bool = True) -> _Fit:
+    """Match a part of the source with the network's, or all of it but its projection.
 
     Raises:
         UserError: they do not fit; names the tensors, and the settings with which they would.
     """
     state, expected = found.parts[part], module.state_dict()
+    if not has_projection:
+        state, expected = (
+            {name: x for name, x in tensors.items() if not name.startswith(_PROJECTION)}
+            for tensors in (state, expected)
+        )
     if part not in found.config:
         return _fit_torchvision(state, expected)
     there, here = _described(found.config[part]), _described(part_config(module))  # type: ignore[arg-type]
@@ -236,7 +253,7 @@ def _fit_torchvision(state: dict[str, Tensor], expected: Mapping[str, Tensor]) -
         state = {name: value for name, value in state.items() if not name.startswith(last)}
     elif not any(name.startswith(last) for name in state):
         raise UserError(f"image_encoder: {NO_LAST_STAGE}")
-    backbone = {name: x for name, x in expected.items() if not name.startswith("projection.")}
+    backbone = {name: x for name, x in expected.items() if not name.startswith(_PROJECTION)}
     if problems := compare_state_dicts(backbone, state):
         raise UserError(
             f"image_encoder: {problems}; set image_encoder.init_args.depth to the depth of the file's ResNet"
@@ -248,7 +265,7 @@ def _check_text_encoder(there: dict[str, Any], here: dict[str, Any], settings: l
     """Refuse another tokenization, and settings of a BERT that its tensors do not show."""
     if reason := _other_tokens(there.get("tokenizer"), here.get("tokenizer")):
         raise UserError(f"text_encoder: {reason}, so that its weights belong to other tokens; {_SAME_BERT}")
-    functional = tuple(f"text_encoder.init_args.bert.{name}: " for name in _FUNCTION_OF_BERT)
+    functional = tuple(f"text_encoder.init_args.bert.{name}: " for name in FUNCTION_OF_BERT)
     if others := [line for line in settings if line.startswith(functional)]:
         raise UserError(f"text_encoder: another BERT, with {', '.join(others)}; {_SAME_BERT}")
 

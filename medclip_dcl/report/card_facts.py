@@ -122,6 +122,8 @@ def training_facts(run: Path, config: Mapping[str, Any]) -> dict[str, str]:
         settings["initial weights of the image encoder"] = (
             settings["initial weights of the image encoder"] or "random"
         )
+    if setting(config, "model.init_args.frozen"):
+        settings["encoders"] = "frozen; projections and similarity were trained"
     return as_texts({**found, **{name: _value(x) for name, x in settings.items() if x is not None}})
 
 

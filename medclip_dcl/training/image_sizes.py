@@ -66,7 +66,9 @@ def fill_image_sizes(config: Namespace, known: Mapping[str, Any], trains: bool =
     if size is None:
         size, crop = USUAL_SIZE, None
     options.image_size = size
-    if has_crop and trains and options.crop_size is None and not config.model.init_args.get("frozen"):
+    # Features computed once are of whole images.
+    is_whole = options.get("features") if "features" in options else config.model.init_args.get("frozen")
+    if has_crop and trains and options.crop_size is None and not is_whole:
         options.crop_size = crop or usual_crop(size)
 
 

@@ -29,12 +29,12 @@ def source(small_bert, tmp_path) -> Path:
     return tmp_path / "source"
 
 
-def build(small_bert, source, **options) -> ImageTextModel:
+def build(small_bert, source, dim: int = 6, **options) -> ImageTextModel:
     torch.manual_seed(5)
     return ImageTextModel(
-        ResNetRegions(dim=6, stride=16),
-        BertSentences(str(small_bert), dim=6, dropout=0.0),
-        LSENonLocal(dim=6),
+        ResNetRegions(dim=dim, stride=16),
+        BertSentences(str(small_bert), dim=dim, dropout=0.0),
+        LSENonLocal(dim=dim),
         ConstantClassProbability(0.05),
         **{"learning_rate": 1e-3, "warmup_steps": 1, "init_from": str(source), **options},
     )
@@ -68,6 +68,22 @@ def test_what_is_not_taken_over_is_what_it_is_without_the_source(small_bert, sou
     assert {"text_encoder.projection.weight", "similarity.q.weight"} <= set(model.initial_weights.kept)
     for name in model.initial_weights.kept:
         assert torch.equal(model.network.state_dict()[name], alone.network.state_dict()[name]), name
+
+
+def test_encoders_are_taken_without_their_projections(small_bert, source):
+    """Which may be of another size, and start as without the source."""
+    parts = ["image_encoder.backbone", "text_encoder.transformer"]
+    model, expected = build(small_bert, source, dim=4, init_parts=parts), load(source).network
+    alone = build(small_bert, source, dim=4, init_from=None)
+    for name, value in model.network.state_dict().items():
+        is_new = "projection" in name or name.startswith("similarity")
+        there = (alone.network if is_new else expected).state_dict()[name]
+        assert torch.equal(value, there), name
+    assert torch.equal(model.network.std, expected.std)
+    with pytest.raises(
+        ValueError, match="init_parts must name each part once, with its projection or without"
+    ):
+        build(small_bert, source, init_parts=["image_encoder", "image_encoder.backbone"])
 
 
 def test_a_source_that_has_gone_is_missed_by_a_new_training_alone(

@@ -1,0 +1,158 @@
+"""Features of frozen encoders that were computed once: the folder features/NAME of a prepared set.
+
+Files: `images.npy`, float16 (image, channel, row, column), before the projection, in the order of images.parquet;
+`sentences.npy`, float32 (sentence, hidden), in the order of sentences.parquet; `features.json`, written last: all
+that they depend on, `FeaturesInfo`. `python -m data_prep.encode` writes them. They are mapped, not read as a whole.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
+from medclip_dcl.pictures.geometry import View
+
+FOLDER = "features"
+IMAGES_FILE, SENTENCES_FILE, INFO_FILE = "images.npy", "sentences.npy", "features.json"
+MADE_BY = "python -m data_prep.encode --data SET --model SOURCE"
+
+
+@dataclass(frozen=True)
+class FeaturesInfo:
+    """Everything on which the features depend.
+
+    Attributes:
+        encoders: `ImageTextNetwork.encoders_fingerprint`.
+        dataset: fingerprint of the prepared set.
+        image_size: side in pixels of the whole image.
+        evaluation_size: side of its middle square that the encoder saw.
+        geometry: how images were fitted to a square.
+        prepared_size: to which they were fitted before they were scaled, in pixels, if known.
+    """
+
+    encoders: dict[str, str]
+    dataset: str
+    image_size: int
+    evaluation_size: int
+    geometry: str
+    prepared_size: int | None
+
+    @classmethod
+    def of(cls, encoders: dict[str, str], prepared: PreparedSet, view: View) -> FeaturesInfo:
+        """That of a set, whose images are seen in this view."""
+        return cls(encoders, str(prepared.info.get("fingerprint")), view.size, view.seen, *prepared.fitting)
+
+    def record(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+    def differences(self, other: FeaturesInfo) -> list[str]:
+        """Names of what differs."""
+        here, there = self.record(), other.record()
+        return [name for name in here if here[name] != there[name]]
+
+
+class MappedRows:
+    """Rows of a .npy file, read when they are asked for, or all at first use; each process opens the file itself."""
+
+    def __init__(self, file: Path, in_memory: bool = False) -> None:
+        self.file, self.in_memory = file, in_memory
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"file": self.file, "in_memory": self.in_memory}
+
+    @cached_property
+    def values(self) -> np.ndarray:
+        """All rows; unless they are in memory, a map of the file."""
+        try:
+            return np.load(self.file, mmap_mode=None if self.in_memory else "r", allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise PreparedDataError(
+                f"{self.file} cannot be read ({error}); delete its folder and make it again: {MADE_BY}"
+            ) from error
+
+    def __getitem__(self, rows: Sequence[int]) -> Tensor:
+        return torch.from_numpy(self.values[np.asarray(rows, dtype=np.int64)])
+
+
+class Features:
+    """Features of a prepared set, opened for reading.
+
+    Args:
+        prepared: the set.
+        name: folder in its folder of features.
+        in_memory: True reads those of the images at once.
+
+    Raises:
+        PreparedDataError: no such features, unfinished, damaged, or of another state of the set.
+    """
+
+    def __init__(self, prepared: PreparedSet, name: str, in_memory: bool = False) -> None:
+        self.folder = prepared.folder / FOLDER / name
+        file = self.folder / INFO_FILE
+        if not file.is_file():
+            names = sorted(found.parent.name for found in (prepared.folder / FOLDER).glob(f"*/{INFO_FILE}"))
+            raise PreparedDataError(
+                f"data.features: {prepared.folder} has no finished features named {name} (there: "
+                f"{', '.join(names) or 'none'}); make them: {MADE_BY}; or set data.features: null"
+            )
+        try:
+            self.info = FeaturesInfo(**json.loads(file.read_text(encoding="utf-8")))
+        except (ValueError, TypeError) as error:
+            raise PreparedDataError(
+                f"{file} is damaged ({error}); delete its folder and make it again: {MADE_BY}"
+            ) from error
+        if self.info.dataset != str(prepared.info.get("fingerprint")):
+            raise PreparedDataError(
+                f"{self.folder} was made of another content of {prepared.folder}, which was prepared again since; "
+                f"delete it and make it again: {MADE_BY}"
+            )
+        self._images = MappedRows(self.folder / IMAGES_FILE, in_memory)
+        self._sentences = MappedRows(self.folder / SENTENCES_FILE)
+        self._row_of_image = _rows(prepared.table("images")["dicom_id"].tolist())
+        self._row_of_sentence = _rows(prepared.table("sentences")["sentence_id"].tolist())
+        for rows, of in ((self._images, self._row_of_image), (self._sentences, self._row_of_sentence)):
+            if len(rows.values) != len(of):
+                raise PreparedDataError(
+                    f"{rows.file} has {len(rows.values)} rows for {len(of)} of the set; delete its folder and make it "
+                    f"again: {MADE_BY}"
+                )
+
+    def of_images(self, dicom_ids: Sequence[str]) -> Float[Tensor, "image channel region_row region_column"]:
+        """Input of the image encoder's projection, in float16."""
+        return self._images[[self._row_of_image[dicom_id] for dicom_id in dicom_ids]]
+
+    def of_sentences(self, sentence_ids: Sequence[int]) -> Float[Tensor, "sentence hidden"]:
+        """Input of the text encoder's projection."""
+        return self._sentences[[self._row_of_sentence[sentence] for sentence in sentence_ids]]
+
+
+class EncodedImages(Dataset):
+    """Features of images; serves whole batches."""
+
+    def __init__(self, features: Features, dicom_ids: list[str]) -> None:
+        self.features, self.dicom_ids = features, dicom_ids
+
+    def __len__(self) -> int:
+        return len(self.dicom_ids)
+
+    def __getitems__(self, indices: Sequence[int]) -> list[str]:
+        return [self.dicom_ids[index] for index in indices]
+
+    def collate(self, dicom_ids: list[str]) -> dict[str, Any]:
+        return {"features": self.features.of_images(dicom_ids), "dicom_id": dicom_ids}
+
+
+def _rows(keys: Sequence[Any]) -> dict[Any, int]:
+    return {key: row for row, key in enumerate(keys)}

@@ -1,0 +1,52 @@
+"""configs/heads.yaml: features computed once, projections trained on them, an ordinary model at the end."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pandas as pd
+import pytest
+import yaml
+
+from data_prep.encode import main as encode
+from medclip_dcl import load
+from medclip_dcl.cli import main
+from tests.command.small_runs import ROOT, small
+
+
+def test_projections_on_frozen_encoders_become_an_ordinary_model(
+    small_set, small_bert, exported, tmp_path, capsys
+):
+    folder, run = shutil.copytree(small_set, tmp_path / "set"), tmp_path / "run"
+    encode(["--data", str(folder), "--model", str(exported), "--device", "cpu"])
+    (name,) = (file.name for file in (folder / "features").iterdir())
+    assert name.startswith("model-") and f"--data.init_args.features {name}" in capsys.readouterr().out
+    text, heads = "--model.init_args.text_encoder.init_args.", str(ROOT / "configs/heads.yaml")
+    words = [word for word in small(run, folder, small_bert, objective="infonce") if word not in ("48", "32")]
+    for option in ("--data.init_args.image_size", "--data.init_args.crop_size"):
+        words.remove(option)
+    words[2:2] = ["--config", heads]
+    words += [f"{text}pooling", "cls", f"{text}max_tokens", "128", "--data.init_args.features", name]
+    main(["fit", *words, "--model.init_args.init_from", str(exported), "--untrained", "true"])
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    assert (
+        config["data"]["init_args"]["image_size"] == 64 and config["data"]["init_args"]["crop_size"] is None
+    )
+    main(["test", "--config", str(run / "config.yaml")])
+    found = json.loads((run / "results.json").read_text())
+    assert (run / "results_untrained.json").is_file() and set(found["metrics"]) > {
+        "classification",
+        "grounding",
+    }
+    main(["test", "--config", str(run / "config.yaml"), "--data.init_args.features", "null"])
+    on_images = json.loads((run / "results.json").read_text())
+    assert on_images["counts"] == found["counts"] and on_images["protocol"] == found["protocol"]
+    for metric in ("cnr", "miou"):
+        expected = on_images["metrics"]["grounding"][metric]
+        assert found["metrics"]["grounding"][metric] == pytest.approx(expected, abs=2e-3)
+    row = pd.read_parquet(folder / "images.parquet").iloc[0]
+    assert load(run).heat_map(folder / "images" / row["path"], "Mild pulmonary edema.").shape == (40, 40)
+    with pytest.raises(SystemExit):
+        main(["test", "--config", str(run / "config.yaml"), "--data.init_args.features", "another"])
+    assert f"no finished features named another (there: {name})" in capsys.readouterr().err
