@@ -13,6 +13,8 @@ FLOORS = [
         "errors",
         "files",
         "worker_processes",
+        "threads",
+        "durations",
         "findings",
         "distributed",
         "formats",
