@@ -154,7 +154,7 @@ class ResNetRegions(RegionEncoder):
         return self.width * (8 if self.stride == 32 else 4) * (4 if self.depth == 50 else 1)
 
     def config(self) -> dict[str, Any]:
-        config = {"depth": self.depth, "stride": self.stride, "dim": self.dim}
+        config: dict[str, Any] = {"depth": self.depth, "stride": self.stride, "dim": self.dim}
         # Omitted where they are the defaults, so that checkpoints older than these options describe the same encoder.
         if self.projection_kind != "linear":
             config["projection"] = self.projection_kind
