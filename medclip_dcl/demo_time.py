@@ -1,8 +1,8 @@
 """Say how long ``make demo`` will take on this machine, before it starts: ``python -m medclip_dcl.demo_time``.
 
 A few of its training steps are timed, with random images and tokens. The other stages are counted in steps, by the CPU
-seconds that both took in one run (tests/benchmarks/RESULTS.md, "The demo, stage by stage"). The machine may get busier,
-or less busy: each training says how much time it has left.
+seconds that both took on one machine (tests/benchmarks/RESULTS.md, "The demo, stage by stage"). The machine may
+get busier, or less busy: each training says how much time it has left.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from transformers import BertConfig, BertModel
 from medclip_dcl.durations import in_words
 from medclip_dcl.encoders.image import ResNetRegions
 
-STEPS = 1220
-"""Of configs/demo.yaml: 10 epochs of 122 batches."""
-OTHER_STAGES = 1500
-"""All that is not these steps, in steps."""
+STEPS = 1708
+"""Of configs/demo.yaml: 14 epochs of 122 batches."""
+OTHER_STAGES = 1700
+"""All that is not forward and backward of these steps, in steps."""
 _TIMED = 6
-_IMAGES, _SIDE, _SENTENCES, _TOKENS = 16, 112, 90, 25
+_IMAGES, _SIDE, _SENTENCES, _TOKENS = 16, 112, 90, 25  # a batch of configs/demo.yaml
 
 
 def step_seconds() -> float:
