@@ -17,7 +17,7 @@ def test_it_counts_the_steps_of_the_demo_and_times_its_batch():
     data, image = demo["data"]["init_args"], demo["model"]["init_args"]["image_encoder"]["init_args"]
     steps = TRAINING_IMAGES // data["batch_size"] * demo["trainer"]["max_epochs"]
     assert steps == demo_time.STEPS
-    assert (demo_time._IMAGES, demo_time._SIDE) == (data["batch_size"], data["crop_size"])
+    assert (data["batch_size"], data["crop_size"]) == (demo_time._IMAGES, demo_time._SIDE)
     assert (image["depth"], image["stride"], image["width"]) == (18, 16, 32)
 
 
