@@ -12,10 +12,12 @@ from collections.abc import Iterator, Sequence
 
 from medclip_dcl.command.config_keys import check_arguments
 from medclip_dcl.errors import UserError
+from medclip_dcl.threads import let_threads_sleep
 
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run one command; a mistake of the user ends with one line and status 2."""
+    let_threads_sleep()  # here for the script medclip-dcl, which `python -m` does not start
     try:
         check_arguments(sys.argv[1:] if args is None else args)
         # Imported after the check: Lightning takes seconds.

@@ -164,6 +164,7 @@ def test_the_demo_goes_the_documented_way():
     for words in demo_commands():
         assert (tuple(words[2:4]) if words[2] == "medclip_dcl" else words[2]) in {
             *documented,
+            "medclip_dcl.demo_time",
             "medclip_dcl.report",
         }
 

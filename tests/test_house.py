@@ -13,6 +13,8 @@ FLOORS = [
         "errors",
         "files",
         "worker_processes",
+        "threads",
+        "durations",
         "findings",
         "distributed",
         "formats",
@@ -24,7 +26,7 @@ FLOORS = [
     ("encoders", "networks", "scoring", "scoring_plan"),
     ("models", "data"),
     ("training", "evaluation", "report", "inference", "export"),
-    ("command", "cli", "ask", "page", "experiments", "__main__"),
+    ("command", "cli", "ask", "page", "experiments", "demo_time", "__main__"),
 ]
 FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names}
 FILES = sorted((ROOT / "medclip_dcl").rglob("*.py"))

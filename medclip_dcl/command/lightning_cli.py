@@ -40,6 +40,7 @@ from medclip_dcl.training.image_sizes import Source, fill_image_sizes, image_set
 from medclip_dcl.training.last_checkpoint import AtomicCheckpointIO, LastCheckpoint, ResumeError, Stopped
 from medclip_dcl.training.last_epoch import LastEpoch
 from medclip_dcl.training.order import in_order
+from medclip_dcl.training.progress import TimeLeft
 from medclip_dcl.training.record import MetricsFile, RunRecord
 from medclip_dcl.training.run_folder import UNTRAINED_CHECKPOINT, RunFolder
 from medclip_dcl.training.sharing import check_loggers, place_loggers
@@ -280,6 +281,7 @@ class MedclipCLI(LightningCLI):
             self.results,
             FiniteCheck(),
             LastEpoch(),
+            TimeLeft(),
             throughput.arrival,
             throughput,
             *([] if options.ema_decay is None else [AveragedWeights(options.ema_decay)]),

@@ -11,6 +11,7 @@ import torchvision
 from jaxtyping import Float
 from torch import Tensor, nn
 from torchvision.models import ResNet
+from torchvision.models.resnet import BasicBlock, Bottleneck
 
 from medclip_dcl.errors import MissingFileError, UserError, check_least
 from medclip_dcl.weight_files import compare_state_dicts, read_state_dict
@@ -25,10 +26,19 @@ NO_LAST_STAGE = (
     "the file ends before layer4, as encoders of stride 16 do; set image_encoder.init_args.stride: 16"
 )
 
+TORCHVISION_WIDTH = 64
+"""Channels of the first stage of torchvision's ResNets."""
+
 _LAST_STAGE = "layer4."
 _CLASSIFIER = "fc."
 _DEPTHS: dict[tuple[bool, int], Literal[18, 34, 50]] = {(False, 2): 18, (False, 6): 34, (True, 6): 50}
 """(has bottlenecks, blocks of the third stage) -> depth."""
+RESNET_STAGES: dict[int, tuple[type[BasicBlock | Bottleneck], tuple[int, ...]]] = {
+    18: (BasicBlock, (2, 2, 2, 2)),
+    34: (BasicBlock, (3, 4, 6, 3)),
+    50: (Bottleneck, (3, 4, 6, 3)),
+}
+"""Depth -> block and number of blocks in each stage."""
 
 
 class RegionEncoder(nn.Module):
@@ -107,9 +117,12 @@ class ResNetRegions(RegionEncoder):
         projection: "linear" maps each region linearly, as SSD does; "mlp" is BioViL's projection (Boecking et al.,
             ECCV 2022): 1 x 1 convolution to `dim`, BatchNorm, ReLU, 1 x 1 convolution. Its layers have the names and
             biases of BioViL's published weights (``projector.model.{0,1,3}``: no bias before BatchNorm).
+        width: channels of the first stage; those of the others and the features grow with it. 64 is torchvision's
+            ResNet; with fewer, which suit a CPU and small data, initial weights are random.
 
     Raises:
-        UserError: an unknown depth, stride or projection; a weight file whose tensors do not fit.
+        UserError: an unknown depth, stride or projection; a width below 1; `weights` with a width other than 64; a
+            weight file whose tensors do not fit.
         MissingFileError: no file at `weights`.
     """
 
@@ -120,9 +133,10 @@ class ResNetRegions(RegionEncoder):
         dim: int = 128,
         weights: str | None = None,
         projection: Literal["linear", "mlp"] = "linear",
+        width: int = TORCHVISION_WIDTH,
     ) -> None:
         super().__init__()
-        check_least("image_encoder", {"dim": (dim, 1)})
+        check_least("image_encoder", {"dim": (dim, 1), "width": (width, 1)})
         if depth not in (18, 34, 50):
             raise UserError(f"depth must be 18, 34 or 50, got {depth}")
         if stride not in (16, 32):
@@ -130,11 +144,23 @@ class ResNetRegions(RegionEncoder):
         if projection not in ("linear", "mlp"):
             raise UserError(f'image encoder: projection must be "linear" or "mlp", got {projection!r}')
         self.depth, self.stride, self.dim, self.projection_kind = depth, stride, dim, projection
-        resnet = _resnet(depth, weights, stride)
-        stages = [resnet.layer1, resnet.layer2, resnet.layer3]
-        if stride == 32:
-            stages.append(resnet.layer4)
-        self.backbone = nn.Sequential(resnet.conv1, resnet.bn1, resnet.relu, resnet.maxpool, *stages)
+        self.width = width
+        # jsonargparse reads null as "None" on the command line, two classes deep.
+        weights = None if weights == "None" else weights
+        if width == TORCHVISION_WIDTH:
+            resnet = _resnet(depth, weights, stride)
+            stages = [resnet.layer1, resnet.layer2, resnet.layer3, resnet.layer4]
+            stem = [resnet.conv1, resnet.bn1, resnet.relu, resnet.maxpool]
+        elif weights is None:
+            stem, stages = _stem(width), resnet_stages(depth, width)
+        else:
+            raise UserError(
+                f"image encoder: weights {weights} are of torchvision's ResNet of width {TORCHVISION_WIDTH}, not of "
+                f"{width}; leave width out, or set weights: null"
+            )
+        self.backbone = nn.Sequential(*stem, *(stages if stride == 32 else stages[:3]))
+        if width != TORCHVISION_WIDTH:
+            draw_kernels(self.backbone)
         self.projection = _projection(projection, self.feature_dim, dim)
 
     @property
@@ -144,12 +170,16 @@ class ResNetRegions(RegionEncoder):
     @property
     def feature_dim(self) -> int:
         """Channels of the last stage."""
-        return (512 if self.stride == 32 else 256) * (4 if self.depth == 50 else 1)
+        return self.width * (8 if self.stride == 32 else 4) * (4 if self.depth == 50 else 1)
 
     def config(self) -> dict[str, Any]:
-        config = {"depth": self.depth, "stride": self.stride, "dim": self.dim}
-        # Omitted where it is the default, so that checkpoints older than this option describe the same encoder.
-        return config if self.projection_kind == "linear" else {**config, "projection": self.projection_kind}
+        config: dict[str, Any] = {"depth": self.depth, "stride": self.stride, "dim": self.dim}
+        # Omitted where they are the defaults, so that checkpoints older than these options describe the same encoder.
+        if self.projection_kind != "linear":
+            config["projection"] = self.projection_kind
+        if self.width != TORCHVISION_WIDTH:
+            config["width"] = self.width
+        return config
 
     def trunk_settings(self) -> dict[str, Any]:
         return {"depth": self.depth, "stride": self.stride}
@@ -201,10 +231,42 @@ def _projection(kind: str, channels: int, dim: int) -> nn.Module:
     )
 
 
+def _stem(width: int) -> list[nn.Module]:
+    """The layers before torchvision's first stage, with `width` channels."""
+    convolution = nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False)
+    return [convolution, nn.BatchNorm2d(width), nn.ReLU(inplace=True), nn.MaxPool2d(3, stride=2, padding=1)]
+
+
+def resnet_stages(depth: int, width: int) -> list[nn.Sequential]:
+    """The four stages of torchvision's ResNet, with `width` channels in the blocks of the first.
+
+    Parameters have torchvision's names; `draw_kernels` gives them its initial values.
+    """
+    block, counts = RESNET_STAGES[depth]
+    stages, inputs = [], width
+    for place, count in enumerate(counts):
+        planes, stride, shortcut = width * 2**place, 1 if place == 0 else 2, None
+        outputs = planes * block.expansion
+        if stride != 1 or inputs != outputs:
+            convolution = nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False)
+            shortcut = nn.Sequential(convolution, nn.BatchNorm2d(outputs))
+        others = [block(outputs, planes) for _ in range(count - 1)]
+        stages.append(nn.Sequential(block(inputs, planes, stride, shortcut), *others))
+        inputs = outputs
+    return stages
+
+
+def draw_kernels(module: nn.Module) -> None:
+    """Draw the kernels as torchvision's ResNet does (He et al., 2015)."""
+    for part in module.modules():
+        if isinstance(part, nn.Conv2d):
+            nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
+
+
 def _resnet(depth: int, weights: str | None, stride: int) -> ResNet:
     """torchvision's ResNet with the wanted initial weights."""
     build = getattr(torchvision.models, f"resnet{depth}")
-    if weights in (None, "None"):  # jsonargparse reads null as "None" on the command line, two classes deep
+    if weights is None:
         return build(weights=None)
     if weights == IMAGENET:
         try:

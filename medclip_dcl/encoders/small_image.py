@@ -7,15 +7,9 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torchvision.models.resnet import BasicBlock, Bottleneck
 
+from medclip_dcl.encoders.image import RESNET_STAGES, draw_kernels, resnet_stages
 from medclip_dcl.errors import UserError, check_least
-
-_STAGES: dict[int, tuple[type[BasicBlock | Bottleneck], tuple[int, ...]]] = {
-    18: (BasicBlock, (2, 2, 2, 2)),
-    50: (Bottleneck, (3, 4, 6, 3)),
-}
-"""Depth -> block and number of blocks in each stage."""
 
 
 class SmallImageEncoder(nn.Module):
@@ -62,26 +56,13 @@ class SmallImageResNet(SmallImageEncoder):
             raise UserError(f"image_encoder.depth must be 18 or 50, got {depth}")
         check_least("image_encoder", {"width": (width, 1), "channels": (channels, 1)})
         self.depth, self.width, self.channels = depth, width, channels
-        block, counts = _STAGES[depth]
         self.conv1 = nn.Conv2d(channels, width, 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
         self.relu = nn.ReLU(inplace=True)
-        self.feature_dim = width
-        for place, count in enumerate(counts):
-            stage = self._stage(block, width * 2**place, count, stride=1 if place == 0 else 2)
+        for place, stage in enumerate(resnet_stages(depth, width)):
             self.add_module(f"layer{place + 1}", stage)
-        _initialise(self)
-
-    def _stage(
-        self, block: type[BasicBlock | Bottleneck], planes: int, count: int, stride: int
-    ) -> nn.Sequential:
-        inputs, self.feature_dim = self.feature_dim, planes * block.expansion
-        shortcut = None
-        if stride != 1 or inputs != self.feature_dim:
-            convolution = nn.Conv2d(inputs, self.feature_dim, 1, stride=stride, bias=False)
-            shortcut = nn.Sequential(convolution, nn.BatchNorm2d(self.feature_dim))
-        others = [block(self.feature_dim, planes) for _ in range(count - 1)]
-        return nn.Sequential(block(inputs, planes, stride, shortcut), *others)
+        self.feature_dim = 8 * width * RESNET_STAGES[depth][0].expansion
+        draw_kernels(self)
 
     def config(self) -> dict[str, Any]:
         return {"depth": self.depth, "width": self.width, "channels": self.channels}
@@ -122,17 +103,10 @@ class SmallConvNet(SmallImageEncoder):
                 )
             )
         )
-        _initialise(self)
+        draw_kernels(self)
 
     def config(self) -> dict[str, Any]:
         return {"width": self.width, "channels": self.channels}
 
     def forward(self, images: Float[Tensor, "image channel height width"]) -> Float[Tensor, "image feature"]:
         return self.layers(images).mean((2, 3))
-
-
-def _initialise(module: nn.Module) -> None:
-    """Draw the kernels as torchvision's ResNet does (He et al., 2015)."""
-    for part in module.modules():
-        if isinstance(part, nn.Conv2d):
-            nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")

@@ -3,8 +3,8 @@
 Fits on validate patients alone what `medclip_dcl.calibration` describes, and chooses thresholds. The scores are those
 of `validate` and of ``load(RUN).classify``: of the run's best checkpoint, of whole images at the size of its training,
 in float32. (They differ a little where the loaders decode a JPEG at half its size or less, which `classify` does not:
-with the demo, 512 to 144 pixels, by up to 0.015.) They are kept in predictions/validate_classification.parquet, so that
-other thresholds need no image again; a run in which nothing has changed is left alone.
+with a model of 144 pixels, from 512, by up to 0.015.) They are kept in predictions/validate_classification.parquet, so
+that other thresholds need no image again; a run in which nothing has changed is left alone.
 """
 
 from __future__ import annotations

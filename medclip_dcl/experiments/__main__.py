@@ -15,6 +15,7 @@ from typing import NoReturn
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
+from medclip_dcl.durations import in_words
 from medclip_dcl.errors import UserError
 from medclip_dcl.experiments.cells import LOG_FILE, End, is_done
 from medclip_dcl.experiments.choice import write_choice
@@ -23,7 +24,7 @@ from medclip_dcl.experiments.lanes import run_cells
 from medclip_dcl.experiments.page import write_report
 from medclip_dcl.experiments.plan import check_cells, read_experiment
 from medclip_dcl.experiments.table import claim_folder, write_table
-from medclip_dcl.experiments.time_left import TimeLeft, in_words
+from medclip_dcl.experiments.time_left import TimeLeft
 
 _PROGRAM = "medclip_dcl.experiments"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from transformers import BertTokenizer
 
-from medclip_dcl.encoders.image import ResNetRegions, to_torchvision_names
+from medclip_dcl.encoders.image import TORCHVISION_WIDTH, ResNetRegions, to_torchvision_names
 from medclip_dcl.encoders.pretrained import load_tokenizer, save_language_model
 from medclip_dcl.encoders.text import BertSentences
 from medclip_dcl.errors import UserError
@@ -82,12 +82,17 @@ def export_image_encoder(network: ImageTextNetwork, file: Path) -> None:
         file: to write, a .safetensors file.
 
     Raises:
-        UserError: another image encoder; another suffix.
+        UserError: another image encoder, or one of another width; another suffix.
     """
     encoder = network.image_encoder
     if not isinstance(encoder, ResNetRegions):
         raise UserError(
             f"the image encoder is a {type(encoder).__name__}, not a ResNet of torchvision; leave --image_encoder out"
+        )
+    if encoder.width != TORCHVISION_WIDTH:
+        raise UserError(
+            f"the image encoder is a ResNet of width {encoder.width}, torchvision's have {TORCHVISION_WIDTH}; leave "
+            "--image_encoder out"
         )
     if file.suffix != ".safetensors":
         raise UserError(f"--image_encoder takes the name of a .safetensors file, got {file}")

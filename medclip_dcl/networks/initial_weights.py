@@ -17,6 +17,7 @@ from medclip_dcl.encoders.image import (
     BACKBONE,
     CLASSIFIER,
     NO_LAST_STAGE,
+    TORCHVISION_WIDTH,
     as_torchvision_resnet,
     from_torchvision_names,
 )
@@ -219,7 +220,7 @@ def _fit(module: nn.Module, part: str, found: _Source, has_projection: bool = Tr
             for tensors in (state, expected)
         )
     if part not in found.config:
-        return _fit_torchvision(state, expected)
+        return _fit_torchvision(state, expected, part_config(module)["init_args"])  # type: ignore[arg-type]
     there, here = _described(found.config[part]), _described(part_config(module))  # type: ignore[arg-type]
     settings = _differences(part, type(module), there, here)
     if there["class_path"] != here["class_path"]:
@@ -246,7 +247,14 @@ def _fit(module: nn.Module, part: str, found: _Source, has_projection: bool = Tr
     return _Fit(state, settings)
 
 
-def _fit_torchvision(state: dict[str, Tensor], expected: Mapping[str, Tensor]) -> _Fit:
+def _fit_torchvision(
+    state: dict[str, Tensor], expected: Mapping[str, Tensor], settings: Mapping[str, Any]
+) -> _Fit:
+    if (width := settings.get("width", TORCHVISION_WIDTH)) != TORCHVISION_WIDTH:
+        raise UserError(
+            f"image_encoder: its width is {width}, that of the file's ResNet {TORCHVISION_WIDTH}; leave "
+            "image_encoder.init_args.width out"
+        )
     last = f"backbone.{BACKBONE['layer4']}."
     if not any(name.startswith(last) for name in expected):
         # An encoder of stride 16 ends before the last stage.

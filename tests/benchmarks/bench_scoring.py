@@ -35,6 +35,8 @@ from typing import Any
 # oneDNN compiles a kernel for each shape and keeps 1,024. minicons has a shape for every batch: without more room each
 # round would time the compiler.
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16384")
+# As in the commands: beside a neighbour threads that spin slow the naive loop more than the engine.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import numpy as np
 import pandas as pd

@@ -1,4 +1,4 @@
-"""Time a training step alone and beside a busy neighbour, with the ways in which OpenMP's threads wait; by hand.
+"""Time training, evaluation and scoring alone and beside a busy neighbour, by the way OpenMP's threads wait; by hand.
 
     python tests/benchmarks/bench_threads.py --model runs/demo
 
@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 
 from results_file import write_section
@@ -26,10 +27,8 @@ WAYS: dict[str, dict[str, str]] = {
     "all threads, spinning (default)": {},
     "all threads, OMP_WAIT_POLICY=PASSIVE": {"OMP_WAIT_POLICY": "PASSIVE"},
     "all threads, GOMP_SPINCOUNT=1000": {"GOMP_SPINCOUNT": "1000"},
-    "all threads, GOMP_SPINCOUNT=10000": {"GOMP_SPINCOUNT": "10000"},
-    "all threads, GOMP_SPINCOUNT=100000": {"GOMP_SPINCOUNT": "100000"},
 }
-STEP = """
+WORK = """
 import sys, time, torch
 from medclip_dcl import load
 from medclip_dcl.objectives import contrastive_loss
@@ -38,21 +37,41 @@ network = load(sys.argv[1]).network.train()
 images, texts = torch.rand(16, 3, 128, 128), ["No pneumothorax.", "Small left pleural effusion."] * 24
 tokens, lengths = network.tokenize(texts)
 positives = torch.arange(48) % 16
+def training():
+    network.zero_grad()
+    contrastive_loss(network(images, tokens, lengths), positives).backward()
+bert = network.text_encoder.bert
+@torch.no_grad()
+def evaluation():
+    network.eval()
+    features = network.feature_map(images)
+    network.similarity(network.regions(features), network.encode_sentences(tokens, lengths))
+@torch.no_grad()
+def naive_scoring():
+    network.eval()
+    for _ in range(24):  # a sentence of 24 tokens: all of its masked copies
+        bert(torch.full((24, 24), 5)).last_hidden_state @ bert.embeddings.word_embeddings.weight.T
+work = {"training": training, "evaluation": evaluation, "naive_scoring": naive_scoring}[sys.argv[3]]
+work()
 times = []
 for _ in range(int(sys.argv[2])):
     start = time.perf_counter()
-    network.zero_grad()
-    contrastive_loss(network(images, tokens, lengths), positives).backward()
+    work()
     times.append(time.perf_counter() - start)
 print(sorted(times)[len(times) // 2])
 """
+WORKS = {
+    "training": "a step",
+    "evaluation": "features and similarities",
+    "naive_scoring": "24 sentences of 24 tokens, each with its masked copies as a batch, all logits",
+}
 
 
-def step_seconds(model: str, steps: int, settings: dict[str, str]) -> float:
-    """Median seconds of forward and backward of the demo's batch of 16 images in a process with these settings."""
+def work_seconds(model: str, steps: int, work: str, settings: dict[str, str]) -> float:
+    """Median seconds of one kind of work on 16 images or 24 sentences in a process with these settings."""
     names = {name for way in WAYS.values() for name in way}
     plain = {name: value for name, value in os.environ.items() if name not in names}
-    command = [sys.executable, "-c", STEP, model, str(steps)]
+    command = [sys.executable, "-c", WORK, model, str(steps), work]
     done = subprocess.run(command, env=plain | settings, check=True, capture_output=True, text=True)
     return float(done.stdout)
 
@@ -77,24 +96,29 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=9, help="steps of a measurement")
     options = parser.parse_args()
     model = str(Path(options.model))
-    found: dict[tuple[str, int], list[float]] = {}
+    found: dict[tuple[str, str, int], list[float]] = {}
+    before = os.getloadavg()[0]
     for _ in range(options.rounds):
-        for number in (0, 1):
-            for way, settings in WAYS.items():
-                with neighbours(number):
-                    seconds = step_seconds(model, options.steps, settings)
-                found.setdefault((way, number), []).append(seconds)
+        for number, (way, settings), work in product((0, 1), WAYS.items(), WORKS):
+            with neighbours(number):
+                seconds = work_seconds(model, options.steps, work, settings)
+            found.setdefault((work, way, number), []).append(seconds)
     lines = [
-        f"{cpu()}; torch {version('torch')}, float32; forward and backward of `make demo`'s network, 16 images of 128 "
-        f"pixels and 48 sentences: median of {options.steps} steps, medians of {options.rounds} interleaved rounds. "
+        f"{cpu()}; torch {version('torch')}, float32; the network of `make demo`: training ({WORKS['training']}) and "
+        f"evaluation ({WORKS['evaluation']}) of 16 images of 128 pixels with 48 sentences; its BERT scoring "
+        f"{WORKS['naive_scoring']}. Seconds, median of {options.steps}, medians of {options.rounds} rounds; "
+        f"alone / beside one busy process; load before the start {before:.1f}. "
         "`python tests/benchmarks/bench_threads.py --model runs/demo`",
         "",
-        "| way | alone, s | beside one busy process, s |",
-        "|---|---|---|",
+        "| way | " + " | ".join(WORKS).replace("_", " ") + " |",
+        "|---|" + "---|" * len(WORKS),
     ]
     for way in WAYS:
-        alone, beside = (statistics.median(found[way, number]) for number in (0, 1))
-        lines.append(f"| {way} | {alone:.2f} | {beside:.2f} |")
+        cells = [
+            " / ".join(f"{statistics.median(found[work, way, number]):.2f}" for number in (0, 1))
+            for work in WORKS
+        ]
+        lines.append(f"| {way} | {' | '.join(cells)} |")
     write_section("Threads that wait", lines)
     print("\n".join(lines))
 

@@ -135,7 +135,8 @@ class Study:
             options += ["--config", "configs/linear_probe.yaml"]
         if start == "nothing":
             options += ["--model.init_args.image_encoder", "medclip_dcl.encoders.image.ResNetRegions"]
-            options += ["--model.init_args.image_encoder.init_args.stride", 16]  # as configs/demo.yaml
+            encoder = "--model.init_args.image_encoder.init_args"
+            options += [f"{encoder}.stride", 16, f"{encoder}.width", 32]  # as configs/demo.yaml
             options += ["--model.init_args.encoder_learning_rate", "null"]
         else:
             best = self.pretrained(start, seed) / "checkpoints/best.ckpt"
@@ -144,10 +145,10 @@ class Study:
             *("medclip_dcl", "fit", *options, "--run_folder", run, "--data.init_args.folder", self.set),
             *("--seed_everything", seed, "--data.init_args.seed", seed, "--data.init_args.label_seed", seed),
             *("--data.init_args.label_fraction", fraction, "--data.init_args.batch_size", 16),
-            *("--data.init_args.image_size", 144, "--data.init_args.num_workers", 0),
+            *("--data.init_args.image_size", 128, "--data.init_args.num_workers", 0),
             *(
                 "--data.init_args.crop_size",
-                "null" if way == "probe" else 128,
+                "null" if way == "probe" else 112,
                 "--data.init_args.cache_images",
                 "true",
             ),

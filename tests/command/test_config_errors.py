@@ -160,7 +160,7 @@ CALLBACK = '[{"class_path": "medclip_dcl.evaluation.Grounding", "init_args": {"e
         ([f"{MODEL}similarity.init_args.gamma2", "101"], ["similarity: gamma2", "max_gamma2 = 100.0"]),
         ([f"{MODEL}similarity.init_args.sharpness", "0"], ["sharpness", "above 0"]),
         ([f"{MODEL}image_to_text", "1.5"], ["image_to_text", "[0, 1]"]),
-        ([f"{DATA}crop_size", "600"], ["crop_size 600", "image_size = 144"]),
+        ([f"{DATA}crop_size", "600"], ["crop_size 600", "image_size = 128"]),
         ([f"{DATA}brightness", "1.5"], ["data.brightness", "[0, 1)"]),
         (["--trainer.devices", "0"], ["trainer.devices", "at least 1"]),
         (["--trainer.max_epochs", "-5"], ["trainer.max_epochs: expected a number of epochs", "found -5"]),

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torchvision
 
+from medclip_dcl.encoders import image
 from medclip_dcl.encoders.image import ResNetRegions
 
 
@@ -90,6 +91,32 @@ def test_config_names_the_projection_only_where_it_is_not_the_default():
     second.load_state_dict(first.state_dict())
     images = torch.rand(1, 3, 32, 32)
     assert torch.equal(first(images), second(images))
+
+
+@torch.no_grad()
+def test_a_width_of_64_by_its_own_layers_would_be_torchvisions_resnet(monkeypatch):
+    """The narrow network's layers, built with 64 channels, hold torchvision's weights and give its features."""
+    for depth in (18, 50):
+        theirs = ResNetRegions(depth=depth, stride=32, dim=8).eval()
+        with monkeypatch.context() as other:
+            other.setattr(image, "TORCHVISION_WIDTH", 0)
+            ours = ResNetRegions(depth=depth, stride=32, dim=8).eval()
+        ours.load_state_dict(theirs.state_dict())
+        images = torch.rand(1, 3, 64, 64)
+        assert torch.equal(ours(images), theirs(images))
+
+
+def test_a_narrow_resnet_describes_itself_and_starts_as_torchvisions_do(tmp_path):
+    encoder = ResNetRegions(stride=16, dim=8, width=12)
+    assert encoder.config() == {"depth": 18, "stride": 16, "dim": 8, "width": 12}
+    assert encoder.feature_dim == 48 and encoder(torch.rand(2, 3, 48, 64)).shape == (2, 8, 3, 4)
+    ResNetRegions(**encoder.config()).load_state_dict(encoder.state_dict())
+    kernel = encoder.get_parameter("backbone.6.1.conv2.weight")
+    assert float(kernel.detach().std()) == pytest.approx((2 / (48 * 9)) ** 0.5, rel=0.05)
+    with pytest.raises(ValueError, match="of width 64, not of 12; leave width out"):
+        ResNetRegions(width=12, weights=str(tmp_path / "resnet18.pth"))
+    with pytest.raises(ValueError, match="image_encoder.width must be at least 1, got 0"):
+        ResNetRegions(width=0)
 
 
 class Holder:

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import yaml
 
+from medclip_dcl.durations import in_words
 from medclip_dcl.errors import UserError
 from medclip_dcl.experiments import lanes
 from medclip_dcl.experiments.__main__ import main
@@ -19,7 +20,7 @@ from medclip_dcl.experiments.cells import End, error_of, run_cell
 from medclip_dcl.experiments.grid import Cell
 from medclip_dcl.experiments.plan import read_experiment
 from medclip_dcl.experiments.table import claim_folder, results_table, write_table
-from medclip_dcl.experiments.time_left import TimeLeft, in_words
+from medclip_dcl.experiments.time_left import TimeLeft
 from tests.experiments.grids import SETTINGS, write_grid
 from tests.processes import FRESH
 

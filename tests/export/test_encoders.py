@@ -122,6 +122,15 @@ def test_the_image_encoder_loads_strictly_in_torchvision_and_starts_a_training_h
         torch.testing.assert_close(own.features(images).flatten(1), expected)
 
 
+def test_a_narrow_image_encoder_is_not_torchvisions(network, tmp_path):
+    encoder = ResNetRegions(stride=16, dim=5, width=8)
+    narrow = ImageTextNetwork(encoder, network.text_encoder, network.similarity, 48)
+    with pytest.raises(
+        UserError, match="a ResNet of width 8, torchvision's have 64; leave --image_encoder out"
+    ):
+        export_image_encoder(narrow, tmp_path / "a.safetensors")
+
+
 def test_a_file_without_the_last_stage_does_not_serve_an_encoder_that_has_one(network, tmp_path):
     export_image_encoder(network, tmp_path / "a.safetensors")
     for use in (

@@ -90,6 +90,13 @@ def test_torchvision_weights_leave_the_projection(suffix, depth, stride, tmp_pat
             take_over(finding_network(ResNetRegions(dim=6)), file)
 
 
+def test_a_narrow_encoder_starts_from_its_like_alone(tmp_path):
+    mine = finding_network(ResNetRegions(stride=16, dim=6, width=8))
+    torch.save(torchvision.models.resnet18().state_dict(), tmp_path / "resnet.pth")
+    with pytest.raises(ValueError, match="its width is 8, that of the file's ResNet 64; leave .*width out"):
+        take_over(mine, tmp_path / "resnet.pth")
+
+
 def test_an_encoder_that_differs_is_refused_by_names(source):
     mine = finding_network(ResNetRegions(stride=16, dim=6, projection="mlp"))
     before = copied(mine)
@@ -102,6 +109,10 @@ def test_an_encoder_that_differs_is_refused_by_names(source):
     assert same(mine.state_dict(), before)
     with pytest.raises(ValueError, match=r"missing \['backbone.7.0.bn1.bias'"):
         take_over(finding_network(ResNetRegions(dim=6)), source, ["image_encoder"])
+    with pytest.raises(
+        ValueError, match=r"set what differs: image_encoder.init_args.width: 64 \(configured: 8\)"
+    ):
+        take_over(finding_network(ResNetRegions(stride=16, dim=6, width=8)), source, ["image_encoder"])
 
 
 def build(small_bert, similarity=None, image=None, **text) -> ImageTextNetwork:

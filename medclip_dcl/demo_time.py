@@ -1,0 +1,63 @@
+"""Say how long ``make demo`` will take on this machine, before it starts: ``python -m medclip_dcl.demo_time``.
+
+A few of its training steps are timed, with random images and tokens. The other stages are counted in steps, by the CPU
+seconds that both took on one machine (tests/benchmarks/RESULTS.md, "The demo, stage by stage"). The machine may
+get busier, or less busy: each training says how much time it has left.
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import nn
+from transformers import BertConfig, BertModel
+
+from medclip_dcl.durations import in_words
+from medclip_dcl.encoders.image import ResNetRegions
+
+STEPS = 1708
+"""Of configs/demo.yaml: 14 epochs of 122 batches."""
+OTHER_STAGES = 1700
+"""All that is not forward and backward of these steps, in steps."""
+_TIMED = 6
+_IMAGES, _SIDE, _SENTENCES, _TOKENS = 16, 112, 90, 25  # a batch of configs/demo.yaml
+
+
+def step_seconds() -> float:
+    """Median seconds of forward and backward of both encoders on a batch of the demo's size, in float32."""
+    image = ResNetRegions(depth=18, stride=16, width=32)
+    text = BertModel(
+        BertConfig(
+            vocab_size=2000,
+            hidden_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=512,
+        ),
+        add_pooling_layer=False,
+    )
+    images, tokens = torch.rand(_IMAGES, 3, _SIDE, _SIDE), torch.randint(2000, (_SENTENCES, _TOKENS))
+    both = nn.ModuleList([image, text])
+    times = []
+    for _ in range(_TIMED + 1):  # the first also compiles kernels
+        start = time.perf_counter()
+        both.zero_grad()
+        (image(images).square().mean() + text(tokens).last_hidden_state.square().mean()).backward()
+        times.append(time.perf_counter() - start)
+    return sorted(times[1:])[_TIMED // 2]
+
+
+def main() -> None:
+    """Print the estimate."""
+    seconds = step_seconds()
+    whole = (STEPS + OTHER_STAGES) * seconds
+    print(
+        f"make demo: about {in_words(whole)} on this machine as busy as it is now, without what is finished already "
+        f"({seconds:.2f} s a training step on {torch.get_num_threads()} threads; less on a GPU)",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()

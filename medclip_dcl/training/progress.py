@@ -1,0 +1,49 @@
+"""The time that training has left, in the progress bar and, without a terminal, in lines of its own."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.utilities import rank_zero_info
+
+from medclip_dcl.durations import in_words
+
+_FIRST_SECONDS = 15.0
+"""Time of the first estimate and least time between two lines: earlier steps also load and compile."""
+_LINES = 20
+"""Most lines of a run."""
+
+
+class TimeLeft(Callback):
+    """Estimates the time to the end of training from the steps so far, validation and evaluations included.
+
+    The bar shows it as minutes_left. Where standard error is no terminal, and so shows no bar, it is a line every 5%
+    of the run.
+    """
+
+    def __init__(self) -> None:
+        self._began = self._said = 0.0
+        self._first = 0
+        self._share_said = 0.0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._began = self._said = time.perf_counter()
+        self._first, self._share_said = trainer.global_step, 0.0
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        now, step, total = time.perf_counter(), trainer.global_step, int(trainer.estimated_stepping_batches)
+        if step in (self._first, total) or now - self._began < _FIRST_SECONDS:
+            return
+        left = (now - self._began) / (step - self._first) * (total - step)
+        if trainer.progress_bar_callback is not None and sys.stderr.isatty():
+            pl_module.log("minutes_left", left / 60, prog_bar=True, logger=False, batch_size=1)
+            return
+        share = step / total
+        if now - self._said >= _FIRST_SECONDS and share - self._share_said >= 1 / _LINES:
+            self._said, self._share_said = now, share
+            rank_zero_info(f"step {step:,} of {total:,} ({share:.0%}): {in_words(left)} left")
