@@ -61,11 +61,11 @@ $(DEMO)/report.html: $(DEMO)/results.json $(DEMO)/calibration.json
 	$(RUN) -m medclip_dcl.report $(DEMO)
 
 # A phantom for each mean share of false negatives, with findings that are rare in training, and encoders trained on it.
-STUDY := data/study
+STUDY := data/phantoms
 SHARES := 0.1 0.2 0.43 0.6
 
 study: $(SHARES:%=$(STUDY)/%/set/features/warm/features.json)
-	for name in search_eta table1 shares temperature; do \
+	for name in search_eta table1 table1_symmetric shares temperature; do \
 	    $(RUN) -m medclip_dcl.experiments configs/experiments/$$name.yaml --lanes 2 || exit; done
 
 .SECONDARY:
