@@ -145,6 +145,10 @@ MISTAKES = {
     "choice": ({"choose": "eror"}, "choose: there is no outcome eror; did you mean error?"),
     "choice without direction": ({"choose": "error"}, "outcomes.error: choose needs higher_is_better"),
     "patients": ({"patients": "yes"}, "patients: expected true or false, found 'yes'"),
+    "patients of a validation": (
+        {"outcomes": {"error": {"path": "validate/loss"}}, "patients": True, "figures": None},
+        "patients: only outcomes of the test have intervals over patients",
+    ),
     "table without columns": ({"tables": [{"title": "a"}]}, "tables.0: a table needs compare"),
     "table of mixed levels": (
         {"tables": [{"title": "a", "outcomes": ["error"]}]},
