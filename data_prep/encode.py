@@ -189,7 +189,8 @@ class RowFile:
         of_row = part.nbytes // len(part)
         stream.seek(stream.tell() + self.done * of_row)
         needed, free = (self.count - self.done) * of_row, shutil.disk_usage(self.file.parent).free
-        if needed > free + self.file.stat().st_size:
+        # What the file has beyond the rows that are done is written over.
+        if needed > free + max(self.file.stat().st_size - stream.tell(), 0):
             raise PreparedDataError(
                 f"{self.file.parent}: the features of {self.count:,} {self.file.stem} need {needed / 1e9:.1f} GB more, "
                 f"and {free / 1e9:.1f} GB are free; make space, or encode a copy of the set elsewhere"
