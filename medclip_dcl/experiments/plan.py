@@ -102,6 +102,11 @@ def read_experiment(file: Path) -> Experiment:
         _among(choice, outcomes, f"{where}: choose", "outcome")
         if outcomes[choice].higher_is_better is None:
             raise UserError(f"{where}: outcomes.{choice}: choose needs higher_is_better: true or false")
+        if not outcomes[choice].is_of_validation:
+            raise UserError(
+                f"{where}: choose: {choice} is an outcome of the test, whose patients must not decide; take one of the "
+                f"validation, whose path begins with {VALIDATION}"
+            )
     if not isinstance(has_patients := given.get("patients", False), bool):
         raise UserError(f"{where}: patients: expected true or false, found {has_patients!r}")
     if has_patients and all(one.is_of_validation for one in outcomes.values()):
