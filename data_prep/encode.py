@@ -153,7 +153,7 @@ class RowFile:
 
     def __init__(self, file: Path, count: int, kept: Progress, keep_every: float = KEEP_EVERY) -> None:
         self.file, self.count, self.kept, self.keep_every = file, count, kept, keep_every
-        self.done = kept.rows.get(file.name, 0)
+        self.done = kept.rows.get(file.name, 0) if file.is_file() else 0
 
     def write(self, parts: Iterator[Shaped[np.ndarray, "row ..."]], rows_of_part: int, what: str) -> None:
         """Write the rows that are missing, of which each part but the last holds so many.
@@ -188,8 +188,14 @@ class RowFile:
         np.lib.format.write_array_header_1_0(stream, header)
         of_row = part.nbytes // len(part)
         stream.seek(stream.tell() + self.done * of_row)
+        # What the file has beyond the rows that are done is written over.
+        beyond = self.file.stat().st_size - stream.tell()
+        if self.done and beyond < 0:
+            raise PreparedDataError(
+                f"{self.file} lacks some of its {self.done:,} finished rows; delete its folder and encode anew"
+            )
         needed, free = (self.count - self.done) * of_row, shutil.disk_usage(self.file.parent).free
-        if needed > free + self.file.stat().st_size:
+        if needed > free + max(beyond, 0):
             raise PreparedDataError(
                 f"{self.file.parent}: the features of {self.count:,} {self.file.stem} need {needed / 1e9:.1f} GB more, "
                 f"and {free / 1e9:.1f} GB are free; make space, or encode a copy of the set elsewhere"

@@ -377,6 +377,8 @@ def _origin(chosen: str, found: Estimates) -> str:
     """Where (a, k) come from."""
     if chosen == DEFAULT_ESTIMATE:
         return "SSD's (a, k), found by a grid search with the scores of CXR-BERT"
+    if chosen == "given":
+        return "(a, k) as given by --a and --k"
     sentences = f"{len(found.table)} sentences of {found.reports['train']} training"
     return (
         f'"{chosen}" (choice, not from the paper), on\n'

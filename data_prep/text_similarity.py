@@ -3,9 +3,10 @@
     python -m data_prep.text_similarity --data SET
 
 SET needs sentence embeddings (data_prep.embed_sentences). The anchors are the sentences of training reports, each with
-its own image; the candidates are other training images. First table: the share of candidates, and the number in a
-batch, that `NearTexts` counts as fitting at each threshold. Second table: the target probability that `SoftTargets`
-gives, at each temperature, to the own image and to the others of a batch. Choose threshold and temperature by them.
+its own image; the candidates are other training images. First table: the share of candidates that `NearTexts` counts as
+fitting at each threshold, all sentences of their reports compared, and the number in a batch that has all of these
+(data.sentences: all) or one drawn of each report (data.sentences: one). Second table: the target probability that
+`SoftTargets` gives, at each temperature, to the own image and to the others of a batch. Choose by them.
 
 On a phantom, whose truth is known, both say how often that is right: precision and recall of a threshold, precision of
 what it finds further than equal sentences do; targets of others that fit and that do not. Nothing is written.
@@ -117,6 +118,14 @@ def best_cosines(texts: Texts) -> Float[np.ndarray, "sentence image"]:
     return found
 
 
+def _near_share(texts: Texts, threshold: float | None) -> Float[np.ndarray, "sentence image"]:
+    """Share of the sentences of each image's report that are near to a sentence; threshold None: equal to it."""
+    is_said = texts.is_said.astype(np.float32)
+    if threshold is not None:
+        is_said = (texts.sentences @ texts.sentences.T > threshold).astype(np.float32) @ is_said
+    return is_said / texts.is_said.sum(0)
+
+
 def near_texts_table(texts: Texts, batch_size: int) -> pd.DataFrame:
     """What each threshold finds among the other images; on a phantom how often that is right."""
     is_other = texts.is_other
@@ -131,12 +140,16 @@ def near_texts_table(texts: Texts, batch_size: int) -> pd.DataFrame:
     rows = []
     for name, threshold, is_near in found:
         is_near = is_near & is_other
-        share = is_near.sum() / is_other.sum()
+        share = share_drawn = is_near.sum() / is_other.sum()
+        if name != "reports":
+            near = _near_share(texts, float(threshold) if threshold else None)[texts.sentence]
+            share_drawn = near[is_other].mean()
         row = {
             "compare": name,
             "threshold": threshold,
             "images": f"{share:.2%}",
-            "in a batch": f"{share * (batch_size - 1):.2f}",
+            "in a batch, all": f"{share * (batch_size - 1):.2f}",
+            "one drawn": f"{share_drawn * (batch_size - 1):.2f}",
         }
         if fits is not None:
             row["precision"] = _share(fits, is_near)

@@ -25,7 +25,7 @@ def ranking(experiment: Experiment, table: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         levels (their names), n, mean, low, high over the paired axis, and, where there is one, difference,
-        difference_low and difference_high: the paired difference from the first combination.
+        difference_low, difference_high and difference_n: the paired difference from the first combination.
     """
     rows = table[table["outcome"] == experiment.choice]
     rows = rows.assign(**{COMBINATION: [_combination(experiment, row) for row in rows.to_dict("records")]})
@@ -38,7 +38,12 @@ def ranking(experiment: Experiment, table: pd.DataFrame) -> pd.DataFrame:
     differences = paired_differences(
         rows, compared=COMBINATION, reference=found[COMBINATION][0], pairs=experiment.pairs
     )
-    names = {"mean": "difference", "low": "difference_low", "high": "difference_high"}
+    names = {
+        "mean": "difference",
+        "low": "difference_low",
+        "high": "difference_high",
+        "n": "difference_n",
+    }
     return found.merge(differences[[COMBINATION, *names]].rename(columns=names), "left", COMBINATION)
 
 
@@ -46,10 +51,12 @@ def write_choice(experiment: Experiment, table: pd.DataFrame) -> str:
     """Write the settings of the best combination once all cells are finished; a line that says what was done."""
     file = experiment.folder / CHOSEN_FILE
     n_missing = len(experiment.cells()) - table["cell"].nunique()
-    if n_missing or table[table["outcome"] == experiment.choice]["value"].isna().any():
+    n_without = int(table[table["outcome"] == experiment.choice]["value"].isna().sum())
+    if n_missing or n_without:
         file.unlink(missing_ok=True)
         return (
-            f"{CHOSEN_FILE} is written when all cells are finished and have a number: {n_missing} are missing"
+            f"{CHOSEN_FILE} is written when all cells are finished and have a number: {n_missing} are missing, "
+            f"{n_without} have no {experiment.choice}"
         )
     ranked, outcome = ranking(experiment, table), experiment.outcomes[str(experiment.choice)]
     best = str(ranked[COMBINATION][0])

@@ -64,7 +64,9 @@ def draw_figures(experiment: Experiment, table: pd.DataFrame) -> dict[str, list[
                 draw(axes)
             write_figure(whole, experiment.folder / FOLDER / f"{name}.png", dpi=_DPI)
         title = str(figure.get("title", name.replace("_", " ")))
-        found[title] = [chart(f"{name}-{place}", size, draw) for place, draw in enumerate(panels)]
+        # Figures may share a title.
+        charts = [chart(f"{name}-{place}", size, draw) for place, draw in enumerate(panels)]
+        found.setdefault(title, []).extend(charts)
     return found
 
 
@@ -138,7 +140,7 @@ def _panel(
                     at, of_level["mean"], color=colour, lw=1.2, marker="o", markersize=3.5, label=level.name
                 )
             axes.vlines(at, of_level["low"], of_level["high"], color=colour, lw=1.0)
-        for colour, row in zip(COLOURS[1:], across.to_dict("records"), strict=False):
+        for colour, row in zip(itertools.cycle(COLOURS[1:]), across.to_dict("records"), strict=False):
             axes.axhline(
                 row["mean"], color=colour, lw=1.2, linestyle="--", label=row[str(experiment.compared)]
             )

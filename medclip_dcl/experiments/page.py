@@ -67,9 +67,10 @@ def write_report(experiment: Experiment, table: pd.DataFrame) -> Path:
 def _method(experiment: Experiment) -> str:
     """How the tables are made, in words."""
     if experiment.pairs is None:
-        return "One run a cell: there are no intervals."
-    text = f"Means over {experiment.pairs}; in brackets, 95% t intervals over {experiment.pairs}, each for itself."
-    if experiment.reference is not None:
+        text = "One run a cell: there are no intervals over trainings."
+    else:
+        text = f"Means over {experiment.pairs}; in brackets, 95% t intervals over {experiment.pairs}, each for itself."
+    if experiment.reference is not None and experiment.pairs is not None:
         text += (
             f" Differences from {experiment.reference.name} are paired by {experiment.pairs}. * marks those with "
             f"p ≤ {ALPHA} by the paired t test, adjusted by Holm's method for all differences of their "
@@ -78,7 +79,8 @@ def _method(experiment: Experiment) -> str:
     if experiment.has_patients:
         text += (
             f" In round brackets, 95% percentile intervals over {N_DRAWS:,} bootstrap draws of the tested patients, of "
-            f"the same mean over {experiment.pairs}: they do not say how trainings vary."
+            f"the same number{f', the mean over {experiment.pairs}' if experiment.pairs else ''}: they do not say how "
+            "trainings vary."
         )
     return text
 

@@ -48,7 +48,9 @@ def _numbers(experiment: Experiment, table: pd.DataFrame) -> dict[str, _Numbers]
             )
         if over is not None:
             averages, differences = (
-                of_seeds.merge(of_patients[of_patients["outcome"] == name], "left", keys)
+                of_seeds
+                if of_seeds.empty
+                else of_seeds.assign(outcome=name).merge(of_patients, "left", [*keys, "outcome"])
                 for of_seeds, of_patients in zip((averages, differences), over, strict=True)
             )
         found[name] = _Numbers(averages, differences)
@@ -69,7 +71,7 @@ def _tables(experiment: Experiment, table: pd.DataFrame) -> list[Table]:
     for declared in experiment.tables:
         headings = [_Heading(_title(experiment, name), name, {}) for name in declared["outcomes"]]
         where = {
-            axis: _level(experiment, axis, name).value for axis, name in declared.get("where", {}).items()
+            axis: _level(experiment, axis, name).value for axis, name in (declared.get("where") or {}).items()
         }
         found.append(_table(experiment, numbers, str(declared.get("title", "")), headings, [("", where)]))
     *outer, inner = experiment.groups or [""]
@@ -145,11 +147,14 @@ def _choice(experiment: Experiment, table: pd.DataFrame) -> list[Table]:
         cells = [_cell(one, outcome, n_pairs)]
         if "difference" in one:
             ends = {"mean": one["difference"], "low": one["difference_low"], "high": one["difference_high"]}
-            is_first = pd.isna(one["difference"])
-            cells.append(
-                Cell(NOTHING) if is_first else _cell(ends | {"n": n_pairs, "p_holm": 1.0}, outcome, n_pairs)
-            )
+            if pd.isna(one["difference"]):
+                cells.append(Cell(NOTHING))
+            else:
+                n = int(one["difference_n"])
+                cells.append(_cell(ends | {"n": n, "p_holm": 1.0}, outcome, n_pairs))
         rows.append(Row(str(one[COMBINATION]), "plain", cells))
+    if not rows:
+        return []
     headings = ["mean", "minus the first"][: len(rows[0].cells)]
     note = (
         f"The best {len(rows)} of {len(ranked)}. The first was chosen for its number, which is therefore too good; "

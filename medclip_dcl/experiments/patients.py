@@ -39,31 +39,37 @@ def over_patients(experiment: Experiment, table: pd.DataFrame) -> tuple[pd.DataF
         table: its results.parquet.
 
     Returns:
-        Two tables: the group axes, the compared axis, outcome, patients_low, patients_high. Outcomes that no draw of
-        patients changes, such as those of the validation, are in neither.
+        Two tables: the group axes, the compared axis if any, outcome, patients_low, patients_high. Outcomes that no
+        draw of patients changes, such as those of the validation, are in neither.
 
     Raises:
         UserError: the cells of a group were not tested on the same cases.
     """
-    compared, pairs = experiment.compared or "cell", experiment.pairs or "cell"
+    compared, pairs = experiment.compared, experiment.pairs or "cell"
     folders = {cell.name: cell.folder for cell in experiment.cells()}
     means, differences = [], []
     runs = table.drop_duplicates("cell")
     groups = runs.groupby(experiment.groups, sort=False) if experiment.groups else [((), runs)]
     for key, rows in groups:
         draws = _of_group([folders[name] for name in rows["cell"]], experiment.outcomes)
-        found = dict(zip(rows[[compared, pairs]].itertuples(index=False, name=None), draws, strict=True))
-        levels = list(dict.fromkeys(rows[compared]))
-        here = dict(zip(experiment.groups, key, strict=True))
-        for level in levels:
+        of_level = rows[compared] if compared else [None] * len(rows)
+        found = dict(zip(zip(of_level, rows[pairs], strict=True), draws, strict=True))
+        for level in dict.fromkeys(of_level):
+            here = dict(zip(experiment.groups, key, strict=True)) | ({compared: level} if compared else {})
             own = {pair: one for (of, pair), one in found.items() if of == level}
-            means += _intervals(here | {compared: level}, [own[pair] for pair in own])
+            means += _intervals(here, list(own.values()))
             if experiment.reference is None or level == (reference := experiment.reference.value):
                 continue
             both = [pair for pair in own if (reference, pair) in found]
             of_pairs = [_minus(own[pair], found[reference, pair]) for pair in both]
-            differences += _intervals(here | {compared: level}, of_pairs)
-    columns = [*experiment.groups, compared, "outcome", "patients_low", "patients_high"]
+            differences += _intervals(here, of_pairs)
+    columns = [
+        *experiment.groups,
+        *([compared] if compared else []),
+        "outcome",
+        "patients_low",
+        "patients_high",
+    ]
     return pd.DataFrame(means, columns=columns), pd.DataFrame(differences, columns=columns)
 
 

@@ -48,6 +48,7 @@ _NAME = re.compile(r"[^\W_][\w.+ -]*")
 _COLUMNS = {
     *("cell", "outcome", "value", *FACTS),
     *("x", "n", "mean", "sd", "low", "high", "p", "p_holm", "difference", "value_reference"),
+    *("levels", "patients_low", "patients_high"),
 }
 """Columns of results.parquet and of the tables made from it, which no axis may be called."""
 
@@ -101,8 +102,17 @@ def read_experiment(file: Path) -> Experiment:
         _among(choice, outcomes, f"{where}: choose", "outcome")
         if outcomes[choice].higher_is_better is None:
             raise UserError(f"{where}: outcomes.{choice}: choose needs higher_is_better: true or false")
+        if not outcomes[choice].is_of_validation:
+            raise UserError(
+                f"{where}: choose: {choice} is an outcome of the test, whose patients must not decide; take one of the "
+                f"validation, whose path begins with {VALIDATION}"
+            )
     if not isinstance(has_patients := given.get("patients", False), bool):
         raise UserError(f"{where}: patients: expected true or false, found {has_patients!r}")
+    if has_patients and all(one.is_of_validation for one in outcomes.values()):
+        raise UserError(
+            f"{where}: patients: only outcomes of the test have intervals over patients; there are none"
+        )
     keeping = given.get("checkpoints", "keep")
     if keeping not in ("keep", "delete"):
         raise UserError(f"{where}: checkpoints: expected keep or delete, found {keeping}")
@@ -116,8 +126,8 @@ def read_experiment(file: Path) -> Experiment:
         compared=compared,
         reference=levels.get(str(compare.get("reference"))),
         outcomes=outcomes,
-        tables=tuple(given.get("tables") or ()),
-        figures=tuple(given.get("figures") or ()),
+        tables=tuple(_with_lists(one, ("outcomes",)) for one in given.get("tables") or ()),
+        figures=tuple(_with_lists(one, ("across",)) for one in given.get("figures") or ()),
         choice=choice,
         has_patients=has_patients,
         keeps_checkpoints=keeping == "keep",
@@ -337,6 +347,13 @@ def _mapping(given: Any, where: str) -> Mapping[Any, Any]:
 
 def _list(given: Any) -> list[Any]:
     return given if isinstance(given, list) else [] if given is None else [given]
+
+
+def _with_lists(declared: Any, keys: Sequence[str]) -> Any:
+    """A table or figure in which these keys have lists, where they may be given as one value."""
+    if not isinstance(declared, Mapping):
+        return declared
+    return {**declared, **{key: _list(declared[key]) for key in keys if key in declared}}
 
 
 def _option(key: Any, value: Any) -> str:

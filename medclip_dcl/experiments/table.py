@@ -104,12 +104,12 @@ def _value(metrics: Mapping[str, Any], outcome: Outcome, name: str, cell: Cell) 
 
 @cache
 def _last_validation(file: Path, time: int) -> dict[str, float]:
-    """The last value of each metric of validation."""
+    """Each metric of the last validation, NaN where that has no number."""
     if not time:
         return {}
     table = pd.read_csv(file)
-    columns = {name: table[name].dropna() for name in table if str(name).startswith(VALIDATION)}
-    return {str(name): float(values.iloc[-1]) for name, values in columns.items() if len(values)}
+    rows = table[[name for name in table if str(name).startswith(VALIDATION)]].dropna(how="all")
+    return {str(name): float(value) for name, value in rows.iloc[-1].items()} if len(rows) else {}
 
 
 @cache

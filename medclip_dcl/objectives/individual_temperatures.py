@@ -143,17 +143,18 @@ class IndividualTemperatures(AnchorLoss):
         return losses.where(inner.has_negatives, 0)
 
     def figures(self, anchors: Anchors) -> dict[str, Tensor]:
-        """Mean, least and greatest temperature of the batch, and the divergence, which they bring to rho."""
+        """Mean, least and greatest temperature of the batch, and the mean divergence, which they bring to rho."""
         if not self.training:
             return {}
         table, keys = self._table(anchors)
         tau = table.temperature[keys].to(anchors.logits.dtype)
         inner = self._inner(anchors, tau)
+        divergence = (inner.mean_exponent - inner.log_g).where(inner.has_negatives, 0)
         return {
             "temperature": tau.mean(),
             "temperature_least": tau.amin(),
             "temperature_greatest": tau.amax(),
-            "divergence": (inner.mean_exponent - inner.log_g).mean(),
+            "divergence": divergence.sum() / inner.has_negatives.sum().clamp(min=1),
         }
 
     def _table(self, anchors: Anchors) -> tuple[_Table, Tensor]:

@@ -7,6 +7,7 @@ import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -139,3 +140,28 @@ def test_features_beyond_the_range_of_float16_are_refused(tmp_path):
         rows = np.array([[1.0], [1e6]]).astype(np.float16)
     with pytest.raises(ValueError, match="row 1 of the table images: its features are not finite in float16"):
         file.write(iter([rows]), 2, "images")
+
+
+def test_a_continued_file_needs_space_and_its_finished_rows(tmp_path, monkeypatch):
+    def continued() -> None:
+        file = RowFile(tmp_path / "rows.npy", 20, Progress(tmp_path / PROGRESS_FILE, {}), keep_every=0.0)
+        file.write((np.ones((2, 3), np.float16) for _ in range(file.done, 20, 2)), 2, "rows")
+
+    def stopping() -> Iterator[np.ndarray]:
+        yield np.ones((10, 3), np.float16)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        RowFile(tmp_path / "rows.npy", 20, Progress(tmp_path / PROGRESS_FILE, {})).write(
+            stopping(), 10, "rows"
+        )
+    with monkeypatch.context() as full:
+        full.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=50))
+        with pytest.raises(ValueError, match=r"need 0\.0 GB more"):
+            continued()
+    os.truncate(tmp_path / "rows.npy", 150)
+    with pytest.raises(ValueError, match="rows.npy lacks some of its 10 finished rows"):
+        continued()
+    (tmp_path / "rows.npy").unlink()
+    continued()
+    np.testing.assert_array_equal(np.load(tmp_path / "rows.npy"), 1)

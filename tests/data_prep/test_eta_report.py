@@ -284,6 +284,9 @@ def test_a_close_to_one_stays_below_one(tmp_path: Path, capsys: pytest.CaptureFi
     folder = write_set(tmp_path / "set")
     main(["--data", str(folder), "--a", "0.99997", "--k", "0.1"])
     assert class_probability(folder / "eta")["a"] == 0.9999
+    assert (
+        "eta_report: (a, k) as given by --a and --k." in (folder / "eta/class_probability.yaml").read_text()
+    )
     said = capsys.readouterr().out
     assert "eta = 0.9999 * exp(0.1 * log p) (given)" in said and "| given | 0.9999 | 0.1 |" in said
     with pytest.raises(UserError, match="--estimate does not go with --a and --k"):

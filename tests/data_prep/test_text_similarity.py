@@ -43,20 +43,21 @@ def test_what_a_threshold_finds_is_the_loop(embedded_set, truth):
     images, class_of, vectors = truth
     table = near_texts_table(read_texts(Settings(data=embedded_set)), batch_size=16)
     for row in table.to_dict("records"):
-        found = right = true = pairs = further = right_further = 0
+        found = right = true = pairs = further = right_further = drawn = 0
         for study, said, _ in images:
             for sentence in said:
                 for other, others, is_true in images:
                     if other == study:
                         continue
                     if row["compare"] == "equal sentences":
-                        is_near = sentence in others
+                        near = [sentence == o for o in others]
                     elif row["compare"] == "sentences":
-                        near = max(cosine(vectors[sentence], vectors[o]) for o in others)
-                        is_near = near > float(row["threshold"])
+                        found_cosines = [cosine(vectors[sentence], vectors[o]) for o in others]
+                        near = [x > float(row["threshold"]) for x in found_cosines]
                     else:
                         mine, theirs = (vectors[list(ids)].mean(0) for ids in (said, others))
-                        is_near = cosine(mine, theirs) > float(row["threshold"])
+                        near = [cosine(mine, theirs) > float(row["threshold"])]
+                    is_near, drawn = any(near), drawn + np.mean(near)
                     fits = class_of[sentence] in is_true
                     further += is_near and sentence not in others
                     right_further += is_near and sentence not in others and fits
@@ -66,6 +67,8 @@ def test_what_a_threshold_finds_is_the_loop(embedded_set, truth):
                         true + fits,
                         right + (is_near and fits),
                     )
+        assert row["in a batch, all"] == f"{15 * found / pairs:.2f}"
+        assert float(row["one drawn"]) == pytest.approx(15 * drawn / pairs, abs=0.0051)
         assert row["images"] == f"{found / pairs:.2%}" and row["precision"] == f"{right / found:.3f}"
         assert row["precision, further"] == (f"{right_further / further:.3f}" if further else "-")
         assert row["recall"] == f"{right / true:.4f}"

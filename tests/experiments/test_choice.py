@@ -62,3 +62,23 @@ def test_nothing_is_chosen_of_an_unfinished_search(search, capsys):
     main([str(search), "--report_only"])
     assert "1 are missing" in capsys.readouterr().out
     assert not (experiment.folder / "chosen.yaml").exists(), "a choice of before would pass for that of all"
+
+
+def test_a_search_without_numbers_chooses_nothing_and_has_a_page(search, capsys):
+    for cell in read_experiment(search).cells():
+        # The last validation counts, not the last number.
+        (cell.folder / "metrics.csv").write_text("step,validate/auc,validate/loss\n2,0.7,1.0\n4,nan,1.0\n")
+    main([str(search), "--report_only"])
+    said = capsys.readouterr().out
+    assert "0 are missing, 12 have no AUC" in said and "report: " in said
+    assert not (search.parent / "grid/chosen.yaml").exists()
+
+
+def test_differences_of_an_unfinished_search_say_their_pairs(search):
+    experiment = read_experiment(search)
+    missing = next(x for x in experiment.cells() if x.levels["noise"] == "0.1" and x.levels["seed"] == "1")
+    (missing.folder / "fit.json").unlink()
+    table = results_table(experiment)
+    found = ranking(experiment, table).set_index("levels")["difference_n"]
+    assert sorted(found.dropna()) == [2, 3, 3]
+    assert text_of(write_report(experiment, table)).count("n = 2") >= 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -10,6 +11,7 @@ import pytest
 from sklearn.metrics import accuracy_score, roc_auc_score
 
 from medclip_dcl.experiments import patients
+from medclip_dcl.experiments.grid import Experiment
 from medclip_dcl.experiments.page import write_report
 from medclip_dcl.experiments.patients import over_patients
 from medclip_dcl.experiments.plan import read_experiment
@@ -17,6 +19,7 @@ from medclip_dcl.experiments.table import results_table
 from medclip_dcl.report.intervals import patient_draws
 from medclip_dcl.report.saved_results import SavedResultsError
 from tests.experiments.grids import write_grid
+from tests.experiments.test_report import text_of
 
 N_PATIENTS, N_DRAWS = 25, 60
 OUTCOMES = {
@@ -54,7 +57,11 @@ def grid(tmp_path, monkeypatch):
     """A grid whose cells were tested, and the cases of each cell."""
     monkeypatch.setattr(patients, "N_DRAWS", N_DRAWS)
     tables = [{"title": "Table 1", "outcomes": list(OUTCOMES), "where": {"noise": 1}}]
-    file = write_grid(tmp_path, outcomes=OUTCOMES, figures=None, patients=True, tables=tables)
+    return write_tested(write_grid(tmp_path, outcomes=OUTCOMES, figures=None, patients=True, tables=tables))
+
+
+def write_tested(file: Path) -> tuple[Experiment, dict[str, pd.DataFrame]]:
+    """Cells of an experiment as a test leaves them, and the cases of each."""
     experiment, tested = read_experiment(file), {}
     for place, cell in enumerate(experiment.cells()):
         rows = tested[cell.name] = cases(place)
@@ -116,3 +123,37 @@ def test_cells_tested_on_other_cases_are_not_averaged(grid):
     rows.to_parquet(cell.folder / "predictions/classification.parquet")
     with pytest.raises(SavedResultsError, match="50 of 50 cases of classification are not the same"):
         over_patients(experiment, results_table(experiment))
+
+
+SEEDS = {"set": "seed_everything", "values": 3}
+RATES = {"set": "model.init_args.learning_rate", "values": [0.1, 0.2]}
+
+
+@pytest.mark.parametrize(
+    ("axes", "pairs"), [({"seed": SEEDS}, "seed"), ({"rate": RATES, "seed": SEEDS}, "seed")]
+)
+def test_without_a_comparison_the_mean_over_seeds_has_an_interval(tmp_path, monkeypatch, axes, pairs):
+    monkeypatch.setattr(patients, "N_DRAWS", N_DRAWS)
+    changes = {"axes": axes, "pairs": pairs, "compare": None, "outcomes": {"AUC": "classification/auc"}}
+    experiment, tested = write_tested(write_grid(tmp_path, figures=None, patients=True, **changes))
+    text = text_of(write_report(experiment, results_table(experiment)))
+    of_seeds = [rows for name, rows in tested.items() if "rate" not in axes or "rate=0.1" in name]
+    counts = patient_draws(N_PATIENTS, N_DRAWS, seed=0)[1:]
+    draws = [np.mean([numbers(rows, count[rows["subject_id"]])[0] for rows in of_seeds]) for count in counts]
+    low, high = np.quantile(draws, [0.025, 0.975])
+    assert f"({low:.3f}, {high:.3f})" in text
+
+
+def test_runs_without_pairs_have_intervals_over_patients_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(patients, "N_DRAWS", N_DRAWS)
+    changes = {
+        "axes": {"rate": RATES},
+        "pairs": None,
+        "compare": None,
+        "outcomes": {"AUC": "classification/auc"},
+    }
+    experiment, tested = write_tested(write_grid(tmp_path, figures=None, patients=True, **changes))
+    text = text_of(write_report(experiment, results_table(experiment)))
+    value = numbers(tested["rate=0.1"])[0]
+    assert "there are no intervals over trainings. In round brackets" in text
+    assert f"mean {value:.3f} (0." in text

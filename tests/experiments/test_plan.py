@@ -144,7 +144,15 @@ MISTAKES = {
     ),
     "choice": ({"choose": "eror"}, "choose: there is no outcome eror; did you mean error?"),
     "choice without direction": ({"choose": "error"}, "outcomes.error: choose needs higher_is_better"),
+    "choice by the test": (
+        {"choose": "error", "outcomes": {"error": {"path": "tiny/error", "higher_is_better": False}}},
+        "choose: error is an outcome of the test, whose patients must not decide",
+    ),
     "patients": ({"patients": "yes"}, "patients: expected true or false, found 'yes'"),
+    "patients of a validation": (
+        {"outcomes": {"error": {"path": "validate/loss"}}, "patients": True, "figures": None},
+        "patients: only outcomes of the test have intervals over patients",
+    ),
     "table without columns": ({"tables": [{"title": "a"}]}, "tables.0: a table needs compare"),
     "table of mixed levels": (
         {"tables": [{"title": "a", "outcomes": ["error"]}]},

@@ -196,3 +196,21 @@ def test_a_map_has_a_panel_for_each_compared_level(tmp_path):
     assert (colours[:, 0] - colours[:, 2] > 80).any() and (colours[:, 2] - colours[:, 0] > 80).any(), (
         "red and blue"
     )
+
+
+def test_figures_may_share_a_title_and_one_value_stands_for_a_list(tmp_path):
+    same = [{"kind": "differences", "name": x, "title": "Same", "x": "noise", "y": "error"} for x in "ab"]
+    lines = {"kind": "lines", "name": "c", "title": "Other", "y": "error", "where": {"noise": 1}}
+    lines |= {"x": {"label": "rate", "levels": {"slow": 1}}, "across": "fast"}
+    table = {"title": "One", "outcomes": "error", "where": {"noise": 1}}
+    file = write_grid(tmp_path, figures=[*same, lines], tables=[table])
+    write_cells(file)
+    experiment = read_experiment(file)
+    page = write_report(experiment, results_table(experiment))
+    assert {
+        title: len(draw_figures(experiment, results_table(experiment))[title]) for title in ("Same", "Other")
+    } == {
+        "Same": 2,
+        "Other": 1,
+    }
+    assert "One error slow" in text_of(page)

@@ -154,6 +154,9 @@ def test_temperatures_settle_where_the_divergence_is_rho():
     wide, narrow, between = loss.of_sentences.temperature.tolist()
     assert narrow < between < wide
     assert loss.figures(anchors)["divergence"].item() == pytest.approx(0.6, abs=1e-5)
+    # An anchor without negatives has no divergence.
+    weights[0] = 0
+    assert loss.figures(anchors)["divergence"].item() == pytest.approx(0.6, abs=1e-5)
 
 
 def test_evaluation_is_at_the_initial_temperature_and_changes_nothing():
