@@ -74,6 +74,23 @@ def _deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture(scope="module")
+def undrawn() -> Generator[None]:
+    """Figures of the command `test` are files of one pixel: drawing them takes more than half of its time.
+
+    `evaluation/test_callbacks.py` and `test_whole_way.py` draw every one.
+    """
+    from PIL import Image
+
+    def write_pixel(figure: object, file: Path) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (1, 1)).save(file)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("medclip_dcl.evaluation.results.write_figure", write_pixel)
+        yield
+
+
 @pytest.fixture(scope="session")
 def small_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A prepared set of 42 images written by hand: 24 train, 8 validate, 6 test, 4 grounding; two sentences each."""

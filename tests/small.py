@@ -10,11 +10,12 @@ import numpy as np
 import pandas as pd
 import torch
 from PIL import Image
+from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 
 from medclip_dcl.calibration import Calibration, FindingCalibration
 from medclip_dcl.data.prepared import FORMAT_VERSION, TABLES, TextEmbedding, write_table, write_text_embedding
-from medclip_dcl.encoders.image import ResNetRegions
+from medclip_dcl.encoders.image import RegionEncoder, ResNetRegions
 from medclip_dcl.encoders.pretrained import save_language_model
 from medclip_dcl.encoders.text import BertSentences
 from medclip_dcl.files import write_json
@@ -33,6 +34,22 @@ SENTENCES = (
     "Large right pneumothorax.",
     "No acute osseous abnormality",
 )
+
+
+class PatchRegions(RegionEncoder):
+    """Patches of 16 x 16 pixels, normalised over the batch: has running statistics, as a ResNet has."""
+
+    def __init__(self, dim: int = 16, bias: bool = True, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.dim, self.stride, self.bias, self.dropout = dim, 16, bias, dropout
+        convolution = nn.Conv2d(3, dim, 16, stride=16, bias=bias)
+        self.map = nn.Sequential(convolution, nn.BatchNorm2d(dim), nn.Dropout(dropout))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.map(images)
+
+    def config(self) -> dict[str, Any]:
+        return {"dim": self.dim, "bias": self.bias, "dropout": self.dropout}
 
 
 def write_small_set(folder: Path) -> None:

@@ -51,7 +51,7 @@ def stages(small_set: Path, small_bert: Path, exported: Path, run: Path) -> list
         [*to_model, "--text", "x", "--output", str(out)],
         [*to_model, "--classify", "--output", str(out / "scores.parquet")],
     ]
-    arguments = small(run, small_set, small_bert, "--trainer.limit_val_batches", "2")
+    arguments = small(run, small_set, small_bert, "--trainer.limit_val_batches", "2", resnet=True)
     arguments += ["--data.init_args.batch_size", "7", "--trainer.log_every_n_steps", "50", *CLASSIFICATION]
     commands = [["fit", *arguments], ["test", "--config", str(run / "config.yaml")]]
     script = SCRIPT.format(arguments=(LOWER, STAGE, str(exported), questions, commands))

@@ -9,9 +9,23 @@ DEMO = str(ROOT / "configs/demo.yaml")
 CLASSIFICATION = ["--trainer.callbacks", '[{"class_path": "medclip_dcl.evaluation.ZeroShotClassification"}]']
 
 
-def small(run: Path, small_set: Path, small_bert: Path, *more: str, objective: str = "dcl_lm") -> list[str]:
-    """Arguments of a run of seconds: the demo's configuration with a small set, network and image."""
+def small(
+    run: Path,
+    small_set: Path,
+    small_bert: Path,
+    *more: str,
+    objective: str = "dcl_lm",
+    resnet: bool = False,
+) -> list[str]:
+    """Arguments of a run of seconds: the demo's configuration with a small set, network and image.
+
+    ``resnet``: with the demo's image encoder; its optimiser and checkpoints take most of such a run's time.
+    """
     model, data = "--model.init_args.", "--data.init_args."
+    patches = [
+        f"{model}image_encoder", "tests.small.PatchRegions",
+        f"{model}image_encoder.init_args.dim", "128",
+    ]  # fmt: skip
     return [
         "--config", DEMO,
         "--config", str(ROOT / f"configs/objective/{objective}.yaml"),
@@ -27,5 +41,6 @@ def small(run: Path, small_set: Path, small_bert: Path, *more: str, objective: s
         f"{data}image_size", "48",
         f"{data}crop_size", "32",
         f"{data}batch_size", "8",
+        *([] if resnet else patches),
         *more,
     ]  # fmt: skip

@@ -22,7 +22,7 @@ from tests.command.small_runs import CLASSIFICATION, small
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory, small_set, small_bert) -> Path:
+def finished(tmp_path_factory, small_set, small_bert, undrawn) -> Path:
     """A run that was fitted and tested."""
     run = tmp_path_factory.mktemp("runs") / "first"
     main(["fit", *small(run, small_set, small_bert)])
@@ -394,7 +394,7 @@ def test_a_run_from_before_an_option_is_continued_not_refused(
     ):
         for name in names:
             del config[part]["init_args"][name]
-    del config["model"]["init_args"]["image_encoder"]["init_args"]["projection"]
+    del config["model"]["init_args"]["image_encoder"]["init_args"]["bias"]
     (run / "config.yaml").write_text(yaml.safe_dump(config))
     arguments = small(run, small_set, small_bert)
     main(["fit", *arguments])
@@ -453,8 +453,8 @@ def test_a_run_starts_from_another_runs_weights_and_outlives_them(finished, smal
     ("options", "message"),
     [
         (
-            ["--model.init_args.image_encoder.init_args.projection", "mlp"],
-            "set what differs: image_encoder.init_args.projection: linear (configured: mlp)",
+            ["--model.init_args.image_encoder.init_args.bias", "false"],
+            "set what differs: image_encoder.init_args.bias: True (configured: False)",
         ),
         (["--model.init_args.init_parts", "[eyes]"], "init_parts must name some of"),
         (["--model.init_args.init_from", "nowhere.ckpt"], "init_from: no file and no folder nowhere.ckpt"),

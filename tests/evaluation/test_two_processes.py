@@ -29,7 +29,7 @@ def odd_set(small_set, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def one_and_two(odd_set, small_bert, tmp_path_factory) -> tuple[Path, Path]:
+def one_and_two(odd_set, small_bert, undrawn, tmp_path_factory) -> tuple[Path, Path]:
     """A run that one process tested, and a copy to be tested by two."""
     one, two = (tmp_path_factory.mktemp("runs") / name for name in ("one", "two"))
     options = {

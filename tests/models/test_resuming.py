@@ -18,12 +18,11 @@ import pytest
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
-from torch import Tensor, nn
+from torch import Tensor
 
 from medclip_dcl.data.image_text import ImageTextDataModule
 from medclip_dcl.data.reports import ReportsDataModule
 from medclip_dcl.data.samplers import EpochDataModule
-from medclip_dcl.encoders.image import RegionEncoder
 from medclip_dcl.encoders.text import BertSentences
 from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.models.masked_language import BertArchitecture, MaskedLanguageModel
@@ -34,6 +33,7 @@ from medclip_dcl.training.last_checkpoint import AtomicCheckpointIO, LastCheckpo
 from medclip_dcl.training.last_epoch import LastEpoch
 from medclip_dcl.training.record import MetricsFile, RunRecord
 from medclip_dcl.training.run_folder import RunFolder
+from tests.small import PatchRegions
 
 EPOCHS = 3
 
@@ -71,21 +71,6 @@ class Kill(Callback):
         ):
             last = next(x for x in trainer.callbacks if isinstance(x, LastCheckpoint))
             last.seconds = float("inf")
-
-
-class SmallRegions(RegionEncoder):
-    """Patches of 16 x 16 pixels, normalised over the batch: has running statistics, as a ResNet has."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.dim, self.stride = 16, 16
-        self.map = nn.Sequential(nn.Conv2d(3, 16, 16, stride=16), nn.BatchNorm2d(16), nn.Dropout(0.1))
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.map(images)
-
-    def config(self) -> dict[str, Any]:
-        return {}
 
 
 @dataclass(frozen=True)
@@ -145,7 +130,7 @@ def build(case: Case, small_set: Path, small_bert: Path) -> tuple[LightningModul
     similarity = LSENonLocal(dim=16, gamma2=9.995, max_gamma2=10.0, learn_gamma="loss" not in case.model)
     options = {"learning_rate": 3e-3, "warmup_steps": 2, **copy.deepcopy(case.model)}
     data = {"image_size": 48, "crop_size": 32, "batch_size": 4, "num_workers": 0, **case.data}
-    return ImageTextModel(SmallRegions(), text, similarity, **options), ImageTextDataModule(
+    return ImageTextModel(PatchRegions(dropout=0.1), text, similarity, **options), ImageTextDataModule(
         str(small_set), **data
     )
 

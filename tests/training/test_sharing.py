@@ -78,7 +78,7 @@ def patients(small_set: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def fit_and_test(arguments, tmp_path):
+def fit_and_test(arguments, undrawn, tmp_path):
     """Fits and tests with the loggers, in the folder it returns."""
 
     def run(loggers: list[dict[str, Any]], *more: str) -> Path:
