@@ -14,9 +14,12 @@ from tests.command.small_runs import ROOT, small
 OBJECTIVES = sorted((ROOT / "configs/objective").glob("*.yaml"))
 ALIKE = ("dcl_010", "near_reports", "remove_text", "reweight_text", "symmetric", "sigmoid", "sigmoid_known")
 """Need the same data as another objective, and differ by a number or a rule that has its own tests: slow."""
+PARAMETERS = [
+    pytest.param(path, id=path.stem, marks=[pytest.mark.slow] * (path.stem in ALIKE)) for path in OBJECTIVES
+]
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("objective", PARAMETERS)
 def test_every_objective_composes_with_the_configuration_of_mimic_cxr(objective, capsys):
     arguments = ["--config", str(ROOT / "configs/mimic_cxr.yaml"), "--config", str(objective)]
     with pytest.raises(SystemExit) as error:
@@ -39,13 +42,7 @@ def assert_holds(found, wanted) -> None:
             assert found[key] == value, key
 
 
-@pytest.mark.parametrize(
-    "objective",
-    [
-        pytest.param(path, id=path.stem, marks=[pytest.mark.slow] * (path.stem in ALIKE))
-        for path in OBJECTIVES
-    ],
-)
+@pytest.mark.parametrize("objective", PARAMETERS)
 def test_every_objective_trains_two_steps(objective, embedded_set, small_bert, tmp_path):
     run = tmp_path / "run"
     options = ["--trainer.max_steps", "2", "--trainer.limit_val_batches", "0", "--trainer.callbacks", "[]"]

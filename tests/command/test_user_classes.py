@@ -79,6 +79,8 @@ def arguments(small_set, small_bert, tmp_path):
         "--trainer.accelerator", "cpu",
         "--trainer.enable_progress_bar", "false",
         "--model.init_args.text_encoder.init_args.pretrained", str(small_bert),
+        "--model.init_args.image_encoder", "tests.small.PatchRegions",
+        "--model.init_args.image_encoder.init_args.dim", "128",
         "--data.init_args.folder", str(small_set),
         "--data.init_args.image_size", "48",
         "--data.init_args.crop_size", "32",

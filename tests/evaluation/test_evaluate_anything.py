@@ -27,6 +27,7 @@ from tests.command.small_runs import CLASSIFICATION
 from tests.networks.test_biovil import image_state, write_text_folder
 
 ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 def arguments(run: Path, folder: Path, small_set: Path, *more: str) -> list[str]:

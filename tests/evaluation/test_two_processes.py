@@ -40,6 +40,8 @@ def one_and_two(odd_set, small_bert, undrawn, tmp_path_factory) -> tuple[Path, P
         "--trainer.accelerator": "cpu",
         "--trainer.check_val_every_n_epoch": 1,
         "--model.init_args.text_encoder.init_args.pretrained": small_bert,
+        "--model.init_args.image_encoder": "tests.small.PatchRegions",
+        "--model.init_args.image_encoder.init_args.dim": 128,
         "--model.init_args.warmup_steps": 1,
         "--data.init_args.folder": odd_set,
         "--data.init_args.image_size": 48,

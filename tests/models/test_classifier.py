@@ -184,7 +184,7 @@ def test_a_channel_that_does_not_vary_is_not_blown_up():
 @pytest.mark.parametrize("balanced", [False, True])
 def test_a_probe_is_logistic_regression_on_the_features(small_set, tmp_path, balanced, monkeypatch):
     model = Classifier(
-        ["Edema"], LinearRegions(), frozen=True, balanced=balanced, learning_rate=0.1, weight_decay=0.0
+        ["Edema"], LinearRegions(), frozen=True, balanced=balanced, learning_rate=0.4, weight_decay=0.0
     )
     data = datamodule(small_set, batch_size=24, **WHOLE)
     # Labels that have nothing to do with the images, with more negative ones: no plane separates them.
@@ -196,7 +196,7 @@ def test_a_probe_is_logistic_regression_on_the_features(small_set, tmp_path, bal
         return type(found)(found.dicom_ids, found.subject_ids, labels[: len(found.dicom_ids), None])
 
     monkeypatch.setattr(LabelledDataModule, "_targets", own_labels)
-    trainer(tmp_path, 400, limit_val_batches=0).fit(model, data)
+    trainer(tmp_path, 200, limit_val_batches=0).fit(model, data)
     features = data.features("train")
     scaled = ((features - model.network.feature_mean) / model.network.feature_std).numpy()
     target = data._targets("train").labels[:, 0].numpy()

@@ -12,7 +12,7 @@ import torch
 from pytorch_lightning import Callback, LightningDataModule, Trainer
 
 from medclip_dcl.data.image_text import ImageTextDataModule
-from medclip_dcl.encoders.image import RegionEncoder, ResNetRegions
+from medclip_dcl.encoders.image import RegionEncoder
 from medclip_dcl.encoders.text import BertSentences
 from medclip_dcl.errors import UserError
 from medclip_dcl.inference import load
@@ -32,12 +32,13 @@ from medclip_dcl.objectives import (
 from medclip_dcl.similarity import LSENonLocal
 from medclip_dcl.training.class_probability import ClassProbabilityTable
 from tests.objectives.test_anchor_losses import Proud, Scaled
+from tests.small import PatchRegions
 
 
 def build(small_bert, **options) -> ImageTextModel:
     torch.manual_seed(2)
     return ImageTextModel(
-        ResNetRegions(dim=16, stride=16),
+        PatchRegions(),
         BertSentences(str(small_bert), dim=16),
         LSENonLocal(dim=16),
         **{
@@ -237,7 +238,7 @@ def test_the_masked_language_loss_is_added_and_an_idle_head_is_frozen(small_bert
     def with_head(weight):
         torch.manual_seed(2)
         parts = (
-            ResNetRegions(dim=16, stride=16),
+            PatchRegions(),
             BertSentences(str(small_bert), dim=16, masked_language_head=True),
             LSENonLocal(dim=16),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,27 +13,32 @@ from pytorch_lightning import Trainer
 
 from medclip_dcl import load
 from medclip_dcl.data.image_text import ImageTextDataModule
-from medclip_dcl.encoders.image import ResNetRegions
+from medclip_dcl.encoders.image import RegionEncoder, ResNetRegions
 from medclip_dcl.encoders.text import BertSentences
 from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.objectives import ConstantClassProbability
 from medclip_dcl.similarity import LSENonLocal
+from tests.small import PatchRegions
 
 
 @pytest.fixture
 def source(small_bert, tmp_path) -> Path:
     """An exported network whose images have a mean and a deviation of their own."""
+    return export(small_bert, PatchRegions(dim=6), tmp_path / "source")
+
+
+def export(small_bert: Path, image_encoder: RegionEncoder, folder: Path) -> Path:
     torch.manual_seed(3)
-    parts = (ResNetRegions(dim=6, stride=16), BertSentences(str(small_bert), dim=6), LSENonLocal(dim=6))
-    ImageTextNetwork(*parts, 64, (0.0, 0.1, 0.2), (1.0, 2.0, 3.0)).save_pretrained(tmp_path / "source")
-    return tmp_path / "source"
+    parts = (image_encoder, BertSentences(str(small_bert), dim=6), LSENonLocal(dim=6))
+    ImageTextNetwork(*parts, 64, (0.0, 0.1, 0.2), (1.0, 2.0, 3.0)).save_pretrained(folder)
+    return folder
 
 
-def build(small_bert, source, dim: int = 6, **options) -> ImageTextModel:
+def build(small_bert, source, dim: int = 6, regions=PatchRegions, **options) -> ImageTextModel:
     torch.manual_seed(5)
     return ImageTextModel(
-        ResNetRegions(dim=dim, stride=16),
+        regions(dim=dim),
         BertSentences(str(small_bert), dim=dim, dropout=0.0),
         LSENonLocal(dim=dim),
         ConstantClassProbability(0.05),
@@ -70,11 +76,14 @@ def test_what_is_not_taken_over_is_what_it_is_without_the_source(small_bert, sou
         assert torch.equal(model.network.state_dict()[name], alone.network.state_dict()[name]), name
 
 
-def test_encoders_are_taken_without_their_projections(small_bert, source):
+def test_encoders_are_taken_without_their_projections(small_bert, tmp_path):
     """Which may be of another size, and start as without the source."""
     parts = ["image_encoder.backbone", "text_encoder.transformer"]
-    model, expected = build(small_bert, source, dim=4, init_parts=parts), load(source).network
-    alone = build(small_bert, source, dim=4, init_from=None)
+    resnet = partial(ResNetRegions, stride=16)
+    source = export(small_bert, resnet(dim=6), tmp_path / "source")
+    options: dict[str, Any] = {"dim": 4, "regions": resnet}
+    model, expected = build(small_bert, source, **options, init_parts=parts), load(source).network
+    alone = build(small_bert, source, **options, init_from=None)
     for name, value in model.network.state_dict().items():
         is_new = "projection" in name or name.startswith("similarity")
         there = (alone.network if is_new else expected).state_dict()[name]
@@ -122,7 +131,7 @@ def test_an_objective_may_differ_and_a_network_may_not(small_bert, source):
         build(small_bert, source, init_from=None, init_parts=["image_encoder"])
     with pytest.raises(ValueError, match="similarity: of another shape"):
         ImageTextModel(
-            ResNetRegions(dim=4, stride=16),
+            PatchRegions(dim=4),
             BertSentences(str(small_bert), dim=4),
             init_from=str(source),
             init_parts=["similarity"],

@@ -272,7 +272,7 @@ def test_a_planted_gap_is_found_in_95_of_100_runs_and_no_gap_in_5(worse):
         # Women's signed CNR is lower by 0.8, about 1.4 of its standard deviations, and their scores are weaker by 80%.
         predictions = predictions_of(images, seed, 0.8 if worse else 0.0)
         tables = {name: predictions.tables[name] for name in ("classification", "grounding")}
-        found = table_of_groups(Predictions(tables), images.assign(view="PA"), n_draws=200, seed=seed)
+        found = table_of_groups(Predictions(tables), images.assign(view="PA"), n_draws=100, seed=seed)
         marked = found[found["p"] <= subgroups.FOUND]
         n_found += bool(len(marked[marked["attribute"] == "sex"] if worse else marked))
     assert n_found >= 19 if worse else n_found <= 1, n_found

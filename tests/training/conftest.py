@@ -11,11 +11,12 @@ import torch
 from pytorch_lightning import Callback, Trainer
 
 from medclip_dcl.data.image_text import ImageTextDataModule
-from medclip_dcl.encoders.image import RegionEncoder, ResNetRegions
+from medclip_dcl.encoders.image import RegionEncoder
 from medclip_dcl.encoders.text import BertSentences
 from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.similarity import LSENonLocal
 from medclip_dcl.training.order import in_order
+from tests.small import PatchRegions
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -28,7 +29,7 @@ def build(small_bert: Path) -> Callable[..., ImageTextModel]:
         similarity: LSENonLocal | None = None, image_encoder: RegionEncoder | None = None, **options: Any
     ) -> ImageTextModel:
         torch.manual_seed(0)
-        image_encoder = ResNetRegions(dim=16, stride=16) if image_encoder is None else image_encoder
+        image_encoder = PatchRegions() if image_encoder is None else image_encoder
         encoders = image_encoder, BertSentences(str(small_bert), dim=16, dropout=0.0)
         similarity = LSENonLocal(dim=16) if similarity is None else similarity
         return ImageTextModel(*encoders, similarity, **{"learning_rate": 1e-2, "warmup_steps": 1, **options})
@@ -65,7 +66,7 @@ def trainer(tmp_path: Path) -> Callable[..., Trainer]:
 
 @pytest.fixture(scope="session")
 def arguments(small_set: Path, small_bert: Path) -> Callable[..., list[str]]:
-    """Makes arguments of a run of two epochs of three steps: the demo with a small set, network and image."""
+    """Makes arguments of a run of two epochs of three steps: the demo with a small set, encoder and image."""
 
     def make(run: Path, *more: str) -> list[str]:
         model, data = "--model.init_args.", "--data.init_args."
@@ -82,6 +83,8 @@ def arguments(small_set: Path, small_bert: Path) -> Callable[..., list[str]]:
             f"{model}text_encoder.init_args.pretrained", str(small_bert),
             f"{model}text_encoder.init_args.dropout", "0.0",
             f"{model}warmup_steps", "2",
+            f"{model}image_encoder", "tests.small.PatchRegions",
+            f"{model}image_encoder.init_args.dim", "128",
             f"{data}folder", str(small_set),
             f"{data}image_size", "48",
             f"{data}crop_size", "32",

@@ -82,8 +82,8 @@ def test_validation_and_checkpoint_have_the_average_and_training_goes_on_with_th
     assert_equal_states(checkpoint["state_dict"], expected[steps - 1], exact=False)
     assert_equal_states(checkpoint["current_model_state"], probe.after_step[steps - 1])
     gap = (
-        probe.after_step[-1]["network.image_encoder.projection.weight"]
-        - probe.in_validation[-1]["network.image_encoder.projection.weight"]
+        probe.after_step[-1]["network.image_encoder.map.0.weight"]
+        - probe.in_validation[-1]["network.image_encoder.map.0.weight"]
     )
     assert gap.abs().max() > 1e-3  # the two are told apart
     loaded = load(tmp_path / "best.ckpt").network.state_dict()
@@ -223,7 +223,7 @@ def test_the_command_tests_the_average(arguments, tmp_path):
     more = ["--trainer.max_epochs", "1", "--trainer.callbacks", CLASSIFICATION]
     main(["fit", *arguments(run, "--ema_decay", "0.8", *more)])
     best = torch.load(run / "checkpoints/best.ckpt", weights_only=True)
-    name = "network.image_encoder.projection.weight"
+    name = "network.image_encoder.map.0.weight"
     assert not torch.equal(best["state_dict"][name], best["current_model_state"][name])
     (run / "checkpoints/untrained.ckpt").unlink()  # one evaluation is enough
     main(["test", "--config", str(run / "config.yaml")])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,7 @@ FEW = Options(20, 0, 64, false_negatives=0.2)
 MANY = Options(20, 0, 64, false_negatives=0.43)
 
 
+@cache
 def _rates(false_negatives: float | None, rare: float | None = None) -> Rates:
     found = dialled_rates(CLASSES, Options(2600, 0, false_negatives=false_negatives, rare_findings=rare))
     assert found is not None
