@@ -92,10 +92,9 @@ def test_imagenet_weights_that_cannot_be_downloaded_are_one_line(capsys, monkeyp
         raise URLError("no network")
 
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", refuse)
-    weights = f"{MODEL}image_encoder.init_args.weights"
-    line = said(
-        capsys, "--run_folder", str(tmp_path / "run"), f"{DATA}folder", str(small_set), weights, "imagenet"
-    )
+    encoder = f"{MODEL}image_encoder.init_args."
+    imagenet = [f"{encoder}weights", "imagenet", f"{encoder}width", "64"]
+    line = said(capsys, "--run_folder", str(tmp_path / "run"), f"{DATA}folder", str(small_set), *imagenet)
     for words in ("imagenet", "no network", "null", ".pth"):
         assert words in line
 
@@ -160,7 +159,7 @@ CALLBACK = '[{"class_path": "medclip_dcl.evaluation.Grounding", "init_args": {"e
         ([f"{MODEL}similarity.init_args.gamma2", "101"], ["similarity: gamma2", "max_gamma2 = 100.0"]),
         ([f"{MODEL}similarity.init_args.sharpness", "0"], ["sharpness", "above 0"]),
         ([f"{MODEL}image_to_text", "1.5"], ["image_to_text", "[0, 1]"]),
-        ([f"{DATA}crop_size", "600"], ["crop_size 600", "image_size = 128"]),
+        ([f"{DATA}crop_size", "600"], ["crop_size 600", "image_size = 144"]),
         ([f"{DATA}brightness", "1.5"], ["data.brightness", "[0, 1)"]),
         (["--trainer.devices", "0"], ["trainer.devices", "at least 1"]),
         (["--trainer.max_epochs", "-5"], ["trainer.max_epochs: expected a number of epochs", "found -5"]),
@@ -206,7 +205,7 @@ CALLBACK = '[{"class_path": "medclip_dcl.evaluation.Grounding", "init_args": {"e
 def test_a_value_that_is_refused_later_is_refused_before_lightning_is_imported(options, named):
     Path("run").mkdir()
     Path("run/config.yaml").write_text(
-        "run_folder: elsewhere\nmodel: {init_args: {learning_rate: 0.001}}\ndata: {init_args: {seed: 1}}\n"
+        "run_folder: elsewhere\nmodel: {init_args: {learning_rate: 0.0005}}\ndata: {init_args: {seed: 1}}\n"
     )
     with pytest.raises(UserError) as error:
         check_arguments(["fit", "--config", DEMO, *options])

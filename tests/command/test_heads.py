@@ -29,7 +29,16 @@ def test_projections_on_frozen_encoders_become_an_ordinary_model(
     for option in ("--data.init_args.image_size", "--data.init_args.crop_size"):
         words.remove(option)
     words[2:2] = ["--config", heads]
-    words += [f"{text}pooling", "cls", f"{text}max_tokens", "128", "--data.init_args.features", name]
+    words += [
+        "--model.init_args.image_encoder.init_args.width",
+        "64",
+        f"{text}pooling",
+        "cls",
+        f"{text}max_tokens",
+        "128",
+        "--data.init_args.features",
+        name,
+    ]
     main(["fit", *words, "--model.init_args.init_from", str(exported), "--untrained", "true"])
     config = yaml.safe_load((run / "config.yaml").read_text())
     assert (
