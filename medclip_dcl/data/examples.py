@@ -15,7 +15,8 @@ from torch.utils.data import Dataset
 from medclip_dcl.data.features import Features
 from medclip_dcl.data.images import Crop, Images
 from medclip_dcl.data.masking import Masking
-from medclip_dcl.encoders.masked_language import IGNORED
+from medclip_dcl.encoders.by_length import order_of, pieces_by_length
+from medclip_dcl.encoders.masked_language import IGNORED, masked_places
 from medclip_dcl.networks.image_text import pad_tokens
 from medclip_dcl.pictures.transforms import centre_crop, to_input
 
@@ -129,11 +130,15 @@ class ReportedExamples(Dataset):
             batch["masked_labels"] = torch.full_like(batch["masked_tokens"], IGNORED)
             for row, (_, labels) in enumerate(masked):
                 batch["masked_labels"][row, : len(labels)] = torch.from_numpy(labels)
+            batch["masked_places"] = [
+                masked_places(batch["masked_labels"][places, :longest])
+                for places, longest in batch["by_length"]
+            ]
         return batch
 
     def _inputs(
         self, examples: list[dict[str, Any]], dicom_ids: list[str], sentence_ids: list[int]
-    ) -> dict[str, Tensor]:
+    ) -> dict[str, Any]:
         """What the encoders take, or what they gave, and the image of each view."""
         if isinstance(self.images, Features):
             return {
@@ -143,11 +148,15 @@ class ReportedExamples(Dataset):
             }
         by_view = list(zip(*(example["views"] for example in examples), strict=True))
         tokens, lengths = pad_tokens([self.tokens[sentence] for sentence in sentence_ids])
+        parts = -(-len(examples) // self.extra.get("encode_at_once", len(examples)))
+        pieces = pieces_by_length(lengths.tolist(), -(-len(sentence_ids) // parts))
         return {
             "images": torch.stack([image for view in by_view for image in view]),
             "view_of": torch.arange(len(examples)).repeat(len(by_view)),
             "tokens": tokens,
             "lengths": lengths,
+            "by_length": pieces,
+            "order": order_of(pieces),
         }
 
 

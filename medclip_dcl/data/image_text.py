@@ -69,7 +69,8 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
     image; tokens (sentence, token), lengths (sentence,); image_index (sentence,): which image of the batch is the
     sentence's positive; dicom_id and study_id of the images, image_key: their rows among the images of the use;
     sentence_id; anchor and candidate: the fields of sentences and of images that the objective asked for;
-    masked_tokens and masked_labels (sentence, token) where it asked for them. Test and prediction batches hold images
+    masked_tokens and masked_labels (sentence, token) where it asked for them; by_length: sentences that are encoded
+    together, and order, see `encoders.by_length`. Test and prediction batches hold images
     only. With `features` a batch holds features (image, channel, row, column) in place of images, and states (sentence,
     hidden) in place of tokens.
 

@@ -25,7 +25,7 @@ from medclip_dcl.data.samplers import (
     worker_options,
 )
 from medclip_dcl.distributed import gather_objects
-from medclip_dcl.encoders.masked_language import IGNORED
+from medclip_dcl.encoders.masked_language import IGNORED, masked_places
 from medclip_dcl.encoders.pretrained import load_tokenizer, resolve_folder, word_pieces
 from medclip_dcl.errors import UserError, check_least
 
@@ -40,7 +40,8 @@ class ReportsDataModule(LinkedDataModule[ReportsRequirements], EpochDataModule):
     Only reports of images whose use is train or validate are read: never those of test or grounding patients.
 
     A batch is a dict: tokens (sentence, token), masked and padded; lengths (sentence,), [CLS] and [SEP] included;
-    labels (sentence, token), the hidden word piece, -100 elsewhere; sentence_id (sentence,), -1 of `extra_text`.
+    labels (sentence, token), the hidden word piece, -100 elsewhere; places (hidden,), of the hidden ones in
+    labels.flatten(); sentence_id (sentence,), -1 of `extra_text`.
     What is masked in training is a function of (seed, epoch, sentence), on validate of (seed, sentence), whatever
     the number of processes or workers.
 
@@ -244,6 +245,7 @@ class _MaskedSentences(Dataset):
             "tokens": torch.from_numpy(tokens),
             "lengths": torch.from_numpy(lengths),
             "labels": torch.from_numpy(labels),
+            "places": masked_places(torch.from_numpy(labels)),
             "sentence_id": torch.from_numpy(self.sentence_ids[indices]),
         }
 

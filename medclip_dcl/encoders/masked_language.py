@@ -41,9 +41,15 @@ class MaskedLanguageHead(nn.Module):
         return linear(self.transform(hidden), weight, self.bias)
 
 
+def masked_places(labels: Int[Tensor, "sentence token"]) -> Int[Tensor, " masked"]:
+    """Places of the masked tokens in `labels.flatten()`; on the host, before a device has to be waited for."""
+    return (labels.flatten() != IGNORED).nonzero()[:, 0]
+
+
 def masked_language_losses(
     hidden: Float[Tensor, "sentence token width"],
     labels: Int[Tensor, "sentence token"],
+    places: Int[Tensor, " masked"],
     head: Callable[[Tensor], Tensor],
 ) -> Float[Tensor, " masked"]:
     """-log P of each masked token in float32, row by row; the vocabulary head runs at these positions only.
@@ -51,7 +57,8 @@ def masked_language_losses(
     Args:
         hidden: last hidden states of the masked sentences.
         labels: the token to be predicted; -100 elsewhere.
+        places: of the masked tokens, `masked_places(labels)`.
         head: hidden states (masked, width) to logits (masked, vocabulary).
     """
-    is_masked = labels != IGNORED
-    return cross_entropy(head(hidden[is_masked]).float(), labels[is_masked], reduction="none")
+    logits = head(hidden.flatten(0, 1)[places])
+    return cross_entropy(logits.float(), labels.flatten()[places], reduction="none")

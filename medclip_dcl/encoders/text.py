@@ -89,8 +89,9 @@ class SentenceEncoder(nn.Module):
         tokens: Int[Tensor, "sentence token"],
         lengths: Int[Tensor, " sentence"],
         labels: Int[Tensor, "sentence token"],
+        places: Int[Tensor, " masked"],
     ) -> Float[Tensor, " masked"]:
-        """-log P of each masked token; `labels` are -100 at unmasked tokens."""
+        """-log P of each masked token; `labels` are -100 at unmasked tokens, `places` those of the others."""
         raise NotImplementedError
 
     def freeze_masked_language_head(self) -> None:
@@ -250,6 +251,7 @@ class BertSentences(SentenceEncoder):
         tokens: Int[Tensor, "sentence token"],
         lengths: Int[Tensor, " sentence"],
         labels: Int[Tensor, "sentence token"],
+        places: Int[Tensor, " masked"],
     ) -> Float[Tensor, " masked"]:
         """-log P of each masked token (Devlin et al., NAACL 2019), not reduced, in float32, row by row.
 
@@ -262,7 +264,8 @@ class BertSentences(SentenceEncoder):
                 "text encoder: no masked-language-model head; build it with masked_language_head: true"
             )
         words = self.bert.embeddings.word_embeddings.weight
-        return masked_language_losses(self._hidden(tokens, lengths), labels, lambda rows: head(rows, words))
+        hidden = self._hidden(tokens, lengths)
+        return masked_language_losses(hidden, labels, places, lambda rows: head(rows, words))
 
     def freeze_masked_language_head(self) -> None:
         if self.masked_language_head is not None:

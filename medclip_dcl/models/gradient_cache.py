@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
@@ -11,33 +11,29 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 
-def in_chunks(encode: Callable[..., Tensor], parts: int, *rows: Tensor) -> Tensor:
-    """`encode` of rows, in so many parts, of which only one keeps its activations at a time (GradCache).
+def in_parts(
+    encode: Callable[..., Tensor], parts: Sequence[tuple[Tensor, ...]], keeps_activations: bool
+) -> Tensor:
+    """`encode` of each part, one after the other; or with only one part's activations in memory at a time (GradCache).
 
-    The result and its gradient are those of all rows at once (Gao et al., RepL4NLP 2021): each part is encoded without
-    keeping anything, and again when the gradient of its result is known, with the same random numbers. What looks at
-    the whole batch does not stay the same: BatchNorm normalises each part by its own statistics, and its running
-    statistics are updated once for each part, as if the parts were batches.
+    The result and its gradient are those of one part after the other (Gao et al., RepL4NLP 2021): without keeping
+    activations each part is encoded again when the gradient of its result is known, with the same random numbers.
+    BatchNorm normalises each part by its own statistics, and its running statistics are updated once for each part, as
+    if the parts were batches.
 
     Args:
         encode: a method of an nn.Module; the result's rows belong to the arguments' rows.
-        parts: how many; 1 is `encode(*rows)`.
-        *rows: tensors that are split along their first dimension, equally.
+        parts: arguments of each call.
+        keeps_activations: True encodes each part once.
     """
-    if parts <= 1 or not torch.is_grad_enabled():
-        return encode(*rows)
+    if keeps_activations or not torch.is_grad_enabled():
+        return torch.cat([encode(*part) for part in parts])
     module: nn.Module = encode.__self__  # type: ignore[attr-defined]
-    size = -(-len(rows[0]) // parts)
 
     def contexts() -> tuple[AbstractContextManager, AbstractContextManager]:
         return nullcontext(), running_statistics_kept(module)
 
-    return torch.cat(
-        [
-            checkpoint(encode, *part, use_reentrant=False, context_fn=contexts)
-            for part in zip(*(tensor.split(size) for tensor in rows), strict=True)
-        ]
-    )
+    return torch.cat([checkpoint(encode, *part, use_reentrant=False, context_fn=contexts) for part in parts])
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from medclip_dcl.encoders.image import RegionEncoder
 from medclip_dcl.encoders.text import SentenceEncoder
 from medclip_dcl.errors import MissingFileError, UserError, check_options
 from medclip_dcl.models.base import ImageModel
-from medclip_dcl.models.gradient_cache import in_chunks
+from medclip_dcl.models.gradient_cache import in_parts
 from medclip_dcl.models.optimisation import adamw_warmup_cosine, parameter_groups
 from medclip_dcl.networks.image_text import ImageTextNetwork, build_part, part_config
 from medclip_dcl.networks.initial_weights import PARTS, TakenOver
@@ -223,7 +223,7 @@ class ImageTextModel(ImageModel):
 
     def test_step(self, batch: dict[str, Any], batch_index: int) -> dict[str, Any]:
         """Features for the callbacks."""
-        return {"feature_map": self._feature_map(batch, 1), "dicom_id": batch["dicom_id"]}
+        return {"feature_map": self._feature_map(batch), "dicom_id": batch["dicom_id"]}
 
     predict_step = test_step
 
@@ -231,31 +231,43 @@ class ImageTextModel(ImageModel):
         self, batch: dict[str, Any], across_processes: bool = True, step: int = 0
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Loss of this process's sentences, the feature map of its images, and figures to watch (of the sentences)."""
-        parts = -(-len(batch["images"]) // batch["encode_at_once"]) if "encode_at_once" in batch else 1
-        feature_map, sentences = self._feature_map(batch, parts), self._sentences(batch, parts)
+        feature_map, sentences = self._feature_map(batch), self._sentences(batch)
         regions = self.network.regions(feature_map)
         loss, figures = self.objective(
             self.network.similarity, regions, sentences, batch, across_processes, step
         )
         if "masked_tokens" in batch:
-            masked = (batch["masked_tokens"], batch["lengths"], batch["masked_labels"])
-            losses = in_chunks(self.network.text_encoder.masked_language_loss, parts, *masked)
+            losses = self._masked_language_losses(batch)
             of_language = global_mean(losses) if across_processes else losses.mean()
             figures["masked_language_loss"] = of_language.detach()
             loss = loss + self.masked_language_weight * of_language
         return loss, feature_map, figures
 
-    def _feature_map(self, batch: dict[str, Any], parts: int) -> Tensor:
-        """Projected regions of the images, which are encoded in so many parts, or of their features."""
+    def _feature_map(self, batch: dict[str, Any]) -> Tensor:
+        """Projected regions of the images, or of their features."""
         if "features" in batch:
             return self.network.image_encoder.project(batch["features"].to(self.network.mean))
-        return in_chunks(self.network.feature_map, parts, batch["images"])
+        images = batch["images"]
+        parts = [(part,) for part in images.split(batch.get("encode_at_once", len(images)))]
+        return in_parts(self.network.feature_map, parts, len(parts) == 1)
 
-    def _sentences(self, batch: dict[str, Any], parts: int) -> Tensor:
-        """Embeddings of the sentences, as `_feature_map`."""
+    def _sentences(self, batch: dict[str, Any]) -> Tensor:
+        """Embeddings of the sentences, or of their states."""
         if "states" in batch:
             return self.network.text_encoder.project(batch["states"].to(self.network.mean))
-        return in_chunks(self.network.encode_sentences, parts, batch["tokens"], batch["lengths"])
+        tokens, lengths = batch["tokens"], batch["lengths"]
+        parts = [(tokens[places, :longest], lengths[places]) for places, longest in batch["by_length"]]
+        encoded = in_parts(self.network.encode_sentences, parts, "encode_at_once" not in batch)
+        return encoded[batch["order"]]
+
+    def _masked_language_losses(self, batch: dict[str, Any]) -> Tensor:
+        """-log P of each masked token, the sentences in pieces as they are encoded."""
+        tokens, lengths, labels = batch["masked_tokens"], batch["lengths"], batch["masked_labels"]
+        parts = [
+            (tokens[places, :longest], lengths[places], labels[places, :longest], masked)
+            for (places, longest), masked in zip(batch["by_length"], batch["masked_places"], strict=True)
+        ]
+        return in_parts(self.network.text_encoder.masked_language_loss, parts, "encode_at_once" not in batch)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """A step, and gamma pulled back to its cap before any callback averages or saves the weights."""

@@ -256,7 +256,7 @@ class MaskedLanguageModel(TrainedModel):
     def _losses(self, batch: dict[str, Tensor]) -> Float[Tensor, " masked"]:
         """-log P of each hidden word piece."""
         hidden = self(batch["tokens"], batch["lengths"])
-        return masked_language_losses(hidden, batch["labels"], self._model.cls)
+        return masked_language_losses(hidden, batch["labels"], batch["places"], self._model.cls)
 
     @property
     def _model(self) -> BertForMaskedLM:

@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 from transformers import BertForMaskedLM
 
 from medclip_dcl.encoders.image import ResNetRegions
+from medclip_dcl.encoders.masked_language import masked_places
 from medclip_dcl.encoders.pretrained import ModelFolderError, load_masked_language_model
 from medclip_dcl.encoders.text import BertSentences
 from medclip_dcl.networks.image_text import ImageTextNetwork, pad_tokens
@@ -41,22 +42,22 @@ def folder(request: pytest.FixtureRequest, small_bert: Path, tmp_path: Path) -> 
     return folder
 
 
-def masked_batch(encoder: BertSentences) -> tuple[Tensor, Tensor, Tensor]:
+def masked_batch(encoder: BertSentences) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Three padded sentences; two, none and one word pieces are hidden."""
     tokens, lengths = pad_tokens(encoder.tokenize(TEXTS))
     labels = torch.full_like(tokens, -100)
     for place in ((0, 2), (0, 4), (2, 1)):
         labels[place], tokens[place] = tokens[place], 4
-    return tokens, lengths, labels
+    return tokens, lengths, labels, masked_places(labels)
 
 
 @torch.no_grad()
 def test_losses_are_those_of_transformers(folder: Path) -> None:
     encoder = BertSentences(str(folder), masked_language_head=True).eval()
     reference = BertForMaskedLM.from_pretrained(folder).eval()
-    tokens, lengths, labels = masked_batch(encoder)
+    tokens, lengths, labels, places = masked_batch(encoder)
     assert lengths[1] < lengths[0] == tokens.shape[1]
-    found = encoder.masked_language_loss(tokens, lengths, labels)
+    found = encoder.masked_language_loss(tokens, lengths, labels, places)
     expected = []
     for row, column in ((0, 2), (0, 4), (2, 1)):
         logits = reference(tokens[row : row + 1, : lengths[row]]).logits[0, column]
@@ -69,8 +70,8 @@ def test_gradients_are_those_of_transformers(folder: Path) -> None:
     """The word embeddings get theirs from both ends."""
     encoder = BertSentences(str(folder), masked_language_head=True, dropout=0.0)
     reference = load_masked_language_model(folder).eval()
-    tokens, lengths, labels = masked_batch(encoder)
-    encoder.masked_language_loss(tokens, lengths, labels).mean().backward()
+    tokens, lengths, labels, places = masked_batch(encoder)
+    encoder.masked_language_loss(tokens, lengths, labels, places).mean().backward()
     mask = (torch.arange(tokens.shape[1]) < lengths[:, None]).long()
     logits = reference(tokens, attention_mask=mask).logits
     cross_entropy(logits.flatten(0, 1), labels.flatten()).backward()
@@ -87,9 +88,9 @@ def test_the_head_runs_at_masked_positions_only(small_bert: Path) -> None:
     shapes = []
     assert encoder.masked_language_head is not None
     encoder.masked_language_head.register_forward_hook(lambda module, given, out: shapes.append(out.shape))
-    tokens, lengths, labels = masked_batch(encoder)
-    encoder.masked_language_loss(tokens, lengths, labels)
-    nothing = encoder.masked_language_loss(tokens, lengths, torch.full_like(labels, -100))
+    tokens, lengths, labels, places = masked_batch(encoder)
+    encoder.masked_language_loss(tokens, lengths, labels, places)
+    nothing = encoder.masked_language_loss(tokens, lengths, torch.full_like(labels, -100), places[:0])
     vocabulary = encoder.bert.config.vocab_size
     assert shapes == [(3, vocabulary), (0, vocabulary)] and nothing.shape == (0,)
 
@@ -100,15 +101,15 @@ def test_the_tie_survives_copying_and_loading(small_bert: Path) -> None:
     loaded = BertSentences(**first.config()).eval()
     loaded.load_state_dict(first.state_dict())
     copied = copy.deepcopy(first)
-    tokens, lengths, labels = masked_batch(first)
-    expected = first.masked_language_loss(tokens, lengths, labels)
+    tokens, lengths, labels, places = masked_batch(first)
+    expected = first.masked_language_loss(tokens, lengths, labels, places)
     for other in (loaded, copied):
-        assert torch.equal(other.masked_language_loss(tokens, lengths, labels), expected)
+        assert torch.equal(other.masked_language_loss(tokens, lengths, labels, places), expected)
         # A word piece that stands in no sentence: only the decoder can see its embedding change.
         absent = (set(range(5, 40)) - set(tokens.flatten().tolist()) - set(labels.flatten().tolist())).pop()
         other.bert.embeddings.word_embeddings.weight[absent, 0] += 1
-        assert (other.masked_language_loss(tokens, lengths, labels) != expected).all()
-    assert torch.equal(first.masked_language_loss(tokens, lengths, labels), expected)
+        assert (other.masked_language_loss(tokens, lengths, labels, places) != expected).all()
+    assert torch.equal(first.masked_language_loss(tokens, lengths, labels, places), expected)
 
 
 @torch.no_grad()

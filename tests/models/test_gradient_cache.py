@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
 
-from medclip_dcl.models.gradient_cache import in_chunks
+from medclip_dcl.models.gradient_cache import in_parts
 
 
 class Encoder(nn.Module):
@@ -21,6 +23,11 @@ class Encoder(nn.Module):
     def forward(self, rows: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         self.rows.append(len(rows))
         return self.dropout(self.norm(self.layer(rows)).tanh()) * scale[:, None]
+
+
+def in_chunks(encode: Callable[..., torch.Tensor], parts: int, *rows: torch.Tensor) -> torch.Tensor:
+    size = -(-len(rows[0]) // parts)
+    return in_parts(encode, list(zip(*(tensor.split(size) for tensor in rows), strict=True)), parts == 1)
 
 
 def gradient(encoder: Encoder) -> torch.Tensor:
@@ -93,7 +100,7 @@ def test_without_gradient_nothing_is_encoded_twice():
     encoder = Encoder()
     with torch.no_grad():
         in_chunks(encoder.forward, 4, torch.randn(8, 5), torch.ones(8))
-    assert encoder.rows == [8]
+    assert encoder.rows == [2, 2, 2, 2]
 
 
 def test_norms_that_do_not_run_are_left_alone():

@@ -13,7 +13,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from medclip_dcl.encoders.by_length import order_of, pieces_by_length
 from medclip_dcl.encoders.image import RegionEncoder
+from medclip_dcl.encoders.masked_language import masked_places
 from medclip_dcl.encoders.text import SentenceEncoder
 from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.objectives import (
@@ -116,10 +118,10 @@ class MeanOfTokens(SentenceEncoder):
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         return self.embedding(tokens).mean(1)
 
-    def masked_language_loss(self, tokens: Tensor, lengths: Tensor, labels: Tensor) -> Tensor:
+    def masked_language_loss(self, tokens: Tensor, lengths: Tensor, labels: Tensor, places: Tensor) -> Tensor:
         logits = self(tokens, lengths)[:, None] @ self.embedding.weight.T
-        is_hidden = labels != -100
-        return cross_entropy(logits.expand(*labels.shape, -1)[is_hidden], labels[is_hidden], reduction="none")
+        at = logits.expand(*labels.shape, -1).flatten(0, 1)[places]
+        return cross_entropy(at, labels.flatten()[places], reduction="none")
 
     def config(self) -> dict[str, Any]:
         return {}
@@ -195,10 +197,20 @@ def part_of(whole: dict[str, Any], rank: int) -> dict[str, Any]:
     return part
 
 
+def in_pieces(batch: dict[str, Any]) -> dict[str, Any]:
+    """The batch with what the loader says of its sentences' lengths."""
+    pieces = pieces_by_length(batch["lengths"].tolist(), 2 if "encode_at_once" in batch else None)
+    batch = {**batch, "by_length": pieces, "order": order_of(pieces)}
+    if "masked_labels" in batch:
+        labels = batch["masked_labels"]
+        batch["masked_places"] = [masked_places(labels[places, :longest]) for places, longest in pieces]
+    return batch
+
+
 def step(model: ImageTextModel, batch: dict[str, Any], world: int = 1) -> dict[str, Tensor]:
     """Parameters and buffers after one step of the optimiser; gradients are averaged as by DistributedDataParallel."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    loss, _, _ = model._losses(batch, step=5)
+    loss, _, _ = model._losses(in_pieces(batch), step=5)
     loss.backward()
     for parameter in model.parameters():
         if world > 1 and parameter.grad is not None:
