@@ -36,6 +36,7 @@ from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 
 from medclip_dcl.command.lightning_cli import best_precision
 from medclip_dcl.distributed import device_name
+from medclip_dcl.encoders.by_length import order_of, pieces_by_length
 from medclip_dcl.encoders.image import ResNetRegions
 from medclip_dcl.encoders.pretrained import save_language_model
 from medclip_dcl.encoders.text import BertSentences
@@ -74,11 +75,14 @@ def text_encoder() -> BertSentences:
 def batch_of(images: int) -> dict[str, Any]:
     """A batch as ImageTextDataModule serves it, of random numbers: one sentence an image."""
     rows = torch.arange(images)
+    pieces = pieces_by_length([WORD_PIECES] * images)
     return {
         "images": torch.rand(images, 3, CROP, CROP),
         "view_of": rows,
         "tokens": torch.randint(1000, PIECES, (images, WORD_PIECES)),
         "lengths": torch.full((images,), WORD_PIECES),
+        "by_length": pieces,
+        "order": order_of(pieces),
         "image_index": rows,
         "dicom_id": [str(i) for i in range(images)],
         "study_id": rows,
