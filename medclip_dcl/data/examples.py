@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from medclip_dcl.data.features import Features
 from medclip_dcl.data.images import Crop, Images
 from medclip_dcl.data.masking import Masking
-from medclip_dcl.encoders.by_length import order_of, pieces_by_length
+from medclip_dcl.encoders.by_length import pieces_by_length, rows_of
 from medclip_dcl.encoders.masked_language import IGNORED, masked_places
 from medclip_dcl.networks.image_text import pad_tokens
 from medclip_dcl.pictures.transforms import centre_crop, to_input
@@ -130,9 +130,11 @@ class ReportedExamples(Dataset):
             batch["masked_labels"] = torch.full_like(batch["masked_tokens"], IGNORED)
             for row, (_, labels) in enumerate(masked):
                 batch["masked_labels"][row, : len(labels)] = torch.from_numpy(labels)
-            batch["masked_places"] = [
-                masked_places(batch["masked_labels"][places, :longest])
-                for places, longest in batch["by_length"]
+            # As a sentence is hidden in other places each time, each is encoded.
+            pieces = pieces_by_length(batch["lengths"].tolist(), self._most(examples, sentence_ids))
+            batch["masked_by_length"] = [
+                (places, longest, masked_places(batch["masked_labels"][places, :longest]))
+                for places, longest in pieces
             ]
         return batch
 
@@ -140,24 +142,36 @@ class ReportedExamples(Dataset):
         self, examples: list[dict[str, Any]], dicom_ids: list[str], sentence_ids: list[int]
     ) -> dict[str, Any]:
         """What the encoders take, or what they gave, and the image of each view."""
+        first = {sentence: place for place, sentence in reversed(list(enumerate(sentence_ids)))}
         if isinstance(self.images, Features):
+            row = {sentence: row for row, sentence in enumerate(first)}
             return {
                 "features": self.images.of_images(dicom_ids),
                 "view_of": torch.arange(len(examples)),
-                "states": self.images.of_sentences(sentence_ids),
+                "states": self.images.of_sentences(list(first)),
+                "row_of_sentence": torch.tensor([row[sentence] for sentence in sentence_ids]),
             }
         by_view = list(zip(*(example["views"] for example in examples), strict=True))
         tokens, lengths = pad_tokens([self.tokens[sentence] for sentence in sentence_ids])
-        parts = -(-len(examples) // self.extra.get("encode_at_once", len(examples)))
-        pieces = pieces_by_length(lengths.tolist(), -(-len(sentence_ids) // parts))
+        places = torch.tensor(sorted(first.values()))
+        most = self._most(examples, sentence_ids)
+        pieces = [
+            (places[some], longest) for some, longest in pieces_by_length(lengths[places].tolist(), most)
+        ]
+        row_of = rows_of(pieces)
         return {
             "images": torch.stack([image for view in by_view for image in view]),
             "view_of": torch.arange(len(examples)).repeat(len(by_view)),
             "tokens": tokens,
             "lengths": lengths,
             "by_length": pieces,
-            "order": order_of(pieces),
+            "row_of_sentence": torch.tensor([row_of[first[sentence]] for sentence in sentence_ids]),
         }
+
+    def _most(self, examples: list[dict[str, Any]], sentence_ids: list[int]) -> int:
+        """Sentences to encode at once, where images are encoded in parts."""
+        parts = -(-len(examples) // self.extra.get("encode_at_once", len(examples)))
+        return -(-len(sentence_ids) // parts)
 
 
 def column(values: Mapping[Any, Any], keys: Sequence[Any]) -> Tensor:

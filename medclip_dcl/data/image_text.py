@@ -69,10 +69,10 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
     image; tokens (sentence, token), lengths (sentence,); image_index (sentence,): which image of the batch is the
     sentence's positive; dicom_id and study_id of the images, image_key: their rows among the images of the use;
     sentence_id; anchor and candidate: the fields of sentences and of images that the objective asked for;
-    masked_tokens and masked_labels (sentence, token) where it asked for them; by_length: sentences that are encoded
-    together, and order, see `encoders.by_length`. Test and prediction batches hold images
-    only. With `features` a batch holds features (image, channel, row, column) in place of images, and states (sentence,
-    hidden) in place of tokens.
+    masked_tokens and masked_labels (sentence, token) and masked_by_length where it asked for them; by_length, the
+    places of distinct sentences that are encoded together (`encoders.by_length`), and row_of_sentence (sentence,), the
+    row of each among them. Test and prediction batches hold images only. With `features` a batch holds features (image,
+    channel, row, column) in place of images, and states (distinct, hidden) in place of tokens.
 
     Args:
         folder: the prepared data set.

@@ -1,4 +1,4 @@
-"""Sentences of like length encoded together: most of a batch of report sentences is padding of its longest."""
+"""Sentences of like length encoded together, equal ones once: most of a padded batch of report sentences is padding."""
 
 from __future__ import annotations
 
@@ -47,6 +47,7 @@ def pieces_by_length(lengths: Sequence[int], most: int | None = None) -> Pieces:
     return [(places, int(lengths[int(places[-1])])) for places in pieces]
 
 
-def order_of(pieces: Pieces) -> Tensor:
-    """For each sentence its row among the pieces' rows, one piece after the other."""
-    return torch.cat([places for places, _ in pieces]).argsort()
+def rows_of(pieces: Pieces) -> dict[int, int]:
+    """The row of each place among the pieces' rows, one piece after the other."""
+    every = torch.cat([places for places, _ in pieces]).tolist()
+    return {place: row for row, place in enumerate(every)}

@@ -252,22 +252,22 @@ class ImageTextModel(ImageModel):
         return in_parts(self.network.feature_map, parts, len(parts) == 1)
 
     def _sentences(self, batch: dict[str, Any]) -> Tensor:
-        """Embeddings of the sentences, or of their states."""
+        """Embeddings of the distinct sentences, or of their states: the rows of `row_of_sentence`."""
         if "states" in batch:
             return self.network.text_encoder.project(batch["states"].to(self.network.mean))
         tokens, lengths = batch["tokens"], batch["lengths"]
         parts = [(tokens[places, :longest], lengths[places]) for places, longest in batch["by_length"]]
-        encoded = in_parts(self.network.encode_sentences, parts, "encode_at_once" not in batch)
-        return encoded[batch["order"]]
+        return in_parts(self.network.encode_sentences, parts, "encode_at_once" not in batch)
 
     def _masked_language_losses(self, batch: dict[str, Any]) -> Tensor:
-        """-log P of each masked token, the sentences in pieces as they are encoded."""
+        """-log P of each masked token, the sentences in pieces."""
         tokens, lengths, labels = batch["masked_tokens"], batch["lengths"], batch["masked_labels"]
         parts = [
             (tokens[places, :longest], lengths[places], labels[places, :longest], masked)
-            for (places, longest), masked in zip(batch["by_length"], batch["masked_places"], strict=True)
+            for places, longest, masked in batch["masked_by_length"]
         ]
-        return in_parts(self.network.text_encoder.masked_language_loss, parts, "encode_at_once" not in batch)
+        keeps_activations = "encode_at_once" not in batch
+        return in_parts(self.network.text_encoder.masked_language_loss, parts, keeps_activations)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """A step, and gamma pulled back to its cap before any callback averages or saves the weights."""

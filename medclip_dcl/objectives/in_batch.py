@@ -41,7 +41,9 @@ class _Batch(NamedTuple):
     regions: Tensor
     """(view, region, dim) of this process."""
     sentences: Tensor
-    """(sentence, dim) of this process."""
+    """(distinct, dim) of this process."""
+    row_of_sentence: Tensor
+    """(sentence,): the row of `sentences` of each sentence of this process."""
     candidates: Tensor
     """(candidate, region, dim) of all processes."""
     image_of_sentence: Tensor
@@ -164,7 +166,7 @@ class InBatchObjective(nn.Module):
         self,
         similarity: Similarity,
         regions: Float[Tensor, "view region dim"],
-        sentences: Float[Tensor, "sentence dim"],
+        sentences: Float[Tensor, "distinct dim"],
         batch: Mapping[str, Any],
         across_processes: bool = True,
         step: int = 0,
@@ -174,8 +176,9 @@ class InBatchObjective(nn.Module):
         Args:
             similarity: regions and sentences to logits.
             regions: of all views of this process's images.
-            sentences: their embeddings.
-            batch: image_index (sentence,); view_of (view,), which image each view is of: first views stand first;
+            sentences: embeddings of the distinct sentences.
+            batch: image_index (sentence,); row_of_sentence (sentence,), the row of `sentences` that each has, or none
+                for one after the other; view_of (view,), which image each view is of: first views stand first;
                 study_id (image,); sentence_id (sentence,); anchor and candidate, the required fields; image_key
                 (image,), which a `loss` may need: the row of each training image.
             across_processes: False restricts the candidates to the images of this process.
@@ -189,7 +192,7 @@ class InBatchObjective(nn.Module):
             eta = self.class_probability(
                 **{name: whole.of_sentences[name] for name in self.class_probability.requires}
             )
-            logits = similarity(whole.candidates, whole.sentences)
+            logits = similarity(whole.candidates, whole.sentences)[whole.row_of_sentence]
             loss, figures = self._of_sentences(logits, similarity, whole, eta, processes, step)
             if self.image_to_text:
                 of_images = self._of_images(logits, similarity, whole, eta, processes, step)
@@ -263,7 +266,9 @@ class InBatchObjective(nn.Module):
         if whole.candidates is whole.regions:
             logits = logits[:, : whole.own_images].T
         else:
-            logits = similarity(whole.regions[: whole.own_images], processes.gather(whole.sentences)).T
+            rows = whole.row_of_sentence + processes.offset(len(whole.sentences), logits.device)
+            all_logits = similarity(whole.regions[: whole.own_images], processes.gather(whole.sentences))
+            logits = all_logits[processes.gather(rows)].T
         if logits.requires_grad:
             # In the layout of the logits: gamma^2's gradient is summed in one order, whatever the loss's operations.
             logits.register_hook(lambda gradient: gradient.T.contiguous().T)
@@ -347,6 +352,9 @@ def _through_processes(
     return _Batch(
         regions=regions,
         sentences=sentences,
+        row_of_sentence=batch.get(
+            "row_of_sentence", torch.arange(len(batch["sentence_id"]), device=sentences.device)
+        ),
         candidates=processes.gather(regions),
         image_of_sentence=batch["image_index"] + first_image,
         image_of_candidate=views[:, 0],

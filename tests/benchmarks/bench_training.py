@@ -36,7 +36,7 @@ from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 
 from medclip_dcl.command.lightning_cli import best_precision
 from medclip_dcl.distributed import device_name
-from medclip_dcl.encoders.by_length import order_of, pieces_by_length
+from medclip_dcl.encoders.by_length import pieces_by_length
 from medclip_dcl.encoders.image import ResNetRegions
 from medclip_dcl.encoders.pretrained import save_language_model
 from medclip_dcl.encoders.text import BertSentences
@@ -82,7 +82,7 @@ def batch_of(images: int) -> dict[str, Any]:
         "tokens": torch.randint(1000, PIECES, (images, WORD_PIECES)),
         "lengths": torch.full((images,), WORD_PIECES),
         "by_length": pieces,
-        "order": order_of(pieces),
+        "row_of_sentence": rows,
         "image_index": rows,
         "dicom_id": [str(i) for i in range(images)],
         "study_id": rows,

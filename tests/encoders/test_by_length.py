@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from medclip_dcl.encoders import by_length
-from medclip_dcl.encoders.by_length import order_of, pieces_by_length
+from medclip_dcl.encoders.by_length import pieces_by_length, rows_of
 from medclip_dcl.encoders.text import BertSentences
 from medclip_dcl.networks.image_text import pad_tokens
 
@@ -53,4 +53,6 @@ def test_pieces_encode_as_the_whole(small_bert):
     pieces = pieces_by_length(lengths.tolist(), 4)
     parts = [encoder(tokens[places, :longest], lengths[places]) for places, longest in pieces]
     assert len(parts) == 3 and pieces[0][1] < pieces[-1][1]
-    torch.testing.assert_close(torch.cat(parts)[order_of(pieces)], encoder(tokens, lengths))
+    rows = rows_of(pieces)
+    order = [rows[place] for place in range(len(texts))]
+    torch.testing.assert_close(torch.cat(parts)[order], encoder(tokens, lengths))

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from medclip_dcl.encoders.by_length import order_of, pieces_by_length
+from medclip_dcl.encoders.by_length import pieces_by_length, rows_of
 from medclip_dcl.encoders.image import RegionEncoder
 from medclip_dcl.encoders.masked_language import masked_places
 from medclip_dcl.encoders.text import SentenceEncoder
@@ -151,10 +151,10 @@ def batch(name: str) -> dict[str, Any]:
     whole: dict[str, Any] = {
         "images": torch.rand(images * views, 3, 12, 8, generator=generator, dtype=torch.float64),
         "view_of": torch.arange(images).repeat(views),
-        "tokens": torch.randint(11, (sentences, 6), generator=generator),
         "lengths": torch.full((sentences,), 6),
         "image_index": torch.tensor([2, 0, 1, 0, 4, 4, 3, 4, 3]),  # every image has a sentence
         "sentence_id": torch.tensor([7, 3, 5, 5, 3, 9, 8, 7, 2]),
+        "tokens": torch.randint(11, (10, 6), generator=generator)[[7, 3, 5, 5, 3, 9, 8, 7, 2]],
         "study_id": torch.tensor([50, 51, 52, 50, 53]),
         "image_key": torch.tensor([3, 0, 4, 2, 1]),
         "anchor": {
@@ -198,12 +198,19 @@ def part_of(whole: dict[str, Any], rank: int) -> dict[str, Any]:
 
 
 def in_pieces(batch: dict[str, Any]) -> dict[str, Any]:
-    """The batch with what the loader says of its sentences' lengths."""
-    pieces = pieces_by_length(batch["lengths"].tolist(), 2 if "encode_at_once" in batch else None)
-    batch = {**batch, "by_length": pieces, "order": order_of(pieces)}
+    """The batch with what the loader says of its sentences: of equal ones the first is encoded."""
+    most = 2 if "encode_at_once" in batch else None
+    ids, lengths = batch["sentence_id"].tolist(), batch["lengths"]
+    first = torch.tensor([place for place, sentence in enumerate(ids) if ids.index(sentence) == place])
+    pieces = [(first[some], longest) for some, longest in pieces_by_length(lengths[first].tolist(), most)]
+    rows = rows_of(pieces)
+    row_of_sentence = torch.tensor([rows[ids.index(sentence)] for sentence in ids])
+    batch = {**batch, "by_length": pieces, "row_of_sentence": row_of_sentence}
     if "masked_labels" in batch:
-        labels = batch["masked_labels"]
-        batch["masked_places"] = [masked_places(labels[places, :longest]) for places, longest in pieces]
+        every, labels = pieces_by_length(lengths.tolist(), most), batch["masked_labels"]
+        batch["masked_by_length"] = [
+            (some, longest, masked_places(labels[some, :longest])) for some, longest in every
+        ]
     return batch
 
 
