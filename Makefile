@@ -68,7 +68,7 @@ STUDY := data/phantoms
 SHARES := 0.1 0.2 0.43 0.6
 
 study: $(SHARES:%=$(STUDY)/%/set/features/warm/features.json)
-	for name in search_eta table1 shares temperature table1_symmetric; do \
+	for name in search_eta table1 shares table1_whole temperature table1_symmetric; do \
 	    $(RUN) -m medclip_dcl.experiments configs/experiments/$$name.yaml --lanes 2 || exit; done
 
 .SECONDARY:
