@@ -1,7 +1,7 @@
 """Say how long ``make demo`` will take on this machine, before it starts: ``python -m medclip_dcl.demo_time``.
 
-A few of its training steps are timed, with random images and tokens. The other stages are counted in steps, by the CPU
-seconds that both took on one machine (tests/benchmarks/RESULTS.md, "The demo, stage by stage"). The machine may
+A few of its training steps are timed, with random images and tokens. The other stages are counted in steps, by the time
+that both took on one idle machine (tests/benchmarks/RESULTS.md, "The demo, stage by stage"). The machine may
 get busier, or less busy: each training says how much time it has left.
 """
 
@@ -18,8 +18,8 @@ from medclip_dcl.encoders.image import ResNetRegions
 
 STEPS = 1708
 """Of configs/demo.yaml: 14 epochs of 122 batches."""
-OTHER_STAGES = 1700
-"""All that is not forward and backward of these steps, in steps."""
+OTHER_STAGES = 700
+"""All that is not forward and backward of these steps, in steps: 581 s in all on a machine whose step took 0.24 s."""
 _TIMED = 6
 _IMAGES, _SIDE, _SENTENCES, _TOKENS = 16, 112, 90, 25  # a batch of configs/demo.yaml
 

@@ -157,7 +157,7 @@ def _panel(
         axes.yaxis.set_major_formatter(ScalarFormatter(useOffset=False))
         if compared or len(across):
             below = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0}
-            axes.legend(fontsize=8, frameon=False, ncols=min(4, max(len(levels), len(across))), **below)
+            axes.legend(fontsize=8, frameon=False, ncols=min(3, max(len(levels), len(across))), **below)
 
     return [draw]
 
