@@ -38,7 +38,8 @@ def main() -> None:
     torch.manual_seed(0)
     encoder = BertSentences(options.model, max_tokens=128).train()
     prepared = PreparedSet(options.data)
-    texts = prepared.table("sentences").set_index("sentence_id")["text"]
+    sentences = prepared.table("sentences")
+    texts = dict(zip(sentences["sentence_id"].tolist(), sentences["text"].tolist(), strict=True))
     reports = prepared.table("reports").drop_duplicates(["study_id", "sentence_id"])
     of_study = reports.groupby("study_id")["sentence_id"].apply(list).tolist()
     bert = encoder.bert.config
@@ -52,7 +53,7 @@ def main() -> None:
     ]
     for images in options.images:
         for draws_one in (True, False):
-            lines.append(row(encoder, of_study, texts.to_dict(), images, draws_one, options.batches))
+            lines.append(row(encoder, of_study, texts, images, draws_one, options.batches))
     print("\n".join(lines))
     write_section(TITLE, lines)
 
