@@ -24,7 +24,7 @@ def test_it_counts_the_steps_of_the_demo_and_times_its_batch():
 def test_it_says_a_duration(monkeypatch, capsys):
     monkeypatch.setattr(demo_time, "step_seconds", lambda: 0.1)
     demo_time.main()
-    assert capsys.readouterr().out.startswith("make demo: about 6 min on this machine")
+    assert capsys.readouterr().out.startswith("make demo: about 4 min on this machine")
 
 
 def test_it_times_a_step(monkeypatch):
