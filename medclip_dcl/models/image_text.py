@@ -252,11 +252,15 @@ class ImageTextModel(ImageModel):
         return in_parts(self.network.feature_map, parts, len(parts) == 1)
 
     def _sentences(self, batch: dict[str, Any]) -> Tensor:
-        """Embeddings of the distinct sentences, or of their states: the rows of `row_of_sentence`."""
+        """Embeddings of the distinct sentences, or of their states: the rows of `row_of_sentence`.
+
+        A batch that does not say which sentences are equal and of like length is encoded as it is.
+        """
         if "states" in batch:
             return self.network.text_encoder.project(batch["states"].to(self.network.mean))
         tokens, lengths = batch["tokens"], batch["lengths"]
-        parts = [(tokens[places, :longest], lengths[places]) for places, longest in batch["by_length"]]
+        pieces = batch.get("by_length", [(slice(None), tokens.shape[1])])
+        parts = [(tokens[places, :longest], lengths[places]) for places, longest in pieces]
         return in_parts(self.network.encode_sentences, parts, "encode_at_once" not in batch)
 
     def _masked_language_losses(self, batch: dict[str, Any]) -> Tensor:

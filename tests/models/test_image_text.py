@@ -12,6 +12,7 @@ import torch
 from pytorch_lightning import Callback, LightningDataModule, Trainer
 
 from medclip_dcl.data.image_text import ImageTextDataModule
+from medclip_dcl.encoders import by_length
 from medclip_dcl.encoders.image import RegionEncoder
 from medclip_dcl.encoders.text import BertSentences
 from medclip_dcl.errors import UserError
@@ -258,6 +259,23 @@ def test_the_masked_language_loss_is_added_and_an_idle_head_is_frozen(small_bert
     assert "masked_language_loss" not in without
     assert not any(p.requires_grad for p in idle.network.text_encoder.masked_language_head.parameters())
     assert all(p.requires_grad for p in encoder.masked_language_head.parameters())
+
+
+def test_equal_sentences_once_in_pieces_cost_what_the_plain_batch_costs(
+    small_bert, data, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(by_length, "_PASS", 1)
+    data.sentences = "all"
+    model = build(small_bert, image_to_text=0.3)
+    trainer(tmp_path, max_steps=1, limit_val_batches=0, num_sanity_val_steps=0).fit(model, data)
+    batch = next(iter(data.train_dataloader()))
+    rows = batch["row_of_sentence"]
+    assert len(batch["by_length"]) > 1 and len(rows.unique()) == len(batch["sentence_id"].unique()) < len(
+        rows
+    )
+    plain = {key: value for key, value in batch.items() if key not in ("by_length", "row_of_sentence")}
+    model.eval()
+    torch.testing.assert_close(model._losses(batch)[0], model._losses(plain)[0])
 
 
 def test_schedule():
