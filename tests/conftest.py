@@ -16,13 +16,21 @@ from typing import TYPE_CHECKING
 import pytest
 from jaxtyping import install_import_hook
 
-# Before anything of the project is imported: every annotated function then checks its arguments and result.
-install_import_hook(["medclip_dcl", "data_prep"], "beartype.beartype")
-
 if TYPE_CHECKING:
     from medclip_dcl.inference import ImageTextInference
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def modules_with_shapes() -> list[str]:
+    """The project's modules that annotate shapes."""
+    files = [file for package in ("medclip_dcl", "data_prep") for file in (ROOT / package).rglob("*.py")]
+    with_shapes = [file for file in files if "from jaxtyping import" in file.read_text(encoding="utf-8")]
+    return [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in with_shapes]
+
+
+# Before anything of the project is imported: their functions then check their arguments and results.
+install_import_hook(modules_with_shapes(), "beartype.beartype")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -136,7 +136,11 @@ def write_small_bert(folder: Path) -> None:
 def export_network(small_bert: Path, folder: Path, seed: int = 0) -> Path:
     """Write a network of 16 dimensions for images of 64 pixels as an exported folder."""
     torch.manual_seed(seed)
-    parts = ResNetRegions(dim=16, stride=16), BertSentences(str(small_bert), dim=16), LSENonLocal(dim=16)
+    parts = (
+        ResNetRegions(dim=16, stride=16, width=16),
+        BertSentences(str(small_bert), dim=16),
+        LSENonLocal(dim=16),
+    )
     ImageTextNetwork(*parts, image_size=64).save_pretrained(folder)
     return folder
 

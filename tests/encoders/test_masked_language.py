@@ -115,7 +115,9 @@ def test_the_tie_survives_copying_and_loading(small_bert: Path) -> None:
 @torch.no_grad()
 def test_an_exported_network_keeps_its_head(folder: Path, tmp_path: Path) -> None:
     text = BertSentences(str(folder), dim=16, masked_language_head=True)
-    network = ImageTextNetwork(ResNetRegions(dim=16, stride=16), text, GlobalCosine(), image_size=64).eval()
+    network = ImageTextNetwork(
+        ResNetRegions(dim=16, stride=16, width=8), text, GlobalCosine(), image_size=64
+    ).eval()
     network.save_pretrained(tmp_path / "export")
     stored = load_file(tmp_path / "export" / "model.safetensors")
     sizes = [

@@ -45,7 +45,7 @@ def encoder(tmp_path_factory) -> Path:
     """A classifier's checkpoint of a small ResNet, as a source, trained at 32 pixels with crops of 24."""
     torch.manual_seed(11)
     file = tmp_path_factory.mktemp("source") / "source.ckpt"
-    model = Classifier(["Edema"], ResNetRegions(dim=5, stride=16))
+    model = Classifier(["Edema"], ResNetRegions(dim=5, stride=16, width=8))
     model.network.mean.fill_(0.3)
     model.network.image_size, model.network.crop_size = 32, 24
     content: dict[str, Any] = {"state_dict": model.state_dict()}

@@ -63,7 +63,7 @@ def assert_results_are_the_loaded_models(run: Path, folder: Path, small_set: Pat
 def exported(small_bert, tmp_path_factory) -> Path:
     """An export whose normalisation is not the usual one."""
     torch.manual_seed(0)
-    image, text = ResNetRegions(dim=16, stride=16), BertSentences(str(small_bert), dim=16)
+    image, text = ResNetRegions(dim=16, stride=16, width=8), BertSentences(str(small_bert), dim=16)
     network = ImageTextNetwork(image, text, LSENonLocal(dim=16), image_size=64, mean=[0.3] * 3, std=[0.7] * 3)
     folder = tmp_path_factory.mktemp("export") / "model"
     network.save_pretrained(folder)

@@ -305,7 +305,9 @@ def test_a_checkpoint_of_another_kind_is_refused_with_the_remedy(tuned, small_be
     from medclip_dcl.encoders.text import BertSentences
     from medclip_dcl.networks.image_text import ImageTextNetwork
 
-    network = ImageTextNetwork(ResNetRegions(dim=5, stride=16), BertSentences(str(small_bert), dim=5), None)
+    network = ImageTextNetwork(
+        ResNetRegions(dim=5, stride=16, width=8), BertSentences(str(small_bert), dim=5), None
+    )
     network.save_pretrained(tmp_path / "exported")
     message = error_of(
         ["test", "--config", str(tuned / "config.yaml"), "--ckpt_path", str(tmp_path / "exported")], capsys

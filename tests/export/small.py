@@ -18,7 +18,7 @@ def small_network(small_bert: Path, **text) -> ImageTextNetwork:
     """Of 48 pixels and 5 dimensions, with normalisation of its own and weights that depend on `text`."""
     options = {"dim": 5, "max_tokens": 40, "pooling": "mean", **text}
     network = ImageTextNetwork(
-        ResNetRegions(dim=5, stride=16),
+        ResNetRegions(dim=5, stride=16, width=8),
         BertSentences(str(small_bert), **options),
         LSENonLocal(dim=5),
         48,

@@ -71,6 +71,11 @@ class OwnRegions(RegionEncoder):
         self.dim, self.stride = dim, 16
 
 
+def torchvisions(network: ImageTextNetwork) -> ImageTextNetwork:
+    """With an image encoder of torchvision's width."""
+    return ImageTextNetwork(ResNetRegions(dim=5, stride=16), network.text_encoder, network.similarity, 48)
+
+
 def test_what_has_no_plain_form_or_place_is_refused(network, run, tmp_path, capsys):
     own = ImageTextNetwork(OwnRegions(), OwnSentences(), network.similarity)
     with pytest.raises(UserError, match="the text encoder is a OwnSentences, not a BERT"):
@@ -78,7 +83,7 @@ def test_what_has_no_plain_form_or_place_is_refused(network, run, tmp_path, caps
     with pytest.raises(UserError, match="the image encoder is a OwnRegions, not a ResNet"):
         export_image_encoder(own, tmp_path / "a.safetensors")
     with pytest.raises(UserError, match="takes the name of a .safetensors file, got .*a.pth"):
-        export_image_encoder(network, tmp_path / "a.pth")
+        export_image_encoder(torchvisions(network), tmp_path / "a.pth")
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis/a.tex").write_text("precious")
     for folder, message in (
@@ -123,16 +128,14 @@ def test_the_image_encoder_loads_strictly_in_torchvision_and_starts_a_training_h
 
 
 def test_a_narrow_image_encoder_is_not_torchvisions(network, tmp_path):
-    encoder = ResNetRegions(stride=16, dim=5, width=8)
-    narrow = ImageTextNetwork(encoder, network.text_encoder, network.similarity, 48)
     with pytest.raises(
         UserError, match="a ResNet of width 8, torchvision's have 64; leave --image_encoder out"
     ):
-        export_image_encoder(narrow, tmp_path / "a.safetensors")
+        export_image_encoder(network, tmp_path / "a.safetensors")
 
 
 def test_a_file_without_the_last_stage_does_not_serve_an_encoder_that_has_one(network, tmp_path):
-    export_image_encoder(network, tmp_path / "a.safetensors")
+    export_image_encoder(torchvisions(network), tmp_path / "a.safetensors")
     for use in (
         lambda: ResNetRegions(weights=str(tmp_path / "a.safetensors")),
         lambda: take_over(FindingNetwork(ResNetRegions(), ["Edema"]), tmp_path / "a.safetensors"),

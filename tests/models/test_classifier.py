@@ -68,7 +68,7 @@ def trainer(folder: Path, epochs: int, *callbacks: Callback, **options: Any) -> 
 
 
 def resnet(**options: Any) -> ResNetRegions:
-    return ResNetRegions(dim=5, stride=16, **options)
+    return ResNetRegions(dim=5, stride=16, **{"width": 8, **options})
 
 
 def state_of(module: nn.Module) -> dict[str, Tensor]:
@@ -259,7 +259,7 @@ def test_fine_tuning_scales_the_features_as_the_encoder_gives_them_at_the_start(
 def test_each_stage_has_its_rate(small_set):
     model = Classifier(
         None,
-        ResNetRegions(dim=5),
+        ResNetRegions(dim=5, width=8),
         learning_rate=0.3,
         encoder_learning_rate=0.08,
         layer_decay=0.5,
@@ -289,7 +289,7 @@ def test_each_stage_has_its_rate(small_set):
 def test_fine_tuning_learns_by_heart_what_no_probe_can(small_set, tmp_path):
     """The labels of the set are the parity of the image, of which no feature says anything."""
     torch.manual_seed(1)
-    model = Classifier(["Edema"], resnet(), learning_rate=0.01, encoder_learning_rate=1e-3)
+    model = Classifier(["Edema"], resnet(width=64), learning_rate=0.01, encoder_learning_rate=1e-3)
     losses = []
 
     class Losses(Callback):
@@ -446,7 +446,7 @@ def test_it_starts_from_a_described_encoder_and_normalises_as_it_did(sources, na
 
 def test_what_is_not_taken_over_from_torchvision_is_named(sources, caplog):
     with caplog.at_level("INFO"):
-        model = Classifier(image_encoder=resnet(), init_from=str(sources["resnet18.pth"]))
+        model = Classifier(image_encoder=resnet(width=64), init_from=str(sources["resnet18.pth"]))
     (message,) = [record.getMessage() for record in caplog.records if "taken over" in record.getMessage()]
     found, own = model.initial_weights, model.network.state_dict()
     assert found is not None
@@ -463,7 +463,7 @@ def test_what_is_not_taken_over_from_torchvision_is_named(sources, caplog):
 
 def test_weights_of_another_encoder_are_refused_with_the_remedy(sources):
     with pytest.raises(ValueError, match="training cannot start from it: .*backbone.7.0.conv1.weight"):
-        Classifier(image_encoder=ResNetRegions(dim=5), init_from=str(sources["model.ckpt"]))
+        Classifier(image_encoder=ResNetRegions(dim=5, width=8), init_from=str(sources["model.ckpt"]))
     with pytest.raises(ValueError, match="give image_encoder .*resnet18.pth does not describe its encoder"):
         Classifier(init_from=str(sources["resnet18.pth"]))
     with pytest.raises(ValueError, match="model: give image_encoder .* or init_from with a checkpoint"):
@@ -488,7 +488,7 @@ def test_a_checkpoint_needs_nothing_else_and_is_a_source_itself(sources, tmp_pat
         frozen_steps=3,
     )
     nn.init.normal_(model.network.head.weight)
-    model.network.standardise(torch.randn(9, 256))
+    model.network.standardise(torch.randn(9, model.network.image_encoder.feature_dim))
     model.positive_weight.copy_(torch.tensor([2.0, 3.0]))
     model.network.image_size = 48
     save(model, tmp_path / "classifier.ckpt")
@@ -517,7 +517,7 @@ def test_checkpoints_of_other_models_are_refused(sources, tmp_path):
     model = Classifier(["Edema"], resnet())
     with pytest.raises(ValueError, match="not of a classifier; .* give it as model.init_args.init_from"):
         model.on_load_checkpoint(content)
-    save(Classifier(["Fracture"], ResNetRegions(dim=5)), tmp_path / "other.ckpt")
+    save(Classifier(["Fracture"], ResNetRegions(dim=5, width=8)), tmp_path / "other.ckpt")
     with pytest.raises(ValueError, match="trained with another image_encoder and findings "):
         model.on_load_checkpoint(torch.load(tmp_path / "other.ckpt", weights_only=True))
 

@@ -38,7 +38,7 @@ def build(small_bert, source: Path | str | None, dim: int = 7, **options) -> Ima
     """Projections of another size than the source's; dropout and a projection with BatchNorm of its own."""
     torch.manual_seed(4)
     return ImageTextModel(
-        ResNetRegions(dim=dim, stride=16, projection="mlp"),
+        ResNetRegions(dim=dim, stride=16, projection="mlp", width=16),
         BertSentences(str(small_bert), dim=dim, dropout=0.5),
         LSENonLocal(dim=dim),
         ConstantClassProbability(0.05),
@@ -185,7 +185,7 @@ def test_what_a_fingerprint_depends_on(small_bert):
     def fingerprint(dim: int = 4, **options) -> dict[str, str]:
         text = BertSentences(str(small_bert), dim=dim, **options)
         torch.manual_seed(0)
-        images = ResNetRegions(dim=dim, stride=16)
+        images = ResNetRegions(dim=dim, stride=16, width=16)
         return ImageTextModel(images, text, LSENonLocal(dim=dim)).network.encoders_fingerprint()
 
     expected = fingerprint()

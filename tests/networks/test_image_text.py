@@ -18,7 +18,7 @@ from medclip_dcl.similarity import GlobalCosine, LSENonLocal
 def network(small_bert) -> ImageTextNetwork:
     torch.manual_seed(1)
     text = BertSentences(str(small_bert), dim=16)
-    return ImageTextNetwork(ResNetRegions(dim=16, stride=16), text, image_size=64).eval()
+    return ImageTextNetwork(ResNetRegions(dim=16, stride=16, width=8), text, image_size=64).eval()
 
 
 @torch.no_grad()
@@ -58,7 +58,7 @@ def test_saved_and_loaded_it_gives_the_same_logits(network, tmp_path):
 @torch.no_grad()
 def test_biovils_projections_survive_saving(small_bert, tmp_path):
     text = BertSentences(str(small_bert), dim=16, projection="mlp")
-    image = ResNetRegions(dim=16, stride=16, projection="mlp")
+    image = ResNetRegions(dim=16, stride=16, projection="mlp", width=8)
     network = ImageTextNetwork(image, text, GlobalCosine(), image_size=64)
     network.feature_map(torch.rand(3, 3, 64, 64))  # in train mode: moves the running mean
     network.eval().save_pretrained(tmp_path / "export")
@@ -71,10 +71,10 @@ def test_biovils_projections_survive_saving(small_bert, tmp_path):
 def test_dimensions_must_agree(small_bert):
     text = BertSentences(str(small_bert), dim=16)
     with pytest.raises(ValueError, match="must agree, got {'image_encoder': 8, 'text_encoder': 16"):
-        ImageTextNetwork(ResNetRegions(dim=8), text)
+        ImageTextNetwork(ResNetRegions(dim=8, width=8), text)
     with pytest.raises(ValueError, match="'similarity': 128"):
-        ImageTextNetwork(ResNetRegions(dim=16), text, LSENonLocal(dim=128))
-    ImageTextNetwork(ResNetRegions(dim=16), text, GlobalCosine())  # has no dimension of its own
+        ImageTextNetwork(ResNetRegions(dim=16, width=8), text, LSENonLocal(dim=128))
+    ImageTextNetwork(ResNetRegions(dim=16, width=8), text, GlobalCosine())  # has no dimension of its own
 
 
 def test_loading_refuses_what_does_not_fit(network, tmp_path):

@@ -28,7 +28,7 @@ def same(a, b) -> bool:
 def network(small_bert) -> ImageTextNetwork:
     torch.manual_seed(3)
     text = BertSentences(str(small_bert), dim=6)
-    image = ResNetRegions(dim=6, stride=16)
+    image = ResNetRegions(dim=6, stride=16, width=8)
     return ImageTextNetwork(image, text, LSENonLocal(dim=6), 48, (0.1, 0.2, 0.3), (1.0, 2.0, 3.0))
 
 
@@ -45,7 +45,7 @@ def classifier(network, prefix) -> dict:
 
 
 def finding_network(encoder=None) -> FindingNetwork:
-    return FindingNetwork(ResNetRegions(dim=6, stride=16) if encoder is None else encoder, ["Edema"])
+    return FindingNetwork(ResNetRegions(dim=6, stride=16, width=8) if encoder is None else encoder, ["Edema"])
 
 
 @pytest.mark.parametrize("kind", ["checkpoint", "exported", "classifier", "bare classifier"])
@@ -98,7 +98,7 @@ def test_a_narrow_encoder_starts_from_its_like_alone(tmp_path):
 
 
 def test_an_encoder_that_differs_is_refused_by_names(source):
-    mine = finding_network(ResNetRegions(stride=16, dim=6, projection="mlp"))
+    mine = finding_network(ResNetRegions(stride=16, dim=6, projection="mlp", width=8))
     before = copied(mine)
     with pytest.raises(ValueError, match="a.ckpt: .*image_encoder: ") as error:
         take_over(mine, source, ["image_encoder"])
@@ -108,16 +108,16 @@ def test_an_encoder_that_differs_is_refused_by_names(source):
     assert message.endswith("set what differs: image_encoder.init_args.projection: linear (configured: mlp)")
     assert same(mine.state_dict(), before)
     with pytest.raises(ValueError, match=r"missing \['backbone.7.0.bn1.bias'"):
-        take_over(finding_network(ResNetRegions(dim=6)), source, ["image_encoder"])
+        take_over(finding_network(ResNetRegions(dim=6, width=8)), source, ["image_encoder"])
     with pytest.raises(
-        ValueError, match=r"set what differs: image_encoder.init_args.width: 64 \(configured: 8\)"
+        ValueError, match=r"set what differs: image_encoder.init_args.width: 8 \(configured: 4\)"
     ):
-        take_over(finding_network(ResNetRegions(stride=16, dim=6, width=8)), source, ["image_encoder"])
+        take_over(finding_network(ResNetRegions(stride=16, dim=6, width=4)), source, ["image_encoder"])
 
 
 def build(small_bert, similarity=None, image=None, **text) -> ImageTextNetwork:
     torch.manual_seed(8)
-    encoder = ResNetRegions(dim=6, stride=16) if image is None else image
+    encoder = ResNetRegions(dim=6, stride=16, width=8) if image is None else image
     similarity = LSENonLocal(dim=6, sharpness=8.0) if similarity is None else similarity
     return ImageTextNetwork(encoder, BertSentences(str(small_bert), **{"dim": 6, **text}), similarity)
 
@@ -257,7 +257,7 @@ def test_another_way_of_splitting_text_is_refused(network, small_bert, tmp_path)
 
 
 def test_all_that_does_not_fit_is_said_at_once(small_bert, source):
-    mine = build(small_bert, LSENonLocal(dim=4), ResNetRegions(dim=4, stride=16), dim=4)
+    mine = build(small_bert, LSENonLocal(dim=4), ResNetRegions(dim=4, stride=16, width=8), dim=4)
     with pytest.raises(ValueError) as error:
         take_over(mine, source)
     for said in ("image_encoder: of another shape", "text_encoder: of another", "similarity: of another"):

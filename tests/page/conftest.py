@@ -30,7 +30,11 @@ def exported(small_bert, tmp_path_factory) -> Path:
     torch.manual_seed(0)
     text = BertSentences(str(small_bert), dim=16, max_tokens=32)
     network = ImageTextNetwork(
-        ResNetRegions(dim=16, stride=16), text, LSENonLocal(dim=16), image_size=64, geometry="shortest"
+        ResNetRegions(dim=16, stride=16, width=8),
+        text,
+        LSENonLocal(dim=16),
+        image_size=64,
+        geometry="shortest",
     )
     folder = tmp_path_factory.mktemp("page") / "model"
     network.save_pretrained(folder)

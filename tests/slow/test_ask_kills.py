@@ -44,7 +44,11 @@ def rows_in(partial: Path) -> int:
 
 def test_killed_again_and_again_the_table_is_that_of_one_run(small_bert, tmp_path):
     torch.manual_seed(0)
-    parts = ResNetRegions(dim=16, stride=16), BertSentences(str(small_bert), dim=16), LSENonLocal(dim=16)
+    parts = (
+        ResNetRegions(dim=16, stride=16, width=8),
+        BertSentences(str(small_bert), dim=16),
+        LSENonLocal(dim=16),
+    )
     ImageTextNetwork(*parts, image_size=256).save_pretrained(tmp_path / "model")
     generator = np.random.default_rng(0)
     for place in range(150):

@@ -37,7 +37,7 @@ def fit(folder: str, small_set: str, small_bert: str, precision: str, devices: i
     torch.manual_seed(0)
     norms = Norms()
     model = ImageTextModel(
-        ResNetRegions(dim=16, stride=16),
+        ResNetRegions(dim=16, stride=16, width=8),
         BertSentences(small_bert, dim=16, dropout=0.0),
         LSENonLocal(dim=16),
         learning_rate=1e-3,
