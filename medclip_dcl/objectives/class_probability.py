@@ -89,7 +89,9 @@ class ClassProbability(nn.Module):
 
 
 class ConstantClassProbability(ClassProbability):
-    """The same eta for every anchor: 0 is InfoNCE, 0.05 and 0.1 are SSD's constant rows (DCL).
+    """The same eta for every anchor; 0 is no correction.
+
+    In the contrastive loss 0 is InfoNCE; 0.05 and 0.1 are SSD's constant rows (DCL).
 
     Args:
         eta: in [0, 1).
