@@ -246,7 +246,8 @@ def _scorer(model: BertForMaskedLM, mask_id: int, dtype: torch.dtype | None) -> 
             f"{patched[0]} has a forward of its own, which may belong to this very model and not to a copy of it in "
             f"{dtype}; convert the model itself (model.to({dtype})) and leave dtype out"
         )
-    return masked_bert(model if is_own else copy.deepcopy(model).to(dtype), mask_id)
+    # `_evaluating` does not reach the copy.
+    return masked_bert(model if is_own else copy.deepcopy(model).to(dtype).eval(), mask_id)
 
 
 class _OnItsWay:

@@ -185,9 +185,13 @@ def test_model_is_scored_in_eval_mode_and_left_as_it_was(
     model: BertForMaskedLM, tokenizer: BertTokenizer
 ) -> None:
     expected = pseudo_log_likelihood(model, tokenizer, SENTENCES)
+    rough = pseudo_log_likelihood(model, tokenizer, SENTENCES, dtype=torch.bfloat16)
     model.train()
-    model.bert.embeddings.eval()
     try:
+        # A copy of the model computes in the other type.
+        found = pseudo_log_likelihood(model, tokenizer, SENTENCES, dtype=torch.bfloat16)
+        pd.testing.assert_frame_equal(found, rough)
+        model.bert.embeddings.eval()
         found = pseudo_log_likelihood(model, tokenizer, SENTENCES)
         assert model.training and model.bert.encoder.training and not model.bert.embeddings.training
         with pytest.raises(ValueError):
