@@ -2,6 +2,7 @@
 # make test       install, then ruff, mypy and the tests
 # make study      objectives on phantoms (docs/experiments.md): hours; what is finished is kept
 # make test-slow  kills, fuzzing, large synthetic releases
+# make test-gpu   a GPU against the CPU; skipped without one
 
 PYTHON ?= python3
 VENV := .venv
@@ -13,7 +14,7 @@ SET := data/phantom
 LM := runs/demo_language_model
 DEMO := runs/demo
 
-.PHONY: install demo study test test-slow clean
+.PHONY: install demo study test test-slow test-gpu clean
 .DELETE_ON_ERROR:
 
 # Without bytecode files each of the many processes compiles the program again.
@@ -100,6 +101,9 @@ $(STUDY)/%/warm/fit.json: $(STUDY)/%/set/.texts
 $(STUDY)/%/set/features/warm/features.json: $(STUDY)/%/warm/fit.json
 	$(RUN) -m data_prep.encode --data $(STUDY)/$*/set --model $(<D) --name warm
 
+# They compare with the CPU's values bit for bit.
+test test-slow: export CUDA_VISIBLE_DEVICES :=
+
 test: $(INSTALLED)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -108,6 +112,9 @@ test: $(INSTALLED)
 
 test-slow: $(INSTALLED)
 	$(RUN) -m pytest -m slow
+
+test-gpu: $(INSTALLED)
+	$(RUN) -m pytest -m gpu -rs
 
 clean:
 	rm -rf $(VENV) build *.egg-info

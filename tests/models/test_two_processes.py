@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from lightning_fabric.utilities.apply_func import move_data_to_device
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -217,7 +218,7 @@ def in_pieces(batch: dict[str, Any]) -> dict[str, Any]:
 def step(model: ImageTextModel, batch: dict[str, Any], world: int = 1) -> dict[str, Tensor]:
     """Parameters and buffers after one step of the optimiser; gradients are averaged as by DistributedDataParallel."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    loss, _, _ = model._losses(in_pieces(batch), step=5)
+    loss, _, _ = model._losses(move_data_to_device(in_pieces(batch), model.device), step=5)
     loss.backward()
     for parameter in model.parameters():
         if world > 1 and parameter.grad is not None:
