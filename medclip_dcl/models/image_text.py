@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from torch import Tensor, nn
+from torch.compiler import set_stance
 
 from medclip_dcl.data.link import ImageSettings, ImageTextData, ImageTextRequirements
 from medclip_dcl.distributed import global_mean
@@ -66,6 +67,9 @@ class ImageTextModel(ImageModel):
             must then be "positive" or "ignore"; null for equal sentences alone.
         frozen: true: the encoders before their projections stay as they are, in evaluation mode (BatchNorm statistics,
             no dropout), and get no gradient; projections, similarity and what the objective learns are trained.
+        compile: true: the steps of training run the encoders before their projections, and the head of the
+            masked-language loss, by torch.compile; the first step takes a minute or more. Losses are equal up to
+            rounding, but dropout draws other numbers. Evaluation is not compiled, checkpoints are the same.
     """
 
     network: ImageTextNetwork
@@ -92,6 +96,7 @@ class ImageTextModel(ImageModel):
         loss: AnchorLoss | None = None,
         near_texts: NearTexts | None = None,
         frozen: bool = False,
+        compile: bool = False,
     ) -> None:
         super().__init__()
         check_options(
@@ -106,6 +111,11 @@ class ImageTextModel(ImageModel):
             raise UserError(
                 "model: frozen: true trains no transformer; set text_learning_rate: null and masked_language_weight: 0 "
                 f"with it (got {text_learning_rate}, {masked_language_weight})"
+            )
+        if frozen and compile:
+            raise UserError(
+                "model: compile: true compiles the training of the encoders, of which frozen: true trains none; set "
+                "compile: false with it"
             )
         if not 0 <= image_to_text <= 1:
             raise UserError(f"model: image_to_text must lie in [0, 1], got {image_to_text}")
@@ -124,7 +134,7 @@ class ImageTextModel(ImageModel):
         self.learning_rate, self.weight_decay, self.warmup_steps = learning_rate, weight_decay, warmup_steps
         self.text_learning_rate, self.beta2 = text_learning_rate, beta2
         self.masked_language_weight = masked_language_weight
-        self.frozen = frozen
+        self.frozen, self.is_compiled = frozen, compile
         for part in self.frozen_parts():
             part.requires_grad_(False).eval()
         if not masked_language_weight and text_encoder.has_masked_language_head:
@@ -185,6 +195,20 @@ class ImageTextModel(ImageModel):
     def on_fit_start(self) -> None:
         super().on_fit_start()
         self._check_weights()
+        if self.is_compiled:
+            set_stance("default")  # an earlier fit may have ended within its validation
+            self._compile()
+
+    def _compile(self) -> None:
+        """Compile in place, which keeps the names of the weights.
+
+        Batches of sentences have any size: dynamic. Beyond torch's limit of recompilations, which all parts share,
+        `fullgraph` is an error, where torch would go on uncompiled.
+        """
+        self.network.image_encoder.trunk.compile(fullgraph=True)
+        transformer = self.network.text_encoder.transformer
+        for part in transformer if isinstance(transformer, nn.ModuleList) else [transformer]:
+            part.compile(fullgraph=True, dynamic=True)
 
     def _check_weights(self) -> None:
         """Check weights that may have come from a checkpoint, after `setup`."""
@@ -202,7 +226,16 @@ class ImageTextModel(ImageModel):
                 "(model.init_args.init_from), encode this one (python -m data_prep.encode), or set data.features: null"
             )
 
-    on_validation_start = on_test_start = on_predict_start = _check_weights
+    on_test_start = on_predict_start = _check_weights
+
+    def on_validation_start(self) -> None:
+        self._check_weights()
+        if self.is_compiled:
+            set_stance("force_eager")
+
+    def on_validation_end(self) -> None:
+        if self.is_compiled:
+            set_stance("default")
 
     def forward(self, images: Tensor, tokens: Tensor, lengths: Tensor) -> Tensor:
         """Logits (sentence, image)."""
