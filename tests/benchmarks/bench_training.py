@@ -1,17 +1,21 @@
 """Seconds and memory of a training step under configs/mimic_cxr.yaml, extrapolated to the whole run.
 
-    python tests/benchmarks/bench_training.py [--device cuda] [--batches 8 16] [--steps 4] [--precision bf16-mixed]
+    python tests/benchmarks/bench_training.py [--device cuda] [--batches 8 16] [--steps 4] [--precision bf16-mixed] \
+        [--compile off on]
 
 Run by hand, never in CI. ResNet-18 at 480 px, a BERT of CXR-BERT's size (folder in Hugging Face's format, random
 weights), LSE+NL, dcl_lm, AdamW, with the callbacks of `fit`; batches are random and at hand, so that the loader costs
-nothing; what it costs to read and augment an image is measured by itself. Each batch size runs in a process of its own.
-What was not measured (the batch of 64 on a CPU, the hours of the run) is extrapolated by the line through the two
-largest batches, and said to be. Prints the tables and replaces the section of this file in RESULTS.md.
+nothing; what it costs to read and augment an image is measured by itself. Each row is measured in a process of its own.
+The bare encoders are their forward and backward pass alone, at the same precision, not compiled, and once more with
+weights in channels-last, as their images always are; AdamW's step alone is measured without and with `fused`. What was
+not measured (the batch of 64 on a CPU, the hours of the run) is extrapolated by the line through the two largest
+batches, and said to be. Prints the tables and replaces the section of this file in RESULTS.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import logging
 import platform
@@ -22,6 +26,7 @@ import tempfile
 import time
 import warnings
 from collections import defaultdict
+from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -31,6 +36,7 @@ import torch
 from PIL import Image
 from pytorch_lightning import Callback, LightningModule, Trainer
 from results_file import write_section
+from torch.compiler import set_stance
 from torch.utils.data import DataLoader
 from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 
@@ -41,6 +47,7 @@ from medclip_dcl.encoders.image import ResNetRegions
 from medclip_dcl.encoders.pretrained import save_language_model
 from medclip_dcl.encoders.text import BertSentences
 from medclip_dcl.models.image_text import ImageTextModel
+from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.objectives import LanguageModelClassProbability
 from medclip_dcl.pictures.transforms import augment, load_grey
 from medclip_dcl.similarity import LSENonLocal
@@ -133,14 +140,50 @@ def _timed(hook: Any, seconds: list[float]) -> Any:
     return run
 
 
-def measure(batch: int, steps: int, precision: str, device: str) -> dict[str, Any]:
-    """Seconds a step, peak memory in GiB and seconds a step of each callback; in a process of its own."""
+def bare_seconds(network: ImageTextNetwork, batch: dict[str, Any], steps: int, precision: str) -> float:
+    """Median of a forward and backward pass of the encoders alone, projections included."""
+    device = network.mean.device
+    images, tokens, lengths = (batch[name].to(device) for name in ("images", "tokens", "lengths"))
+    lower = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(precision)
+
+    def one() -> None:
+        with torch.autocast(device.type, lower, enabled=lower is not None):
+            found = network.feature_map(images), network.encode_sentences(tokens, lengths)
+        torch.autograd.backward([values.float().square().mean() for values in found])
+        network.zero_grad()
+
+    return median_seconds(one, steps, device)
+
+
+def optimizer_seconds(network: ImageTextNetwork, steps: int, fused: bool) -> float:
+    """Median of a step of AdamW."""
+    for parameter in network.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-5, fused=fused)
+    return median_seconds(optimizer.step, steps, network.mean.device)
+
+
+def median_seconds(function: Callable[[], object], steps: int, device: torch.device) -> float:
+    """Median of the calls after two that warm up."""
+    seconds = []
+    for _ in range(steps + 2):
+        start = time.perf_counter()
+        function()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds[2:])
+
+
+def measure(batch: int, steps: int, precision: str, device: str, is_compiled: bool) -> dict[str, Any]:
+    """Seconds a step, its parts alone and peak memory in GiB, callbacks included; in a process of its own."""
     model = ImageTextModel(
         ResNetRegions(depth=18, stride=32, dim=128, weights=None),
         text_encoder(),
         LSENonLocal(dim=128),
         LanguageModelClassProbability(),
         warmup_steps=1,
+        compile=is_compiled,
     )
     if device == "cpu":
         Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak from here on
@@ -165,7 +208,15 @@ def measure(batch: int, steps: int, precision: str, device: str) -> dict[str, An
     served: Any = [one] * (steps + 2)
     trainer.fit(model, DataLoader(served, batch_size=None, pin_memory=device == "cuda"))
     per_step = {name: sum(values) / len(clock.ends) for name, values in seconds.items()}
-    return {"batch": batch, "seconds": clock.median(), "memory": peak_memory(device), "callbacks": per_step}
+    found = {"batch": batch, "compile": is_compiled, "seconds": clock.median(), "memory": peak_memory(device)}
+    network = model.network.to(device)
+    with set_stance("force_eager"):
+        found["bare"] = bare_seconds(network, one, steps, precision)
+        network.image_encoder.to(memory_format=torch.channels_last)
+        found["channels_last"] = bare_seconds(network, one, steps, precision)
+    for name, fused in (("adamw", False), ("fused_adamw", True)):
+        found[name] = optimizer_seconds(network, steps, fused)
+    return {**found, "callbacks": per_step}
 
 
 def peak_memory(device: str) -> float:
@@ -202,14 +253,26 @@ def at(rows: list[dict[str, Any]], name: str, batch: int) -> float:
     return second[name] + slope * (batch - second["batch"])
 
 
-def report(rows: list[dict[str, Any]], options: argparse.Namespace, loader: float) -> list[str]:
-    """The section of RESULTS.md."""
+def whole_run(rows: list[dict[str, Any]]) -> str:
+    """Step, memory and hours of mimic_cxr.yaml, from rows that are all compiled or all not."""
     steps = IMAGES // BATCH * EPOCHS
     seconds, memory = at(rows, "seconds", BATCH), at(rows, "memory", BATCH)
     is_measured = any(row["batch"] == BATCH for row in rows)
     how = "its run EXTRAPOLATED from its step" if is_measured else "EXTRAPOLATED from the two largest batches"
+    return (
+        f"configs/mimic_cxr.yaml (batch {BATCH}, {IMAGES:,} images, {EPOCHS} epochs: {steps:,} steps"
+        f"{', compile: true' if rows[0]['compile'] else ''}), {how}: {seconds:.2f} s a step, {memory:.1f} GiB, "
+        f"**{steps * seconds / 3600:,.0f} hours** ({steps * seconds / 86400:,.1f} days) without validation and "
+        "evaluation."
+    )
+
+
+def report(rows: list[dict[str, Any]], options: argparse.Namespace, loader: float) -> list[str]:
+    """The section of RESULTS.md."""
+    by_compile = [part for x in (False, True) if (part := [row for row in rows if row["compile"] == x])]
+    fastest = min(at(part, "seconds", BATCH) for part in by_compile)
     command = f"python {HERE.relative_to(HERE.parents[2])} {' '.join(sys.argv[1:])}".rstrip()
-    largest = max(rows, key=lambda row: row["batch"])
+    largest = max(by_compile[0], key=lambda row: row["batch"])
     costs = "; ".join(
         f"{name} {1e3 * value:.1f} ms ({value / largest['seconds']:.2%} of the step)"
         for name, value in largest["callbacks"].items()
@@ -222,21 +285,22 @@ def report(rows: list[dict[str, Any]], options: argparse.Namespace, loader: floa
         f"{options.precision}; ResNet-18 at {CROP} px, BERT-base with {WORD_PIECES} word pieces a sentence, LSE+NL, "
         f"dcl_lm, AdamW, clipping, ema_decay; random data and weights; medians of {options.steps} steps. `{command}`",
         "",
-        f"| batch | seconds a step | images a second | peak, GiB ({kind}) |",
-        "|---|---|---|---|",
+        f"| batch | compile | seconds a step | images a second | bare encoders, s | their share of the step | "
+        f"the same, weights in channels-last, s | AdamW, ms | fused AdamW, ms | peak, GiB ({kind}) |",
+        "|---|---|---|---|---|---|---|---|---|---|",
         *(
-            f"| {row['batch']} | {row['seconds']:.3f} | {row['batch'] / row['seconds']:.2f} | {row['memory']:.2f} |"
+            f"| {row['batch']} | {'on' if row['compile'] else 'off'} | {row['seconds']:.3f} | "
+            f"{row['batch'] / row['seconds']:.2f} | {row['bare']:.3f} | {row['bare'] / row['seconds']:.2f} | "
+            f"{row['channels_last']:.3f} | {1e3 * row['adamw']:.1f} | {1e3 * row['fused_adamw']:.1f} | "
+            f"{row['memory']:.2f} |"
             for row in rows
         ),
         "",
-        f"configs/mimic_cxr.yaml (batch {BATCH}, {IMAGES:,} images, {EPOCHS} epochs: {steps:,} steps), {how}: "
-        f"{seconds:.2f} s a step, {memory:.1f} GiB, **{steps * seconds / 3600:,.0f} hours** "
-        f"({steps * seconds / 86400:,.1f} days) without validation and evaluation.",
-        "",
+        *(line for part in by_compile for line in (whole_run(part), "")),
         f"Callbacks, a step of batch {largest['batch']}: {costs}.",
         "",
-        f"Reading and augmenting an image: {loader:.1f} ms of one process; {loader * BATCH / 1e3 / seconds:.1f} loader "
-        "processes keep up with the step above (at least one).",
+        f"Reading and augmenting an image: {loader:.1f} ms of one process; {loader * BATCH / 1e3 / fastest:.1f} loader "
+        "processes keep up with the fastest step of batch 64 above (at least one).",
     ]
 
 
@@ -249,19 +313,23 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[8, 16])
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--precision", default=None, help="null: as `fit` chooses")
+    parser.add_argument("--compile", choices=["off", "on"], nargs="+", help="off and on on a GPU, else off")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
         sys.exit("--device cuda: torch finds no CUDA device")
     options.precision = options.precision or best_precision("gpu" if options.device == "cuda" else "cpu")
+    options.compile = options.compile or (["off", "on"] if options.device == "cuda" else ["off"])
     warnings.simplefilter("ignore")
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     if options.one is not None:
-        print(json.dumps(measure(options.one, options.steps, options.precision, options.device)))
+        is_compiled = options.compile == ["on"]
+        print(json.dumps(measure(options.one, options.steps, options.precision, options.device, is_compiled)))
         return
     rows = []
-    for batch in sorted(options.batches):
+    for batch, compiled in itertools.product(sorted(options.batches), options.compile):
         own = ["--one", str(batch), "--steps", str(options.steps), "--precision", options.precision]
+        own += ["--compile", compiled]
         done = subprocess.run(
             [sys.executable, str(HERE), "--device", options.device, *own],
             stdout=subprocess.PIPE,
