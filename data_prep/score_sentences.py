@@ -135,6 +135,8 @@ def score_sentences(settings: Settings) -> Path:
         )
         # The configuration also determines values, and is not among the weights.
         meaning = f"{plan.fingerprint}-{settings_fingerprint(network)}"
+        if settings.dtype != "float32":
+            meaning += "-without_dropout"  # older files were scored with it, and are scored again
         parts = Parts(file, meaning, f"{budget}-{fabric.device.type}", plan.places, settings.keep_every)
         ids = sentences["sentence_id"].to_numpy()
         if fabric.broadcast(fabric.is_global_zero and has_results(file, ids, (_PLAN, meaning))):

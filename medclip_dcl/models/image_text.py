@@ -197,18 +197,22 @@ class ImageTextModel(ImageModel):
         self._check_weights()
         if self.is_compiled:
             set_stance("default")  # an earlier fit may have ended within its validation
-            self._compile()
+            # In place, which keeps the names of the weights. Beyond torch's limit of recompilations, which all parts
+            # share, `fullgraph` is an error, where torch would go on uncompiled.
+            image, *text = self._compiled_parts()
+            image.compile(fullgraph=True)
+            for part in text:
+                part.compile(fullgraph=True, dynamic=True)  # batches of sentences have any size
 
-    def _compile(self) -> None:
-        """Compile in place, which keeps the names of the weights.
+    def on_fit_end(self) -> None:
+        for part in self._compiled_parts() if self.is_compiled else []:
+            part._compiled_call_impl = None  # what `compile` sets and nothing public takes back
 
-        Batches of sentences have any size: dynamic. Beyond torch's limit of recompilations, which all parts share,
-        `fullgraph` is an error, where torch would go on uncompiled.
-        """
-        self.network.image_encoder.trunk.compile(fullgraph=True)
+    def _compiled_parts(self) -> list[nn.Module]:
+        """The image encoder's, then the text encoder's."""
         transformer = self.network.text_encoder.transformer
-        for part in transformer if isinstance(transformer, nn.ModuleList) else [transformer]:
-            part.compile(fullgraph=True, dynamic=True)
+        text = list(transformer) if isinstance(transformer, nn.ModuleList) else [transformer]
+        return [self.network.image_encoder.trunk, *text]
 
     def _check_weights(self) -> None:
         """Check weights that may have come from a checkpoint, after `setup`."""

@@ -161,6 +161,24 @@ def test_a_type_and_an_approximation_get_their_own_files(prepared: Path, model: 
     assert ((difference > 1e-4) & (difference < 20)).all()
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_another_type_differs_by_its_rounding_and_older_files_are_scored_again(
+    prepared: Path, model: Path, dtype: str
+) -> None:
+    """Until November 2026 the network in another type had dropout."""
+    exact = pd.read_parquet(score(prepared, model))
+    file = score(prepared, model, "--dtype", dtype)
+    found = pd.read_parquet(file)
+    # As in tests/gpu/test_scoring.py, which says what the errors are.
+    assert ((found["log_p"] - exact["log_p"]).abs() / exact["n_tokens"] < 0.03).all()
+    older = found.assign(log_p=-1.0)
+    older.attrs = {name: meaning.removesuffix("-without_dropout") for name, meaning in found.attrs.items()}
+    assert older.attrs != found.attrs
+    write_table(older, file, "log_p")
+    main(["--data", str(prepared), "--model", str(model), "--device", "cpu", "--dtype", dtype])
+    pd.testing.assert_frame_equal(pd.read_parquet(file), found)
+
+
 class Stopped(Exception):
     """A run that ends in the middle."""
 

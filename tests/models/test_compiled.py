@@ -15,7 +15,7 @@ from torch._dynamo.utils import counters
 from medclip_dcl.encoders.masked_language import MaskedLanguageHead
 from medclip_dcl.errors import UserError
 from medclip_dcl.models.image_text import ImageTextModel
-from tests.models.test_resuming import Case, Kill, assert_same, build, run
+from tests.models.test_resuming import Case, Kill, assert_same, build, run, train
 from tests.small import PatchRegions
 
 WITHOUT_DROPOUT = {"masked_language_head": True, "dropout": 0.0}
@@ -90,6 +90,18 @@ def test_a_compiled_run_resumes(embedded_set, small_bert, tmp_path):
     ]
     assert_same(states[1]["state_dict"], states[0]["state_dict"])
     assert counters["stats"]["unique_graphs"] > 0
+
+
+@pytest.mark.slow
+def test_a_trained_model_runs_uncompiled(embedded_set, small_bert, tmp_path):
+    model, data = build(case(True), embedded_set, small_bert)
+    assert isinstance(model, ImageTextModel)
+    train(tmp_path, model, data, max_epochs=1)
+    graphs = counters["stats"]["unique_graphs"]
+    assert graphs > 0
+    for size in range(16, 16 * 12, 16):  # more than torch compiles
+        model.network.image_encoder(torch.rand(2, 3, size, size))
+    assert counters["stats"]["unique_graphs"] == graphs
 
 
 def test_frozen_encoders_are_not_compiled(embedded_set, small_bert):
