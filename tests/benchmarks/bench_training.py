@@ -36,7 +36,6 @@ import torch
 from PIL import Image
 from pytorch_lightning import Callback, LightningModule, Trainer
 from results_file import write_section
-from torch.compiler import set_stance
 from torch.utils.data import DataLoader
 from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 
@@ -210,10 +209,9 @@ def measure(batch: int, steps: int, precision: str, device: str, is_compiled: bo
     per_step = {name: sum(values) / len(clock.ends) for name, values in seconds.items()}
     found = {"batch": batch, "compile": is_compiled, "seconds": clock.median(), "memory": peak_memory(device)}
     network = model.network.to(device)
-    with set_stance("force_eager"):
-        found["bare"] = bare_seconds(network, one, steps, precision)
-        network.image_encoder.to(memory_format=torch.channels_last)
-        found["channels_last"] = bare_seconds(network, one, steps, precision)
+    found["bare"] = bare_seconds(network, one, steps, precision)
+    network.image_encoder.to(memory_format=torch.channels_last)
+    found["channels_last"] = bare_seconds(network, one, steps, precision)
     for name, fused in (("adamw", False), ("fused_adamw", True)):
         found[name] = optimizer_seconds(network, steps, fused)
     return {**found, "callbacks": per_step}
