@@ -31,7 +31,7 @@ def test_projections_on_frozen_encoders_become_an_ordinary_model(
     words[2:2] = ["--config", heads]
     words += [
         "--model.init_args.image_encoder.init_args.width",
-        "64",
+        "16",
         f"{text}pooling",
         "cls",
         f"{text}max_tokens",

@@ -43,7 +43,7 @@ def test_rows_are_those_of_one_image_and_of_one_sentence_at_a_time(encoded, expo
     found = Features(prepared, "middle")
     images = prepared.table("images").sample(4, random_state=0)
     rows = found.of_images(images["dicom_id"].tolist())
-    assert rows.dtype == torch.float16 and rows.shape == (4, 256, 3, 3)
+    assert rows.dtype == torch.float16 and rows.shape == (4, 64, 3, 3)
     sentences = prepared.table("sentences")[::-1]
     states = found.of_sentences(sentences["sentence_id"].tolist())
     with torch.no_grad():
