@@ -68,7 +68,7 @@ class ImageTextModel(ImageModel):
         frozen: true: the encoders before their projections stay as they are, in evaluation mode (BatchNorm statistics,
             no dropout), and get no gradient; projections, similarity and what the objective learns are trained.
         compile: true: the steps of training run the encoders before their projections, and the head of the
-            masked-language loss, by torch.compile; the first step takes a minute or more. Losses are equal up to
+            masked-language loss, by torch.compile, which the first steps wait for. Losses are equal up to
             rounding, but dropout draws other numbers. Evaluation is not compiled, checkpoints are the same.
     """
 
