@@ -69,7 +69,8 @@ class ImageTextModel(ImageModel):
             no dropout), and get no gradient; projections, similarity and what the objective learns are trained.
         compile: true: the steps of training run the encoders before their projections, and the head of the
             masked-language loss, by torch.compile, which the first steps wait for. Losses are equal up to
-            rounding, but dropout draws other numbers. Evaluation is not compiled, checkpoints are the same.
+            rounding, in a run that is resumed too, but dropout draws other numbers. Evaluation is not compiled,
+            checkpoints are the same.
     """
 
     network: ImageTextNetwork
