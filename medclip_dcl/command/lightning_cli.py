@@ -14,7 +14,7 @@ import yaml
 from jsonargparse import Namespace
 from jsonargparse.typing import NonNegativeFloat, OpenUnitInterval
 from pytorch_lightning import LightningDataModule, LightningModule, Trainer
-from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.callbacks import ModelCheckpoint, ProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
 from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException
@@ -40,7 +40,7 @@ from medclip_dcl.training.image_sizes import Source, fill_image_sizes, image_set
 from medclip_dcl.training.last_checkpoint import AtomicCheckpointIO, LastCheckpoint, ResumeError, Stopped
 from medclip_dcl.training.last_epoch import LastEpoch
 from medclip_dcl.training.order import in_order
-from medclip_dcl.training.progress import TimeLeft
+from medclip_dcl.training.progress import TimeLeft, progress_bar
 from medclip_dcl.training.record import MetricsFile, RunRecord
 from medclip_dcl.training.run_folder import UNTRAINED_CHECKPOINT, RunFolder
 from medclip_dcl.training.sharing import check_loggers, place_loggers
@@ -271,8 +271,12 @@ class MedclipCLI(LightningCLI):
         options = self.config_init[self.subcommand]
         self.results = ResultsWriter(share_patient_data=options.share_patient_data)
         self.record, throughput = RunRecord(self.run, options.untrained), Throughput()
+        listed = config.callbacks or []
+        if not any(isinstance(x, ProgressBar) for x in listed):
+            bar = progress_bar(config.enable_progress_bar)
+            listed, kwargs["enable_progress_bar"] = [*listed, *bar], bool(bar)
         config.callbacks = [
-            *(config.callbacks or []),
+            *listed,
             SeededBatches(),
             ClassProbabilityTable(),
             PredictionWriter(options.prediction_format),
@@ -309,7 +313,7 @@ class MedclipCLI(LightningCLI):
     def after_fit(self) -> None:
         """Mark the run as finished."""
         if self.trainer.is_global_zero and not self.config[self.subcommand].trainer.fast_dev_run:
-            self.run.finish(self.record.record(self.trainer, self.model))
+            self.run.finish(self.record.record(self.trainer))
 
     def test(self, model: LightningModule, **kwargs: Any) -> None:
         """Evaluate the checkpoint, and the untrained network unless its results are there already."""

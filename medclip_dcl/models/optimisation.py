@@ -7,7 +7,8 @@ import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -60,12 +61,14 @@ def warmup_cosine(step: int, warmup: int, total: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
 
-def learning_rates(optimizer: Optimizer) -> dict[str, float]:
-    """Figures to log: learning_rate, that of the last group, and learning_rate_NAME of each name among the groups."""
-    named = {
-        f"learning_rate_{group['name']}": group["lr"] for group in optimizer.param_groups if "name" in group
-    }
-    return {"learning_rate": optimizer.param_groups[-1]["lr"], **named}
+def learning_rates(optimizer: Optimizer) -> dict[str, Tensor]:
+    """Figures to log: learning_rate, that of the last group, and learning_rate_NAME of each name among the groups.
+
+    Tensors of the host: Lightning copies a number that is logged to the device, which waits for a GPU at each step.
+    """
+    named = {f"_{group['name']}": group["lr"] for group in optimizer.param_groups if "name" in group}
+    rates = {"": optimizer.param_groups[-1]["lr"], **named}
+    return {f"learning_rate{name}": torch.tensor(float(rate)) for name, rate in rates.items()}
 
 
 def parameter_groups(

@@ -6,7 +6,9 @@ import sys
 import time
 from typing import Any
 
+import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.callbacks import TQDMProgressBar
 from pytorch_lightning.utilities import rank_zero_info
 
 from medclip_dcl.durations import in_words
@@ -15,13 +17,22 @@ _FIRST_SECONDS = 15.0
 """Time of the first estimate and least time between two lines: earlier steps also load and compile."""
 _LINES = 20
 """Most lines of a run."""
+_BAR_BATCHES = 10
+"""Batches between two drawings of the bar, each of which reads the loss from the device."""
+
+
+def progress_bar(is_wanted: bool | None) -> list[Callback]:
+    """The bar, where it is asked for or (None) standard output is a terminal; a log has the lines of `TimeLeft`.
+
+    Lightning's own bar reads the loss at each step, which waits for a GPU.
+    """
+    return [TQDMProgressBar(_BAR_BATCHES)] if is_wanted or (is_wanted is None and sys.stdout.isatty()) else []
 
 
 class TimeLeft(Callback):
     """Estimates the time to the end of training from the steps so far, validation and evaluations included.
 
-    The bar shows it as minutes_left. Where standard error is no terminal, and so shows no bar, it is a line every 5%
-    of the run.
+    The bar shows it as minutes_left. Without a bar it is a line every 5% of the run.
     """
 
     def __init__(self) -> None:
@@ -40,8 +51,9 @@ class TimeLeft(Callback):
         if step in (self._first, total) or now - self._began < _FIRST_SECONDS:
             return
         left = (now - self._began) / (step - self._first) * (total - step)
-        if trainer.progress_bar_callback is not None and sys.stderr.isatty():
-            pl_module.log("minutes_left", left / 60, prog_bar=True, logger=False, batch_size=1)
+        if trainer.progress_bar_callback is not None:
+            # A tensor of the host: a number would be copied to the device, which waits for a GPU.
+            pl_module.log("minutes_left", torch.tensor(left / 60), prog_bar=True, logger=False, batch_size=1)
             return
         share = step / total
         if now - self._said >= _FIRST_SECONDS and share - self._share_said >= 1 / _LINES:

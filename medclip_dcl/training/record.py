@@ -154,7 +154,7 @@ class RunRecord(Callback):
         if trainer.is_global_zero and taken_over is not None:
             write_json(taken_over.record(), self.run.folder / INITIAL_WEIGHTS_FILE)
 
-    def record(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
+    def record(self, trainer: Trainer) -> dict[str, Any]:
         """Content of fit.json."""
         return {
             "seconds": round(self._seconds(), 1),
@@ -162,7 +162,7 @@ class RunRecord(Callback):
             "steps": trainer.global_step,
             "precision": str(trainer.precision),
             "devices": trainer.world_size,
-            "device": device_name(pl_module.device),
+            "device": device_name(trainer.strategy.root_device),
         }
 
     def _seconds(self) -> float:

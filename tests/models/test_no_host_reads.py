@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from lightning_utilities.core.apply_func import apply_to_collection
-from pytorch_lightning import Trainer
+from pytorch_lightning import LightningModule, Trainer
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import checkpoint
@@ -25,7 +25,13 @@ from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.models.masked_language import BertArchitecture, MaskedLanguageModel
 from medclip_dcl.objectives import LanguageModelClassProbability
 from medclip_dcl.similarity import LSENonLocal
+from medclip_dcl.training import progress
 from medclip_dcl.training.averaging import AveragedWeights
+from medclip_dcl.training.finite import FiniteCheck
+from medclip_dcl.training.order import in_order
+from medclip_dcl.training.progress import TimeLeft, progress_bar
+from medclip_dcl.training.throughput import Throughput
+from tests.small import PatchRegions
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -112,6 +118,29 @@ class _Loss(nn.Module):
 
     def forward(self, batch: dict[str, Any]) -> Tensor:
         return self.model._losses(batch, step=3)[0]
+
+
+def test_a_step_logs_no_numbers(small_bert, small_set, monkeypatch, tmp_path):
+    """Lightning copies them to the device at each step, and waits for it."""
+    logged: dict[str, Any] = {}
+    real = LightningModule.log
+
+    def log(self: LightningModule, name: str, value: Any, *rest: Any, **options: Any) -> None:
+        logged[name] = value
+        real(self, name, value, *rest, **options)
+
+    monkeypatch.setattr(LightningModule, "log", log)
+    monkeypatch.setattr(progress, "_FIRST_SECONDS", 0.0)
+    text = BertSentences(str(small_bert), dim=16)
+    model = ImageTextModel(PatchRegions(), text, LSENonLocal(dim=16), warmup_steps=1, text_learning_rate=1e-4)
+    data = ImageTextDataModule(str(small_set), image_size=48, crop_size=32, batch_size=4, num_workers=0)
+    throughput = Throughput()
+    watching = [FiniteCheck(), TimeLeft(), throughput.arrival, throughput, *progress_bar(True)]
+    options: dict[str, Any] = {"max_steps": 3, "limit_val_batches": 0, "log_every_n_steps": 50}
+    options |= {"logger": False, "enable_checkpointing": False, "default_root_dir": tmp_path}
+    Trainer(accelerator="cpu", callbacks=in_order(watching), **options).fit(model, data)
+    assert {"train/loss", "train/learning_rate", "train/learning_rate_text", "minutes_left"} <= logged.keys()
+    assert {name for name, value in logged.items() if not isinstance(value, Tensor)} == set()
 
 
 def test_a_language_model_reads_nothing(small_set, meta):

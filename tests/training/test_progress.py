@@ -6,9 +6,12 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from pytorch_lightning.callbacks import TQDMProgressBar
 
+from medclip_dcl.cli import main
 from medclip_dcl.training import progress
-from medclip_dcl.training.progress import TimeLeft
+from medclip_dcl.training.progress import TimeLeft, progress_bar
+from tests.command.small_runs import small
 
 
 @pytest.fixture
@@ -33,8 +36,23 @@ def test_a_log_has_the_time_left(build, data, trainer, said):
 
 
 def test_a_terminals_bar_has_it_in_minutes(build, data, trainer, said, monkeypatch):
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     fit = trainer([TimeLeft()], enable_progress_bar=True)
     fit.fit(build(), data)
     assert said == [] and fit.progress_bar_metrics["minutes_left"] == pytest.approx(1 / 60 * 100 * 1)
     assert "minutes_left" not in fit.logged_metrics
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "asked", "has_bar"), [(True, "null", True), (False, "null", False), (False, "true", True)]
+)
+def test_a_terminal_has_a_bar(
+    is_terminal, asked, has_bar, small_set, small_bert, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    main(["fit", *small(tmp_path, small_set, small_bert), "--trainer.enable_progress_bar", asked])
+    assert ("train/loss=" in capsys.readouterr().out) == has_bar
+
+
+def test_a_bar_reads_the_loss_of_every_tenth_step():
+    (bar,) = progress_bar(True)
+    assert isinstance(bar, TQDMProgressBar) and bar.refresh_rate == 10
