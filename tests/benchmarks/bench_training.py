@@ -5,11 +5,13 @@
 
 Run by hand, never in CI. ResNet-18 at 480 px, a BERT of CXR-BERT's size (folder in Hugging Face's format, random
 weights), LSE+NL, dcl_lm, AdamW, with the callbacks of `fit`; batches are random and at hand, so that the loader costs
-nothing; what it costs to read and augment an image is measured by itself. Each row is measured in a process of its own.
-The bare encoders are their forward and backward pass alone, at the same precision, not compiled, and once more with
-weights in channels-last, as their images always are; AdamW's step alone is measured without and with `fused`. What was
-not measured (the batch of 64 on a CPU, the hours of the run) is extrapolated by the line through the two largest
-batches, and said to be. Prints the tables and replaces the section of this file in RESULTS.md.
+nothing; what it costs to read and augment an image is measured by itself. Sentences have another length at each step,
+as in training: a GPU plans some kernels anew for each shape. Each row is measured in a process of its own, the time of
+the callbacks in a second training there: measuring it keeps a GPU waiting. The bare encoders are their forward and
+backward pass alone, at the same precision, not compiled, and once more with weights in channels-last, as their images
+always are; AdamW's step alone is measured without and with `fused`. What was not measured (the batch of 64 on a CPU,
+and hours of the run) is extrapolated by the line through the two largest batches, and said to be. Prints the tables and
+replaces the section of this file in RESULTS.md.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ from PIL import Image
 from pytorch_lightning import Callback, LightningModule, Trainer
 from results_file import write_section
 from torch.utils.data import DataLoader
+from torch.utils.data._utils.pin_memory import pin_memory
 from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 
 from medclip_dcl.command.lightning_cli import best_precision
@@ -64,6 +67,8 @@ IMAGES, EPOCHS, BATCH = (
 )  # frontal training images of MIMIC-CXR (SSD), and mimic_cxr.yaml's numbers
 SIZE, CROP, WORD_PIECES = 512, 480, 24
 PIECES = 30_522
+_WARM_UP = 2
+"""Steps before those that are measured."""
 
 
 def text_encoder() -> BertSentences:
@@ -78,15 +83,15 @@ def text_encoder() -> BertSentences:
         return BertSentences(str(Path(folder) / "bert"), dim=128, max_tokens=128)
 
 
-def batch_of(images: int) -> dict[str, Any]:
-    """A batch as ImageTextDataModule serves it, of random numbers: one sentence an image."""
+def batch_of(images: int, length: int = WORD_PIECES) -> dict[str, Any]:
+    """A batch as ImageTextDataModule serves it, of random numbers: one sentence of so many word pieces an image."""
     rows = torch.arange(images)
-    pieces = pieces_by_length([WORD_PIECES] * images)
+    pieces = pieces_by_length([length] * images)
     return {
         "images": torch.rand(images, 3, CROP, CROP),
         "view_of": rows,
-        "tokens": torch.randint(1000, PIECES, (images, WORD_PIECES)),
-        "lengths": torch.full((images,), WORD_PIECES),
+        "tokens": torch.randint(1000, PIECES, (images, length)),
+        "lengths": torch.full((images,), length),
         "by_length": pieces,
         "row_of_sentence": rows,
         "image_index": rows,
@@ -96,6 +101,17 @@ def batch_of(images: int) -> dict[str, Any]:
         "anchor": {"log_p": -40 * torch.rand(images)},
         "candidate": {},
     }
+
+
+def served(images: int, steps: int, pins: bool) -> list[dict[str, Any]]:
+    """Batches of lengths around the mean, in an order that repeats none before all have been."""
+    around = [WORD_PIECES - 8 + 7 * i % 17 for i in range(17)]
+    pictures = torch.rand(images, 3, CROP, CROP)
+    batches = [{**batch_of(images, length), "images": pictures} for length in around[:steps]]
+    if pins:
+        in_place = pictures.pin_memory()
+        batches = [{**pin_memory({**batch, "images": None}), "images": in_place} for batch in batches]
+    return [batches[i % len(batches)] for i in range(steps)]
 
 
 class StepTimes(Callback):
@@ -110,7 +126,7 @@ class StepTimes(Callback):
         self.ends.append(time.perf_counter())
 
     def median(self) -> float:
-        return statistics.median(np.diff(self.ends)[1:].tolist())  # the first of them is a warm-up
+        return statistics.median(np.diff(self.ends)[_WARM_UP - 1 :].tolist())
 
 
 def timed(callbacks: list[Callback], seconds: dict[str, list[float]]) -> None:
@@ -163,15 +179,15 @@ def optimizer_seconds(network: ImageTextNetwork, steps: int, fused: bool) -> flo
 
 
 def median_seconds(function: Callable[[], object], steps: int, device: torch.device) -> float:
-    """Median of the calls after two that warm up."""
+    """Median of the calls after those that warm up."""
     seconds = []
-    for _ in range(steps + 2):
+    for _ in range(steps + _WARM_UP):
         start = time.perf_counter()
         function()
         if device.type == "cuda":
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds[2:])
+    return statistics.median(seconds[_WARM_UP:])
 
 
 def measure(batch: int, steps: int, precision: str, device: str, is_compiled: bool) -> dict[str, Any]:
@@ -186,13 +202,32 @@ def measure(batch: int, steps: int, precision: str, device: str, is_compiled: bo
     )
     if device == "cpu":
         Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak from here on
+    batches = served(batch, steps + _WARM_UP, pins=device == "cuda")
+    clock = fit(model, batches, precision, device, None)
+    found = {"batch": batch, "compile": is_compiled, "seconds": clock.median(), "memory": peak_memory(device)}
+    callbacks: dict[str, list[float]] = defaultdict(list)
+    clock = fit(model, batches, precision, device, callbacks)
+    per_step = {name: sum(values) / len(clock.ends) for name, values in callbacks.items()}
+    network, one = model.network.to(device), batch_of(batch)
+    found["bare"] = bare_seconds(network, one, steps, precision)
+    network.image_encoder.to(memory_format=torch.channels_last)
+    found["channels_last"] = bare_seconds(network, one, steps, precision)
+    for name, fused in (("adamw", False), ("fused_adamw", True)):
+        found[name] = optimizer_seconds(network, steps, fused)
+    return {**found, "callbacks": per_step}
+
+
+def fit(
+    model: ImageTextModel, batches: Any, precision: str, device: str, callbacks: dict[str, list[float]] | None
+) -> StepTimes:
+    """Train a step on each batch; `callbacks`, where given, gets their seconds by name, which slows the steps."""
     throughput = Throughput()
     watching: list[Callback] = [FiniteCheck(), throughput.arrival, throughput, AveragedWeights(0.999)]
-    seconds: dict[str, list[float]] = defaultdict(list)
-    timed(watching, seconds)
+    if callbacks is not None:
+        timed(watching, callbacks)
     clock = StepTimes()
     trainer = Trainer(
-        max_steps=steps + 2,
+        max_steps=len(batches),
         precision=precision,  # type: ignore[arg-type]
         accelerator="gpu" if device == "cuda" else "cpu",
         devices=1,
@@ -203,18 +238,8 @@ def measure(batch: int, steps: int, precision: str, device: str, is_compiled: bo
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    one = batch_of(batch)
-    served: Any = [one] * (steps + 2)
-    trainer.fit(model, DataLoader(served, batch_size=None, pin_memory=device == "cuda"))
-    per_step = {name: sum(values) / len(clock.ends) for name, values in seconds.items()}
-    found = {"batch": batch, "compile": is_compiled, "seconds": clock.median(), "memory": peak_memory(device)}
-    network = model.network.to(device)
-    found["bare"] = bare_seconds(network, one, steps, precision)
-    network.image_encoder.to(memory_format=torch.channels_last)
-    found["channels_last"] = bare_seconds(network, one, steps, precision)
-    for name, fused in (("adamw", False), ("fused_adamw", True)):
-        found[name] = optimizer_seconds(network, steps, fused)
-    return {**found, "callbacks": per_step}
+    trainer.fit(model, DataLoader(batches, batch_size=None))
+    return clock
 
 
 def peak_memory(device: str) -> float:
@@ -308,8 +333,8 @@ def main() -> None:
         description="Benchmark of a training step at the size of mimic_cxr.yaml."
     )
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--batches", type=int, nargs="+", default=[8, 16])
-    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--batches", type=int, nargs="+", help="8 16; 32 64 on a GPU")
+    parser.add_argument("--steps", type=int, help="4; 30 on a GPU")
     parser.add_argument("--precision", default=None, help="null: as `fit` chooses")
     parser.add_argument("--compile", choices=["off", "on"], nargs="+", help="off and on on a GPU, else off")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
@@ -317,7 +342,10 @@ def main() -> None:
     if options.device == "cuda" and not torch.cuda.is_available():
         sys.exit("--device cuda: torch finds no CUDA device")
     options.precision = options.precision or best_precision("gpu" if options.device == "cuda" else "cpu")
-    options.compile = options.compile or (["off", "on"] if options.device == "cuda" else ["off"])
+    is_gpu = options.device == "cuda"
+    options.batches = options.batches or ([32, 64] if is_gpu else [8, 16])
+    options.steps = options.steps or (30 if is_gpu else 4)
+    options.compile = options.compile or (["off", "on"] if is_gpu else ["off"])
     warnings.simplefilter("ignore")
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     if options.one is not None:
@@ -325,17 +353,21 @@ def main() -> None:
         print(json.dumps(measure(options.one, options.steps, options.precision, options.device, is_compiled)))
         return
     rows = []
-    for batch, compiled in itertools.product(sorted(options.batches), options.compile):
+    for compiled, batch in itertools.product(options.compile, sorted(options.batches)):
         own = ["--one", str(batch), "--steps", str(options.steps), "--precision", options.precision]
         own += ["--compile", compiled]
         done = subprocess.run(
             [sys.executable, str(HERE), "--device", options.device, *own],
             stdout=subprocess.PIPE,
             text=True,
-            check=True,
         )
+        if done.returncode:
+            print(f"batch {batch}, compile {compiled}: failed with status {done.returncode}", flush=True)
+            continue
         rows.append(json.loads(done.stdout.splitlines()[-1]))
         print(rows[-1], flush=True)
+    if not rows:
+        sys.exit("no row was measured")
     lines = report(rows, options, loader_milliseconds())
     if options.device == "cpu":
         lines += ["", "No GPU was at hand: nothing of this is measured on CUDA."]

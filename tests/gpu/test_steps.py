@@ -23,8 +23,11 @@ OBJECTIVES = {file.stem: file for file in sorted((ROOT / "configs/objective").gl
 IN_PARTS = "biovil in parts"
 """BioViL's objective, whose sentences are encoded twice, with activations that are computed again (GradCache)."""
 
-TOLERANCE = {torch.float32: (1e-5, 1e-4), torch.bfloat16: (3e-2, 0.1), torch.float16: (2e-3, 1e-2)}
-"""Relative error of a loss, and of the whole gradient (choice; of the CPU's own: .017, .035 and .0009, .0029)."""
+TOLERANCE = {torch.float32: (1e-5, 1e-4), torch.bfloat16: (3e-2, 0.15), torch.float16: (2e-3, 1e-2)}
+"""Relative error of a loss, and of the whole gradient (choice).
+
+The CPU's own errors reach .017 and .097 in bfloat16, .0016 and .0044 in float16, over eight seeds of the weights.
+"""
 
 
 class Steps(NamedTuple):
