@@ -21,9 +21,10 @@ import pandas as pd
 import pytest
 from PIL import Image
 
+from data_prep.scores.eta_estimates import estimate
 from medclip_dcl.calibration import CALIBRATION_FILE
 from medclip_dcl.cli import main
-from medclip_dcl.data.prepared import case_table, write_table
+from medclip_dcl.data.prepared import PreparedSet, case_table, write_table
 from medclip_dcl.findings import CHEX5
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from tests.command.small_runs import small
@@ -53,10 +54,10 @@ def cells(file: Path, kind: str) -> list[dict[str, Any]]:
     return [{**cell, "source": "".join(cell["source"])} for cell in found if cell["cell_type"] == kind]
 
 
-def execute(file: Path, parameters: dict[str, Any], first: int | None = None) -> dict[str, Any]:
-    """Run a notebook's (first) code cells in one namespace, with the parameters after the cell that is tagged so."""
+def execute(file: Path, parameters: dict[str, Any]) -> dict[str, Any]:
+    """Run a notebook's code cells in one namespace, with the parameters after the cell that is tagged so."""
     names: dict[str, Any] = {"__name__": "__main__"}
-    for place, cell in enumerate(cells(file, "code")[:first]):
+    for place, cell in enumerate(cells(file, "code")):
         exec(compile(cell["source"], f"{file.name}, code cell {place + 1}", "exec"), names)
         if "parameters" in cell["metadata"].get("tags", []):
             missing = parameters.keys() - names.keys()
@@ -124,21 +125,14 @@ def test_the_model_is_asked(run, phantom):
 
 def test_eta_is_compared_with_the_truth(phantom):
     found = execute(ETA, {"DATA": phantom})
-    of_set = found["sentences"]
-    expected = np.minimum(0.2 * np.exp(0.35 * of_set["log_p"]), 0.3)
-    for name in ("η SSD", "η this set"):
+    of_set, fit = found["sentences"], estimate(PreparedSet(phantom)).fits["reports"]
+    for name, a, k in (("η SSD", 0.2, 0.35), ("η reports", fit.a, fit.k)):
+        expected = np.minimum(a * np.exp(k * of_set["log_p"]), 0.3)
         assert of_set[name].to_numpy() == pytest.approx(expected.to_numpy(), rel=1e-5)
     assert found["correlations"]["ρ"]["Spearman's correlation with log p"] == pytest.approx(-1)
     # At the true class probability the loss is that of true negatives.
     place = int(np.argmin(np.abs(found["etas"] - 0.2)))
     assert found["losses"][place] == pytest.approx(found["aim"], abs=1e-5)
-
-
-def test_eta_that_is_constant_is_shown_too(phantom, tmp_path):
-    folder = shutil.copytree(phantom, tmp_path / "set")
-    rule = (ROOT / "configs/objective/dcl_005.yaml").read_text(encoding="utf-8")
-    (folder / "eta/class_probability.yaml").write_text(rule)
-    assert (execute(ETA, {"DATA": folder}, first=5)["sentences"]["η this set"] == np.float32(0.05)).all()
 
 
 @pytest.mark.usefixtures("undrawn")
