@@ -114,7 +114,7 @@ test-slow: $(INSTALLED)
 	$(RUN) -m pytest -m slow
 
 test-gpu: $(INSTALLED)
-	$(RUN) -m pytest -m gpu -rs
+	$(RUN) -m pytest tests/gpu -m gpu -rs
 
 clean:
 	rm -rf $(VENV) build *.egg-info
