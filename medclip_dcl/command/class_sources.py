@@ -1,4 +1,4 @@
-"""Read classes from their sources, without importing them: arguments, types, names."""
+"""Read classes from their sources, without importing them: arguments, types, defaults, names."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -31,6 +32,21 @@ def constructors(class_path: str) -> list[ast.FunctionDef]:
 
 def constructor_arguments(init: ast.FunctionDef) -> list[ast.arg]:
     return [*init.args.args[1:], *init.args.kwonlyargs]
+
+
+def defaults(init: ast.FunctionDef) -> dict[str, Any]:
+    """The defaults that are plain values."""
+    both = [
+        *zip(
+            constructor_arguments(init)[: len(init.args.args) - 1][::-1],
+            init.args.defaults[::-1],
+            strict=False,
+        )
+    ]
+    both += [
+        (x, y) for x, y in zip(init.args.kwonlyargs, init.args.kw_defaults, strict=True) if y is not None
+    ]
+    return {x.arg: y.value for x, y in both if isinstance(y, ast.Constant)}
 
 
 @cache
