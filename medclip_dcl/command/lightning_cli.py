@@ -73,7 +73,7 @@ class MedclipCLI(LightningCLI):
     def __init__(self, args: list[str] | None = None) -> None:
         self.exported: Path | None = None
         self.source: Source | None = None
-        self.has_claimed = self.continues = False
+        self.has_claimed = self.continues = self.goes_on = False
         self.command = next(iter(sys.argv[1:] if args is None else args), "")
         try:
             super().__init__(
@@ -221,7 +221,7 @@ class MedclipCLI(LightningCLI):
                         "predictions, figures and report of its earlier end get their number of epochs in their "
                         "names; the learning rate follows the schedule of the new length from here on"
                     )
-                self.run.extend(self.config_dump)
+                self.goes_on = True
             else:
                 self.has_claimed = self.run.claim(self.config_dump, data)
         resume = self._checkpoint_to_resume(config.ckpt_path)
@@ -248,6 +248,8 @@ class MedclipCLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         super().instantiate_classes()
+        if self.goes_on:  # once nothing is refused any more: a finished run stays finished until then
+            self.run.extend(self.config_dump)
         if self.source is not None:
             for warning in other_images(self.source, image_settings(self.datamodule)):
                 rank_zero_warn(warning)
@@ -271,7 +273,8 @@ class MedclipCLI(LightningCLI):
         options = self.config_init[self.subcommand]
         self.results = ResultsWriter(share_patient_data=options.share_patient_data)
         self.record, throughput = RunRecord(self.run, options.untrained), Throughput()
-        listed = config.callbacks or []
+        listed = config.callbacks if isinstance(config.callbacks, list) else [config.callbacks]
+        listed = [callback for callback in listed if callback is not None]
         if not any(isinstance(x, ProgressBar) for x in listed):
             bar = progress_bar(config.enable_progress_bar)
             listed, kwargs["enable_progress_bar"] = [*listed, *bar], bool(bar)

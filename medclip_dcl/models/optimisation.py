@@ -68,7 +68,8 @@ def learning_rates(optimizer: Optimizer) -> dict[str, Tensor]:
     """
     named = {f"_{group['name']}": group["lr"] for group in optimizer.param_groups if "name" in group}
     rates = {"": optimizer.param_groups[-1]["lr"], **named}
-    return {f"learning_rate{name}": torch.tensor(float(rate)) for name, rate in rates.items()}
+    options: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}  # not the precision of training
+    return {f"learning_rate{name}": torch.tensor(float(rate), **options) for name, rate in rates.items()}
 
 
 def parameter_groups(

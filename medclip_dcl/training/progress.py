@@ -53,7 +53,8 @@ class TimeLeft(Callback):
         left = (now - self._began) / (step - self._first) * (total - step)
         if trainer.progress_bar_callback is not None:
             # A tensor of the host: a number would be copied to the device, which waits for a GPU.
-            pl_module.log("minutes_left", torch.tensor(left / 60), prog_bar=True, logger=False, batch_size=1)
+            minutes = torch.tensor(left / 60, dtype=torch.float32, device="cpu")
+            pl_module.log("minutes_left", minutes, prog_bar=True, logger=False, batch_size=1)
             return
         share = step / total
         if now - self._said >= _FIRST_SECONDS and share - self._share_said >= 1 / _LINES:

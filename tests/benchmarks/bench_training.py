@@ -280,8 +280,12 @@ def whole_run(rows: list[dict[str, Any]]) -> str:
     """Step, memory and hours of mimic_cxr.yaml, from rows that are all compiled or all not."""
     steps = IMAGES // BATCH * EPOCHS
     seconds, memory = at(rows, "seconds", BATCH), at(rows, "memory", BATCH)
-    is_measured = any(row["batch"] == BATCH for row in rows)
-    how = "its run EXTRAPOLATED from its step" if is_measured else "EXTRAPOLATED from the two largest batches"
+    if any(row["batch"] == BATCH for row in rows):
+        how = "its run EXTRAPOLATED from its step"
+    elif len(rows) == 1:
+        how = f"EXTRAPOLATED in proportion from the batch of {rows[0]['batch']}"
+    else:
+        how = "EXTRAPOLATED from the two largest batches"
     return (
         f"configs/mimic_cxr.yaml (batch {BATCH}, {IMAGES:,} images, {EPOCHS} epochs: {steps:,} steps"
         f"{', compile: true' if rows[0]['compile'] else ''}), {how}: {seconds:.2f} s a step, {memory:.1f} GiB, "
@@ -352,7 +356,7 @@ def main() -> None:
         is_compiled = options.compile == ["on"]
         print(json.dumps(measure(options.one, options.steps, options.precision, options.device, is_compiled)))
         return
-    rows = []
+    rows, failed = [], []
     for compiled, batch in itertools.product(options.compile, sorted(options.batches)):
         own = ["--one", str(batch), "--steps", str(options.steps), "--precision", options.precision]
         own += ["--compile", compiled]
@@ -362,13 +366,15 @@ def main() -> None:
             text=True,
         )
         if done.returncode:
-            print(f"batch {batch}, compile {compiled}: failed with status {done.returncode}", flush=True)
+            failed.append(f"Batch {batch}, compile {compiled}: failed with status {done.returncode}.")
+            print(failed[-1], flush=True)
             continue
         rows.append(json.loads(done.stdout.splitlines()[-1]))
         print(rows[-1], flush=True)
     if not rows:
         sys.exit("no row was measured")
     lines = report(rows, options, loader_milliseconds())
+    lines += [part for line in failed for part in ("", line)]
     if options.device == "cpu":
         lines += ["", "No GPU was at hand: nothing of this is measured on CUDA."]
     print("\n".join(lines))

@@ -124,6 +124,16 @@ def test_an_interrupted_run_continues_and_keeps_its_metrics(finished, small_set,
     assert json.loads((run / "fit.json").read_text())["epochs"] == 4
 
 
+def test_a_mistake_leaves_a_finished_run_finished(finished, small_set, small_bert, tmp_path, capsys):
+    run = shutil.copytree(finished, tmp_path / "run")
+    before = {file: file.read_bytes() for file in run.glob("*.*")}
+    longer = ["fit", *small(run, small_set, small_bert), "--trainer.max_epochs", "3"]
+    with pytest.raises(SystemExit):
+        main([*longer, "--trainer.accelerator", "tpu"])  # which Lightning refuses
+    assert "trainer: " in capsys.readouterr().err
+    assert {file: file.read_bytes() for file in run.glob("*.*")} == before
+
+
 def test_a_finished_run_is_trained_longer(finished, small_set, small_bert, tmp_path, info, monkeypatch):
     run = shutil.copytree(finished, tmp_path / "run")
     # Killed between any two of its writes, the same command goes on.

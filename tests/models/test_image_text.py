@@ -396,3 +396,8 @@ def test_each_named_groups_learning_rate_is_logged():
     )
     alone = adamw_warmup_cosine(parameter_groups(two.parameters(), 0.1), 1e-3, 0, 9)
     assert learning_rates(alone["optimizer"]) == pytest.approx({"learning_rate": 1e-3})
+    torch.set_default_dtype(torch.bfloat16)  # as in a step of bf16-true
+    try:
+        assert learning_rates(alone["optimizer"])["learning_rate"].dtype == torch.float32
+    finally:
+        torch.set_default_dtype(torch.float32)

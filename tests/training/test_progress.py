@@ -35,7 +35,7 @@ def test_a_log_has_the_time_left(build, data, trainer, said):
     ]
 
 
-def test_a_terminals_bar_has_it_in_minutes(build, data, trainer, said, monkeypatch):
+def test_a_bar_has_it_in_minutes(build, data, trainer, said):
     fit = trainer([TimeLeft()], enable_progress_bar=True)
     fit.fit(build(), data)
     assert said == [] and fit.progress_bar_metrics["minutes_left"] == pytest.approx(1 / 60 * 100 * 1)
@@ -43,7 +43,8 @@ def test_a_terminals_bar_has_it_in_minutes(build, data, trainer, said, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("is_terminal", "asked", "has_bar"), [(True, "null", True), (False, "null", False), (False, "true", True)]
+    ("is_terminal", "asked", "has_bar"),
+    [(True, "null", True), (True, "false", False), (False, "null", False), (False, "true", True)],
 )
 def test_a_terminal_has_a_bar(
     is_terminal, asked, has_bar, small_set, small_bert, tmp_path, monkeypatch, capsys
@@ -53,6 +54,26 @@ def test_a_terminal_has_a_bar(
     assert ("train/loss=" in capsys.readouterr().out) == has_bar
 
 
-def test_a_bar_reads_the_loss_of_every_tenth_step():
-    (bar,) = progress_bar(True)
-    assert isinstance(bar, TQDMProgressBar) and bar.refresh_rate == 10
+def test_the_users_own_bar_stays(small_set, small_bert, tmp_path, capsys):
+    own = ["--trainer.callbacks", "pytorch_lightning.callbacks.TQDMProgressBar"]
+    arguments = ["fit", *small(tmp_path, small_set, small_bert), *own]
+    with pytest.raises(SystemExit):
+        main([*arguments, "--trainer.enable_progress_bar", "false"])
+    assert "TQDMProgressBar" in capsys.readouterr().err
+    main([*arguments, "--trainer.enable_progress_bar", "null"])
+    assert "train/loss=" in capsys.readouterr().out
+
+
+def test_a_bar_reads_the_loss_of_every_tenth_step(build, data, trainer, monkeypatch):
+    reads = 0
+
+    def metrics(self, *arguments):
+        nonlocal reads
+        reads += 1
+        return {}
+
+    monkeypatch.setattr(TQDMProgressBar, "get_metrics", metrics)
+    trainer(progress_bar(True), enable_progress_bar=True, max_epochs=1, limit_val_batches=0).fit(
+        build(), data
+    )
+    assert reads == 2  # of 3 steps: at the last one, and at the end of the epoch
