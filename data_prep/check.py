@@ -19,9 +19,10 @@ from typing import Any
 
 from data_prep.checks import images
 from data_prep.checks.tables import ALWAYS, Tables, check_tables, model_files, read_rejects
-from data_prep.command import available_cores, option, parse_options, positive, run_command, worker_processes
+from data_prep.command import option, parse_options, run_command, worker_processes
 from data_prep.sources import tables
 from data_prep.sources.preparation import case_lines
+from medclip_dcl.command_line import available_cores, whole_number
 from medclip_dcl.data.prepared import USES, PreparedSet
 
 PUBLISHED = {
@@ -174,7 +175,7 @@ class Settings:
     data: Path = option("prepared data set", type=Path, metavar="SET")
     full: bool = option("decode every image, compare its checksum, and find identical images", False)
     workers: int = option(
-        "processes (as many as there are cores)", 1, type=positive, default=available_cores()
+        "processes (as many as there are cores)", 1, type=whole_number(1), default=available_cores()
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
@@ -15,6 +14,7 @@ from typing import Any, NoReturn, TypeVar
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
+from medclip_dcl.command_line import one_line_errors
 from medclip_dcl.errors import UserError
 from medclip_dcl.worker_processes import begin_worker
 
@@ -58,13 +58,6 @@ def parse_options(
     return settings(**vars(parser.parse_args(arguments)))
 
 
-def positive(text: str) -> int:
-    """Parse a whole number of at least 1, for `argparse`."""
-    if not (text.isascii() and text.isdecimal()) or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of at least 1")
-    return int(text)
-
-
 def number(most: float) -> Callable[[str], float]:
     """Parser of a number from 0 to `most`, for `argparse`."""
 
@@ -90,19 +83,12 @@ def run_command(main: Callable[[], None]) -> NoReturn:
         main: the command; it parses its own arguments.
     """
     try:
-        main()
-    except UserError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        raise SystemExit(2) from None
+        with one_line_errors("error"):
+            main()
     except KeyboardInterrupt:
         print("interrupted; the same command continues where it stopped", file=sys.stderr)
         raise SystemExit(130) from None
     raise SystemExit(0)
-
-
-def available_cores() -> int:
-    """CPU cores that this process may use (a SLURM task sees its share, not the node's)."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager

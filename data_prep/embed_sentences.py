@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int
 
-from data_prep.command import option, parse_options, positive, progress, run_command
+from data_prep.command import option, parse_options, progress, run_command
 from data_prep.scores import language_model
 from data_prep.scores.language_model import (
     Parts,
@@ -33,6 +33,7 @@ from data_prep.scores.language_model import (
     result_file,
     settings_fingerprint,
 )
+from medclip_dcl.command_line import whole_number
 from medclip_dcl.data.prepared import (
     PreparedDataError,
     PreparedSet,
@@ -68,7 +69,10 @@ class Settings(language_model.Settings):
         choices=("cls", "mean"),
     )
     batch_tokens: int | None = option(
-        "tokens in a batch, which bounds memory (4096 on CPU, 65536 on GPU)", None, type=positive, metavar="N"
+        "tokens in a batch, which bounds memory (4096 on CPU, 65536 on GPU)",
+        None,
+        type=whole_number(1),
+        metavar="N",
     )
 
 

@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 from jaxtyping import Float, Shaped
 
-from data_prep.command import available_cores, option, parse_options, positive, progress, run_command
+from data_prep.command import option, parse_options, progress, run_command
 from data_prep.scores.language_model import KEEP_EVERY, choose_device, require_writable
+from medclip_dcl.command_line import available_cores, whole_number
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
 from medclip_dcl.errors import UserError
 from medclip_dcl.files import write_json
@@ -57,18 +58,23 @@ class Settings:
     image_size: int | None = option(
         "side in pixels of the whole image, data.image_size of the training (that of the model)",
         None,
-        type=positive,
+        type=whole_number(1),
         metavar="N",
     )
     evaluation_crop: int | None = option(
         "side in pixels of the middle square, data.evaluation_crop of the training (the whole image)",
         None,
-        type=positive,
+        type=whole_number(1),
         metavar="N",
     )
-    batch_size: int = option("images in a batch, which bounds memory (64)", 64, type=positive, metavar="N")
+    batch_size: int = option(
+        "images in a batch, which bounds memory (64)", 64, type=whole_number(1), metavar="N"
+    )
     workers: int | None = option(
-        "processes that read images (with a GPU one a core, else none)", None, type=positive, metavar="N"
+        "processes that read images (with a GPU one a core, else none)",
+        None,
+        type=whole_number(1),
+        metavar="N",
     )
     device: str = option(
         "auto takes a GPU where there is one (auto)", "auto", choices=("auto", "cpu", "cuda")

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from data_prep.command import number, option, parse_options, positive, run_command
+from data_prep.command import number, option, parse_options, run_command
 from data_prep.scores import language_model
 from data_prep.scores.language_model import (
     KEEP_EVERY,
@@ -35,6 +35,7 @@ from data_prep.scores.language_model import (
     result_file,
     settings_fingerprint,
 )
+from medclip_dcl.command_line import whole_number
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet, write_table
 from medclip_dcl.errors import UserError
 
@@ -63,7 +64,7 @@ class Settings(language_model.Settings):
         "tokens in a batch (of each thread), which bounds memory (4096 on CPU, for models narrower than 512 16384; "
         "65536 on GPU)",
         None,
-        type=positive,
+        type=whole_number(1),
     )
     within_word_l2r: bool = option(
         "also mask the later tokens of a word (Kauf & Ivanova, ACL 2023); its scores get a file of their own",
@@ -73,7 +74,7 @@ class Settings(language_model.Settings):
         "APPROXIMATE: mask every K-th token at once; K = 8 ranked Open-i's sentences like the exact scores (Spearman "
         ".9999) (exact)",
         None,
-        type=positive,
+        type=whole_number(1),
         metavar="K",
     )
     dtype: str = option(

@@ -23,7 +23,8 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float, Int
 
-from data_prep.command import option, parse_options, positive, run_command
+from data_prep.command import option, parse_options, run_command
+from medclip_dcl.command_line import whole_number
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet, report_embedding
 
 THRESHOLDS = (0.7, 0.8, 0.85, 0.9, 0.95, 0.97, 0.98, 0.99)
@@ -40,8 +41,8 @@ class Settings:
     text_embedding: str | None = option(
         "stem of a file in SET/text_embedding (the only one)", None, metavar="NAME"
     )
-    images: int = option("training images, drawn at random (1000)", 1000, type=positive, metavar="N")
-    batch_size: int = option("images in a batch (64)", 64, type=positive, metavar="N")
+    images: int = option("training images, drawn at random (1000)", 1000, type=whole_number(1), metavar="N")
+    batch_size: int = option("images in a batch (64)", 64, type=whole_number(1), metavar="N")
 
 
 class Texts(NamedTuple):

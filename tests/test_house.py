@@ -11,6 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FLOORS = [
     (
         "errors",
+        "command_line",
         "files",
         "worker_processes",
         "threads",

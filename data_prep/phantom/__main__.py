@@ -6,10 +6,11 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from data_prep.command import available_cores, run_command
+from data_prep.command import run_command
 from data_prep.phantom.options import LEAST_RARE, MOST_RARE, Options
 from data_prep.phantom.people import SEXES
 from data_prep.phantom.rates import RARE_FINDINGS
+from medclip_dcl.command_line import available_cores
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -22,12 +22,13 @@ from typing import Any
 
 import pandas as pd
 
-from data_prep.command import available_cores, number, option, positive, progress, worker_processes
+from data_prep.command import number, option, progress, worker_processes
 from data_prep.sources import images as image_files
 from data_prep.sources import tables
 from data_prep.sources.releases import ReleaseError, file_hash
 from data_prep.text import sections, sentences
 from data_prep.text.reports import Report, Sentences, read_sentences
+from medclip_dcl.command_line import available_cores, whole_number
 from medclip_dcl.data.prepared import FORMAT_VERSION, PreparedDataError, PreparedSet, case_table, write_table
 from medclip_dcl.errors import UserError
 from medclip_dcl.files import write_json, write_text
@@ -53,7 +54,7 @@ class Settings:
     """Options of every command that prepares a set."""
 
     output: Path = option("folder of the prepared data set", type=Path, metavar="SET")
-    size: int = option("side of the prepared images, pixels (512)", 512, type=positive)
+    size: int = option("side of the prepared images, pixels (512)", 512, type=whole_number(1))
     geometry: str = option(
         "stretch both sides to SIZE (choice), scale the shortest side to SIZE, or scale the longest and pad "
         "with black (stretch)",
@@ -70,7 +71,7 @@ class Settings:
         choices=tables.CASES,
     )
     limit: int | None = option(
-        "at most N patients of each use, for a first try", None, type=positive, metavar="N"
+        "at most N patients of each use, for a first try", None, type=whole_number(1), metavar="N"
     )
     rejected_share: float = option(
         "share of the images, and of the reports, that may be missing, damaged or empty and are left out; more of "
@@ -80,7 +81,7 @@ class Settings:
         metavar="SHARE",
     )
     workers: int = option(
-        "processes (as many as there are cores)", 1, type=positive, default=available_cores()
+        "processes (as many as there are cores)", 1, type=whole_number(1), default=available_cores()
     )
 
 

@@ -11,7 +11,6 @@ import argparse
 import csv
 import io
 import json
-import os
 import re
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from medclip_dcl.command_line import available_cores, one_line_errors, whole_number
 from medclip_dcl.errors import MissingFileError, UserError
 
 if TYPE_CHECKING:
@@ -45,15 +45,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Command line; a mistake of the user is one line and status 2."""
     options = _parser().parse_args(arguments)
     try:
-        with _plain_warnings():
+        with one_line_errors(f"{_PROGRAM}: error"), _plain_warnings():
             _check(options)
             if options.classify:
                 classify_files(options)
             else:
                 draw_heat_maps(options)
-    except UserError as error:
-        print(f"{_PROGRAM}: error: {' '.join(str(error).split())}", file=sys.stderr)
-        raise SystemExit(2) from error
     except KeyboardInterrupt:
         # Heat maps are drawn again.
         again = "; the same command continues where it stopped" if options.classify else ""
@@ -93,25 +90,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--device", default="auto", help='"cpu", "cuda", "cuda:1", ...; default: a GPU if there is one')
     add("--dtype", choices=DTYPES, default=DTYPES[0], help="of the encoders' arithmetic; default float32")
-    add("--batch_size", type=_at_least(1), default=16, help="of --classify; default 16 images")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    workers = min(_MOST_WORKERS, cores)
+    add("--batch_size", type=whole_number(1), default=16, help="of --classify; default 16 images")
+    workers = min(_MOST_WORKERS, available_cores())
     add(
         "--workers",
-        type=_at_least(0),
+        type=whole_number(0),
         default=workers,
         help=f"processes that read images for --classify; 0: none of its own; default {workers} here",
     )
     return parser
-
-
-def _at_least(least: int) -> Any:
-    def parse(text: str) -> int:
-        if not (text.isascii() and text.isdecimal()) or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of at least {least}")
-        return int(text)
-
-    return parse
 
 
 def _check(options: argparse.Namespace) -> None:

@@ -19,6 +19,7 @@ from medclip_dcl.data.samplers import (
     EpochDataModule,
     EpochSampler,
     ShardSampler,
+    as_it_is,
     require_whole_batches,
     worker_options,
 )
@@ -278,7 +279,7 @@ class ImageOnlyDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
             sampler,
             batch_size=self.batch_size // sampler.num_replicas,
             drop_last=True,
-            collate_fn=_as_it_is,
+            collate_fn=as_it_is,
             **worker_options(0),
         )
 
@@ -304,7 +305,7 @@ class ImageOnlyDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
             evaluated,
             batch_size=self.batch_size,
             sampler=ShardSampler(keys),
-            collate_fn=_as_it_is,
+            collate_fn=as_it_is,
             **worker_options(0),
         )
 
@@ -390,7 +391,3 @@ def _by_class(labels: Int64[Tensor, " image"], classes: Sequence[str]) -> dict[s
     counts = {name: int((labels == label).sum()) for label, name in enumerate(classes)}
     unlabelled = int((labels == UNLABELLED).sum())
     return {**counts, **({"unlabelled": unlabelled} if unlabelled else {})}
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from medclip_dcl.data.images import EvaluatedImages, ImageExamples, ImagesDataModule, require_choice
 from medclip_dcl.data.link import LabelledData, LabelledRequirements
 from medclip_dcl.data.prepared import PreparedDataError
-from medclip_dcl.data.samplers import EpochSampler, ShardSampler, require_whole_batches
+from medclip_dcl.data.samplers import EpochSampler, ShardSampler, as_it_is, require_whole_batches
 from medclip_dcl.distributed import rank_and_size
 from medclip_dcl.errors import UserError
 from medclip_dcl.findings import require_labelled
@@ -235,7 +235,7 @@ class LabelledDataModule(ImagesDataModule[LabelledRequirements]):
         targets = self._targets(use)
         if self.requirements.is_frozen:
             # In memory: no worker processes.
-            options = {"batch_size": batch_size, "collate_fn": _as_it_is}
+            options = {"batch_size": batch_size, "collate_fn": as_it_is}
             return FeatureExamples(self.features(use), targets), options
         examples = ImageExamples(
             *(self._cached(targets.dicom_ids), targets.dicom_ids, self.view.seen, targets.labels),
@@ -306,7 +306,3 @@ def draw_patients(subject_ids: np.ndarray, fraction: float, seed: int) -> np.nda
     patients = np.unique(subject_ids)
     order = np.random.default_rng(seed).permutation(patients)
     return np.sort(order[: max(1, round(fraction * len(patients)))])
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch

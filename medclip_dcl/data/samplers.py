@@ -66,6 +66,11 @@ class ResumableLoader(DataLoader):
         """Nothing to do: `EpochDataModule.training_loader` has set the start."""
 
 
+def as_it_is(batch: Any) -> Any:
+    """Collate nothing: the dataset gives whole batches."""
+    return batch
+
+
 def worker_options(num_workers: int) -> dict[str, Any]:
     """DataLoader options; the worker processes outlast a signal that stops training."""
     return {

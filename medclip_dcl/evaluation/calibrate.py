@@ -20,6 +20,7 @@ import torch
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from medclip_dcl.calibration import CALIBRATION_FILE, TARGETS, Calibration, check_target, fit_finding
+from medclip_dcl.command_line import one_line_errors
 from medclip_dcl.data.image_text import EvaluationTables, ImageTextDataModule
 from medclip_dcl.errors import MissingFileError, UserError
 from medclip_dcl.evaluation.classification import ZeroShotClassification
@@ -237,11 +238,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="default: %(default)s")
     options = parser.parse_args(arguments)
     given = {name: getattr(options, name) for name in TARGETS if getattr(options, name) is not None}
-    try:
+    with one_line_errors("medclip_dcl.evaluation.calibrate: error"):
         found = calibrate(options.run, given or TARGET, options.data, options.prompts, options.device)
-    except UserError as error:
-        print(f"medclip_dcl.evaluation.calibrate: error: {' '.join(str(error).split())}", file=sys.stderr)
-        raise SystemExit(2) from error
     print(summary(found))
     print(options.run / CALIBRATION_FILE)
 

@@ -8,13 +8,14 @@ import functools
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
+from medclip_dcl.command_line import one_line_errors, whole_number
 from medclip_dcl.durations import in_words
 from medclip_dcl.errors import UserError
 from medclip_dcl.experiments.cells import LOG_FILE, End, is_done
@@ -41,23 +42,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Command line; status 1 where a cell failed, 2 for a mistake of the user, 128 + the signal's number if stopped."""
     options = _parser().parse_args(arguments)
     try:
-        if options.task >= options.tasks:
-            raise UserError(
-                f"--task counts from 0: expected less than --tasks {options.tasks}, found {options.task}"
-            )
-        experiment = read_experiment(options.file)
-        n_failed = 0
-        if options.report_only:
-            claim_folder(experiment, writes=False)
-        else:
-            n_failed = _run(experiment, options.lanes, experiment.cells()[options.task :: options.tasks])
-        table = write_table(experiment)
-        if experiment.choice is not None:
-            print(f"choice: {write_choice(experiment, table)}")
-        print(f"report: {write_report(experiment, table)}")
-    except UserError as error:
-        print(f"{_PROGRAM}: error: {' '.join(str(error).split())}", file=sys.stderr)
-        raise SystemExit(2) from error
+        with one_line_errors(f"{_PROGRAM}: error"):
+            if options.task >= options.tasks:
+                raise UserError(
+                    f"--task counts from 0: expected less than --tasks {options.tasks}, found {options.task}"
+                )
+            experiment = read_experiment(options.file)
+            n_failed = 0
+            if options.report_only:
+                claim_folder(experiment, writes=False)
+            else:
+                n_failed = _run(experiment, options.lanes, experiment.cells()[options.task :: options.tasks])
+            table = write_table(experiment)
+            if experiment.choice is not None:
+                print(f"choice: {write_choice(experiment, table)}")
+            print(f"report: {write_report(experiment, table)}")
     except _Stop as stop:
         name = signal.Signals(stop.number).name
         print(f"{_PROGRAM}: stopped by {name}; the same command continues", file=sys.stderr)
@@ -76,19 +75,19 @@ def _parser() -> argparse.ArgumentParser:
     add("file", type=Path, metavar="FILE", help="experiment file, such as configs/experiments/digits.yaml")
     add(
         "--lanes",
-        type=_at_least(1),
+        type=whole_number(1),
         default=1,
         help="processes side by side, which share the cores; default 1",
     )
     add(
         "--task",
-        type=_at_least(0),
+        type=whole_number(0),
         default=0,
         help="of --tasks: run the cells task, task + tasks, ...; default 0",
     )
     add(
         "--tasks",
-        type=_at_least(1),
+        type=whole_number(1),
         default=1,
         help="number of commands that share the grid (SLURM array); default 1",
     )
@@ -98,15 +97,6 @@ def _parser() -> argparse.ArgumentParser:
         help="run nothing: make the table and the report of what is finished",
     )
     return parser
-
-
-def _at_least(least: int) -> Callable[[str], int]:
-    def whole_number(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"expected a whole number of at least {least}, found {text}")
-        return int(text)
-
-    return whole_number
 
 
 def _run(experiment: Experiment, lanes: int, cells: Sequence[Cell]) -> int:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any, cast
 
+from medclip_dcl.command_line import available_cores
 from medclip_dcl.experiments.cells import End, failed, run_cell
 from medclip_dcl.experiments.grid import Cell
 from medclip_dcl.worker_processes import begin_worker
@@ -67,8 +68,7 @@ def run_cells(
 
 def threads_of_a_lane(lanes: int) -> int:
     """Its share of the cores that this process may use."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // lanes)
+    return max(1, available_cores() // lanes)
 
 
 class _Lane:

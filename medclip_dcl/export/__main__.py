@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from medclip_dcl.errors import UserError
+from medclip_dcl.command_line import one_line_errors
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -50,11 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.public and not options.push_to_hub:
         parser.error("--public needs --push_to_hub")
-    try:
+    with one_line_errors("medclip_dcl.export: error"):
         _export(options)
-    except UserError as error:
-        print(f"medclip_dcl.export: error: {' '.join(str(error).split())}", file=sys.stderr)
-        raise SystemExit(2) from error
 
 
 def _export(options: argparse.Namespace) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import socket
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from medclip_dcl.command_line import one_line_errors
 from medclip_dcl.errors import UserError
 
 ADDRESS = "127.0.0.1"
@@ -78,10 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     options = parser.parse_args(arguments)
     try:
-        serve(options.model, options.port)
-    except UserError as error:
-        print(f"medclip_dcl.page: error: {error}", file=sys.stderr)
-        raise SystemExit(2) from error
+        with one_line_errors("medclip_dcl.page: error"):
+            serve(options.model, options.port)
     except KeyboardInterrupt:
         print("stopped")
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from medclip_dcl.command_line import one_line_errors
 from medclip_dcl.files import write_json, write_text
 from medclip_dcl.report.intervals import (
     LEVEL,
@@ -435,7 +436,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.seed < 0:
         parser.error(f"--seed must be 0 or more: found {options.seed}")
-    try:
+    with one_line_errors("medclip_dcl.report.compare: error"):
         if options.output.exists() and not options.output.is_dir():
             raise CompareError(f"--output {options.output} is a file; give a folder")
         comparison = compare(
@@ -447,9 +448,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             seed=options.seed,
         )
         print(write_comparison(comparison, options.output, published=not options.no_published), end="")
-    except SavedResultsError as error:
-        print(f"medclip_dcl.report.compare: error: {' '.join(str(error).split())}", file=sys.stderr)
-        raise SystemExit(2) from error
     print(f"written: {', '.join(str(options.output / name) for name in FILES)}", file=sys.stderr)
 
 

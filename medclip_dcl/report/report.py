@@ -11,7 +11,6 @@ import argparse
 import base64
 import io
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 import pandas as pd
 from PIL import Image
 
+from medclip_dcl.command_line import one_line_errors
 from medclip_dcl.files import write_text
 from medclip_dcl.report import calibration, charts, tables
 from medclip_dcl.report.intervals import Interval, bootstrap_intervals, method
@@ -290,8 +290,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prog="python -m medclip_dcl.report", description="Write RUN/report.html from the run folder alone."
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run, e.g. runs/demo")
-    try:
-        print(write_report(parser.parse_args(arguments).run))
-    except SavedResultsError as error:
-        print(f"medclip_dcl.report: error: {error}", file=sys.stderr)
-        raise SystemExit(2) from error
+    run = parser.parse_args(arguments).run
+    with one_line_errors("medclip_dcl.report: error"):
+        print(write_report(run))

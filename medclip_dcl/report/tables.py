@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from medclip_dcl.evaluation.summaries import DIRECTIONS, KS
 from medclip_dcl.findings import CHEX5
 from medclip_dcl.report.intervals import Interval
 from medclip_dcl.report.saved_results import value_at
@@ -45,8 +46,6 @@ _A_NUMBER = {
     CLASSIFIER: "by_finding",
 }
 """Section -> an entry that is there if the section has any number."""
-_KS = (10, 50, 100)
-_DIRECTIONS = ("image_to_text", "text_to_image")
 
 
 class Column(NamedTuple):
@@ -187,12 +186,12 @@ def chance_levels(results: Results) -> dict[str, float]:
     by_chance = (results["counts"].get(REPORTS) or {}).get("by_chance", {})
     tasks = {f"{REPORTS}/{task}": levels for task, levels in by_chance.items()}
     if n_boxes := (results["counts"].get("retrieval") or {}).get("boxes"):
-        recalls = {f"R@{k}": min(1.0, k / n_boxes) for k in _KS}
-        tasks["retrieval"] = dict.fromkeys(_DIRECTIONS, recalls | {"MedR": (n_boxes + 1) / 2})
+        recalls = {f"R@{k}": min(1.0, k / n_boxes) for k in KS}
+        tasks["retrieval"] = dict.fromkeys(DIRECTIONS, recalls | {"MedR": (n_boxes + 1) / 2})
     for prefix, levels in tasks.items():
-        found |= {f"{prefix}/{d}/{name}": level for d in _DIRECTIONS for name, level in levels[d].items()}
-        found[f"{prefix}/recall"] = sum(levels[d][f"R@{k}"] for d in _DIRECTIONS for k in _KS) / 6
-        found[f"{prefix}/medr"] = sum(levels[d]["MedR"] for d in _DIRECTIONS) / 2
+        found |= {f"{prefix}/{d}/{name}": level for d in DIRECTIONS for name, level in levels[d].items()}
+        found[f"{prefix}/recall"] = sum(levels[d][f"R@{k}"] for d in DIRECTIONS for k in KS) / 6
+        found[f"{prefix}/medr"] = sum(levels[d]["MedR"] for d in DIRECTIONS) / 2
     return found
 
 

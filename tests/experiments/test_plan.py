@@ -196,7 +196,7 @@ def test_arguments_of_the_command(tmp_path, capsys):
             [str(file), "--task", "3", "--tasks", "3"],
             "--task counts from 0: expected less than --tasks 3, found 3",
         ),
-        ([str(file), "--lanes", "0"], "--lanes: expected a whole number of at least 1, found 0"),
+        ([str(file), "--lanes", "0"], "--lanes: '0': expected a whole number of at least 1"),
     ]:
         with pytest.raises(SystemExit) as end:
             main(arguments)

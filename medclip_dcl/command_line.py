@@ -1,0 +1,37 @@
+"""Shared by the command lines: mistakes of the user in one line, whole numbers, the cores of this process."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from medclip_dcl.errors import UserError
+
+
+@contextmanager
+def one_line_errors(program: str) -> Iterator[None]:
+    """Print a `UserError` as one line, which `program` opens, and end with status 2."""
+    try:
+        yield
+    except UserError as error:
+        print(f"{program}: {' '.join(str(error).split())}", file=sys.stderr)
+        raise SystemExit(2) from error
+
+
+def whole_number(least: int) -> Callable[[str], int]:
+    """Parser of a whole number of at least `least`, for `argparse`."""
+
+    def parse(text: str) -> int:
+        if not (text.isascii() and text.isdecimal()) or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of at least {least}")
+        return int(text)
+
+    return parse
+
+
+def available_cores() -> int:
+    """CPU cores that this process may use (a SLURM task sees its share, not the node's)."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
