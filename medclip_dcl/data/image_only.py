@@ -211,6 +211,16 @@ class ImageOnlyDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
                     f"data.{name}: {self.source} has no class {', '.join(unknown)}; it has {', '.join(images.classes)}"
                 )
         names = tuple(name for name in images.classes if self.classes is None or name in self.classes)
+        counts = torch.bincount(images.train_labels[images.train_labels >= 0], minlength=len(images.classes))
+        if empty := [name for name in names if not counts[images.classes.index(name)]]:
+            raise UserError(
+                f"data.folder: {self.source} has no training image of class {', '.join(empty)}; restore its files, or "
+                "name the other classes in data.classes"
+            )
+        if len(names) < 2:
+            raise UserError(
+                f"data.folder: {self.source} has one class, {names[0]}; at least two are to be told apart"
+            )
         usual = [name for name in images.selected if name in names]
         selected = usual if self.selected is None else self.selected
         if self.fraction < 1 and not selected:

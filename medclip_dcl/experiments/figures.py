@@ -117,7 +117,7 @@ def _panel(
     else:
         names = {"compared": str(compared), "pairs": str(experiment.pairs)}
         points = paired_differences(rows, reference=reference.value, groups=["x"], **names)
-        y_label = f"{y_label} − {reference.name}"
+        y_label = f"{y_label} − {_label(str(compared), reference)}"
     if points.empty:
         return []
     for found in (points, across):
@@ -136,9 +136,8 @@ def _panel(
             at = np.array([places[value] for value in of_level["x"]]) + (place - (len(levels) - 1) / 2) * step
             at = 10**at if is_log else at
             if len(at):
-                axes.plot(
-                    at, of_level["mean"], color=colour, lw=1.2, marker="o", markersize=3.5, label=level.name
-                )
+                label = _label(str(compared), level)
+                axes.plot(at, of_level["mean"], color=colour, lw=1.2, marker="o", markersize=3.5, label=label)
             axes.vlines(at, of_level["low"], of_level["high"], color=colour, lw=1.0)
         for colour, row in zip(itertools.cycle(COLOURS[1:]), across.to_dict("records"), strict=False):
             axes.axhline(
@@ -162,8 +161,13 @@ def _panel(
     return [draw]
 
 
+def _label(axis: str, level: Level) -> str:
+    """A level in a legend; a number says of what."""
+    return level.name if isinstance(level.value, str) else f"{axis} {level.name}"
+
+
 def _places(values: pd.Series, is_log: bool) -> dict[Any, float]:
-    """Where each value stands on the x axis; words stand side by side."""
+    """Position of each value on the x axis; words are side by side."""
     distinct = list(dict.fromkeys(values))
     if not pd.api.types.is_numeric_dtype(values):
         return {value: float(place) for place, value in enumerate(distinct)}

@@ -53,6 +53,11 @@ def claim_folder(experiment: Experiment, writes: bool = True) -> None:
             f"{experiment.folder} holds cells of unknown settings, such as {cells[0].parent.name}, but no {file.name}; "
             f"restore it, or choose another folder in {experiment.file}"
         )
+    elif (experiment.folder / TABLE_FILE).exists():
+        raise UserError(
+            f"{experiment.folder / TABLE_FILE} is not of this experiment: there is no {file.name} beside it; choose "
+            f"another folder in {experiment.file}, or move the file away"
+        )
     if writes and now != before:
         write_json({"format_version": FORMAT_VERSION, **now}, file)
 
