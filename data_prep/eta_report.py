@@ -64,8 +64,8 @@ class Settings:
     data: Path = option("prepared data set with scores", type=Path, metavar="SET")
     log_p: str | None = option("stem of a file in SET/log_p (the only one)", None, metavar="NAME")
     output: Path | None = option("folder of the report (SET/eta)", None, type=Path, metavar="FOLDER")
-    a: float | None = option("use this a, with --k, instead of an estimate", None, type=float)
-    k: float | None = option("use this k, with --a, instead of an estimate", None, type=float)
+    a: float | None = option("use this a, with --k, instead of SSD's", None, type=float)
+    k: float | None = option("use this k, with --a, instead of SSD's", None, type=float)
     estimate: str | None = option(
         "(a, k) that class_probability.yaml takes: ssd (default: 0.2, 0.35), reports, or SOURCE_least_squares or "
         "SOURCE_bound with SOURCE one of truth (phantom), labels, reports",
@@ -374,7 +374,7 @@ data:
 
 
 def _origin(chosen: str, found: Estimates) -> str:
-    """Where (a, k) come from."""
+    """Origin of (a, k)."""
     if chosen == DEFAULT_ESTIMATE:
         return "SSD's (a, k), found by a grid search with the scores of CXR-BERT"
     if chosen == "given":

@@ -160,7 +160,7 @@ def _columns(settings: Settings) -> dict[str, str]:
         advice = "without it nothing keeps training and evaluation apart; name it by --patient_column"
         raise _lacks(settings, "patient", header, advice)
     if "image" not in columns and not settings.text_only:
-        raise _lacks(settings, "image", header, "name it by --image_column, or say --text_only")
+        raise _lacks(settings, "image", header, "name it by --image_column, or pass --text_only")
     if "text" in columns and ("findings" in columns or "impression" in columns):
         raise ReleaseError(
             f"{settings.table} has a column text beside findings or impression; say which to take by --text_column, "

@@ -78,7 +78,7 @@ class Settings(language_model.Settings):
         metavar="K",
     )
     dtype: str = option(
-        "float32 is the reference; bfloat16 is faster where the CPU has AMX (BERT-base: 3.6 x) or AVX-512 for it "
+        "float32 is the reference; bfloat16 is faster where the CPU has AMX (BERT-base: 3.7 x) or AVX-512 for it "
         "(2 x); float16 is 8 times as precise as bfloat16 (float32)",
         "float32",
         choices=("float32", "bfloat16", "float16"),

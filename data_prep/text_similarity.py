@@ -128,7 +128,7 @@ def _near_share(texts: Texts, threshold: float | None) -> Float[np.ndarray, "sen
 
 
 def near_texts_table(texts: Texts, batch_size: int) -> pd.DataFrame:
-    """What each threshold finds among the other images; on a phantom how often that is right."""
+    """Images found at each threshold among the other ones; on a phantom the precision, too."""
     is_other = texts.is_other
     fits = None if texts.fits is None else texts.fits[texts.sentence] & is_other
     cosines = {

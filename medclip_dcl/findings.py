@@ -97,7 +97,7 @@ def _require_distinct(findings: Sequence[str], owner: str) -> None:
     twice = sorted({finding for finding in findings if findings.count(finding) > 1})
     if twice:
         raise UserError(
-            f"{owner}: {', '.join(twice)} stands there several times; keep one pair of prompts (several wordings: "
+            f"{owner}: {', '.join(twice)} is listed more than once; keep one pair of prompts (several wordings: "
             "finding: [[negative, ...], [positive, ...]])"
         )
 

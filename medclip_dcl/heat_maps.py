@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HeatMaps:
-    """What a model sees of several texts in one image.
+    """Heat maps and similarities of several texts in one image.
 
     Attributes:
         grey: the image.

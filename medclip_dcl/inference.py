@@ -188,7 +188,7 @@ class ImageTextInference:
 
     @torch.inference_mode()
     def heat_maps(self, image: ImageLike | EncodedImage, texts: str | Sequence[str]) -> HeatMaps:
-        """Heat maps and similarities of several texts in one image, which is encoded once; an encoded one is not."""
+        """Heat maps and similarities of several texts in one image, encoding it once unless it is an EncodedImage."""
         listed = _texts(texts)
         sentences = self._sentences(listed)
         encoded = image if isinstance(image, EncodedImage) else self.encode_image(image)

@@ -213,7 +213,7 @@ def _class_table(
 
 
 def reached(records: Sequence[StudyRecord]) -> dict[str, Any]:
-    """What the training studies of a phantom came to.
+    """Realised rates of the training studies of a phantom.
 
     Returns:
         anchors: number of distinct sentences of each report, added up; false_negatives: the mean of their rho, and

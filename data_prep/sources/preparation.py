@@ -214,7 +214,7 @@ def _one_process_in(output: Path) -> Iterator[bool]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise PreparedDataError(
-                f"output {output} is just being written by another process; wait until that has ended, or choose "
+                f"output {output} is being written by another process; wait for it to finish, or choose "
                 "another --output"
             ) from error
         except OSError as error:

@@ -113,7 +113,7 @@ def rows_source(
         wanted = rows[has_image]
         if images.empty:
             raise ReleaseError(
-                f"{file}: no row has a frontal image; for a set of reports alone say --text_only"
+                f"{file}: no row has a frontal image; for a set of reports alone pass --text_only"
             )
     reports = _reports(wanted)
     identifiers = pd.concat([names_of_patients, names_of_studies])

@@ -104,7 +104,7 @@ _NOTICE = re.compile(
     r"|(?:electronically )?signed(?: by\b.*)?\W*|(?:dictated|transcribed) by\b.*",
     re.IGNORECASE,
 )
-# Behind such a header the name of a part of the body goes on with the findings: the header's text is no history.
+# Behind such a header the name of a part of the body goes on with the findings: the header's text is not the history.
 _INTERRUPTS_FINDINGS = re.compile(r"\b(?:PROCEDURES?|TECHNIQUES?|PROTOCOL|CONTRAST|COMPARISONS?|COMPARED)\b")
 _BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
 

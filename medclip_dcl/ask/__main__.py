@@ -282,7 +282,7 @@ def _add_missing(
 
 
 def _meaning(model: ImageTextInference, dtype: str) -> dict[str, Any]:
-    """What the scores depend on besides the images."""
+    """Inputs besides the images that determine the scores."""
     from medclip_dcl.encoders.pretrained import weights_fingerprint
 
     view = model.network.view

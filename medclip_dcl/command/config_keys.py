@@ -341,7 +341,7 @@ def alternatives(kind: str) -> list[str]:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The name that was perhaps meant."""
+    """Closest known name, as a question."""
     near = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {near[0]}?" if near else ""
 

@@ -38,14 +38,14 @@ class ReportedExamples(Dataset):
     Args:
         reported: the images and their sentences.
         images: their grey levels; or features of images and sentences, in place of both.
-        tokens: word pieces of every sentence that is not given by features.
+        tokens: of every sentence that is not given by features.
         views: of each image in training: the image itself, then other images of its study, then itself again.
         crop: augmentation; None shows each image once.
         draws_one: True draws one sentence of the report, False takes all.
         seed: of all that is drawn.
         anchor: fields of sentences, by name and sentence_id.
         candidate: fields of images, by name; (image, ...).
-        masking: hides word pieces; None for no masked sentences.
+        masking: masks tokens; None for no masked sentences.
         extra: entries of every batch.
         seen: without augmentation, the side of the middle part that is shown, in pixels; None shows all.
     """
@@ -141,7 +141,7 @@ class ReportedExamples(Dataset):
     def _inputs(
         self, examples: list[dict[str, Any]], dicom_ids: list[str], sentence_ids: list[int]
     ) -> dict[str, Any]:
-        """What the encoders take, or what they gave, and the image of each view."""
+        """Inputs or features of the encoders, and the image of each view."""
         first = {sentence: place for place, sentence in reversed(list(enumerate(sentence_ids)))}
         if isinstance(self.images, Features):
             row = {sentence: row for row, sentence in enumerate(first)}

@@ -50,7 +50,7 @@ class FeaturesInfo:
 
     @classmethod
     def of(cls, encoders: dict[str, str], prepared: PreparedSet, view: View) -> FeaturesInfo:
-        """That of a set, whose images are seen in this view."""
+        """Description of a set's features in this view."""
         return cls(encoders, str(prepared.info.get("fingerprint")), view.size, view.seen, *prepared.fitting)
 
     def record(self) -> dict[str, Any]:

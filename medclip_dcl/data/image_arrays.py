@@ -28,7 +28,7 @@ _ARRAY_PARTS = {
     ("numpy.core.multiarray", "_reconstruct"),
     ("numpy._core.multiarray", "_reconstruct"),
 }
-"""What a pickled array of numbers is made of."""
+"""Globals that an unpickled array of numbers may name."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ def _read_parquet(file: Path) -> tuple[np.ndarray, np.ndarray]:
                 size, pixels = image.size, image.convert("RGB")
         except OSError as error:
             raise UserError(
-                f"{file}: the image of row {row} is no PNG or JPEG image, or is damaged"
+                f"{file}: the image of row {row} is not a PNG or JPEG image, or is damaged"
             ) from error
         if size != (32, 32):
             raise UserError(
@@ -246,7 +246,7 @@ def _rows(file: Path, length: int) -> np.ndarray:
     size = file.stat().st_size
     if not size or size % length:
         raise UserError(
-            f"{file} has {size:,} bytes, not a multiple of the {length:,} of an image: truncated, or not it"
+            f"{file} has {size:,} bytes, not a multiple of the {length:,} of an image: truncated, or not an STL10 file"
         )
     return np.memmap(file, dtype=np.uint8, mode="r").reshape(-1, length)
 

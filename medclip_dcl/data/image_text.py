@@ -86,7 +86,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
             they are encoded batch_size at a time, and again for their gradients (GradCache), so that they need not
             fit into memory. BatchNorm's statistics are those of batch_size images. null for batch_size.
         views: views of each image, all of them positives of its sentences (M of DCL): the image, other frontal images
-            of its study, the image again, each augmented by itself. With several, other images of its study are no
+            of its study, the image again, each augmented by itself. With several, other images of its study are not
             negatives.
         sentences: "one" draws one sentence per image and step (choice, not from the paper), "all" takes every
             sentence of the report as an anchor.
@@ -96,7 +96,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         text_embedding: which sentence embeddings, the stem of a file in text_embedding/; null for the only one there.
         fields: a Parquet file with further fields for an objective of your own: a column sentence_id (or dicom_id) and
             numeric columns, which a class probability or a negative weight requires by name; null for none.
-        mask_probability: share of word pieces that are hidden, where the objective models masked language, in (0, 1).
+        mask_probability: share of tokens that are masked, where the objective models masked language, in (0, 1).
         num_workers: loader processes; 0 loads in the training process.
         cache_images: True keeps all images at image_size in memory (bytes = images * image_size^2), or their features.
         predict_use: which images `predict` takes: "test", all of that use and all that `test` evaluates; or train,

@@ -24,11 +24,11 @@ from medclip_dcl.pictures.geometry import View
 from medclip_dcl.pictures.transforms import augment, centre_crop, load_grey, to_input
 
 USUAL_SIZE = 512
-"""Side of the whole image in pixels, where nothing says another (SSD, section 3.2)."""
+"""Default side of the whole image in pixels (SSD, section 3.2)."""
 
 
 def usual_crop(image_size: int) -> int:
-    """Side of the training crop, in pixels, where nothing says another: SSD's 480 of 512."""
+    """Default side of the training crop, in pixels: SSD's 480 of 512."""
     return max(1, image_size * 15 // 16)
 
 
@@ -47,7 +47,7 @@ class Images:
             return load_grey(file, self.size)
         except OSError as error:
             raise PreparedDataError(
-                f"prepared image {file} cannot be read ({error}); delete it and run data_prep.mimic_cxr again"
+                f"prepared image {file} cannot be read ({error}); delete it and run the data_prep command that made the set again"
             ) from error
 
     def __getitem__(self, index: int) -> UInt8[np.ndarray, "height width"]:

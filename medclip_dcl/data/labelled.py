@@ -199,7 +199,7 @@ class LabelledDataModule(ImagesDataModule[LabelledRequirements]):
         if problems:
             raise PreparedDataError(
                 f"{self.folder}: the labels of {len(targets.dicom_ids)} training images (data.label_fraction "
-                f"{self.label_fraction}, label_seed {self.label_seed}) do not tell what to learn of "
+                f"{self.label_fraction}, label_seed {self.label_seed}) have none of one kind for "
                 f"{', '.join(problems)}; raise label_fraction, choose another label_seed, leave the finding out of "
                 "model.findings, or take blanks or uncertain labels for something (data.blank, data.uncertain)"
             )

@@ -13,20 +13,20 @@ from medclip_dcl.errors import UserError
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 """Their ids are 0, 1, 2, 3, 4, as in CXR-BERT."""
 
-# Of the chosen word pieces: 80% become [MASK], 10% another word piece, 10% stay (Devlin et al., NAACL 2019).
+# Of the chosen tokens 80% become [MASK], 10% another token, 10% stay (Devlin et al., NAACL 2019).
 _TO_MASK, _TO_RANDOM = 0.8, 0.1
 
 
 class Masking:
     """Chooses tokens to predict and masks them (Devlin et al., NAACL 2019, section 3.1 and appendix A.1).
 
-    Of a sentence's word pieces, [CLS] and [SEP] excluded, the share `probability` is chosen (at least one); of these
-    80% become [MASK], 10% a random word piece that is not a special token, 10% stay as they are.
+    Of a sentence's tokens, [CLS] and [SEP] excluded, the share `probability` is chosen (at least one); of these 80%
+    become [MASK], 10% a random token that is not a special one, 10% stay as they are.
 
     Args:
-        probability: share of the word pieces, in (0, 1).
+        probability: share of the tokens, in (0, 1).
         mask_id: of [MASK].
-        ordinary: ids of the word pieces that are no special tokens.
+        ordinary: ids of the tokens that are not special.
     """
 
     def __init__(self, probability: float, mask_id: int, ordinary: Int[np.ndarray, " piece"]) -> None:
@@ -34,14 +34,14 @@ class Masking:
 
     @staticmethod
     def of(vocabulary: Mapping[str, int], probability: float) -> Masking:
-        """The masking of sentences of a BERT vocabulary, word piece -> id.
+        """The masking of sentences of a BERT vocabulary, token -> id.
 
         Raises:
             ValueError: the vocabulary has no [MASK].
         """
         if "[MASK]" not in vocabulary:
             raise UserError(
-                "the vocabulary has no word piece [MASK]: its model is not a masked language model"
+                "the vocabulary has no token [MASK]: its model is not a masked language model"
             )
         special = {vocabulary[piece] for piece in SPECIAL_TOKENS if piece in vocabulary}
         ordinary = [number for number in sorted(vocabulary.values()) if number not in special]

@@ -336,7 +336,7 @@ class PreparedSet:
             file = self.folder / f"{table}.parquet"
             if not file.is_file():
                 raise PreparedDataError(
-                    f"{self.folder} has no table {table}.parquet; made by: {_command_for(table)}"
+                    f"{self.folder} has no table {table}.parquet; create it with: {_command_for(table)}"
                 )
             self._tables[table] = _read_table(file, table)
         return self._tables[table]
@@ -395,7 +395,7 @@ class PreparedSet:
             problem = f"{folder} holds several {what} ({there}); name one of them (data: {kind}: NAME)"
         else:
             problem = f"{self.folder} has no {what}"
-        raise PreparedDataError(f"{problem}; {short} are made by: {_MADE_BY[kind]}")
+        raise PreparedDataError(f"{problem}; create {short} with: {_MADE_BY[kind]}")
 
     def _require_all_sentences(self, ids: pd.Series | np.ndarray, file: Path, kind: str, what: str) -> None:
         """Refuse a file in which a sentence of the set has no row."""
@@ -431,6 +431,6 @@ class PreparedSet:
         """Refuse to train on a set in which a patient is in training and in evaluation."""
         if both := self.patients_in_training_and_evaluation:
             raise PreparedDataError(
-                f"{self.folder}: {len(both)} patients stand both in training and in evaluation (first: {both[0]}); "
-                "prepare the set again with data_prep.mimic_cxr"
+                f"{self.folder}: {len(both)} patients are both in training and in evaluation (first: {both[0]}); "
+                "run the data_prep command that made the set again"
             )

@@ -35,12 +35,12 @@ _NO_SENTENCE = -1
 
 
 class ReportsDataModule(LinkedDataModule[ReportsRequirements], EpochDataModule):
-    """Sentences of the training and validate reports with word pieces masked.
+    """Sentences of the training and validate reports with masked tokens.
 
     Only reports of images whose use is train or validate are read: never those of test or grounding patients.
 
     A batch is a dict: tokens (sentence, token), masked and padded; lengths (sentence,), [CLS] and [SEP] included;
-    labels (sentence, token), the hidden word piece, -100 elsewhere; places (hidden,), of the hidden ones in
+    labels (sentence, token), the masked token, -100 elsewhere; places (masked,), of the masked ones in
     labels.flatten(); sentence_id (sentence,), -1 of `extra_text`.
     What is masked in training is a function of (seed, epoch, sentence), on validate of (seed, sentence), whatever
     the number of processes or workers.
@@ -51,14 +51,14 @@ class ReportsDataModule(LinkedDataModule[ReportsRequirements], EpochDataModule):
     Args:
         folder: the prepared data set.
         batch_size: sentences per batch, of all processes together.
-        max_tokens: longer sentences are cut to this many word pieces, [CLS] and [SEP] included.
+        max_tokens: longer sentences are cut to this many tokens, [CLS] and [SEP] included.
         sampling: "frequency" takes a sentence once an epoch for each report section that says it, "distinct" once
             an epoch. Frequency is the default (choice, not from the paper), because eta = a * p_LM^k is to follow
             how common a statement is; a model that sees each wording once learns how sentences look, but not that
             most reports say "No pneumothorax.". On a phantom, after the same 1,440 steps, eta had a rank
             correlation with the true class probability of .52 with frequency and of .09 with distinct.
-        mask_probability: share of a sentence's word pieces that are to be predicted, at least one, in (0, 1).
-        vocabulary_size: word pieces of the tokenizer that is trained here, special tokens included; null for a
+        mask_probability: share of a sentence's tokens that are to be predicted, at least one, in (0, 1).
+        vocabulary_size: tokens of the tokenizer that is trained here, special tokens included; null for a
             model that brings its own.
         extra_text: a text file with further training sentences, one a line (UTF-8); null for none.
         num_workers: loader processes; 0 masks in the training process.

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# What one more pass of the encoder costs, in tokens (choice: between a small BERT on a CPU, about 100, and BERT-base on
+# Cost of one more pass of the encoder, in tokens (choice: between a small BERT on a CPU, about 100, and BERT-base on
 # an accelerator, estimated).
 _PASS = 256
 

@@ -82,7 +82,7 @@ def heat_map_figure(
         _draw_box(axes, box, "white", 1.6, "-")
     values = ", ".join(f"{name} {value:.2f}" for name, value in scores.items())
     wrapped = textwrap.fill(phrase, 84, max_lines=2, placeholder=" ...")
-    # A dollar sign in a phrase is no formula.
+    # A dollar sign in a phrase is not a formula.
     text = f"{title}: {values}\n{category}: “{wrapped}”".replace("$", r"\$")
     figure.suptitle(text, fontsize=10.5, x=0.01, ha="left")
     return figure
@@ -117,7 +117,7 @@ def draw_roc(axes: Axes, predictions: pd.DataFrame, aucs: Mapping[str, float | N
 
 
 def embedding_map_figure(predictions: pd.DataFrame) -> Figure:
-    """A point for each image at (x, y), coloured by its group; groups that are no single finding lie below, in grey."""
+    """A point for each image at (x, y), coloured by its group; groups of several findings or of none lie below, in grey."""
     figure = Figure(figsize=(6.4, 4.6), layout="constrained")
     axes = figure.subplots()
     findings = [finding for finding in CHEX5 if (predictions["group"] == finding).any()]

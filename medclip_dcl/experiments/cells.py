@@ -28,7 +28,7 @@ _LOCK_FILE = ".lock"
 
 @dataclass(frozen=True)
 class End:
-    """How the run of a cell ended.
+    """Outcome of running a cell.
 
     Attributes:
         cell: which one.
@@ -44,7 +44,7 @@ class End:
 
 
 def is_done(cell: Cell, commands: Sequence[str]) -> bool:
-    """What the commands write last is there."""
+    """True if the last output of the commands exists."""
     return (cell.folder / (RESULTS_FILE if "test" in commands else FIT_FILE)).is_file()
 
 

@@ -21,7 +21,7 @@ FACTS = {
 
 
 VALIDATION = "validate/"
-"""How the paths of outcomes begin that are not of a test."""
+"""Prefix of the paths of outcomes of the last validation."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from medclip_dcl.worker_processes import begin_worker
 
 CONTEXT: Any = multiprocessing.get_context("spawn")
 _SECONDS_TO_SAVE = 300.0
-"""That training may take to save at a signal: it waits for the end of its step."""
+"""Allowed to training for saving at a signal: it waits for the end of its step."""
 
 
 def run_cells(
@@ -82,7 +82,7 @@ class _Lane:
         theirs.close()  # so that the end of the process ends the pipe
 
     def end_of(self, cell: Cell) -> End:
-        """How the cell ended with which this process died."""
+        """Outcome of the cell with which this process died."""
         self.process.join()
         code = self.process.exitcode or 0
         if code == -signal.SIGTERM:

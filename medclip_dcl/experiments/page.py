@@ -65,7 +65,7 @@ def write_report(experiment: Experiment, table: pd.DataFrame) -> Path:
 
 
 def _method(experiment: Experiment) -> str:
-    """How the tables are made, in words."""
+    """Description of the statistics in the tables."""
     if experiment.pairs is None:
         text = "One run a cell: there are no intervals over trainings."
     else:

@@ -43,7 +43,7 @@ def push_to_hub(folder: Path, repository: str, *, public: bool = False) -> str:
         api.upload_folder(repo_id=repository, folder_path=folder, allow_patterns=files, delete_patterns=files)
     except UserError:
         raise
-    # Without a network httpx's errors, which are no OSError; a bad name is a ValueError.
+    # Without a network httpx's errors, which are not OSErrors; a bad name is a ValueError.
     except (HTTPError, OSError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(

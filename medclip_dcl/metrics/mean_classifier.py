@@ -21,7 +21,7 @@ _ELEMENTS_PER_CHUNK = 2**23
 
 
 class MeanClassifierMetrics(NamedTuple):
-    """Of one task, or the average over tasks."""
+    """Metrics of one task, or their average over tasks."""
 
     loss: float
     accuracy: float
@@ -141,7 +141,7 @@ def average_k_metrics(
 
     Raises:
         ValueError: k below 1 or fewer than k + 1 classes; rho that is not a distribution; a class without a case; a
-            label that is no class; an embedding that is not finite; more than 100,000 tasks to enumerate; n_tasks
+            label outside the classes; an embedding that is not finite; more than 100,000 tasks to enumerate; n_tasks
             below 1; an unknown loss; unfit shapes.
     """
     if k < 1:

@@ -49,7 +49,7 @@ class BertArchitecture:
         hidden_size: width of the hidden states, a multiple of attention_heads.
         attention_heads: heads per layer.
         intermediate_size: width of the feed-forward layer.
-        max_positions: longest input in word pieces, [CLS] and [SEP] included.
+        max_positions: longest input in tokens, [CLS] and [SEP] included.
         dropout: of hidden states and attention, in [0, 1).
     """
 
@@ -71,10 +71,10 @@ class BertArchitecture:
 
 
 class MaskedLanguageModel(TrainedModel):
-    """BERT trained to predict masked word pieces of report sentences (Devlin et al., NAACL 2019).
+    """BERT trained to predict masked tokens of report sentences (Devlin et al., NAACL 2019).
 
-    SSD finds that sentence scores get better when the language model is fine-tuned on the reports: this is that
-    step. When fit ends, the weights that were best on validate are written to RUN/`export_name` as a plain Hugging
+    SSD (section 2.4) states that sentence scores get better when the language model is fine-tuned on the reports: this
+    is that step. When fit ends, the weights that were best on validate are written to RUN/`export_name` as a plain Hugging
     Face folder (RUN = trainer.default_root_dir), which the text encoder and the sentence scorer load.
 
     Args:
@@ -254,7 +254,7 @@ class MaskedLanguageModel(TrainedModel):
         return BertForMaskedLM(config).train()
 
     def _losses(self, batch: dict[str, Tensor]) -> Float[Tensor, " masked"]:
-        """-log P of each hidden word piece."""
+        """-log P of each masked token."""
         hidden = self(batch["tokens"], batch["lengths"])
         return masked_language_losses(hidden, batch["labels"], batch["places"], self._model.cls)
 

@@ -201,7 +201,7 @@ def _wanted(names: Sequence[str] | None, found: _Source) -> dict[str, bool]:
         )
     if missing := sorted(set(parts) - set(found.parts)):
         raise UserError(
-            f"{found.path} has no {' and no '.join(missing)}: take it out of init_parts; there is "
+            f"{found.path} has no {' and no '.join(missing)}: remove it from init_parts; available: "
             f"{', '.join(found.parts)}"
         )
     return {part: part in names for part in PARTS if part in parts}

@@ -99,7 +99,7 @@ class AnchorLoss(nn.Module):
         for setting in (setting for setting, is_refused in refused.items() if is_refused):
             name = setting.partition(":")[0]
             raise UserError(
-                f"model: {type(self).__name__} has no part for {name}; set model.init_args.{setting}"
+                f"model: {type(self).__name__} does not use {name}; set model.init_args.{setting}"
             )
 
 

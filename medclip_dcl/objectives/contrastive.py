@@ -18,7 +18,7 @@ def is_on_host(values: Tensor) -> bool:
 
 
 def checked(values: Tensor, is_wrong: Tensor, error: Callable[[], Exception]) -> Tensor:
-    """`values`; of those that are wrong an error on the host, NaN on another device.
+    """Return `values`; wrong ones raise on the host and become NaN on another device.
 
     Reading a value of another device stalls it once a call. NaN reaches the loss, at which training stops
     (`training.finite`).

@@ -75,7 +75,7 @@ class NearTexts(nn.Module):
             "a higher one by: python -m data_prep.text_similarity --data SET"
         )
         if share > _MOST:
-            raise UserError(f"hardly any negative would be left: {message}")
+            raise UserError(f"almost no negatives would remain: {message}")
         if share > _MANY:
             warnings.warn(message, stacklevel=2)
 

@@ -21,7 +21,7 @@ from medclip_dcl.objectives.contrastive import (
 
 
 class _Terms(NamedTuple):
-    """What the loss of each anchor is made of."""
+    """Terms of the loss of each anchor."""
 
     positive: Float[Tensor, "anchor"]
     """mean_m softplus(-s(x,v_m))"""
@@ -123,7 +123,7 @@ class SigmoidLoss(AnchorLoss):
     0 is refused.
 
     Args:
-        bias: initial b (-10: SigLIP, for batches of thousands); choose about -log N for N negatives, the log odds of a
+        bias: initial b (-10: SigLIP, that of batches of 20,000 and more); choose about -log N for N negatives, the log odds of a
             random pair. Much lower, small batches first pull all pairs together.
         learn_bias: False keeps b fixed.
     """

@@ -33,7 +33,7 @@ def serve(model: str, port: int) -> None:
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] not in ("starlette", "uvicorn"):
             raise
-        raise UserError(f"the page takes starlette and uvicorn: {INSTALL}") from error
+        raise UserError(f"the page requires starlette and uvicorn: {INSTALL}") from error
     from medclip_dcl.inference import load
 
     # Before the model is loaded, and held from here on.

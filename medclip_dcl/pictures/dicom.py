@@ -16,7 +16,7 @@ from medclip_dcl.pictures.grey import UnusableImageError, eight_bits, finite_ran
 if TYPE_CHECKING:
     from pydicom.dataset import Dataset
 
-INSTALL = "pip install 'medclip_dcl[dicom]'"
+INSTALL = "pip install -e '.[dicom]'"
 
 _PREAMBLE = 128
 _MAGIC = b"DICM"
@@ -84,7 +84,7 @@ def read_dicom(file: io.BufferedReader | io.BytesIO, most_pixels: int) -> Image.
     try:
         import pydicom
     except ImportError as error:
-        raise UnusableImageError(f"it is a DICOM file, which takes pydicom: {INSTALL}") from error
+        raise UnusableImageError(f"it is a DICOM file, which requires pydicom: {INSTALL}") from error
     with warnings.catch_warnings():
         # pydicom's warnings quote the file's content.
         warnings.simplefilter("ignore")
@@ -130,7 +130,7 @@ def _require_decoder(dataset: Dataset) -> None:
         raise UnusableImageError(f"DICOM compression {syntax.name} is not that of an image") from error
     if not is_decodable:
         raise UnusableImageError(
-            f"DICOM compression {syntax.name} takes a decoder that is missing: {INSTALL}"
+            f"DICOM compression {syntax.name} needs a decoder that is not installed: {INSTALL}"
         )
 
 

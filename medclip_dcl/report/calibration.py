@@ -97,7 +97,7 @@ def section(run: Path, results: Mapping[str, Any], cases: pd.DataFrame) -> dict[
 
 
 def _differing(calibration: Calibration, results: Mapping[str, Any]) -> str:
-    """What the calibration was fitted to and the test was not made with; "" if they agree."""
+    """Differences between the calibration's model and inputs and those of the test; "" if they agree."""
     own, shown = calibration.fingerprint, results.get("images", {}).get("shown", {})
     protocol = results["protocol"].get("classification", {})
     pairs = {

@@ -83,7 +83,7 @@ def model_card(
     }
     tested = results.get(_MODEL)
     if tested is None:
-        missing.append(f"results.json: the model has not been tested; made by: {command_of_test(run)}")
+        missing.append(f"results.json: the model has not been tested; create it with: {command_of_test(run)}")
         results = {}
     elif tested["checkpoint"].get("weights") != weights:
         missing.append(
@@ -93,13 +93,13 @@ def model_card(
         results = {}
     elif _UNTRAINED not in results:
         missing.append(
-            f"results_untrained.json: no numbers of the untrained network; made by: {command_of_test(run)}"
+            f"results_untrained.json: no numbers of the untrained network; create it with: {command_of_test(run)}"
         )
     dataset = _dataset(run, config, tested)
     if dataset is None:
         missing.append(
             "the description of the training data: their folder is not at hand, and the run was not tested on them; "
-            f"made by: {command_of_test(run)}"
+            f"create it with: {command_of_test(run)}"
         )
     if not config:
         missing.append(
@@ -115,7 +115,7 @@ def model_card(
             "is of other weights" if (run / CALIBRATION_FILE).is_file() else "no probabilities and thresholds"
         )
         missing.append(
-            f"{CALIBRATION_FILE}: {reason}; made by: python -m medclip_dcl.evaluation.calibrate {run}"
+            f"{CALIBRATION_FILE}: {reason}; create it with: python -m medclip_dcl.evaluation.calibrate {run}"
         )
     subgroups = _subgroups(run, results, missing)
     shown = str(publishable(run))  # messages name the run by the path that the user gave
@@ -213,7 +213,7 @@ def _subgroups(run: Path, results: Mapping[str, Any], missing: list[str]) -> dic
     if not results:
         return None
     if not (run / IMAGES_FILE).is_file():
-        missing.append(f"{IMAGES_FILE}: no numbers by view, sex and age; made by: {command_of_test(run)}")
+        missing.append(f"{IMAGES_FILE}: no numbers by view, sex and age; create it with: {command_of_test(run)}")
     try:
         return describe(subgroup_table(run))
     except SavedResultsError as error:

@@ -178,7 +178,7 @@ def read_predictions(run: Path, suffix: str = "") -> Predictions:
     results = read_results(run, suffix)
     if results is None:
         raise SavedResultsError(
-            f"{run / f'results{suffix}.json'} is not there; made by: {command_of_test(run)}"
+            f"{run / f'results{suffix}.json'} is missing; create it with: {command_of_test(run)}"
         )
     folder = run / f"predictions{suffix}"
     sections = [section for section in _COLUMNS if section in results["metrics"]]
@@ -321,7 +321,7 @@ def read_parquet(file: Path) -> pd.DataFrame:
 
 def _read_table(file: Path, section: str, run: Path) -> pd.DataFrame:
     if not file.is_file():
-        raise SavedResultsError(f"{file} is not there; made by: {command_of_test(run)}")
+        raise SavedResultsError(f"{file} is missing; create it with: {command_of_test(run)}")
     table = read_parquet(file)
     missing = [column for column in _COLUMNS[section] if column not in table]
     if missing:

@@ -120,10 +120,10 @@ def _missing(run: Path, results: Mapping[str, Any], content: Mapping[str, Any]) 
     curves = (
         "no training figures yet"
         if (run / "metrics.csv").is_file()
-        else f"no training curves; made by: {fit}"
+        else f"no training curves; create it with: {fit}"
     )
     pieces = {
-        f"results.json: the run has not been tested; made by: {test}": _TRAINED not in results,
+        f"results.json: the run has not been tested; create it with: {test}": _TRAINED not in results,
         "results_untrained.json: no row of the untrained network, against which to read the others; made by the same"
         f" `test` where checkpoints/untrained.ckpt is there: {test}": (
             _UNTRAINED not in results and is_image_text and is_trained_here

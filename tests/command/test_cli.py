@@ -223,7 +223,7 @@ def test_errors_of_the_data_come_without_a_traceback(small_set, small_bert, tmp_
     with pytest.raises(SystemExit) as error:
         main(["fit", *small(tmp_path / "run", broken, small_bert)])
     assert error.value.code == 2
-    assert "has no sentence scores; scores are made by" in capsys.readouterr().err
+    assert "has no sentence scores; create scores with" in capsys.readouterr().err
 
 
 def test_a_run_does_not_need_the_language_models_folder_any_more(

@@ -77,11 +77,11 @@ def test_every_objective_trains_two_steps(objective, embedded_set, small_bert, t
             ["--model.init_args.negative_weights.init_args.threshold", "1.5"],
             "threshold must be a",
         ),
-        ("remove_text", [], "has no sentence embeddings; embeddings are made by: python -m data_prep.embed_"),
+        ("remove_text", [], "has no sentence embeddings; create embeddings with: python -m data_prep.embed_"),
         (
             "soft_targets",
             [],
-            "has no sentence embeddings; embeddings are made by: python -m data_prep.embed_",
+            "has no sentence embeddings; create embeddings with: python -m data_prep.embed_",
         ),
         ("near_sentences", ["--model.init_args.same_text", "negative"], "near_texts finds images that fit"),
         (

@@ -284,7 +284,7 @@ def test_refusals_at_setup(small_set, small_bert, tmp_path):
     moved = images.assign(subject_id=images["subject_id"].where(images["use"] != "grounding", 100))
     write_table(moved, broken / "images.parquet", "images")
     with pytest.raises(
-        PreparedDataError, match="1 patients stand both in training and in evaluation .first: 100."
+        PreparedDataError, match="1 patients are both in training and in evaluation .first: 100."
     ):
         datamodule(broken, small_bert).setup("fit")
     write_table(images.query("use != 'validate'"), broken / "images.parquet", "images")

@@ -246,7 +246,7 @@ def test_refusals_at_setup(labelled_set, tmp_path):
     folder = shutil.copytree(labelled_set, tmp_path / "set")
     (folder / "labels.parquet").unlink()
     with pytest.raises(
-        PreparedDataError, match="no table labels.parquet; made by: python -m data_prep.mimic_cxr"
+        PreparedDataError, match="no table labels.parquet; create it with: python -m data_prep.mimic_cxr"
     ):
         datamodule(folder).setup("fit")
     labels = pd.read_parquet(labelled_set / "labels.parquet")
@@ -265,6 +265,6 @@ def test_refusals_at_setup(labelled_set, tmp_path):
     moved = images.assign(subject_id=images["subject_id"].where(images["use"] != "test", 100))
     write_table(moved, folder / "images.parquet", "images")
     with pytest.raises(
-        PreparedDataError, match="1 patients stand both in training and in evaluation .first: 100."
+        PreparedDataError, match="1 patients are both in training and in evaluation .first: 100."
     ):
         datamodule(folder).setup("fit")

@@ -70,7 +70,7 @@ def test_another_format_version(copy):
 
 def test_missing_table_names_its_command(copy):
     (copy / "boxes.parquet").unlink()
-    with pytest.raises(PreparedDataError, match="no table boxes.parquet; made by: .*--ms_cxr FILE"):
+    with pytest.raises(PreparedDataError, match="no table boxes.parquet; create it with: .*--ms_cxr FILE"):
         PreparedSet(copy).table("boxes")
 
 
@@ -108,7 +108,7 @@ def test_no_scores_several_scores_another_name(copy):
         PreparedSet(copy).log_p("x")
     shutil.rmtree(copy / "log_p")
     with pytest.raises(
-        PreparedDataError, match="has no sentence scores; scores are made by: .*score_sentences"
+        PreparedDataError, match="has no sentence scores; create scores with: .*score_sentences"
     ):
         PreparedSet(copy).log_p()
 
@@ -188,7 +188,7 @@ def test_embeddings_of_many_row_groups_and_a_folder_that_looks_like_a_column(tmp
 def test_no_embeddings_several_embeddings_another_name(copy):
     command = "python -m data_prep.embed_sentences --data SET --model FOLDER"
     with pytest.raises(
-        PreparedDataError, match=f"has no sentence embeddings; embeddings are made by: {command}"
+        PreparedDataError, match=f"has no sentence embeddings; create embeddings with: {command}"
     ):
         PreparedSet(copy).text_embedding()
     embeddings(copy)

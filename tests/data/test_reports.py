@@ -252,7 +252,7 @@ def test_options_that_cannot_be_are_refused(prepared: Path, options: dict, messa
 def test_patients_in_training_and_evaluation_are_refused(tmp_path: Path) -> None:
     folder = write_set(tmp_path / "mixed", patients={11: 2})
     with pytest.raises(
-        PreparedDataError, match=r"1 patients stand both in training and in evaluation \(first: 2\)"
+        PreparedDataError, match=r"1 patients are both in training and in evaluation \(first: 2\)"
     ):
         set_up(folder)
 

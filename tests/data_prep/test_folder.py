@@ -292,7 +292,7 @@ def test_a_drawn_split_has_its_shares_and_stays_when_the_table_grows() -> None:
         ),
         (
             lambda rows: rows.rename(columns={"image": "file"}),
-            "lacks the column image.*name it by --image_column, or say --text_only",
+            "lacks the column image.*name it by --image_column, or pass --text_only",
         ),
         (
             lambda rows: rows.drop(columns="text"),
@@ -346,7 +346,7 @@ def test_a_drawn_split_has_its_shares_and_stays_when_the_table_grows() -> None:
         ),
         (
             lambda rows: rows.assign(image=""),
-            "no row has a frontal image; for a set of reports alone say --text_only",
+            "no row has a frontal image; for a set of reports alone pass --text_only",
         ),
         (lambda rows: rows.iloc[:0], "holds no row; fix the table"),
     ],

@@ -191,7 +191,7 @@ def test_a_second_process_is_kept_off_a_set_that_is_written(
 ) -> None:
     def while_writing(*arguments: Any) -> Any:
         # A lock belongs to an open file: a second one of this process is kept off as well.
-        with pytest.raises(PreparedDataError, match="is just being written by another process; wait until"):
+        with pytest.raises(PreparedDataError, match="is being written by another process; wait for"):
             prepare(settings(raw))
         return read_sentences(*arguments)
 
@@ -212,7 +212,7 @@ def test_the_lock_is_that_of_a_file_and_a_file_that_is_left_locks_nothing(raw: P
     output = raw.parent / "set"
     output.mkdir()
     (output / ".lock").touch()
-    with locked(output), pytest.raises(PreparedDataError, match="is just being written by another process"):
+    with locked(output), pytest.raises(PreparedDataError, match="is being written by another process"):
         prepare(settings(raw))
     prepare(settings(raw))
     assert check_set(output, full=True)[1] == []

@@ -143,7 +143,7 @@ def test_without_an_image_size_images_are_shown_as_the_network_was_trained(expor
 def test_folders_that_are_no_export_are_refused(exported, small_bert, small_set, tmp_path, capsys):
     for folder, message in (
         (tmp_path, "is not an exported medclip_dcl model: config.json is missing"),
-        (small_bert, "config.json describes no image-text network"),
+        (small_bert, "config.json does not describe an image-text network"),
         (tmp_path / "nowhere", "no file and no folder"),
     ):
         with pytest.raises(SystemExit) as error:

@@ -291,7 +291,7 @@ def test_errors_come_without_a_traceback_and_say_what_to_do(labelled_set, encode
         (["--model.init_args.init_from", "gone.ckpt"], "gone.ckpt"),
         (
             ["--data.init_args.label_fraction", "0.01", "--data.init_args.blank", "ignore"],
-            "do not tell what to learn of",
+            "have none of one kind for",
         ),
     ):
         assert message in error_of(["fit", *words(run, labelled_set, encoder, *more)], capsys)

@@ -165,7 +165,7 @@ def of_bert(folder):
             "model.safetensors is missing; .*write it again",
         ),
         (pointer, "model.safetensors is a pointer of Git LFS, .*run `git lfs pull`"),
-        (of_bert, "describes no image-text network; give a folder that save_pretrained wrote"),
+        (of_bert, "does not describe an image-text network; give a folder that save_pretrained wrote"),
     ],
 )
 def test_exports_that_cannot_be_loaded_say_what_to_do(exported, damage, message):

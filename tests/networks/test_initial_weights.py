@@ -292,7 +292,7 @@ def test_parts_are_named_as_they_are(network, small_bert, tmp_path, source):
     with pytest.raises(ValueError, match="init_parts must name some of .*got none"):
         take_over(mine, source, [])
     torch.save(classifier(network, ""), tmp_path / "c.ckpt")
-    with pytest.raises(ValueError, match="has no similarity and no text_encoder: take it out of init_parts"):
+    with pytest.raises(ValueError, match="has no similarity and no text_encoder: remove it from init_parts"):
         take_over(mine, tmp_path / "c.ckpt", ["similarity", "text_encoder"])
     before = copied(mine)
     text = take_over(mine, source, ["text_encoder"])

@@ -150,7 +150,7 @@ def test_every_gradient_is_finite_and_the_floor_leaves_the_positive_alone():
 
 def test_refuses_what_it_cannot_use():
     with pytest.raises(
-        UserError, match="SigmoidLoss has no part for image_to_text; set model.init_args.image_to"
+        UserError, match="SigmoidLoss does not use image_to_text; set model.init_args.image_to"
     ):
         InBatchObjective(loss=SigmoidLoss(), image_to_text=0.5)
     with pytest.raises(UserError, match="bias must be finite"):

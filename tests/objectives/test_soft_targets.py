@@ -105,11 +105,11 @@ def test_ignored_candidates_have_neither_loss_nor_gradient():
         (lambda: SoftTargets(math.nan), "got nan"),
         (
             lambda: InBatchObjective(ConstantClassProbability(0.1), loss=SoftTargets()),
-            "SoftTargets has no part for class_probability",
+            "SoftTargets does not use class_probability",
         ),
         (
             lambda: InBatchObjective(negative_weights=ReweightByTextSimilarity(), loss=SoftTargets()),
-            "SoftTargets has no part for negative_weights",
+            "SoftTargets does not use negative_weights",
         ),
     ],
 )

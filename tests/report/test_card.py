@@ -192,7 +192,7 @@ def test_what_is_missing_is_said_with_its_command(changed, network):
     card = model_card(changed, network, "x")
     missing = card.split("## Missing")[1]
     for line in (
-        f"results.json: the model has not been tested; made by: {test}",
+        f"results.json: the model has not been tested; create it with: {test}",
         "the description of the training data",
         "config.yaml: objective and settings",
         "fit.json: training has not finished; continue it with: python -m medclip_dcl fit --config mine/config.yaml",
@@ -265,6 +265,6 @@ def test_subgroups_are_shown_where_there_are_any(changed, network, monkeypatch):
     assert "no numbers by sex" in card
     missing = card.split("## Missing")[1]
     assert (
-        "predictions/images.parquet: no numbers by view, sex and age; made by: python -m medclip_dcl test"
+        "predictions/images.parquet: no numbers by view, sex and age; create it with: python -m medclip_dcl test"
         in missing
     )

@@ -473,10 +473,10 @@ def test_the_same_counts_of_other_patients_are_refused(pair, capsys):
     [
         (["a", "a/../a"], "is given twice; give each run once"),
         (["a", "gone"], "gone does not exist; give the folder of a run"),
-        (["a", "empty"], "empty/results.json is missing; made by: python -m medclip_dcl test --config"),
+        (["a", "empty"], "empty/results.json is missing; create it with: python -m medclip_dcl test --config"),
         (
             ["a", "b", "--untrained"],
-            "b/results_untrained.json is missing; made by: python -m medclip_dcl test",
+            "b/results_untrained.json is missing; create it with: python -m medclip_dcl test",
         ),
         (["a", "b", "--names", "one"], "--names needs one name for each of 2 runs: found 1"),
         (["a", "b", "--names", "x,x"], "the rows need names that differ: found 'x'"),

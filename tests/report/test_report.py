@@ -404,9 +404,9 @@ def test_a_test_of_an_exported_model_asks_for_no_training(tmp_path):
 @pytest.mark.parametrize(
     ("removed", "message"),
     [
-        ("results.json", "the run has not been tested; made by: python -m medclip_dcl test --config"),
+        ("results.json", "the run has not been tested; create it with: python -m medclip_dcl test --config"),
         ("results_untrained.json", "no row of the untrained network"),
-        ("metrics.csv", "no training curves; made by: python -m medclip_dcl fit"),
+        ("metrics.csv", "no training curves; create it with: python -m medclip_dcl fit"),
         ("class_probability.parquet", "no η by sentence"),
         ("config.yaml", "config.yaml: the configuration of the run"),
         ("fit.json", "training has not finished"),
