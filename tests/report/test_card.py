@@ -209,7 +209,7 @@ def test_without_predictions_there_are_numbers_but_no_intervals(changed, network
 
     edit(changed / "results.json", unmeasured)
     card = model_card(changed, network, "x")
-    assert "Without intervals, this model: mine/predictions/classification.parquet is not there" in card
+    assert "Without intervals, this model: mine/predictions/classification.parquet is missing" in card
     assert "[" not in rows(card, "Summary")["zero-shot classification: AUC"][0]
     assert rows(card, "Zero-shot classification by finding")["Pneumothorax"][1] == "–"
     limits = card.split("## Limits")[1]
