@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import configparser
 import importlib
+import inspect
 import re
 import shlex
 import shutil
@@ -16,6 +17,7 @@ import jsonargparse
 import pytest
 import yaml
 from PIL import Image
+from pytorch_lightning import Trainer
 from pytorch_lightning.cli import LightningCLI
 
 from medclip_dcl import cli
@@ -55,6 +57,17 @@ def shown_below(page: str, block: str) -> str | None:
     return below.partition("```")[0] or None
 
 
+def spans(pattern: str) -> list[str]:
+    """Words in the running text of the pages that are marked as code."""
+    return [
+        " ".join(span.split())
+        for page in PAGES
+        for span in re.findall(
+            rf"`({pattern})`", re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
+        )
+    ]
+
+
 def commands() -> dict[str, list[str]]:
     """Words of each distinct command, continuation lines joined and comments dropped."""
     found: dict[str, list[str]] = {}
@@ -62,6 +75,8 @@ def commands() -> dict[str, list[str]]:
         for line in block.replace("\\\n", " ").splitlines():
             if words := shlex.split(line, comments=True):
                 found.setdefault(" ".join(words), words)
+    for span in spans(r"python -m [\w.]+ (?!fit, )[^`]+"):
+        found.setdefault(span, shlex.split(span))
     return found
 
 
@@ -144,6 +159,26 @@ def test_documented_make_targets_installs_and_batch_files_exist():
             extra = re.fullmatch(r"pip install -e \.(?:\[(\w+)\])?", command)
             assert extra, f"no test knows {command}"
             assert extra[1] is None or extra[1] in SETUP["options.extras_require"]
+
+
+def test_documented_options_exist():
+    """Each is declared by a command (a field, an argument of a class, or its name in quotes)."""
+    sources = [
+        file.read_text("utf-8")
+        for part in ("medclip_dcl", "data_prep")
+        for file in (ROOT / part).rglob("*.py")
+    ]
+    declared = {
+        name for text in sources for name in re.findall(r"^\s+(\w+): |\"--(\w+)\"", text, re.MULTILINE)
+    }
+    known = (
+        {one for pair in declared for one in pair}
+        | set(inspect.signature(Trainer).parameters)
+        | {"config", "print_config"}
+    )
+    named = {word for span in spans(r"--[a-z][^`]*") for word in re.findall(r"--([\w.]+)", span)}
+    assert len(named) > 30
+    assert [name for name in sorted(named) if name.rpartition(".")[2] not in known] == []
 
 
 def demo_commands() -> list[list[str]]:
