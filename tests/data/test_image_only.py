@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
@@ -411,6 +412,24 @@ def test_shares_of_images_without_labels_are_refused(stl10):
         UserError, match=r"requires rho, but 5 of the training images of stl10 have no label; .*classes"
     ):
         module(source="stl10", folder=stl10, batch_size=5, fields=("rho",))
+
+
+def test_files_of_one_class_alone_are_refused(tmp_path):
+    folder = write_batches(tmp_path / "cifar10", "binary")
+    for file in folder.glob("*.bin"):
+        images = np.frombuffer(file.read_bytes(), np.uint8).reshape(-1, 3073).copy()
+        images[:, 0] = 3  # the label of each image
+        file.write_bytes(images.tobytes())
+    with pytest.raises(
+        UserError, match="cifar10 has no training image of class airplane, automobile, bird, deer"
+    ):
+        module(source="cifar10", folder=str(folder), batch_size=4)
+    folder, _ = write_stl10(tmp_path / "stl10")
+    (folder / "class_names.txt").write_text("airplane\n")
+    for use in ("train", "test"):
+        (folder / f"{use}_y.bin").write_bytes(bytes([1]) * len((folder / f"{use}_y.bin").read_bytes()))
+    with pytest.raises(UserError, match="stl10 has one class, airplane"):
+        module(source="stl10", folder=str(folder), batch_size=5, fields=())
 
 
 CLASS = ["--data", "medclip_dcl.data.ImageOnlyDataModule"]

@@ -129,6 +129,16 @@ def test_a_folder_of_another_grid_is_refused(changes, words, copy, capsys):
     assert contents(copy / "grid") == before
 
 
+def test_a_results_file_of_another_experiment_is_not_overwritten(tmp_path):
+    experiment = read_experiment(write_grid(tmp_path))
+    experiment.folder.mkdir()
+    (experiment.folder / "results.parquet").write_bytes(b"of another")
+    with pytest.raises(
+        UserError, match="results.parquet is not of this experiment: there is no experiment.json"
+    ):
+        claim_folder(experiment)
+
+
 def test_a_changed_configuration_file_of_a_level_is_another_grid(copy):
     file = copy / "grid.yaml"
     claim_folder(read_experiment(file))

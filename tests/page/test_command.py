@@ -47,4 +47,6 @@ def test_a_missing_package(capsys, monkeypatch, package):
     monkeypatch.delitem(sys.modules, "medclip_dcl.page.app", raising=False)
     monkeypatch.setitem(sys.modules, package, None)
     said = refused(capsys, "--model", "m")
-    assert said == "medclip_dcl.page: error: the page requires starlette and uvicorn: pip install -e '.[page]'\n"
+    assert (
+        said == "medclip_dcl.page: error: the page requires starlette and uvicorn: pip install -e '.[page]'\n"
+    )

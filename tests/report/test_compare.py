@@ -473,7 +473,10 @@ def test_the_same_counts_of_other_patients_are_refused(pair, capsys):
     [
         (["a", "a/../a"], "is given twice; give each run once"),
         (["a", "gone"], "gone does not exist; give the folder of a run"),
-        (["a", "empty"], "empty/results.json is missing; create it with: python -m medclip_dcl test --config"),
+        (
+            ["a", "empty"],
+            "empty/results.json is missing; create it with: python -m medclip_dcl test --config",
+        ),
         (
             ["a", "b", "--untrained"],
             "b/results_untrained.json is missing; create it with: python -m medclip_dcl test",
