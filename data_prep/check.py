@@ -74,7 +74,7 @@ def _page(prepared: PreparedSet, found: Tables) -> str:
     phantom = " (digital phantom: no patient data)" if prepared.is_phantom else ""
     lines = [
         f"{prepared.folder}: {info.get('source', 'unknown source')}{phantom}",
-        f"  format {prepared.format_version}, fingerprint {info.get('fingerprint')}",
+        f"  format {info['format_version']}, fingerprint {info.get('fingerprint')}",
         f"  options {', '.join(options)}",
         "",
         *_contents(found),
@@ -136,7 +136,7 @@ def _beside_published(info: Mapping[str, Any], found: Tables) -> list[str]:
     counts = info.get("counts", {})
     if not str(info.get("source", "")).startswith("mimic-cxr") or info.get("phantom"):
         return []
-    release = counts.get("release", {"images": counts.get("images_in_release")})
+    release = counts.get("release", {})
     rows = [(what, release.get(key), number) for key, (what, number) in PUBLISHED.items()]
     if "images" in found and "reports" in found:
         with_report = found["images"]["study_id"].isin(found["reports"]["study_id"])

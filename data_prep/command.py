@@ -31,7 +31,7 @@ def option(help: str, field_default: Any = dataclasses.MISSING, /, **argument: A
     Args:
         help: for ``--help``, and the documentation of the field.
         field_default: leave it out for a required option.
-        argument: for `argparse.ArgumentParser.add_argument`; `alias` is a second name of the option.
+        argument: for `argparse.ArgumentParser.add_argument`.
     """
     return dataclasses.field(default=field_default, metadata={"help": help, **argument})
 
@@ -47,14 +47,13 @@ def parse_options(
     )
     for field in dataclasses.fields(settings):  # type: ignore[arg-type]
         argument = dict(field.metadata)
-        names = [f"--{name}" for name in (field.name, argument.pop("alias", None)) if name]
         if field.default is False:
             argument["action"] = "store_true"
         elif field.default is dataclasses.MISSING:
             argument["required"] = True
         else:
             argument.setdefault("default", field.default)
-        parser.add_argument(*names, dest=field.name, **argument)
+        parser.add_argument(f"--{field.name}", **argument)
     return settings(**vars(parser.parse_args(arguments)))
 
 

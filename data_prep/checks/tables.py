@@ -59,8 +59,7 @@ def _read_tables(prepared: PreparedSet) -> tuple[dict[str, pd.DataFrame], list[s
                 found[name] = prepared.table(name)
             except PreparedDataError as error:
                 problems.append(str(error))
-    # Cases of format version 1 are derived from the labels and would repeat their problem.
-    return found, list(dict.fromkeys(problems))
+    return found, problems
 
 
 def _description(prepared: PreparedSet, found: Tables) -> list[str]:

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from medclip_dcl.errors import UserError
 from medclip_dcl.files import replacing, write_parquet
 from medclip_dcl.findings import CHEXPERT, in_order
-from medclip_dcl.formats import PREPARED_SET, VERSION_KEY
+from medclip_dcl.formats import PREPARED_SET
 
 FORMAT_VERSION = PREPARED_SET.version
 
@@ -285,7 +285,7 @@ def _read_text_embedding(file: Path) -> TextEmbedding:
 
 
 class PreparedSet:
-    """A prepared data set, opened for reading; `info` is its dataset.json in the current format version."""
+    """A prepared data set, opened for reading; `info` is its dataset.json."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -304,7 +304,6 @@ class PreparedSet:
             raise PreparedDataError(f"{file} is not JSON ({error}); {again}") from error
         if not isinstance(info, dict):
             raise PreparedDataError(f"{file}: expected an object, found {str(info)[:60]!r}; {again}")
-        self.format_version = info.get(VERSION_KEY)
         try:
             PREPARED_SET.upgrade(info, str(file))
         except UserError as error:
@@ -329,9 +328,6 @@ class PreparedSet:
 
     def table(self, table: str) -> pd.DataFrame:
         """One table of `TABLES`, read once; do not change it in place."""
-        if table not in self._tables and table == "cases" and self.format_version == 1:
-            of_set = self.info["options"].get("cases", "all")
-            self._tables[table] = case_table(self.table("images"), self.table("labels"), of_set)
         if table not in self._tables:
             file = self.folder / f"{table}.parquet"
             if not file.is_file():
