@@ -117,11 +117,10 @@ def draw_frontal(
     )
     mottle = frame.noise(exposure_rng, 0.06)
     gas = anatomy.gas(chest, exposure_rng)
-    for finding in findings:
-        layers.masks[finding.class_id] = DRAW[finding.kind](layers, finding, streams[finding.class_id])
+    masks = {f.class_id: DRAW[f.kind](layers, f, streams[f.class_id]) for f in findings}
     density = _density(chest, layers, gas, mottle)
     pixels = _expose(density, layers.metal, exposure, exposure_rng, frame, height, width)
-    boxes = {number: _boxes(masks, height, width) for number, masks in layers.masks.items()}
+    boxes = {number: _boxes(of_finding, height, width) for number, of_finding in masks.items()}
     return Picture(pixels, boxes)
 
 
