@@ -56,7 +56,6 @@ _STARTED = "options.json"
 REACHED = "reached"
 """Entry of the marker of a phantom with other rates: what came of them."""
 
-_CHUNK = 8
 _SECOND_FRONTAL = 0.07
 _LATERAL = {"PA": 0.18, "AP": 0.02}
 _PORTABLE = 0.38
@@ -165,17 +164,10 @@ def _is_finished(folder: Path, options: Options) -> bool:
 def _write_studies(
     folder: Path, options: Options, rates: Rates | None, planned: Sequence[PlannedStudy], workers: int
 ) -> Iterator[StudyRecord]:
-    chunks = [planned[k : k + _CHUNK] for k in range(0, len(planned), _CHUNK)]
-    work = functools.partial(_write_chunk, folder, options, rates)
+    write = functools.partial(write_study, folder, options, rates)
     with worker_processes(workers) as pool:
-        results = map(work, chunks) if pool is None else pool.map(work, chunks)
-        yield from progress((r for chunk in results for r in chunk), len(planned), "phantom", "studies")
-
-
-def _write_chunk(
-    folder: Path, options: Options, rates: Rates | None, planned: Sequence[PlannedStudy]
-) -> list[StudyRecord]:
-    return [write_study(folder, options, rates, study) for study in planned]
+        records = pool.map(write, planned, chunksize=8) if pool else map(write, planned)
+        yield from progress(records, len(planned), "phantom", "studies")
 
 
 def write_study(folder: Path, options: Options, rates: Rates | None, planned: PlannedStudy) -> StudyRecord:
