@@ -150,8 +150,7 @@ def _is_finished(folder: Path, options: Options) -> bool:
                 f"{folder} holds a phantom with other options ({'; '.join(differing)}); "
                 "name another folder for --output, or delete that one"
             )
-        # A phantom of an earlier version lacks its patients.
-        return name == MARKER and (folder / PATIENTS_FILE).is_file()
+        return name == MARKER
     # Left by a run that was killed before options.json had its name.
     begun = [folder / TRUTH, *(folder / TRUTH).glob(f".{_STARTED}.*.tmp")]
     if folder.is_dir() and any(file not in begun for file in folder.rglob("*")):

@@ -275,14 +275,6 @@ def test_each_patient_has_a_sex_and_a_plausible_age_at_each_study(phantom: Path)
     assert (images.StudyDate // 10_000 >= of_patient.anchor_year.to_numpy()).all()
 
 
-def test_a_phantom_of_an_earlier_version_gets_its_patients(small: Path, tmp_path: Path) -> None:
-    before = _contents(small)
-    shutil.copytree(small, tmp_path / "raw")
-    (tmp_path / "raw/patients.csv.gz").unlink()
-    assert write_phantom(tmp_path / "raw", SMALL)
-    assert _contents(tmp_path / "raw") == before
-
-
 def test_only_test_images_of_the_degraded_sex_differ(small: Path, tmp_path: Path) -> None:
     degraded = Options(SMALL.studies, SMALL.seed, SMALL.size, "F")
     write_phantom(tmp_path / "raw", degraded)
