@@ -302,7 +302,8 @@ def test_only_test_images_of_the_degraded_sex_differ(small: Path, tmp_path: Path
 def test_a_phantom_is_the_same_for_any_number_of_workers(small: Path, tmp_path: Path) -> None:
     options = {"--output": tmp_path / "again", "--workers": 2}
     options |= {"--studies": SMALL.studies, "--seed": SMALL.seed, "--size": SMALL.size}
-    main([str(word) for pair in options.items() for word in pair])
+    words = [str(word) for pair in options.items() for word in pair]
+    subprocess.run([sys.executable, "-m", "data_prep.phantom", *words], check=True)
     assert _contents(tmp_path / "again") == _contents(small)
 
 
