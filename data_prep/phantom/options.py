@@ -34,7 +34,7 @@ class Options:
     """
 
     studies: int = option("number of studies (about 1.2 images each)", type=int, metavar="N")
-    seed: int = option("another seed gives other studies", type=int, metavar="N")
+    seed: int = option("another seed gives other studies", type=whole_number(0), metavar="N")
     size: int = option(
         "longer side of the images in pixels, give or take 6%% (512)", 512, type=int, metavar="N"
     )
@@ -66,10 +66,6 @@ class Options:
             )
         if self.studies > 2_000_000:
             raise PhantomError(f"--studies is {self.studies:,}; at most 2,000,000 fit into the identifiers")
-        if self.seed < 0:
-            raise PhantomError(f"--seed is {self.seed}; it must be 0 or more")
-        if self.degraded_sex not in (None, *SEXES):
-            raise PhantomError(f"--degraded_sex is {self.degraded_sex}; it must be {' or '.join(SEXES)}")
         if not LEAST_SIZE <= self.size <= MOST_SIZE:
             raise PhantomError(f"--size is {self.size} px; it must be from {LEAST_SIZE} to {MOST_SIZE}")
         if self.rare_findings is not None:

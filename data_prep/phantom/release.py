@@ -87,8 +87,6 @@ def write_phantom(folder: Path, options: Options, workers: int = 1) -> bool:
             options, or with other files.
     """
     options.check()
-    if workers < 1:
-        raise PhantomError(f"--workers is {workers}; at least 1 is needed")
     if _is_finished(folder, options):
         return False
     rates = dialled_rates(catalogue(), options)

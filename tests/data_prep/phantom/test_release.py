@@ -360,21 +360,28 @@ def test_a_folder_with_something_else_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "options, workers, message",
+    "options, message",
     [
-        (Options(19, 0), 1, "--studies is 19; at least 20 are needed for three splits by patient"),
-        (Options(-3, 0), 1, "--studies is -3; at least 20"),
-        (Options(10**7, 0), 1, "--studies is 10,000,000; at most 2,000,000"),
-        (Options(20, -1), 1, "--seed is -1; it must be 0 or more"),
-        (Options(20, 0, 63), 1, "--size is 63 px; it must be from 64 to 4096"),
-        (Options(20, 0, 64, "X"), 1, "--degraded_sex is X; it must be F or M"),
-        (Options(20, 0, 5000), 1, "--size is 5000 px; it must be from 64 to 4096"),
-        (Options(20, 0), 0, "--workers is 0; at least 1 is needed"),
+        (Options(19, 0), "--studies is 19; at least 20 are needed for three splits by patient"),
+        (Options(-3, 0), "--studies is -3; at least 20"),
+        (Options(10**7, 0), "--studies is 10,000,000; at most 2,000,000"),
+        (Options(20, 0, 63), "--size is 63 px; it must be from 64 to 4096"),
+        (Options(20, 0, 5000), "--size is 5000 px; it must be from 64 to 4096"),
     ],
 )
-def test_senseless_options_are_named(tmp_path: Path, options: Options, workers: int, message: str) -> None:
+def test_senseless_options_are_named(tmp_path: Path, options: Options, message: str) -> None:
     with pytest.raises(PhantomError, match=message):
-        write_phantom(tmp_path / "raw", options, workers)
+        write_phantom(tmp_path / "raw", options)
+    assert not (tmp_path / "raw").exists()
+
+
+@pytest.mark.parametrize("option", [("--seed", "-1"), ("--degraded_sex", "X"), ("--workers", "0")])
+def test_senseless_words_are_refused(
+    tmp_path: Path, option: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["--output", str(tmp_path / "raw"), "--studies", "20", "--seed", "0", *option])
+    assert f"argument {option[0]}: " in capsys.readouterr().err
     assert not (tmp_path / "raw").exists()
 
 
