@@ -9,7 +9,7 @@ Unusual files (tests/data_prep/sources/test_images.py has a case of each):
 - colour, CMYK, palette: luma; transparency is left out
 - turned by its Exif orientation: upright, and height and width are those of the upright picture
 - rejected, with the reason: missing, empty or truncated files, unknown formats, several pictures in one file, more than
-  `image_file.MOST_PIXELS` pixels, a side below `LEAST_SIDE`, strips (`MOST_TIMES_LONGER`), one grey level everywhere,
+  `grey.MOST_PIXELS` pixels, a side below `LEAST_SIDE`, strips (`MOST_TIMES_LONGER`), one grey level everywhere,
   NaN or infinite grey levels, DICOM that `medclip_dcl.pictures.dicom` refuses
 
 JPEG sources are decoded in full: PIL's draft mode would halve the time, but an image would come out up to four grey

@@ -11,7 +11,13 @@ import numpy as np
 from jaxtyping import Num, UInt8
 from PIL import Image
 
-from medclip_dcl.pictures.grey import UnusableImageError, eight_bits, finite_range, to_grey
+from medclip_dcl.pictures.grey import (
+    UnusableImageError,
+    eight_bits,
+    finite_range,
+    require_readable_size,
+    to_grey,
+)
 
 if TYPE_CHECKING:
     from pydicom.dataset import Dataset
@@ -61,7 +67,7 @@ def is_dicom(head: bytes) -> bool:
     return head[_PREAMBLE:HEAD] == _MAGIC
 
 
-def read_dicom(file: io.BufferedReader | io.BytesIO, most_pixels: int) -> Image.Image:
+def read_dicom(file: io.BufferedReader | io.BytesIO) -> Image.Image:
     """Read a DICOM file as it is displayed: brighter where more X-rays were absorbed.
 
     Stored values pass through the modality transformation (rescale slope and intercept, or its table) and the first VOI
@@ -71,7 +77,6 @@ def read_dicom(file: io.BufferedReader | io.BytesIO, most_pixels: int) -> Image.
 
     Args:
         file: content of a file for which `is_dicom` is true.
-        most_pixels: larger images are refused before they are decoded.
 
     Returns:
         the image in mode "L", rows x columns of the file.
@@ -90,7 +95,7 @@ def read_dicom(file: io.BufferedReader | io.BytesIO, most_pixels: int) -> Image.
         warnings.simplefilter("ignore")
         try:
             dataset = pydicom.dcmread(file, specific_tags=list(_ELEMENTS))
-            _require_one_picture(dataset, most_pixels)
+            _require_one_picture(dataset)
             _require_decoder(dataset)
             return _picture(dataset)
         except (UnusableImageError, MemoryError):
@@ -104,18 +109,14 @@ def read_dicom(file: io.BufferedReader | io.BytesIO, most_pixels: int) -> Image.
             ) from error
 
 
-def _require_one_picture(dataset: Dataset, most_pixels: int) -> None:
+def _require_one_picture(dataset: Dataset) -> None:
     if not any(name in dataset for name in ("PixelData", "FloatPixelData", "DoubleFloatPixelData")):
         kind = dataset["SOPClassUID"].value.name if "SOPClassUID" in dataset else "of unknown kind"
         raise UnusableImageError(f"DICOM object without pixel data ({kind})")
     frames = int(dataset.get("NumberOfFrames") or 1)
     if frames != 1:
         raise UnusableImageError(f"DICOM object of {frames} frames; a radiograph has one")
-    rows, columns = int(dataset.Rows), int(dataset.Columns)
-    if rows * columns > most_pixels:
-        raise UnusableImageError(
-            f"image of {columns:,} x {rows:,} pixels; at most {most_pixels:,} pixels are read"
-        )
+    require_readable_size(int(dataset.Columns), int(dataset.Rows))
 
 
 def _require_decoder(dataset: Dataset) -> None:

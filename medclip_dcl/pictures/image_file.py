@@ -9,13 +9,10 @@ from pathlib import Path
 from PIL import Image, UnidentifiedImageError
 
 from medclip_dcl.pictures.dicom import HEAD, is_dicom, read_dicom
-from medclip_dcl.pictures.grey import UnusableImageError, to_grey
+from medclip_dcl.pictures.grey import MOST_PIXELS, UnusableImageError, require_readable_size, to_grey
 
 FORMATS = ("JPEG", "PNG", "TIFF", "BMP", "JPEG2000", "GIF", "WEBP", "PPM")
 """Formats read besides DICOM. PIL has more, some of which start other programs."""
-
-MOST_PIXELS = 100_000_000
-"""Larger images are refused before they are decoded, as decompression bombs; radiographs have at most a quarter."""
 
 
 def read_grey(file: Path | io.BufferedReader | io.BytesIO) -> Image.Image:
@@ -37,7 +34,7 @@ def read_grey(file: Path | io.BufferedReader | io.BytesIO) -> Image.Image:
         raise UnusableImageError("image file is empty")
     file.seek(0)
     if is_dicom(head):
-        return read_dicom(file, MOST_PIXELS)
+        return read_dicom(file)
     try:
         with warnings.catch_warnings():
             # PIL warns of its own limit of pixels, and of damage that does not matter here.
@@ -58,18 +55,6 @@ def read_grey(file: Path | io.BufferedReader | io.BytesIO) -> Image.Image:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         raise UnusableImageError(f"image cannot be decoded: {' '.join(str(error).split())}") from error
-
-
-def require_readable_size(width: int, height: int) -> None:
-    """Refuse an image of more than `MOST_PIXELS`.
-
-    Raises:
-        UnusableImageError: it is larger.
-    """
-    if width * height > MOST_PIXELS:
-        raise UnusableImageError(
-            f"image of {width:,} x {height:,} pixels; at most {MOST_PIXELS:,} pixels are read: give a smaller copy"
-        )
 
 
 def _require_one_picture(image: Image.Image) -> None:
