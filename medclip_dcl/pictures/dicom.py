@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import warnings
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -82,31 +81,18 @@ def read_dicom(file: io.BufferedReader | io.BytesIO) -> Image.Image:
         the image in mode "L", rows x columns of the file.
 
     Raises:
-        UnusableImageError: no pixel data, several frames, a compression that no installed package decodes (the
-            message says what to install), damaged content; or pydicom is missing.
-        OSError: the file cannot be read.
+        UnusableImageError: no pixel data, several frames, too large, a compression that no installed package decodes
+            (the message says what to install); or pydicom is missing.
+        Exception: almost any, of damaged content; `medclip_dcl.pictures.image_file.read_grey` turns it into a reason.
     """
     try:
         import pydicom
     except ImportError as error:
         raise UnusableImageError(f"it is a DICOM file, which requires pydicom: {INSTALL}") from error
-    with warnings.catch_warnings():
-        # pydicom's warnings quote the file's content.
-        warnings.simplefilter("ignore")
-        try:
-            dataset = pydicom.dcmread(file, specific_tags=list(_ELEMENTS))
-            _require_one_picture(dataset)
-            _require_decoder(dataset)
-            return _picture(dataset)
-        except (UnusableImageError, MemoryError):
-            raise
-        # Damaged files make pydicom and its decoders raise almost any exception.
-        except Exception as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                raise
-            raise UnusableImageError(
-                f"DICOM image cannot be decoded: {' '.join(str(error).split())}"
-            ) from error
+    dataset = pydicom.dcmread(file, specific_tags=list(_ELEMENTS))
+    _require_one_picture(dataset)
+    _require_decoder(dataset)
+    return _picture(dataset)
 
 
 def _require_one_picture(dataset: Dataset) -> None:

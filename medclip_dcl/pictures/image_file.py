@@ -33,12 +33,14 @@ def read_grey(file: Path | io.BufferedReader | io.BytesIO) -> Image.Image:
     if not head:
         raise UnusableImageError("image file is empty")
     file.seek(0)
-    if is_dicom(head):
-        return read_dicom(file)
+    kind = "DICOM image" if is_dicom(head) else "image"
     try:
         with warnings.catch_warnings():
-            # PIL warns of its own limit of pixels, and of damage that does not matter here.
+            # PIL warns of its own limit of pixels, and of damage that does not matter here; pydicom's warnings quote
+            # the file's content.
             warnings.simplefilter("ignore")
+            if is_dicom(head):
+                return read_dicom(file)
             with Image.open(file, formats=FORMATS) as image:
                 _require_one_picture(image)
                 return to_grey(image)
@@ -50,11 +52,11 @@ def read_grey(file: Path | io.BufferedReader | io.BytesIO) -> Image.Image:
         raise UnusableImageError(
             f"image is too large; at most {MOST_PIXELS:,} pixels are read: give a smaller copy"
         ) from error
-    # Damaged files make PIL raise almost any exception.
+    # Damaged files make PIL, pydicom and its decoders raise almost any exception.
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        raise UnusableImageError(f"image cannot be decoded: {' '.join(str(error).split())}") from error
+        raise UnusableImageError(f"{kind} cannot be decoded: {' '.join(str(error).split())}") from error
 
 
 def _require_one_picture(image: Image.Image) -> None:
