@@ -202,7 +202,7 @@ def test_a_compression_without_decoder_names_the_extra(
 def test_without_pydicom_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = write(dataset(), tmp_path)
     monkeypatch.setitem(sys.modules, "pydicom", None)
-    with pytest.raises(UnusableImageError, match=r"takes pydicom: pip install 'medclip_dcl\[dicom\]'"):
+    with pytest.raises(UnusableImageError, match=r"requires pydicom: pip install -e '\.\[dicom\]'"):
         read_grey(file)
 
 
