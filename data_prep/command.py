@@ -21,10 +21,6 @@ from medclip_dcl.worker_processes import begin_worker
 Item = TypeVar("Item")
 
 
-class WorkerKilledError(UserError):
-    """A worker process was killed; finished work stays."""
-
-
 def option(help: str, field_default: Any = dataclasses.MISSING, /, **argument: Any) -> Any:
     """A field of a settings dataclass that is an option of the command line, see `parse_options`.
 
@@ -97,7 +93,7 @@ def worker_processes(workers: int) -> Iterator[Executor | None]:
     Forking beside the threads of pyarrow or a progress bar may hang.
 
     Raises:
-        WorkerKilledError: one of them was killed.
+        UserError: one of them was killed; finished work stays.
     """
     if workers <= 1:
         yield None
@@ -106,7 +102,7 @@ def worker_processes(workers: int) -> Iterator[Executor | None]:
     try:
         yield pool
     except BrokenProcessPool as error:
-        raise WorkerKilledError(
+        raise UserError(
             "a worker process was killed (often because memory ran out); run the same command again with fewer "
             "--workers; a preparation continues where it stopped"
         ) from error

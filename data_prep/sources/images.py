@@ -62,10 +62,6 @@ _NO_CRC = b"; crc 00000000"
 _JPEG_END = b"\xff\xd9"
 
 
-class ImageStageError(UserError):
-    """Images cannot be written; what was finished stays."""
-
-
 class Job(NamedTuple):
     """One image to prepare: file of the original, prepared file, and how to make a square of it.
 
@@ -90,7 +86,7 @@ def require_space(folder: Path, jobs: Sequence[Job]) -> None:
     """Check that the disk of `folder`, which need not exist, has room for the images that are not there yet.
 
     Raises:
-        ImageStageError: it has not; names the space needed and the free space.
+        UserError: it has not; names the space needed and the free space.
     """
     missing = [
         job.size**2 * (_LONGER if job.geometry == "shortest" else 1)
@@ -101,7 +97,7 @@ def require_space(folder: Path, jobs: Sequence[Job]) -> None:
     place = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     free = shutil.disk_usage(place).free
     if needed > free:
-        raise ImageStageError(
+        raise UserError(
             f"{folder}: about {needed / 1e9:,.2f} GB are needed ({len(missing):,} JPEG files), "
             f"{free / 1e9:,.2f} GB are free; make room, or choose another --output"
         )
@@ -111,7 +107,7 @@ def prepare_image(job: Job) -> Outcome:
     """Prepare one image, unless it was prepared from the same file in the same way before.
 
     Raises:
-        ImageStageError: the disk is full.
+        UserError: the disk is full; what was finished stays.
         OSError: the image could not be written for another reason; an unreadable source is an outcome.
     """
     try:
@@ -219,6 +215,6 @@ def _write(prepared: Image.Image, target: Path, making: bytes) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise ImageStageError(
+        raise UserError(
             f"{target.parent}: {error.strerror}; make room and run the same command again: it continues"
         ) from error

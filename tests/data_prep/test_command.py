@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.command import WorkerKilledError, progress, run_command, worker_processes
+from data_prep.command import progress, run_command, worker_processes
 from data_prep.sources.releases import ReleaseError
+from medclip_dcl.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 
@@ -59,7 +60,7 @@ def test_one_process_needs_no_pool() -> None:
 
 def test_a_killed_worker_is_said() -> None:
     with (
-        pytest.raises(WorkerKilledError, match="was killed .* with fewer --workers; a preparation continues"),
+        pytest.raises(UserError, match="was killed .* with fewer --workers; a preparation continues"),
         worker_processes(2) as pool,
     ):
         assert pool is not None

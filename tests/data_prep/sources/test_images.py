@@ -16,7 +16,6 @@ from PIL import Image
 
 from data_prep.sources import images as image_files
 from data_prep.sources.images import (
-    ImageStageError,
     Job,
     Outcome,
     is_as_written,
@@ -24,6 +23,7 @@ from data_prep.sources.images import (
     read_stamp,
     require_space,
 )
+from medclip_dcl.errors import UserError
 from medclip_dcl.pictures import image_file
 
 
@@ -316,9 +316,7 @@ def test_a_full_disk_is_said_and_leaves_nothing_behind(
 
     monkeypatch.setattr(image_files.os, "replace", full)
     work = job(tmp_path, jpeg())
-    with pytest.raises(
-        ImageStageError, match="No space left on device; make room and run the same command again"
-    ):
+    with pytest.raises(UserError, match="No space left on device; make room and run the same command again"):
         prepare_image(work)
     assert list(work.target.parent.iterdir()) == []
 
@@ -327,7 +325,7 @@ def test_space_is_checked_for_what_is_missing(tmp_path: Path, monkeypatch: pytes
     work = job(tmp_path, jpeg(), size=512)
     jobs = [work, *(work._replace(target=tmp_path / "set" / f"{n}.jpg") for n in range(9))]
     monkeypatch.setattr(image_files.shutil, "disk_usage", lambda _: SimpleNamespace(free=800_000))
-    with pytest.raises(ImageStageError, match=r"set: about 0.00 GB are needed \(10 JPEG files\)"):
+    with pytest.raises(UserError, match=r"set: about 0.00 GB are needed \(10 JPEG files\)"):
         require_space(tmp_path / "set", jobs)
     monkeypatch.setattr(image_files.shutil, "disk_usage", lambda _: SimpleNamespace(free=950_000))
     require_space(tmp_path / "set", jobs)  # 10 x 92 KB
