@@ -53,10 +53,9 @@ _LONGER = 1.3
 _BYTES_PER_PIXEL = 0.35
 _BLOCK = 4096
 
-# Images of older sets have no checksum.
 _STAMP = re.compile(
     rb"(?P<made>medclip_dcl 1; (?P<geometry>\w+) (?P<size>\d+) \w+ q\d+; "
-    rb"from (?P<width>\d+) x (?P<height>\d+) pixels, \d+ bytes)(?:; crc (?P<crc>[0-9a-f]{8}))?"
+    rb"from (?P<width>\d+) x (?P<height>\d+) pixels, \d+ bytes); crc (?P<crc>[0-9a-f]{8})"
 )
 _NO_CRC = b"; crc 00000000"
 _JPEG_END = b"\xff\xd9"
@@ -142,7 +141,7 @@ class Stamp(NamedTuple):
     """Settings by which a prepared JPEG file was made, stored in its comment.
 
     `made` says how and from what; height and width are the original's; `crc` is the checksum of the file with zeros in
-    its place ("" in older files).
+    its place.
     """
 
     made: bytes
@@ -159,14 +158,12 @@ def read_stamp(comment: bytes) -> Stamp | None:
     if match is None:
         return None
     size, height, width = (int(match[name]) for name in ("size", "height", "width"))
-    return Stamp(
-        match["made"], match["geometry"].decode(), size, height, width, (match["crc"] or b"").decode()
-    )
+    return Stamp(match["made"], match["geometry"].decode(), size, height, width, match["crc"].decode())
 
 
 def is_as_written(content: bytes, stamp: Stamp) -> bool:
-    """True if a prepared file has its checksum, or its stamp has none."""
-    return not stamp.crc or _checksum(content.replace(f"; crc {stamp.crc}".encode(), _NO_CRC, 1)) == stamp.crc
+    """True if a prepared file has its checksum."""
+    return _checksum(content.replace(f"; crc {stamp.crc}".encode(), _NO_CRC, 1)) == stamp.crc
 
 
 def _checksum(content: bytes) -> str:
