@@ -203,7 +203,7 @@ def _error(viewer: Viewer, sentence: str) -> str | None:
 def _colour_bar() -> UInt8[np.ndarray, "1 256 3"]:
     """The colours from the lowest to the highest cosine."""
     levels = np.linspace(0, 1, 256, dtype=np.float32)[None]
-    return overlay(np.zeros(levels.shape, np.uint8), levels, opacity=1.0)
+    return overlay(np.zeros(levels.shape, np.uint8), levels, limits=(0.0, 1.0), opacity=1.0)
 
 
 def _png_url(picture: UInt8[np.ndarray, "height width *channels"]) -> str:
