@@ -31,9 +31,10 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from medclip_dcl.errors import UserError
+from medclip_dcl.heat_maps import limits
 from medclip_dcl.inference import ImageTextInference
 from medclip_dcl.page.picture import draw_picture
-from medclip_dcl.page.viewer import MOST_SENTENCES, ForgottenImageError, Viewer, limits
+from medclip_dcl.page.viewer import MOST_SENTENCES, ForgottenImageError, Viewer
 from medclip_dcl.pictures.overlay import overlay
 
 FOLDER = Path(__file__).parent

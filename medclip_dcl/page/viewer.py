@@ -178,14 +178,6 @@ class Viewer:
             )
 
 
-def limits(heat_maps: Sequence[Float[np.ndarray, "height width"]]) -> tuple[float, float]:
-    """Lowest and highest cosine of all heat maps."""
-    return (
-        min(float(np.nanmin(heat_map)) for heat_map in heat_maps),
-        max(float(np.nanmax(heat_map)) for heat_map in heat_maps),
-    )
-
-
 def _decoded(content: bytes) -> Image.Image:
     try:
         image = read_grey(io.BytesIO(content))

@@ -9,8 +9,9 @@ import pytest
 from PIL import Image
 
 from medclip_dcl.findings import CHEX5
+from medclip_dcl.heat_maps import limits
 from medclip_dcl.page import viewer as viewer_module
-from medclip_dcl.page.viewer import ForgottenImageError, Viewer, limits
+from medclip_dcl.page.viewer import ForgottenImageError, Viewer
 
 
 def file_of(grey: np.ndarray, kind: str = "PNG") -> bytes:
