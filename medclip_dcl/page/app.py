@@ -98,7 +98,7 @@ def make_app(model: ImageTextInference, name: str) -> Starlette:
     def draw_maps(content: bytes) -> dict[str, Any]:
         asked = json.loads(content)
         shown = viewer.image(asked["image"])
-        errors = [_error(viewer, sentence) for sentence in asked["sentences"][:MOST_SENTENCES]]
+        errors = [viewer.problem(sentence) for sentence in asked["sentences"][:MOST_SENTENCES]]
         readable = [
             sentence for sentence, error in zip(asked["sentences"], errors, strict=False) if error is None
         ]
@@ -191,14 +191,6 @@ def _answering(answer: Callable[[bytes], Response | dict[str, Any]], most_bytes:
         return found if isinstance(found, Response) else JSONResponse(found)
 
     return endpoint
-
-
-def _error(viewer: Viewer, sentence: str) -> str | None:
-    try:
-        viewer.check(sentence)
-    except UserError as error:
-        return str(error)
-    return None
 
 
 def _colour_bar() -> UInt8[np.ndarray, "1 256 3"]:
