@@ -168,17 +168,17 @@ def _ask_image(
             # Smooth colours compress well at any level; higher ones take seconds.
             Image.fromarray(maps.overlay(place)).save(stream, format="PNG", compress_level=3)
         score = round(float(maps.similarity[place]), _DIGITS)
-        values = (
-            image,
-            text,
-            score,
-            round(low, _DIGITS),
-            round(high, _DIGITS),
-            file.name,
-            "",
-            constant(grey),
+        rows.append(
+            {
+                "image": image,
+                "text": text,
+                "similarity": score,
+                "lowest_cosine": round(low, _DIGITS),
+                "highest_cosine": round(high, _DIGITS),
+                "heat_map": file.name,
+                "warning": constant(grey),
+            }
         )
-        rows.append(dict(zip(COLUMNS, values, strict=True)))
         print(f"{score:7.3f}  {text}  {file}")
     return rows, ""
 
@@ -377,8 +377,6 @@ def _writing(output: Path) -> Iterator[None]:
     """Errors of the system as one line about the output."""
     try:
         yield
-    except UserError:
-        raise
     except OSError as error:
         raise UserError(
             f"--output {output} cannot be written ({error.strerror or error}); give another place"
