@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.checks import images
-from data_prep.checks.tables import ALWAYS, Tables, check_tables, model_files, read_rejects
+from data_prep.checks.tables import ALWAYS, Tables, check_tables, read_rejects
 from data_prep.command import option, parse_options, run_command, worker_processes
 from data_prep.sources import tables
 from data_prep.sources.preparation import case_lines
@@ -82,7 +82,7 @@ def _page(prepared: PreparedSet, found: Tables) -> str:
     if all(name in found for name in ALWAYS):
         lines += case_lines(tables.count(found))
     for kind in ("log_p", "text_embedding"):
-        if names := model_files(prepared, kind):
+        if names := prepared.models(kind):
             lines.append(f"  {kind:<10} {', '.join(names)}")
     lines += ["", *_beside_published(info, found), *_rejects(prepared.folder / "rejects.csv")]
     return "\n".join(lines)

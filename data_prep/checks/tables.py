@@ -22,7 +22,6 @@ from medclip_dcl.data.prepared import (
 ALWAYS = ("images", "sentences", "reports", "labels", "cases")
 """Tables that every set has."""
 
-_NOT_IN_FINGERPRINT = ("log_p",)
 _CASE = ["dicom_id", "finding"]
 # Table, key, and the columns that a message shows of it: sentences are patient data.
 _KEYS = (
@@ -54,7 +53,7 @@ def _read_tables(prepared: PreparedSet) -> tuple[dict[str, pd.DataFrame], list[s
     """The readable tables of the right format, and the problems of the others."""
     found, problems = {}, []
     for name in TABLES:
-        if name not in _NOT_IN_FINGERPRINT and (prepared.has(name) or name in ALWAYS):
+        if prepared.has(name) or name in ALWAYS:
             try:
                 found[name] = prepared.table(name)
             except PreparedDataError as error:
@@ -214,7 +213,7 @@ def _scores_and_embeddings(prepared: PreparedSet, found: Tables) -> list[str]:
         return []
     problems = []
     for kind in ("log_p", "text_embedding"):
-        for name in model_files(prepared, kind):
+        for name in prepared.models(kind):
             try:
                 if kind == "log_p":
                     scores = prepared.log_p(name)
@@ -232,8 +231,3 @@ def _scores_and_embeddings(prepared: PreparedSet, found: Tables) -> list[str]:
             extra = ids[~ids.isin(found["sentences"]["sentence_id"])]
             problems += some(f"{kind}/{name}.parquet: rows of unknown sentences", extra)
     return problems
-
-
-def model_files(prepared: PreparedSet, kind: str) -> list[str]:
-    files = (prepared.folder / kind).glob("*.parquet")
-    return sorted(file.stem for file in files if not file.name.startswith("."))

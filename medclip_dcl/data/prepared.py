@@ -375,11 +375,16 @@ class PreparedSet:
         """The file that `text_embedding` reads."""
         return self._file_of_model("text_embedding", name)
 
+    def models(self, kind: str) -> list[str]:
+        """Names of the language models that have a file in the folder "log_p" or "text_embedding"."""
+        files = (self.folder / kind).glob("*.parquet")
+        return sorted(file.stem for file in files if not file.name.startswith("."))
+
     def _file_of_model(self, kind: str, name: str | None) -> Path:
         """The named or the only file of a folder in which each language model has one."""
         folder = self.folder / kind
         what, short = _BY_MODEL[kind]
-        names = sorted(file.stem for file in folder.glob("*.parquet") if not file.name.startswith("."))
+        names = self.models(kind)
         if name is None and len(names) == 1:
             return folder / f"{names[0]}.parquet"
         if name is not None and name in names:
