@@ -10,7 +10,7 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import get_context
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
@@ -68,8 +68,8 @@ def number(most: float) -> Callable[[str], float]:
     return parse
 
 
-def run_command(main: Callable[[], None]) -> NoReturn:
-    """Run a command and end the process.
+def run_command(main: Callable[[], None]) -> None:
+    """Run a command.
 
     A `UserError` goes to standard error in one line, and the exit status is 2. Anything else is a fault of the program
     and keeps its traceback. An interruption ends with 130; what was finished by then stays.
@@ -83,7 +83,6 @@ def run_command(main: Callable[[], None]) -> NoReturn:
     except KeyboardInterrupt:
         print("interrupted; the same command continues where it stopped", file=sys.stderr)
         raise SystemExit(130) from None
-    raise SystemExit(0)
 
 
 @contextmanager
