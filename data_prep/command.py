@@ -12,9 +12,7 @@ from contextlib import contextmanager
 from multiprocessing import get_context
 from typing import Any, TypeVar
 
-from tqdm import tqdm  # type: ignore[import-untyped]
-
-from medclip_dcl.command_line import one_line_errors
+from medclip_dcl.command_line import one_line_errors, progress_bar
 from medclip_dcl.errors import UserError
 from medclip_dcl.worker_processes import begin_worker
 
@@ -112,11 +110,4 @@ def worker_processes(workers: int) -> Iterator[Executor | None]:
 
 def progress(items: Iterable[Item], total: int, what: str, unit: str) -> Iterator[Item]:
     """Yield the items and show their number, the rate and the time left on standard error; in a log every 30 s."""
-    yield from tqdm(
-        items,
-        desc=what,
-        total=total,
-        unit=f" {unit}",
-        mininterval=0.5 if sys.stderr.isatty() else 30.0,
-        dynamic_ncols=True,
-    )
+    yield from progress_bar(iterable=items, desc=what, total=total, unit=f" {unit}")

@@ -1,4 +1,4 @@
-"""Shared by the command lines: mistakes of the user in one line, whole numbers, the cores of this process."""
+"""Shared by the command lines: mistakes of the user in one line, whole numbers, progress, the cores of this process."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
+
+from tqdm import tqdm  # type: ignore[import-untyped]
 
 from medclip_dcl.errors import UserError
 
@@ -30,6 +33,11 @@ def whole_number(least: int) -> Callable[[str], int]:
         return int(text)
 
     return parse
+
+
+def progress_bar(**options: Any) -> Any:
+    """A bar of tqdm, with its options, on standard error; without a terminal, as in a log, a line every 30 s."""
+    return tqdm(mininterval=0.5 if sys.stderr.isatty() else 30.0, dynamic_ncols=True, **options)
 
 
 def available_cores() -> int:
