@@ -24,12 +24,14 @@ def one_line_errors(program: str) -> Iterator[None]:
         raise SystemExit(2) from error
 
 
-def whole_number(least: int) -> Callable[[str], int]:
-    """Parser of a whole number of at least `least`, for `argparse`."""
+def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
+    """Parser of a whole number of at least `least` and at most `most`, for `argparse`."""
+    wanted = f"of at least {least}" if most is None else f"from {least} to {most}"
 
     def parse(text: str) -> int:
-        if not (text.isascii() and text.isdecimal()) or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of at least {least}")
+        is_number = text.isascii() and text.isdecimal()
+        if not (is_number and int(text) >= least and (most is None or int(text) <= most)):
+            raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number {wanted}")
         return int(text)
 
     return parse
