@@ -69,11 +69,11 @@ def _page(prepared: PreparedSet, found: Tables) -> str:
     info = prepared.info
     options = (
         f"{name} {value if isinstance(value, str) else json.dumps(value)}"
-        for name, value in sorted(info.get("options", {}).items())
+        for name, value in sorted(info["options"].items())
     )
     phantom = " (digital phantom: no patient data)" if prepared.is_phantom else ""
     lines = [
-        f"{prepared.folder}: {info.get('source', 'unknown source')}{phantom}",
+        f"{prepared.folder}: {info['source'] or 'unknown source'}{phantom}",
         f"  format {info['format_version']}, fingerprint {info.get('fingerprint')}",
         f"  options {', '.join(options)}",
         "",
@@ -133,8 +133,8 @@ def _anchors(found: Tables) -> list[str]:
 
 def _beside_published(info: Mapping[str, Any], found: Tables) -> list[str]:
     """Counts of the source and the published ones, where the source is MIMIC-CXR."""
-    counts = info.get("counts", {})
-    if not str(info.get("source", "")).startswith("mimic-cxr") or info.get("phantom"):
+    counts = info["counts"]
+    if not info["source"].startswith("mimic-cxr") or info["phantom"]:
         return []
     release = counts.get("release", {})
     rows = [(what, release.get(key), number) for key, (what, number) in PUBLISHED.items()]

@@ -70,7 +70,7 @@ def _description(prepared: PreparedSet, found: Tables) -> list[str]:
             f"fingerprint: expected {expected} (dataset.json), found {fingerprint}: a table was changed, added or "
             "removed after the set was made"
         )
-    said, there = prepared.info.get("counts", {}), tables.count(found)
+    said, there = prepared.info["counts"], tables.count(found)
     wrong = [name for name, number in there.items() if said.get(name, number) != number]
     problems += some("dataset.json: counts that differ from the tables", wrong)
     try:
@@ -192,7 +192,7 @@ def _cases(found: Tables) -> list[str]:
 
 def _missing_cases(prepared: PreparedSet, found: Tables) -> list[str]:
     """Without the option "balanced" every case that the labels give is there."""
-    chosen = prepared.info.get("options", {}).get("cases", "all")
+    chosen = prepared.info["options"].get("cases", "all")
     if chosen != "all" or any(name not in found for name in ("cases", "images", "labels")):
         return []
     expected = _expected_cases(found)

@@ -285,7 +285,7 @@ def _read_text_embedding(file: Path) -> TextEmbedding:
 
 
 class PreparedSet:
-    """A prepared data set, opened for reading; `info` is its dataset.json."""
+    """A prepared data set, opened for reading; `info` is its dataset.json, with every entry of `_INFO`."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -309,7 +309,7 @@ class PreparedSet:
         except UserError as error:
             raise PreparedDataError(f"{error}; or {again}") from error
         for name, kind in _INFO.items():
-            value = info.get(name, None if name == "phantom" else kind())
+            value = info.setdefault(name, None if name == "phantom" else kind())
             if not isinstance(value, kind):
                 raise PreparedDataError(
                     f"{file}, {name}: expected {kind.__name__}, found {str(value)[:60]!r}; {again}"
