@@ -24,6 +24,7 @@ from data_prep.sources import tables
 from data_prep.sources.preparation import case_lines
 from medclip_dcl.command_line import available_cores, whole_number
 from medclip_dcl.data.prepared import USES, PreparedSet
+from medclip_dcl.report.tables import PUBLISHED_COUNTS
 
 PUBLISHED = {
     "images": ("images of the release", 377_110),
@@ -39,9 +40,9 @@ PUBLISHED_FRONTAL = 234_073
 """Frontal images with reports (SSD, section 3.2: "a subset of 234,073")."""
 
 PUBLISHED_MS_CXR = {
-    "boxes": ("boxes", 1_448),
-    "images": ("images with a box", 1_047),
-    "image_sentence_pairs": ("image-sentence pairs", 1_162),
+    "boxes": ("boxes", PUBLISHED_COUNTS["boxes"]),
+    "images": ("images with a box", PUBLISHED_COUNTS["images"]),
+    "image_sentence_pairs": ("image-sentence pairs", PUBLISHED_COUNTS["pairs"]),
 }
 """Counts of MS-CXR, by the keys of counts["ms_cxr"]."""
 
