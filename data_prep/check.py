@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.checks import images
-from data_prep.checks.tables import ALWAYS, Tables, check_tables, model_files, read_rejects
+from data_prep.checks.tables import ALWAYS, Tables, check_tables, read_rejects
 from data_prep.command import option, parse_options, run_command, worker_processes
 from data_prep.sources import tables
 from data_prep.sources.preparation import case_lines
 from medclip_dcl.command_line import available_cores, whole_number
 from medclip_dcl.data.prepared import USES, PreparedSet
+from medclip_dcl.report.tables import PUBLISHED_COUNTS
 
 PUBLISHED = {
     "images": ("images of the release", 377_110),
@@ -39,9 +40,9 @@ PUBLISHED_FRONTAL = 234_073
 """Frontal images with reports (SSD, section 3.2: "a subset of 234,073")."""
 
 PUBLISHED_MS_CXR = {
-    "boxes": ("boxes", 1_448),
-    "images": ("images with a box", 1_047),
-    "image_sentence_pairs": ("image-sentence pairs", 1_162),
+    "boxes": ("boxes", PUBLISHED_COUNTS["boxes"]),
+    "images": ("images with a box", PUBLISHED_COUNTS["images"]),
+    "image_sentence_pairs": ("image-sentence pairs", PUBLISHED_COUNTS["pairs"]),
 }
 """Counts of MS-CXR, by the keys of counts["ms_cxr"]."""
 
@@ -69,12 +70,12 @@ def _page(prepared: PreparedSet, found: Tables) -> str:
     info = prepared.info
     options = (
         f"{name} {value if isinstance(value, str) else json.dumps(value)}"
-        for name, value in sorted(info.get("options", {}).items())
+        for name, value in sorted(info["options"].items())
     )
     phantom = " (digital phantom: no patient data)" if prepared.is_phantom else ""
     lines = [
-        f"{prepared.folder}: {info.get('source', 'unknown source')}{phantom}",
-        f"  format {prepared.format_version}, fingerprint {info.get('fingerprint')}",
+        f"{prepared.folder}: {info['source'] or 'unknown source'}{phantom}",
+        f"  format {info['format_version']}, fingerprint {info.get('fingerprint')}",
         f"  options {', '.join(options)}",
         "",
         *_contents(found),
@@ -82,7 +83,7 @@ def _page(prepared: PreparedSet, found: Tables) -> str:
     if all(name in found for name in ALWAYS):
         lines += case_lines(tables.count(found))
     for kind in ("log_p", "text_embedding"):
-        if names := model_files(prepared, kind):
+        if names := prepared.models(kind):
             lines.append(f"  {kind:<10} {', '.join(names)}")
     lines += ["", *_beside_published(info, found), *_rejects(prepared.folder / "rejects.csv")]
     return "\n".join(lines)
@@ -133,10 +134,10 @@ def _anchors(found: Tables) -> list[str]:
 
 def _beside_published(info: Mapping[str, Any], found: Tables) -> list[str]:
     """Counts of the source and the published ones, where the source is MIMIC-CXR."""
-    counts = info.get("counts", {})
-    if not str(info.get("source", "")).startswith("mimic-cxr") or info.get("phantom"):
+    counts = info["counts"]
+    if not info["source"].startswith("mimic-cxr") or info["phantom"]:
         return []
-    release = counts.get("release", {"images": counts.get("images_in_release")})
+    release = counts.get("release", {})
     rows = [(what, release.get(key), number) for key, (what, number) in PUBLISHED.items()]
     if "images" in found and "reports" in found:
         with_report = found["images"]["study_id"].isin(found["reports"]["study_id"])

@@ -10,19 +10,13 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import get_context
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
-from tqdm import tqdm  # type: ignore[import-untyped]
-
-from medclip_dcl.command_line import one_line_errors
+from medclip_dcl.command_line import one_line_errors, progress_bar
 from medclip_dcl.errors import UserError
 from medclip_dcl.worker_processes import begin_worker
 
 Item = TypeVar("Item")
-
-
-class WorkerKilledError(UserError):
-    """A worker process was killed; finished work stays."""
 
 
 def option(help: str, field_default: Any = dataclasses.MISSING, /, **argument: Any) -> Any:
@@ -31,7 +25,7 @@ def option(help: str, field_default: Any = dataclasses.MISSING, /, **argument: A
     Args:
         help: for ``--help``, and the documentation of the field.
         field_default: leave it out for a required option.
-        argument: for `argparse.ArgumentParser.add_argument`; `alias` is a second name of the option.
+        argument: for `argparse.ArgumentParser.add_argument`.
     """
     return dataclasses.field(default=field_default, metadata={"help": help, **argument})
 
@@ -47,14 +41,13 @@ def parse_options(
     )
     for field in dataclasses.fields(settings):  # type: ignore[arg-type]
         argument = dict(field.metadata)
-        names = [f"--{name}" for name in (field.name, argument.pop("alias", None)) if name]
         if field.default is False:
             argument["action"] = "store_true"
         elif field.default is dataclasses.MISSING:
             argument["required"] = True
         else:
             argument.setdefault("default", field.default)
-        parser.add_argument(*names, dest=field.name, **argument)
+        parser.add_argument(f"--{field.name}", **argument)
     return settings(**vars(parser.parse_args(arguments)))
 
 
@@ -73,8 +66,8 @@ def number(most: float) -> Callable[[str], float]:
     return parse
 
 
-def run_command(main: Callable[[], None]) -> NoReturn:
-    """Run a command and end the process.
+def run_command(main: Callable[[], None]) -> None:
+    """Run a command.
 
     A `UserError` goes to standard error in one line, and the exit status is 2. Anything else is a fault of the program
     and keeps its traceback. An interruption ends with 130; what was finished by then stays.
@@ -88,7 +81,6 @@ def run_command(main: Callable[[], None]) -> NoReturn:
     except KeyboardInterrupt:
         print("interrupted; the same command continues where it stopped", file=sys.stderr)
         raise SystemExit(130) from None
-    raise SystemExit(0)
 
 
 @contextmanager
@@ -98,7 +90,7 @@ def worker_processes(workers: int) -> Iterator[Executor | None]:
     Forking beside the threads of pyarrow or a progress bar may hang.
 
     Raises:
-        WorkerKilledError: one of them was killed.
+        UserError: one of them was killed; finished work stays.
     """
     if workers <= 1:
         yield None
@@ -107,7 +99,7 @@ def worker_processes(workers: int) -> Iterator[Executor | None]:
     try:
         yield pool
     except BrokenProcessPool as error:
-        raise WorkerKilledError(
+        raise UserError(
             "a worker process was killed (often because memory ran out); run the same command again with fewer "
             "--workers; a preparation continues where it stopped"
         ) from error
@@ -118,11 +110,4 @@ def worker_processes(workers: int) -> Iterator[Executor | None]:
 
 def progress(items: Iterable[Item], total: int, what: str, unit: str) -> Iterator[Item]:
     """Yield the items and show their number, the rate and the time left on standard error; in a log every 30 s."""
-    yield from tqdm(
-        items,
-        desc=what,
-        total=total,
-        unit=f" {unit}",
-        mininterval=0.5 if sys.stderr.isatty() else 30.0,
-        dynamic_ncols=True,
-    )
+    yield from progress_bar(iterable=items, desc=what, total=total, unit=f" {unit}")

@@ -26,6 +26,7 @@ import numpy as np
 from jaxtyping import Float, Shaped
 
 from data_prep.command import option, parse_options, progress, run_command
+from data_prep.scores import language_model
 from data_prep.scores.language_model import KEEP_EVERY, choose_device, require_writable
 from medclip_dcl.command_line import available_cores, whole_number
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
@@ -44,10 +45,9 @@ _SORTED, _SENTENCES = 1024, 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(language_model.Settings):
     """Options of the command."""
 
-    data: Path = option("prepared data set", type=Path, metavar="SET")
     model: str = option(
         "image-text model: a run folder (its best checkpoint), a checkpoint, an exported folder",
         metavar="SOURCE",
@@ -75,9 +75,6 @@ class Settings:
         None,
         type=whole_number(1),
         metavar="N",
-    )
-    device: str = option(
-        "auto takes a GPU where there is one (auto)", "auto", choices=("auto", "cpu", "cuda")
     )
 
 
@@ -109,7 +106,8 @@ def encode(settings: Settings) -> Path:
         )
     info = FeaturesInfo.of(network.encoders_fingerprint(), prepared, view).record()
     folder = prepared.folder / FOLDER / (settings.name or _name(settings.model, info["encoders"]))
-    if _is_complete(folder / INFO_FILE, info):
+    if (folder / INFO_FILE).is_file():
+        _require_same(folder, json.loads((folder / INFO_FILE).read_text(encoding="utf-8")), info)
         print(f"{folder} holds the features of this model: nothing to do")
         return folder
     require_writable(folder / INFO_FILE)
@@ -278,14 +276,6 @@ def _name(model: str, encoders: dict[str, str]) -> str:
         stem = f"{path.parent.parent.name}-{stem}"
     digest = hashlib.sha256(json.dumps(encoders, sort_keys=True).encode()).hexdigest()
     return f"{stem}-{digest[:_NAME_DIGITS]}"
-
-
-def _is_complete(file: Path, info: dict[str, Any]) -> bool:
-    """True if these features are there; others of that name are refused."""
-    if not file.is_file():
-        return False
-    _require_same(file.parent, json.loads(file.read_text(encoding="utf-8")), info)
-    return True
 
 
 def _require_same(folder: Path, found: dict[str, Any], info: dict[str, Any]) -> None:

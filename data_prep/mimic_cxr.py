@@ -23,7 +23,7 @@ import pandas as pd
 
 from data_prep.command import option, parse_options, run_command
 from data_prep.sources import preparation, tables
-from data_prep.sources.people import require_patients, with_patients
+from data_prep.sources.people import with_patients
 from data_prep.sources.preparation import Source
 from data_prep.sources.releases import (
     FRONTAL_VIEWS,
@@ -37,7 +37,6 @@ from data_prep.sources.releases import (
     read_labels,
     read_ms_cxr,
     read_truth,
-    require_ms_cxr,
     truth_files,
 )
 from data_prep.text.reports import Study, find_reports, no_reports, report_places
@@ -80,18 +79,12 @@ def prepare(settings: Settings) -> None:
     """Prepare a set, finish a broken one, or say that it is finished."""
     release = find_release(settings.source, settings.labels)
     truth, rates = truth_files(settings.source), phantom_rates(settings.source)
-    files = [release.metadata, release.split, release.labels, *truth]
-    if settings.ms_cxr is not None:
-        require_ms_cxr(settings.ms_cxr)
-        files.append(settings.ms_cxr)
-    if settings.patients is not None:
-        require_patients(settings.patients)
-        files.append(settings.patients)
+    given = [file for file in (settings.ms_cxr, settings.patients) if file is not None]
     made_from = preparation.made_from(
         settings,
         f"digital phantom in the layout of {release.name}" if truth else release.name,
         bool(truth),
-        files,
+        [release.metadata, release.split, release.labels, *truth, *given],
         {
             "labels": settings.labels,
             "views": list(FRONTAL_VIEWS),

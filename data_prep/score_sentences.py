@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 _MANY = 50_000
 # Number of sentence ids that a message lists.
 _NAMED = 5
-# Time that one process waits for another, which may have more work or a slower machine.
+# Time that one process waits for another, which may have a slower machine.
 _LONGEST_WAIT = timedelta(days=30)
 # Parquet metadata: identifies the scored tokens and the model's settings.
 _PLAN = "medclip_dcl_scored"

@@ -1,4 +1,4 @@
-"""Shared by the command lines: mistakes of the user in one line, whole numbers, the cores of this process."""
+"""Shared by the command lines: mistakes of the user in one line, whole numbers, progress, the cores of this process."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
+
+from tqdm import tqdm  # type: ignore[import-untyped]
 
 from medclip_dcl.errors import UserError
 
@@ -21,15 +24,22 @@ def one_line_errors(program: str) -> Iterator[None]:
         raise SystemExit(2) from error
 
 
-def whole_number(least: int) -> Callable[[str], int]:
-    """Parser of a whole number of at least `least`, for `argparse`."""
+def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
+    """Parser of a whole number of at least `least` and at most `most`, for `argparse`."""
+    wanted = f"of at least {least}" if most is None else f"from {least} to {most}"
 
     def parse(text: str) -> int:
-        if not (text.isascii() and text.isdecimal()) or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of at least {least}")
+        is_number = text.isascii() and text.isdecimal()
+        if not (is_number and int(text) >= least and (most is None or int(text) <= most)):
+            raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number {wanted}")
         return int(text)
 
     return parse
+
+
+def progress_bar(**options: Any) -> Any:
+    """A bar of tqdm, with its options, on standard error; without a terminal, as in a log, a line every 30 s."""
+    return tqdm(mininterval=0.5 if sys.stderr.isatty() else 30.0, dynamic_ncols=True, **options)
 
 
 def available_cores() -> int:

@@ -111,20 +111,13 @@ def _architecture(bert: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _from_chex5(info: dict[str, Any]) -> None:
-    """Version 1 held the cases of CheX5 alone; those of other findings follow from the labels."""
-    options = info.get("options", {})
-    if isinstance(options, dict) and "chex5" in options:
-        options["cases"] = options.pop("chex5")
-
-
 CHECKPOINT = Format("checkpoint", 1, {0: _from_unversioned})
 """Checkpoints of `fit`, of all models."""
 
 NETWORK = Format("network configuration", 1)
 """`ImageTextNetwork.config()`: config.json of an exported folder, and "network" of a checkpoint."""
 
-PREPARED_SET = Format("prepared data set", 2, {1: _from_chex5})
+PREPARED_SET = Format("prepared data set", 2)
 """dataset.json, for the tables of its set."""
 
 CALIBRATION = Format("calibration", 1)

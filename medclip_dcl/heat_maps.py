@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -56,9 +56,7 @@ class HeatMaps:
         """Lowest and highest cosine of all texts inside the image: the ends of their common colours."""
         if not self.texts:
             raise UserError("no text was given to draw; give at least one sentence")
-        # One at a time: a text's map is as large as the image.
-        ranges = [(np.nanmin(found), np.nanmax(found)) for found in self._each()]
-        return float(min(low for low, _ in ranges)), float(max(high for _, high in ranges))
+        return limits(self.in_image(text) for text in range(len(self.texts)))
 
     def overlay(self, text: int) -> UInt8[np.ndarray, "height width 3"]:
         """The image under the colours of a text's heat map; all texts have the same colours, from `limits`."""
@@ -76,5 +74,9 @@ class HeatMaps:
         pictures = (Image.fromarray(self.overlay(text)) for text in range(len(self.texts)))
         return draw_overlays(self.grey, pictures, titles, self.limits)
 
-    def _each(self) -> Iterator[Float[np.ndarray, "height width"]]:
-        return (self.in_image(text) for text in range(len(self.texts)))
+
+def limits(heat_maps: Iterable[Float[np.ndarray, "height width"]]) -> tuple[float, float]:
+    """Lowest and highest cosine of all heat maps, at least one."""
+    # One at a time: a heat map is as large as its image.
+    lowest, highest = zip(*((np.nanmin(found), np.nanmax(found)) for found in heat_maps), strict=True)
+    return float(min(lowest)), float(max(highest))

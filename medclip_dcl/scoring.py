@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -26,9 +25,9 @@ import pandas as pd
 import torch
 from jaxtyping import Float64
 from torch import Tensor, nn
-from tqdm import tqdm  # type: ignore[import-untyped]
 from transformers import BertForMaskedLM, BertTokenizer
 
+from medclip_dcl.command_line import progress_bar
 from medclip_dcl.encoders.masked_bert import MaskedBert, MaskedCopies, masked_bert
 from medclip_dcl.errors import UserError
 from medclip_dcl.scoring_plan import ScoringPlan
@@ -284,7 +283,6 @@ def scoring_progress(
     """Progress bar on standard error; yields a function to call with the number of each finished batch.
 
     It counts the tokens that go through the model, quadratic in a sentence's length, so that the time left is right.
-    Without a terminal, a line a minute.
 
     Args:
         plan: the sentences being scored.
@@ -294,14 +292,12 @@ def scoring_progress(
     """
     batches = plan.batches if numbers is None else [plan.batches[number] for number in numbers]
     sentences = [0.0, sum(map(plan.sentences_in, batches))]
-    with tqdm(
+    with progress_bar(
         desc=f"scoring, {who}" if who else "scoring",
         total=sum(map(plan.work, batches)),
         unit=" tokens",
         unit_scale=True,
         disable=not (is_shown and batches),
-        mininterval=0.5 if sys.stderr.isatty() else 60.0,
-        dynamic_ncols=True,
     ) as bar:
 
         def report(number: int) -> None:

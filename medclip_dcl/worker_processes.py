@@ -8,8 +8,8 @@ import threading
 from multiprocessing import parent_process
 
 
-def begin_worker() -> None:
-    """Call first in a worker process.
+def begin_worker(*_: object) -> None:
+    """Call first in a worker process; a loader's gives its number, which does not matter.
 
     Ctrl-C is left to the parent, and a thread ends the process once the parent is gone: a worker would otherwise wait
     forever for work, or for a reader of its results.

@@ -26,14 +26,12 @@ def check_files(
     Returns:
         problems; and by path, with `full`, the digests of the pixels that could be decoded.
     """
-    root, options = prepared.folder / "images", prepared.info.get("options", {})
+    root, (geometry, size) = prepared.folder / "images", prepared.fitting
     inside = images["path"].map(_stays_below).astype(bool)
     problems = some("images.parquet: paths that leave the folder images/", images["path"][~inside])
     paths = images["path"][inside].tolist()
     originals = list(rows(images[inside], ("height", "width")))
-    look = partial(
-        examine_image, size=options.get("size"), geometry=options.get("geometry", "stretch"), full=full
-    )
+    look = partial(examine_image, size=size, geometry=geometry, full=full)
     files = [root / path for path in paths]
     results = pool.map(look, files, originals, chunksize=64) if pool else map(look, files, originals)
     examined = list(progress(results, len(files), "image files", "images")) if files else []

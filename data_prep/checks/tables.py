@@ -22,7 +22,6 @@ from medclip_dcl.data.prepared import (
 ALWAYS = ("images", "sentences", "reports", "labels", "cases")
 """Tables that every set has."""
 
-_NOT_IN_FINGERPRINT = ("log_p",)
 _CASE = ["dicom_id", "finding"]
 # Table, key, and the columns that a message shows of it: sentences are patient data.
 _KEYS = (
@@ -54,13 +53,12 @@ def _read_tables(prepared: PreparedSet) -> tuple[dict[str, pd.DataFrame], list[s
     """The readable tables of the right format, and the problems of the others."""
     found, problems = {}, []
     for name in TABLES:
-        if name not in _NOT_IN_FINGERPRINT and (prepared.has(name) or name in ALWAYS):
+        if prepared.has(name) or name in ALWAYS:
             try:
                 found[name] = prepared.table(name)
             except PreparedDataError as error:
                 problems.append(str(error))
-    # Cases of format version 1 are derived from the labels and would repeat their problem.
-    return found, list(dict.fromkeys(problems))
+    return found, problems
 
 
 def _description(prepared: PreparedSet, found: Tables) -> list[str]:
@@ -72,7 +70,7 @@ def _description(prepared: PreparedSet, found: Tables) -> list[str]:
             f"fingerprint: expected {expected} (dataset.json), found {fingerprint}: a table was changed, added or "
             "removed after the set was made"
         )
-    said, there = prepared.info.get("counts", {}), tables.count(found)
+    said, there = prepared.info["counts"], tables.count(found)
     wrong = [name for name, number in there.items() if said.get(name, number) != number]
     problems += some("dataset.json: counts that differ from the tables", wrong)
     try:
@@ -194,7 +192,7 @@ def _cases(found: Tables) -> list[str]:
 
 def _missing_cases(prepared: PreparedSet, found: Tables) -> list[str]:
     """Without the option "balanced" every case that the labels give is there."""
-    chosen = prepared.info.get("options", {}).get("cases", "all")
+    chosen = prepared.info["options"].get("cases", "all")
     if chosen != "all" or any(name not in found for name in ("cases", "images", "labels")):
         return []
     expected = _expected_cases(found)
@@ -215,7 +213,7 @@ def _scores_and_embeddings(prepared: PreparedSet, found: Tables) -> list[str]:
         return []
     problems = []
     for kind in ("log_p", "text_embedding"):
-        for name in model_files(prepared, kind):
+        for name in prepared.models(kind):
             try:
                 if kind == "log_p":
                     scores = prepared.log_p(name)
@@ -233,8 +231,3 @@ def _scores_and_embeddings(prepared: PreparedSet, found: Tables) -> list[str]:
             extra = ids[~ids.isin(found["sentences"]["sentence_id"])]
             problems += some(f"{kind}/{name}.parquet: rows of unknown sentences", extra)
     return problems
-
-
-def model_files(prepared: PreparedSet, kind: str) -> list[str]:
-    files = (prepared.folder / kind).glob("*.parquet")
-    return sorted(file.stem for file in files if not file.name.startswith("."))

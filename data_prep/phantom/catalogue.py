@@ -18,9 +18,8 @@ import numpy as np
 import yaml
 from jaxtyping import Float64
 
-from data_prep.phantom.findings import CATEGORIES, PARTS, SIDES, ZONES, FindingClass, Rule, StudyState
+from data_prep.phantom.findings import PARTS, SIDES, ZONES, FindingClass, Rule, StudyState
 from data_prep.phantom.language import draw_wordings, noun_phrases
-from medclip_dcl.findings import CHEXPERT
 
 FILE = Path(__file__).with_name("catalogue.yaml")
 CATALOGUE_SEED = 20231
@@ -34,11 +33,7 @@ RARE_OFFSET = 8
 RARE_FLOOR = 0.001
 
 _FORMS = {"negations": "negation", "statements": "statement"}
-_SECTIONS = ("common", "rare", "general", "combined", "negations", "statements")
-
-
-class CatalogueError(ValueError):
-    """catalogue.yaml contradicts itself."""
+SECTIONS = ("common", "rare", "general", "combined", "negations", "statements")
 
 
 @dataclass(frozen=True)
@@ -59,28 +54,6 @@ class Entry:
     holds: Mapping[str, Any] | None = None
     mention: float = 0.0
     form: str = "finding"
-
-    def check(self, forms: Collection[str]) -> None:
-        """Raise CatalogueError for values that the rest of the catalogue does not know."""
-        known: dict[str, tuple[Iterable[str], Collection[str]]] = {
-            "part": ([self.part], PARTS),
-            "form": ([self.form], forms),
-            "category": ([self.category], ("", *CATEGORIES)),
-            "present and absent": ([*self.present, *self.absent], CHEXPERT),
-            "sides": (self.sides, ("", *SIDES)),
-            "zones": (self.zones, ("", *ZONES)),
-            "may_hedge": (self.may_hedge, self.grades),
-        }
-        for key, (values, allowed) in known.items():
-            if unknown := sorted(set(values) - set(allowed)):
-                raise CatalogueError(
-                    f"{FILE.name}: {self.name}: {key}: {unknown}, expected some of {list(allowed)}"
-                )
-        for key, shares in {"zones": self.zones, "grades": self.grades}.items():
-            if isinstance(shares, Mapping) and abs(sum(shares.values()) - 1) > 1e-9:
-                raise CatalogueError(
-                    f"{FILE.name}: {self.name}: the shares of {key} add up to {sum(shares.values())}"
-                )
 
 
 class Place(NamedTuple):
@@ -118,9 +91,12 @@ class Catalogue:
         tail, derived: the classes of the long tail, and those that follow from findings.
     """
 
-    def __init__(self, data: Mapping[str, Any] | None = None) -> None:
-        data = yaml.safe_load(FILE.read_text("utf-8")) if data is None else data
-        sections = {name: _entries(name, data) for name in _SECTIONS}
+    def __init__(self) -> None:
+        data: dict[str, Any] = yaml.safe_load(FILE.read_text("utf-8"))
+        sections = {
+            name: [Entry(**{"form": _FORMS.get(name, "finding"), **values}) for values in data[name]]
+            for name in SECTIONS
+        }
         self.entries = {entry.name: entry for name in ("common", "rare") for entry in sections[name]}
         self.groups: dict[str, frozenset[str]] = {}
         self.groups = {name: self._kinds(kinds) for name, kinds in data["groups"].items()}
@@ -168,17 +144,11 @@ class Catalogue:
             )
         self.classes = tuple(classes)
         self.by_name = {c.name: c for c in classes}
-        if len(self.by_name) < len(classes) or not self.fixed_sentences.keys() <= self.by_name.keys():
-            raise CatalogueError(
-                f"{FILE.name}: two classes of one name, or a fixed sentence of an unknown class"
-            )
         self.tail = tuple(self.by_name[place.name] for place in places["rare"])
         self.derived = tuple(c for c in classes if c.is_derived)
 
     def _kinds(self, names: Iterable[str]) -> frozenset[str]:
         """Kinds of findings, with groups replaced by their members."""
-        if unknown := [name for name in names if name not in self.groups and name not in self.entries]:
-            raise CatalogueError(f"{FILE.name}: {unknown} are neither common or rare findings nor groups")
         return frozenset(kind for name in names for kind in self.groups.get(name, (name,)))
 
     def _rule(self, entry: Entry) -> Rule | None:
@@ -195,13 +165,6 @@ class Catalogue:
     def sentences(self) -> list[tuple[str, int]]:
         """Every sentence with its class_id, in the order of the catalogue."""
         return [(w.text, c.class_id) for c in self.classes for w in c.wordings]
-
-
-def _entries(section: str, data: Mapping[str, Any]) -> list[Entry]:
-    entries = [Entry(**{"form": _FORMS.get(section, "finding"), **values}) for values in data[section]]
-    for entry in entries:
-        entry.check(data["frames"])
-    return entries
 
 
 def _places(entries: Iterable[Entry], ordered: bool) -> list[Place]:

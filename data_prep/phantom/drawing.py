@@ -18,8 +18,6 @@ from data_prep.phantom.lateral import lateral_density
 from data_prep.phantom.layers import Layers
 from data_prep.phantom.lesions import DRAW, ORDER
 
-FRONTAL = ("AP", "PA")
-
 # Streams of random numbers of an image: (seed, study, stream, ...).
 _PATIENT, _FINDING, _EXPOSURE = 1, 2, 3
 _HEART_GROWTH = {"mild": 1.19, "moderate": 1.31, "severe": 1.50}
@@ -119,11 +117,10 @@ def draw_frontal(
     )
     mottle = frame.noise(exposure_rng, 0.06)
     gas = anatomy.gas(chest, exposure_rng)
-    for finding in findings:
-        layers.masks[finding.class_id] = DRAW[finding.kind](layers, finding, streams[finding.class_id])
+    masks = {f.class_id: DRAW[f.kind](layers, f, streams[f.class_id]) for f in findings}
     density = _density(chest, layers, gas, mottle)
     pixels = _expose(density, layers.metal, exposure, exposure_rng, frame, height, width)
-    boxes = {number: _boxes(masks, height, width) for number, masks in layers.masks.items()}
+    boxes = {number: _boxes(of_finding, height, width) for number, of_finding in masks.items()}
     return Picture(pixels, boxes)
 
 
@@ -249,23 +246,21 @@ def _expose(
     large = np.asarray(image.resize((width, height), Image.Resampling.BICUBIC))
     top, left = (int(k) for k in rng.integers(0, 512, 2))
     flipped = bool(rng.random() < 0.5)
-    grain = _grain(height + 512, width + 512)[top : top + height, left : left + width]
+    grain = _grain(top, left, height, width)
     grain = grain[::-1, ::-1] if flipped else grain
     large = large + grain * np.float32(exposure.grain * 255)
     return np.clip(large, 0, 255).astype(np.uint8)
 
 
-@functools.lru_cache(maxsize=2)
+@functools.cache
 def _grain_tile() -> Field:
     return np.random.default_rng(0).standard_normal((2048, 2048), dtype=np.float32)
 
 
-def _grain(height: int, width: int) -> Field:
-    """Fine noise of unit variance: a window of one tile, which repeats where an image is larger than the tile."""
-    tile = _grain_tile()
-    if height <= tile.shape[0] and width <= tile.shape[1]:
-        return tile[:height, :width]
-    return np.tile(tile, (-(-height // tile.shape[0]), -(-width // tile.shape[1])))[:height, :width]
+def _grain(top: int, left: int, height: int, width: int) -> Field:
+    """Fine noise of unit variance: a window of one tile, which repeats."""
+    rows = _grain_tile().take(range(top, top + height), 0, mode="wrap")
+    return rows.take(range(left, left + width), 1, mode="wrap")
 
 
 _LETTERS: dict[str, list[list[tuple[float, float]]]] = {

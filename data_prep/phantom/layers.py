@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -31,7 +31,6 @@ class Layers:
     added: Field
     metal: Field
     texture: Field
-    masks: dict[int, list[Field]] = field(default_factory=dict)
 
 
 Draw = Callable[[Layers, FindingClass, np.random.Generator], list[Field]]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
 
+from data_prep.command import option
 from data_prep.phantom.people import SEXES
 from data_prep.phantom.rates import RARE_FINDINGS
 from data_prep.phantom.studies import SPLITS
+from medclip_dcl.command_line import available_cores, whole_number
 from medclip_dcl.errors import UserError
 
 LEAST_STUDIES = 20
@@ -30,12 +33,30 @@ class Options:
     find. `false_negatives` and `rare_findings` are explained in `dial`.
     """
 
-    studies: int
-    seed: int
-    size: int = 512
-    degraded_sex: str | None = None
-    false_negatives: float | None = None
-    rare_findings: float | None = None
+    studies: int = option("number of studies (about 1.2 images each)", type=int, metavar="N")
+    seed: int = option("another seed gives other studies", type=whole_number(0), metavar="N")
+    size: int = option(
+        "longer side of the images in pixels, give or take 6%% (512)", 512, type=int, metavar="N"
+    )
+    degraded_sex: str | None = option(
+        "degrade the test images of this sex: a gap that tables by group must find (none)",
+        None,
+        choices=SEXES,
+    )
+    false_negatives: float | None = option(
+        "mean share of training images of which a training report's sentence is true (rho), by fewer or more normal "
+        "sentences and rarer findings: about 0.03 to 0.7 (no change, which gives 0.43)",
+        None,
+        type=float,
+        metavar="SHARE",
+    )
+    rare_findings: float | None = option(
+        f"make each of {', '.join(RARE_FINDINGS)} so rare outside the test studies: {LEAST_RARE} to {MOST_RARE} of the "
+        "studies (no change)",
+        None,
+        type=float,
+        metavar="SHARE",
+    )
 
     def check(self) -> None:
         """Raise PhantomError for an invalid value; whether `false_negatives` can be reached, `dial` knows."""
@@ -45,10 +66,6 @@ class Options:
             )
         if self.studies > 2_000_000:
             raise PhantomError(f"--studies is {self.studies:,}; at most 2,000,000 fit into the identifiers")
-        if self.seed < 0:
-            raise PhantomError(f"--seed is {self.seed}; it must be 0 or more")
-        if self.degraded_sex not in (None, *SEXES):
-            raise PhantomError(f"--degraded_sex is {self.degraded_sex}; it must be {' or '.join(SEXES)}")
         if not LEAST_SIZE <= self.size <= MOST_SIZE:
             raise PhantomError(f"--size is {self.size} px; it must be from {LEAST_SIZE} to {MOST_SIZE}")
         if self.rare_findings is not None:
@@ -74,4 +91,16 @@ class Options:
 
     def named(self) -> dict[str, object]:
         """Options that are asked for, by name: the markers of other phantoms are those of before."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        # Of `Options` alone: a subclass has options that change nothing in the files.
+        values = {field.name: getattr(self, field.name) for field in fields(Options)}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(Options):
+    """Options of the command; not in its ``__main__``, which spawned workers do not import."""
+
+    output: Path = option("folder to write", type=Path, metavar="RAW")
+    workers: int = option(
+        "processes (as many as there are cores)", 1, type=whole_number(1), default=available_cores()
+    )

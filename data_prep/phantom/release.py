@@ -56,7 +56,6 @@ _STARTED = "options.json"
 REACHED = "reached"
 """Entry of the marker of a phantom with other rates: what came of them."""
 
-_CHUNK = 8
 _SECOND_FRONTAL = 0.07
 _LATERAL = {"PA": 0.18, "AP": 0.02}
 _PORTABLE = 0.38
@@ -88,8 +87,6 @@ def write_phantom(folder: Path, options: Options, workers: int = 1) -> bool:
             options, or with other files.
     """
     options.check()
-    if workers < 1:
-        raise PhantomError(f"--workers is {workers}; at least 1 is needed")
     if _is_finished(folder, options):
         return False
     rates = dialled_rates(catalogue(), options)
@@ -151,8 +148,7 @@ def _is_finished(folder: Path, options: Options) -> bool:
                 f"{folder} holds a phantom with other options ({'; '.join(differing)}); "
                 "name another folder for --output, or delete that one"
             )
-        # A phantom of an earlier version lacks its patients.
-        return name == MARKER and (folder / PATIENTS_FILE).is_file()
+        return name == MARKER
     # Left by a run that was killed before options.json had its name.
     begun = [folder / TRUTH, *(folder / TRUTH).glob(f".{_STARTED}.*.tmp")]
     if folder.is_dir() and any(file not in begun for file in folder.rglob("*")):
@@ -165,17 +161,10 @@ def _is_finished(folder: Path, options: Options) -> bool:
 def _write_studies(
     folder: Path, options: Options, rates: Rates | None, planned: Sequence[PlannedStudy], workers: int
 ) -> Iterator[StudyRecord]:
-    chunks = [planned[k : k + _CHUNK] for k in range(0, len(planned), _CHUNK)]
-    work = functools.partial(_write_chunk, folder, options, rates)
+    write = functools.partial(write_study, folder, options, rates)
     with worker_processes(workers) as pool:
-        results = map(work, chunks) if pool is None else pool.map(work, chunks)
-        yield from progress((r for chunk in results for r in chunk), len(planned), "phantom", "studies")
-
-
-def _write_chunk(
-    folder: Path, options: Options, rates: Rates | None, planned: Sequence[PlannedStudy]
-) -> list[StudyRecord]:
-    return [write_study(folder, options, rates, study) for study in planned]
+        records = pool.map(write, planned, chunksize=8) if pool else map(write, planned)
+        yield from progress(records, len(planned), "phantom", "studies")
 
 
 def write_study(folder: Path, options: Options, rates: Rates | None, planned: PlannedStudy) -> StudyRecord:

@@ -1,8 +1,8 @@
 """Estimates of (a, k) in eta(x) = a * p_LM(x)^k, and of rho(x), the class probability that eta should equal.
 
-SSD's (0.2, 0.35) belong to CXR-BERT's scale of log p; another language model may need its own. The paper searches a grid;
-these estimates are choices, not from the paper: starting points for such a search. The fits take arrays of a value for
-each sentence: log_p (natural logarithm, at most 0), rho (in [0, 1]) and weights (at least 0).
+SSD's (0.2, 0.35) belong to CXR-BERT's scale of log p; another language model may need its own. The paper searches a
+grid; these estimates are choices, not from the paper: starting points for such a search. The fits take arrays of a
+value for each sentence: log_p (natural logarithm, at most 0), rho (in [0, 1]) and weights (at least 0).
 
 rho(x) is the share of images of which sentence x is true, mentioned in their reports or not. Sources of it:
 

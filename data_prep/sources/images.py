@@ -9,7 +9,7 @@ Unusual files (tests/data_prep/sources/test_images.py has a case of each):
 - colour, CMYK, palette: luma; transparency is left out
 - turned by its Exif orientation: upright, and height and width are those of the upright picture
 - rejected, with the reason: missing, empty or truncated files, unknown formats, several pictures in one file, more than
-  `image_file.MOST_PIXELS` pixels, a side below `LEAST_SIDE`, strips (`MOST_TIMES_LONGER`), one grey level everywhere,
+  `grey.MOST_PIXELS` pixels, a side below `LEAST_SIDE`, strips (`MOST_TIMES_LONGER`), one grey level everywhere,
   NaN or infinite grey levels, DICOM that `medclip_dcl.pictures.dicom` refuses
 
 JPEG sources are decoded in full: PIL's draft mode would halve the time, but an image would come out up to four grey
@@ -53,17 +53,12 @@ _LONGER = 1.3
 _BYTES_PER_PIXEL = 0.35
 _BLOCK = 4096
 
-# Images of older sets have no checksum.
 _STAMP = re.compile(
     rb"(?P<made>medclip_dcl 1; (?P<geometry>\w+) (?P<size>\d+) \w+ q\d+; "
-    rb"from (?P<width>\d+) x (?P<height>\d+) pixels, \d+ bytes)(?:; crc (?P<crc>[0-9a-f]{8}))?"
+    rb"from (?P<width>\d+) x (?P<height>\d+) pixels, \d+ bytes); crc (?P<crc>[0-9a-f]{8})"
 )
 _NO_CRC = b"; crc 00000000"
 _JPEG_END = b"\xff\xd9"
-
-
-class ImageStageError(UserError):
-    """Images cannot be written; what was finished stays."""
 
 
 class Job(NamedTuple):
@@ -90,7 +85,7 @@ def require_space(folder: Path, jobs: Sequence[Job]) -> None:
     """Check that the disk of `folder`, which need not exist, has room for the images that are not there yet.
 
     Raises:
-        ImageStageError: it has not; names the space needed and the free space.
+        UserError: it has not; names the space needed and the free space.
     """
     missing = [
         job.size**2 * (_LONGER if job.geometry == "shortest" else 1)
@@ -101,7 +96,7 @@ def require_space(folder: Path, jobs: Sequence[Job]) -> None:
     place = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     free = shutil.disk_usage(place).free
     if needed > free:
-        raise ImageStageError(
+        raise UserError(
             f"{folder}: about {needed / 1e9:,.2f} GB are needed ({len(missing):,} JPEG files), "
             f"{free / 1e9:,.2f} GB are free; make room, or choose another --output"
         )
@@ -111,7 +106,7 @@ def prepare_image(job: Job) -> Outcome:
     """Prepare one image, unless it was prepared from the same file in the same way before.
 
     Raises:
-        ImageStageError: the disk is full.
+        UserError: the disk is full; what was finished stays.
         OSError: the image could not be written for another reason; an unreadable source is an outcome.
     """
     try:
@@ -146,7 +141,7 @@ class Stamp(NamedTuple):
     """Settings by which a prepared JPEG file was made, stored in its comment.
 
     `made` says how and from what; height and width are the original's; `crc` is the checksum of the file with zeros in
-    its place ("" in older files).
+    its place.
     """
 
     made: bytes
@@ -163,14 +158,12 @@ def read_stamp(comment: bytes) -> Stamp | None:
     if match is None:
         return None
     size, height, width = (int(match[name]) for name in ("size", "height", "width"))
-    return Stamp(
-        match["made"], match["geometry"].decode(), size, height, width, (match["crc"] or b"").decode()
-    )
+    return Stamp(match["made"], match["geometry"].decode(), size, height, width, match["crc"].decode())
 
 
 def is_as_written(content: bytes, stamp: Stamp) -> bool:
-    """True if a prepared file has its checksum, or its stamp has none."""
-    return not stamp.crc or _checksum(content.replace(f"; crc {stamp.crc}".encode(), _NO_CRC, 1)) == stamp.crc
+    """True if a prepared file has its checksum."""
+    return _checksum(content.replace(f"; crc {stamp.crc}".encode(), _NO_CRC, 1)) == stamp.crc
 
 
 def _checksum(content: bytes) -> str:
@@ -219,6 +212,6 @@ def _write(prepared: Image.Image, target: Path, making: bytes) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise ImageStageError(
+        raise UserError(
             f"{target.parent}: {error.strerror}; make room and run the same command again: it continues"
         ) from error

@@ -31,14 +31,6 @@ def ages(words: pd.Series) -> pd.Series:
     return years.where(years.between(0, OLDEST)).astype("float64")
 
 
-def require_patients(file: Path) -> None:
-    """Check that the file of patients is there."""
-    if not file.is_file():
-        raise ReleaseError(
-            f"file of patients {file} does not exist; --patients expects hosp/patients.csv.gz of MIMIC-IV"
-        )
-
-
 def with_patients(images: pd.DataFrame, file: Path) -> pd.DataFrame:
     """The images with the sex of MIMIC-IV's patients, and their age where the images have a `study_date`.
 

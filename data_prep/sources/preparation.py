@@ -67,7 +67,6 @@ class Settings:
     cases: str = option(
         "cases of a finding: all, or balanced (as many with it as without)",
         "all",
-        alias="chex5",  # its name before there were cases of other findings
         choices=tables.CASES,
     )
     limit: int | None = option(
@@ -175,8 +174,7 @@ def _make(
     written, rejects, counts = _assemble(source, images, found, settings.cases)
     rejects = [*source.rejects, *image_rejects, *rejects]
     # While the tables are written again, the set must not count as finished.
-    for name in ("dataset.json", "chex5.parquet"):  # the last is of format version 1
-        (settings.output / name).unlink(missing_ok=True)
+    (settings.output / "dataset.json").unlink(missing_ok=True)
     for name, frame in written.items():
         write_table(frame, settings.output / f"{name}.parquet", name)
     for name, text in source.files.items():
@@ -289,9 +287,6 @@ _UNFINISHED = "unfinished.json"
 _LOCK = ".lock"
 _FINISHED = "{} is a finished set, made with these options from this source: nothing to do"
 
-# Options that older sets do not name, with the values that were in force then.
-_SINCE_ADDED: dict[str, Any] = {"cases": "all", "limit": None, "subset": None}
-
 
 def made_from(
     settings: Settings, source: str, phantom: bool, files: Sequence[Path], options: Mapping[str, Any]
@@ -381,7 +376,6 @@ def _differences(there: dict[str, Any], now: Mapping[str, Any]) -> list[str]:
     if there.get("source") != now["source"]:
         found.append(f"source: {there.get('source')} there, {now['source']} now")
     old, new = there.get("options", {}), now["options"]
-    old = {**_SINCE_ADDED, **old}
     changed = [name for name in sorted({*old, *new}) if old.get(name) != new.get(name)]
     found += [f"{name}: {_word(old.get(name))} there, {_word(new.get(name))} now" for name in changed]
     old, new = there.get("source_files", {}), now["source_files"]

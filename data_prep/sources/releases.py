@@ -126,15 +126,6 @@ def read_labels(release: Release) -> pd.DataFrame:
     return frame.astype({"study_id": "int64"})[["study_id", *CHEXPERT]]
 
 
-def require_ms_cxr(file: Path) -> None:
-    """Check that the MS-CXR file is there."""
-    if not file.is_file():
-        raise ReleaseError(
-            f"MS-CXR file {file} does not exist; --ms_cxr expects MS_CXR_Local_Alignment_v1.0.0.json or .csv "
-            "(or v1.1.0) of MS-CXR"
-        )
-
-
 def read_ms_cxr(file: Path) -> pd.DataFrame:
     """The boxes of MS-CXR 1.0.0 or 1.1.0, from its JSON (COCO) or CSV file, one row each, not yet compared with images.
 
@@ -142,7 +133,6 @@ def read_ms_cxr(file: Path) -> pd.DataFrame:
         box_id (text, unique), dicom_id, subject_id (0 where the file does not say), category, phrase, x, y, w, h
         (pixels of the original image; NaN where the file has no number), image_width, image_height.
     """
-    require_ms_cxr(file)
     frame = _ms_cxr_json(file) if file.suffix == ".json" else _ms_cxr_csv(file)
     if frame.empty:
         raise ReleaseError(f"{file} holds no box; download MS-CXR again")

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from medclip_dcl.command_line import available_cores, one_line_errors, whole_number
+from medclip_dcl.command_line import available_cores, one_line_errors, progress_bar, whole_number
 from medclip_dcl.errors import MissingFileError, UserError
 
 if TYPE_CHECKING:
@@ -168,17 +168,17 @@ def _ask_image(
             # Smooth colours compress well at any level; higher ones take seconds.
             Image.fromarray(maps.overlay(place)).save(stream, format="PNG", compress_level=3)
         score = round(float(maps.similarity[place]), _DIGITS)
-        values = (
-            image,
-            text,
-            score,
-            round(low, _DIGITS),
-            round(high, _DIGITS),
-            file.name,
-            "",
-            constant(grey),
+        rows.append(
+            {
+                "image": image,
+                "text": text,
+                "similarity": score,
+                "lowest_cosine": round(low, _DIGITS),
+                "highest_cosine": round(high, _DIGITS),
+                "heat_map": file.name,
+                "warning": constant(grey),
+            }
         )
-        rows.append(dict(zip(COLUMNS, values, strict=True)))
         print(f"{score:7.3f}  {text}  {file}")
     return rows, ""
 
@@ -248,21 +248,13 @@ def _add_missing(
 ) -> None:
     """Score the images that have no row yet."""
     import numpy as np
-    from tqdm import tqdm  # type: ignore[import-untyped]
 
     from medclip_dcl.ask.loading import read_in_batches
     from medclip_dcl.ask.score_table import ERROR, IMAGE, WARNING
 
     missing = table.missing(images)
-    bar = tqdm(
-        total=len(images),
-        initial=len(images) - len(missing),
-        desc="classify",
-        unit=" images",
-        mininterval=0.5 if sys.stderr.isatty() else 30.0,
-        dynamic_ncols=True,
-    )
-    with bar:
+    done = len(images) - len(missing)
+    with progress_bar(total=len(images), initial=done, desc="classify", unit=" images") as bar:
         for files in read_in_batches(missing, view, options.batch_size, options.workers):
             squares = [file.square for file in files if file.square is not None]
             scores = iter(score(np.stack(squares)) if squares else ())
@@ -377,8 +369,6 @@ def _writing(output: Path) -> Iterator[None]:
     """Errors of the system as one line about the output."""
     try:
         yield
-    except UserError:
-        raise
     except OSError as error:
         raise UserError(
             f"--output {output} cannot be written ({error.strerror or error}); give another place"

@@ -88,7 +88,7 @@ def read_in_batches(
         batch_size,
         num_workers=max(0, min(workers, n_batches - 1)),
         collate_fn=list,
-        worker_init_fn=_begin,
+        worker_init_fn=begin_worker,
     )
     try:
         yield from loader
@@ -98,10 +98,6 @@ def read_in_batches(
         raise UserError(
             "a loader process was killed (often because memory ran out); run the same command with fewer --workers"
         ) from error
-
-
-def _begin(_: int) -> None:
-    begin_worker()
 
 
 def image_files_in(folder: Path) -> list[Path]:

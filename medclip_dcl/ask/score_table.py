@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO
 
 import pandas as pd
@@ -14,7 +13,6 @@ from medclip_dcl.errors import UserError
 from medclip_dcl.files import write_bytes, write_json, write_parquet
 
 IMAGE, ERROR, WARNING = "image", "error", "warning"
-FORMAT_VERSION = 1
 SUFFIXES = (".csv", ".parquet")
 
 Row = dict[str, Any]
@@ -27,18 +25,18 @@ class ScoreTable:
     for each finished one.
 
     Args:
-        file: .csv or .parquet.
+        file: .csv or .parquet, see `check_table_file`.
         columns: of scores.
         meaning: what the scores depend on besides the image, in plain values. Rows of another meaning are refused.
 
     Raises:
-        UserError: another suffix; a file of other scores, or of another program; it cannot be read or written.
+        UserError: a file of other scores, or of another program; it cannot be read or written.
     """
 
     def __init__(self, file: Path, columns: Sequence[str], meaning: Mapping[str, Any]) -> None:
-        self.file = check_table_file(file)
+        self.file = file
         self.columns = list(columns)
-        self._about = {"format_version": FORMAT_VERSION, "meaning": dict(meaning)}
+        self._about = {"meaning": dict(meaning)}
         self._partial = file.with_name(f"{file.name}.partial")
         self._description = file.with_name(f"{file.name}.json")
         self._stream: BinaryIO | None = None
@@ -48,9 +46,7 @@ class ScoreTable:
     def __enter__(self) -> ScoreTable:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._stream is not None:
             self._stream.close()
 
@@ -175,15 +171,14 @@ class ScoreTable:
             )
 
 
-def check_table_file(file: Path) -> Path:
-    """Return the file of a table.
+def check_table_file(file: Path) -> None:
+    """Refuse a file that cannot become a table.
 
     Raises:
         UserError: another suffix than .csv or .parquet, or a folder.
     """
     if file.suffix not in SUFFIXES or file.is_dir():
         raise UserError(f"--output {file}: scores are written to a file, .csv or .parquet")
-    return file
 
 
 def _line(content: Mapping[str, Any]) -> bytes:

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from medclip_dcl.errors import UserError
 from medclip_dcl.files import replacing, write_parquet
 from medclip_dcl.findings import CHEXPERT, in_order
-from medclip_dcl.formats import PREPARED_SET, VERSION_KEY
+from medclip_dcl.formats import PREPARED_SET
 
 FORMAT_VERSION = PREPARED_SET.version
 
@@ -285,7 +285,7 @@ def _read_text_embedding(file: Path) -> TextEmbedding:
 
 
 class PreparedSet:
-    """A prepared data set, opened for reading; `info` is its dataset.json in the current format version."""
+    """A prepared data set, opened for reading; `info` is its dataset.json, with every entry of `_INFO`."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -304,13 +304,12 @@ class PreparedSet:
             raise PreparedDataError(f"{file} is not JSON ({error}); {again}") from error
         if not isinstance(info, dict):
             raise PreparedDataError(f"{file}: expected an object, found {str(info)[:60]!r}; {again}")
-        self.format_version = info.get(VERSION_KEY)
         try:
             PREPARED_SET.upgrade(info, str(file))
         except UserError as error:
             raise PreparedDataError(f"{error}; or {again}") from error
         for name, kind in _INFO.items():
-            value = info.get(name, None if name == "phantom" else kind())
+            value = info.setdefault(name, None if name == "phantom" else kind())
             if not isinstance(value, kind):
                 raise PreparedDataError(
                     f"{file}, {name}: expected {kind.__name__}, found {str(value)[:60]!r}; {again}"
@@ -329,9 +328,6 @@ class PreparedSet:
 
     def table(self, table: str) -> pd.DataFrame:
         """One table of `TABLES`, read once; do not change it in place."""
-        if table not in self._tables and table == "cases" and self.format_version == 1:
-            of_set = self.info["options"].get("cases", "all")
-            self._tables[table] = case_table(self.table("images"), self.table("labels"), of_set)
         if table not in self._tables:
             file = self.folder / f"{table}.parquet"
             if not file.is_file():
@@ -379,11 +375,16 @@ class PreparedSet:
         """The file that `text_embedding` reads."""
         return self._file_of_model("text_embedding", name)
 
+    def models(self, kind: str) -> list[str]:
+        """Names of the language models that have a file in the folder "log_p" or "text_embedding"."""
+        files = (self.folder / kind).glob("*.parquet")
+        return sorted(file.stem for file in files if not file.name.startswith("."))
+
     def _file_of_model(self, kind: str, name: str | None) -> Path:
         """The named or the only file of a folder in which each language model has one."""
         folder = self.folder / kind
         what, short = _BY_MODEL[kind]
-        names = sorted(file.stem for file in folder.glob("*.parquet") if not file.name.startswith("."))
+        names = self.models(kind)
         if name is None and len(names) == 1:
             return folder / f"{names[0]}.parquet"
         if name is not None and name in names:

@@ -10,17 +10,15 @@ that other thresholds need no image again; a run in which nothing has changed is
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
-from tqdm import tqdm  # type: ignore[import-untyped]
 
 from medclip_dcl.calibration import CALIBRATION_FILE, TARGETS, Calibration, check_target, fit_finding
-from medclip_dcl.command_line import one_line_errors
+from medclip_dcl.command_line import one_line_errors, progress_bar
 from medclip_dcl.data.image_text import EvaluationTables, ImageTextDataModule
 from medclip_dcl.errors import MissingFileError, UserError
 from medclip_dcl.evaluation.classification import ZeroShotClassification
@@ -174,8 +172,7 @@ def _kept_scores(
             return kept
     values: dict[str, Any] = {}
     zero_shot.prepare(tables, "validate")
-    every = 0.5 if sys.stderr.isatty() else 30.0
-    for batch in tqdm(module.predict_dataloader(), "validate images", unit=" batch", mininterval=every):
+    for batch in progress_bar(iterable=module.predict_dataloader(), desc="validate images", unit=" batch"):
         with torch.inference_mode():
             feature_map = network.feature_map(batch["images"].to(network.mean.device))
             values |= zero_shot.measure(network, feature_map, batch["dicom_id"])

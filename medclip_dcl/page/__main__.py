@@ -8,7 +8,7 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from medclip_dcl.command_line import one_line_errors
+from medclip_dcl.command_line import one_line_errors, whole_number
 from medclip_dcl.errors import UserError
 
 ADDRESS = "127.0.0.1"
@@ -56,12 +56,6 @@ def _listening(port: int) -> socket.socket:
         raise UserError(f"port {port} cannot be used ({reason}); choose another: --port {other}") from error
 
 
-def _port(text: str) -> int:
-    if not (text.isdecimal() and int(text) <= 65535):
-        raise argparse.ArgumentTypeError(f"expected a number from 0 to 65535, got {text!r}")
-    return int(text)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line of the page; a mistake of the user is one line and status 2."""
     parser = argparse.ArgumentParser(
@@ -74,7 +68,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         help="run folder, checkpoint, exported folder, or Hugging Face repository id",
     )
     parser.add_argument(
-        "--port", type=_port, default=PORT, help=f"of {ADDRESS}, default {PORT}; 0 takes a free one"
+        "--port",
+        type=whole_number(0, 65535),
+        default=PORT,
+        help=f"of {ADDRESS}, default {PORT}; 0 takes a free one",
     )
     options = parser.parse_args(arguments)
     try:

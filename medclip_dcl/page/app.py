@@ -31,9 +31,10 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from medclip_dcl.errors import UserError
+from medclip_dcl.heat_maps import limits
 from medclip_dcl.inference import ImageTextInference
 from medclip_dcl.page.picture import draw_picture
-from medclip_dcl.page.viewer import MOST_SENTENCES, ForgottenImageError, Viewer, limits
+from medclip_dcl.page.viewer import MOST_SENTENCES, ForgottenImageError, Viewer
 from medclip_dcl.pictures.overlay import overlay
 
 FOLDER = Path(__file__).parent
@@ -97,7 +98,7 @@ def make_app(model: ImageTextInference, name: str) -> Starlette:
     def draw_maps(content: bytes) -> dict[str, Any]:
         asked = json.loads(content)
         shown = viewer.image(asked["image"])
-        errors = [_error(viewer, sentence) for sentence in asked["sentences"][:MOST_SENTENCES]]
+        errors = [viewer.problem(sentence) for sentence in asked["sentences"][:MOST_SENTENCES]]
         readable = [
             sentence for sentence, error in zip(asked["sentences"], errors, strict=False) if error is None
         ]
@@ -192,18 +193,10 @@ def _answering(answer: Callable[[bytes], Response | dict[str, Any]], most_bytes:
     return endpoint
 
 
-def _error(viewer: Viewer, sentence: str) -> str | None:
-    try:
-        viewer.check(sentence)
-    except UserError as error:
-        return str(error)
-    return None
-
-
 def _colour_bar() -> UInt8[np.ndarray, "1 256 3"]:
     """The colours from the lowest to the highest cosine."""
     levels = np.linspace(0, 1, 256, dtype=np.float32)[None]
-    return overlay(np.zeros(levels.shape, np.uint8), levels, opacity=1.0)
+    return overlay(np.zeros(levels.shape, np.uint8), levels, limits=(0.0, 1.0), opacity=1.0)
 
 
 def _png_url(picture: UInt8[np.ndarray, "height width *channels"]) -> str:

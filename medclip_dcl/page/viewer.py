@@ -152,7 +152,8 @@ class Viewer:
             UserError: an empty sentence, or one longer than the model reads; says what to do.
         """
         for sentence in sentences:
-            self.check(sentence)
+            if problem := self.problem(sentence):
+                raise UserError(problem)
         with self._model_lock:
             found = {
                 sentence: shown.heat_maps[sentence]
@@ -163,27 +164,16 @@ class Viewer:
             shown.heat_maps = found
         return [found[sentence] for sentence in sentences]
 
-    def check(self, sentence: str) -> None:
-        """Refuse a sentence that the model cannot read.
-
-        Raises:
-            UserError: it is empty, or longer than the model reads; says what to do.
-        """
+    def problem(self, sentence: str) -> str | None:
+        """Why the model cannot read a sentence, and what to do: it is empty, or longer than the model reads."""
         if not sentence.strip():
-            raise UserError("Type a sentence of a report, such as: Small left pleural effusion.")
+            return "Type a sentence of a report, such as: Small left pleural effusion."
         if self.model.network.text_encoder.are_truncated([sentence])[0]:
-            raise UserError(
+            return (
                 "The sentence is longer than the model reads. Shorten it, or compare its parts as sentences of their "
                 "own."
             )
-
-
-def limits(heat_maps: Sequence[Float[np.ndarray, "height width"]]) -> tuple[float, float]:
-    """Lowest and highest cosine of all heat maps."""
-    return (
-        min(float(np.nanmin(heat_map)) for heat_map in heat_maps),
-        max(float(np.nanmax(heat_map)) for heat_map in heat_maps),
-    )
+        return None
 
 
 def _decoded(content: bytes) -> Image.Image:

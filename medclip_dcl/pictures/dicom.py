@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import warnings
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,13 @@ import numpy as np
 from jaxtyping import Num, UInt8
 from PIL import Image
 
-from medclip_dcl.pictures.grey import UnusableImageError, eight_bits, finite_range, to_grey
+from medclip_dcl.pictures.grey import (
+    UnusableImageError,
+    eight_bits,
+    finite_range,
+    require_readable_size,
+    to_grey,
+)
 
 if TYPE_CHECKING:
     from pydicom.dataset import Dataset
@@ -61,7 +66,7 @@ def is_dicom(head: bytes) -> bool:
     return head[_PREAMBLE:HEAD] == _MAGIC
 
 
-def read_dicom(file: io.BufferedReader | io.BytesIO, most_pixels: int) -> Image.Image:
+def read_dicom(file: io.BufferedReader | io.BytesIO) -> Image.Image:
     """Read a DICOM file as it is displayed: brighter where more X-rays were absorbed.
 
     Stored values pass through the modality transformation (rescale slope and intercept, or its table) and the first VOI
@@ -71,51 +76,33 @@ def read_dicom(file: io.BufferedReader | io.BytesIO, most_pixels: int) -> Image.
 
     Args:
         file: content of a file for which `is_dicom` is true.
-        most_pixels: larger images are refused before they are decoded.
 
     Returns:
         the image in mode "L", rows x columns of the file.
 
     Raises:
-        UnusableImageError: no pixel data, several frames, a compression that no installed package decodes (the
-            message says what to install), damaged content; or pydicom is missing.
-        OSError: the file cannot be read.
+        UnusableImageError: no pixel data, several frames, too large, a compression that no installed package decodes
+            (the message says what to install); or pydicom is missing.
+        Exception: almost any, of damaged content; `medclip_dcl.pictures.image_file.read_grey` turns it into a reason.
     """
     try:
         import pydicom
     except ImportError as error:
         raise UnusableImageError(f"it is a DICOM file, which requires pydicom: {INSTALL}") from error
-    with warnings.catch_warnings():
-        # pydicom's warnings quote the file's content.
-        warnings.simplefilter("ignore")
-        try:
-            dataset = pydicom.dcmread(file, specific_tags=list(_ELEMENTS))
-            _require_one_picture(dataset, most_pixels)
-            _require_decoder(dataset)
-            return _picture(dataset)
-        except (UnusableImageError, MemoryError):
-            raise
-        # Damaged files make pydicom and its decoders raise almost any exception.
-        except Exception as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                raise
-            raise UnusableImageError(
-                f"DICOM image cannot be decoded: {' '.join(str(error).split())}"
-            ) from error
+    dataset = pydicom.dcmread(file, specific_tags=list(_ELEMENTS))
+    _require_one_picture(dataset)
+    _require_decoder(dataset)
+    return _picture(dataset)
 
 
-def _require_one_picture(dataset: Dataset, most_pixels: int) -> None:
+def _require_one_picture(dataset: Dataset) -> None:
     if not any(name in dataset for name in ("PixelData", "FloatPixelData", "DoubleFloatPixelData")):
         kind = dataset["SOPClassUID"].value.name if "SOPClassUID" in dataset else "of unknown kind"
         raise UnusableImageError(f"DICOM object without pixel data ({kind})")
     frames = int(dataset.get("NumberOfFrames") or 1)
     if frames != 1:
         raise UnusableImageError(f"DICOM object of {frames} frames; a radiograph has one")
-    rows, columns = int(dataset.Rows), int(dataset.Columns)
-    if rows * columns > most_pixels:
-        raise UnusableImageError(
-            f"image of {columns:,} x {rows:,} pixels; at most {most_pixels:,} pixels are read"
-        )
+    require_readable_size(int(dataset.Columns), int(dataset.Rows))
 
 
 def _require_decoder(dataset: Dataset) -> None:

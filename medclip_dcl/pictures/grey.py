@@ -10,6 +10,9 @@ from PIL import Image
 
 from medclip_dcl.errors import UserError
 
+MOST_PIXELS = 100_000_000
+"""Larger images are refused before they are decoded, as decompression bombs; radiographs have at most a quarter."""
+
 _WHITE_IS_ZERO = 0
 _PHOTOMETRIC_INTERPRETATION = 262
 _ORIENTATION = 274
@@ -29,6 +32,18 @@ _DAMAGED = (OSError, SyntaxError, ValueError, TypeError, LookupError, struct.err
 
 class UnusableImageError(UserError):
     """An image cannot be used; the message says why."""
+
+
+def require_readable_size(width: int, height: int) -> None:
+    """Refuse an image of more than `MOST_PIXELS`.
+
+    Raises:
+        UnusableImageError: it is larger.
+    """
+    if width * height > MOST_PIXELS:
+        raise UnusableImageError(
+            f"image of {width:,} x {height:,} pixels; at most {MOST_PIXELS:,} pixels are read: give a smaller copy"
+        )
 
 
 def to_grey(image: Image.Image) -> Image.Image:

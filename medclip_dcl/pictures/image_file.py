@@ -9,13 +9,10 @@ from pathlib import Path
 from PIL import Image, UnidentifiedImageError
 
 from medclip_dcl.pictures.dicom import HEAD, is_dicom, read_dicom
-from medclip_dcl.pictures.grey import UnusableImageError, to_grey
+from medclip_dcl.pictures.grey import MOST_PIXELS, UnusableImageError, require_readable_size, to_grey
 
 FORMATS = ("JPEG", "PNG", "TIFF", "BMP", "JPEG2000", "GIF", "WEBP", "PPM")
 """Formats read besides DICOM. PIL has more, some of which start other programs."""
-
-MOST_PIXELS = 100_000_000
-"""Larger images are refused before they are decoded, as decompression bombs; radiographs have at most a quarter."""
 
 
 def read_grey(file: Path | io.BufferedReader | io.BytesIO) -> Image.Image:
@@ -36,12 +33,14 @@ def read_grey(file: Path | io.BufferedReader | io.BytesIO) -> Image.Image:
     if not head:
         raise UnusableImageError("image file is empty")
     file.seek(0)
-    if is_dicom(head):
-        return read_dicom(file, MOST_PIXELS)
+    kind = "DICOM image" if is_dicom(head) else "image"
     try:
         with warnings.catch_warnings():
-            # PIL warns of its own limit of pixels, and of damage that does not matter here.
+            # PIL warns of its own limit of pixels, and of damage that does not matter here; pydicom's warnings quote
+            # the file's content.
             warnings.simplefilter("ignore")
+            if is_dicom(head):
+                return read_dicom(file)
             with Image.open(file, formats=FORMATS) as image:
                 _require_one_picture(image)
                 return to_grey(image)
@@ -53,23 +52,11 @@ def read_grey(file: Path | io.BufferedReader | io.BytesIO) -> Image.Image:
         raise UnusableImageError(
             f"image is too large; at most {MOST_PIXELS:,} pixels are read: give a smaller copy"
         ) from error
-    # Damaged files make PIL raise almost any exception.
+    # Damaged files make PIL, pydicom and its decoders raise almost any exception.
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        raise UnusableImageError(f"image cannot be decoded: {' '.join(str(error).split())}") from error
-
-
-def require_readable_size(width: int, height: int) -> None:
-    """Refuse an image of more than `MOST_PIXELS`.
-
-    Raises:
-        UnusableImageError: it is larger.
-    """
-    if width * height > MOST_PIXELS:
-        raise UnusableImageError(
-            f"image of {width:,} x {height:,} pixels; at most {MOST_PIXELS:,} pixels are read: give a smaller copy"
-        )
+        raise UnusableImageError(f"{kind} cannot be decoded: {' '.join(str(error).split())}") from error
 
 
 def _require_one_picture(image: Image.Image) -> None:

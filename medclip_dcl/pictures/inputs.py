@@ -13,8 +13,8 @@ from PIL import Image
 
 from medclip_dcl.errors import MissingFileError, UserError
 from medclip_dcl.pictures.geometry import View, fit
-from medclip_dcl.pictures.grey import UnusableImageError, to_grey
-from medclip_dcl.pictures.image_file import read_grey, require_readable_size
+from medclip_dcl.pictures.grey import UnusableImageError, require_readable_size, to_grey
+from medclip_dcl.pictures.image_file import read_grey
 from medclip_dcl.pictures.transforms import centre_crop, scaled
 
 ImageLike: TypeAlias = "str | Path | Image.Image | np.ndarray"

@@ -16,29 +16,20 @@ def overlay(
     grey: UInt8[np.ndarray, "height width"],
     heat_map: Float[np.ndarray, "height width"],
     *,
+    limits: tuple[float, float],
     opacity: float = OPACITY,
     threshold: float | None = None,
-    limits: tuple[float, float] | None = None,
 ) -> UInt8[np.ndarray, "height width 3"]:
     """Blend the colours of a heat map into a grey image; both have the same size.
 
     Args:
         grey: the image.
         heat_map: cosines; NaN where the model saw nothing, which stays grey.
+        limits: cosines of the lowest and the highest colour; the same for heat maps that are compared.
         opacity: of the colours, from 0 (image alone) to 1 (heat map alone).
         threshold: cosine below which the image stays grey; None colours everything.
-        limits: cosines of the lowest and the highest colour; default the heat map's own range. Give the same limits to
-            heat maps that are compared.
-
-    Raises:
-        ValueError: `opacity` outside [0, 1]; `limits` out of order.
     """
-    if not 0 <= opacity <= 1:
-        raise ValueError(f"opacity must lie in [0, 1], got {opacity}")
-    is_seen = np.isfinite(heat_map)
-    low, high = _range(heat_map[is_seen]) if limits is None else limits
-    if low > high:
-        raise ValueError(f"limits must be (lowest, highest), got ({low}, {high})")
+    is_seen, (low, high) = np.isfinite(heat_map), limits
     drawn = np.empty((*grey.shape, 3), np.uint8)
     # In strips: the colours of an image of 100 megapixels would take gigabytes.
     for start in range(0, len(grey), _STRIP):
@@ -50,7 +41,3 @@ def overlay(
         weight = (opacity * is_coloured)[..., None]
         drawn[rows] = np.round(grey[rows, :, None] * (1 - weight) + colours * weight)
     return drawn
-
-
-def _range(values: np.ndarray) -> tuple[float, float]:
-    return (float(values.min()), float(values.max())) if values.size else (0.0, 0.0)

@@ -59,12 +59,17 @@ def test_missing_folder_and_unfinished_set(tmp_path):
         PreparedSet(tmp_path)
 
 
-def test_another_format_version(copy):
+@pytest.mark.parametrize(
+    ("version", "message"),
+    [
+        (99, "format version 99, this program reads up to version 2; .* prepare"),
+        (1, "format version 1, which this program .version 2. no longer reads; .* prepare"),
+    ],
+)
+def test_another_format_version(copy, version, message):
     info = json.loads((copy / "dataset.json").read_text())
-    write_json({**info, "format_version": 99}, copy / "dataset.json")
-    with pytest.raises(
-        PreparedDataError, match="format version 99, this program reads up to version 2; .* prepare"
-    ):
+    write_json({**info, "format_version": version}, copy / "dataset.json")
+    with pytest.raises(PreparedDataError, match=message):
         PreparedSet(copy)
 
 

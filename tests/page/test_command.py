@@ -27,7 +27,7 @@ def test_a_port_in_use(capsys, exported):
 
 @pytest.mark.parametrize("port", ["65536", "-1", "http"])
 def test_no_port(capsys, port):
-    assert "expected a number from 0 to 65535" in refused(capsys, "--model", "m", "--port", port)
+    assert "expected a whole number from 0 to 65535" in refused(capsys, "--model", "m", "--port", port)
 
 
 def test_a_missing_model(capsys, tmp_path, monkeypatch):

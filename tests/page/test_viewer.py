@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from medclip_dcl.errors import UserError
 from medclip_dcl.findings import CHEX5
+from medclip_dcl.heat_maps import limits
 from medclip_dcl.page import viewer as viewer_module
-from medclip_dcl.page.viewer import ForgottenImageError, Viewer, limits
+from medclip_dcl.page.viewer import ForgottenImageError, Viewer
 
 
 def file_of(grey: np.ndarray, kind: str = "PNG") -> bytes:
@@ -101,16 +103,16 @@ def test_files_that_cannot_be_shown_are_refused_with_the_remedy(viewer, content,
 
 
 @pytest.mark.parametrize("sentence", ["", " \t"])
-def test_an_empty_sentence_is_refused(viewer, sentence):
-    with pytest.raises(ValueError, match="Type a sentence of a report, such as"):
-        viewer.check(sentence)
+def test_an_empty_sentence_is_refused(viewer, image_file, sentence):
+    _, shown, _ = viewer.open(image_file.read_bytes())
+    with pytest.raises(UserError, match="Type a sentence of a report, such as"):
+        viewer.heat_maps(shown, ["No edema.", sentence])
 
 
 def test_a_sentence_longer_than_the_model_reads_is_refused(viewer):
     # 32 tokens with [CLS], [SEP] and the final period.
-    viewer.check("a " * 29)
-    with pytest.raises(ValueError, match="longer than the model reads. Shorten it"):
-        viewer.check("a " * 30)
+    assert viewer.problem("a " * 29) is None
+    assert "longer than the model reads. Shorten it" in viewer.problem("a " * 30)
 
 
 def test_images_leave_the_memory(viewer, image_file, monkeypatch):

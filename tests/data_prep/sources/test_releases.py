@@ -222,7 +222,6 @@ def test_version_2_1_0_of_the_images_keeps_the_names_of_its_tables(tmp_path: Pat
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.json", None, "a.json does not exist; --ms_cxr expects MS_CXR_Local_Alignment"),
         ("a.json", "{", "a.json is not in the format of MS-CXR (Expecting"),
         ("a.json", "[]", "is not in the format of MS-CXR"),
         ("a.json", "[" * 100_000, "(maximum recursion depth"),
@@ -250,9 +249,8 @@ def test_version_2_1_0_of_the_images_keeps_the_names_of_its_tables(tmp_path: Pat
         ("a.csv", CSV.replace("label_text", "phrase"), "a.csv lacks the column label_text"),
     ],
 )
-def test_a_wrong_box_file_is_an_error(tmp_path: Path, name: str, content: str | None, message: str) -> None:
-    if content is not None:
-        (tmp_path / name).write_text(content)
+def test_a_wrong_box_file_is_an_error(tmp_path: Path, name: str, content: str, message: str) -> None:
+    (tmp_path / name).write_text(content)
     with pytest.raises(ReleaseError) as error:
         read_ms_cxr(tmp_path / name)
     assert message in str(error.value)
