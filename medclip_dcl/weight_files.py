@@ -271,6 +271,8 @@ def _read_exported_config(folder: Path) -> dict[str, Any]:
     except ValueError as error:
         raise UserError(f"{file} is not JSON, or it is truncated: {error}; copy it again") from error
     if not isinstance(config, dict) or "image_encoder" not in config:
-        raise UserError(f"{file} does not describe an image-text network; give a folder that save_pretrained wrote")
+        raise UserError(
+            f"{file} does not describe an image-text network; give a folder that save_pretrained wrote"
+        )
     NETWORK.upgrade(config, str(file))
     return config

@@ -40,9 +40,7 @@ class Masking:
             ValueError: the vocabulary has no [MASK].
         """
         if "[MASK]" not in vocabulary:
-            raise UserError(
-                "the vocabulary has no token [MASK]: its model is not a masked language model"
-            )
+            raise UserError("the vocabulary has no token [MASK]: its model is not a masked language model")
         special = {vocabulary[piece] for piece in SPECIAL_TOKENS if piece in vocabulary}
         ordinary = [number for number in sorted(vocabulary.values()) if number not in special]
         return Masking(probability, vocabulary["[MASK]"], np.array(ordinary))

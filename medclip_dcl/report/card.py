@@ -213,7 +213,9 @@ def _subgroups(run: Path, results: Mapping[str, Any], missing: list[str]) -> dic
     if not results:
         return None
     if not (run / IMAGES_FILE).is_file():
-        missing.append(f"{IMAGES_FILE}: no numbers by view, sex and age; create it with: {command_of_test(run)}")
+        missing.append(
+            f"{IMAGES_FILE}: no numbers by view, sex and age; create it with: {command_of_test(run)}"
+        )
     try:
         return describe(subgroup_table(run))
     except SavedResultsError as error:

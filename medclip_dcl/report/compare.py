@@ -242,7 +242,9 @@ def _tested(run: Path, name: str, suffix: str) -> Tested:
     results = read_reported(run, suffix)
     if results is None:
         needs = "; it needs checkpoints/untrained.ckpt" if suffix else ""
-        raise CompareError(f"{run}/results{suffix}.json is missing; create it with: {command_of_test(run)}{needs}")
+        raise CompareError(
+            f"{run}/results{suffix}.json is missing; create it with: {command_of_test(run)}{needs}"
+        )
     return Tested(name, run, suffix, results, read_predictions(run, suffix))
 
 
