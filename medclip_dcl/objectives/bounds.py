@@ -1,8 +1,8 @@
 """Bounds on the difference of the debiased loss from its asymptotic value: SSD, proposition 2.1, and DCL, theorem 3.
 
 Both hold for gamma = 1, logits in [-1, 1]. They are loose: with eta = 0 there, g lies in [1/e, e] and losses at two
-values of g differ by at most 2 (with eta > 0 by more): SSD's bound needs thousands of negatives to fall below that, DCL's,
-4.9 times smaller, about a hundred.
+values of g differ by at most 2 (with eta > 0 by more): SSD's bound needs thousands of negatives to fall below that,
+DCL's, 4.9 times smaller, about a hundred.
 """
 
 from __future__ import annotations

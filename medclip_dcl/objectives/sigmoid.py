@@ -123,8 +123,8 @@ class SigmoidLoss(AnchorLoss):
     0 is refused.
 
     Args:
-        bias: initial b (-10: SigLIP, that of batches of 20,000 and more); choose about -log N for N negatives, the log odds of a
-            random pair. Much lower, small batches first pull all pairs together.
+        bias: initial b (-10: SigLIP, that of batches of 20,000 and more); choose about -log N for N negatives, the log
+            odds of a random pair. Much lower, small batches first pull all pairs together.
         learn_bias: False keeps b fixed.
     """
 
