@@ -69,13 +69,7 @@ class PredictionWriter(Callback):
             forget_texts(pl_module.network)
 
     def on_predict_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any
     ) -> None:
         if not isinstance(pl_module, ImageTextModel):
             return
@@ -129,13 +123,7 @@ class FindingPredictionWriter(Callback):
         self._logits = {}
 
     def on_predict_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any
     ) -> None:
         if isinstance(pl_module, Classifier):
             logits = outputs["logits"].float().cpu().tolist()
