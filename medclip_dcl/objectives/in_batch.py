@@ -16,7 +16,7 @@ from medclip_dcl.objectives.class_probability import ClassProbability, ConstantC
 from medclip_dcl.objectives.contrastive import contrastive_loss, contrastive_statistics
 from medclip_dcl.objectives.near_texts import NearTexts
 from medclip_dcl.objectives.negative_weights import NegativeWeights
-from medclip_dcl.objectives.pairing import SAME_TEXT, Pairing, known_to_fit, pair_views, with_known
+from medclip_dcl.objectives.pairing import SAME_TEXT, Pairing, known_to_fit, with_known
 from medclip_dcl.similarity import Similarity
 
 # Draws of images as anchors are not those of sentences: no batch has so many images.
@@ -209,7 +209,10 @@ class InBatchObjective(nn.Module):
         processes: _Processes,
         step: int,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        pairing = pair_views(whole.image_of_sentence, whole.image_of_candidate, whole.is_first_view)
+        is_own = whole.image_of_sentence[:, None] == whole.image_of_candidate
+        # Further views of other images are not negatives: N is the same for any number of views (DCL, section 5.1,
+        # fixes N and varies M).
+        pairing = Pairing(is_own, ~is_own & whole.is_first_view)
         if not whole.is_plain:
             # A further view may be another image of the study: as a candidate of its own it is not a negative.
             study = whole.study_of_image[whole.image_of_sentence]
