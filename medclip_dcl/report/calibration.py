@@ -77,8 +77,12 @@ def section(run: Path, results: Mapping[str, Any], cases: pd.DataFrame) -> dict[
     return {
         "reason": None,
         "charts": [
-            charts.reliability(
-                f"reliability{place}", str(finding), _curves(of_finding, numbers, f"{prefix}/{finding}")
+            charts.chart(
+                f"reliability{place}",
+                (3.6, 3.6),
+                charts.draw_reliability,
+                str(finding),
+                _curves(of_finding, numbers, f"{prefix}/{finding}"),
             )
             for place, (finding, of_finding) in enumerate(rows.groupby("finding", sort=False))
         ],

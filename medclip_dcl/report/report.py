@@ -19,6 +19,7 @@ import pandas as pd
 from PIL import Image
 
 from medclip_dcl.command_line import one_line_errors
+from medclip_dcl.evaluation.figures import draw_roc
 from medclip_dcl.files import write_text
 from medclip_dcl.report import calibration, charts, tables
 from medclip_dcl.report.intervals import Interval, bootstrap_intervals, method
@@ -206,7 +207,7 @@ def _charts_of_predictions(run: Path, results: Mapping[str, Any], missing: list[
     by_finding = (tested["metrics"].get(section) or {}).get("by_finding", {})
     aucs = {finding: found["auc"] for finding, found in by_finding.items()}
     if cases is not None and any(auc is not None for auc in aucs.values()):
-        content["roc"] = charts.roc(cases, aucs)
+        content["roc"] = charts.chart("roc", (4.6, 4.4), draw_roc, cases, aucs)
         if not is_classifier:
             content["calibration"] = calibration.section(run, tested, cases)
     if is_classifier:
@@ -254,8 +255,8 @@ def _class_probability(file: Path | None) -> dict[str, Any]:
     order = "log_p" if "log_p" in table else "eta"
     ranked = table.sort_values([order, "sentence_id"], ascending=False, kind="stable")
     return {
-        "eta": charts.eta_histogram(table["eta"]),
-        "truth": charts.eta_against_truth(table) if "rho" in table else None,
+        "eta": charts.chart("eta", (4.6, 2.9), charts.draw_eta, table["eta"]),
+        "truth": charts.chart("truth", (4.6, 2.9), charts.draw_truth, table) if "rho" in table else None,
         "sentences": {
             "Most probable sentences": _sentences(ranked.head(_N_SENTENCES)),
             "Least probable sentences": _sentences(ranked.tail(_N_SENTENCES)[::-1]),
