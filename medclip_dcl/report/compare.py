@@ -242,7 +242,9 @@ def _tested(run: Path, name: str, suffix: str) -> Tested:
     results = read_reported(run, suffix)
     if results is None:
         needs = "; it needs checkpoints/untrained.ckpt" if suffix else ""
-        raise CompareError(f"{run}/results{suffix}.json is missing; create it with: {command_of_test(run)}{needs}")
+        raise CompareError(
+            f"{run}/results{suffix}.json is missing; create it with: {command_of_test(run)}{needs}"
+        )
     return Tested(name, run, suffix, results, read_predictions(run, suffix))
 
 
@@ -359,7 +361,7 @@ def _settings(comparison: Comparison, differing: Mapping[str, list[Any]]) -> Tab
 
 
 def _explanation(comparison: Comparison) -> str:
-    text = method(comparison.n_draws, comparison.seed, LEVEL)
+    text = method(comparison.n_draws, comparison.seed)
     if comparison.baseline is not None:
         text += (
             " Differences are paired: each draw takes the same patients in both runs; * marks an interval that excludes"
