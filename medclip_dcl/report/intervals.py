@@ -25,7 +25,13 @@ import pandas as pd
 from jaxtyping import Float
 
 from medclip_dcl.evaluation import summaries
-from medclip_dcl.report.saved_results import SavedResultsError, command_of_test, read_results, value_at
+from medclip_dcl.report.saved_results import (
+    SavedResultsError,
+    command_of_test,
+    read_parquet,
+    read_results,
+    value_at,
+)
 
 N_DRAWS = 2000
 LEVEL = 0.95
@@ -297,20 +303,6 @@ def _two_sided_p(differences: np.ndarray) -> float:
 
 def _number(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
-
-
-def read_parquet(file: Path) -> pd.DataFrame:
-    """A table that `test` wrote.
-
-    Raises:
-        SavedResultsError: it is not readable.
-    """
-    try:
-        return pd.read_parquet(file)
-    except (OSError, ValueError) as error:
-        raise SavedResultsError(
-            f"{file} is not a readable Parquet file ({error}); test the run again"
-        ) from error
 
 
 def _read_table(file: Path, section: str, run: Path) -> pd.DataFrame:

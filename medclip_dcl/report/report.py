@@ -29,6 +29,7 @@ from medclip_dcl.report.saved_results import (
     command_of_test,
     describe_image_size,
     read_json,
+    read_parquet,
     read_reported,
     value_at,
 )
@@ -233,23 +234,14 @@ def _charts_of_predictions(run: Path, results: Mapping[str, Any], missing: list[
 
 def _predictions(file: Path, missing: list[str]) -> pd.DataFrame | None:
     if file.is_file():
-        return _parquet(file)
+        return read_parquet(file)
     missing.append(f"{file.parent.name}/{file.name} is missing; `test` writes it")
     return None
 
 
-def _parquet(file: Path) -> pd.DataFrame:
-    try:
-        return pd.read_parquet(file)
-    except (OSError, ValueError) as error:
-        raise ReportError(
-            f"{file} is not a readable Parquet file ({error}); delete it and make it again"
-        ) from error
-
-
 def _class_probability(file: Path | None) -> dict[str, Any]:
     """Charts of η, and the most and the least probable sentences."""
-    table = _parquet(file) if file is not None and file.is_file() else pd.DataFrame()
+    table = read_parquet(file) if file is not None and file.is_file() else pd.DataFrame()
     if table.empty:
         return {"eta": None}
     order = "log_p" if "log_p" in table else "eta"

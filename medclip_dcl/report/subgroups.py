@@ -31,10 +31,9 @@ from medclip_dcl.report.intervals import (
     Predictions,
     patient_draws,
     percentiles,
-    read_parquet,
     read_predictions,
 )
-from medclip_dcl.report.saved_results import SavedResultsError
+from medclip_dcl.report.saved_results import SavedResultsError, read_parquet
 from medclip_dcl.report.tables import DESCRIPTIONS
 
 IMAGES_FILE = "predictions/images.parquet"
