@@ -50,16 +50,11 @@ _SENTENCE_FORMATS = {
 """Column of class_probability.parquet -> heading and format."""
 
 
-class ReportError(SavedResultsError):
-    """The report cannot be made."""
-
-
 def write_report(run: Path) -> Path:
     """Write report.html into a run folder.
 
     Raises:
-        ReportError: not a run folder; a file of it cannot be read.
-        SavedResultsError: its results cannot be read.
+        SavedResultsError: not a run folder; a file of it cannot be read.
     """
     file = run / REPORT_FILE
     write_text(render(run), file)
@@ -70,14 +65,13 @@ def render(run: Path) -> str:
     """The report of a run folder as HTML; the same folder gives the same text.
 
     Raises:
-        ReportError: as :func:`write_report`.
-        SavedResultsError: as there.
+        SavedResultsError: as :func:`write_report`.
     """
     if not run.is_dir():
-        raise ReportError(f"{run} does not exist; give the folder of a run, such as runs/demo")
+        raise SavedResultsError(f"{run} does not exist; give the folder of a run, such as runs/demo")
     is_trained_here = any((run / name).exists() for name in ("config.yaml", "metrics.csv", "checkpoints"))
     if not is_trained_here and not (run / "results.json").exists():
-        raise ReportError(
+        raise SavedResultsError(
             f"{run} is not a run folder: it holds neither config.yaml, metrics.csv, results.json nor checkpoints/;"
             " give the folder that was the --run_folder of `python -m medclip_dcl fit`"
         )
@@ -190,9 +184,11 @@ def _curves(file: Path) -> Sequence[str]:
     try:
         metrics = pd.read_csv(file)
     except (pd.errors.ParserError, pd.errors.EmptyDataError) as error:
-        raise ReportError(f"{file} is not a readable table ({error})") from error
+        raise SavedResultsError(f"{file} is not a readable table ({error})") from error
     if "step" not in metrics:
-        raise ReportError(f"{file} has no column step; it was not written by `python -m medclip_dcl fit`")
+        raise SavedResultsError(
+            f"{file} has no column step; it was not written by `python -m medclip_dcl fit`"
+        )
     return charts.curves(metrics)
 
 

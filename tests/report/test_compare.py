@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from medclip_dcl.report.compare import FILES, CompareError, compare, main, paper_number, tables
+from medclip_dcl.report.compare import FILES, compare, main, paper_number, tables
 from medclip_dcl.report.intervals import bootstrap_differences, bootstrap_intervals
 from medclip_dcl.report.page import latex_text, markdown_text
 from medclip_dcl.report.report import render
@@ -473,7 +473,10 @@ def test_the_same_counts_of_other_patients_are_refused(pair, capsys):
     [
         (["a", "a/../a"], "is given twice; give each run once"),
         (["a", "gone"], "gone does not exist; give the folder of a run"),
-        (["a", "empty"], "empty/results.json is missing; create it with: python -m medclip_dcl test --config"),
+        (
+            ["a", "empty"],
+            "empty/results.json is missing; create it with: python -m medclip_dcl test --config",
+        ),
         (
             ["a", "b", "--untrained"],
             "b/results_untrained.json is missing; create it with: python -m medclip_dcl test",
@@ -512,7 +515,7 @@ def test_one_run_alone_and_a_run_without_boxes_are_shown(make_tested_run, tmp_pa
 
 
 def test_compare_errors_are_saved_results_errors(pair):
-    with pytest.raises(CompareError, match="is not a row"):
+    with pytest.raises(SavedResultsError, match="is not a row"):
         compare(pair, baseline="nobody", n_draws=DRAWS)
 
 
