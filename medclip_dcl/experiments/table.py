@@ -11,10 +11,16 @@ from typing import Any
 import pandas as pd
 
 from medclip_dcl.errors import UserError
-from medclip_dcl.experiments.cells import RESULTS_FILE, is_done
+from medclip_dcl.experiments.cells import is_done
 from medclip_dcl.experiments.grid import FACTS, VALIDATION, Cell, Experiment, Outcome
 from medclip_dcl.files import write_json, write_parquet
-from medclip_dcl.report.saved_results import CONFIG_FILE, differing_settings, read_json, read_results
+from medclip_dcl.report.saved_results import (
+    CONFIG_FILE,
+    RESULTS_FILE,
+    differing_settings,
+    read_json,
+    read_results,
+)
 from medclip_dcl.training.run_folder import FIT_FILE, METRICS_FILE
 
 EXPERIMENT_FILE, TABLE_FILE = "experiment.json", "results.parquet"

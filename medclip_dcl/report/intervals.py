@@ -43,6 +43,7 @@ POLICY = (
 )
 """Policy for draws that cannot give a number."""
 
+CLASSIFICATIONS = ("classification", "finding_classification")
 _COLUMNS = {
     "classification": ("dicom_id", "subject_id", "finding", "label", "score_positive", "score_negative"),
     "finding_classification": ("dicom_id", "subject_id", "finding", "label", "logit"),
@@ -58,7 +59,6 @@ _CASES = {
     "report_retrieval": ["task", "direction", "query", "subject_id"],
 }
 """Columns that identify a case, for pairing two runs."""
-_CLASSIFICATIONS = ("classification", "finding_classification")
 _TOLERANCE = 1e-6
 """results.json rounds an AUC to float32."""
 _ELEMENTS_PER_CHUNK = 2**22
@@ -186,7 +186,7 @@ def read_predictions(run: Path, suffix: str = "") -> Predictions:
         )
     folder = run / f"predictions{suffix}"
     sections = [section for section in _COLUMNS if section in results["metrics"]]
-    protocols = (results["protocol"].get(section, {}) for section in _CLASSIFICATIONS)
+    protocols = (results["protocol"].get(section, {}) for section in CLASSIFICATIONS)
     min_cases = next((found["min_cases"] for found in protocols if "min_cases" in found), 5)
     predictions = Predictions(
         {section: _read_table(folder / f"{section}.parquet", section, run) for section in sections},
@@ -272,7 +272,7 @@ def _numbers(predictions: Predictions, n_draws: int, seed: int) -> Numbers:
         if table.empty:
             continue
         compute: Any = getattr(summaries, section.removeprefix("finding_"))
-        if section in _CLASSIFICATIONS:
+        if section in CLASSIFICATIONS:
             compute = partial(compute, min_cases=predictions.min_cases)
         patients, patient = np.unique(table["subject_id"].to_numpy(), return_inverse=True)
         counts = patient_draws(len(patients), n_draws, seed)[1:]

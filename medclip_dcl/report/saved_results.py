@@ -14,6 +14,7 @@ from medclip_dcl.errors import UserError
 
 RESULTS_FORMAT_VERSION = 1
 CONFIG_FILE = "config.yaml"
+RESULTS_FILE = "results.json"
 NOT_COMPARED = (
     "checkpoint.dirpath",
     "checkpoint_minutes",

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from medclip_dcl.report.intervals import N_DRAWS
-from medclip_dcl.report.subgroups import ATTRIBUTES, CLASSIFICATIONS, FOUND, MIN_PATIENTS, UNKNOWN
+from medclip_dcl.report.intervals import CLASSIFICATIONS, N_DRAWS
+from medclip_dcl.report.subgroups import ATTRIBUTES, FOUND, MIN_PATIENTS, UNKNOWN
 from medclip_dcl.report.tables import DESCRIPTIONS, NOTHING, Cell, Column, Row, Table, number
 
 

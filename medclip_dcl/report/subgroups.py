@@ -27,6 +27,7 @@ from scipy import stats
 
 from medclip_dcl.evaluation import summaries
 from medclip_dcl.report.intervals import (
+    CLASSIFICATIONS,
     N_DRAWS,
     Predictions,
     patient_draws,
@@ -51,7 +52,6 @@ FOUND = 0.05
 _NUMBERS = ("value", "low", "high", "gap", "gap_low", "gap_high", "p")
 COLUMNS = ("attribute", "group", "images", "patients", "metric", *_NUMBERS)
 
-CLASSIFICATIONS = ("classification", "finding_classification")
 _COMPUTED: dict[str, tuple[Any, str]] = {
     **{section: (summaries.classification, section) for section in CLASSIFICATIONS},
     "grounding": (summaries.box_means, "grounding"),
