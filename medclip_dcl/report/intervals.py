@@ -113,7 +113,8 @@ class Predictions:
 
     Attributes:
         tables: section of results.json -> rows of its file in predictions/, for any of "classification",
-            "finding_classification", "grounding", "retrieval" and "report_retrieval".
+            "finding_classification", "grounding", "retrieval" and "report_retrieval"; also "calibration", the cases of
+            a calibrated classification with their probabilities.
         min_cases: positive and negative cases, each, that a finding needs (protocol of the classification).
         name: for messages.
     """

@@ -10,7 +10,7 @@ import pandas as pd
 
 from medclip_dcl.report.intervals import CLASSIFICATIONS, N_DRAWS
 from medclip_dcl.report.subgroups import ATTRIBUTES, FOUND, MIN_PATIENTS, UNKNOWN
-from medclip_dcl.report.tables import DESCRIPTIONS, NOTHING, Cell, Column, Row, Table, number
+from medclip_dcl.report.tables import DESCRIPTIONS, NOTHING, Cell, Column, Row, Table, interval_cell, number
 
 
 def describe(table: pd.DataFrame) -> dict[str, Any] | None:
@@ -93,11 +93,8 @@ def _findings_of(rows: pd.DataFrame, metric: str, group: str) -> str:
 def _value_cell(cell: Mapping[Any, Any], findings: str) -> Cell:
     if not np.isfinite(cell["value"]):
         return Cell(NOTHING)
-    digits = _label(cell["metric"])[1]
-    return Cell(
-        number(cell["value"], digits) + findings,
-        f"[{number(cell['low'], digits)}, {number(cell['high'], digits)}]",
-    )
+    found = interval_cell(cell["value"], cell["low"], cell["high"], _label(cell["metric"])[1])
+    return found._replace(text=found.text + findings)
 
 
 def _gap_cell(cell: Mapping[Any, Any], mark: str = " *") -> Cell:

@@ -202,14 +202,18 @@ def number(value: Any, digits: int) -> str:
     return f"{value:,.1f}".removesuffix(".0") if digits == 0 else f"{value:.{digits}f}"
 
 
+def interval_cell(value: Any, low: Any, high: Any, digits: int, show: Show = number) -> Cell:
+    """A number with its interval; without one where that is None."""
+    return Cell(show(value, digits), "" if low is None else f"[{show(low, digits)}, {show(high, digits)}]")
+
+
 def number_cell(
     results: Results, intervals: Mapping[str, Interval], path: str, digits: int, show: Show = number
 ) -> Cell:
     """A number of results.json with its interval, if it has one."""
-    found, interval = intervals.get(path), ""
-    if found is not None and found.low is not None:
-        interval = f"[{show(found.low, digits)}, {show(found.high, digits)}]"
-    return Cell(show(value_at(results["metrics"], path), digits), interval)
+    found = intervals.get(path)
+    low, high = (found.low, found.high) if found is not None else (None, None)
+    return interval_cell(value_at(results["metrics"], path), low, high, digits, show)
 
 
 def filled(
