@@ -146,6 +146,19 @@ def bootstrap_intervals(
     return intervals_of(bootstrap_numbers(predictions, n_draws, seed))
 
 
+def intervals_of_rows(
+    run: Path, suffixes: Mapping[str, str]
+) -> tuple[dict[str, dict[str, Interval]], dict[str, SavedResultsError]]:
+    """:func:`bootstrap_intervals` of each row (name -> suffix) whose predictions can be read, and why others cannot."""
+    found, problems = {}, {}
+    for name, suffix in suffixes.items():
+        try:
+            found[name] = bootstrap_intervals(run, suffix=suffix)
+        except SavedResultsError as error:
+            problems[name] = error
+    return found, problems
+
+
 def bootstrap_differences(
     run: Path | Predictions,
     baseline: Path | Predictions,

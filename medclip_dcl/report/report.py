@@ -22,7 +22,7 @@ from medclip_dcl.command_line import one_line_errors
 from medclip_dcl.evaluation.figures import draw_roc
 from medclip_dcl.files import write_text
 from medclip_dcl.report import calibration, charts, tables
-from medclip_dcl.report.intervals import Interval, bootstrap_intervals, method
+from medclip_dcl.report.intervals import intervals_of_rows, method
 from medclip_dcl.report.page import render_template
 from medclip_dcl.report.saved_results import (
     SavedResultsError,
@@ -33,8 +33,7 @@ from medclip_dcl.report.saved_results import (
     read_reported,
     value_at,
 )
-from medclip_dcl.report.subgroup_tables import describe
-from medclip_dcl.report.subgroups import subgroup_table
+from medclip_dcl.report.subgroup_tables import describe_run
 
 REPORT_FILE = "report.html"
 
@@ -141,13 +140,10 @@ def _missing(run: Path, results: Mapping[str, Any], content: Mapping[str, Any]) 
 
 def _tables(run: Path, results: Mapping[str, Any]) -> dict[str, Any]:
     """Tables, notes and the numbers in the head of the page."""
-    intervals: dict[str, dict[str, Interval]] = {}
-    sizes, notes, problems = [], [], []
-    for name, found in results.items():
-        try:
-            intervals[name] = bootstrap_intervals(run, suffix=_SUFFIXES[name])
-        except SavedResultsError as error:
-            problems.append(f"{name} is shown without intervals: {error}")
+    intervals, errors = intervals_of_rows(run, {name: _SUFFIXES[name] for name in results})
+    problems = [f"{name} is shown without intervals: {error}" for name, error in errors.items()]
+    sizes, notes = [], []
+    for found in results.values():
         notes += [note for section in found["notes"].values() for note in section]
         if "," in (size := describe_image_size(found) or ""):
             sizes.append(f"images were shown at {size}: numbers at the size of the training differ")
@@ -169,13 +165,7 @@ def _tables(run: Path, results: Mapping[str, Any]) -> dict[str, Any]:
 
 def _subgroups(run: Path, results: Mapping[str, Any], missing: list[str]) -> dict[str, Any] | None:
     """The trained network's metrics by view, sex and age group."""
-    if _TRAINED not in results:
-        return None
-    try:
-        return describe(subgroup_table(run))
-    except SavedResultsError as error:
-        missing.append(f"no tables by view, sex and age: {error}")
-        return None
+    return describe_run(run, missing) if _TRAINED in results else None
 
 
 def _curves(file: Path) -> Sequence[str]:

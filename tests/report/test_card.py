@@ -220,8 +220,7 @@ def test_without_predictions_there_are_numbers_but_no_intervals(changed, network
 def test_calibration_is_shown_where_the_run_has_one(changed, network, monkeypatch):
     (changed / "predictions").mkdir()
     (changed / "predictions/images.parquet").touch()
-    monkeypatch.setattr("medclip_dcl.report.card.subgroup_table", lambda run: None)
-    monkeypatch.setattr("medclip_dcl.report.card.describe", lambda table: None)
+    monkeypatch.setattr("medclip_dcl.report.card.describe_run", lambda run, missing: None)
     findings = {
         "Edema": FindingCalibration(
             *(("No edema.",), ("Edema.",), 41, 82, 30, 40, "platt"),
