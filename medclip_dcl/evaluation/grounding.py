@@ -157,6 +157,9 @@ class Grounding(EvaluationCallback):
         for phrase in dict.fromkeys(box.phrase for box in boxes):
             regions = cosine_heat_maps(feature_map, embed_texts(network, [phrase]))[0]
             maps[phrase] = regions.cpu().numpy()
+            if regions.device.type == "mps":
+                # It has no float64, in which the agreement is summed.
+                regions = regions.cpu()
             boxed = BoxedHeatMap(self._enlarged(regions, square, part, centre))
             rows = [box.row for box in boxes if box.phrase == phrase]
             for row in rows:
