@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from medclip_dcl.distributed import gather_with_grad, global_mean, local_offset
 from medclip_dcl.errors import UserError
-from medclip_dcl.objectives.anchor_losses import AnchorLoss, Anchors, mean_class_probability
+from medclip_dcl.objectives.anchor_losses import AnchorLoss, Anchors
 from medclip_dcl.objectives.class_probability import ClassProbability, ConstantClassProbability
 from medclip_dcl.objectives.contrastive import contrastive_loss, contrastive_statistics
 from medclip_dcl.objectives.near_texts import NearTexts
@@ -409,7 +409,7 @@ def _figures(logits: Tensor, pairing: Pairing, arguments: Mapping[str, Any]) -> 
 def _figures_of_loss(loss: AnchorLoss, anchors: Anchors) -> dict[str, Tensor]:
     """Mean eta, mean weight of a negative, and what the loss itself has to log."""
     return {
-        "class_probability": mean_class_probability(anchors),
+        "class_probability": torch.as_tensor(anchors.class_probability, dtype=anchors.logits.dtype).mean(),
         "weight": anchors.weights.sum() / anchors.is_negative.sum().clamp(min=1),
         **loss.figures(anchors),
     }
