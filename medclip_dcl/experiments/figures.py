@@ -205,6 +205,5 @@ def _draw_map(title: str, points: pd.DataFrame, axes: Axes) -> None:
 
 def _selected(experiment: Experiment, figure: Mapping[str, Any], rows: pd.DataFrame) -> pd.DataFrame:
     for axis, level in (figure.get("where") or {}).items():
-        value = next(one.value for one in experiment.axes[axis] if one.name == str(level))
-        rows = rows[rows[axis] == value]
+        rows = rows[rows[axis] == experiment.level(axis, level).value]
     return rows
