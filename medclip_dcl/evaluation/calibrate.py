@@ -108,9 +108,7 @@ def calibrate(
         },
         findings=findings,
     )
-    file = run / CALIBRATION_FILE
-    if not (file.is_file() and file.read_text(encoding="utf-8") == found.to_json()):
-        found.write(file)
+    found.write(run / CALIBRATION_FILE)
     return found
 
 
