@@ -209,7 +209,7 @@ def test_without_predictions_there_are_numbers_but_no_intervals(changed, network
 
     edit(changed / "results.json", unmeasured)
     card = model_card(changed, network, "x")
-    assert "Without intervals, this model: mine/predictions/classification.parquet is not there" in card
+    assert "Without intervals, this model: mine/predictions/classification.parquet is missing" in card
     assert "[" not in rows(card, "Summary")["zero-shot classification: AUC"][0]
     assert rows(card, "Zero-shot classification by finding")["Pneumothorax"][1] == "–"
     limits = card.split("## Limits")[1]
@@ -252,7 +252,7 @@ def test_subgroups_are_shown_where_there_are_any(changed, network, monkeypatch):
         "Sex", [Column("female"), Column("male")], [Row("AUC", "plain", [Cell("0.71"), Cell("0.82")])]
     )
     groups = {"found": ["Sex, female: AUC -0.11"], "tables": [table]}
-    monkeypatch.setattr("medclip_dcl.report.card.describe", lambda found: groups)
+    monkeypatch.setattr("medclip_dcl.report.card.describe_run", lambda run, missing: groups)
     card = model_card(changed, network, "x")
     section = card.split("## Subgroups")[1].split("## Limits")[0]
     assert "- Sex, female: AUC -0.11" in section and rows(section, "Sex")["AUC"] == ["0.71", "0.82"]

@@ -514,11 +514,6 @@ def test_one_run_alone_and_a_run_without_boxes_are_shown(make_tested_run, tmp_pa
     assert not [table.title for table in shown if "ounding" in table.title or "Table 5" in table.title]
 
 
-def test_compare_errors_are_saved_results_errors(pair):
-    with pytest.raises(SavedResultsError, match="is not a row"):
-        compare(pair, baseline="nobody", n_draws=DRAWS)
-
-
 def test_the_commands_do_without_lightning_and_write_the_same_bytes(runs, written, tmp_path):
     code = (
         "import sys\n"
