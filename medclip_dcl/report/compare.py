@@ -249,7 +249,7 @@ def _tested(run: Path, name: str, suffix: str) -> Tested:
 def _require_same_test(first: Tested, other: Tested) -> None:
     """Refuse numbers of different meaning; an evaluation without numbers, such as a figure, may differ.
 
-    Retrieval of reports is not compared with a run of an older version, which lacks it.
+    Retrieval of reports is not compared with a run that has none: no sentence was tested.
     """
     measured = {name for row in (first, other) for name, found in row.results["metrics"].items() if found}
     if not all(REPORTS in row.results["metrics"] for row in (first, other)):
@@ -381,9 +381,7 @@ def _notes(comparison: Comparison, differing: Mapping[str, list[Any]]) -> list[s
         notes.append(f"the settings of the runs differ in {', '.join(differing)} (table below)")
     without = [row.name for row in comparison.rows if REPORTS not in row.results["metrics"]]
     if 0 < len(without) < len(comparison.rows):
-        notes.append(
-            f"tested by a version without retrieval of reports: {', '.join(without)}; test them again for these numbers"
-        )
+        notes.append(f"no retrieval of reports, because no sentence was tested: {', '.join(without)}")
     return list(dict.fromkeys(notes))
 
 

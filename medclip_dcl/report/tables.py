@@ -34,7 +34,7 @@ NOTHING = "–"
 CLASSIFIER = "finding_classification"
 """Section of results.json that only a classifier's run has."""
 REPORTS = "report_retrieval"
-"""Section of image-report retrieval; results of older versions lack it."""
+"""Section of image-report retrieval; results of images without sentences lack it."""
 PUBLISHED_COUNTS = {"boxes": 1448, "pairs": 1162, "images": 1047}
 """Boxes, image-phrase pairs and images of MS-CXR in the paper."""
 
@@ -292,7 +292,7 @@ def _table(
     if label:
         cells = [Cell(texts[place].format_map(counts[sections[place]])) for place in kept]
         rows.append(Row(label, "counts", cells))
-    # A run that was tested before a section existed lacks its counts.
+    # A run may lack a section, such as retrieval of reports, and its counts.
     levels = {path: level for results in runs.values() for path, level in chance_levels(results).items()}
     if any(column.path in levels for column in columns):
         cells = [Cell(show(levels.get(column.path), column.digits)) for column in columns]

@@ -421,7 +421,7 @@ def test_a_run_from_before_the_retrieval_of_reports_is_compared_in_the_rest(pair
     for order in (pair, pair[::-1]):
         main(command(*order, "--output", tmp_path / "out"))
         text = capsys.readouterr().out
-        assert "tested by a version without retrieval of reports: b; test them again" in text
+        assert "no retrieval of reports, because no sentence was tested: b" in text
         shown = markdown_tables(text)
         assert shown[4]["b"] == [DASH] * 8 and DASH not in shown[4]["a"] and DASH not in shown[3]["b"]
 
