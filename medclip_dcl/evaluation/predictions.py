@@ -101,7 +101,6 @@ class PredictionWriter(Callback):
         columns = ["dicom_id", "finding", "score_negative", "score_positive"]
         long = pd.DataFrame(rows, columns=columns).sort_values(["dicom_id", "finding"])
         write_predictions(_with_patient_and_study(long, trainer), folder / f"finding_scores.{self.suffix}")
-        (folder / "chex5_scores.parquet").unlink(missing_ok=True)  # its earlier name
         sentences = _sentence_embeddings(pl_module, datamodule, ids)
         write_predictions(sentences, folder / f"sentence_embeddings.{self.suffix}")
 

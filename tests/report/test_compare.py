@@ -412,7 +412,7 @@ def test_a_run_without_one_of_the_evaluations_is_refused(pair, capsys):
     assert "protocol.retrieval is not given there and {" in refused(capsys, *pair)
 
 
-def test_a_run_from_before_the_retrieval_of_reports_is_compared_in_the_rest(pair, capsys, tmp_path):
+def test_a_run_without_the_retrieval_of_reports_is_compared_in_the_rest(pair, capsys, tmp_path):
     file = pair[1] / "results.json"
     results = json.loads(file.read_text())
     for part in ("metrics", "protocol", "counts"):
