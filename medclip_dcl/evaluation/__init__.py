@@ -24,15 +24,7 @@ _HOME = {
     "ZeroShotClassification": "classification",
 }
 
-__all__ = [
-    "EmbeddingMap",
-    "FindingClassification",
-    "Grounding",
-    "ImageOnlyEvaluation",
-    "Retrieval",
-    "ResultsWriter",
-    "ZeroShotClassification",
-]
+__all__ = [*_HOME]
 
 
 def __getattr__(name: str) -> Any:

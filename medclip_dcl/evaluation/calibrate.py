@@ -26,7 +26,7 @@ from medclip_dcl.files import write_parquet
 from medclip_dcl.findings import PromptSource
 from medclip_dcl.inference import usable_device
 from medclip_dcl.networks.image_text import ImageTextNetwork
-from medclip_dcl.report.saved_results import read_config
+from medclip_dcl.report.saved_results import read_config, read_parquet
 from medclip_dcl.training.run_folder import RunFolder
 from medclip_dcl.weight_files import read_model
 
@@ -106,9 +106,7 @@ def calibrate(
         },
         findings=findings,
     )
-    file = run / CALIBRATION_FILE
-    if not (file.is_file() and file.read_text(encoding="utf-8") == found.to_json()):
-        found.write(file)
+    found.write(run / CALIBRATION_FILE)
     return found
 
 
@@ -164,10 +162,7 @@ def _kept_scores(
         "prompts": {finding: [list(texts) for texts in pair] for finding, pair in zero_shot.prompts.items()},
     }
     if file.is_file():
-        try:
-            kept = pd.read_parquet(file)
-        except (OSError, ValueError) as error:
-            raise UserError(f"{file} is not a readable Parquet file ({error}); delete it") from error
+        kept = read_parquet(file)
         if kept.attrs.get(_SCORES_OF) == scores_of:
             return kept
     values: dict[str, Any] = {}

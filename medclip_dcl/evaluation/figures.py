@@ -117,7 +117,7 @@ def draw_roc(axes: Axes, predictions: pd.DataFrame, aucs: Mapping[str, float | N
 
 
 def embedding_map_figure(predictions: pd.DataFrame) -> Figure:
-    """A point for each image at (x, y), coloured by its group; groups of several or no findings lie below, in grey."""
+    """A point for each image at (x, y), coloured by its group; several findings or none lie below, in grey."""
     figure = Figure(figsize=(6.4, 4.6), layout="constrained")
     axes = figure.subplots()
     findings = [finding for finding in CHEX5 if (predictions["group"] == finding).any()]

@@ -44,7 +44,6 @@ REGION_CENTRES = {
 }
 """Place of a region -> its entry in results.json."""
 
-_TRUNCATE = 4.0
 _SHOWN_PIXELS = 700
 NO_BOXES = (
     "the set has no boxes: grounding, and retrieval of boxes and phrases, are not measured (boxes come with "
@@ -158,6 +157,9 @@ class Grounding(EvaluationCallback):
         for phrase in dict.fromkeys(box.phrase for box in boxes):
             regions = cosine_heat_maps(feature_map, embed_texts(network, [phrase]))[0]
             maps[phrase] = regions.cpu().numpy()
+            if regions.device.type == "mps":
+                # It has no float64, in which the agreement is summed.
+                regions = regions.cpu()
             boxed = BoxedHeatMap(self._enlarged(regions, square, part, centre))
             rows = [box.row for box in boxes if box.phrase == phrase]
             for row in rows:
@@ -214,7 +216,9 @@ class Grounding(EvaluationCallback):
         """Heat map of the part of the image that lies in the square that the model sees."""
         heat_map = at_image_size(regions, square.height, square.width, centre, self.interpolation)
         if self.smoothing:
-            heat_map = gaussian_smoothed(heat_map, self.smoothing)
+            # Cut at 4 sigma by default.
+            smoothed = gaussian_filter(heat_map.cpu().numpy(), self.smoothing, mode="nearest")
+            heat_map = torch.from_numpy(smoothed).to(heat_map.device)
         return heat_map[part.slices_in(square)]
 
     def summarise(
@@ -262,7 +266,7 @@ class Grounding(EvaluationCallback):
                 "interpolation": f"{self.interpolation}, constant beyond the outermost region centres",
                 "region_centres": REGION_CENTRES[self.region_centres],
                 "smoothing": (
-                    f"Gaussian, sigma {self.smoothing:g} pixels of the evaluated map, cut at {_TRUNCATE:g} sigma, edge"
+                    f"Gaussian, sigma {self.smoothing:g} pixels of the evaluated map, cut at 4 sigma, edge"
                     " values continued"
                     if self.smoothing
                     else "none"
@@ -331,17 +335,6 @@ class Grounding(EvaluationCallback):
 def region_centre(network: ImageTextNetwork, region_centres: str) -> float:
     """Place of regions in their cells, see `REGION_CENTRES`."""
     return network.region_centre if region_centres == "receptive_field" else 0.5
-
-
-def gaussian_smoothed(heat_map: Float[Tensor, "height width"], sigma: float) -> Float[Tensor, "height width"]:
-    """scipy's Gaussian filter, cut at 4 sigma; the map is continued by its edge values.
-
-    Args:
-        heat_map: without NaN.
-        sigma: in pixels.
-    """
-    smoothed = gaussian_filter(heat_map.cpu().numpy(), sigma, mode="nearest", truncate=_TRUNCATE)
-    return torch.from_numpy(smoothed).to(heat_map.device)
 
 
 def boxes_by_image(tables: EvaluationTables) -> dict[str, list[Box]]:

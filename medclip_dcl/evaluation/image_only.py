@@ -23,6 +23,7 @@ from medclip_dcl.evaluation.embedding_map import embedding_map
 from medclip_dcl.metrics.linear_probe import draw_labelled, fit_linear_probes, standardisation
 from medclip_dcl.metrics.mean_classifier import (
     average_k_metrics,
+    check_number_of_tasks,
     class_means,
     mean_classifier_metrics,
     mean_classifier_predictions,
@@ -134,6 +135,8 @@ class ImageOnlyEvaluation(Evaluation):
                 f"ImageOnlyEvaluation: average_k {max(self.average_k)} needs more than {len(classes)} classes; "
                 f"give at most {len(classes) - 1}"
             )
+        for k in self.average_k:
+            check_number_of_tasks(len(classes), k)
 
     # Collecting
 

@@ -69,13 +69,7 @@ class PredictionWriter(Callback):
             forget_texts(pl_module.network)
 
     def on_predict_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any
     ) -> None:
         if not isinstance(pl_module, ImageTextModel):
             return
@@ -107,7 +101,6 @@ class PredictionWriter(Callback):
         columns = ["dicom_id", "finding", "score_negative", "score_positive"]
         long = pd.DataFrame(rows, columns=columns).sort_values(["dicom_id", "finding"])
         write_predictions(_with_patient_and_study(long, trainer), folder / f"finding_scores.{self.suffix}")
-        (folder / "chex5_scores.parquet").unlink(missing_ok=True)  # its earlier name
         sentences = _sentence_embeddings(pl_module, datamodule, ids)
         write_predictions(sentences, folder / f"sentence_embeddings.{self.suffix}")
 
@@ -129,13 +122,7 @@ class FindingPredictionWriter(Callback):
         self._logits = {}
 
     def on_predict_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any
     ) -> None:
         if isinstance(pl_module, Classifier):
             logits = outputs["logits"].float().cpu().tolist()

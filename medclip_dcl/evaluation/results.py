@@ -28,11 +28,10 @@ from medclip_dcl.evaluation.base import (
 )
 from medclip_dcl.evaluation.figures import write_figure
 from medclip_dcl.files import write_json, write_parquet
+from medclip_dcl.report.saved_results import RESULTS_FILE, RESULTS_FORMAT_VERSION
 from medclip_dcl.training.image_sizes import image_settings
 from medclip_dcl.training.sharing import show_figures
 
-FORMAT_VERSION = 1
-RESULTS_FILE = "results.json"
 UNTRAINED_FILE = "results_untrained.json"
 IMAGES = "images"
 """Name of the table of tested images in predictions/, beside those of the evaluations."""
@@ -114,7 +113,7 @@ class ResultsWriter(Callback):
         for callback in evaluations.values():
             sections |= callback.results
         return {
-            "format_version": FORMAT_VERSION,
+            "format_version": RESULTS_FORMAT_VERSION,
             "metrics": {section: one.metrics for section, one in sections.items()},
             "protocol": {section: one.protocol for section, one in sections.items()},
             "counts": {section: one.counts for section, one in sections.items()},

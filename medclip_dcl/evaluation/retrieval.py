@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -69,7 +69,7 @@ class Retrieval(EvaluationCallback):
         super().__init__()
         check_choice("Retrieval", "region_centres", region_centres, REGION_CENTRES)
         self.region_centres = region_centres
-        self._items: list[_Items] = []
+        self._items: list[BoxesAndPhrases | ImagesAndReports | ImagesAndSentences] = []
 
     def prepare(self, tables: EvaluationTables, stage: str) -> set[str]:
         if stage == "test":
@@ -102,23 +102,6 @@ class Retrieval(EvaluationCallback):
         predictions = self.results[self.section].predictions
         if not predictions.empty:
             yield "ranks", rank_figure(predictions)
-
-
-class _Items(Protocol):
-    """Queries and candidates of one retrieval; methods as in EvaluationCallback."""
-
-    images: set[str]
-
-    def measure(
-        self,
-        network: ImageTextNetwork,
-        feature_map: Float[Tensor, "image dim region_row region_column"],
-        dicom_ids: Sequence[str],
-    ) -> Mapping[str, Any]: ...
-
-    def summarise(
-        self, network: ImageTextNetwork, values: Mapping[str, Any], tables: EvaluationTables
-    ) -> dict[str, EvaluationResult]: ...
 
 
 class BoxesAndPhrases:

@@ -41,8 +41,8 @@ def values_of(numbers: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def by_path(numbers: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Float[np.ndarray, "draw"]]]:
-    """(path, array) of each number; a path joins the keys by "/"."""
+def by_path(numbers: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    """(path, number) of each number, such as an array of draws; a path joins the keys by "/"."""
     for name, found in numbers.items():
         if isinstance(found, Mapping):
             yield from by_path(found, f"{prefix}/{name}")

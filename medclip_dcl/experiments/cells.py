@@ -18,11 +18,10 @@ from typing import Literal
 
 from medclip_dcl.experiments.grid import Cell
 from medclip_dcl.files import write_text
-from medclip_dcl.report.saved_results import CONFIG_FILE
+from medclip_dcl.report.saved_results import CONFIG_FILE, RESULTS_FILE
 from medclip_dcl.training.run_folder import FIT_FILE
 
 LOG_FILE, ERROR_FILE = "log.txt", "error.txt"
-RESULTS_FILE = "results.json"
 _LOCK_FILE = ".lock"
 
 

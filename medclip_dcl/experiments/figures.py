@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import matplotlib
@@ -52,9 +52,9 @@ def draw_figures(experiment: Experiment, table: pd.DataFrame) -> dict[str, list[
     """
     found: dict[str, list[Markup]] = {}
     for figure in experiment.figures:
-        size, panels = (3.0, 3.2), _maps(experiment, figure, table)
-        if figure["kind"] != "map":
-            size, panels = (4.8, 3.3), _lines(experiment, figure, table)
+        is_map = figure["kind"] == "map"
+        size = (3.0, 3.2) if is_map else (4.8, 3.3)
+        panels = (_maps if is_map else _lines)(experiment, figure, table)
         if not panels:
             continue
         name = str(figure["name"])
@@ -176,10 +176,8 @@ def _places(values: pd.Series, is_log: bool) -> dict[Any, float]:
 
 def _maps(experiment: Experiment, figure: Mapping[str, Any], table: pd.DataFrame) -> list[Panel]:
     """A panel for each compared level, from the embedding map of its cell."""
-    if figure["kind"] != "map":
-        return []
     done = set(_selected(experiment, figure, table)["cell"])
-    panels = []
+    panels: list[Panel] = []
     for cell in experiment.cells():
         if cell.name in done:
             file = cell.folder / figure.get("file", _MAP_FILE)
@@ -188,31 +186,24 @@ def _maps(experiment: Experiment, figure: Mapping[str, Any], table: pd.DataFrame
                     f"figures: {figure['name']}: {cell.folder} has no {file.relative_to(cell.folder)}"
                 )
             title = cell.levels[experiment.compared] if experiment.compared else cell.name
-            panels.append(_MapPanel(title, pd.read_parquet(file)))
-    return list(panels)
+            panels.append(partial(_draw_map, title, pd.read_parquet(file)))
+    return panels
 
 
-@dataclass(frozen=True)
-class _MapPanel:
+def _draw_map(title: str, points: pd.DataFrame, axes: Axes) -> None:
     """t-SNE in which the selected classes are shades of red, the others of blue (SSD, figure 4)."""
-
-    title: str
-    points: pd.DataFrame
-
-    def __call__(self, axes: Axes) -> None:
-        for is_selected, shades in ((False, "Blues"), (True, "Reds")):
-            rows = self.points[self.points["is_selected"] == is_selected]
-            classes = sorted(rows["class"].unique())
-            colours = matplotlib.colormaps[shades](np.linspace(0.35, 0.95, len(classes)))
-            for name, colour in zip(classes, colours, strict=True):
-                of_class = rows[rows["class"] == name]
-                axes.scatter(of_class["x"], of_class["y"], s=5, color=colour, linewidths=0, rasterized=True)
-        axes.set_axis_off()
-        axes.set_title(self.title, loc="left")
+    for is_selected, shades in ((False, "Blues"), (True, "Reds")):
+        rows = points[points["is_selected"] == is_selected]
+        classes = sorted(rows["class"].unique())
+        colours = matplotlib.colormaps[shades](np.linspace(0.35, 0.95, len(classes)))
+        for name, colour in zip(classes, colours, strict=True):
+            of_class = rows[rows["class"] == name]
+            axes.scatter(of_class["x"], of_class["y"], s=5, color=colour, linewidths=0, rasterized=True)
+    axes.set_axis_off()
+    axes.set_title(title, loc="left")
 
 
 def _selected(experiment: Experiment, figure: Mapping[str, Any], rows: pd.DataFrame) -> pd.DataFrame:
     for axis, level in (figure.get("where") or {}).items():
-        value = next(one.value for one in experiment.axes[axis] if one.name == str(level))
-        rows = rows[rows[axis] == value]
+        rows = rows[rows[axis] == experiment.level(axis, level).value]
     return rows

@@ -126,6 +126,10 @@ class Experiment:
         """Axes that are neither paired nor compared: each combination of their levels is a comparison by itself."""
         return [name for name in self.axes if name not in (self.pairs, self.compared)]
 
+    def level(self, axis: str, name: object) -> Level:
+        """The level of an axis by its name, which a file may give as a number."""
+        return next(level for level in self.axes[axis] if level.name == str(name))
+
     def cells(self) -> list[Cell]:
         """All cells; the paired axis changes last, so that what is finished first is balanced over the others."""
         order = sorted(self.axes, key=lambda name: name != self.pairs)

@@ -71,7 +71,7 @@ def _tables(experiment: Experiment, table: pd.DataFrame) -> list[Table]:
     for declared in experiment.tables:
         headings = [_Heading(_title(experiment, name), name, {}) for name in declared["outcomes"]]
         where = {
-            axis: _level(experiment, axis, name).value for axis, name in (declared.get("where") or {}).items()
+            axis: experiment.level(axis, name).value for axis, name in (declared.get("where") or {}).items()
         }
         found.append(_table(experiment, numbers, str(declared.get("title", "")), headings, [("", where)]))
     *outer, inner = experiment.groups or [""]
@@ -168,10 +168,6 @@ def _choice(experiment: Experiment, table: pd.DataFrame) -> list[Table]:
 def _title(experiment: Experiment, name: str) -> str:
     outcome = experiment.outcomes[name]
     return f"{name}{', %' if outcome.percent else ''}{ {True: ' ↑', False: ' ↓', None: ''}[outcome.higher_is_better] }"
-
-
-def _level(experiment: Experiment, axis: str, name: object) -> Level:
-    return next(level for level in experiment.axes[axis] if level.name == str(name))
 
 
 def _records(found: pd.DataFrame) -> list[dict[str, Any]]:

@@ -8,17 +8,16 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from medclip_dcl.experiments.cells import RESULTS_FILE
 from medclip_dcl.experiments.grid import Experiment, Outcome
 from medclip_dcl.files import write_parquet
 from medclip_dcl.report.intervals import (
-    LEVEL,
     Predictions,
     bootstrap_numbers,
     percentiles,
     read_predictions,
     require_same_cases,
 )
+from medclip_dcl.report.saved_results import RESULTS_FILE
 
 N_DRAWS = 1000
 SEED = 0
@@ -120,6 +119,6 @@ def _intervals(levels: Mapping[str, object], draws: Sequence[Draws]) -> list[dic
     rows = []
     for name in draws[0] if draws else ():
         if all(name in one for one in draws):
-            low, high, _ = percentiles(np.mean([one[name] for one in draws], axis=0)[1:], LEVEL)
+            low, high, _ = percentiles(np.mean([one[name] for one in draws], axis=0)[1:])
             rows.append({**levels, "outcome": name, "patients_low": low, "patients_high": high})
     return rows

@@ -8,7 +8,8 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-LEVEL = 0.95
+from medclip_dcl.report.intervals import LEVEL
+
 _ROUNDING = 1e-9
 """Relative difference of numbers that are taken for equal: k/599 - (k - 1)/599 depends on k."""
 

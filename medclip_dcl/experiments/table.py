@@ -11,10 +11,17 @@ from typing import Any
 import pandas as pd
 
 from medclip_dcl.errors import UserError
-from medclip_dcl.experiments.cells import RESULTS_FILE, is_done
+from medclip_dcl.evaluation.summaries import by_path
+from medclip_dcl.experiments.cells import is_done
 from medclip_dcl.experiments.grid import FACTS, VALIDATION, Cell, Experiment, Outcome
 from medclip_dcl.files import write_json, write_parquet
-from medclip_dcl.report.saved_results import CONFIG_FILE, differing_settings, read_json, read_results
+from medclip_dcl.report.saved_results import (
+    CONFIG_FILE,
+    RESULTS_FILE,
+    differing_settings,
+    read_json,
+    read_results,
+)
 from medclip_dcl.training.run_folder import FIT_FILE, METRICS_FILE
 
 EXPERIMENT_FILE, TABLE_FILE = "experiment.json", "results.parquet"
@@ -135,17 +142,13 @@ def _read_cell(folder: Path, *times: int) -> tuple[dict[str, Any], dict[str, Any
         "test_seconds": timings.get("test_seconds"),
         "config": config.read_text(encoding="utf-8") if config.is_file() else None,
     }
-    return _by_path(results.get("metrics", {})), facts
-
-
-def _by_path(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in metrics.items():
-        if isinstance(value, Mapping):
-            found |= _by_path(value, f"{prefix}{key}/")
-        elif value is None or isinstance(value, int | float):
-            found[f"{prefix}{key}"] = value
-    return found
+    # A list, such as of draws, is not a number.
+    numbers = {
+        path.removeprefix("/"): value
+        for path, value in by_path(results.get("metrics", {}), "")
+        if value is None or isinstance(value, int | float)
+    }
+    return numbers, facts
 
 
 def _time_of(file: Path) -> int:

@@ -17,7 +17,6 @@ from medclip_dcl.metrics.mean_classifier import (
     mean_classifier_metrics,
     mean_classifier_predictions,
     mean_classifier_scores,
-    sample_tasks,
 )
 from medclip_dcl.metrics.retrieval import cosine_retrieval_ranks, retrieval_metrics, retrieval_ranks
 
@@ -39,5 +38,4 @@ __all__ = [
     "mean_iou",
     "retrieval_metrics",
     "retrieval_ranks",
-    "sample_tasks",
 ]

@@ -13,9 +13,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from medclip_dcl.errors import UserError
 from medclip_dcl.objectives.curl import margin_loss
 
-_MAX_ENUMERATED_TASKS = 100_000
+_MAX_TASKS = 100_000
 _ELEMENTS_PER_CHUNK = 2**23
 """Margins compared at a time: bounds the extra memory whatever the number of tasks."""
 
@@ -74,19 +75,18 @@ def mean_classifier_metrics(
     means: Float[Tensor, "class dim"],
     *,
     loss: str = "logistic",
-    label_distribution: Float[Tensor, "class"] | None = None,
 ) -> MeanClassifierMetrics:
     """Supervised loss and accuracy of the mean classifier on the task of all classes (CURL, section 2).
 
-    The expectation over cases is that within a class first, then over classes: it does not depend on how many cases
-    a class has. A case whose class ties with t others for the highest score counts 1/(1 + t) as correct.
+    The expectation over cases is that within a class first, then over the equally likely classes: it does not depend
+    on how many cases a class has. A case whose class ties with t others for the highest score counts 1/(1 + t) as
+    correct.
 
     Args:
         embeddings: f(x) of the labelled cases.
         labels: class of each case, from 0.
         means: of :func:`class_means`, from these cases or from others.
         loss: "hinge" or "logistic", as in :func:`medclip_dcl.objectives.margin_loss`.
-        label_distribution: of the task's classes; default uniform, as in CURL.
 
     Raises:
         ValueError: as :func:`average_k_metrics`.
@@ -97,14 +97,13 @@ def mean_classifier_metrics(
         MeanClassifierMetrics(loss=0.0, accuracy=1.0)
     """
     n_classes = len(means)
-    probabilities = _class_distribution(label_distribution, n_classes, least=2)
     return _average(
         embeddings,
         labels,
         means,
         tasks=torch.arange(n_classes)[None],
         task_weights=torch.ones(1, dtype=torch.float64),
-        class_weights=probabilities,
+        class_weights=_class_distribution(None, n_classes, least=2),
         loss=loss,
     )
 
@@ -118,8 +117,6 @@ def average_k_metrics(
     class_distribution: Float[Tensor, "class"] | None = None,
     loss: str = "logistic",
     labels_are_uniform: bool = True,
-    n_tasks: int | None = None,
-    generator: torch.Generator | None = None,
 ) -> MeanClassifierMetrics:
     """Loss and accuracy of the mean classifier, averaged over tasks of k + 1 distinct classes.
 
@@ -136,76 +133,37 @@ def average_k_metrics(
         class_distribution: rho; default uniform. A class of probability 0 is in no task and needs no case.
         loss: "hinge" or "logistic".
         labels_are_uniform: the classes of a task are equally likely (CURL); False: likely as in rho (SSD, A.2).
-        n_tasks: average over this many random tasks; default: over all tasks, exactly.
-        generator: of the random tasks, on the CPU.
 
     Raises:
         ValueError: k below 1 or fewer than k + 1 classes; rho that is not a distribution; a class without a case; a
-            label outside the classes; an embedding that is not finite; more than 100,000 tasks to enumerate; n_tasks
-            below 1; an unknown loss; unfit shapes.
+            label outside the classes; an embedding that is not finite; more than 100,000 tasks; an unknown
+            loss; unfit shapes.
     """
     if k < 1:
         raise ValueError(f"k must be at least 1, the rivals of the right class: found {k}")
     n_classes = len(means)
     rho = _class_distribution(class_distribution, n_classes, least=k + 1)
-    if n_tasks is None:
-        possible = rho.nonzero().flatten()
-        number = math.comb(len(possible), k + 1)
-        if number > _MAX_ENUMERATED_TASKS:
-            raise ValueError(
-                f"{number:,} tasks of {k + 1} among {len(possible)} classes are too many to enumerate"
-                f" (at most {_MAX_ENUMERATED_TASKS:,}); pass n_tasks to draw some"
-            )
-        # torch.combinations would fill a mask of classes ** (k + 1).
-        tasks = torch.tensor(list(itertools.combinations(possible.tolist(), k + 1)), device=possible.device)
-        task_weights = rho[tasks].log().sum(1).softmax(0)
-    else:
-        tasks = sample_tasks(rho, k + 1, n_tasks, generator)
-        task_weights = torch.full((n_tasks,), 1 / n_tasks, dtype=torch.float64)
+    possible = rho.nonzero().flatten()
+    check_number_of_tasks(len(possible), k)
+    # torch.combinations would fill a mask of classes ** (k + 1).
+    tasks = torch.tensor(list(itertools.combinations(possible.tolist(), k + 1)), device=possible.device)
+    task_weights = rho[tasks].log().sum(1).softmax(0)
     class_weights = torch.ones_like(rho) if labels_are_uniform else rho
     return _average(embeddings, labels, means, tasks, task_weights, class_weights, loss)
 
 
-def sample_tasks(
-    class_distribution: Float[Tensor, "class"],
-    n_ways: int,
-    n_tasks: int,
-    generator: torch.Generator | None = None,
-) -> Int[Tensor, "task way"]:
-    """Random tasks: n_ways independent draws from rho, given that all differ (CURL, definition 2.2).
-
-    Exact and without rejection, however rare distinct draws are: class after class is taken into a task with its
-    probability given the number of places left, a ratio of elementary symmetric polynomials of rho.
-
-    Args:
-        class_distribution: rho.
-        n_ways: classes of a task.
-        n_tasks: tasks, each drawn independently.
-        generator: on the CPU.
-
-    Returns:
-        The classes of each task, ascending, on the CPU.
+def check_number_of_tasks(n_classes: int, k: int) -> None:
+    """Refuse more tasks of k + 1 classes than :func:`average_k_metrics` enumerates.
 
     Raises:
-        ValueError: rho that is not a distribution or has fewer than n_ways classes; n_ways or n_tasks below 1.
+        UserError: there are more than 100,000.
     """
-    if n_ways < 1 or n_tasks < 1:
-        raise ValueError(f"n_ways and n_tasks must be at least 1: found {n_ways} and {n_tasks}")
-    rho = _class_distribution(class_distribution, len(class_distribution), least=n_ways)
-    log_rho = rho.log()
-    # log_sums[j, r]: log of the sum over all r of the classes j, j + 1, ... of the product of their rho.
-    log_sums = torch.full((len(rho) + 1, n_ways + 1), -math.inf, dtype=torch.float64)
-    log_sums[:, 0] = 0.0
-    for j in reversed(range(len(rho))):
-        log_sums[j, 1:] = torch.logaddexp(log_sums[j + 1, 1:], log_rho[j] + log_sums[j + 1, :-1])
-    chosen = torch.zeros((n_tasks, len(rho)), dtype=torch.bool)
-    places = torch.full((n_tasks,), n_ways)
-    for j in range(len(rho)):
-        log_chance = log_rho[j] + log_sums[j + 1, (places - 1).clamp(min=0)] - log_sums[j, places]
-        draws = torch.rand(n_tasks, dtype=torch.float64, generator=generator)
-        chosen[:, j] = (places > 0) & (draws < log_chance.exp())
-        places = places - chosen[:, j].long()
-    return chosen.nonzero()[:, 1].view(n_tasks, n_ways)
+    number = math.comb(n_classes, k + 1)
+    if number > _MAX_TASKS:
+        raise UserError(
+            f"average_k: {number:,} tasks of {k + 1} among {n_classes} classes are too many to enumerate"
+            f" (at most {_MAX_TASKS:,}); give another k"
+        )
 
 
 def _average(

@@ -55,7 +55,6 @@ def retrieval_ranks(
 def cosine_retrieval_ranks(
     queries: Float[Tensor, "query dim"],
     candidates: Float[Tensor, "candidate dim"],
-    targets: Int[Tensor, "query"] | None = None,
     *,
     groups: tuple[Int[Tensor, "query"], Int[Tensor, "candidate"]] | None = None,
 ) -> Float[Tensor, "query"]:
@@ -67,26 +66,18 @@ def cosine_retrieval_ranks(
     Args:
         queries: embeddings, of any length.
         candidates: embeddings, of any length.
-        targets: index of each query's correct candidate; None: query i's is i.
-        groups: instead of targets, a group of each query and of each candidate: all candidates of a query's group
-            are correct, and the best-ranked counts.
+        groups: of each query and of each candidate: all candidates of a query's group are correct, and the
+            best-ranked counts; None: query i's correct candidate is i.
 
     Raises:
-        ValueError: a NaN embedding, both targets and groups; see :func:`retrieval_ranks`.
+        ValueError: without groups, another number of candidates than of queries; see :func:`retrieval_ranks`.
     """
-    for name, embeddings in (("queries", queries), ("candidates", candidates)):
-        is_nan = embeddings.isnan().any(dim=1).nonzero().flatten()
-        if len(is_nan):
-            raise ValueError(f"{len(is_nan)} of {len(embeddings)} {name} hold NaN (first: {is_nan[0]})")
-    if groups is not None and targets is not None:
-        raise ValueError("retrieval: give targets or groups, not both")
-    if groups is None and targets is None and len(queries) != len(candidates):
+    if groups is None and len(queries) != len(candidates):
         raise ValueError(
-            "targets=None pairs query i with candidate i and needs as many of both:"
+            "groups=None pairs query i with candidate i and needs as many of both:"
             f" found {len(queries)} queries, {len(candidates)} candidates"
         )
-    if targets is None:
-        targets = torch.arange(len(queries), device=queries.device)
+    targets = torch.arange(len(queries), device=queries.device)
     # A matrix product may differ in the last bits between equal columns: score each distinct candidate once.
     distinct, column = torch.unique(normalize(candidates, dim=-1), dim=0, return_inverse=True)
     unit = normalize(queries, dim=-1)
@@ -97,10 +88,7 @@ def cosine_retrieval_ranks(
         block = slice(first, first + rows)
         similarities = (unit[block] @ distinct.T)[:, column]
         correct = targets[block] if groups is None else groups[0][block, None] == groups[1]
-        try:
-            ranks[block] = retrieval_ranks(similarities, correct)
-        except ValueError as error:
-            raise ValueError(f"queries from {first} on: {error}") from error
+        ranks[block] = retrieval_ranks(similarities, correct)
     return ranks
 
 

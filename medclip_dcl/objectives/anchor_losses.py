@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
@@ -101,8 +100,3 @@ class AnchorLoss(nn.Module):
             raise UserError(
                 f"model: {type(self).__name__} does not use {name}; set model.init_args.{setting}"
             )
-
-
-def mean_class_probability(anchors: Anchors) -> Float[Tensor, ""]:
-    """Mean eta of the anchors."""
-    return torch.as_tensor(anchors.class_probability, dtype=anchors.logits.dtype).mean()

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from medclip_dcl.distributed import gather_with_grad, global_mean, local_offset
 from medclip_dcl.errors import UserError
-from medclip_dcl.objectives.anchor_losses import AnchorLoss, Anchors, mean_class_probability
+from medclip_dcl.objectives.anchor_losses import AnchorLoss, Anchors
 from medclip_dcl.objectives.class_probability import ClassProbability, ConstantClassProbability
 from medclip_dcl.objectives.contrastive import contrastive_loss, contrastive_statistics
 from medclip_dcl.objectives.near_texts import NearTexts
 from medclip_dcl.objectives.negative_weights import NegativeWeights
-from medclip_dcl.objectives.pairing import SAME_TEXT, Pairing, known_to_fit, pair_views, with_known
+from medclip_dcl.objectives.pairing import SAME_TEXT, Pairing, known_to_fit, with_known
 from medclip_dcl.similarity import Similarity
 
 # Draws of images as anchors are not those of sentences: no batch has so many images.
@@ -209,7 +209,10 @@ class InBatchObjective(nn.Module):
         processes: _Processes,
         step: int,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        pairing = pair_views(whole.image_of_sentence, whole.image_of_candidate, whole.is_first_view)
+        is_own = whole.image_of_sentence[:, None] == whole.image_of_candidate
+        # Further views of other images are not negatives: N is the same for any number of views (DCL, section 5.1,
+        # fixes N and varies M).
+        pairing = Pairing(is_own, ~is_own & whole.is_first_view)
         if not whole.is_plain:
             # A further view may be another image of the study: as a candidate of its own it is not a negative.
             study = whole.study_of_image[whole.image_of_sentence]
@@ -406,7 +409,7 @@ def _figures(logits: Tensor, pairing: Pairing, arguments: Mapping[str, Any]) -> 
 def _figures_of_loss(loss: AnchorLoss, anchors: Anchors) -> dict[str, Tensor]:
     """Mean eta, mean weight of a negative, and what the loss itself has to log."""
     return {
-        "class_probability": mean_class_probability(anchors),
+        "class_probability": torch.as_tensor(anchors.class_probability, dtype=anchors.logits.dtype).mean(),
         "weight": anchors.weights.sum() / anchors.is_negative.sum().clamp(min=1),
         **loss.figures(anchors),
     }

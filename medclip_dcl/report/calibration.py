@@ -21,7 +21,7 @@ from medclip_dcl.pictures.geometry import View
 from medclip_dcl.report import charts
 from medclip_dcl.report.intervals import Interval, Predictions, bootstrap_numbers, intervals_of
 from medclip_dcl.report.saved_results import SavedResultsError, value_at
-from medclip_dcl.report.tables import Cell, Column, Row, Table, number
+from medclip_dcl.report.tables import Cell, Column, Row, Table, interval_cell, number
 
 _N_SIMULATED = 1000
 _DIGITS = 3
@@ -77,8 +77,12 @@ def section(run: Path, results: Mapping[str, Any], cases: pd.DataFrame) -> dict[
     return {
         "reason": None,
         "charts": [
-            charts.reliability(
-                f"reliability{place}", str(finding), _curves(of_finding, numbers, f"{prefix}/{finding}")
+            charts.chart(
+                f"reliability{place}",
+                (3.6, 3.6),
+                charts.draw_reliability,
+                str(finding),
+                _curves(of_finding, numbers, f"{prefix}/{finding}"),
             )
             for place, (finding, of_finding) in enumerate(rows.groupby("finding", sort=False))
         ],
@@ -150,7 +154,7 @@ def _table_of_errors(
     for finding, of_finding in rows.groupby("finding", sort=False):
         own, share = calibration.findings[str(finding)], of_finding["label"].mean()
         found = {
-            (time, name): _cell(numbers[f"{prefix}/{finding}/{time}/{name}"])
+            (time, name): interval_cell(*numbers[f"{prefix}/{finding}/{time}/{name}"][:3], _DIGITS)
             for time in ("before", "after")
             for name in ("ece", "brier")
         }
@@ -196,7 +200,10 @@ def _table_of_thresholds(
         cells = [
             Cell(number(own.threshold, _DIGITS)),
             *(Cell(number(x, _DIGITS)) for x in (own.sensitivity, own.specificity)),
-            *(_cell(numbers[f"{prefix}/{finding}/{name}"]) for name in ("sensitivity", "specificity")),
+            *(
+                interval_cell(*numbers[f"{prefix}/{finding}/{name}"][:3], _DIGITS)
+                for name in ("sensitivity", "specificity")
+            ),
         ]
         shown.append(Row(finding, "plain", cells))
     [(target, share)] = calibration.target.items()
@@ -213,10 +220,3 @@ def perfect_error(probabilities: Float[np.ndarray, " case"]) -> float:
     """Mean expected calibration error where the labels are drawn from the probabilities (Broecker and Smith 2007)."""
     drawn = np.random.default_rng(0).random((_N_SIMULATED, len(probabilities))) < probabilities
     return float(calibration_error(probabilities, drawn, np.ones_like(drawn, dtype=float)).mean())
-
-
-def _cell(found: Interval) -> Cell:
-    interval = ""
-    if found.low is not None:
-        interval = f"[{number(found.low, _DIGITS)}, {number(found.high, _DIGITS)}]"
-    return Cell(number(found.value, _DIGITS), interval)

@@ -26,10 +26,9 @@ from medclip_dcl.report.card_facts import (
     terms_of,
     training_facts,
 )
-from medclip_dcl.report.intervals import Interval, bootstrap_intervals, method
+from medclip_dcl.report.intervals import intervals_of_rows, method
 from medclip_dcl.report.page import render_template
 from medclip_dcl.report.saved_results import (
-    SavedResultsError,
     command_of_test,
     describe_image_size,
     read_config,
@@ -38,13 +37,14 @@ from medclip_dcl.report.saved_results import (
     setting,
     value_at,
 )
-from medclip_dcl.report.subgroup_tables import describe
-from medclip_dcl.report.subgroups import IMAGES_FILE, subgroup_table
+from medclip_dcl.report.subgroup_tables import describe_run
+from medclip_dcl.report.subgroups import IMAGES_FILE
 from medclip_dcl.report.tables import NOTHING, Cell, Column, Row, Table
 
 CARD_FILE = "README.md"
 
 _MODEL, _UNTRAINED = "this model", tables.UNTRAINED
+_SUFFIXES = {_MODEL: "", _UNTRAINED: "_untrained"}
 _SECTIONS = {
     "classification": "zero-shot classification",
     "grounding": "phrase grounding",
@@ -77,9 +77,7 @@ def model_card(
     missing: list[str] = []
     weights = weights_fingerprint(network)
     results = {
-        name: found
-        for name, suffix in ((_MODEL, ""), (_UNTRAINED, "_untrained"))
-        if (found := read_results(run, suffix)) is not None
+        name: found for name, suffix in _SUFFIXES.items() if (found := read_results(run, suffix)) is not None
     }
     tested = results.get(_MODEL)
     if tested is None:
@@ -157,13 +155,10 @@ def _results(run: Path, results: Mapping[str, Any], shown: str) -> dict[str, Any
     if not results:
         return {"summary": None, "tables": [], "tested": "", "method": ""}
     tested = results[_MODEL]
-    intervals: dict[str, dict[str, Interval]] = {}
-    problems = []
-    for name in results:
-        try:
-            intervals[name] = bootstrap_intervals(run, suffix="" if name == _MODEL else "_untrained")
-        except SavedResultsError as error:
-            problems.append(f"Without intervals, {name}: {str(error).replace(str(run), shown)}.")
+    intervals, errors = intervals_of_rows(run, {name: _SUFFIXES[name] for name in results})
+    problems = [
+        f"Without intervals, {name}: {str(error).replace(str(run), shown)}." for name, error in errors.items()
+    ]
     return {
         "summary": _summary(results, intervals),
         "tables": [*tables.detail_tables(results, intervals), *_prompts(tested)],
@@ -216,11 +211,7 @@ def _subgroups(run: Path, results: Mapping[str, Any], missing: list[str]) -> dic
         missing.append(
             f"{IMAGES_FILE}: no numbers by view, sex and age; create it with: {command_of_test(run)}"
         )
-    try:
-        return describe(subgroup_table(run))
-    except SavedResultsError as error:
-        missing.append(f"numbers by view, sex and age: {error}")
-        return None
+    return describe_run(run, missing)
 
 
 def _calibration_content(calibration: Calibration | None) -> dict[str, Any]:

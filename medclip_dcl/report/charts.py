@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from medclip_dcl.evaluation.figures import COLOURS, MUTED, draw_ranks, draw_roc, lay_out, plain_log_labels
+from medclip_dcl.evaluation.figures import COLOURS, MUTED, draw_ranks, lay_out, plain_log_labels
 from medclip_dcl.report.intervals import Interval
 
 _TEXT = "#010203"
@@ -73,11 +73,6 @@ def curves(metrics: pd.DataFrame) -> list[Markup]:
     return charts
 
 
-def roc(predictions: pd.DataFrame, aucs: Mapping[str, float | None]) -> Markup:
-    """ROC curves of the findings that have an AUC."""
-    return chart("roc", (4.6, 4.4), draw_roc, predictions, aucs)
-
-
 def ranks(
     by_run: Mapping[str, pd.DataFrame], items: tuple[str, str], chance: Mapping[str, float | None]
 ) -> list[Markup]:
@@ -88,29 +83,6 @@ def ranks(
         rows = {name: rows[rows["direction"] == direction] for name, rows in by_run.items()}
         charts.append(chart(f"ranks-{direction}", (4.6, 2.9), draw_ranks, rows, title, chance[direction]))
     return charts
-
-
-def reliability(
-    name: str, finding: str, curves: Mapping[str, tuple[pd.DataFrame, Sequence[Interval]]]
-) -> Markup:
-    """Reliability curves of a finding.
-
-    Args:
-        name: distinguishes the chart on the page.
-        finding: its title.
-        curves: label -> mean probability and number of cases (mean, size) of each bin, and its share of positives.
-    """
-    return chart(name, (3.6, 3.6), _draw_reliability, finding, curves)
-
-
-def eta_histogram(eta: pd.Series) -> Markup:
-    """Histogram of the class probability of the distinct training sentences."""
-    return chart("eta", (4.6, 2.9), _draw_eta, eta)
-
-
-def eta_against_truth(table: pd.DataFrame) -> Markup:
-    """The class probability against the share of images of which the sentence is true."""
-    return chart("truth", (4.6, 2.9), _draw_truth, table)
 
 
 def chart(name: str, size: tuple[float, float], draw: Callable[..., None], *arguments: Any) -> Markup:
@@ -145,9 +117,16 @@ def _draw_curves(axes: Axes, title: str, series: Mapping[str, pd.DataFrame]) -> 
         axes.legend(fontsize=8, frameon=False)
 
 
-def _draw_reliability(
+def draw_reliability(
     axes: Axes, finding: str, curves: Mapping[str, tuple[pd.DataFrame, Sequence[Interval]]]
 ) -> None:
+    """Reliability curves of a finding.
+
+    Args:
+        axes: to draw on.
+        finding: its title.
+        curves: label -> mean probability and number of cases (mean, size) of each bin, and its share of positives.
+    """
     axes.plot([0, 1], [0, 1], color=MUTED, linewidth=0.8, linestyle=":")
     for colour, (label, (bins, shares)) in zip((MUTED, COLOURS[0]), curves.items(), strict=True):
         observed = np.array([share.value for share in shares], dtype="float64")
@@ -162,7 +141,8 @@ def _draw_reliability(
     axes.legend(fontsize=8, frameon=False, loc="upper left")
 
 
-def _draw_eta(axes: Axes, eta: pd.Series) -> None:
+def draw_eta(axes: Axes, eta: pd.Series) -> None:
+    """Histogram of the class probability of the distinct training sentences."""
     positive = eta[eta > 0]
     if positive.empty:
         axes.text(0.5, 0.5, "η is 0 for every sentence", ha="center", transform=axes.transAxes)
@@ -177,7 +157,8 @@ def _draw_eta(axes: Axes, eta: pd.Series) -> None:
     axes.legend(fontsize=8, frameon=False)
 
 
-def _draw_truth(axes: Axes, table: pd.DataFrame) -> None:
+def draw_truth(axes: Axes, table: pd.DataFrame) -> None:
+    """The class probability against the share of images of which the sentence is true."""
     labels = {
         "rho": "ρ: share of images of which it is true",
         "sentence_share": "share of sentences that say it",

@@ -65,10 +65,6 @@ _PHANTOM = (
 )
 
 
-class CompareError(SavedResultsError):
-    """The runs cannot be compared."""
-
-
 @dataclass(frozen=True)
 class Tested:
     """A row of the tables: the trained or untrained network of a run.
@@ -129,8 +125,8 @@ def compare(
         seed: of the draws, 0 or more.
 
     Raises:
-        CompareError: other protocols, data or counts (the difference is named); unfit names; an unknown baseline.
-        SavedResultsError: a run is not tested, or its files cannot be read.
+        SavedResultsError: other protocols, data or counts (the difference is named); unfit names; an unknown baseline;
+            a run is not tested, or its files cannot be read.
     """
     rows = _read(runs, _names(runs, names), untrained)
     for row in rows[1:]:
@@ -210,13 +206,13 @@ def _names(runs: Sequence[Path], names: Sequence[str] | None) -> list[str]:
     folders = [run.resolve() for run in runs]
     twice = [str(run) for run, folder in zip(runs, folders, strict=True) if folders.count(folder) > 1]
     if twice:
-        raise CompareError(f"{twice[0]} is given twice; give each run once")
+        raise SavedResultsError(f"{twice[0]} is given twice; give each run once")
     found = [name.strip() for name in names] if names is not None else [folder.name for folder in folders]
     if len(found) != len(runs):
-        raise CompareError(f"--names needs one name for each of {len(runs)} runs: found {len(found)}")
+        raise SavedResultsError(f"--names needs one name for each of {len(runs)} runs: found {len(found)}")
     unfit = [name for name in found if not name or found.count(name) > 1]
     if unfit:
-        raise CompareError(
+        raise SavedResultsError(
             f"the rows need names that differ: found {unfit[0]!r} twice or empty; give them by --names a,b"
         )
     return found
@@ -232,17 +228,19 @@ def _read(runs: Sequence[Path], names: Sequence[str], untrained: bool) -> list[T
     if len({row.results["checkpoint"]["weights"] for row in others}) == 1:
         others = [replace(others[0], name=UNTRAINED)]
     if clash := {row.name for row in trained} & {row.name for row in others}:
-        raise CompareError(f"a run is called {clash.pop()!r} like an untrained row; name the runs by --names")
+        raise SavedResultsError(
+            f"a run is called {clash.pop()!r} like an untrained row; name the runs by --names"
+        )
     return [*trained, *others]
 
 
 def _tested(run: Path, name: str, suffix: str) -> Tested:
     if not run.is_dir():
-        raise CompareError(f"{run} does not exist; give the folder of a run, such as runs/demo")
+        raise SavedResultsError(f"{run} does not exist; give the folder of a run, such as runs/demo")
     results = read_reported(run, suffix)
     if results is None:
         needs = "; it needs checkpoints/untrained.ckpt" if suffix else ""
-        raise CompareError(
+        raise SavedResultsError(
             f"{run}/results{suffix}.json is missing; create it with: {command_of_test(run)}{needs}"
         )
     return Tested(name, run, suffix, results, read_predictions(run, suffix))
@@ -251,7 +249,7 @@ def _tested(run: Path, name: str, suffix: str) -> Tested:
 def _require_same_test(first: Tested, other: Tested) -> None:
     """Refuse numbers of different meaning; an evaluation without numbers, such as a figure, may differ.
 
-    Retrieval of reports is not compared with a run of an older version, which lacks it.
+    Retrieval of reports is not compared with a run that has none: no sentence was tested.
     """
     measured = {name for row in (first, other) for name, found in row.results["metrics"].items() if found}
     if not all(REPORTS in row.results["metrics"] for row in (first, other)):
@@ -262,7 +260,7 @@ def _require_same_test(first: Tested, other: Tested) -> None:
             key = min(differences)
             here, there = map(_short, differences[key])
             files = [f"{row.run}/results{row.suffix}.json" for row in (first, other)]
-            raise CompareError(
+            raise SavedResultsError(
                 f"{files[1]} cannot be compared with {files[0]}: {key} is {there} there and {here} here;"
                 " test both with the same options on the same prepared set"
             )
@@ -279,7 +277,7 @@ def _baseline(rows: Sequence[Tested], baseline: str) -> str:
         is_folder = not row.suffix and Path(baseline).resolve() == row.run.resolve()
         if row.name == baseline or is_folder:
             return row.name
-    raise CompareError(
+    raise SavedResultsError(
         f"--baseline {baseline} is not a row; give one of: {', '.join(row.name for row in rows)}"
         " (the untrained ones come with --untrained)"
     )
@@ -361,7 +359,7 @@ def _settings(comparison: Comparison, differing: Mapping[str, list[Any]]) -> Tab
 
 
 def _explanation(comparison: Comparison) -> str:
-    text = method(comparison.n_draws, comparison.seed, LEVEL)
+    text = method(comparison.n_draws, comparison.seed)
     if comparison.baseline is not None:
         text += (
             " Differences are paired: each draw takes the same patients in both runs; * marks an interval that excludes"
@@ -383,9 +381,7 @@ def _notes(comparison: Comparison, differing: Mapping[str, list[Any]]) -> list[s
         notes.append(f"the settings of the runs differ in {', '.join(differing)} (table below)")
     without = [row.name for row in comparison.rows if REPORTS not in row.results["metrics"]]
     if 0 < len(without) < len(comparison.rows):
-        notes.append(
-            f"tested by a version without retrieval of reports: {', '.join(without)}; test them again for these numbers"
-        )
+        notes.append(f"no retrieval of reports, because no sentence was tested: {', '.join(without)}")
     return list(dict.fromkeys(notes))
 
 
@@ -440,7 +436,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"--seed must be 0 or more: found {options.seed}")
     with one_line_errors("medclip_dcl.report.compare: error"):
         if options.output.exists() and not options.output.is_dir():
-            raise CompareError(f"--output {options.output} is a file; give a folder")
+            raise SavedResultsError(f"--output {options.output} is a file; give a folder")
         comparison = compare(
             options.runs,
             baseline=options.baseline,

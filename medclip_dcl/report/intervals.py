@@ -25,10 +25,17 @@ import pandas as pd
 from jaxtyping import Float
 
 from medclip_dcl.evaluation import summaries
-from medclip_dcl.report.saved_results import SavedResultsError, command_of_test, read_results, value_at
+from medclip_dcl.report.saved_results import (
+    SavedResultsError,
+    command_of_test,
+    read_parquet,
+    read_results,
+    value_at,
+)
 
 N_DRAWS = 2000
 LEVEL = 0.95
+"""Nominal coverage of an interval."""
 POLICY = (
     "a draw without a case (for an AUC and its accuracy: without a case of either class) gives no number and is left"
     " out of the interval, also of the average over findings; a number that rests on fewer than 2 patients (of either"
@@ -36,6 +43,7 @@ POLICY = (
 )
 """Policy for draws that cannot give a number."""
 
+CLASSIFICATIONS = ("classification", "finding_classification")
 _COLUMNS = {
     "classification": ("dicom_id", "subject_id", "finding", "label", "score_positive", "score_negative"),
     "finding_classification": ("dicom_id", "subject_id", "finding", "label", "logit"),
@@ -51,7 +59,6 @@ _CASES = {
     "report_retrieval": ["task", "direction", "query", "subject_id"],
 }
 """Columns that identify a case, for pairing two runs."""
-_CLASSIFICATIONS = ("classification", "finding_classification")
 _TOLERANCE = 1e-6
 """results.json rounds an AUC to float32."""
 _ELEMENTS_PER_CHUNK = 2**22
@@ -106,7 +113,8 @@ class Predictions:
 
     Attributes:
         tables: section of results.json -> rows of its file in predictions/, for any of "classification",
-            "finding_classification", "grounding", "retrieval" and "report_retrieval".
+            "finding_classification", "grounding", "retrieval" and "report_retrieval"; also "calibration", the cases of
+            a calibrated classification with their probabilities.
         min_cases: positive and negative cases, each, that a finding needs (protocol of the classification).
         name: for messages.
     """
@@ -117,7 +125,7 @@ class Predictions:
 
 
 def bootstrap_intervals(
-    run: Path | Predictions, n_draws: int = N_DRAWS, seed: int = 0, level: float = LEVEL, suffix: str = ""
+    run: Path | Predictions, n_draws: int = N_DRAWS, seed: int = 0, suffix: str = ""
 ) -> dict[str, Interval]:
     """Percentile intervals of every number of results.json.
 
@@ -125,7 +133,6 @@ def bootstrap_intervals(
         run: a run folder, or predictions.
         n_draws: bootstrap draws of patients.
         seed: of the draws; the same seed gives the same intervals.
-        level: nominal coverage, in (0, 1).
         suffix: "_untrained" for results_untrained.json and predictions_untrained/ of a run folder.
 
     Returns:
@@ -136,7 +143,20 @@ def bootstrap_intervals(
         SavedResultsError: see :func:`read_predictions` and :func:`bootstrap_numbers`.
     """
     predictions = read_predictions(run, suffix) if isinstance(run, Path) else run
-    return intervals_of(bootstrap_numbers(predictions, n_draws, seed, level), level)
+    return intervals_of(bootstrap_numbers(predictions, n_draws, seed))
+
+
+def intervals_of_rows(
+    run: Path, suffixes: Mapping[str, str]
+) -> tuple[dict[str, dict[str, Interval]], dict[str, SavedResultsError]]:
+    """:func:`bootstrap_intervals` of each row (name -> suffix) whose predictions can be read, and why others cannot."""
+    found, problems = {}, {}
+    for name, suffix in suffixes.items():
+        try:
+            found[name] = bootstrap_intervals(run, suffix=suffix)
+        except SavedResultsError as error:
+            problems[name] = error
+    return found, problems
 
 
 def bootstrap_differences(
@@ -144,7 +164,6 @@ def bootstrap_differences(
     baseline: Path | Predictions,
     n_draws: int = N_DRAWS,
     seed: int = 0,
-    level: float = LEVEL,
 ) -> dict[str, Difference]:
     """Paired differences, run minus baseline, of every number that both have: each draw takes the same patients.
 
@@ -153,15 +172,14 @@ def bootstrap_differences(
         baseline: likewise.
         n_draws: as in :func:`bootstrap_intervals`.
         seed: as there.
-        level: as there.
 
     Raises:
         SavedResultsError: the two were not tested on the same cases; as :func:`bootstrap_intervals`.
     """
     a, b = (read_predictions(one) if isinstance(one, Path) else one for one in (run, baseline))
     require_same_cases(a, b)
-    of_run, of_baseline = (bootstrap_numbers(one, n_draws, seed, level) for one in (a, b))
-    return differences_of(of_run, of_baseline, level)
+    of_run, of_baseline = (bootstrap_numbers(one, n_draws, seed) for one in (a, b))
+    return differences_of(of_run, of_baseline)
 
 
 def read_predictions(run: Path, suffix: str = "") -> Predictions:
@@ -182,7 +200,7 @@ def read_predictions(run: Path, suffix: str = "") -> Predictions:
         )
     folder = run / f"predictions{suffix}"
     sections = [section for section in _COLUMNS if section in results["metrics"]]
-    protocols = (results["protocol"].get(section, {}) for section in _CLASSIFICATIONS)
+    protocols = (results["protocol"].get(section, {}) for section in CLASSIFICATIONS)
     min_cases = next((found["min_cases"] for found in protocols if "min_cases" in found), 5)
     predictions = Predictions(
         {section: _read_table(folder / f"{section}.parquet", section, run) for section in sections},
@@ -193,39 +211,35 @@ def read_predictions(run: Path, suffix: str = "") -> Predictions:
     return predictions
 
 
-def bootstrap_numbers(
-    predictions: Predictions, n_draws: int = N_DRAWS, seed: int = 0, level: float = LEVEL
-) -> Numbers:
+def bootstrap_numbers(predictions: Predictions, n_draws: int = N_DRAWS, seed: int = 0) -> Numbers:
     """Value of each number among the tested patients and in every draw.
 
     Raises:
-        SavedResultsError: a level outside (0, 1), or too few draws for it.
+        SavedResultsError: too few draws.
     """
-    if not 0 < level < 1:
-        raise SavedResultsError(f"level must lie between 0 and 1, such as 0.95: found {level}")
-    least = int(np.ceil(2 / (1 - level)))
+    least = int(np.ceil(2 / (1 - LEVEL)))
     if n_draws < least:
         raise SavedResultsError(
-            f"an interval of level {level} needs at least {least} draws, better 2,000: found {n_draws}"
+            f"an interval of level {LEVEL} needs at least {least} draws, better 2,000: found {n_draws}"
         )
     return _numbers(predictions, n_draws, seed)
 
 
-def intervals_of(numbers: Numbers, level: float = LEVEL) -> dict[str, Interval]:
+def intervals_of(numbers: Numbers) -> dict[str, Interval]:
     """The percentile interval of each number of :func:`bootstrap_numbers`."""
     found = {}
     for path, values in numbers.items():
-        low, high, n_draws = percentiles(values[1:], level)
+        low, high, n_draws = percentiles(values[1:])
         found[path] = Interval(_number(values[0]), low, high, n_draws)
     return found
 
 
-def differences_of(numbers: Numbers, baseline: Numbers, level: float = LEVEL) -> dict[str, Difference]:
+def differences_of(numbers: Numbers, baseline: Numbers) -> dict[str, Difference]:
     """Paired differences of two runs' :func:`bootstrap_numbers`, made with the same seed and number of draws."""
     found = {}
     for path in numbers.keys() & baseline.keys():
         values = numbers[path] - baseline[path]
-        low, high, n_draws = percentiles(values[1:], level)
+        low, high, n_draws = percentiles(values[1:])
         p = _two_sided_p(values[1:]) if low is not None else None
         found[path] = Difference(_number(values[0]), low, high, p, n_draws)
     return {path: found[path] for path in numbers if path in found}
@@ -249,10 +263,10 @@ def require_same_cases(a: Predictions, b: Predictions) -> None:
             )
 
 
-def method(n_draws: int = N_DRAWS, seed: int = 0, level: float = LEVEL) -> str:
+def method(n_draws: int = N_DRAWS, seed: int = 0) -> str:
     """Explanation of the brackets in a table."""
     return (
-        f"In brackets: {100 * level:g}% percentile intervals of {n_draws:,} bootstrap draws of patients (seed {seed});"
+        f"In brackets: {100 * LEVEL:g}% percentile intervals of {n_draws:,} bootstrap draws of patients (seed {seed});"
         " they say how far a number depends on which patients were tested, not on the training seed."
         " Ranks of retrieval are those among all candidates."
     )
@@ -272,7 +286,7 @@ def _numbers(predictions: Predictions, n_draws: int, seed: int) -> Numbers:
         if table.empty:
             continue
         compute: Any = getattr(summaries, section.removeprefix("finding_"))
-        if section in _CLASSIFICATIONS:
+        if section in CLASSIFICATIONS:
             compute = partial(compute, min_cases=predictions.min_cases)
         patients, patient = np.unique(table["subject_id"].to_numpy(), return_inverse=True)
         counts = patient_draws(len(patients), n_draws, seed)[1:]
@@ -286,12 +300,12 @@ def _numbers(predictions: Predictions, n_draws: int, seed: int) -> Numbers:
     return found
 
 
-def percentiles(draws: np.ndarray, level: float) -> tuple[float | None, float | None, int]:
+def percentiles(draws: np.ndarray) -> tuple[float | None, float | None, int]:
     """Percentile interval of the finite draws, and their number."""
     draws = draws[np.isfinite(draws)]
     if not len(draws):
         return None, None, 0
-    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high), len(draws)
 
 
@@ -303,20 +317,6 @@ def _two_sided_p(differences: np.ndarray) -> float:
 
 def _number(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
-
-
-def read_parquet(file: Path) -> pd.DataFrame:
-    """A table that `test` wrote.
-
-    Raises:
-        SavedResultsError: it is not readable.
-    """
-    try:
-        return pd.read_parquet(file)
-    except (OSError, ValueError) as error:
-        raise SavedResultsError(
-            f"{file} is not a readable Parquet file ({error}); test the run again"
-        ) from error
 
 
 def _read_table(file: Path, section: str, run: Path) -> pd.DataFrame:

@@ -19,20 +19,21 @@ import pandas as pd
 from PIL import Image
 
 from medclip_dcl.command_line import one_line_errors
+from medclip_dcl.evaluation.figures import draw_roc
 from medclip_dcl.files import write_text
 from medclip_dcl.report import calibration, charts, tables
-from medclip_dcl.report.intervals import Interval, bootstrap_intervals, method
+from medclip_dcl.report.intervals import intervals_of_rows, method
 from medclip_dcl.report.page import render_template
 from medclip_dcl.report.saved_results import (
     SavedResultsError,
     command_of_test,
     describe_image_size,
     read_json,
+    read_parquet,
     read_reported,
     value_at,
 )
-from medclip_dcl.report.subgroup_tables import describe
-from medclip_dcl.report.subgroups import subgroup_table
+from medclip_dcl.report.subgroup_tables import describe_run
 
 REPORT_FILE = "report.html"
 
@@ -48,16 +49,11 @@ _SENTENCE_FORMATS = {
 """Column of class_probability.parquet -> heading and format."""
 
 
-class ReportError(SavedResultsError):
-    """The report cannot be made."""
-
-
 def write_report(run: Path) -> Path:
     """Write report.html into a run folder.
 
     Raises:
-        ReportError: not a run folder; a file of it cannot be read.
-        SavedResultsError: its results cannot be read.
+        SavedResultsError: not a run folder; a file of it cannot be read.
     """
     file = run / REPORT_FILE
     write_text(render(run), file)
@@ -68,14 +64,13 @@ def render(run: Path) -> str:
     """The report of a run folder as HTML; the same folder gives the same text.
 
     Raises:
-        ReportError: as :func:`write_report`.
-        SavedResultsError: as there.
+        SavedResultsError: as :func:`write_report`.
     """
     if not run.is_dir():
-        raise ReportError(f"{run} does not exist; give the folder of a run, such as runs/demo")
+        raise SavedResultsError(f"{run} does not exist; give the folder of a run, such as runs/demo")
     is_trained_here = any((run / name).exists() for name in ("config.yaml", "metrics.csv", "checkpoints"))
     if not is_trained_here and not (run / "results.json").exists():
-        raise ReportError(
+        raise SavedResultsError(
             f"{run} is not a run folder: it holds neither config.yaml, metrics.csv, results.json nor checkpoints/;"
             " give the folder that was the --run_folder of `python -m medclip_dcl fit`"
         )
@@ -145,13 +140,10 @@ def _missing(run: Path, results: Mapping[str, Any], content: Mapping[str, Any]) 
 
 def _tables(run: Path, results: Mapping[str, Any]) -> dict[str, Any]:
     """Tables, notes and the numbers in the head of the page."""
-    intervals: dict[str, dict[str, Interval]] = {}
-    sizes, notes, problems = [], [], []
-    for name, found in results.items():
-        try:
-            intervals[name] = bootstrap_intervals(run, suffix=_SUFFIXES[name])
-        except SavedResultsError as error:
-            problems.append(f"{name} is shown without intervals: {error}")
+    intervals, errors = intervals_of_rows(run, {name: _SUFFIXES[name] for name in results})
+    problems = [f"{name} is shown without intervals: {error}" for name, error in errors.items()]
+    sizes, notes = [], []
+    for found in results.values():
         notes += [note for section in found["notes"].values() for note in section]
         if "," in (size := describe_image_size(found) or ""):
             sizes.append(f"images were shown at {size}: numbers at the size of the training differ")
@@ -173,13 +165,7 @@ def _tables(run: Path, results: Mapping[str, Any]) -> dict[str, Any]:
 
 def _subgroups(run: Path, results: Mapping[str, Any], missing: list[str]) -> dict[str, Any] | None:
     """The trained network's metrics by view, sex and age group."""
-    if _TRAINED not in results:
-        return None
-    try:
-        return describe(subgroup_table(run))
-    except SavedResultsError as error:
-        missing.append(f"no tables by view, sex and age: {error}")
-        return None
+    return describe_run(run, missing) if _TRAINED in results else None
 
 
 def _curves(file: Path) -> Sequence[str]:
@@ -188,9 +174,11 @@ def _curves(file: Path) -> Sequence[str]:
     try:
         metrics = pd.read_csv(file)
     except (pd.errors.ParserError, pd.errors.EmptyDataError) as error:
-        raise ReportError(f"{file} is not a readable table ({error})") from error
+        raise SavedResultsError(f"{file} is not a readable table ({error})") from error
     if "step" not in metrics:
-        raise ReportError(f"{file} has no column step; it was not written by `python -m medclip_dcl fit`")
+        raise SavedResultsError(
+            f"{file} has no column step; it was not written by `python -m medclip_dcl fit`"
+        )
     return charts.curves(metrics)
 
 
@@ -206,7 +194,7 @@ def _charts_of_predictions(run: Path, results: Mapping[str, Any], missing: list[
     by_finding = (tested["metrics"].get(section) or {}).get("by_finding", {})
     aucs = {finding: found["auc"] for finding, found in by_finding.items()}
     if cases is not None and any(auc is not None for auc in aucs.values()):
-        content["roc"] = charts.roc(cases, aucs)
+        content["roc"] = charts.chart("roc", (4.6, 4.4), draw_roc, cases, aucs)
         if not is_classifier:
             content["calibration"] = calibration.section(run, tested, cases)
     if is_classifier:
@@ -232,30 +220,21 @@ def _charts_of_predictions(run: Path, results: Mapping[str, Any], missing: list[
 
 def _predictions(file: Path, missing: list[str]) -> pd.DataFrame | None:
     if file.is_file():
-        return _parquet(file)
+        return read_parquet(file)
     missing.append(f"{file.parent.name}/{file.name} is missing; `test` writes it")
     return None
 
 
-def _parquet(file: Path) -> pd.DataFrame:
-    try:
-        return pd.read_parquet(file)
-    except (OSError, ValueError) as error:
-        raise ReportError(
-            f"{file} is not a readable Parquet file ({error}); delete it and make it again"
-        ) from error
-
-
 def _class_probability(file: Path | None) -> dict[str, Any]:
     """Charts of η, and the most and the least probable sentences."""
-    table = _parquet(file) if file is not None and file.is_file() else pd.DataFrame()
+    table = read_parquet(file) if file is not None and file.is_file() else pd.DataFrame()
     if table.empty:
         return {"eta": None}
     order = "log_p" if "log_p" in table else "eta"
     ranked = table.sort_values([order, "sentence_id"], ascending=False, kind="stable")
     return {
-        "eta": charts.eta_histogram(table["eta"]),
-        "truth": charts.eta_against_truth(table) if "rho" in table else None,
+        "eta": charts.chart("eta", (4.6, 2.9), charts.draw_eta, table["eta"]),
+        "truth": charts.chart("truth", (4.6, 2.9), charts.draw_truth, table) if "rho" in table else None,
         "sentences": {
             "Most probable sentences": _sentences(ranked.head(_N_SENTENCES)),
             "Least probable sentences": _sentences(ranked.tail(_N_SENTENCES)[::-1]),

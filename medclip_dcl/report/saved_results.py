@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import yaml
 
 from medclip_dcl.errors import UserError
 
 RESULTS_FORMAT_VERSION = 1
 CONFIG_FILE = "config.yaml"
+RESULTS_FILE = "results.json"
 NOT_COMPARED = (
     "checkpoint.dirpath",
     "checkpoint_minutes",
@@ -102,6 +104,20 @@ def read_json(file: Path) -> dict[str, Any]:
     except ValueError as error:
         raise SavedResultsError(
             f"{file} is not readable JSON ({error}); delete it and run the command that wrote it"
+        ) from error
+
+
+def read_parquet(file: Path) -> pd.DataFrame:
+    """Read a table of a run folder.
+
+    Raises:
+        SavedResultsError: not readable.
+    """
+    try:
+        return pd.read_parquet(file)
+    except (OSError, ValueError) as error:
+        raise SavedResultsError(
+            f"{file} is not a readable Parquet file ({error}); delete it and run the command that wrote it"
         ) from error
 
 

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from medclip_dcl.report.intervals import N_DRAWS
-from medclip_dcl.report.subgroups import ATTRIBUTES, CLASSIFICATIONS, FOUND, MIN_PATIENTS, UNKNOWN
-from medclip_dcl.report.tables import DESCRIPTIONS, NOTHING, Cell, Column, Row, Table, number
+from medclip_dcl.report.intervals import CLASSIFICATIONS, N_DRAWS
+from medclip_dcl.report.saved_results import SavedResultsError
+from medclip_dcl.report.subgroups import ATTRIBUTES, FOUND, MIN_PATIENTS, UNKNOWN, subgroup_table
+from medclip_dcl.report.tables import DESCRIPTIONS, NOTHING, Cell, Column, Row, Table, interval_cell, number
+
+
+def describe_run(run: Path, missing: list[str]) -> dict[str, Any] | None:
+    """The section of a tested run folder; where it cannot be made, None, and `missing` says why."""
+    try:
+        return describe(subgroup_table(run))
+    except SavedResultsError as error:
+        missing.append(f"no tables by view, sex and age: {error}")
+        return None
 
 
 def describe(table: pd.DataFrame) -> dict[str, Any] | None:
@@ -93,11 +104,8 @@ def _findings_of(rows: pd.DataFrame, metric: str, group: str) -> str:
 def _value_cell(cell: Mapping[Any, Any], findings: str) -> Cell:
     if not np.isfinite(cell["value"]):
         return Cell(NOTHING)
-    digits = _label(cell["metric"])[1]
-    return Cell(
-        number(cell["value"], digits) + findings,
-        f"[{number(cell['low'], digits)}, {number(cell['high'], digits)}]",
-    )
+    found = interval_cell(cell["value"], cell["low"], cell["high"], _label(cell["metric"])[1])
+    return found._replace(text=found.text + findings)
 
 
 def _gap_cell(cell: Mapping[Any, Any], mark: str = " *") -> Cell:

@@ -27,15 +27,14 @@ from scipy import stats
 
 from medclip_dcl.evaluation import summaries
 from medclip_dcl.report.intervals import (
-    LEVEL,
+    CLASSIFICATIONS,
     N_DRAWS,
     Predictions,
     patient_draws,
     percentiles,
-    read_parquet,
     read_predictions,
 )
-from medclip_dcl.report.saved_results import SavedResultsError
+from medclip_dcl.report.saved_results import SavedResultsError, read_parquet
 from medclip_dcl.report.tables import DESCRIPTIONS
 
 IMAGES_FILE = "predictions/images.parquet"
@@ -53,7 +52,6 @@ FOUND = 0.05
 _NUMBERS = ("value", "low", "high", "gap", "gap_low", "gap_high", "p")
 COLUMNS = ("attribute", "group", "images", "patients", "metric", *_NUMBERS)
 
-CLASSIFICATIONS = ("classification", "finding_classification")
 _COMPUTED: dict[str, tuple[Any, str]] = {
     **{section: (summaries.classification, section) for section in CLASSIFICATIONS},
     "grounding": (summaries.box_means, "grounding"),
@@ -76,14 +74,13 @@ class _Compared(NamedTuple):
     n_patients: int
 
 
-def subgroup_table(run: Path, n_draws: int = N_DRAWS, seed: int = 0, level: float = LEVEL) -> pd.DataFrame:
+def subgroup_table(run: Path, n_draws: int = N_DRAWS, seed: int = 0) -> pd.DataFrame:
     """Metrics by group of a tested run folder.
 
     Args:
         run: run folder.
         n_draws: bootstrap draws of patients.
         seed: of the draws; the same seed gives the same table.
-        level: nominal coverage of the intervals, in (0, 1).
 
     Returns:
         As :func:`table_of_groups`; empty where no image has an attribute, and for a test by a version that did not
@@ -96,7 +93,7 @@ def subgroup_table(run: Path, n_draws: int = N_DRAWS, seed: int = 0, level: floa
     file = run / IMAGES_FILE
     if not file.is_file():
         return pd.DataFrame(columns=list(COLUMNS))
-    return table_of_groups(read_predictions(run), read_parquet(file), n_draws, seed, level)
+    return table_of_groups(read_predictions(run), read_parquet(file), n_draws, seed)
 
 
 def table_of_groups(
@@ -104,7 +101,6 @@ def table_of_groups(
     images: pd.DataFrame,
     n_draws: int = N_DRAWS,
     seed: int = 0,
-    level: float = LEVEL,
 ) -> pd.DataFrame:
     """Metrics by group, from predictions.
 
@@ -113,7 +109,6 @@ def table_of_groups(
         images: dicom_id, study_id, subject_id, view and, if the set has them, sex and age of each tested image.
         n_draws: as in :func:`subgroup_table`.
         seed: as there.
-        level: as there.
 
     Returns:
         A row for each attribute by which the images fall into two or more groups, each group and each metric:
@@ -158,8 +153,8 @@ def table_of_groups(
                 value = one.group
                 gap = nothing if len(names) == 2 and group == names[1] else value - one.rest
                 rows.append((attribute, group, int(is_its.sum()), n_patients, metric))
-                rows[-1] += (value[0], *percentiles(value[1:], level)[:2])
-                rows[-1] += (gap[0], *percentiles(gap[1:], level)[:2])
+                rows[-1] += (value[0], *percentiles(value[1:])[:2])
+                rows[-1] += (gap[0], *percentiles(gap[1:])[:2])
                 gaps.append(gap)
                 least_patients.append(one.n_patients)
     p = joint_p(np.stack(gaps), np.array(least_patients))

@@ -34,7 +34,7 @@ NOTHING = "–"
 CLASSIFIER = "finding_classification"
 """Section of results.json that only a classifier's run has."""
 REPORTS = "report_retrieval"
-"""Section of image-report retrieval; results of older versions lack it."""
+"""Section of image-report retrieval; results of images without sentences lack it."""
 PUBLISHED_COUNTS = {"boxes": 1448, "pairs": 1162, "images": 1047}
 """Boxes, image-phrase pairs and images of MS-CXR in the paper."""
 
@@ -202,14 +202,18 @@ def number(value: Any, digits: int) -> str:
     return f"{value:,.1f}".removesuffix(".0") if digits == 0 else f"{value:.{digits}f}"
 
 
+def interval_cell(value: Any, low: Any, high: Any, digits: int, show: Show = number) -> Cell:
+    """A number with its interval; without one where that is None."""
+    return Cell(show(value, digits), "" if low is None else f"[{show(low, digits)}, {show(high, digits)}]")
+
+
 def number_cell(
     results: Results, intervals: Mapping[str, Interval], path: str, digits: int, show: Show = number
 ) -> Cell:
     """A number of results.json with its interval, if it has one."""
-    found, interval = intervals.get(path), ""
-    if found is not None and found.low is not None:
-        interval = f"[{show(found.low, digits)}, {show(found.high, digits)}]"
-    return Cell(show(value_at(results["metrics"], path), digits), interval)
+    found = intervals.get(path)
+    low, high = (found.low, found.high) if found is not None else (None, None)
+    return interval_cell(value_at(results["metrics"], path), low, high, digits, show)
 
 
 def filled(
@@ -288,7 +292,7 @@ def _table(
     if label:
         cells = [Cell(texts[place].format_map(counts[sections[place]])) for place in kept]
         rows.append(Row(label, "counts", cells))
-    # A run that was tested before a section existed lacks its counts.
+    # A run may lack a section, such as retrieval of reports, and its counts.
     levels = {path: level for results in runs.values() for path, level in chance_levels(results).items()}
     if any(column.path in levels for column in columns):
         cells = [Cell(show(levels.get(column.path), column.digits)) for column in columns]

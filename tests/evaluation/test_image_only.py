@@ -256,6 +256,14 @@ def test_mistakes_end_with_one_line(more, evaluation, message, tmp_path, capsys)
     assert not run.exists()
 
 
+def test_too_many_tasks_of_classes_are_refused_before_training(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("medclip_dcl.metrics.mean_classifier._MAX_TASKS", 5)
+    with pytest.raises(SystemExit):
+        main(["fit", *words(tmp_path / "run")])
+    assert "average_k: 6 tasks of 2 among 4 classes are too many" in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_run_without_an_objective_says_what_is_missing(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["fit", "--config", str(CONFIGS / "digits.yaml"), "--run_folder", str(tmp_path / "run")])

@@ -19,7 +19,6 @@ from medclip_dcl.metrics import (
     mean_classifier_metrics,
     mean_classifier_predictions,
     mean_classifier_scores,
-    sample_tasks,
 )
 from medclip_dcl.objectives import margin_loss
 from medclip_dcl.synthetic_classes import SyntheticClasses
@@ -101,17 +100,14 @@ def test_scores_are_inner_products_and_not_distances():
     assert mean_classifier_predictions(case, means).tolist() == [1]
 
 
-@pytest.mark.parametrize("label_distribution", [None, [0.1, 0.4, 0.2, 0.3]])
-def test_one_task_equals_scikit_learn(label_distribution):
+def test_one_task_equals_scikit_learn():
     counts = [3, 8, 5, 2]
     embeddings, labels = labelled(counts, 5)
     means = class_means(embeddings, labels) + 0.2
-    shares = torch.tensor(label_distribution or [0.25] * 4, dtype=torch.float64)
-    weights = (shares / torch.tensor(counts))[labels].numpy()
+    weights = (0.25 / torch.tensor(counts))[labels].numpy()
     scores = (embeddings @ means.T).numpy()
     for loss in LOSSES:
-        given = None if label_distribution is None else shares
-        found = mean_classifier_metrics(embeddings, labels, means, loss=loss, label_distribution=given)
+        found = mean_classifier_metrics(embeddings, labels, means, loss=loss)
         if loss == "hinge":
             expected = hinge_loss(labels.numpy(), scores, sample_weight=weights)
         else:
@@ -174,61 +170,10 @@ def test_more_cases_of_a_class_weigh_no_more():
 def test_a_collapsed_representation_is_chance(k):
     embeddings, labels = torch.ones(15, 4), torch.arange(15) % 5
     means = class_means(embeddings, labels)
-    for n_tasks in (None, 7):
-        hinge = average_k_metrics(embeddings, labels, means, k, loss="hinge", n_tasks=n_tasks)
-        logistic = average_k_metrics(embeddings, labels, means, k, loss="logistic", n_tasks=n_tasks)
-        assert hinge == pytest.approx((1, 1 / (k + 1)))
-        assert logistic == pytest.approx((math.log2(k + 1), 1 / (k + 1)))
-
-
-@pytest.mark.parametrize("n_ways", [1, 2, 3, 5])
-def test_sampled_tasks_have_the_chances_of_distinct_draws(n_ways):
-    rho = [0.6, 0.05, 0.2, 0.0, 0.1, 0.05]
-    n = 40_000
-    tasks = sample_tasks(torch.tensor(rho), n_ways, n, torch.Generator().manual_seed(1))
-    counts = Counter(tuple(task) for task in tasks.tolist())
-    expected = chances_of_draws(rho, n_ways)
-    assert set(counts) <= set(expected)
-    for task, chance in expected.items():
-        deviation = math.sqrt(chance * (1 - chance) / n)
-        assert abs(counts[task] / n - chance) <= 4.5 * deviation
-
-
-def test_tasks_are_no_draws_without_replacement():
-    # Two of (.8, .1, .1): the pair without the common class has .01 of .17; drawn one after the other it has .011.
-    chances = chances_of_draws([0.8, 0.1, 0.1], 2)
-    assert chances[1, 2] == pytest.approx(0.01 / 0.17)
-    one_after_the_other = 2 * 0.1 * 0.1 / 0.9
-    tasks = sample_tasks(torch.tensor([0.8, 0.1, 0.1]), 2, 100_000, torch.Generator().manual_seed(0))
-    share = (tasks[:, 0] == 1).double().mean().item()
-    assert abs(share - chances[1, 2]) < 0.003 < abs(share - one_after_the_other)
-
-
-def test_tasks_of_many_rare_classes_are_drawn_without_rejection():
-    rho = torch.full((1500,), 1e-9, dtype=torch.float64)
-    rho[:10] = (1 - rho[10:].sum()) / 10
-    tasks = sample_tasks(rho, 40, 50, torch.Generator().manual_seed(0))
-    assert tasks.shape == (50, 40) and (tasks[:, :10] == torch.arange(10)).all()
-    assert (tasks.diff(dim=1) > 0).all() and len(tasks[:, 10:].unique()) > 500
-
-
-def test_random_tasks_converge_to_all_tasks_and_a_seed_repeats_them():
-    embeddings, labels = labelled([5, 4, 3, 6, 2, 4, 5], 2)
-    means = class_means(embeddings, labels)
-    rho = torch.tensor([0.3, 0.2, 0.15, 0.15, 0.1, 0.05, 0.05])
-
-    def estimate(n_tasks, seed):
-        generator = torch.Generator().manual_seed(seed)
-        return average_k_metrics(
-            embeddings, labels, means, 2, class_distribution=rho, n_tasks=n_tasks, generator=generator
-        )
-
-    exact = average_k_metrics(embeddings, labels, means, 2, class_distribution=rho)
-    assert estimate(50, 3) == estimate(50, 3) != estimate(50, 4)
-    spread = torch.tensor([estimate(100, seed).loss for seed in range(20)]).std().item() / math.sqrt(50)
-    found = estimate(5000, 0)
-    assert abs(found.loss - exact.loss) < 4 * spread
-    assert abs(found.accuracy - exact.accuracy) < 0.02
+    hinge = average_k_metrics(embeddings, labels, means, k, loss="hinge")
+    logistic = average_k_metrics(embeddings, labels, means, k, loss="logistic")
+    assert hinge == pytest.approx((1, 1 / (k + 1)))
+    assert logistic == pytest.approx((math.log2(k + 1), 1 / (k + 1)))
 
 
 # What CURL proves, on classes of finitely many points, where every expectation is a sum.
@@ -346,7 +291,6 @@ E, Y, W = torch.ones(4, 3), torch.tensor([0, 1, 2, 1]), torch.ones(3, 3)
             "embeddings must be finite: 2 of 4 cases hold NaN or infinity (first: case 1)",
         ),
         ((E, Y, W * math.nan, 1), {}, "means must be finite: an embedding is NaN or infinite"),
-        ((E, Y, W, 1), {"n_tasks": 0}, "n_ways and n_tasks must be at least 1: found 2 and 0"),
         ((E, Y, W, 1), {"loss": "softmax"}, 'loss must be "hinge" or "logistic", got \'softmax\''),
     ],
 )
@@ -360,8 +304,8 @@ def test_too_many_tasks_are_refused_by_number():
     with pytest.raises(ValueError) as error:
         average_k_metrics(torch.eye(100), torch.arange(100), torch.eye(100), 9)
     assert str(error.value) == (
-        "17,310,309,456,440 tasks of 10 among 100 classes are too many to enumerate (at most 100,000);"
-        " pass n_tasks to draw some"
+        "average_k: 17,310,309,456,440 tasks of 10 among 100 classes are too many to enumerate (at most 100,000);"
+        " give another k"
     )
 
 

@@ -70,6 +70,11 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
         "image_to_text": 0.3,
         "views": 2,
     },
+    "near_reports_positive": {
+        "same_text": "positive",
+        "near_texts": NearTexts(0.1, "reports"),
+        "image_to_text": 0.3,
+    },
     "soft_targets": {"loss": SoftTargets(0.3), "image_to_text": 0.3},
     "soft_targets_same_text": {"loss": SoftTargets(0.3), "same_text": "positive", "views": 2},
     "two_views": {"views": 2, "class_probability": LM, "image_to_text": 0.3},

@@ -279,7 +279,7 @@ def test_a_planted_gap_is_found_in_95_of_100_runs_and_no_gap_in_5(worse):
 
 
 def without_charts(monkeypatch) -> None:
-    monkeypatch.setattr(charts, "roc", lambda *_: None)
+    monkeypatch.setattr(charts, "chart", lambda *_: None)
     monkeypatch.setattr(charts, "ranks", lambda *_: [])
 
 
