@@ -11,9 +11,10 @@ import os
 import shutil
 from collections.abc import Generator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from jaxtyping import config as jaxtyping_config
 from jaxtyping import install_import_hook
 
 if TYPE_CHECKING:
@@ -48,14 +49,21 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+FORKING = (
+    *("experiments/test_run.py", "evaluation/test_two_processes.py", "models/test_two_processes.py"),
+    *("training/test_two_processes.py", "data_prep/test_kills.py", "data_prep/test_score_sentences.py"),
+    "data_prep/phantom/test_release.py",
+)
+"""Files that fork processes from the server of `processes.py`, whose imports take seconds: one worker runs them all."""
+
 LONGEST = (
+    *FORKING,
     *("command/test_cli.py", "test_notebooks.py", "test_whole_way.py", "data_prep/test_mimic_cxr.py"),
     *("evaluation/test_finding_classification.py", "command/test_objectives.py", "models/test_resuming.py"),
     *("test_fresh_process.py", "report/test_compare.py", "data_prep/test_eta_report.py"),
-    *("data_prep/phantom/test_dial.py", "data_prep/phantom/test_release.py", "models/test_classifier.py"),
+    *("data_prep/phantom/test_dial.py", "models/test_classifier.py"),
     *("evaluation/test_image_only.py", "evaluation/test_evaluate_anything.py", "export/test_onnx.py"),
-    *("training/test_sharing.py", "page/test_browser.py", "experiments/test_run.py"),
-    *("evaluation/test_two_processes.py", "models/test_two_processes.py"),
+    *("training/test_sharing.py", "page/test_browser.py"),
 )
 """Files that take longest come first (with --no-loadscope-reorder), so that no worker is left with them at the end."""
 
@@ -63,6 +71,18 @@ LONGEST = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     place = {ROOT / "tests" / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path, len(place)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
+
+    class OneServer(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "forking" if file.removeprefix("tests/") in FORKING else super()._split_scope(nodeid)
+
+    return OneServer(config, log)
 
 
 @pytest.fixture(scope="session")
@@ -92,17 +112,21 @@ def _deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture
+def _shapes_unchecked() -> Generator[None]:
+    """Own shape errors are seen only where jaxtyping does not speak first, as in production."""
+    jaxtyping_config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping_config.update("jaxtyping_disable", False)
+
+
 @pytest.fixture(scope="module")
 def undrawn() -> Generator[None]:
     """Figures of the command `test` are files of one pixel: drawing them takes more than half of its time.
 
     `evaluation/test_callbacks.py` and `test_whole_way.py` draw every one.
     """
-    from PIL import Image
-
-    def write_pixel(figure: object, file: Path) -> None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("L", (1, 1)).save(file)
+    from tests.small import write_pixel
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("medclip_dcl.evaluation.results.write_figure", write_pixel)

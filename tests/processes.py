@@ -12,7 +12,20 @@ from typing import Any
 import torch
 
 FRESH = multiprocessing.get_context("forkserver")
-FRESH.set_forkserver_preload(["medclip_dcl.command.lightning_cli"])
+# Of one server for all tests: the last list that a program sets is that of its only server.
+FRESH.set_forkserver_preload(
+    [
+        *("medclip_dcl.command.lightning_cli", "sklearn.metrics", "sklearn.linear_model"),
+        *("transformers.models.bert.modeling_bert", "transformers.models.bert.tokenization_bert"),
+        *(
+            "data_prep.mimic_cxr",
+            "data_prep.folder",
+            "data_prep.openi",
+            "data_prep.score_sentences",
+            "pytest",
+        ),
+    ]
+)
 
 
 def in_processes(count: int, function: Callable[..., None], *arguments: Any) -> None:

@@ -1,4 +1,4 @@
-"""Checks that need a process of their own: imports without Lightning, and the terminal of `fit` and `test`."""
+"""Checks that need a process of their own: imports without Lightning, and the terminal of commands."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from medclip_dcl.report import compare, report
 from tests.command.small_runs import CLASSIFICATION, small
+from tests.report.conftest import _tested_run as make_tested_run
 from tests.test_house import FILES, FLOOR, ROOT
 
 STAGE = "=" * 9
@@ -17,7 +19,14 @@ NAMES = [".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix("._
 LOWER = [name for name in NAMES if name.count(".") and FLOOR[name.split(".")[1]] <= FLOOR["networks"]]
 SCRIPT = """
 import importlib, sys
-lower, stage, folder, questions, commands = {arguments!r}
+lower, stage, folder, compared, questions, commands = {arguments!r}
+from medclip_dcl.report import compare
+compare.main(compared)
+assert not {{"pytorch_lightning", "transformers", "matplotlib"}} & set(sys.modules)
+from medclip_dcl.report import report
+report.main(compared[:1])
+assert "pytorch_lightning" not in sys.modules, "report"
+print(stage)
 for name in lower:
     importlib.import_module(name)
     assert "pytorch_lightning" not in sys.modules, name
@@ -42,7 +51,16 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def stages(small_set: Path, small_bert: Path, exported: Path, run: Path) -> list[str]:
+def compared(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Arguments of a comparison of two runs."""
+    folder = tmp_path_factory.mktemp("compared")
+    runs = [make_tested_run(folder / name, seed=seed) for seed, name in enumerate(("infonce", "dcl_lm"))]
+    options = ["--baseline", "infonce", "--untrained", "--draws", "100", "--output", str(folder / "out")]
+    return [*map(str, runs), *options]
+
+
+@pytest.fixture(scope="module")
+def stages(small_set: Path, small_bert: Path, exported: Path, run: Path, compared: list[str]) -> list[str]:
     """Output of one process, stage by stage: importing costs more than all that it does."""
     image, out = run.parent / "a.png", run.parent / "out"
     Image.effect_noise((40, 30), 9).save(image)
@@ -51,10 +69,10 @@ def stages(small_set: Path, small_bert: Path, exported: Path, run: Path) -> list
         [*to_model, "--text", "x", "--output", str(out)],
         [*to_model, "--classify", "--output", str(out / "scores.parquet")],
     ]
-    arguments = small(run, small_set, small_bert, "--trainer.limit_val_batches", "2", resnet=True)
+    arguments = small(run, small_set, small_bert, "--trainer.limit_val_batches", "2", "--untrained", "false")
     arguments += ["--data.init_args.batch_size", "7", "--trainer.log_every_n_steps", "50", *CLASSIFICATION]
     commands = [["fit", *arguments], ["test", "--config", str(run / "config.yaml")]]
-    script = SCRIPT.format(arguments=(LOWER, STAGE, str(exported), questions, commands))
+    script = SCRIPT.format(arguments=(LOWER, STAGE, str(exported), compared, questions, commands))
     done = subprocess.run(
         [sys.executable, "-u", "-c", script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -65,11 +83,22 @@ def stages(small_set: Path, small_bert: Path, exported: Path, run: Path) -> list
 def test_the_lower_floors_load_and_ask_work_without_lightning(stages):
     """The process has ended well: it looks for Lightning after each import and each answer."""
     assert {"medclip_dcl.scoring", "medclip_dcl.networks.initial_weights"} < set(LOWER)
-    assert len(stages) == 4
+    assert len(stages) == 5
+
+
+def test_comparison_and_report_are_those_of_any_process(stages, compared, tmp_path):
+    run, out = Path(compared[0]), Path(compared[-1])
+    compare.main([*compared[:-1], str(tmp_path)])
+    for name in compare.FILES:
+        assert (out / name).read_bytes() == (tmp_path / name).read_bytes(), name
+    assert (run / "report.html").read_text(encoding="utf-8") == report.render(run)
+    said = (tmp_path / "comparison.md").read_text(encoding="utf-8") + f"{run / 'report.html'}\n"
+    written, *lines = sorted(stages[0].splitlines(keepends=True), key=lambda line: "written: " not in line)
+    assert written.startswith(f"written: {out}") and "".join(lines) == said
 
 
 def test_fit_and_test_say_what_matters_and_each_warning_once(stages, run):
-    _, fit, test, _ = stages
+    *_, fit, test, _ = stages
     advertisements = ("litlogger", "💡", "GPU available", "TPU available", "LeafSpec", "does not have many")
     for text in (fit, test):
         assert not [words for words in advertisements if words in text]

@@ -5,12 +5,11 @@ n-th change of a file is therefore also one after the change before it, and all 
 state that a kill can leave, but for half-written files; these have temporary names, and a kill before such a file gets
 its own name cuts it in two first.
 
-Only the standard library is needed: `Watch.start` runs as ``sitecustomize`` in every process of a real command.
+Only the standard library is imported: `Watch.start` runs as ``sitecustomize`` in every process of a real command.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import re
 import signal
@@ -119,11 +118,6 @@ class Watch:
         return {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
 
 
-# Forked from a process that has imported the commands and done nothing else: a run costs a tenth of a second.
-_PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload(["data_prep.mimic_cxr", "data_prep.folder", "data_prep.openi"])
-
-
 def run(
     main: Callable[[list[str]], None],
     arguments: list[str],
@@ -139,8 +133,10 @@ def run(
     Raises:
         TimeoutError: it did not end in `timeout` seconds, and was killed.
     """
+    from tests.processes import FRESH  # imports torch
+
     assert watch is None or not watch.everything, "the process is of the group of the tests"
-    process = _PROCESSES.Process(target=_run, args=(main, arguments, said, watch))
+    process = FRESH.Process(target=_run, args=(main, arguments, said, watch))
     process.start()
     process.join(timeout)
     if process.is_alive():

@@ -111,10 +111,11 @@ def test_a_preparation_killed_before_a_file_is_there_ends_with_the_same_bytes(
     raw: Path, tmp_path: Path
 ) -> None:
     """tests/slow kills before every change."""
-    chosen = at_moments("rename images.parquet", "remove unfinished.json")
+    chosen = at_moments("rename images.parquet")
     kill_and_finish(mimic_cxr.main, partial(with_boxes, raw), tmp_path, chosen=chosen)
 
 
+@pytest.mark.slow
 def test_a_set_that_is_made_again_for_a_deleted_image_is_unfinished_meanwhile(
     raw: Path, tmp_path: Path
 ) -> None:

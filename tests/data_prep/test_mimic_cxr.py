@@ -865,7 +865,7 @@ def test_help_and_preparation_need_no_torch() -> None:
 def test_real_chest_radiographs(real_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = real_data / "real_cxr"
     boxes = source / "MS_CXR_Local_Alignment_v1.0.0.json"
-    prepare(Settings(source=source, output=tmp_path / "set", ms_cxr=boxes, size=64))
+    prepare(Settings(source=source, output=tmp_path / "set", ms_cxr=boxes, size=64, workers=1))
     page, problems = check_set(tmp_path / "set", full=True)
     assert problems == []
     assert "  frontal images with a report             214     234,073   differs" in page

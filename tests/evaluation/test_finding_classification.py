@@ -34,7 +34,7 @@ TUNED = ("--model.init_args.balanced", "true", "--model.init_args.frozen_steps",
 
 
 @pytest.fixture(scope="module")
-def tuned(labelled_set, encoder, tmp_path_factory) -> Path:
+def tuned(labelled_set, encoder, undrawn, tmp_path_factory) -> Path:
     """A fine-tuned run, tested where its source is gone, and predicted."""
     run, source = tmp_path_factory.mktemp("runs") / "tuned", tmp_path_factory.mktemp("gone") / "source.ckpt"
     shutil.copy(encoder, source)
@@ -53,6 +53,7 @@ def test_images_are_shown_as_the_source_was_trained(run, crop, request):
     assert results(folder)["images"]["shown"] == {"image_size": 32, "geometry": "stretch"}
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_another_size_than_the_sources_is_said(labelled_set, encoder, tmp_path):
     other = ["--data.init_args.image_size", "48", "--trainer.max_epochs", "1"]
     with pytest.warns(
@@ -321,13 +322,13 @@ def test_options_of_the_evaluation():
         FindingClassification(min_cases=0)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_real_x_rays_with_real_labels(real_data, encoder, tmp_path):
     """Fine-tuning on real images in MIMIC-CXR's layout; the test is what the release's labels allow."""
     source = real_data / "real_cxr"
     boxes = source / "MS_CXR_Local_Alignment_v1.0.0.json"
-    mimic_cxr.main(
-        ["--source", str(source), "--output", str(tmp_path / "set"), "--ms_cxr", str(boxes), "--size", "64"]
-    )
+    options = ["--ms_cxr", str(boxes), "--size", "64", "--workers", "1"]
+    mimic_cxr.main(["--source", str(source), "--output", str(tmp_path / "set"), *options])
     labels = pd.read_parquet(tmp_path / "set/labels.parquet")
     images = pd.read_parquet(tmp_path / "set/images.parquet")
     train = images.query("use == 'train'").merge(labels, on="study_id")

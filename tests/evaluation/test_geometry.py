@@ -47,8 +47,7 @@ def regions_of(shape: tuple[int, int], geometry: str, seen: int) -> Tensor:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("geometry", GEOMETRIES)
-@pytest.mark.parametrize("seen", [96, 80])
-@pytest.mark.parametrize("size", ["original", "model"])
+@pytest.mark.parametrize(("seen", "size"), [(96, "model"), (80, "original")])
 def test_the_heat_map_lies_on_the_box(
     shape: tuple[int, int], geometry: str, seen: int, size: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,9 +92,8 @@ def test_the_heat_map_lies_on_the_box(
         assert math.isnan(drawn[0, 0]) == (hidden or seen < SIZE)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("shape", "seen"), list(zip(SHAPES, (80, 96, 80), strict=True)))
 @pytest.mark.parametrize("geometry", GEOMETRIES)
-@pytest.mark.parametrize("seen", [96, 80])
 def test_features_of_a_box_are_those_of_its_regions(shape: tuple[int, int], geometry: str, seen: int) -> None:
     feature_map, view = regions_of(shape, geometry, seen), View(seen, SIZE, geometry, SIZE)
     x, y, w, h = BOX

@@ -66,7 +66,7 @@ def words(run: Path, *more: str, **evaluation: Any) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def tested(tmp_path_factory) -> Path:
+def tested(undrawn, tmp_path_factory) -> Path:
     run = tmp_path_factory.mktemp("images_alone") / "run"
     main(["fit", *words(run)])
     main(["test", "--config", str(run / "config.yaml")])

@@ -14,6 +14,7 @@ from medclip_dcl.cli import main
 from medclip_dcl.data.prepared import write_table
 from tests.evaluation.classifier_runs import results, words
 from tests.processes import in_processes
+from tests.small import write_pixel
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -74,8 +75,10 @@ def of_one_and_two(
 
 
 def process(rank: int, commands: list[list[str]]) -> None:
-    for command in commands:
-        main([*command, "--trainer.devices", "2", "--trainer.strategy", "ddp"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("medclip_dcl.evaluation.results.write_figure", write_pixel)
+        for command in commands:
+            main([*command, "--trainer.devices", "2", "--trainer.strategy", "ddp"])
 
 
 def assert_close(a: Any, b: Any, where: str) -> None:

@@ -12,9 +12,14 @@ from medclip_dcl.experiments.plan import check_cells, read_experiment
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "configs/experiments").glob("*.yaml"))
+ALIKE = ("table1_whole", "table1_symmetric", "temperature", "digits_m")
+"""Have the settings of another grid with other values."""
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+@pytest.mark.parametrize(
+    "file",
+    [pytest.param(x, id=x.name, marks=[pytest.mark.slow] * (x.stem in ALIKE)) for x in FILES],
+)
 def test_the_cells_of_an_experiment_are_configurations(file, small_set, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     experiment = read_experiment(file)

@@ -39,9 +39,9 @@ def _quick_lanes(monkeypatch):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Path:
-    """The folder of the experiment file of a finished grid of four cells."""
+    """The folder of the experiment file of a finished grid of four cells; test_report.py draws the figures."""
     folder = tmp_path_factory.mktemp("finished")
-    file = write_grid(folder, axes=SMALL | RATE | SEED)
+    file = write_grid(folder, axes=SMALL | RATE | SEED, figures=None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lanes, "CONTEXT", FRESH)
         main([str(file), "--lanes", "2"])
@@ -94,7 +94,7 @@ def test_a_finished_grid_is_left_alone_and_levels_are_added(copy, capsys):
     before = contents(copy / "grid")
     assert len(before) == 12
     more = SMALL | RATE | {"seed": SEED["seed"] | {"values": 3}}
-    file = write_grid(copy, axes=more)
+    file = write_grid(copy, axes=more, figures=None)
     main(
         [str(file), "--task", "1", "--tasks", "5"]
     )  # the second cell of the first seed is done, the third seed's too
@@ -104,7 +104,7 @@ def test_a_finished_grid_is_left_alone_and_levels_are_added(copy, capsys):
     assert before.items() < after.items() and len(after) == 15
     assert (copy / "grid/cells/noise=0.1,rate=fast,seed=2/results.json").is_file()
     # With fewer seeds again, those that are there are left out, and nothing is lost.
-    main([str(write_grid(copy, axes=SMALL | RATE | SEED)), "--report_only"])
+    main([str(write_grid(copy, axes=SMALL | RATE | SEED, figures=None)), "--report_only"])
     assert contents(copy / "grid") == after
     assert sorted(pd.read_parquet(copy / "grid/results.parquet")["seed"].unique()) == [0, 1]
 

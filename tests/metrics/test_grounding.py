@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from jaxtyping import config as jaxtyping_config
 from torch import Tensor
 
 import medclip_dcl.metrics.grounding as grounding_module
@@ -21,14 +20,6 @@ from medclip_dcl.metrics import (
 )
 
 NAN = math.nan
-
-
-@pytest.fixture
-def _shapes_unchecked():
-    """Own shape errors are seen only where jaxtyping does not speak first, as in production."""
-    jaxtyping_config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping_config.update("jaxtyping_disable", False)
 
 
 def random_case(height: int, width: int, nan_share: float = 0.0) -> tuple[Tensor, Tensor]:

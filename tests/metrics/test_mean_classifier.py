@@ -8,7 +8,6 @@ from collections import Counter
 
 import pytest
 import torch
-from jaxtyping import config as jaxtyping_config
 from sklearn.metrics import accuracy_score, hinge_loss, log_loss
 from sklearn.neighbors import NearestCentroid
 
@@ -24,14 +23,6 @@ from medclip_dcl.objectives import margin_loss
 from medclip_dcl.synthetic_classes import SyntheticClasses
 
 LOSSES = ["hinge", "logistic"]
-
-
-@pytest.fixture
-def _shapes_unchecked():
-    """Own shape errors are seen only where jaxtyping does not speak first, as in production."""
-    jaxtyping_config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping_config.update("jaxtyping_disable", False)
 
 
 def labelled(counts, dim, spread=1.0):

@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from jaxtyping import config as jaxtyping_config
 from scipy.integrate import quad
 
 from medclip_dcl.metrics import average_k_metrics, class_means
@@ -231,14 +230,6 @@ def test_the_unbiased_loss_bounds_the_mean_classifiers_cross_entropy(rho, spread
 
 
 R = torch.tensor([0.1, 0.5])
-
-
-@pytest.fixture
-def _shapes_unchecked():
-    """Own shape errors are seen only where jaxtyping does not speak first, as in production."""
-    jaxtyping_config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping_config.update("jaxtyping_disable", False)
 
 
 @pytest.mark.usefixtures("_shapes_unchecked")

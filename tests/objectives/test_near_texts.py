@@ -14,9 +14,17 @@ from tests.objectives.test_in_batch import IMAGE_OF, by_loop, knows, make_batch
 from tests.objectives.test_negative_weights import cosine
 
 
-@pytest.mark.parametrize("compare", ["sentences", "reports"])
-@pytest.mark.parametrize("threshold", [-1.0, 0.0, 0.4, 1.0])
-@pytest.mark.parametrize("sentences, images", [(1, 2), (7, 4), (11, 5)])
+@pytest.mark.parametrize(
+    "sentences, images, threshold, compare",
+    [
+        (1, 2, -1.0, "sentences"),
+        (1, 2, 0.4, "reports"),
+        (7, 4, 1.0, "sentences"),
+        (7, 4, 0.0, "reports"),
+        (11, 5, 0.4, "sentences"),
+        (11, 5, 1.0, "reports"),
+    ],
+)
 def test_is_the_loop(sentences, images, threshold, compare):
     of_sentence = torch.randn(sentences, 3, dtype=torch.float64)
     of_image = torch.randn(images, 3, dtype=torch.float64)

@@ -86,21 +86,22 @@ def batch_of(objective: InBatchObjective, views: int) -> dict[str, Any]:
     }
 
 
+OPTIONS: list[dict[str, Any]] = [
+    *({"class_probability": eta} for eta in PROBABILITIES),
+    *({"negative_weights": weights} for weights in WEIGHTS),
+    {"class_probability": LanguageModelClassProbability(), "image_to_text": 0.5, "same_text": "positive"},
+    {"negative_weights": ResampleByTextSimilarity(), "image_to_text": 0.5, "same_text": "ignore"},
+    {"near_texts": NearTexts(), "image_to_text": 0.5, "same_text": "positive"},
+    {"near_texts": NearTexts(compare="reports"), "image_to_text": 0.5, "same_text": "ignore"},
+    {"loss": SoftTargets(), "image_to_text": 0.5, "same_text": "ignore"},
+    {"loss": SigmoidLoss(), "class_probability": LanguageModelClassProbability()},
+    {"loss": IndividualTemperatures(sentences=8, images=IMAGES), "image_to_text": 0.5},
+]
+
+
 @pytest.mark.parametrize(
-    "options",
-    [
-        *({"class_probability": eta} for eta in PROBABILITIES),
-        *({"negative_weights": weights} for weights in WEIGHTS),
-        {"class_probability": LanguageModelClassProbability(), "image_to_text": 0.5, "same_text": "positive"},
-        {"negative_weights": ResampleByTextSimilarity(), "image_to_text": 0.5, "same_text": "ignore"},
-        {"near_texts": NearTexts(), "image_to_text": 0.5, "same_text": "positive"},
-        {"near_texts": NearTexts(compare="reports"), "image_to_text": 0.5, "same_text": "ignore"},
-        {"loss": SoftTargets(), "image_to_text": 0.5, "same_text": "ignore"},
-        {"loss": SigmoidLoss(), "class_probability": LanguageModelClassProbability()},
-        {"loss": IndividualTemperatures(sentences=8, images=IMAGES), "image_to_text": 0.5},
-    ],
+    "options, views", [*((options, 3) for options in OPTIONS), *((options, 1) for options in OPTIONS[::8])]
 )
-@pytest.mark.parametrize("views", [1, 3])
 def test_an_objective_reads_nothing_from_its_device(options, views):
     objective = InBatchObjective(**options).to("meta")
     with torch.device("meta"):

@@ -67,9 +67,10 @@ def labels_of(classes, images):
     return torch.arange(images) % classes - 1
 
 
-@pytest.mark.parametrize("gamma2", [2.0, 30.0])
-@pytest.mark.parametrize("eta", [0.1, "mixed"])
-@pytest.mark.parametrize("images, dim, extra", [(5, 3, 1), (3, 4, 7), (1, 3, 2)])
+@pytest.mark.parametrize(
+    "images, dim, extra, eta, gamma2",
+    [(5, 3, 1, "mixed", 2.0), (5, 3, 1, 0.1, 30.0), (3, 4, 7, 0.1, 2.0), (1, 3, 2, "mixed", 30.0)],
+)
 def test_extra_views_equal_the_double_loop(images, dim, extra, eta, gamma2):
     first, second, *extra_views = torch.randn(2 + extra, images, dim, dtype=torch.float64)
     eta = torch.linspace(0, 0.5, 2 * images) if eta == "mixed" else eta
@@ -139,9 +140,17 @@ def test_the_unbiased_loss_equals_the_double_loop(images, classes, gamma2):
     torch.testing.assert_close(simclr_loss(first, second, **options, reduction="none"), wrong)
 
 
-@pytest.mark.parametrize("block", [None, 1, 5])
-@pytest.mark.parametrize("images, class_id", [(33, "many"), (6, "one for all"), (3, "two of three")])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "images, class_id, block, dtype",
+    [
+        (33, "many", None, torch.float32),
+        (33, "many", 5, torch.float64),
+        (6, "one for all", 1, torch.float64),
+        (6, "one for all", 5, torch.float32),
+        (3, "two of three", None, torch.float64),
+        (3, "two of three", 1, torch.float32),
+    ],
+)
 def test_value_and_gradient_of_the_unbiased_loss_equal_the_whole_matrix(images, class_id, block, dtype):
     first, second = torch.randn(2, images, 7, dtype=dtype)
     known = {"many": labels_of(4, images), "one for all": torch.full((6,), 5)}
@@ -198,10 +207,19 @@ def test_the_unbiased_loss_is_equation_2_of_dcl():
     assert found == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.parametrize("images, dim", [(1, 3), (33, 17)])
-@pytest.mark.parametrize("block", [None, 1, 5])
-@pytest.mark.parametrize("gamma2, eta", [(2.0, 0.0), (14.0, "by image"), (100.0, 0.3)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "images, dim, block, gamma2, eta, dtype",
+    [
+        (1, 3, None, 14.0, "by image", torch.float64),
+        (1, 3, 5, 2.0, 0.0, torch.float32),
+        (33, 17, None, 2.0, 0.0, torch.float32),
+        (33, 17, None, 100.0, 0.3, torch.float64),
+        (33, 17, 1, 14.0, "by image", torch.float32),
+        (33, 17, 1, 2.0, 0.0, torch.float64),
+        (33, 17, 5, 100.0, 0.3, torch.float32),
+        (33, 17, 5, 14.0, "by image", torch.float64),
+    ],
+)
 def test_value_and_gradient_equal_the_whole_matrix(images, dim, block, gamma2, eta, dtype):
     # Second views near the first ones, so that some anchors reach the floor.
     first = torch.randn(images, dim, dtype=dtype)

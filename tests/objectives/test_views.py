@@ -69,11 +69,16 @@ def known(share: str = "rho", max_eta: float = 0.45) -> KnownClassProbability:
 
 
 @pytest.mark.parametrize(
-    ("share", "eta"),
-    [("rho", [0.45, 0.4, 0.1, 0.45, 0.4]), ("lowest_rho", [0.1] * 5), ("highest_rho", [0.45] * 5)],
+    ("share", "eta", "m", "gamma2"),
+    [
+        ("rho", [0.45, 0.4, 0.1, 0.45, 0.4], 1, 9.0),
+        ("rho", [0.45, 0.4, 0.1, 0.45, 0.4], 4, 2.0),
+        ("lowest_rho", [0.1] * 5, 1, 2.0),
+        ("lowest_rho", [0.1] * 5, 2, 9.0),
+        ("highest_rho", [0.45] * 5, 2, 2.0),
+        ("highest_rho", [0.45] * 5, 4, 9.0),
+    ],
 )
-@pytest.mark.parametrize("m", [1, 2, 4])
-@pytest.mark.parametrize("gamma2", [2.0, 9.0])
 def test_simclr_is_its_loss_with_each_images_eta(share, eta, m, gamma2):
     views = torch.randn(m + 1, 5, 4, dtype=torch.float64)
     objective = SimCLR(known(share), gamma2=gamma2, n_positives=m)
@@ -147,9 +152,17 @@ def loop_of_blocks(views, k, loss):
     return math.fsum(losses) / len(losses)
 
 
-@pytest.mark.parametrize("loss", ["hinge", "logistic"])
-@pytest.mark.parametrize("images, dim, k", [(2, 3, 1), (5, 1, 3), (7, 4, 6)])
-@pytest.mark.parametrize("size", [1, 2, 5])
+@pytest.mark.parametrize(
+    "size, images, dim, k, loss",
+    [
+        (1, 2, 3, 1, "hinge"),
+        (2, 2, 3, 1, "logistic"),
+        (1, 5, 1, 3, "logistic"),
+        (5, 5, 1, 3, "hinge"),
+        (2, 7, 4, 6, "hinge"),
+        (5, 7, 4, 6, "logistic"),
+    ],
+)
 def test_blocks_equal_the_loop(size, images, dim, k, loss):
     views = torch.randn(size + 1, images, dim, dtype=torch.float64)
     objective = Blocks(size, k, loss)

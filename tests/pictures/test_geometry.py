@@ -26,9 +26,8 @@ def bright(pixels: np.ndarray) -> list[int]:
     return [columns[0], columns[-1] + 1, rows[0], rows[-1] + 1]
 
 
-@pytest.mark.parametrize("shape", [(67, 113), (131, 97), (90, 90)])
+@pytest.mark.parametrize(("shape", "size"), [((67, 113), 64), ((131, 97), 200), ((90, 90), 64)])
 @pytest.mark.parametrize("geometry", GEOMETRIES)
-@pytest.mark.parametrize("size", [64, 200])
 def test_a_box_covers_the_bright_pixels_of_the_fitted_image(
     shape: tuple[int, int], geometry: str, size: int
 ) -> None:
@@ -43,11 +42,18 @@ def test_a_box_covers_the_bright_pixels_of_the_fitted_image(
     np.testing.assert_allclose(bright(fitted), edges, atol=1)
 
 
-@pytest.mark.parametrize("shape", [(67, 113), (131, 97), (90, 90)])
-@pytest.mark.parametrize("geometry", GEOMETRIES)
 @pytest.mark.parametrize(
-    ("prepared", "size", "seen"), [(64, 64, 64), (200, 200, 160), (96, 72, 60), (48, 64, 64)]
+    ("shape", "prepared", "size", "seen"),
+    [
+        ((67, 113), 64, 64, 64),
+        ((67, 113), 96, 72, 60),
+        ((131, 97), 200, 200, 160),
+        ((131, 97), 48, 64, 64),
+        ((90, 90), 200, 200, 160),
+        ((90, 90), 48, 64, 64),
+    ],
 )
+@pytest.mark.parametrize("geometry", GEOMETRIES)
 def test_the_view_says_where_a_box_lies_in_the_square_that_is_seen(
     shape: tuple[int, int], geometry: str, prepared: int, size: int, seen: int
 ) -> None:

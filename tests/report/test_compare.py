@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -16,7 +14,6 @@ import pytest
 from medclip_dcl.report.compare import FILES, compare, main, paper_number, tables
 from medclip_dcl.report.intervals import bootstrap_differences, bootstrap_intervals
 from medclip_dcl.report.page import latex_text, markdown_text
-from medclip_dcl.report.report import render
 
 DRAWS = 100
 AS_PUBLISHED = [
@@ -512,25 +509,3 @@ def test_one_run_alone_and_a_run_without_boxes_are_shown(make_tested_run, tmp_pa
     assert shown[0].headings == ["AUC ↑", "ACC ↑"]
     assert shown[0].rows[0].cells[0].interval.startswith("[")
     assert not [table.title for table in shown if "ounding" in table.title or "Table 5" in table.title]
-
-
-def test_the_commands_do_without_lightning_and_write_the_same_bytes(runs, written, tmp_path):
-    code = (
-        "import sys\n"
-        "from medclip_dcl.report.compare import main\n"
-        "main(sys.argv[2:])\n"
-        "assert not {'pytorch_lightning', 'transformers', 'matplotlib'} & set(sys.modules)\n"
-        "from medclip_dcl.report.report import main\n"
-        "main(sys.argv[1:2])\n"
-        "assert 'pytorch_lightning' not in sys.modules\n"
-    )
-    run = shutil.copytree(runs["infonce"], tmp_path / "infonce")
-    options = command(*runs.values(), "--baseline", "infonce", "--untrained", "--output", tmp_path / "out")
-    words = [sys.executable, "-c", code, str(run), *options]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.startswith("written: ")
-    assert done.stdout == (written / "comparison.md").read_text(encoding="utf-8") + f"{run / 'report.html'}\n"
-    for name in FILES:
-        assert (tmp_path / "out" / name).read_bytes() == (written / name).read_bytes(), name
-    assert (run / "report.html").read_text(encoding="utf-8") == render(run)

@@ -141,6 +141,7 @@ def boxes_of(patients: np.ndarray, values: np.ndarray, trials: int = 1) -> Predi
     return Predictions({"grounding": table})
 
 
+@pytest.mark.slow
 def test_95_percent_intervals_hold_the_truth_about_95_times_in_100():
     random = np.random.default_rng(0)
     n_patients, n_trials = 60, 250
@@ -199,6 +200,7 @@ def test_a_difference_is_computed_draw_by_draw(make_predictions):
         assert one.p == pytest.approx(min(1, p), abs=0.02), path
 
 
+@pytest.mark.slow
 def test_chance_of_a_false_difference_is_about_the_level():
     random = np.random.default_rng(1)
     n_trials, patients = 200, np.tile(np.repeat(np.arange(50), 2), 200)

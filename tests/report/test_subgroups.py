@@ -264,6 +264,7 @@ def test_p_is_the_share_of_draws_whose_largest_deviation_reaches_the_gap():
     assert p[5] > 0.05, "of 6 patients, 4 standard deviations are few"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("worse", [False, True])
 def test_a_planted_gap_is_found_in_95_of_100_runs_and_no_gap_in_5(worse):
     n_found = 0

@@ -218,6 +218,7 @@ def test_a_language_model_exports_its_average(small_set, tmp_path):
     assert torch.equal(exported[name], average) and not torch.equal(average, weights)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_command_tests_the_average(arguments, tmp_path):
     run = tmp_path / "run"
     more = ["--trainer.max_epochs", "1", "--trainer.callbacks", CLASSIFICATION]

@@ -42,21 +42,29 @@ def test_a_bar_has_it_in_minutes(build, data, trainer, said):
     assert "minutes_left" not in fit.logged_metrics
 
 
+SHORT = ("--trainer.max_steps", "1", "--trainer.limit_val_batches", "0", "--untrained", "false")
+
+
 @pytest.mark.parametrize(
-    ("is_terminal", "asked", "has_bar"),
-    [(True, "null", True), (True, "false", False), (False, "null", False), (False, "true", True)],
+    ("is_terminal", "is_wanted", "has_bar"),
+    [(True, None, True), (True, False, False), (False, None, False), (False, True, True)],
 )
-def test_a_terminal_has_a_bar(
-    is_terminal, asked, has_bar, small_set, small_bert, tmp_path, monkeypatch, capsys
-):
+def test_a_terminal_has_a_bar(is_terminal, is_wanted, has_bar, monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
-    main(["fit", *small(tmp_path, small_set, small_bert), "--trainer.enable_progress_bar", asked])
+    assert bool(progress_bar(is_wanted)) == has_bar
+
+
+@pytest.mark.parametrize(("asked", "has_bar"), [("null", True), ("false", False)])
+def test_the_command_asks_for_the_bar(asked, has_bar, small_set, small_bert, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    options = [*SHORT, "--trainer.callbacks", "[]", "--trainer.enable_progress_bar", asked]
+    main(["fit", *small(tmp_path, small_set, small_bert, *options)])
     assert ("train/loss=" in capsys.readouterr().out) == has_bar
 
 
 def test_the_users_own_bar_stays(small_set, small_bert, tmp_path, capsys):
     own = ["--trainer.callbacks", "pytorch_lightning.callbacks.TQDMProgressBar"]
-    arguments = ["fit", *small(tmp_path, small_set, small_bert), *own]
+    arguments = ["fit", *small(tmp_path, small_set, small_bert, *SHORT), *own]
     with pytest.raises(SystemExit):
         main([*arguments, "--trainer.enable_progress_bar", "false"])
     assert "TQDMProgressBar" in capsys.readouterr().err

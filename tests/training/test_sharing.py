@@ -185,7 +185,7 @@ def test_a_logger_without_its_package_names_the_extra(
 
 def test_another_logger_continues_the_same_run(arguments, tmp_path):
     run = tmp_path / "run"
-    short = ("--trainer.max_epochs", "1", "--trainer.callbacks", "[]")
+    short = ("--trainer.max_epochs", "1", "--trainer.callbacks", "[]", "--untrained", "false")
     main(["fit", *arguments(run, *short)])
     (run / "fit.json").unlink()
     main(

@@ -198,7 +198,7 @@ def test_every_word_of_the_real_reports_stands_in_one_sentence_in_order(real_dat
         rows = list(csv.DictReader(stream))
     assert len(rows) == 3955
     n_left_out = n_words = 0
-    for text in {row[column] for row in rows[::8] for column in ("findings", "impression", "indication")}:
+    for text in {row[column] for row in rows[::32] for column in ("findings", "impression", "indication")}:
         words = iter(re.findall(r"\w+", text))
         for wanted in re.findall(r"\w+", " ".join(sentences(text))):
             n_words += 1
@@ -212,7 +212,7 @@ def test_every_word_of_the_real_reports_stands_in_one_sentence_in_order(real_dat
         assert all(LEFT_OUT.fullmatch(word) for word in words), "the end is lost"
         for passage in passages(text):
             assert "".join(split_sentences(passage)).replace(" ", "") == passage.replace(" ", "")
-    assert n_words > 15_000 and n_left_out < 0.02 * n_words
+    assert n_words > 3_500 and n_left_out < 0.02 * n_words
 
 
 @pytest.mark.parametrize(
@@ -244,12 +244,12 @@ def agreement(split: Callable[[str], list[str]], texts: list[tuple[str, Spans]])
     return boundary_agreement((text, locate(text, split(text)), true) for text, true in texts)
 
 
-def test_boundaries_agree_with_the_labels(real_data: Path) -> None:
+def test_boundaries_agree_with_the_labels(agreements: Agreements) -> None:
     """Real reports at least as PySBD alone, invented traps far better than it."""
-    for held_out, least in ((False, (1.0, 0.99)), (True, (0.9923, 0.94))):
-        for texts, f1 in zip(labelled(real_data, held_out).values(), least, strict=True):
-            found = agreement(sentences, texts).f1
-            assert found >= f1 and found >= agreement(plain_pysbd, texts).f1
+    for half, least in (("open", (1.0, 0.99)), ("held out", (0.9923, 0.94))):
+        ours, pysbd_alone = (agreements[half, name] for name in ("ours", "PySBD"))
+        for found, alone, f1 in zip(ours[:2], pysbd_alone[:2], least, strict=True):
+            assert found.f1 >= f1 and found.f1 >= alone.f1
 
 
 def plain_pysbd(text: str) -> list[str]:
@@ -261,27 +261,43 @@ def regular_expression(text: str) -> list[str]:
     return re.split(r"(?<=[.?!])\s+", text)
 
 
-def score_table(real_data: Path) -> str:
+WAYS = {"PySBD": plain_pysbd, "regular expression": regular_expression, "ours": sentences}
+
+
+Agreements = dict[tuple[str, str], list[Agreement]]
+"""Half and splitter -> agreement on the reports, on the traps and on both together."""
+
+
+def measure(real_data: Path) -> Agreements:
+    found: Agreements = {}
+    for half, held_out in (("open", False), ("held out", True)):
+        for name, split in WAYS.items():
+            parts = [agreement(split, texts) for texts in labelled(real_data, held_out).values()]
+            found[half, name] = [*parts, Agreement(*(sum(counts) for counts in zip(*parts, strict=True)))]
+    return found
+
+
+@pytest.fixture(scope="module")
+def agreements(real_data: Path) -> Agreements:
+    return measure(real_data)
+
+
+def score_table(agreements: Agreements) -> str:
     """The table of sentence_boundaries/README.md."""
     lines = [
         "| half | splitter | reports | traps | together |",
         "|---|---|---|---|---|",
     ]
-    for half, held_out in (("open", False), ("held out", True)):
-        halves = labelled(real_data, held_out)
-        columns = [*halves.values(), [text for texts in halves.values() for text in texts]]
-        ways = {"PySBD": plain_pysbd, "regular expression": regular_expression, "ours": sentences}
-        for name, split in ways.items():
-            found = [agreement(split, texts) for texts in columns]
-            cells = [f"{a.f1:.4f} ({a.both} of {a.found} found, {a.labelled} labelled)" for a in found]
-            lines.append(f"| {half} | {name} | {' | '.join(cells)} |")
+    for (half, name), found in agreements.items():
+        cells = [f"{a.f1:.4f} ({a.both} of {a.found} found, {a.labelled} labelled)" for a in found]
+        lines.append(f"| {half} | {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def test_table_of_the_readme_is_the_measured_one(real_data: Path) -> None:
+def test_table_of_the_readme_is_the_measured_one(agreements: Agreements) -> None:
     readme = Path(__file__).parent / "sentence_boundaries" / "README.md"
-    assert score_table(real_data) in readme.read_text("utf-8")
+    assert score_table(agreements) in readme.read_text("utf-8")
 
 
 if __name__ == "__main__":
-    print(score_table(Path(os.environ["MEDCLIP_DCL_REAL_DATA"])))
+    print(score_table(measure(Path(os.environ["MEDCLIP_DCL_REAL_DATA"]))))
