@@ -13,7 +13,6 @@ import math
 import threading
 import warnings
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -96,25 +95,6 @@ class MaskedCopies:
         )
 
 
-@runtime_checkable
-class MaskedBert(Protocol):
-    """Scores masked positions.
-
-    Attributes:
-        takes_threads: True if several threads may call it at a time.
-    """
-
-    takes_threads: bool
-
-    def log_probability(self, copies: MaskedCopies) -> Float[Tensor, " query"]:
-        """log P of each query's token, at least float32."""
-        ...
-
-    def stop(self) -> None:
-        """Make running calls in other threads end soon, with `StoppedError`."""
-        ...
-
-
 class StoppedError(RuntimeError):
     """A running call was stopped."""
 
@@ -132,7 +112,11 @@ def masked_bert(model: BertForMaskedLM, mask_id: int) -> MaskedBert:
 
 
 class WholeMaskedBert:
-    """The whole model for each copy; works with any model."""
+    """The whole model for each copy; works with any model.
+
+    Attributes:
+        takes_threads: True if several threads may call it at a time.
+    """
 
     takes_threads = False
 
@@ -140,6 +124,7 @@ class WholeMaskedBert:
         self.model, self.mask_id = model, mask_id
 
     def log_probability(self, copies: MaskedCopies) -> Float[Tensor, " query"]:
+        """log P of each query's token, at least float32."""
         masked = copies.tokens[copies.sentence].masked_fill(copies.is_masked, self.mask_id)
         copy_of_query, targets = copies.copy_of_query, copies.targets
         found = torch.empty(len(targets), device=masked.device, dtype=torch.float64)
@@ -159,7 +144,11 @@ class WholeMaskedBert:
 
 
 class SharedMaskedBert:
-    """A plain BERT without shared work and unused outputs."""
+    """A plain BERT without shared work and unused outputs.
+
+    Attributes:
+        takes_threads: True if several threads may call it at a time.
+    """
 
     takes_threads = True
 
@@ -175,6 +164,7 @@ class SharedMaskedBert:
         self.layers = [_Layer(layer, bias) for layer, bias in zip(layers, [*biases[1:], None], strict=True)]
 
     def log_probability(self, copies: MaskedCopies) -> Float[Tensor, " query"]:
+        """log P of each query's token, at least float32."""
         parts = [copies]
         if _is_on_host(copies.tokens):
             parts = copies.split(max(1, _LAYERS_TOKENS // copies.tokens.shape[1]))
@@ -182,6 +172,7 @@ class SharedMaskedBert:
         return self.head.log_probability(self.transform(rows), copies.targets)
 
     def stop(self) -> None:
+        """Make running calls in other threads end soon, with `StoppedError`."""
         self.stopped.set()
 
     def _rows(self, copies: MaskedCopies) -> Float[Tensor, "query width"]:
@@ -205,6 +196,9 @@ class SharedMaskedBert:
         if one_query_each:
             return self.layers[-1].at(hidden, copies.query_position)
         return hidden[copies.copy_of_query, copies.query_position]
+
+
+MaskedBert = SharedMaskedBert | WholeMaskedBert
 
 
 class _Copied:
