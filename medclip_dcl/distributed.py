@@ -1,4 +1,4 @@
-"""Differentiable gather of ragged rows across processes, gathers of plain values, name of the device."""
+"""Differentiable gather of ragged rows across processes, gathers of plain values, name and precision of a device."""
 
 from __future__ import annotations
 
@@ -119,6 +119,11 @@ def greatest_of_all(value: int, device: torch.device) -> int:
     greatest = torch.tensor(value, device=device)
     dist.all_reduce(greatest, op=dist.ReduceOp.MAX)
     return int(greatest)
+
+
+def widest_float(device: torch.device) -> torch.dtype:
+    """float64, or float32 on MPS, which has no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def device_name(device: torch.device) -> str:

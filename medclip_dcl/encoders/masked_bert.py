@@ -22,6 +22,8 @@ from transformers import BertForMaskedLM
 from transformers.activations import GELUActivation
 from transformers.models.bert import modeling_bert
 
+from medclip_dcl.distributed import widest_float
+
 # Modules of a plain BertForMaskedLM, besides activations.
 _PLAIN = {
     *(BertForMaskedLM, nn.ModuleList, nn.Linear, nn.LayerNorm, nn.Embedding, nn.Dropout),
@@ -127,7 +129,7 @@ class WholeMaskedBert:
         """log P of each query's token, at least float32."""
         masked = copies.tokens[copies.sentence].masked_fill(copies.is_masked, self.mask_id)
         copy_of_query, targets = copies.copy_of_query, copies.targets
-        found = torch.empty(len(targets), device=masked.device, dtype=torch.float64)
+        found = torch.empty(len(targets), device=masked.device, dtype=widest_float(masked.device))
         # Few copies at a time: the logits cover all positions.
         rows = max(1, _WHOLE_TOKENS // masked.shape[1])
         for start in range(0, len(masked), rows):
@@ -136,7 +138,7 @@ class WholeMaskedBert:
             logits = logits[copy_of_query[some] - start, copies.query_position[some]]
             logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
             chosen = logits.gather(1, targets[some][:, None])[:, 0] - logits.logsumexp(dim=1)
-            found[some] = chosen.double()
+            found[some] = chosen.to(found.dtype)
         return found
 
     def stop(self) -> None:
@@ -303,8 +305,8 @@ class _Norm:
 
 def _bias_without(projection: nn.Linear, added: Float[Tensor, " width"]) -> Float[Tensor, " wide"]:
     """The bias with which the projection of x + added equals that of x."""
-    precise = torch.float32 if added.device.type == "mps" else torch.float64  # MPS has no float64
-    bias, weight, more = (part.to(precise) for part in (projection.bias, projection.weight, added))
+    parts = (projection.bias, projection.weight, added)
+    bias, weight, more = (part.to(widest_float(added.device)) for part in parts)
     return (bias - weight @ more).to(projection.bias.dtype)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from medclip_dcl.data.images import images_of_other_data
 from medclip_dcl.data.link import ImageSettings
+from medclip_dcl.distributed import widest_float
 from medclip_dcl.errors import UserError
 from medclip_dcl.formats import CHECKPOINT, drop_hyper_parameters
 from medclip_dcl.models.optimisation import learning_rates
@@ -46,9 +47,8 @@ class TrainedModel(LightningModule):
         self.log("train/loss", loss.detach(), prog_bar=True, sync_dist=True, batch_size=count)
 
     def on_validation_epoch_start(self) -> None:
-        # Lightning's own mean rounds the number of examples when it reduces over processes. MPS has no float64.
-        precision = torch.float32 if self.device.type == "mps" else torch.float64
-        self._validation = torch.zeros(2, dtype=precision, device=self.device)
+        # Lightning's own mean rounds the number of examples when it reduces over processes.
+        self._validation = torch.zeros(2, dtype=widest_float(self.device), device=self.device)
 
     def add_validation_loss(self, total: Tensor, count: int) -> None:
         """Add a batch: the sum of its losses and their number."""
