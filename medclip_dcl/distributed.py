@@ -112,13 +112,11 @@ def gather_objects(value: T) -> list[T]:
     return values
 
 
-def greatest_of_all(value: int, device: torch.device) -> int:
-    """The greatest of all processes' values, on each of them."""
-    if not is_distributed():
-        return value
-    greatest = torch.tensor(value, device=device)
-    dist.all_reduce(greatest, op=dist.ReduceOp.MAX)
-    return int(greatest)
+def greatest_of_all(values: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
+    """The greatest of all processes' values, element by element, on each of them; overwrites `values`."""
+    if is_distributed():
+        dist.all_reduce(values, op=dist.ReduceOp.MAX)
+    return values
 
 
 def widest_float(device: torch.device) -> torch.dtype:
