@@ -109,7 +109,6 @@ class MaskedLanguageModel(TrainedModel):
         self.learning_rate, self.weight_decay, self.warmup_steps = learning_rate, weight_decay, warmup_steps
         self.language_model: BertForMaskedLM | None = None
         self._tokenizer: BertTokenizer | None = None
-        self._is_exported = False
 
     def use_data(self, data: TokenizedSentences, stage: str) -> None:
         """Take the tokenizer, and build the model for its vocabulary."""
@@ -197,23 +196,17 @@ class MaskedLanguageModel(TrainedModel):
         load_exactly(model, checkpoint["state_dict"], str(checkpoint_path))
         return model.eval()
 
-    def on_train_end(self) -> None:
-        """Write the weights that were best on validate as a Hugging Face folder."""
-        self._export()
-
     def on_fit_end(self) -> None:
-        """The same for a run that was resumed after its last step: it was killed before it could export."""
-        if not self._is_exported:
-            self._export()
+        """Write the weights that were best on validate as a Hugging Face folder.
 
-    def _export(self) -> None:
+        `on_train_end` is not called for a run that is resumed after its last step, killed before it could export.
+        """
         if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         if self.trainer.is_global_zero:
             folder = Path(self.trainer.default_root_dir) / self.export_name
             save_language_model(self._best(), self.tokenizer, folder)
         self.trainer.strategy.barrier("language model exported")
-        self._is_exported = True
 
     def _best(self) -> BertForMaskedLM:
         """A model with the weights of the best checkpoint (ModelCheckpoint remembers it when a run resumes)."""
