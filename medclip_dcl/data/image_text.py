@@ -139,15 +139,17 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         super().__init__(
             *(folder, image_size, crop_size, batch_size, brightness, contrast),
             *(num_workers, cache_images, predict_use, seed),
-            usual_crop=usual_crop if features is None else _whole,
+            usual_crop=usual_crop if features is None else lambda side: side,
         )
         check_least(
             "data",
             {"evaluation_crop": (evaluation_crop, 1), "test_reports": (test_reports, 1), "views": (views, 1)},
         )
         image_size = self.image_size
-        if evaluation_crop is not None:
-            self._require_side("evaluation_crop", evaluation_crop)
+        if evaluation_crop is not None and evaluation_crop > image_size:
+            raise UserError(
+                f"data.evaluation_crop {evaluation_crop} must lie in [1, image_size = {image_size}], or be null"
+            )
         self.view = View(evaluation_crop or image_size, image_size)
         self.test_reports = test_reports
         require_choice("sentences", sentences, ("one", "all"))
@@ -407,8 +409,3 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         tested = self.evaluation("test").images["dicom_id"].tolist()
         images = self.prepared.table("images").query("use == 'test'")["dicom_id"]
         return self._image_loader([*tested, *sorted(set(images) - set(tested))])
-
-
-def _whole(image_size: int) -> int:
-    """Side of the training crop of features."""
-    return image_size

@@ -159,10 +159,6 @@ class ImagesDataModule(LinkedDataModule[Requirements], EpochDataModule, Generic[
         self._prepared: PreparedSet | None = None
         self._images: dict[str, Images] = {}
 
-    def _require_side(self, name: str, side: int) -> None:
-        if not 1 <= side <= self.image_size:
-            raise UserError(f"data.{name} {side} must lie in [1, image_size = {self.image_size}], or be null")
-
     @property
     def varies(self) -> bool:
         """True if training images are augmented."""
