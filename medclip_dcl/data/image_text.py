@@ -289,7 +289,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
             required.check_sentence_fields({name: column(values, sample) for name, values in anchor.items()})
         masking, extra = None, {}
         if required.masked_vocabulary is not None:
-            masking = Masking.of(required.masked_vocabulary, self.mask_probability)
+            masking = Masking(required.masked_vocabulary, self.mask_probability)
         if augmented and self.contrastive_batch > self.batch_size:
             extra = {"encode_at_once": self.batch_size // rank_and_size()[1]}
         return ReportedExamples(
