@@ -18,7 +18,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -107,7 +107,7 @@ def encode(settings: Settings) -> Path:
             f"images of geometry {network.geometry}",
             flush=True,
         )
-    info = FeaturesInfo.of(network.encoders_fingerprint(), prepared, view).record()
+    info = asdict(FeaturesInfo.of(network.encoders_fingerprint(), prepared, view))
     folder = prepared.folder / FOLDER / (settings.name or _name(settings.model, info["encoders"]))
     if _is_complete(folder / INFO_FILE, info):
         print(f"{folder} holds the features of this model: nothing to do")

@@ -219,7 +219,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         here = FeaturesInfo.of(features.info.encoders, self.prepared, self.view)
         if differing := features.info.differences(here):
             named = ", ".join(
-                f"{name} {features.info.record()[name]} (here: {here.record()[name]})" for name in differing
+                f"{name} {getattr(features.info, name)} (here: {getattr(here, name)})" for name in differing
             )
             raise UserError(
                 f"data.features {self.features_name} are of other images, with {named}; set the data's options to "

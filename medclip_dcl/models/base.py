@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -138,7 +139,7 @@ class ImageModel(NetworkModel):
 
     def description(self) -> dict[str, Any]:
         start = self.initial_weights
-        taken_over = {} if start is None else {"initial_weights": start.record()}
+        taken_over = {} if start is None else {"initial_weights": asdict(start)}
         return {**super().description(), **taken_over}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

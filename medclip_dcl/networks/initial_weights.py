@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +60,9 @@ class TakenOver:
     settings: list[str]
     image_size: int | None = None
 
-    def record(self) -> dict[str, Any]:
-        """Plain values, for `of_checkpoint`."""
-        return asdict(self)
-
     @classmethod
     def of_checkpoint(cls, checkpoint: Mapping[str, Any]) -> TakenOver | None:
-        """The record in a checkpoint; None if its training took nothing over."""
+        """What a checkpoint says (`asdict` of it); None if its training took nothing over."""
         record = checkpoint.get("initial_weights")
         return None if record is None else cls(**record)
 

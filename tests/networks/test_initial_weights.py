@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -147,7 +148,7 @@ def test_all_of_a_network_is_taken_over_and_settings_that_differ_are_said(networ
         "similarity.init_args.sharpness: 5.0 (configured: 8.0)",
     ]
     assert mine.similarity.sharpness == 8.0
-    assert TakenOver(**json.loads(json.dumps(taken_over.record()))) == taken_over
+    assert TakenOver(**json.loads(json.dumps(asdict(taken_over)))) == taken_over
 
 
 def test_another_similarity_starts_as_configured_and_is_listed(network, small_bert, source):
