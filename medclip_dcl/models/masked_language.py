@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from jaxtyping import Float, Int
 from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import Tensor
@@ -16,7 +15,7 @@ from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 
 from medclip_dcl.data.link import ReportsRequirements, TokenizedSentences
 from medclip_dcl.distributed import global_mean
-from medclip_dcl.encoders.masked_language import masked_language_losses
+from medclip_dcl.encoders.masked_language import last_hidden_states, masked_language_losses
 from medclip_dcl.encoders.pretrained import (
     bert_config,
     load_masked_language_model,
@@ -133,9 +132,7 @@ class MaskedLanguageModel(TrainedModel):
         self, tokens: Int[Tensor, "sentence token"], lengths: Int[Tensor, " sentence"]
     ) -> Float[Tensor, "sentence token hidden"]:
         """Last hidden states; `tokens` beyond `lengths` are padding."""
-        # Of the shape that attention takes, as in `TextEncoder`.
-        mask = (torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None])[:, None, None]
-        return self._model.bert(input_ids=tokens, attention_mask=mask).last_hidden_state
+        return last_hidden_states(self._model.bert, tokens, lengths)
 
     def training_step(self, batch: dict[str, Tensor], batch_index: int) -> Tensor:
         losses = self._losses(batch)
