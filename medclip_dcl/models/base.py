@@ -16,7 +16,7 @@ from medclip_dcl.data.images import images_of_other_data
 from medclip_dcl.data.link import ImageSettings
 from medclip_dcl.distributed import widest_float
 from medclip_dcl.errors import UserError
-from medclip_dcl.formats import CHECKPOINT, drop_hyper_parameters
+from medclip_dcl.formats import CHECKPOINT, VERSION_KEY, drop_hyper_parameters
 from medclip_dcl.models.optimisation import learning_rates
 from medclip_dcl.models.seeded_batches import seeded_batches
 from medclip_dcl.networks.classifier import FindingNetwork
@@ -37,7 +37,7 @@ class TrainedModel(LightningModule):
         raise NotImplementedError
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        CHECKPOINT.stamp(checkpoint)
+        checkpoint[VERSION_KEY] = CHECKPOINT.version
         drop_hyper_parameters(checkpoint)
         checkpoint.update(self.description())
 
