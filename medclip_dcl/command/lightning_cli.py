@@ -31,6 +31,7 @@ from medclip_dcl.data.prepared import PreparedSet
 from medclip_dcl.errors import UserError
 from medclip_dcl.evaluation.predictions import FindingPredictionWriter, PredictionWriter
 from medclip_dcl.evaluation.results import RESULTS_FILE, UNTRAINED_FILE, ResultsWriter
+from medclip_dcl.files import write_json
 from medclip_dcl.models.seeded_batches import SeededBatches
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.training.averaging import AveragedWeights
@@ -42,7 +43,7 @@ from medclip_dcl.training.last_epoch import LastEpoch
 from medclip_dcl.training.order import in_order
 from medclip_dcl.training.progress import TimeLeft, progress_bar
 from medclip_dcl.training.record import MetricsFile, RunRecord
-from medclip_dcl.training.run_folder import UNTRAINED_CHECKPOINT, RunFolder
+from medclip_dcl.training.run_folder import FIT_FILE, UNTRAINED_CHECKPOINT, RunFolder
 from medclip_dcl.training.sharing import check_loggers, place_loggers
 from medclip_dcl.training.throughput import Throughput
 
@@ -314,9 +315,9 @@ class MedclipCLI(LightningCLI):
             raise UserError(str(error)) from error
 
     def after_fit(self) -> None:
-        """Mark the run as finished."""
+        """Mark the run as finished, by fit.json."""
         if self.trainer.is_global_zero and not self.config[self.subcommand].trainer.fast_dev_run:
-            self.run.finish(self.record.record(self.trainer))
+            write_json(self.record.record(self.trainer), self.run.folder / FIT_FILE)
 
     def test(self, model: LightningModule, **kwargs: Any) -> None:
         """Evaluate the checkpoint, and the untrained network unless its results are there already."""
