@@ -320,7 +320,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
     def val_dataloader(self) -> DataLoader:
         # Whole blocks of images, so that the loss has the same candidates on any number of processes.
         examples = self._examples(self._reported("validate"), augmented=False)
-        blocks = FixedBatches(examples, self.batch_size, examples.collate)
+        blocks = FixedBatches(examples, self.batch_size)
         return self._loader(blocks, ShardSampler(range(len(blocks))), None, None)
 
     def _image_loader(self, dicom_ids: list[str]) -> DataLoader:
