@@ -21,8 +21,9 @@ from medclip_dcl.models.optimisation import learning_rates
 from medclip_dcl.models.seeded_batches import seeded_batches
 from medclip_dcl.networks.classifier import FindingNetwork
 from medclip_dcl.networks.image_only import ImageOnlyNetwork
-from medclip_dcl.networks.image_text import ImageTextNetwork, build_part, part_config
+from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.initial_weights import TakenOver, take_over
+from medclip_dcl.parts import build_part, part_config
 
 
 class TrainedModel(LightningModule):

@@ -13,7 +13,8 @@ from medclip_dcl.encoders.image import RegionEncoder
 from medclip_dcl.errors import UserError
 from medclip_dcl.formats import NETWORK, VERSION_KEY
 from medclip_dcl.metrics.linear_probe import standardisation
-from medclip_dcl.networks.image_text import IMAGENET_MEAN, IMAGENET_STD, build_part, part_config
+from medclip_dcl.networks.image_text import IMAGENET_MEAN, IMAGENET_STD
+from medclip_dcl.parts import build_part, part_config
 from medclip_dcl.pictures.geometry import check_geometry
 
 

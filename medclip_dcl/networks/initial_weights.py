@@ -24,7 +24,8 @@ from medclip_dcl.encoders.image import (
 from medclip_dcl.encoders.text import FUNCTION_OF_BERT
 from medclip_dcl.errors import UserError
 from medclip_dcl.networks.classifier import FindingNetwork
-from medclip_dcl.networks.image_text import IMAGENET_MEAN, IMAGENET_STD, ImageTextNetwork, part_config
+from medclip_dcl.networks.image_text import IMAGENET_MEAN, IMAGENET_STD, ImageTextNetwork
+from medclip_dcl.parts import part_config
 from medclip_dcl.weight_files import compare_state_dicts, read_model, read_settings
 
 PARTS = ("image_encoder", "text_encoder", "similarity")

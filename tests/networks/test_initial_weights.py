@@ -15,8 +15,9 @@ from safetensors.torch import save_file
 from medclip_dcl.encoders.image import ResNetRegions
 from medclip_dcl.encoders.text import BertSentences
 from medclip_dcl.networks.classifier import FindingNetwork
-from medclip_dcl.networks.image_text import ImageTextNetwork, part_config
+from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.initial_weights import TakenOver, take_over
+from medclip_dcl.parts import part_config
 from medclip_dcl.similarity import GlobalCosine, LSENonLocal
 from medclip_dcl.weight_files import read_model
 
