@@ -146,8 +146,8 @@ class ImageModel(NetworkModel):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
         # No options: they came with the weights that the training had started from.
-        for name in ("mean", "std"):
-            getattr(self.network, name).copy_(torch.tensor(checkpoint["network"][name]).view(3, 1, 1))
+        described = checkpoint["network"]
+        self.network.set_normalisation(described["mean"], described["std"])
         self.initial_weights = TakenOver.of_checkpoint(checkpoint)
 
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers import BertConfig
 
@@ -23,8 +22,9 @@ from medclip_dcl.encoders.image import (
 )
 from medclip_dcl.encoders.text import FUNCTION_OF_BERT
 from medclip_dcl.errors import UserError
+from medclip_dcl.networks.base import IMAGENET_MEAN, IMAGENET_STD
 from medclip_dcl.networks.classifier import FindingNetwork
-from medclip_dcl.networks.image_text import IMAGENET_MEAN, IMAGENET_STD, ImageTextNetwork
+from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.parts import part_config
 from medclip_dcl.weight_files import compare_state_dicts, read_model, read_settings
 
@@ -127,8 +127,9 @@ def take_over(
     new = {f"{part}.{name}": value for part, fit in fits.items() for name, value in fit.state.items()}
     network.load_state_dict({**before, **new})
     if "image_encoder" in wanted:
-        for name, default in (("mean", IMAGENET_MEAN), ("std", IMAGENET_STD)):
-            getattr(network, name).copy_(torch.tensor(found.config.get(name, default)).view(3, 1, 1))
+        network.set_normalisation(
+            found.config.get("mean", IMAGENET_MEAN), found.config.get("std", IMAGENET_STD)
+        )
     there = [f"{part}.{name}" for part, state in found.parts.items() for name in state]
     return TakenOver(
         source=found.path,
