@@ -14,8 +14,7 @@ from medclip_dcl.models.classifier import Classifier
 from medclip_dcl.models.image_only import ImageOnlyModel
 from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.networks.initial_weights import PARTS
-from medclip_dcl.training.image_sizes import Source
-from medclip_dcl.weight_files import kind_of_network
+from medclip_dcl.weight_files import SavedModel, kind_of_network
 
 _PLAIN = ("findings", "projection_dim", "hidden", "batch_norm")
 """Arguments of a model that its network's description holds as they are."""
@@ -23,7 +22,7 @@ _PLAIN = ("findings", "projection_dim", "hidden", "batch_norm")
 _INSTEAD = "; to train a classifier that starts from an image-text model, give it as model.init_args.init_from to fit"
 
 
-def take_network_from(source: Source, model: Namespace) -> None:
+def take_network_from(source: SavedModel, model: Namespace) -> None:
     """Let encoders and similarity be built as the checkpoint describes them, not from where they first came from.
 
     The language model's folder may be gone or hold another model by now; the checkpoint has all of it.
@@ -46,7 +45,7 @@ def take_network_from(source: Source, model: Namespace) -> None:
     forget_initial_weights(model)
 
 
-def take_missing_encoder_from(source: Source, model: Namespace) -> None:
+def take_missing_encoder_from(source: SavedModel, model: Namespace) -> None:
     """A classifier that is configured without an encoder takes the checkpoint's."""
     if _kind(model) == Classifier.kind and model.init_args.get("image_encoder") is None:
         _take_part_from(source.network, "image_encoder", model)

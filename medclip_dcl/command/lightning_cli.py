@@ -37,7 +37,7 @@ from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.training.averaging import AveragedWeights
 from medclip_dcl.training.class_probability import ClassProbabilityTable
 from medclip_dcl.training.finite import FiniteCheck
-from medclip_dcl.training.image_sizes import Source, fill_image_sizes, image_settings, other_images
+from medclip_dcl.training.image_sizes import fill_image_sizes, other_images, shown_images, trained_images
 from medclip_dcl.training.last_checkpoint import AtomicCheckpointIO, LastCheckpoint, ResumeError, Stopped
 from medclip_dcl.training.last_epoch import LastEpoch
 from medclip_dcl.training.order import in_order
@@ -46,6 +46,7 @@ from medclip_dcl.training.record import MetricsFile, RunRecord
 from medclip_dcl.training.run_folder import FIT_FILE, UNTRAINED_CHECKPOINT, RunFolder
 from medclip_dcl.training.sharing import check_loggers, place_loggers
 from medclip_dcl.training.throughput import Throughput
+from medclip_dcl.weight_files import SavedModel, read_model
 
 _TERMINATED = 128 + signal.SIGTERM
 
@@ -73,7 +74,7 @@ class MedclipCLI(LightningCLI):
 
     def __init__(self, args: list[str] | None = None) -> None:
         self.exported: Path | None = None
-        self.source: Source | None = None
+        self.source: SavedModel | None = None
         self.has_claimed = self.continues = self.goes_on = False
         self.command = next(iter(sys.argv[1:] if args is None else args), "")
         try:
@@ -179,14 +180,14 @@ class MedclipCLI(LightningCLI):
             _require_own_checkpoints(config)
             if self.continues:
                 # The files that the encoders were built from may be gone.
-                take_network_from(Source.read(config.ckpt_path), config.model)
+                take_network_from(read_model(config.ckpt_path), config.model)
             elif config.ckpt_path is not None:
-                take_missing_encoder_from(Source.read(config.ckpt_path), config.model)
+                take_missing_encoder_from(read_model(config.ckpt_path), config.model)
                 forget_initial_weights(config.model)
             return
         if config.ckpt_path is None:
             config.ckpt_path = str(self.run.checkpoint_to_test())
-        self.source = Source.read(config.ckpt_path)
+        self.source = read_model(config.ckpt_path)
         take_network_from(self.source, config.model)
         if has_prepared_set(config):
             fill_image_sizes(config, self.source.network, trains=False)
@@ -201,7 +202,7 @@ class MedclipCLI(LightningCLI):
             return
         path = config.ckpt_path or config.model.get("init_args", Namespace()).get("init_from")
         if path is not None and Path(path).expanduser().exists():  # one that is missing is named later
-            self.source = Source.read(path)
+            self.source = read_model(path)
         fill_image_sizes(config, {} if self.source is None else self.source.network)
 
     def _claim_folder(self, config: Namespace) -> None:
@@ -252,9 +253,10 @@ class MedclipCLI(LightningCLI):
         if self.goes_on:  # once nothing is refused any more: a finished run stays finished until then
             self.run.extend(self.config_dump)
         if self.source is not None:
-            for warning in other_images(self.source, image_settings(self.datamodule)):
+            for warning in other_images(self.source, shown_images(self.datamodule)):
                 rank_zero_warn(warning)
-            self.results.trained_on = self.source.images()
+            self.results.trained_on = trained_images(self.source)
+            self.source = None  # its tensors need not stay mapped
         if self.exported is not None:
             self.model.network = ImageTextNetwork.from_pretrained(self.exported)
             self.results.exported = self.exported

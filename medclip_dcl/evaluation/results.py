@@ -28,7 +28,7 @@ from medclip_dcl.evaluation.base import (
 )
 from medclip_dcl.evaluation.figures import write_figure
 from medclip_dcl.files import write_json, write_parquet
-from medclip_dcl.training.image_sizes import image_settings
+from medclip_dcl.training.image_sizes import shown_images
 from medclip_dcl.training.sharing import show_figures
 
 FORMAT_VERSION = 1
@@ -155,7 +155,7 @@ class ResultsWriter(Callback):
                 "images": len(images),
                 "patients": int(images["subject_id"].nunique()),
             },
-            "images": {"shown": image_settings(datamodule), "trained": self.trained_on},
+            "images": {"shown": shown_images(datamodule), "trained": self.trained_on},
         }
 
 
