@@ -44,7 +44,7 @@ from medclip_dcl.training.order import in_order
 from medclip_dcl.training.progress import TimeLeft, progress_bar
 from medclip_dcl.training.record import MetricsFile, RunRecord
 from medclip_dcl.training.run_folder import FIT_FILE, UNTRAINED_CHECKPOINT, RunFolder
-from medclip_dcl.training.sharing import check_loggers, place_loggers
+from medclip_dcl.training.sharing import check_loggers, listed, place_loggers
 from medclip_dcl.training.throughput import Throughput
 from medclip_dcl.weight_files import SavedModel, read_model
 
@@ -263,12 +263,10 @@ class MedclipCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         config = self.config_init[self.subcommand].trainer
-        loggers = config.logger if isinstance(config.logger, list) else [config.logger]
-        plugins = config.plugins if isinstance(config.plugins, list) else [config.plugins]
         # metrics.csv is the history of training; results of a test are in results.json.
         own = [MetricsFile(self.run.folder)] if self.subcommand == "fit" else []
-        kwargs["logger"] = [*own, *(x for x in loggers if x not in (None, True, False))] or False
-        kwargs["plugins"] = [AtomicCheckpointIO(), *(x for x in plugins if x is not None)]
+        kwargs["logger"] = [*own, *listed(config.logger)] or False
+        kwargs["plugins"] = [AtomicCheckpointIO(), *listed(config.plugins)]
         if config.precision is None:
             kwargs["precision"] = best_precision(config.accelerator)
         # Unless asked for: without an example input Lightning's summary ends with "Total FLOPs: 0".
@@ -276,13 +274,12 @@ class MedclipCLI(LightningCLI):
         options = self.config_init[self.subcommand]
         self.results = ResultsWriter(share_patient_data=options.share_patient_data)
         self.record, throughput = RunRecord(self.run, options.untrained), Throughput()
-        listed = config.callbacks if isinstance(config.callbacks, list) else [config.callbacks]
-        listed = [callback for callback in listed if callback is not None]
-        if not any(isinstance(x, ProgressBar) for x in listed):
+        given = listed(config.callbacks)
+        if not any(isinstance(x, ProgressBar) for x in given):
             bar = progress_bar(config.enable_progress_bar)
-            listed, kwargs["enable_progress_bar"] = [*listed, *bar], bool(bar)
+            given, kwargs["enable_progress_bar"] = [*given, *bar], bool(bar)
         config.callbacks = [
-            *listed,
+            *given,
             SeededBatches(),
             ClassProbabilityTable(),
             PredictionWriter(options.prediction_format),
@@ -366,8 +363,7 @@ def _require_own_checkpoints(config: Namespace) -> None:
 
 def _use_prompts(file: str, callbacks: Any) -> None:
     """Hand a file of prompts to ZeroShotClassification, so that the list of callbacks need not be repeated."""
-    listed = callbacks if isinstance(callbacks, list) else [callbacks] if callbacks else []
-    found = [one for one in listed if one.class_path.endswith(".ZeroShotClassification")]
+    found = [one for one in listed(callbacks) if one.class_path.endswith(".ZeroShotClassification")]
     if not found:
         raise UserError(f"--prompts {file}: no ZeroShotClassification among trainer.callbacks would use them")
     for callback in found:
