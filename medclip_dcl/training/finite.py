@@ -73,9 +73,7 @@ class FiniteCheck(Callback):
         self._skipped = 0
         self._error: NonFiniteError | None = None
 
-    def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, *_: Any) -> None:
         self._identities.append({name: batch[name] for name in IDENTITIES if name in batch})
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:

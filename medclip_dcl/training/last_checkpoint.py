@@ -235,14 +235,7 @@ class LastCheckpoint(Checkpoint):
         if stop:
             self._stop(trainer, stop)
 
-    def on_validation_batch_start(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+    def on_validation_batch_start(self, trainer: Trainer, *_: Any) -> None:
         # No collective here: processes have different numbers of batches.
         if _is_in_training(trainer) and self._signals.requested:
             # The processes that this one started would wait for it.
