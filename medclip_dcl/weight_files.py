@@ -76,8 +76,8 @@ class SavedModel:
         """
         if "image_encoder" not in self.network:
             raise UserError(
-                f"{self.path} is not a checkpoint of an image-text model or a classifier: it has no description of "
-                "its network"
+                f"{self.path} is not a checkpoint of an image-text model, a classifier or a model of images alone: it "
+                "has no description of its network"
             )
         return self.network
 
@@ -271,6 +271,8 @@ def _read_exported_config(folder: Path) -> dict[str, Any]:
     except ValueError as error:
         raise UserError(f"{file} is not JSON, or it is truncated: {error}; copy it again") from error
     if not isinstance(config, dict) or "image_encoder" not in config:
-        raise UserError(f"{file} does not describe an image-text network; give a folder that save_pretrained wrote")
+        raise UserError(
+            f"{file} does not describe an image-text network; give a folder that save_pretrained wrote"
+        )
     NETWORK.upgrade(config, str(file))
     return config

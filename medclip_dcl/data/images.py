@@ -47,7 +47,8 @@ class Images:
             return load_grey(file, self.size)
         except OSError as error:
             raise PreparedDataError(
-                f"prepared image {file} cannot be read ({error}); delete it and run the data_prep command that made the set again"
+                f"prepared image {file} cannot be read ({error}); delete it and run the data_prep command that made "
+                "the set again"
             ) from error
 
     def __getitem__(self, index: int) -> UInt8[np.ndarray, "height width"]:

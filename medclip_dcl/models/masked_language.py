@@ -73,8 +73,8 @@ class MaskedLanguageModel(TrainedModel):
     """BERT trained to predict masked tokens of report sentences (Devlin et al., NAACL 2019).
 
     SSD (section 2.4) states that sentence scores get better when the language model is fine-tuned on the reports: this
-    is that step. When fit ends, the weights that were best on validate are written to RUN/`export_name` as a plain Hugging
-    Face folder (RUN = trainer.default_root_dir), which the text encoder and the sentence scorer load.
+    is that step. When fit ends, the weights that were best on validate are written to RUN/`export_name` as a plain
+    Hugging Face folder (RUN = trainer.default_root_dir), which the text encoder and the sentence scorer load.
 
     Args:
         pretrained: a Hugging Face folder or repository id to start from, e.g.
