@@ -18,7 +18,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -104,7 +104,7 @@ def encode(settings: Settings) -> Path:
             f"images of geometry {network.geometry}",
             flush=True,
         )
-    info = FeaturesInfo.of(network.encoders_fingerprint(), prepared, view).record()
+    info = asdict(FeaturesInfo.of(network.encoders_fingerprint(), prepared, view))
     folder = prepared.folder / FOLDER / (settings.name or _name(settings.model, info["encoders"]))
     if (folder / INFO_FILE).is_file():
         _require_same(folder, json.loads((folder / INFO_FILE).read_text(encoding="utf-8")), info)

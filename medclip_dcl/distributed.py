@@ -1,4 +1,4 @@
-"""Differentiable gather of ragged rows across processes, gathers of plain values, name of the device."""
+"""Differentiable gather of ragged rows across processes, gathers of plain values, name and precision of a device."""
 
 from __future__ import annotations
 
@@ -112,13 +112,16 @@ def gather_objects(value: T) -> list[T]:
     return values
 
 
-def greatest_of_all(value: int, device: torch.device) -> int:
-    """The greatest of all processes' values, on each of them."""
-    if not is_distributed():
-        return value
-    greatest = torch.tensor(value, device=device)
-    dist.all_reduce(greatest, op=dist.ReduceOp.MAX)
-    return int(greatest)
+def greatest_of_all(values: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
+    """The greatest of all processes' values, element by element, on each of them; overwrites `values`."""
+    if is_distributed():
+        dist.all_reduce(values, op=dist.ReduceOp.MAX)
+    return values
+
+
+def widest_float(device: torch.device) -> torch.dtype:
+    """float64, or float32 on MPS, which has no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def device_name(device: torch.device) -> str:

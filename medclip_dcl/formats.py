@@ -31,10 +31,6 @@ class Format:
     version: int
     steps: Mapping[int, Callable[[dict[str, Any]], None]] = field(default_factory=dict)
 
-    def stamp(self, content: dict[str, Any]) -> None:
-        """Write the version into the content."""
-        content[VERSION_KEY] = self.version
-
     def upgrade(self, content: Any, source: str) -> None:
         """Upgrade content to the current version in place; without a version it has version 0.
 

@@ -76,8 +76,8 @@ class SavedModel:
         """
         if "image_encoder" not in self.network:
             raise UserError(
-                f"{self.path} is not a checkpoint of an image-text model or a classifier: it has no description of "
-                "its network"
+                f"{self.path} is not a checkpoint of an image-text model, a classifier or a model of images alone: it "
+                "has no description of its network"
             )
         return self.network
 

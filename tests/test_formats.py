@@ -25,8 +25,7 @@ THIRD = Format("thing", 3, {1: renamed, 2: doubled})
 def test_every_step_from_the_contents_version_is_made_once():
     first: dict[str, Any] = {"format_version": 1, "size": 7}
     second: dict[str, Any] = {"format_version": 2, "width": 7}
-    third: dict[str, Any] = {}
-    THIRD.stamp(third)
+    third: dict[str, Any] = {"format_version": 3}
     for content, expected in ((first, 14), (second, 14), (third, None)):
         THIRD.upgrade(content, "x")
         THIRD.upgrade(content, "x")

@@ -75,7 +75,7 @@ def explain(message: str, options: Iterable[str]) -> str:
         return unknown_message(".".join([*keys, unknown[1]]), options)
     if unknown:
         name = class_path.rpartition(".")[2]
-        known = inspect.signature(_imported(class_path)).parameters
+        known = inspect.signature(imported(class_path)).parameters
         return f"{where}.init_args.{unknown_message(unknown[1], known)} (a setting of {name})"
     if absent := re.match(r"No module named '([^']+)'", leaf):
         return f"{where}: {_no_module(absent[1], class_path)}"
@@ -124,7 +124,8 @@ def _given(lines: list[str]) -> str:
     )
 
 
-def _imported(class_path: str) -> Any:
+def imported(class_path: str) -> Any:
+    """The class of this path."""
     module, _, name = class_path.rpartition(".")
     return getattr(importlib.import_module(module), name)
 

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from typing import Any
 
 from jsonargparse import Namespace
 
+from medclip_dcl.command.config_errors import imported
 from medclip_dcl.data.image_only import ImageOnlyDataModule
 from medclip_dcl.errors import UserError
 from medclip_dcl.models.classifier import Classifier
 from medclip_dcl.models.image_only import ImageOnlyModel
 from medclip_dcl.models.image_text import ImageTextModel
-from medclip_dcl.training.image_sizes import Source
-from medclip_dcl.weight_files import kind_of_network
+from medclip_dcl.networks.initial_weights import PARTS
+from medclip_dcl.weight_files import SavedModel, kind_of_network
 
-_PARTS = ("image_encoder", "text_encoder", "similarity")
 _PLAIN = ("findings", "projection_dim", "hidden", "batch_norm")
 """Arguments of a model that its network's description holds as they are."""
 
 _INSTEAD = "; to train a classifier that starts from an image-text model, give it as model.init_args.init_from to fit"
 
 
-def take_network_from(source: Source, model: Namespace) -> None:
+def take_network_from(source: SavedModel, model: Namespace) -> None:
     """Let encoders and similarity be built as the checkpoint describes them, not from where they first came from.
 
     The language model's folder may be gone or hold another model by now; the checkpoint has all of it.
@@ -38,7 +37,7 @@ def take_network_from(source: Source, model: Namespace) -> None:
             f"{source.path} is of {there}, this configuration of {here} (model: {model.class_path})"
             f"{'' if is_without_text else _INSTEAD}"
         )
-    for part in _PARTS:
+    for part in PARTS:
         _take_part_from(described, part, model)
     for name in _PLAIN:
         if name in described:
@@ -46,7 +45,7 @@ def take_network_from(source: Source, model: Namespace) -> None:
     forget_initial_weights(model)
 
 
-def take_missing_encoder_from(source: Source, model: Namespace) -> None:
+def take_missing_encoder_from(source: SavedModel, model: Namespace) -> None:
     """A classifier that is configured without an encoder takes the checkpoint's."""
     if _kind(model) == Classifier.kind and model.init_args.get("image_encoder") is None:
         _take_part_from(source.network, "image_encoder", model)
@@ -62,7 +61,7 @@ def forget_initial_weights(model: Namespace) -> None:
 def has_prepared_set(config: Namespace) -> bool:
     """False for images alone, whose `folder` holds the files of another data set and whose sizes are their own."""
     data = config.get("data") or Namespace()
-    return not ("class_path" in data and issubclass(_class_of(data), ImageOnlyDataModule))
+    return not ("class_path" in data and issubclass(imported(data.class_path), ImageOnlyDataModule))
 
 
 def _take_part_from(described: Mapping[str, Any], part: str, model: Namespace) -> None:
@@ -72,9 +71,4 @@ def _take_part_from(described: Mapping[str, Any], part: str, model: Namespace) -
 
 
 def _kind(model: Namespace) -> str:
-    return getattr(_class_of(model), "kind", ImageTextModel.kind)
-
-
-def _class_of(part: Namespace) -> type:
-    module, _, name = part.class_path.rpartition(".")
-    return getattr(importlib.import_module(module), name)
+    return getattr(imported(model.class_path), "kind", ImageTextModel.kind)

@@ -31,20 +31,22 @@ from medclip_dcl.data.prepared import PreparedSet
 from medclip_dcl.errors import UserError
 from medclip_dcl.evaluation.predictions import FindingPredictionWriter, PredictionWriter
 from medclip_dcl.evaluation.results import RESULTS_FILE, UNTRAINED_FILE, ResultsWriter
+from medclip_dcl.files import write_json
 from medclip_dcl.models.seeded_batches import SeededBatches
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.training.averaging import AveragedWeights
 from medclip_dcl.training.class_probability import ClassProbabilityTable
 from medclip_dcl.training.finite import FiniteCheck
-from medclip_dcl.training.image_sizes import Source, fill_image_sizes, image_settings, other_images
+from medclip_dcl.training.image_sizes import fill_image_sizes, other_images, shown_images, trained_images
 from medclip_dcl.training.last_checkpoint import AtomicCheckpointIO, LastCheckpoint, ResumeError, Stopped
 from medclip_dcl.training.last_epoch import LastEpoch
 from medclip_dcl.training.order import in_order
 from medclip_dcl.training.progress import TimeLeft, progress_bar
 from medclip_dcl.training.record import MetricsFile, RunRecord
-from medclip_dcl.training.run_folder import UNTRAINED_CHECKPOINT, RunFolder
-from medclip_dcl.training.sharing import check_loggers, place_loggers
+from medclip_dcl.training.run_folder import FIT_FILE, UNTRAINED_CHECKPOINT, RunFolder
+from medclip_dcl.training.sharing import check_loggers, listed, place_loggers
 from medclip_dcl.training.throughput import Throughput
+from medclip_dcl.weight_files import SavedModel, read_model
 
 _TERMINATED = 128 + signal.SIGTERM
 
@@ -72,7 +74,7 @@ class MedclipCLI(LightningCLI):
 
     def __init__(self, args: list[str] | None = None) -> None:
         self.exported: Path | None = None
-        self.source: Source | None = None
+        self.source: SavedModel | None = None
         self.has_claimed = self.continues = self.goes_on = False
         self.command = next(iter(sys.argv[1:] if args is None else args), "")
         try:
@@ -178,14 +180,14 @@ class MedclipCLI(LightningCLI):
             _require_own_checkpoints(config)
             if self.continues:
                 # The files that the encoders were built from may be gone.
-                take_network_from(Source.read(config.ckpt_path), config.model)
+                take_network_from(read_model(config.ckpt_path), config.model)
             elif config.ckpt_path is not None:
-                take_missing_encoder_from(Source.read(config.ckpt_path), config.model)
+                take_missing_encoder_from(read_model(config.ckpt_path), config.model)
                 forget_initial_weights(config.model)
             return
         if config.ckpt_path is None:
             config.ckpt_path = str(self.run.checkpoint_to_test())
-        self.source = Source.read(config.ckpt_path)
+        self.source = read_model(config.ckpt_path)
         take_network_from(self.source, config.model)
         if has_prepared_set(config):
             fill_image_sizes(config, self.source.network, trains=False)
@@ -200,7 +202,7 @@ class MedclipCLI(LightningCLI):
             return
         path = config.ckpt_path or config.model.get("init_args", Namespace()).get("init_from")
         if path is not None and Path(path).expanduser().exists():  # one that is missing is named later
-            self.source = Source.read(path)
+            self.source = read_model(path)
         fill_image_sizes(config, {} if self.source is None else self.source.network)
 
     def _claim_folder(self, config: Namespace) -> None:
@@ -251,21 +253,20 @@ class MedclipCLI(LightningCLI):
         if self.goes_on:  # once nothing is refused any more: a finished run stays finished until then
             self.run.extend(self.config_dump)
         if self.source is not None:
-            for warning in other_images(self.source, image_settings(self.datamodule)):
+            for warning in other_images(self.source, shown_images(self.datamodule)):
                 rank_zero_warn(warning)
-            self.results.trained_on = self.source.images()
+            self.results.trained_on = trained_images(self.source)
+            self.source = None  # its tensors need not stay mapped
         if self.exported is not None:
             self.model.network = ImageTextNetwork.from_pretrained(self.exported)
             self.results.exported = self.exported
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         config = self.config_init[self.subcommand].trainer
-        loggers = config.logger if isinstance(config.logger, list) else [config.logger]
-        plugins = config.plugins if isinstance(config.plugins, list) else [config.plugins]
         # metrics.csv is the history of training; results of a test are in results.json.
         own = [MetricsFile(self.run.folder)] if self.subcommand == "fit" else []
-        kwargs["logger"] = [*own, *(x for x in loggers if x not in (None, True, False))] or False
-        kwargs["plugins"] = [AtomicCheckpointIO(), *(x for x in plugins if x is not None)]
+        kwargs["logger"] = [*own, *listed(config.logger)] or False
+        kwargs["plugins"] = [AtomicCheckpointIO(), *listed(config.plugins)]
         if config.precision is None:
             kwargs["precision"] = best_precision(config.accelerator)
         # Unless asked for: without an example input Lightning's summary ends with "Total FLOPs: 0".
@@ -273,13 +274,12 @@ class MedclipCLI(LightningCLI):
         options = self.config_init[self.subcommand]
         self.results = ResultsWriter(share_patient_data=options.share_patient_data)
         self.record, throughput = RunRecord(self.run, options.untrained), Throughput()
-        listed = config.callbacks if isinstance(config.callbacks, list) else [config.callbacks]
-        listed = [callback for callback in listed if callback is not None]
-        if not any(isinstance(x, ProgressBar) for x in listed):
+        given = listed(config.callbacks)
+        if not any(isinstance(x, ProgressBar) for x in given):
             bar = progress_bar(config.enable_progress_bar)
-            listed, kwargs["enable_progress_bar"] = [*listed, *bar], bool(bar)
+            given, kwargs["enable_progress_bar"] = [*given, *bar], bool(bar)
         config.callbacks = [
-            *listed,
+            *given,
             SeededBatches(),
             ClassProbabilityTable(),
             PredictionWriter(options.prediction_format),
@@ -314,9 +314,9 @@ class MedclipCLI(LightningCLI):
             raise UserError(str(error)) from error
 
     def after_fit(self) -> None:
-        """Mark the run as finished."""
+        """Mark the run as finished, by fit.json."""
         if self.trainer.is_global_zero and not self.config[self.subcommand].trainer.fast_dev_run:
-            self.run.finish(self.record.record(self.trainer))
+            write_json(self.record.record(self.trainer), self.run.folder / FIT_FILE)
 
     def test(self, model: LightningModule, **kwargs: Any) -> None:
         """Evaluate the checkpoint, and the untrained network unless its results are there already."""
@@ -363,8 +363,7 @@ def _require_own_checkpoints(config: Namespace) -> None:
 
 def _use_prompts(file: str, callbacks: Any) -> None:
     """Hand a file of prompts to ZeroShotClassification, so that the list of callbacks need not be repeated."""
-    listed = callbacks if isinstance(callbacks, list) else [callbacks] if callbacks else []
-    found = [one for one in listed if one.class_path.endswith(".ZeroShotClassification")]
+    found = [one for one in listed(callbacks) if one.class_path.endswith(".ZeroShotClassification")]
     if not found:
         raise UserError(f"--prompts {file}: no ZeroShotClassification among trainer.callbacks would use them")
     for callback in found:

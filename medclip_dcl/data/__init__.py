@@ -1,4 +1,4 @@
-"""LightningDataModules and transforms."""
+"""LightningDataModules, and the prepared sets that they read."""
 
 from __future__ import annotations
 

@@ -53,13 +53,9 @@ class FeaturesInfo:
         """Description of a set's features in this view."""
         return cls(encoders, str(prepared.info.get("fingerprint")), view.size, view.seen, *prepared.fitting)
 
-    def record(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
-
     def differences(self, other: FeaturesInfo) -> list[str]:
         """Names of what differs."""
-        here, there = self.record(), other.record()
+        here, there = asdict(self), asdict(other)
         return [name for name in here if here[name] != there[name]]
 
 

@@ -139,15 +139,17 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         super().__init__(
             *(folder, image_size, crop_size, batch_size, brightness, contrast),
             *(num_workers, cache_images, predict_use, seed),
-            usual_crop=usual_crop if features is None else _whole,
+            usual_crop=usual_crop if features is None else lambda side: side,
         )
         check_least(
             "data",
             {"evaluation_crop": (evaluation_crop, 1), "test_reports": (test_reports, 1), "views": (views, 1)},
         )
         image_size = self.image_size
-        if evaluation_crop is not None:
-            self._require_side("evaluation_crop", evaluation_crop)
+        if evaluation_crop is not None and evaluation_crop > image_size:
+            raise UserError(
+                f"data.evaluation_crop {evaluation_crop} must lie in [1, image_size = {image_size}], or be null"
+            )
         self.view = View(evaluation_crop or image_size, image_size)
         self.test_reports = test_reports
         require_choice("sentences", sentences, ("one", "all"))
@@ -217,7 +219,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         here = FeaturesInfo.of(features.info.encoders, self.prepared, self.view)
         if differing := features.info.differences(here):
             named = ", ".join(
-                f"{name} {features.info.record()[name]} (here: {here.record()[name]})" for name in differing
+                f"{name} {getattr(features.info, name)} (here: {getattr(here, name)})" for name in differing
             )
             raise UserError(
                 f"data.features {self.features_name} are of other images, with {named}; set the data's options to "
@@ -287,7 +289,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
             required.check_sentence_fields({name: column(values, sample) for name, values in anchor.items()})
         masking, extra = None, {}
         if required.masked_vocabulary is not None:
-            masking = Masking.of(required.masked_vocabulary, self.mask_probability)
+            masking = Masking(required.masked_vocabulary, self.mask_probability)
         if augmented and self.contrastive_batch > self.batch_size:
             extra = {"encode_at_once": self.batch_size // rank_and_size()[1]}
         return ReportedExamples(
@@ -318,7 +320,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
     def val_dataloader(self) -> DataLoader:
         # Whole blocks of images, so that the loss has the same candidates on any number of processes.
         examples = self._examples(self._reported("validate"), augmented=False)
-        blocks = FixedBatches(examples, self.batch_size, examples.collate)
+        blocks = FixedBatches(examples, self.batch_size)
         return self._loader(blocks, ShardSampler(range(len(blocks))), None, None)
 
     def _image_loader(self, dicom_ids: list[str]) -> DataLoader:
@@ -407,8 +409,3 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         tested = self.evaluation("test").images["dicom_id"].tolist()
         images = self.prepared.table("images").query("use == 'test'")["dicom_id"]
         return self._image_loader([*tested, *sorted(set(images) - set(tested))])
-
-
-def _whole(image_size: int) -> int:
-    """Side of the training crop of features."""
-    return image_size

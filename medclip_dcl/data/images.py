@@ -47,8 +47,8 @@ class Images:
             return load_grey(file, self.size)
         except OSError as error:
             raise PreparedDataError(
-                f"prepared image {file} cannot be read ({error}); delete it and run the data_prep command that "
-                "made the set again"
+                f"prepared image {file} cannot be read ({error}); delete it and run the data_prep command that made "
+                "the set again"
             ) from error
 
     def __getitem__(self, index: int) -> UInt8[np.ndarray, "height width"]:
@@ -159,10 +159,6 @@ class ImagesDataModule(LinkedDataModule[Requirements], EpochDataModule, Generic[
         self.view = View(self.image_size, self.image_size)
         self._prepared: PreparedSet | None = None
         self._images: dict[str, Images] = {}
-
-    def _require_side(self, name: str, side: int) -> None:
-        if not 1 <= side <= self.image_size:
-            raise UserError(f"data.{name} {side} must lie in [1, image_size = {self.image_size}], or be null")
 
     @property
     def varies(self) -> bool:

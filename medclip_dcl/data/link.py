@@ -114,7 +114,7 @@ class ViewsRequirements:
 
 @dataclass(frozen=True)
 class ImageSettings:
-    """Images provided to an image-text model: sides in pixels of the whole image, in evaluation and of the crops.
+    """Radiographs provided to a model: sides in pixels of the whole image, in evaluation and of the crops.
 
     `encoded_by` identifies the encoders whose features stand in place of images and tokens; None for none.
     """

@@ -24,26 +24,19 @@ class Masking:
     become [MASK], 10% a random token that is not a special one, 10% stay as they are.
 
     Args:
+        vocabulary: of a BERT, token -> id.
         probability: share of the tokens, in (0, 1).
-        mask_id: of [MASK].
-        ordinary: ids of the tokens that are not special.
+
+    Raises:
+        UserError: the vocabulary has no [MASK].
     """
 
-    def __init__(self, probability: float, mask_id: int, ordinary: Int[np.ndarray, " piece"]) -> None:
-        self.probability, self.mask_id, self.ordinary = probability, mask_id, ordinary
-
-    @staticmethod
-    def of(vocabulary: Mapping[str, int], probability: float) -> Masking:
-        """The masking of sentences of a BERT vocabulary, token -> id.
-
-        Raises:
-            ValueError: the vocabulary has no [MASK].
-        """
+    def __init__(self, vocabulary: Mapping[str, int], probability: float) -> None:
         if "[MASK]" not in vocabulary:
             raise UserError("the vocabulary has no token [MASK]: its model is not a masked language model")
         special = {vocabulary[piece] for piece in SPECIAL_TOKENS if piece in vocabulary}
         ordinary = [number for number in sorted(vocabulary.values()) if number not in special]
-        return Masking(probability, vocabulary["[MASK]"], np.array(ordinary))
+        self.probability, self.mask_id, self.ordinary = probability, vocabulary["[MASK]"], np.array(ordinary)
 
     def __call__(
         self, tokens: Int[np.ndarray, " token"], generator: np.random.Generator

@@ -367,13 +367,9 @@ class PreparedSet:
 
     def text_embedding(self, name: str | None = None) -> TextEmbedding:
         """Sentence embeddings by one frozen text encoder, of the named or the only file in ``text_embedding/``."""
-        found = _read_text_embedding(file := self.text_embedding_file(name))
+        found = _read_text_embedding(file := self._file_of_model("text_embedding", name))
         self._require_all_sentences(found.sentence_id, file, "text_embedding", "embedding")
         return found
-
-    def text_embedding_file(self, name: str | None = None) -> Path:
-        """The file that `text_embedding` reads."""
-        return self._file_of_model("text_embedding", name)
 
     def models(self, kind: str) -> list[str]:
         """Names of the language models that have a file in the folder "log_p" or "text_embedding"."""

@@ -173,7 +173,7 @@ class ReportsDataModule(LinkedDataModule[ReportsRequirements], EpochDataModule):
         ]
         shown = [(number[text], sentence) for sentence, text in sentences if len(tokens[number[text]]) > 2]
         mentions, sentence_ids = np.array(shown).reshape(-1, 2).T
-        masking = Masking.of(tokenizer.get_vocab(), self.mask_probability)
+        masking = Masking(tokenizer.get_vocab(), self.mask_probability)
         stream = [self.seed] if use == "train" else [self.seed, 1]
         return _MaskedSentences(
             tokens, mentions, masking, stream, int(tokenizer.pad_token_id), sentence_ids=sentence_ids

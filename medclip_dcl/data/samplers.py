@@ -6,7 +6,7 @@ All samplers subclass DistributedSampler: Lightning wraps every other sampler wh
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -186,8 +186,8 @@ class ShardSampler(DistributedSampler):
 class FixedBatches(Dataset):
     """Examples in whole batches, each the same in every run; the elements of this data set are batches."""
 
-    def __init__(self, examples: Any, batch_size: int, collate: Callable[[list[Any]], Any]) -> None:
-        self.examples, self.batch_size, self.collate = examples, batch_size, collate
+    def __init__(self, examples: Any, batch_size: int) -> None:
+        self.examples, self.batch_size = examples, batch_size
 
     def __len__(self) -> int:
         return -(-len(self.examples) // self.batch_size)
@@ -195,4 +195,4 @@ class FixedBatches(Dataset):
     def __getitem__(self, batch: int) -> Any:
         first = batch * self.batch_size
         last = min(first + self.batch_size, len(self.examples))
-        return self.collate([self.examples[index] for index in range(first, last)])
+        return self.examples.collate([self.examples[index] for index in range(first, last)])

@@ -282,7 +282,7 @@ def _resnet(depth: int, weights: str | None, stride: int) -> ResNet:
         )
     resnet = build(weights=None)
     state = as_torchvision_resnet(read_state_dict(weights), weights, depth)
-    if stride == 32 and not has_last_stage(state):
+    if stride == 32 and not any(name.startswith(_LAST_STAGE) for name in state):
         raise UserError(f"image encoder weights {weights}: {NO_LAST_STAGE}")
     # The classifier is not part of the encoder.
     taken = {name: value for name, value in state.items() if name not in CLASSIFIER}
@@ -335,11 +335,6 @@ def to_torchvision_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
             _, place, rest = name.split(".", maxsplit=2)
             found[f"{parts[place]}.{rest}"] = value
     return found
-
-
-def has_last_stage(state: Iterable[str]) -> bool:
-    """True if torchvision's names include those of the last stage, which an encoder of stride 16 does not have."""
-    return any(name.startswith(_LAST_STAGE) for name in state)
 
 
 def _backbone_name(name: str) -> str:

@@ -13,7 +13,6 @@ import math
 import threading
 import warnings
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -22,6 +21,8 @@ from torch.nn.functional import gelu, layer_norm, linear, scaled_dot_product_att
 from transformers import BertForMaskedLM
 from transformers.activations import GELUActivation
 from transformers.models.bert import modeling_bert
+
+from medclip_dcl.distributed import widest_float
 
 # Modules of a plain BertForMaskedLM, besides activations.
 _PLAIN = {
@@ -96,25 +97,6 @@ class MaskedCopies:
         )
 
 
-@runtime_checkable
-class MaskedBert(Protocol):
-    """Scores masked positions.
-
-    Attributes:
-        takes_threads: True if several threads may call it at a time.
-    """
-
-    takes_threads: bool
-
-    def log_probability(self, copies: MaskedCopies) -> Float[Tensor, " query"]:
-        """log P of each query's token, at least float32."""
-        ...
-
-    def stop(self) -> None:
-        """Make running calls in other threads end soon, with `StoppedError`."""
-        ...
-
-
 class StoppedError(RuntimeError):
     """A running call was stopped."""
 
@@ -132,7 +114,11 @@ def masked_bert(model: BertForMaskedLM, mask_id: int) -> MaskedBert:
 
 
 class WholeMaskedBert:
-    """The whole model for each copy; works with any model."""
+    """The whole model for each copy; works with any model.
+
+    Attributes:
+        takes_threads: True if several threads may call it at a time.
+    """
 
     takes_threads = False
 
@@ -140,9 +126,10 @@ class WholeMaskedBert:
         self.model, self.mask_id = model, mask_id
 
     def log_probability(self, copies: MaskedCopies) -> Float[Tensor, " query"]:
+        """log P of each query's token, at least float32."""
         masked = copies.tokens[copies.sentence].masked_fill(copies.is_masked, self.mask_id)
         copy_of_query, targets = copies.copy_of_query, copies.targets
-        found = torch.empty(len(targets), device=masked.device, dtype=torch.float64)
+        found = torch.empty(len(targets), device=masked.device, dtype=widest_float(masked.device))
         # Few copies at a time: the logits cover all positions.
         rows = max(1, _WHOLE_TOKENS // masked.shape[1])
         for start in range(0, len(masked), rows):
@@ -151,7 +138,7 @@ class WholeMaskedBert:
             logits = logits[copy_of_query[some] - start, copies.query_position[some]]
             logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
             chosen = logits.gather(1, targets[some][:, None])[:, 0] - logits.logsumexp(dim=1)
-            found[some] = chosen.double()
+            found[some] = chosen.to(found.dtype)
         return found
 
     def stop(self) -> None:
@@ -159,7 +146,11 @@ class WholeMaskedBert:
 
 
 class SharedMaskedBert:
-    """A plain BERT without shared work and unused outputs."""
+    """A plain BERT without shared work and unused outputs.
+
+    Attributes:
+        takes_threads: True if several threads may call it at a time.
+    """
 
     takes_threads = True
 
@@ -175,6 +166,7 @@ class SharedMaskedBert:
         self.layers = [_Layer(layer, bias) for layer, bias in zip(layers, [*biases[1:], None], strict=True)]
 
     def log_probability(self, copies: MaskedCopies) -> Float[Tensor, " query"]:
+        """log P of each query's token, at least float32."""
         parts = [copies]
         if _is_on_host(copies.tokens):
             parts = copies.split(max(1, _LAYERS_TOKENS // copies.tokens.shape[1]))
@@ -182,6 +174,7 @@ class SharedMaskedBert:
         return self.head.log_probability(self.transform(rows), copies.targets)
 
     def stop(self) -> None:
+        """Make running calls in other threads end soon, with `StoppedError`."""
         self.stopped.set()
 
     def _rows(self, copies: MaskedCopies) -> Float[Tensor, "query width"]:
@@ -205,6 +198,9 @@ class SharedMaskedBert:
         if one_query_each:
             return self.layers[-1].at(hidden, copies.query_position)
         return hidden[copies.copy_of_query, copies.query_position]
+
+
+MaskedBert = SharedMaskedBert | WholeMaskedBert
 
 
 class _Copied:
@@ -309,8 +305,8 @@ class _Norm:
 
 def _bias_without(projection: nn.Linear, added: Float[Tensor, " width"]) -> Float[Tensor, " wide"]:
     """The bias with which the projection of x + added equals that of x."""
-    precise = torch.float32 if added.device.type == "mps" else torch.float64  # MPS has no float64
-    bias, weight, more = (part.to(precise) for part in (projection.bias, projection.weight, added))
+    parts = (projection.bias, projection.weight, added)
+    bias, weight, more = (part.to(widest_float(added.device)) for part in parts)
     return (bias - weight @ more).to(projection.bias.dtype)
 
 

@@ -1,13 +1,14 @@
-"""Prediction of masked tokens from a BERT's hidden states: the vocabulary head and its loss."""
+"""A BERT's hidden states, and prediction of masked tokens from them: the vocabulary head and its loss."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from jaxtyping import Float, Int
+import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear
-from transformers import BertForMaskedLM
+from transformers import BertForMaskedLM, BertModel
 
 IGNORED = -100
 """Label of a token that is not to be predicted."""
@@ -39,6 +40,22 @@ class MaskedLanguageHead(nn.Module):
         """Logits over the vocabulary from last hidden states."""
         weight = word_embeddings if self.weight is None else self.weight
         return linear(self.transform(hidden), weight, self.bias)
+
+
+def last_hidden_states(
+    bert: BertModel, tokens: Int[Tensor, "sentence token"], lengths: Int[Tensor, " sentence"]
+) -> Float[Tensor, "sentence token hidden"]:
+    """Last hidden states; undefined at padding, which `tokens` beyond `lengths` are."""
+    # Of the shape that attention takes: from (sentence, token) transformers reads whether there is padding at all.
+    mask = is_token(tokens, lengths)[:, None, None]
+    return bert(input_ids=tokens, attention_mask=mask).last_hidden_state
+
+
+def is_token(
+    tokens: Int[Tensor, "sentence token"], lengths: Int[Tensor, " sentence"]
+) -> Bool[Tensor, "sentence token"]:
+    """False at padding."""
+    return torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
 
 
 def masked_places(labels: Int[Tensor, "sentence token"]) -> Int[Tensor, " masked"]:

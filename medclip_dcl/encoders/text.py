@@ -7,13 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM, BertModel
 
-from medclip_dcl.encoders.masked_language import MaskedLanguageHead, masked_language_losses
+from medclip_dcl.encoders.masked_language import (
+    MaskedLanguageHead,
+    is_token,
+    last_hidden_states,
+    masked_language_losses,
+)
 from medclip_dcl.encoders.pretrained import (
     load_bert,
     load_masked_language_model,
@@ -237,10 +241,10 @@ class BertSentences(SentenceEncoder):
         self, tokens: Int[Tensor, "sentence token"], lengths: Int[Tensor, " sentence"]
     ) -> Float[Tensor, "sentence hidden"]:
         """Pooled last hidden states."""
-        hidden = self._hidden(tokens, lengths)
+        hidden = last_hidden_states(self.bert, tokens, lengths)
         if self.pooling == "cls":
             return hidden[:, 0]
-        total = hidden.masked_fill(~_is_token(tokens, lengths)[..., None], 0.0).sum(dim=1)
+        total = hidden.masked_fill(~is_token(tokens, lengths)[..., None], 0.0).sum(dim=1)
         return total / lengths[:, None]
 
     def project(self, states: Float[Tensor, "sentence hidden"]) -> Float[Tensor, "sentence dim"]:
@@ -264,7 +268,7 @@ class BertSentences(SentenceEncoder):
                 "text encoder: no masked-language-model head; build it with masked_language_head: true"
             )
         words = self.bert.embeddings.word_embeddings.weight
-        hidden = self._hidden(tokens, lengths)
+        hidden = last_hidden_states(self.bert, tokens, lengths)
         return masked_language_losses(hidden, labels, places, lambda rows: head(rows, words))
 
     def freeze_masked_language_head(self) -> None:
@@ -285,14 +289,6 @@ class BertSentences(SentenceEncoder):
             )
         self.load_state_dict({**own, **{name: state[name] for name in wanted}})
 
-    def _hidden(
-        self, tokens: Int[Tensor, "sentence token"], lengths: Int[Tensor, " sentence"]
-    ) -> Float[Tensor, "sentence token hidden"]:
-        """Last hidden states; undefined at padding."""
-        # Of the shape that attention takes: from (sentence, token) transformers reads whether there is padding at all.
-        mask = _is_token(tokens, lengths)[:, None, None]
-        return self.bert(input_ids=tokens, attention_mask=mask).last_hidden_state
-
 
 def _trained_encoder(source: str) -> SavedModel | None:
     """The checkpoint or exported folder of an image-text model; None for a BERT folder or a repository id.
@@ -312,13 +308,6 @@ def _trained_encoder(source: str) -> SavedModel | None:
 def _arguments(saved: SavedModel) -> dict[str, Any]:
     """The text encoder's arguments in a description of a network; empty if it has none."""
     return saved.require_network().get("text_encoder", {}).get("init_args", {})
-
-
-def _is_token(
-    tokens: Int[Tensor, "sentence token"], lengths: Int[Tensor, " sentence"]
-) -> Bool[Tensor, "sentence token"]:
-    """False at padding."""
-    return torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
 
 
 def _projection(kind: str, hidden_size: int, dim: int) -> nn.Module:

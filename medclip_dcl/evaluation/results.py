@@ -29,7 +29,7 @@ from medclip_dcl.evaluation.base import (
 from medclip_dcl.evaluation.figures import write_figure
 from medclip_dcl.files import write_json, write_parquet
 from medclip_dcl.report.saved_results import RESULTS_FILE, RESULTS_FORMAT_VERSION
-from medclip_dcl.training.image_sizes import image_settings
+from medclip_dcl.training.image_sizes import shown_images
 from medclip_dcl.training.sharing import show_figures
 
 UNTRAINED_FILE = "results_untrained.json"
@@ -154,7 +154,7 @@ class ResultsWriter(Callback):
                 "images": len(images),
                 "patients": int(images["subject_id"].nunique()),
             },
-            "images": {"shown": image_settings(datamodule), "trained": self.trained_on},
+            "images": {"shown": shown_images(datamodule), "trained": self.trained_on},
         }
 
 

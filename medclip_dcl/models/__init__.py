@@ -1,4 +1,4 @@
-"""LightningModules: thin, around the network, the objectives and the scoring."""
+"""LightningModules: thin, around the networks and the objectives."""
 
 from medclip_dcl.models.image_only import ImageOnlyModel
 

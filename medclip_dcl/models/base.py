@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -13,14 +14,16 @@ from torch import Tensor, nn
 
 from medclip_dcl.data.images import images_of_other_data
 from medclip_dcl.data.link import ImageSettings
+from medclip_dcl.distributed import widest_float
 from medclip_dcl.errors import UserError
-from medclip_dcl.formats import CHECKPOINT, drop_hyper_parameters
+from medclip_dcl.formats import CHECKPOINT, VERSION_KEY, drop_hyper_parameters
 from medclip_dcl.models.optimisation import learning_rates
 from medclip_dcl.models.seeded_batches import seeded_batches
 from medclip_dcl.networks.classifier import FindingNetwork
 from medclip_dcl.networks.image_only import ImageOnlyNetwork
-from medclip_dcl.networks.image_text import ImageTextNetwork, build_part, part_config
+from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.initial_weights import TakenOver, take_over
+from medclip_dcl.parts import build_part, part_config
 
 
 class TrainedModel(LightningModule):
@@ -35,7 +38,7 @@ class TrainedModel(LightningModule):
         raise NotImplementedError
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        CHECKPOINT.stamp(checkpoint)
+        checkpoint[VERSION_KEY] = CHECKPOINT.version
         drop_hyper_parameters(checkpoint)
         checkpoint.update(self.description())
 
@@ -46,9 +49,8 @@ class TrainedModel(LightningModule):
         self.log("train/loss", loss.detach(), prog_bar=True, sync_dist=True, batch_size=count)
 
     def on_validation_epoch_start(self) -> None:
-        # Lightning's own mean rounds the number of examples when it reduces over processes. MPS has no float64.
-        precision = torch.float32 if self.device.type == "mps" else torch.float64
-        self._validation = torch.zeros(2, dtype=precision, device=self.device)
+        # Lightning's own mean rounds the number of examples when it reduces over processes.
+        self._validation = torch.zeros(2, dtype=widest_float(self.device), device=self.device)
 
     def add_validation_loss(self, total: Tensor, count: int) -> None:
         """Add a batch: the sum of its losses and their number."""
@@ -138,14 +140,14 @@ class ImageModel(NetworkModel):
 
     def description(self) -> dict[str, Any]:
         start = self.initial_weights
-        taken_over = {} if start is None else {"initial_weights": start.record()}
+        taken_over = {} if start is None else {"initial_weights": asdict(start)}
         return {**super().description(), **taken_over}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
         # No options: they came with the weights that the training had started from.
-        for name in ("mean", "std"):
-            getattr(self.network, name).copy_(torch.tensor(checkpoint["network"][name]).view(3, 1, 1))
+        described = checkpoint["network"]
+        self.network.set_normalisation(described["mean"], described["std"])
         self.initial_weights = TakenOver.of_checkpoint(checkpoint)
 
 

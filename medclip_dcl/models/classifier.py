@@ -26,8 +26,8 @@ from medclip_dcl.findings import CHEX5
 from medclip_dcl.models.base import ImageModel
 from medclip_dcl.models.optimisation import adamw_warmup_cosine, parameter_groups
 from medclip_dcl.networks.classifier import FindingNetwork
-from medclip_dcl.networks.image_text import build_part
 from medclip_dcl.networks.initial_weights import TakenOver
+from medclip_dcl.parts import build_part
 from medclip_dcl.weight_files import load_exactly, read_model
 
 _OPTIONS = (

@@ -17,10 +17,11 @@ from medclip_dcl.errors import MissingFileError, UserError, check_options
 from medclip_dcl.models.base import ImageModel
 from medclip_dcl.models.gradient_cache import in_parts
 from medclip_dcl.models.optimisation import adamw_warmup_cosine, parameter_groups
-from medclip_dcl.networks.image_text import ImageTextNetwork, build_part, part_config
+from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.initial_weights import PARTS, TakenOver
 from medclip_dcl.objectives import AnchorLoss, ClassProbability, NearTexts, NegativeWeights
 from medclip_dcl.objectives.in_batch import InBatchObjective
+from medclip_dcl.parts import build_part, part_config
 from medclip_dcl.similarity import Similarity
 from medclip_dcl.weight_files import load_exactly, read_model
 

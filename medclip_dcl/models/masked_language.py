@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from jaxtyping import Float, Int
 from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import Tensor
@@ -16,7 +15,7 @@ from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 
 from medclip_dcl.data.link import ReportsRequirements, TokenizedSentences
 from medclip_dcl.distributed import global_mean
-from medclip_dcl.encoders.masked_language import masked_language_losses
+from medclip_dcl.encoders.masked_language import last_hidden_states, masked_language_losses
 from medclip_dcl.encoders.pretrained import (
     bert_config,
     load_masked_language_model,
@@ -109,7 +108,6 @@ class MaskedLanguageModel(TrainedModel):
         self.learning_rate, self.weight_decay, self.warmup_steps = learning_rate, weight_decay, warmup_steps
         self.language_model: BertForMaskedLM | None = None
         self._tokenizer: BertTokenizer | None = None
-        self._is_exported = False
 
     def use_data(self, data: TokenizedSentences, stage: str) -> None:
         """Take the tokenizer, and build the model for its vocabulary."""
@@ -134,9 +132,7 @@ class MaskedLanguageModel(TrainedModel):
         self, tokens: Int[Tensor, "sentence token"], lengths: Int[Tensor, " sentence"]
     ) -> Float[Tensor, "sentence token hidden"]:
         """Last hidden states; `tokens` beyond `lengths` are padding."""
-        # Of the shape that attention takes, as in `TextEncoder`.
-        mask = (torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None])[:, None, None]
-        return self._model.bert(input_ids=tokens, attention_mask=mask).last_hidden_state
+        return last_hidden_states(self._model.bert, tokens, lengths)
 
     def training_step(self, batch: dict[str, Tensor], batch_index: int) -> Tensor:
         losses = self._losses(batch)
@@ -197,23 +193,17 @@ class MaskedLanguageModel(TrainedModel):
         load_exactly(model, checkpoint["state_dict"], str(checkpoint_path))
         return model.eval()
 
-    def on_train_end(self) -> None:
-        """Write the weights that were best on validate as a Hugging Face folder."""
-        self._export()
-
     def on_fit_end(self) -> None:
-        """The same for a run that was resumed after its last step: it was killed before it could export."""
-        if not self._is_exported:
-            self._export()
+        """Write the weights that were best on validate as a Hugging Face folder.
 
-    def _export(self) -> None:
+        `on_train_end` is not called for a run that is resumed after its last step, killed before it could export.
+        """
         if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         if self.trainer.is_global_zero:
             folder = Path(self.trainer.default_root_dir) / self.export_name
             save_language_model(self._best(), self.tokenizer, folder)
         self.trainer.strategy.barrier("language model exported")
-        self._is_exported = True
 
     def _best(self) -> BertForMaskedLM:
         """A model with the weights of the best checkpoint (ModelCheckpoint remembers it when a run resumes)."""

@@ -26,7 +26,7 @@ _TEXT_PROJECTION = "cls_projection_head."
 
 
 def load_biovil(
-    image_weights: str | Path, text_folder: str | Path, *, image_size: int = 512, final_period: bool = True
+    image_weights: str | Path, text_folder: str | Path, *, final_period: bool = True
 ) -> ImageTextNetwork:
     """Load BioViL in evaluation mode: ResNet-50 regions, CXR-BERT's [CLS], the cosine with the mean of the regions.
 
@@ -37,7 +37,6 @@ def load_biovil(
     Args:
         image_weights: ``biovil_image_resnet50_proj_size_128.pt``.
         text_folder: Hugging Face folder of BiomedVLP-CXR-BERT-specialized.
-        image_size: side of the network's input for a whole image, in pixels.
         final_period: True ends prompts and phrases with a period, as in `BertSentences`.
 
     Raises:
@@ -61,7 +60,6 @@ def load_biovil(
         image_encoder,
         text_encoder,
         GlobalCosine(learn_gamma=False),
-        image_size=image_size,
         mean=(0.0, 0.0, 0.0),
         std=(1.0, 1.0, 1.0),
     )

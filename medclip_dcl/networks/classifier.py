@@ -13,11 +13,11 @@ from medclip_dcl.encoders.image import RegionEncoder
 from medclip_dcl.errors import UserError
 from medclip_dcl.formats import NETWORK, VERSION_KEY
 from medclip_dcl.metrics.linear_probe import standardisation
-from medclip_dcl.networks.image_text import IMAGENET_MEAN, IMAGENET_STD, build_part, part_config
-from medclip_dcl.pictures.geometry import check_geometry
+from medclip_dcl.networks.base import IMAGENET_MEAN, IMAGENET_STD, ImageNetwork
+from medclip_dcl.parts import build_part, part_config
 
 
-class FindingNetwork(nn.Module):
+class FindingNetwork(ImageNetwork):
     """A logit for each finding, linear in the mean of the image's features over its regions.
 
     The features are those before the projection into the common space, on which linear probes of contrastive models do
@@ -38,8 +38,6 @@ class FindingNetwork(nn.Module):
         UserError: no finding, or duplicates.
     """
 
-    mean: Tensor
-    std: Tensor
     feature_mean: Tensor
     feature_std: Tensor
 
@@ -53,21 +51,18 @@ class FindingNetwork(nn.Module):
         geometry: str = "stretch",
         crop_size: int | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(image_size, mean, std, geometry, crop_size)
         self.findings = _checked_findings(findings)
         self.image_encoder = image_encoder
-        self.image_size, self.crop_size, self.geometry = image_size, crop_size, check_geometry(geometry)
         self.head = nn.Linear(image_encoder.feature_dim, len(self.findings))
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
         self.register_buffer("feature_mean", torch.zeros(image_encoder.feature_dim))
         self.register_buffer("feature_std", torch.ones(image_encoder.feature_dim))
-        self.register_buffer("mean", torch.tensor(list(mean)).view(3, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(list(std)).view(3, 1, 1), persistent=False)
 
     def features(self, images: Float[Tensor, "image 3 height width"]) -> Float[Tensor, "image channel"]:
         """Mean over the regions of the encoder's features; images in [0, 1]."""
-        return self.image_encoder.features((images - self.mean) / self.std).flatten(2).mean(2)
+        return self.image_encoder.features(self.normalised(images)).flatten(2).mean(2)
 
     def classify(self, features: Float[Tensor, "image channel"]) -> Float[Tensor, "image finding"]:
         """Logits from `features`."""
@@ -97,11 +92,7 @@ class FindingNetwork(nn.Module):
             VERSION_KEY: NETWORK.version,
             "image_encoder": part_config(self.image_encoder),
             "findings": list(self.findings),
-            "image_size": self.image_size,
-            "mean": self.mean.flatten().tolist(),
-            "std": self.std.flatten().tolist(),
-            "geometry": self.geometry,
-            "crop_size": self.crop_size,
+            **self.image_config(),
         }
 
     @classmethod
@@ -119,12 +110,7 @@ class FindingNetwork(nn.Module):
         return cls(
             build_part(config["image_encoder"], RegionEncoder),
             config["findings"],
-            image_size=config["image_size"],
-            mean=config["mean"],
-            std=config["std"],
-            # Absent from models of earlier versions.
-            geometry=config.get("geometry", "stretch"),
-            crop_size=config.get("crop_size"),
+            **cls.image_arguments(config),
         )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from medclip_dcl.encoders.image import RegionEncoder
 from medclip_dcl.encoders.pretrained import settings_fingerprint, weights_fingerprint
@@ -20,17 +20,14 @@ from medclip_dcl.encoders.text import SentenceEncoder
 from medclip_dcl.errors import UserError
 from medclip_dcl.files import write_text
 from medclip_dcl.formats import NETWORK, VERSION_KEY
+from medclip_dcl.networks.base import IMAGENET_MEAN, IMAGENET_STD, ImageNetwork
 from medclip_dcl.parts import build_part, part_config
-from medclip_dcl.pictures.geometry import View, check_geometry
+from medclip_dcl.pictures.geometry import View
 from medclip_dcl.similarity import LSENonLocal, Similarity
 from medclip_dcl.weight_files import CONFIG_FILE, WEIGHTS_FILE, load_exactly, read_model, write_safetensors
 
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
-"""Normalisation of the channels that torchvision's weights expect (choice, not from the paper)."""
 
-
-class ImageTextNetwork(nn.Module):
+class ImageTextNetwork(ImageNetwork):
     """Image regions and sentences in one space, and the logits of their pairs.
 
     Args:
@@ -48,9 +45,6 @@ class ImageTextNetwork(nn.Module):
         UserError: encoders (or the similarity) of different embedding sizes; an unknown geometry.
     """
 
-    mean: Tensor
-    std: Tensor
-
     def __init__(
         self,
         image_encoder: RegionEncoder,
@@ -63,7 +57,7 @@ class ImageTextNetwork(nn.Module):
         prepared_size: int | None = None,
         crop_size: int | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(image_size, mean, std, geometry, crop_size)
         self.image_encoder = image_encoder
         self.text_encoder = text_encoder
         self.similarity = LSENonLocal(dim=image_encoder.dim) if similarity is None else similarity
@@ -71,10 +65,7 @@ class ImageTextNetwork(nn.Module):
         sizes["similarity"] = getattr(self.similarity, "dim", image_encoder.dim)
         if len(set(sizes.values())) > 1:
             raise UserError(f"embedding sizes (dim) must agree, got {sizes}")
-        self.image_size, self.crop_size = image_size, crop_size
-        self.geometry, self.prepared_size = check_geometry(geometry), prepared_size
-        self.register_buffer("mean", torch.tensor(list(mean)).view(3, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(list(std)).view(3, 1, 1), persistent=False)
+        self.prepared_size = prepared_size
 
     @property
     def stride(self) -> int:
@@ -112,13 +103,13 @@ class ImageTextNetwork(nn.Module):
         self, images: Float[Tensor, "image 3 height width"]
     ) -> Float[Tensor, "image channel region_row region_column"]:
         """Input of the image encoder's projection; images in [0, 1]."""
-        return self.image_encoder.features((images - self.mean) / self.std)
+        return self.image_encoder.features(self.normalised(images))
 
     def feature_map(
         self, images: Float[Tensor, "image 3 height width"]
     ) -> Float[Tensor, "image dim region_row region_column"]:
         """Projected regions in their places; images in [0, 1]. Not normalised to length 1."""
-        return self.image_encoder((images - self.mean) / self.std)
+        return self.image_encoder(self.normalised(images))
 
     def regions(
         self, feature_map: Float[Tensor, "image dim region_row region_column"]
@@ -169,12 +160,8 @@ class ImageTextNetwork(nn.Module):
             "image_encoder": part_config(self.image_encoder),
             "text_encoder": part_config(self.text_encoder),
             "similarity": part_config(self.similarity),
-            "image_size": self.image_size,
-            "mean": self.mean.flatten().tolist(),
-            "std": self.std.flatten().tolist(),
-            "geometry": self.geometry,
+            **self.image_config(),
             "prepared_size": self.prepared_size,
-            "crop_size": self.crop_size,
         }
 
     @classmethod
@@ -201,13 +188,8 @@ class ImageTextNetwork(nn.Module):
             build_part(config["image_encoder"], RegionEncoder),
             build_part(config["text_encoder"], SentenceEncoder),
             build_part(config["similarity"], Similarity),
-            image_size=config["image_size"],
-            mean=config["mean"],
-            std=config["std"],
-            # Absent from models of earlier versions.
-            geometry=config.get("geometry", "stretch"),
-            prepared_size=config.get("prepared_size"),
-            crop_size=config.get("crop_size"),
+            **cls.image_arguments(config),
+            prepared_size=config.get("prepared_size"),  # absent from models of earlier versions
         )
 
     def save_pretrained(self, folder: str | Path) -> None:

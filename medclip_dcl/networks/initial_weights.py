@@ -5,11 +5,10 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers import BertConfig
 
@@ -23,8 +22,10 @@ from medclip_dcl.encoders.image import (
 )
 from medclip_dcl.encoders.text import FUNCTION_OF_BERT
 from medclip_dcl.errors import UserError
+from medclip_dcl.networks.base import IMAGENET_MEAN, IMAGENET_STD
 from medclip_dcl.networks.classifier import FindingNetwork
-from medclip_dcl.networks.image_text import IMAGENET_MEAN, IMAGENET_STD, ImageTextNetwork, part_config
+from medclip_dcl.networks.image_text import ImageTextNetwork
+from medclip_dcl.parts import part_config
 from medclip_dcl.weight_files import compare_state_dicts, read_model, read_settings
 
 PARTS = ("image_encoder", "text_encoder", "similarity")
@@ -60,13 +61,9 @@ class TakenOver:
     settings: list[str]
     image_size: int | None = None
 
-    def record(self) -> dict[str, Any]:
-        """Plain values, for `of_checkpoint`."""
-        return asdict(self)
-
     @classmethod
     def of_checkpoint(cls, checkpoint: Mapping[str, Any]) -> TakenOver | None:
-        """The record in a checkpoint; None if its training took nothing over."""
+        """What a checkpoint says (`asdict` of it); None if its training took nothing over."""
         record = checkpoint.get("initial_weights")
         return None if record is None else cls(**record)
 
@@ -130,8 +127,9 @@ def take_over(
     new = {f"{part}.{name}": value for part, fit in fits.items() for name, value in fit.state.items()}
     network.load_state_dict({**before, **new})
     if "image_encoder" in wanted:
-        for name, default in (("mean", IMAGENET_MEAN), ("std", IMAGENET_STD)):
-            getattr(network, name).copy_(torch.tensor(found.config.get(name, default)).view(3, 1, 1))
+        network.set_normalisation(
+            found.config.get("mean", IMAGENET_MEAN), found.config.get("std", IMAGENET_STD)
+        )
     there = [f"{part}.{name}" for part, state in found.parts.items() for name in state]
     return TakenOver(
         source=found.path,

@@ -6,12 +6,12 @@ import copy
 import warnings
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.utilities import rank_zero_info
 
+from medclip_dcl.data.examples import column
 from medclip_dcl.data.image_text import ImageTextDataModule
 from medclip_dcl.data.link import trainer_data
 from medclip_dcl.files import write_parquet
@@ -49,11 +49,9 @@ def class_probability_table(model: ImageTextModel, data: ImageTextDataModule) ->
     table = sentences[sentences["sentence_id"].isin(ids)].reset_index(drop=True)
     requires = model.class_probability.requires
     names = set(requires) | ({"rho", "sentence_share"} if prepared.has("classes") else set())
-    for name, column in data.sentence_fields(sorted(names)).items():
-        table[name] = column.reindex(table["sentence_id"]).to_numpy()
-    # Lists, because sentence_embedding has a vector for each sentence.
-    fields = {name: torch.from_numpy(np.array(table[name].tolist())) for name in requires}
-    fields = {name: x.float() if x.is_floating_point() else x for name, x in fields.items()}
+    for name, values in data.sentence_fields(sorted(names)).items():
+        table[name] = values.reindex(table["sentence_id"]).to_numpy()
+    fields = {name: column(table[name].to_dict(), range(len(table))) for name in requires}
     with torch.no_grad():
         # A copy: a rule with parameters stays where it is trained.
         eta = copy.deepcopy(model.class_probability).cpu()(**fields)

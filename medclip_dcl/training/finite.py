@@ -16,15 +16,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
-from medclip_dcl.distributed import gather_objects, is_distributed, rank_and_size
+from medclip_dcl.distributed import gather_objects, greatest_of_all, rank_and_size
 from medclip_dcl.errors import UserError
 
 IDENTITIES = ("dicom_id", "study_id", "sentence_id", "index")
@@ -74,9 +73,7 @@ class FiniteCheck(Callback):
         self._skipped = 0
         self._error: NonFiniteError | None = None
 
-    def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, *_: Any) -> None:
         self._identities.append({name: batch[name] for name in IDENTITIES if name in batch})
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
@@ -92,7 +89,8 @@ class FiniteCheck(Callback):
         ]
         norm = get_total_norm(gradients).float().to(losses.device)
         pl_module.log("train/gradient_norm", norm, batch_size=1)
-        is_broken = _anywhere(~torch.stack([losses.isfinite().all(), norm.isfinite()]))
+        # 1 on all processes if true on one, so that they stop together.
+        is_broken = greatest_of_all((~torch.stack([losses.isfinite().all(), norm.isfinite()])).float())
         # Lightning divides accumulated losses by their number: their sum is the step's loss.
         numbers, wait = _to_host(torch.cat([is_broken, torch.stack([losses.sum(), norm])]))
         where = f"epoch {trainer.current_epoch}, step {trainer.global_step}"
@@ -135,14 +133,6 @@ class FiniteCheck(Callback):
         self._check(trainer)
         if self._error is not None:
             raise self._error
-
-
-def _anywhere(is_true: Bool[Tensor, " fact"]) -> Float[Tensor, " fact"]:
-    """1 on all processes if true on one, so that they stop together."""
-    numbers = is_true.float()
-    if is_distributed():
-        dist.all_reduce(numbers, op=dist.ReduceOp.MAX)
-    return numbers
 
 
 def _to_host(numbers: Float[Tensor, " number"]) -> tuple[Tensor, Callable[[], None] | None]:

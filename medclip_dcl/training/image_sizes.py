@@ -3,47 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from jsonargparse import Namespace
 
-from medclip_dcl.data import images
-from medclip_dcl.data.images import USUAL_SIZE, usual_crop
-from medclip_dcl.weight_files import read_model
-
-
-@dataclass(frozen=True)
-class Source:
-    """A checkpoint or an exported folder that a run evaluates, or starts from.
-
-    Attributes:
-        path: of the file or folder.
-        network: its description (`ImageTextNetwork.config`); empty where the file holds weights alone.
-        before: image_size of the training that its own had started from, if that is known.
-    """
-
-    path: Path
-    network: Mapping[str, Any]
-    before: int | None = None
-
-    @classmethod
-    def read(cls, path: str | Path) -> Source:
-        """Read the description of a checkpoint, an exported folder or a state dict.
-
-        Raises:
-            MissingFileError: nothing there.
-            UserError: not readable, or of a newer version of this program.
-        """
-        saved = read_model(path)
-        before = (saved.checkpoint.get("initial_weights") or {}).get("image_size")
-        return cls(saved.path, saved.network, before)
-
-    def images(self) -> dict[str, Any]:
-        """The size and geometry of the images of its training, as far as they are known."""
-        known = {name: self.network[name] for name in ("image_size", "geometry") if name in self.network}
-        return known if self.before is None else {**known, "image_size_before": self.before}
+from medclip_dcl.data.images import USUAL_SIZE, image_settings, usual_crop
+from medclip_dcl.weight_files import SavedModel
 
 
 def fill_image_sizes(config: Namespace, known: Mapping[str, Any], trains: bool = True) -> None:
@@ -72,15 +37,27 @@ def fill_image_sizes(config: Namespace, known: Mapping[str, Any], trains: bool =
         options.crop_size = crop or usual_crop(size)
 
 
-def image_settings(data: object) -> dict[str, Any]:
+def trained_images(source: SavedModel) -> dict[str, Any]:
+    """The size and geometry of the images of a network's training, as far as they are known.
+
+    image_size_before is the size of the training that this one had started from.
+    """
+    known: dict[str, Any] = {
+        name: source.network[name] for name in ("image_size", "geometry") if name in source.network
+    }
+    before = (source.checkpoint.get("initial_weights") or {}).get("image_size")
+    return known if before is None else {**known, "image_size_before": before}
+
+
+def shown_images(data: object) -> dict[str, Any]:
     """The size and geometry at which a datamodule shows images; empty for one without images."""
-    shown = images.image_settings(data)
+    shown = image_settings(data)
     return {} if shown is None else {"image_size": shown.image_size, "geometry": shown.geometry}
 
 
-def other_images(source: Source, shown: Mapping[str, Any]) -> list[str]:
+def other_images(source: SavedModel, shown: Mapping[str, Any]) -> list[str]:
     """Sentences on how the images shown differ from those of the training; none where they are alike."""
-    trained, found = source.images(), []
+    trained, found = trained_images(source), []
     size, other = trained.get("image_size"), shown.get("image_size")
     if size and other and size != other:
         found.append(

@@ -21,7 +21,7 @@ from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 from torch.optim.lr_scheduler import LambdaLR
 
 from medclip_dcl.data.samplers import ResumableLoader
-from medclip_dcl.distributed import gather_objects, greatest_of_all
+from medclip_dcl.distributed import gather_objects, greatest_of_all, is_distributed
 from medclip_dcl.errors import UserError
 from medclip_dcl.files import replacing, sync_folder
 from medclip_dcl.training.last_epoch import is_last_step
@@ -235,14 +235,7 @@ class LastCheckpoint(Checkpoint):
         if stop:
             self._stop(trainer, stop)
 
-    def on_validation_batch_start(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+    def on_validation_batch_start(self, trainer: Trainer, *_: Any) -> None:
         # No collective here: processes have different numbers of batches.
         if _is_in_training(trainer) and self._signals.requested:
             # The processes that this one started would wait for it.
@@ -272,7 +265,9 @@ class LastCheckpoint(Checkpoint):
     def _asked(self, trainer: Trainer, seconds: float) -> tuple[int, bool]:
         """The signal that any process received (0: none), and whether saving is due by the first one's clock."""
         is_due = trainer.is_global_zero and time.monotonic() - self._saved_at >= seconds
-        greatest = greatest_of_all(2 * self._signals.requested + is_due, trainer.strategy.root_device)
+        greatest = 2 * self._signals.requested + is_due
+        if is_distributed():  # one process need not wait for its GPU
+            greatest = int(greatest_of_all(torch.tensor(greatest, device=trainer.strategy.root_device)))
         return greatest // 2, bool(greatest % 2)
 
     def _save(self, trainer: Trainer) -> None:

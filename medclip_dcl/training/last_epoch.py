@@ -22,9 +22,7 @@ class LastEpoch(Callback):
         if _is_last_epoch(trainer):
             _validate_in_this_epoch(trainer)
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         if (trainer.is_last_batch and _is_last_epoch(trainer)) or is_last_step(trainer):
             # At a stop Lightning logs and, in an epoch with validation, validates.
             trainer.should_stop = True

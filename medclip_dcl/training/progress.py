@@ -44,9 +44,7 @@ class TimeLeft(Callback):
         self._began = self._said = time.perf_counter()
         self._first, self._share_said = trainer.global_step, 0.0
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         now, step, total = time.perf_counter(), trainer.global_step, int(trainer.estimated_stepping_batches)
         if step in (self._first, total) or now - self._began < _FIRST_SECONDS:
             return

@@ -7,6 +7,7 @@ import io
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +153,7 @@ class RunRecord(Callback):
         """Names of the tensors that were taken from another training, and of those that were not."""
         taken_over = getattr(pl_module, "initial_weights", None)
         if trainer.is_global_zero and taken_over is not None:
-            write_json(taken_over.record(), self.run.folder / INITIAL_WEIGHTS_FILE)
+            write_json(asdict(taken_over), self.run.folder / INITIAL_WEIGHTS_FILE)
 
     def record(self, trainer: Trainer) -> dict[str, Any]:
         """Content of fit.json."""

@@ -171,10 +171,6 @@ class RunFolder:
             if folder.is_dir() and not any(folder.iterdir()):
                 folder.rmdir()
 
-    def finish(self, record: Mapping[str, Any]) -> None:
-        """Write fit.json: the run is finished."""
-        write_json(record, self.folder / FIT_FILE)
-
     def checkpoint_to_resume(self) -> Path | None:
         """The last readable checkpoint; None if there is none yet.
 

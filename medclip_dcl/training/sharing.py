@@ -32,7 +32,7 @@ def check_loggers(loggers: Any, may_share: bool) -> None:
         loggers: trainer.logger: one, a list, null, true or false.
         may_share: patients' data may go to networked loggers.
     """
-    for one in _configured(loggers):
+    for one in listed(loggers):
         name = one.class_path.rpartition(".")[2]
         packages = _PACKAGES.get(name, ())
         if packages and not any(find_spec(package) for package in packages):
@@ -51,16 +51,16 @@ def check_loggers(loggers: Any, may_share: bool) -> None:
 
 def place_loggers(loggers: Any, run_folder: str | Path) -> None:
     """Put a relative `save_dir` of trainer.logger into the run folder."""
-    for one in _configured(loggers):
+    for one in listed(loggers):
         options = one.get("init_args") or {}
         folder = options.get("save_dir")
         if folder is not None and "://" not in str(folder):
             options["save_dir"] = str(Path(run_folder) / folder)
 
 
-def _configured(loggers: Any) -> list[Any]:
-    listed = loggers if isinstance(loggers, list) else [loggers]
-    return [one for one in listed if one not in (None, True, False)]
+def listed(value: Any) -> list[Any]:
+    """The parts of the Trainer that a setting configures: one, or a list; none where it is null, true or false."""
+    return [one for one in (value if isinstance(value, list) else [value]) if one not in (None, True, False)]
 
 
 def is_networked(logger: Logger) -> bool:

@@ -21,6 +21,9 @@ from medclip_dcl.data.link import trainer_data
 _JUDGED_STEPS = 50
 """Steps judged together; the first so many are warm-up and are not judged."""
 
+_MUCH_WAITING = 0.2
+"""Share of waiting over these steps above which a warning is shown, once."""
+
 
 @dataclass
 class _Window:
@@ -48,9 +51,7 @@ class Arrival(Callback):
     def __init__(self) -> None:
         self.at = 0.0
 
-    def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, *_: Any) -> None:
         self.at = time.perf_counter()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -63,13 +64,9 @@ class Throughput(Callback):
     images_per_second (sentences_per_second for batches without images) counts all processes, without validation;
     data_wait is the share of time that the first process waits for batches. Both cover the steps since the last row.
     It must be the last callback and `arrival` the first (`in_order`): writing a checkpoint is not waiting.
-
-    Args:
-        warn_above: share of waiting over 50 steps above which a warning is shown, once.
     """
 
-    def __init__(self, warn_above: float = 0.2) -> None:
-        self.warn_above = warn_above
+    def __init__(self) -> None:
         self.arrival = Arrival()
         self._logged, self._judged = _Window(), _Window()
         self._is_warm = self._has_warned = False
@@ -91,14 +88,12 @@ class Throughput(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._last = time.perf_counter()
 
-    def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, *_: Any) -> None:
         self._started = self.arrival.at
         self._waited += self._started - self._last
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any
     ) -> None:
         unit, examples = _examples(batch)
         now = time.perf_counter()
@@ -124,7 +119,7 @@ class Throughput(Callback):
             return
         window, self._judged = self._judged, _Window()
         is_warm, self._is_warm = self._is_warm, True
-        if is_warm and not self._has_warned and window.waited_share > self.warn_above:
+        if is_warm and not self._has_warned and window.waited_share > _MUCH_WAITING:
             self._has_warned = True
             rank_zero_warn(_advice(window, unit, trainer_data(trainer)))
 

@@ -301,8 +301,8 @@ BLACK = png(np.zeros((3, 32, 32), np.uint8))
     ("columns", "words"),
     [
         ({"img": [{"bytes": png(np.zeros((3, 32, 31), np.uint8))}], "label": [1]}, ["32 x 32", "31 x 32 in row 0"]),
-        ({"img": [{"bytes": BLACK}, {"bytes": b"?"}], "label": [1, 2]}, ["row 1", "no PNG or JPEG"]),
-        ({"img": [{"bytes": BLACK}, {"bytes": None}], "label": [1, 2]}, ["row 1", "no PNG or JPEG"]),
+        ({"img": [{"bytes": BLACK}, {"bytes": b"?"}], "label": [1, 2]}, ["row 1", "not a PNG or JPEG"]),
+        ({"img": [{"bytes": BLACK}, {"bytes": None}], "label": [1, 2]}, ["row 1", "not a PNG or JPEG"]),
         ({"img": [{"path": "a.png"}], "label": [1]}, ["columns img (or image) with bytes"]),
         ({"img": [3], "label": [1]}, ["columns img (or image) with bytes"]),
         ({"img": [{"bytes": BLACK}], "fine_label": [1]}, ["columns img (or image) with bytes", "label"]),

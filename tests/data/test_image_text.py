@@ -299,7 +299,7 @@ def test_a_missing_prepared_image_is_named(small_set, small_bert, tmp_path):
     data = datamodule(broken, small_bert)
     data.setup("fit")
     with pytest.raises(
-        PreparedDataError, match=f"prepared image .*{path} cannot be read .* run data_prep.mimic_cxr"
+        PreparedDataError, match=f"prepared image .*{path} cannot be read .* run the data_prep command"
     ):
         batches(data.train_dataloader())
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from medclip_dcl.data.link import ReportsRequirements
-from medclip_dcl.data.masking import Masking
+from medclip_dcl.data.masking import SPECIAL_TOKENS, Masking
 from medclip_dcl.data.prepared import FORMAT_VERSION, PreparedDataError, write_table
 from medclip_dcl.data.reports import LengthSampler, ReportsDataModule, train_word_pieces
 from medclip_dcl.encoders.masked_language import IGNORED
@@ -157,10 +157,15 @@ def test_validation_is_masked_in_the_same_way_every_time(prepared: Path) -> None
     assert all(torch.equal(a["tokens"], b["tokens"]) for a, b in zip(first, second, strict=True))
 
 
+def vocabulary(size: int) -> dict[str, int]:
+    """The special tokens and ordinary ones, of consecutive ids."""
+    return {piece: i for i, piece in enumerate([*SPECIAL_TOKENS, *map(str, range(5, size))])}
+
+
 def test_masking_shares_are_berts() -> None:
     """15% chosen; of these 80% [MASK], 10% random (ordinary pieces only), 10% kept; never [CLS] or [SEP]."""
     generator = np.random.default_rng(0)
-    masking = Masking(0.15, 4, np.arange(5, 1000))
+    masking = Masking(vocabulary(1000), 0.15)
     tokens = np.array([2, *range(5, 205), 3])
     masked, labels = zip(*(masking(tokens, generator) for _ in range(400)), strict=True)
     tokens, masked, labels = np.tile(tokens, (400, 1)), np.array(masked), np.array(labels)
@@ -176,7 +181,7 @@ def test_masking_shares_are_berts() -> None:
 
 
 def test_a_sentence_of_one_word_piece_is_masked() -> None:
-    masked, labels = Masking(0.15, 4, np.arange(5, 9))(np.array([2, 7, 3]), np.random.default_rng(1))
+    masked, labels = Masking(vocabulary(9), 0.15)(np.array([2, 7, 3]), np.random.default_rng(1))
     assert labels.tolist() == [IGNORED, 7, IGNORED]
     assert masked[[0, 2]].tolist() == [2, 3]
 

@@ -28,7 +28,7 @@ from medclip_dcl.evaluation.image_only import _Images
 from medclip_dcl.networks.image_only import ImageOnlyNetwork
 from medclip_dcl.report.report import render
 from medclip_dcl.report.saved_results import SavedResultsError
-from medclip_dcl.training.image_sizes import Source
+from medclip_dcl.weight_files import read_model
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs/image_only"
 CLASSES = ["0", "3", "5", "6"]
@@ -284,7 +284,7 @@ def test_predict_says_where_predictions_are(tested, capsys):
 
 def test_a_checkpoint_of_another_kind_is_refused(tested, tmp_path):
     """Without text, nothing is said of starting a classifier from it."""
-    source = Source.read(tested / "checkpoints/last.ckpt")
+    source = read_model(tested / "checkpoints/last.ckpt")
     radiographs = Namespace(class_path="medclip_dcl.models.classifier.Classifier", init_args=Namespace())
     with pytest.raises(
         UserError, match=r"is of a model of images alone, this configuration of a classifier \(.*\)$"

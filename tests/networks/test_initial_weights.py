@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,9 @@ from safetensors.torch import save_file
 from medclip_dcl.encoders.image import ResNetRegions
 from medclip_dcl.encoders.text import BertSentences
 from medclip_dcl.networks.classifier import FindingNetwork
-from medclip_dcl.networks.image_text import ImageTextNetwork, part_config
+from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.initial_weights import TakenOver, take_over
+from medclip_dcl.parts import part_config
 from medclip_dcl.similarity import GlobalCosine, LSENonLocal
 from medclip_dcl.weight_files import read_model
 
@@ -147,7 +149,7 @@ def test_all_of_a_network_is_taken_over_and_settings_that_differ_are_said(networ
         "similarity.init_args.sharpness: 5.0 (configured: 8.0)",
     ]
     assert mine.similarity.sharpness == 8.0
-    assert TakenOver(**json.loads(json.dumps(taken_over.record()))) == taken_over
+    assert TakenOver(**json.loads(json.dumps(asdict(taken_over)))) == taken_over
 
 
 def test_another_similarity_starts_as_configured_and_is_listed(network, small_bert, source):

@@ -1,0 +1,67 @@
+"""Base class of the networks of radiographs: size, geometry and normalisation of their images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from medclip_dcl.pictures.geometry import check_geometry
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+"""Normalisation of the channels that torchvision's weights expect (choice, not from the paper)."""
+
+
+class ImageNetwork(nn.Module):
+    """A network of radiographs that knows the images that it was trained with; its arguments are those of subclasses.
+
+    Raises:
+        UserError: an unknown geometry.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self,
+        image_size: int,
+        mean: Sequence[float],
+        std: Sequence[float],
+        geometry: str,
+        crop_size: int | None,
+    ) -> None:
+        super().__init__()
+        self.image_size, self.crop_size, self.geometry = image_size, crop_size, check_geometry(geometry)
+        self.register_buffer("mean", torch.tensor(list(mean)).view(3, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(list(std)).view(3, 1, 1), persistent=False)
+
+    def set_normalisation(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        """Replace mean and deviation of the channels, which no state dict holds."""
+        self.mean.copy_(torch.tensor(mean).view(3, 1, 1))
+        self.std.copy_(torch.tensor(std).view(3, 1, 1))
+
+    def normalised(
+        self, images: Float[Tensor, "image 3 height width"]
+    ) -> Float[Tensor, "image 3 height width"]:
+        """Input of the image encoder; images in [0, 1]."""
+        return (images - self.mean) / self.std
+
+    def image_config(self) -> dict[str, Any]:
+        """What `config` says of the images, in plain values."""
+        return {
+            "image_size": self.image_size,
+            "mean": self.mean.flatten().tolist(),
+            "std": self.std.flatten().tolist(),
+            "geometry": self.geometry,
+            "crop_size": self.crop_size,
+        }
+
+    @staticmethod
+    def image_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments that `image_config` describes, with defaults where models of earlier versions lack them."""
+        known = {name: config[name] for name in ("image_size", "mean", "std")}
+        return {**known, "geometry": config.get("geometry", "stretch"), "crop_size": config.get("crop_size")}
