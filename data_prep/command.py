@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from medclip_dcl.command_line import one_line_errors, progress_bar
 from medclip_dcl.errors import UserError
-from medclip_dcl.worker_processes import begin_worker
+from medclip_dcl.processes import begin_worker
 
 Item = TypeVar("Item")
 

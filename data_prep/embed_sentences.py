@@ -45,7 +45,7 @@ from medclip_dcl.data.prepared import (
 if TYPE_CHECKING:
     from transformers import BertModel
 
-    from medclip_dcl.scoring_plan import DistinctPieces
+    from medclip_dcl.scoring.plan import DistinctPieces
 
 # Parquet metadata: identifies the embedded tokens and the model's settings.
 _MEANING = "medclip_dcl_embedded"
@@ -98,7 +98,7 @@ def embed_sentences(settings: Settings) -> Path:
     device = choose_device(settings.device)
     # Heavy imports come after the cheap checks.
     from medclip_dcl.encoders.pretrained import load_bert, load_tokenizer, resolve_folder
-    from medclip_dcl.scoring_plan import DistinctPieces
+    from medclip_dcl.scoring.plan import DistinctPieces
 
     folder = resolve_folder(settings.model)
     tokenizer = load_tokenizer(folder)

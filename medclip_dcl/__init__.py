@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from medclip_dcl.threads import let_threads_of_a_command_sleep
+from medclip_dcl.processes import let_threads_of_a_command_sleep
 
 if TYPE_CHECKING:
     from medclip_dcl.inference import load as load

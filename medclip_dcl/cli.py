@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from medclip_dcl.command.config_keys import check_arguments
 from medclip_dcl.errors import UserError
-from medclip_dcl.threads import let_threads_sleep
+from medclip_dcl.processes import let_threads_sleep
 
 
 def main(args: Sequence[str] | None = None) -> None:

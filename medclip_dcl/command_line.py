@@ -45,3 +45,15 @@ def progress_bar(**options: Any) -> Any:
 def available_cores() -> int:
     """CPU cores that this process may use (a SLURM task sees its share, not the node's)."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def in_words(seconds: float) -> str:
+    """12 s, 3 min, 2 h 05 min, 1 d 3 h."""
+    minutes = round(seconds / 60)
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    if minutes < 100:
+        return f"{minutes} min"
+    if minutes < 48 * 60:
+        return f"{minutes // 60} h {minutes % 60:02d} min"
+    return f"{minutes // 1440} d {minutes % 1440 // 60} h"

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers import BertConfig, BertModel
 
-from medclip_dcl.durations import in_words
+from medclip_dcl.command_line import in_words
 from medclip_dcl.encoders.image import ResNetRegions
 
 STEPS = 1708

@@ -22,8 +22,8 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from medclip_dcl.calibration import CALIBRATION_FILE, Calibration
 from medclip_dcl.errors import MissingFileError, UserError
+from medclip_dcl.evaluation.calibration import CALIBRATION_FILE, Calibration
 from medclip_dcl.findings import CHEX5, PromptSource, read_prompts
 from medclip_dcl.heat_maps import HeatMaps
 from medclip_dcl.networks.image_text import ImageTextNetwork

@@ -13,11 +13,11 @@ from PIL import Image
 from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 
-from medclip_dcl.calibration import Calibration, FindingCalibration
 from medclip_dcl.data.prepared import FORMAT_VERSION, TABLES, TextEmbedding, write_table, write_text_embedding
 from medclip_dcl.encoders.image import RegionEncoder, ResNetRegions
 from medclip_dcl.encoders.pretrained import save_language_model
 from medclip_dcl.encoders.text import BertSentences
+from medclip_dcl.evaluation.calibration import Calibration, FindingCalibration
 from medclip_dcl.files import write_json
 from medclip_dcl.findings import CHEX5, CHEXPERT
 from medclip_dcl.networks.image_text import ImageTextNetwork

@@ -18,8 +18,8 @@ from PIL import Image
 
 from data_prep.sources.images import Job, prepare_image
 from medclip_dcl import load
-from medclip_dcl.calibration import Calibration
 from medclip_dcl.errors import UserError
+from medclip_dcl.evaluation.calibration import Calibration
 from medclip_dcl.findings import CHEX5
 from medclip_dcl.inference import ImageTextInference
 from medclip_dcl.networks.image_text import ImageTextNetwork

@@ -18,7 +18,7 @@ from medclip_dcl.pictures.dicom import HEAD, is_dicom
 from medclip_dcl.pictures.geometry import View
 from medclip_dcl.pictures.image_file import FORMATS
 from medclip_dcl.pictures.inputs import ConstantImageWarning, as_grey, constant, network_input
-from medclip_dcl.worker_processes import begin_worker
+from medclip_dcl.processes import begin_worker
 
 _DICOM_SUFFIXES = (".dcm", ".dicom")
 

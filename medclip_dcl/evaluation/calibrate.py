@@ -1,6 +1,6 @@
 """Calibrate a run: ``python -m medclip_dcl.evaluation.calibrate RUN`` writes RUN/calibration.json.
 
-Fits on validate patients alone what `medclip_dcl.calibration` describes, and chooses thresholds. The scores are those
+Fits on validate patients alone what `evaluation.calibration` describes, and chooses thresholds. The scores are those
 of `validate` and of ``load(RUN).classify``: of the run's best checkpoint, of whole images at the size of its training,
 in float32. (They differ a little where the loaders decode a JPEG at half its size or less, which `classify` does not:
 with a model of 144 pixels, from 512, by up to 0.015.) They are kept in predictions/validate_classification.parquet, so
@@ -17,10 +17,16 @@ from typing import Any
 import pandas as pd
 import torch
 
-from medclip_dcl.calibration import CALIBRATION_FILE, TARGETS, Calibration, check_target, fit_finding
 from medclip_dcl.command_line import one_line_errors, progress_bar
 from medclip_dcl.data.image_text import EvaluationTables, ImageTextDataModule
 from medclip_dcl.errors import MissingFileError, UserError
+from medclip_dcl.evaluation.calibration import (
+    CALIBRATION_FILE,
+    TARGETS,
+    Calibration,
+    check_target,
+    fit_finding,
+)
 from medclip_dcl.evaluation.classification import ZeroShotClassification
 from medclip_dcl.files import write_parquet
 from medclip_dcl.findings import PromptSource
@@ -49,7 +55,7 @@ def calibrate(
 
     Args:
         run: folder of a run of an image-text model.
-        target: sensitivity or specificity of the thresholds, see `medclip_dcl.calibration.choose_threshold`.
+        target: sensitivity or specificity of the thresholds, see `medclip_dcl.evaluation.calibration.choose_threshold`.
         data: the prepared set; None for the run's.
         prompts: None for those of the run's ZeroShotClassification.
         device: of the network.

@@ -15,8 +15,7 @@ from typing import NoReturn
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from medclip_dcl.command_line import one_line_errors, whole_number
-from medclip_dcl.durations import in_words
+from medclip_dcl.command_line import in_words, one_line_errors, whole_number
 from medclip_dcl.errors import UserError
 from medclip_dcl.experiments.cells import LOG_FILE, End, is_done
 from medclip_dcl.experiments.choice import write_choice

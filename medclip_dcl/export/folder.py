@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from medclip_dcl.calibration import CALIBRATION_FILE
 from medclip_dcl.errors import MissingFileError, UserError
+from medclip_dcl.evaluation.calibration import CALIBRATION_FILE
 from medclip_dcl.export.onnx_files import IMAGE_FILE, TEXT_FILE, TOKENIZER_FILE
 from medclip_dcl.files import write_bytes, write_text
 from medclip_dcl.inference import load

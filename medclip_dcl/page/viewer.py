@@ -14,8 +14,8 @@ import numpy as np
 from jaxtyping import Float, UInt8
 from PIL import Image
 
-from medclip_dcl.calibration import Calibration
 from medclip_dcl.errors import UserError
+from medclip_dcl.evaluation.calibration import Calibration
 from medclip_dcl.findings import CHEX5
 from medclip_dcl.inference import EncodedImage, ImageTextInference
 from medclip_dcl.pictures.grey import UnusableImageError

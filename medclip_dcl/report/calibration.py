@@ -14,8 +14,8 @@ import pandas as pd
 from jaxtyping import Float
 from scipy.special import expit
 
-from medclip_dcl.calibration import CALIBRATION_FILE, Calibration
 from medclip_dcl.errors import UserError
+from medclip_dcl.evaluation.calibration import CALIBRATION_FILE, Calibration
 from medclip_dcl.evaluation.summaries import BINS, bins_of, calibration_error
 from medclip_dcl.pictures.geometry import View
 from medclip_dcl.report import charts

@@ -12,8 +12,8 @@ from typing import Any
 
 import yaml
 
-from medclip_dcl.calibration import CALIBRATION_FILE, Calibration
 from medclip_dcl.encoders.pretrained import weights_fingerprint
+from medclip_dcl.evaluation.calibration import CALIBRATION_FILE, Calibration
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.report import tables
 from medclip_dcl.report.card_facts import (

@@ -14,11 +14,11 @@ import yaml
 from sklearn.metrics import brier_score_loss
 
 from medclip_dcl import load
-from medclip_dcl.calibration import Calibration
 from medclip_dcl.cli import main as medclip_dcl
 from medclip_dcl.data.prepared import write_table
 from medclip_dcl.evaluation import summaries
 from medclip_dcl.evaluation.calibrate import SCORES_FILE, calibrate, main
+from medclip_dcl.evaluation.calibration import Calibration
 from medclip_dcl.evaluation.classification import ZeroShotClassification
 from medclip_dcl.findings import CHEX5
 from medclip_dcl.inference import ImageTextInference

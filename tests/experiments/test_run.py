@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from medclip_dcl.durations import in_words
+from medclip_dcl.command_line import in_words
 from medclip_dcl.errors import UserError
 from medclip_dcl.experiments import lanes
 from medclip_dcl.experiments.__main__ import main

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from medclip_dcl import load
-from medclip_dcl.calibration import Calibration
+from medclip_dcl.evaluation.calibration import Calibration
 from medclip_dcl.export.__main__ import main
 from medclip_dcl.export.folder import export_model
 from medclip_dcl.formats import NETWORK

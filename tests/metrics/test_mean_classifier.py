@@ -20,7 +20,7 @@ from medclip_dcl.metrics import (
     mean_classifier_scores,
 )
 from medclip_dcl.objectives import margin_loss
-from medclip_dcl.synthetic_classes import SyntheticClasses
+from medclip_dcl.objectives.synthetic_classes import SyntheticClasses
 
 LOSSES = ["hinge", "logistic"]
 

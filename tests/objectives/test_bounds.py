@@ -10,7 +10,7 @@ from scipy.integrate import quad
 
 from medclip_dcl.metrics import average_k_metrics, class_means
 from medclip_dcl.objectives import contrastive_loss, dcl_error_bound, ssd_error_bound
-from medclip_dcl.synthetic_classes import SyntheticClasses, multinomial_counts
+from medclip_dcl.objectives.synthetic_classes import SyntheticClasses, multinomial_counts
 
 UNEVEN = (0.5, 0.3, 0.15, 0.05)
 UNIFORM = (0.25, 0.25, 0.25, 0.25)

@@ -12,8 +12,8 @@ import pandas as pd
 import pytest
 from sklearn.metrics import brier_score_loss
 
-from medclip_dcl import calibration
-from medclip_dcl.calibration import Calibration, fit_finding
+from medclip_dcl.evaluation import calibration
+from medclip_dcl.evaluation.calibration import Calibration, fit_finding
 from medclip_dcl.findings import CHEX5
 from medclip_dcl.report.calibration import perfect_error, section
 from medclip_dcl.report.intervals import patient_draws

@@ -13,10 +13,10 @@ import torch
 import yaml
 from huggingface_hub import ModelCard
 
-from medclip_dcl.calibration import Calibration, FindingCalibration
 from medclip_dcl.encoders.image import ResNetRegions
 from medclip_dcl.encoders.pretrained import weights_fingerprint
 from medclip_dcl.encoders.text import BertSentences
+from medclip_dcl.evaluation.calibration import Calibration, FindingCalibration
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.report.card import model_card
 from medclip_dcl.report.card_facts import _TRAINING

@@ -7,6 +7,8 @@ import gzip
 import hashlib
 import json
 import shutil
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -23,7 +25,6 @@ from data_prep.phantom.release import write_phantom
 from data_prep.text.sections import study_sections
 from data_prep.text.sentences import passages, split_sentences
 from medclip_dcl.findings import CHEXPERT
-from tests.processes import FRESH
 
 OPTIONS = Options(studies=90, seed=4, size=72)
 SMALL = Options(studies=20, seed=0, size=64)
@@ -299,11 +300,7 @@ def test_only_test_images_of_the_degraded_sex_differ(small: Path, tmp_path: Path
 # ------------------------------------------------------------------------------------------------ reruns
 
 
-def test_a_phantom_is_the_same_for_any_number_of_workers(
-    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Spawned workers import for a second; the slow tests have them.
-    monkeypatch.setattr("data_prep.command.get_context", lambda method: FRESH)
+def test_a_phantom_is_the_same_for_any_number_of_workers(small: Path, tmp_path: Path) -> None:
     options = {"--output": tmp_path / "again", "--workers": 2}
     options |= {"--studies": SMALL.studies, "--seed": SMALL.seed, "--size": SMALL.size}
     words = [str(word) for pair in options.items() for word in pair]

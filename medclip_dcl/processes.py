@@ -1,9 +1,15 @@
-"""The way in which torch's threads wait for each other, set before torch is imported."""
+"""Processes of the commands: torch's threads sleep while they wait, workers end with their parent.
+
+Imported before torch, for whose OpenMP the first is set.
+"""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
+from multiprocessing import parent_process
 
 WAIT_POLICY = "OMP_WAIT_POLICY"
 _KNOWN = (WAIT_POLICY, "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
@@ -28,3 +34,20 @@ def let_threads_of_a_command_sleep() -> None:
     """
     if sys.argv[:1] == ["-m"]:
         let_threads_sleep()
+
+
+def begin_worker(*_: object) -> None:
+    """Call first in a worker process; a loader's gives its number, which does not matter.
+
+    Ctrl-C is left to the parent, and a thread ends the process once the parent is gone: a worker would otherwise wait
+    forever for work, or for a reader of its results.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

@@ -30,7 +30,7 @@ from transformers import BertForMaskedLM, BertTokenizer
 from medclip_dcl.command_line import progress_bar
 from medclip_dcl.encoders.masked_bert import MaskedBert, MaskedCopies, masked_bert
 from medclip_dcl.errors import UserError
-from medclip_dcl.scoring_plan import ScoringPlan
+from medclip_dcl.scoring.plan import ScoringPlan
 
 # Tokens in a batch, [CLS] and [SEP] included, of small and of large models. Measured on CPU: BERT-base is as fast
 # from 4,096 on, 4 layers x 256 2% faster at 16,384 than at 4,096, in bfloat16 9%.

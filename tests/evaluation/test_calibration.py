@@ -11,8 +11,8 @@ from scipy.special import expit, logit
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
-from medclip_dcl import calibration
-from medclip_dcl.calibration import (
+from medclip_dcl.evaluation import calibration
+from medclip_dcl.evaluation.calibration import (
     Calibration,
     FindingCalibration,
     choose_threshold,

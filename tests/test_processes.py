@@ -12,7 +12,7 @@ import pytest
 import data_prep
 import medclip_dcl
 from medclip_dcl.cli import main
-from medclip_dcl.threads import WAIT_POLICY
+from medclip_dcl.processes import WAIT_POLICY
 
 PACKAGES = [medclip_dcl, data_prep]
 
