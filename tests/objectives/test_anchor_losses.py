@@ -100,8 +100,8 @@ class Proud(AnchorLoss):
     "options, message",
     [
         ({"class_probability": ConstantClassProbability(0.1)}, "set model.init_args.class_probability: null"),
-        ({"class_probability": LanguageModelClassProbability()}, "no part for class_probability"),
-        ({"negative_weights": HardNegatives()}, "no part for negative_weights"),
+        ({"class_probability": LanguageModelClassProbability()}, "does not use class_probability"),
+        ({"negative_weights": HardNegatives()}, "does not use negative_weights"),
         ({"image_to_text": 0.1}, "set model.init_args.image_to_text: 0.0"),
     ],
 )

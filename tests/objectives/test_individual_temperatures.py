@@ -207,7 +207,7 @@ def test_refuses_what_it_cannot_use():
     for options, message in wrong:
         with pytest.raises(UserError, match=message):
             IndividualTemperatures(**options)
-    with pytest.raises(UserError, match="no part for class_probability"):
+    with pytest.raises(UserError, match="does not use class_probability"):
         InBatchObjective(ConstantClassProbability(0.1), loss=IndividualTemperatures())
     with pytest.raises(UserError, match="learn_gamma: false"):
         InBatchObjective(loss=IndividualTemperatures()).check_similarity(GlobalCosine())

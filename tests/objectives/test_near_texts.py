@@ -94,7 +94,7 @@ def test_autocast_does_not_round_the_cosines(dtype):
 def test_a_threshold_that_takes_nearly_every_text_for_near_is_refused_before_training():
     alike = torch.ones(50, 8) + 0.01 * torch.randn(50, 8)
     alike[0] = torch.tensor([1.0, -1.0] * 4)
-    with pytest.raises(ValueError, match=r"negative would be left: .* takes 9\d% of the pairs of sentences"):
+    with pytest.raises(ValueError, match=r"negatives would remain: .* takes 9\d% of the pairs of sentences"):
         NearTexts(0.9).check({"sentence_embedding": alike, "log_p": torch.zeros(50)})
     with pytest.warns(UserWarning, match=r"threshold 0.0 takes \d\d% of the pairs of reports for near"):
         NearTexts(0.0, "reports").check({"text_embedding": torch.randn(50, 8) + 0.2})
