@@ -20,6 +20,7 @@ from medclip_dcl.report.saved_results import (
     RESULTS_FILE,
     differing_settings,
     read_json,
+    read_parquet,
     read_results,
 )
 from medclip_dcl.training.run_folder import FIT_FILE, METRICS_FILE
@@ -34,7 +35,8 @@ def claim_folder(experiment: Experiment, writes: bool = True) -> None:
     Raises:
         UserError: the folder holds cells of other settings; names what differs.
     """
-    file, now = experiment.folder / EXPERIMENT_FILE, experiment.identity()
+    file, table = experiment.folder / EXPERIMENT_FILE, experiment.folder / TABLE_FILE
+    now = experiment.identity()
     before = read_json(file) if file.is_file() else {}
     if before and before.pop("format_version", None) != FORMAT_VERSION:
         raise UserError(f"{file} is of another version of this program; choose another folder")
@@ -60,10 +62,10 @@ def claim_folder(experiment: Experiment, writes: bool = True) -> None:
             f"{experiment.folder} holds cells of unknown settings, such as {cells[0].parent.name}, but no {file.name}; "
             f"restore it, or choose another folder in {experiment.file}"
         )
-    elif (experiment.folder / TABLE_FILE).exists():
+    elif not (experiment.folder / "cells").exists() and table.is_file() and len(read_parquet(table)):
         raise UserError(
-            f"{experiment.folder / TABLE_FILE} is not of this experiment: there is no {file.name} beside it; choose "
-            f"another folder in {experiment.file}, or move the file away"
+            f"{table} holds results whose cells are not beside it; choose another folder in {experiment.file}, or move "
+            "the file away"
         )
     if writes and now != before:
         write_json({"format_version": FORMAT_VERSION, **now}, file)

@@ -132,11 +132,16 @@ def test_a_folder_of_another_grid_is_refused(changes, words, copy, capsys):
 def test_a_results_file_of_another_experiment_is_not_overwritten(tmp_path):
     experiment = read_experiment(write_grid(tmp_path))
     experiment.folder.mkdir()
-    (experiment.folder / "results.parquet").write_bytes(b"of another")
-    with pytest.raises(
-        UserError, match="results.parquet is not of this experiment: there is no experiment.json"
-    ):
+    table = experiment.folder / "results.parquet"
+    table.write_bytes(b"of another")
+    with pytest.raises(UserError, match="results.parquet is not a readable Parquet file"):
         claim_folder(experiment)
+    pd.DataFrame({"of": ["another"]}).to_parquet(table)
+    with pytest.raises(UserError, match="results.parquet holds results whose cells are not beside it"):
+        claim_folder(experiment)
+    table.unlink()
+    main([str(experiment.file), "--report_only"])  # an empty table, before the grid is run
+    claim_folder(experiment)
 
 
 def test_a_changed_configuration_file_of_a_level_is_another_grid(copy):
