@@ -15,11 +15,10 @@ Into SET/eta/ (or --output FOLDER) go
   SSD's constant eta instead, and the command says so.
 
 All numbers are computed on the sentences of the training reports, each weighted by the number of training reports that
-contain it, its frequency as an anchor. An estimate says whether scores predict class probabilities at all, and where a
-search may begin; it does not say how well a model trains. SSD chose (a, k) by training, as
-configs/experiments/search_eta.yaml does. "reports" is the maximum-likelihood fit to the number of VALIDATE reports that
-contain each sentence, zero included: counting in the training reports would be biased, since every sentence was found
-there at least once. Test and grounding patients are not used. data_prep.scores.eta_estimates has the other estimates.
+contain it, its frequency as an anchor. SSD chose (a, k) by training, as configs/experiments/search_eta.yaml does.
+"reports" is the maximum-likelihood fit to the number of VALIDATE reports that contain each sentence, zero included:
+counting in the training reports would be biased, since every sentence was found there at least once. Test and grounding
+patients are not used. data_prep.scores.eta_estimates has the other estimates.
 """
 
 from __future__ import annotations
@@ -162,6 +161,12 @@ def _spearman(log_p: pd.Series, other: pd.Series) -> str:
     return f"{spearmanr(log_p[known], other[known]).statistic:.3f}"
 
 
+_WORTH = (
+    "An estimate says whether scores predict class probabilities at all, and where a search may begin "
+    "(configs/experiments/search_eta.yaml); it does not say how well a model trains."
+)
+
+
 def _estimates_table(found: Estimates) -> list[str]:
     """Distance of each eta from each rho, as Markdown."""
     sources = {name: found.bounded(name) for name in found.sources}
@@ -193,7 +198,7 @@ def _estimates_table(found: Estimates) -> list[str]:
     for label, fit in found.fits.items():
         eta_of = {n: fit.eta(s.log_p) for n, s in sources.items()}
         lines.append(row(label, _parameter(fit, "a"), _parameter(fit, "k"), eta_of))
-    return [*lines, ""]
+    return [*lines, "", _WORTH, ""]
 
 
 def _counted(found: Estimates, name: str) -> str:
