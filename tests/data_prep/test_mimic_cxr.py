@@ -623,7 +623,9 @@ def test_patients_without_study_dates_have_no_age(raw: Path, capsys: pytest.Capt
     prepare(settings(raw, patients=raw / "patients.csv.gz"))
     assert list(PreparedSet(raw.parent / "set").table("images").columns)[-1] == "sex"
     assert "has no StudyDate: no age at the study" in capsys.readouterr().err
-    with pytest.raises(ReleaseError, match=r"none.csv cannot be read \(No such file .*; put a readable file"):
+    with pytest.raises(
+        ReleaseError, match="--patients: there is no file .*none.csv; it expects hosp/patients"
+    ):
         prepare(settings(raw, patients=raw / "none.csv"))
 
 
@@ -767,7 +769,9 @@ def test_the_wrong_box_file_is_noticed_before_any_work(raw: Path) -> None:
     edit_boxes(raw, edit)
     with pytest.raises(ReleaseError, match=r"boxes\.json: none of its images is among those of"):
         prepare(settings(raw))
-    with pytest.raises(ReleaseError, match="nowhere.json cannot be read .* put a readable file there"):
+    with pytest.raises(
+        ReleaseError, match="--ms_cxr: there is no file .*nowhere.json; it expects MS_CXR_Local"
+    ):
         prepare(settings(raw, ms_cxr=raw / "nowhere.json"))
     assert not (raw.parent / "set").exists()
 
