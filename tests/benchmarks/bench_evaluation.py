@@ -179,9 +179,9 @@ def tables() -> EvaluationTables:
             "h": random.integers(200, 1500, N_BOXES).astype(float),
         }
     )
-    return EvaluationTables(
-        images.assign(height=HEIGHT, width=WIDTH), pd.DataFrame(), boxes, pd.DataFrame(), True
-    )
+    cases = pd.DataFrame(columns=["dicom_id", "finding", "label"])
+    sentences = pd.DataFrame(columns=["dicom_id", "sentence_id", "text"])  # reports are not retrieved here
+    return EvaluationTables(images.assign(height=HEIGHT, width=WIDTH), cases, boxes, sentences, True)
 
 
 @torch.inference_mode()
@@ -217,7 +217,7 @@ def whole(n_images: int, rounds: int) -> str:
     start = time.perf_counter()
     every = {str(name): rows.index.tolist() for name, rows in data.boxes.groupby("dicom_id")}
     vectors = torch.randn(N_BOXES, DIM).numpy()
-    values = {name: {row: vectors[row] for row in rows} for name, rows in every.items()}
+    values = {name: [{row: vectors[row] for row in rows}, None] for name, rows in every.items()}  # no reports
     retrieval_of_boxes.summarise(network, values, data)
     ranks = time.perf_counter() - start
     encoder, metrics = (statistics.median(seconds[name]) for name in ("encoder", "metrics"))
