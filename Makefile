@@ -66,10 +66,10 @@ $(DEMO)/report.html: $(DEMO)/results.json $(DEMO)/calibration.json
 
 # A phantom for each mean share of false negatives, with findings that are rare in training, and encoders trained on it.
 STUDY := data/phantoms
-SHARES := 0.1 0.2 0.43 0.6
+SHARES := 0.1 0.43 0.6
 
-study: $(SHARES:%=$(STUDY)/%/set/features/warm/features.json)
-	for name in search_eta table1 shares table1_whole temperature table1_symmetric; do \
+study: $(SHARES:%=$(STUDY)/%/set/features/warm/features.json) $(SHARES:%=$(STUDY)/%/eta/class_probability.yaml)
+	for name in search_eta table1 table1_settings table1_whole; do \
 	    $(RUN) -m medclip_dcl.experiments configs/experiments/$$name.yaml --lanes 2 || exit; done
 
 .SECONDARY:
@@ -92,6 +92,9 @@ $(STUDY)/%/set/.texts: $(STUDY)/%/language_model/fit.json
 	$(RUN) -m data_prep.score_sentences --data $(@D) --model $(<D)/language_model
 	$(RUN) -m data_prep.embed_sentences --data $(@D) --model $(<D)/language_model --pooling mean
 	touch $@
+
+$(STUDY)/%/eta/class_probability.yaml: $(STUDY)/%/set/.texts
+	$(RUN) -m data_prep.eta_report --data $(STUDY)/$*/set --estimate reports --output $(@D)
 
 $(STUDY)/%/warm/fit.json: $(STUDY)/%/set/.texts
 	$(RUN) -m medclip_dcl fit --config configs/demo.yaml --config configs/objective/infonce.yaml --run_folder $(@D) \

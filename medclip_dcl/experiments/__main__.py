@@ -18,7 +18,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 from medclip_dcl.command_line import in_words, one_line_errors, whole_number
 from medclip_dcl.errors import UserError
 from medclip_dcl.experiments.cells import LOG_FILE, End, is_done
-from medclip_dcl.experiments.choice import write_choice
+from medclip_dcl.experiments.choice import write_choices
 from medclip_dcl.experiments.grid import Cell, Experiment
 from medclip_dcl.experiments.lanes import run_cells
 from medclip_dcl.experiments.page import write_report
@@ -54,7 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 n_failed = _run(experiment, options.lanes, experiment.cells()[options.task :: options.tasks])
             table = write_table(experiment)
             if experiment.choice is not None:
-                print(f"choice: {write_choice(experiment, table)}")
+                for line in write_choices(experiment, table):
+                    print(f"choice: {line}")
             print(f"report: {write_report(experiment, table)}")
     except _Stop as stop:
         name = signal.Signals(stop.number).name

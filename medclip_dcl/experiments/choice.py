@@ -12,16 +12,22 @@ from medclip_dcl.experiments.grid import Experiment, Level, merged
 from medclip_dcl.experiments.statistics import means, paired_differences
 from medclip_dcl.files import write_text
 
-CHOSEN_FILE = "chosen.yaml"
 COMBINATION = "levels"
 
 
+def choices(experiment: Experiment, table: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Level of the axis at each of which is chosen -> its rows of results.parquet; without such an axis one, ""."""
+    if (axis := experiment.choice_axis) is None:
+        return {"": table}
+    return {level.name: table[table[axis] == level.value] for level in experiment.axes[axis]}
+
+
 def ranking(experiment: Experiment, table: pd.DataFrame) -> pd.DataFrame:
-    """Combinations of the levels of all axes but the paired one, best first.
+    """Combinations of the levels of the axes that are searched, best first.
 
     Args:
         experiment: says by which outcome.
-        table: its results.parquet.
+        table: its results.parquet, or the rows of one of its `choices`.
 
     Returns:
         levels (their names), n, mean, low, high over the paired axis, and, where there is one, difference,
@@ -47,15 +53,22 @@ def ranking(experiment: Experiment, table: pd.DataFrame) -> pd.DataFrame:
     return found.merge(differences[[COMBINATION, *names]].rename(columns=names), "left", COMBINATION)
 
 
-def write_choice(experiment: Experiment, table: pd.DataFrame) -> str:
-    """Write the settings of the best combination once all cells are finished; a line that says what was done."""
-    file = experiment.folder / CHOSEN_FILE
-    n_missing = len(experiment.cells()) - table["cell"].nunique()
+def write_choices(experiment: Experiment, table: pd.DataFrame) -> list[str]:
+    """Write the settings of the best combinations once all their cells are finished; lines that say what was done."""
+    found = choices(experiment, table)
+    n_cells = len(experiment.cells()) // len(found)
+    return [_write_choice(experiment, rows, level, n_cells) for level, rows in found.items()]
+
+
+def _write_choice(experiment: Experiment, table: pd.DataFrame, level: str, n_cells: int) -> str:
+    """Of one level of the axis at each of which is chosen."""
+    file = experiment.folder / ("chosen" + f"_{level}" * bool(level) + ".yaml")
+    n_missing = n_cells - table["cell"].nunique()
     n_without = int(table[table["outcome"] == experiment.choice]["value"].isna().sum())
     if n_missing or n_without:
         file.unlink(missing_ok=True)
         return (
-            f"{CHOSEN_FILE} is written when all cells are finished and have a number: {n_missing} are missing, "
+            f"{file.name} is written when all cells are finished and have a number: {n_missing} are missing, "
             f"{n_without} have no {experiment.choice}"
         )
     ranked, outcome = ranking(experiment, table), experiment.outcomes[str(experiment.choice)]
@@ -72,18 +85,16 @@ def write_choice(experiment: Experiment, table: pd.DataFrame) -> str:
 
 
 def _levels(experiment: Experiment, row: Mapping[Hashable, Any]) -> list[Level]:
-    """Levels of a row of the table on all axes but the paired one."""
+    """Levels of a row of the table on the axes that are searched."""
     return [
-        level
-        for axis, levels in experiment.axes.items()
-        if axis != experiment.pairs
-        for level in levels
-        if level.value == row[axis]
+        level for axis in _searched(experiment) for level in experiment.axes[axis] if level.value == row[axis]
     ]
 
 
+def _searched(experiment: Experiment) -> list[str]:
+    return [axis for axis in experiment.axes if axis not in (experiment.pairs, experiment.choice_axis)]
+
+
 def _combination(experiment: Experiment, row: Mapping[Hashable, Any]) -> str:
-    axes = [axis for axis in experiment.axes if axis != experiment.pairs]
-    return ", ".join(
-        f"{axis} {level.name}" for axis, level in zip(axes, _levels(experiment, row), strict=True)
-    )
+    levels = zip(_searched(experiment), _levels(experiment, row), strict=True)
+    return ", ".join(f"{axis} {level.name}" for axis, level in levels)

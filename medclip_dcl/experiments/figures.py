@@ -124,6 +124,8 @@ def _panel(
         if len(found):
             found[["mean", "low", "high"]] *= outcome.scale
     levels = experiment.axes[compared] if compared else (Level("", "", ()),)
+    if drawn := figure.get("levels"):
+        levels = tuple(experiment.level(str(compared), name) for name in drawn)
     is_log = bool(figure.get("log", False))
     places = _places(points["x"], is_log)
     step = _DODGE * (max(places.values()) - min(places.values()) or 1.0)

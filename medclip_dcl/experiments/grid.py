@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -90,7 +90,7 @@ class Experiment:
     """A checked experiment file; see docs/experiments.md.
 
     Attributes:
-        file: where it was read.
+        files: where it was read, and its bases.
         folder: of its cells, table and report.
         commands: of ``python -m medclip_dcl``, run one after the other in each cell.
         arguments: of all cells.
@@ -102,11 +102,12 @@ class Experiment:
         tables: declarations: title, outcomes and, perhaps, where.
         figures: declarations, each with the keys of its kind.
         choice: outcome by which the best levels are chosen; None: nothing is chosen.
+        choice_axis: axis at each level of which they are chosen; None: once for all.
         has_patients: intervals over patients stand beside those over the paired axis.
         keeps_checkpoints: False deletes the checkpoints of finished cells.
     """
 
-    file: Path
+    files: tuple[Path, ...]
     folder: Path
     commands: tuple[str, ...]
     arguments: tuple[str, ...]
@@ -118,8 +119,14 @@ class Experiment:
     tables: tuple[Mapping[str, Any], ...]
     figures: tuple[Mapping[str, Any], ...]
     choice: str | None
+    choice_axis: str | None
     has_patients: bool
     keeps_checkpoints: bool
+
+    @property
+    def file(self) -> Path:
+        """The experiment file itself."""
+        return self.files[0]
 
     @property
     def groups(self) -> list[str]:
@@ -150,7 +157,7 @@ class Experiment:
         names = {axis: levels[axis].name for axis in self.axes}
         arguments = itertools.chain(self.arguments, *(levels[axis].arguments for axis in self.axes))
         folder = self.folder / "cells" / ",".join(f"{axis}={name}" for axis, name in names.items())
-        return Cell(names, folder, tuple(arguments))
+        return Cell(names, folder, filled(tuple(arguments), names))
 
     def identity(self) -> dict[str, Any]:
         """Content of experiment.json: what the cells were run with, the content of configuration files included."""
@@ -159,9 +166,26 @@ class Experiment:
             "order": list(self.axes),  # it makes the names of the cells
             "settings": merged(self.arguments),
             "axes": {
-                axis: {x.name: merged(x.arguments) for x in levels} for axis, levels in self.axes.items()
+                axis: {name: settings for level in levels for name, settings in self._settings(level)}
+                for axis, levels in self.axes.items()
             },
         }
+
+    def _settings(self, level: Level) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Its name and settings, once for each configuration file where the level of another axis is in their names."""
+        files = [argument for argument in level.arguments if argument.startswith("--config=")]
+        named = [axis for axis in self.axes if any(f"{{{axis}}}" in file for file in files)]
+        for others in itertools.product(*(self.axes[axis] for axis in named)):
+            names = {axis: other.name for axis, other in zip(named, others, strict=True)}
+            where = "".join(f" at {axis}={name}" for axis, name in names.items())
+            yield f"{level.name}{where}", merged(filled(level.arguments, names))
+
+
+def filled(arguments: tuple[str, ...], names: Mapping[str, str]) -> tuple[str, ...]:
+    """Arguments in which the name of an axis in braces is replaced by that of its level."""
+    for axis, name in names.items():
+        arguments = tuple(argument.replace(f"{{{axis}}}", name) for argument in arguments)
+    return arguments
 
 
 def merged(arguments: Sequence[str]) -> dict[str, Any]:

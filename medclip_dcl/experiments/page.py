@@ -16,12 +16,12 @@ from medclip_dcl.files import write_text
 from medclip_dcl.report.page import render_template
 from medclip_dcl.report.tables import NOTHING
 
-REPORT_FILE = "report.html"
+REPORT_FILE, TABLES_FILE = "report.html", "tables.md"
 _MOST_FAILURES = 20
 
 
 def write_report(experiment: Experiment, table: pd.DataFrame) -> Path:
-    """Write report.html and figures/*.png into the experiment's folder; the same cells give the same page.
+    """Write report.html, tables.md and figures/*.png into the folder; the same cells give the same page.
 
     Args:
         experiment: whose cells are reported.
@@ -56,11 +56,11 @@ def write_report(experiment: Experiment, table: pd.DataFrame) -> Path:
         "tables": tables(experiment, table),
         "figures": draw_figures(experiment, table),
         "facts": _facts(runs),
-        "file": experiment.file.name,
-        "text": experiment.file.read_text(encoding="utf-8"),
+        "files": {file.name: file.read_text(encoding="utf-8") for file in experiment.files},
     }
     file = experiment.folder / REPORT_FILE
     write_text(render_template("experiment.html", content), file)
+    write_text(render_template("experiment.md", content), experiment.folder / TABLES_FILE)
     return file
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from medclip_dcl.experiments.choice import COMBINATION, ranking
+from medclip_dcl.experiments.choice import COMBINATION, choices, ranking
 from medclip_dcl.experiments.grid import Experiment, Level, Outcome
 from medclip_dcl.experiments.patients import over_patients
 from medclip_dcl.experiments.statistics import means, paired_differences
@@ -137,10 +137,15 @@ def _table(
 
 
 def _choice(experiment: Experiment, table: pd.DataFrame) -> list[Table]:
-    """The best combinations of levels, with their paired differences from the best."""
+    """The best combinations of levels, with their paired differences from the best: a table for each choice."""
     if experiment.choice is None:
         return []
-    outcome, ranked = experiment.outcomes[experiment.choice], ranking(experiment, table)
+    found = [_choice_at(experiment, rows, level) for level, rows in choices(experiment, table).items()]
+    return [one for one in found if one is not None]
+
+
+def _choice_at(experiment: Experiment, table: pd.DataFrame, level: str) -> Table | None:
+    outcome, ranked = experiment.outcomes[str(experiment.choice)], ranking(experiment, table)
     n_pairs = len(experiment.axes[experiment.pairs]) if experiment.pairs else 1
     rows = []
     for one in _records(ranked.head(_MOST_CHOICES)):
@@ -154,15 +159,15 @@ def _choice(experiment: Experiment, table: pd.DataFrame) -> list[Table]:
                 cells.append(_cell(ends | {"n": n, "p_holm": 1.0}, outcome, n_pairs))
         rows.append(Row(str(one[COMBINATION]), "plain", cells))
     if not rows:
-        return []
+        return None
     headings = ["mean", "minus the first"][: len(rows[0].cells)]
     note = (
         f"The best {len(rows)} of {len(ranked)}. The first was chosen for its number, which is therefore too good; "
         "what it is worth is seen on other cases."
     )
-    return [
-        Table(f"Choice by {_title(experiment, experiment.choice)}", [Column(x) for x in headings], rows, note)
-    ]
+    where = f" at {experiment.choice_axis} {level}" if level else ""
+    title = f"Choice by {_title(experiment, str(experiment.choice))}{where}"
+    return Table(title, [Column(x) for x in headings], rows, note)
 
 
 def _title(experiment: Experiment, name: str) -> str:

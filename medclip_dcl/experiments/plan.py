@@ -16,9 +16,12 @@ COMMANDS = ("fit", "validate", "test", "predict")
 FIGURES: dict[str, dict[str, bool]] = {
     "lines": {
         **{"name": True, "x": True, "y": False, "across": False},
-        **{"where": False, "title": False, "log": False},
+        **{"levels": False, "where": False, "title": False, "log": False},
     },
-    "differences": {"name": True, "x": True, "y": True, "where": False, "title": False, "log": False},
+    "differences": {
+        **{"name": True, "x": True, "y": True},
+        **{"levels": False, "where": False, "title": False, "log": False},
+    },
     "map": {"name": True, "file": False, "where": True, "title": False},
 }
 """Kind of a figure -> its keys, True where they are required."""
@@ -60,7 +63,7 @@ def read_experiment(file: Path) -> Experiment:
         MissingFileError: the file, or a configuration that it names, does not exist.
         UserError: names the first mistake of the file.
     """
-    given = read_yaml(file)
+    given, files = _over_base(file)
     where = str(file)
     _check_keys(given, _KEYS, where)
     for key in ("folder", "axes"):
@@ -97,7 +100,14 @@ def read_experiment(file: Path) -> Experiment:
             f"{where}: outcomes are read from results.json, which `test` writes: add it to commands (those of the last "
             f"validation of training begin with {VALIDATION})"
         )
-    choice = given.get("choose")
+    choice, choice_axis = _choice(given.get("choose"), f"{where}: choose")
+    if choice_axis is not None:
+        _among(
+            choice_axis,
+            [axis for axis in axes if axis != pairs],
+            f"{where}: choose.for_each",
+            "axis to choose at",
+        )
     if choice is not None:
         _among(choice, outcomes, f"{where}: choose", "outcome")
         if outcomes[choice].higher_is_better is None:
@@ -117,7 +127,7 @@ def read_experiment(file: Path) -> Experiment:
     if keeping not in ("keep", "delete"):
         raise UserError(f"{where}: checkpoints: expected keep or delete, found {keeping}")
     experiment = Experiment(
-        file=file,
+        files=files,
         folder=Path(str(given["folder"])),
         commands=commands,
         arguments=_arguments(given, where, file.parent),
@@ -127,11 +137,13 @@ def read_experiment(file: Path) -> Experiment:
         reference=levels.get(str(compare.get("reference"))),
         outcomes=outcomes,
         tables=tuple(_with_lists(one, ("outcomes",)) for one in given.get("tables") or ()),
-        figures=tuple(_with_lists(one, ("across",)) for one in given.get("figures") or ()),
+        figures=tuple(_with_lists(one, ("across", "levels")) for one in given.get("figures") or ()),
         choice=choice,
+        choice_axis=choice_axis,
         has_patients=has_patients,
         keeps_checkpoints=keeping == "keep",
     )
+    _check_files(experiment)
     for place, table in enumerate(experiment.tables):
         _check_table(experiment, table, f"{where}: tables.{place}")
     for place, figure in enumerate(experiment.figures):
@@ -139,6 +151,35 @@ def read_experiment(file: Path) -> Experiment:
     if len({figure["name"] for figure in experiment.figures}) < len(experiment.figures):
         raise UserError(f"{where}: figures: two have the same name")
     return experiment
+
+
+def _over_base(file: Path) -> tuple[dict[str, Any], tuple[Path, ...]]:
+    """The keys of a file over those of its `base`, whose settings are merged and axes taken by name; and both files."""
+    given = read_yaml(file)
+    if (name := given.pop("base", None)) is None:
+        return given, (file,)
+    if Path(str(name)).name != name:
+        raise UserError(f"{file}: base: expected the name of a file in the same folder, found {name}")
+    base, files = _over_base(file.with_name(name))
+    axes = dict(base.get("axes") or {})
+    if "axes" in given:
+        found = _mapping(given["axes"], f"{file}: axes")
+        axes = {key: _axis_of_base(key, axis, axes, f"{file}: axes") for key, axis in found.items()}
+    settings = {**(base.get("settings") or {}), **_mapping(given.get("settings") or {}, f"{file}: settings")}
+    return {**base, **given, "settings": settings, "axes": axes}, (file, *files)
+
+
+def _axis_of_base(name: str, given: Any, base: Mapping[str, Any], where: str) -> Any:
+    """An axis: that of the base, the named levels of it, or another."""
+    if given != "base" and not isinstance(given, list):
+        return given
+    _among(name, base, where, "axis of the base")
+    if given == "base":
+        return base[name]
+    levels = _mapping(base[name], where).get("levels") or {}
+    for level in given:
+        _among(level, levels, f"{where}.{name}", "level of the base")
+    return {"levels": {level: levels[level] for level in given}}
 
 
 def check_cells(experiment: Experiment) -> None:
@@ -200,14 +241,30 @@ def _arguments(given: Mapping[str, Any], where: str, beside: Path) -> tuple[str,
     """Options of the command line for configs, relative to the experiment file, and settings."""
     found = []
     for name in _list(given.get("configs")):
-        file = beside / str(name)
-        if not file.is_file():
-            raise MissingFileError(
-                f"{where}: configs: no file {file} (paths are relative to the experiment file)"
-            )
-        found.append(f"--config={file}")
+        found.append(f"--config={beside / str(name)}")
     settings = _mapping(given.get("settings") or {}, f"{where}: settings")
     return (*found, *(_option(key, value) for key, value in settings.items()))
+
+
+def _check_files(experiment: Experiment) -> None:
+    for cell in experiment.cells():
+        for argument in cell.arguments:
+            file = Path(argument.removeprefix("--config="))
+            if argument.startswith("--config=") and not file.is_file():
+                raise MissingFileError(
+                    f"{experiment.file}: cell {cell.name}: configs: no file {file} (paths are relative to the "
+                    "experiment file)"
+                )
+
+
+def _choice(given: Any, where: str) -> tuple[str | None, str | None]:
+    """Outcome by which the best levels are chosen, and the axis at each level of which they are."""
+    if not isinstance(given, Mapping):
+        return given, None
+    _check_keys(given, ("outcome", "for_each"), where)
+    if missing := [key for key in ("outcome", "for_each") if given.get(key) is None]:
+        raise UserError(f"{where}: {missing[0]} is missing")
+    return given["outcome"], str(given["for_each"])
 
 
 def _check_separate(axes: Mapping[str, Any], where: str) -> None:
@@ -274,10 +331,11 @@ def _check_x(experiment: Experiment, figure: Mapping[str, Any], where: str) -> l
     """Check what stands along both axes of lines or differences; the places on x."""
     x, kind, compared = figure["x"], figure["kind"], experiment.compared
     used = _list(figure.get("y"))
-    across = [str(level) for level in _list(figure.get("across"))]
+    across, drawn = ([str(level) for level in _list(figure.get(key))] for key in ("across", "levels"))
     levels = [] if compared is None else [level.name for level in experiment.axes[compared]]
-    for level in across:
-        _among(level, levels, f"{where}: across", "compared level")
+    for key, named in (("across", across), ("levels", drawn)):
+        for level in named:
+            _among(level, levels, f"{where}: {key}", "compared level")
     if isinstance(x, Mapping):
         if kind != "lines":
             raise UserError(f"{where}: x: only lines can have outcomes or levels as x")
@@ -307,6 +365,8 @@ def _check_x(experiment: Experiment, figure: Mapping[str, Any], where: str) -> l
         _among(outcome, experiment.outcomes, where, "outcome")
     if across and not (isinstance(x, Mapping) and "levels" in x):
         raise UserError(f"{where}: across: lines across belong to levels as x")
+    if drawn and ((isinstance(x, Mapping) and "levels" in x) or x == compared):
+        raise UserError(f"{where}: levels: only where each compared level has a line of its own")
     return places
 
 

@@ -45,6 +45,29 @@ def test_the_best_mean_of_the_last_validation_is_chosen(search, capsys):
     }
 
 
+def test_the_best_is_chosen_at_each_level_of_an_axis(search, capsys):
+    given = yaml.safe_load(search.read_text())
+    search.write_text(
+        yaml.safe_dump(given | {"choose": {"outcome": "AUC", "for_each": "noise"}}, sort_keys=False)
+    )
+    experiment = read_experiment(search)
+    worse = next(x for x in experiment.cells() if x.name == "noise=0.1,rate=fast,seed=0")
+    (worse.folder / "metrics.csv").write_text("step,validate/auc\n4,0.1\n")
+    main([str(search), "--report_only"])
+    assert "the best mean of 2 combinations" in capsys.readouterr().out
+    # The slow rate is the base's, which its level does not set.
+    assert yaml.safe_load((experiment.folder / "chosen_0.1.yaml").read_text()) == {}
+    fast = yaml.safe_load((experiment.folder / "chosen_1.yaml").read_text())
+    assert fast == {"model": {"init_args": {"learning_rate": 0.2}}}
+    page = text_of(experiment.folder / "report.html")
+    assert "Choice by AUC ↑ at noise 0.1 mean minus the first rate slow" in page
+    assert "Choice by AUC ↑ at noise 1 mean minus the first rate fast 0.630" in page
+    (worse.folder / "fit.json").unlink()
+    main([str(search), "--report_only"])
+    assert "1 are missing" in capsys.readouterr().out
+    assert [x.name for x in experiment.folder.glob("chosen*")] == ["chosen_1.yaml"]
+
+
 def test_differences_from_the_best_are_paired(search):
     experiment = read_experiment(search)
     table = results_table(experiment)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from medclip_dcl.experiments.plan import check_cells, read_experiment
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "configs/experiments").glob("*.yaml"))
-ALIKE = ("table1_whole", "table1_symmetric", "temperature", "digits_m")
+ALIKE = ("table1_whole", "table1_settings", "digits_m")
 """Have the settings of another grid with other values."""
 
 
@@ -22,7 +23,16 @@ ALIKE = ("table1_whole", "table1_symmetric", "temperature", "digits_m")
 )
 def test_the_cells_of_an_experiment_are_configurations(file, small_set, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    experiment = read_experiment(file)
+    shutil.copytree(ROOT / "configs", "configs")
+    # Made by `make study` before.
+    for share in ("0.1", "0.43", "0.6"):
+        for name in (
+            f"data/phantoms/{share}/eta/class_probability.yaml",
+            f"runs/phantoms/search_eta/chosen_{share}.yaml",
+        ):
+            Path(name).parent.mkdir(parents=True, exist_ok=True)
+            Path(name).write_text("model: {init_args: {class_probability: {init_args: {a: 0.1}}}}")
+    experiment = read_experiment(Path("configs/experiments") / file.name)
     # Missing sets and models would be named.
     for cell in experiment.covering_cells():
         data, model = (merged(cell.arguments)[part]["init_args"] for part in ("data", "model"))

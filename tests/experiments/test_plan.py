@@ -166,6 +166,19 @@ MISTAKES = {
         {"figures": [LINES | {"across": ["fast"]}]},
         "figures.0: across: lines across belong to levels as x",
     ),
+    "line of a level": (
+        {"figures": [LINES | {"levels": ["fas"]}]},
+        "figures.0: levels: there is no compared level fas; did you mean fast?",
+    ),
+    "lines of levels on x": (
+        {"figures": [LINES | {"x": {"label": "x", "levels": {"slow": 1}}, "levels": ["fast"]}]},
+        "figures.0: levels: only where each compared level has a line of its own",
+    ),
+    "choice at no axis": (
+        {"choose": {"outcome": "error", "for_each": "seed"}},
+        "choose.for_each: there is no axis to choose at seed (there are: noise, rate)",
+    ),
+    "choice of nothing": ({"choose": {"for_each": "noise"}}, "choose: outcome is missing"),
     "two figures": ({"figures": [LINES, LINES]}, "figures: two have the same name"),
 }
 
@@ -178,6 +191,62 @@ def test_a_mistake_is_named_in_one_line(changes, words, tmp_path, capsys):
     line = capsys.readouterr().err
     assert line.count("\n") == 1 and line.startswith("medclip_dcl.experiments: error: ")
     assert words in line and "grid.yaml" in line
+
+
+def test_a_grid_over_another_takes_its_keys_and_axes(tmp_path):
+    base = read_experiment(write_grid(tmp_path))
+    file = tmp_path / "other.yaml"
+    given = {"base": "grid.yaml", "folder": str(tmp_path / "other"), "settings": {"trainer.max_epochs": 5}}
+    axes = {"size": {"set": "data.init_args.size", "values": [2]}, "rate": ["slow"], "seed": "base"}
+    file.write_text(yaml.safe_dump(given | {"axes": axes, "figures": []}, sort_keys=False))
+    found = read_experiment(file)
+    assert list(found.axes) == ["size", "rate", "seed"] and found.axes["seed"] == base.axes["seed"]
+    assert found.axes["rate"] == base.axes["rate"][:1]
+    assert found.arguments == tuple(
+        argument.replace("max_epochs=2", "max_epochs=5") for argument in base.arguments
+    )
+    assert (found.folder, found.pairs, found.outcomes) == (tmp_path / "other", "seed", base.outcomes)
+    assert [one.name for one in found.files] == ["other.yaml", "grid.yaml"] and not found.figures
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"base": "../grid.yaml"}, "base: expected the name of a file in the same folder"),
+        ({"base": "absent.yaml"}, "no file"),
+        ({"axes": {"size": "base"}}, "other.yaml: axes: there is no axis of the base size (there are: noise"),
+        (
+            {"axes": {"rate": ["slw"]}},
+            "other.yaml: axes.rate: there is no level of the base slw; did you mean slow?",
+        ),
+        ({"axes": {"noise": [0.1]}}, "other.yaml: axes.noise: there is no level of the base 0.1"),
+    ],
+)
+def test_a_mistake_in_a_grid_over_another(changes, words, tmp_path):
+    write_grid(tmp_path)
+    (tmp_path / "other.yaml").write_text(yaml.safe_dump({"base": "grid.yaml"} | changes))
+    with pytest.raises(UserError, match=re.escape(words)):
+        read_experiment(tmp_path / "other.yaml")
+
+
+def test_the_level_of_another_axis_may_be_part_of_a_setting(tmp_path):
+    for name, rate in (("0.1", 0.3), ("1", 0.4)):
+        (tmp_path / f"rate_{name}.yaml").write_text(f"model: {{init_args: {{learning_rate: {rate}}}}}")
+    own = {"configs": ["rate_{noise}.yaml"], "settings": {"data.init_args.folder": "sets/{noise}"}}
+    changed = axes(noise={"levels": {"0.1": {}, "1": {}}}, rate={"levels": {"slow": {}, "own": own}})
+    grid = write_grid(tmp_path, figures=None, **changed)
+    experiment = read_experiment(grid)
+    found = [cell.arguments[-3:-1] for cell in experiment.cells() if cell.name.startswith("noise=1,rate=own")]
+    assert found == [(f"--config={tmp_path}/rate_1.yaml", "--data.init_args.folder=sets/1")] * 2
+    # Each file counts by its content, and a level more does not change those of the others.
+    assert {
+        name: settings["model"]["init_args"]["learning_rate"]
+        for name, settings in experiment.identity()["axes"]["rate"].items()
+        if name != "slow"
+    } == {"own at noise=0.1": 0.3, "own at noise=1": 0.4}
+    (tmp_path / "rate_1.yaml").unlink()
+    with pytest.raises(UserError, match=r"cell noise=1,rate=own,seed=0: configs: no file .*rate_1\.yaml"):
+        read_experiment(grid)
 
 
 def test_an_axis_of_numbers_and_null_has_names(tmp_path):

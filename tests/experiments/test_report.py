@@ -62,12 +62,15 @@ def test_the_page_shows_means_and_paired_differences(tmp_path):
     one, two = found.sort_values("noise").to_dict("records")
     cells = [f"−{-x['mean']:.3f}* [−{-x['low']:.3f}, −{-x['high']:.3f}]" for x in (one, two)]
     assert f"fast − slow {cells[0]} {cells[1]}" in text
+    cells_of_differences = " | ".join(cells)
     slow = means(errors[errors["rate"] == "slow"], ["noise"]).sort_values("noise").to_dict("records")
     cells = [f"{x['mean']:.3f} [−{-x['low']:.3f}, {x['high']:.3f}]" for x in slow]
     assert f"slow {cells[0]} {cells[1]}" in text
     # Percentages, equal in all runs: no interval, no sign, no star.
     means_of_slope = "slope, % noise 0.1 noise 1 slow 50.0 50.0 fast 50.0 50.0"
     assert f"{means_of_slope} differences from slow, paired by seed fast − slow 0.0 0.0" in text
+    markdown = (tmp_path / "grid/tables.md").read_text()
+    assert markdown.startswith("Means over seed;") and f"| fast − slow | {cells_of_differences} |" in markdown
     assert "12 of 12" in text and "hours of fit and test 3.0" in text and "2 noise × 2 rate × 3 seed" in text
 
 
@@ -109,6 +112,15 @@ def test_one_line_is_drawn_over_the_compared_axis(tmp_path):
     experiment = read_experiment(file)
     (panels,) = draw_figures(experiment, results_table(experiment)).values()
     assert all(text in panels[0] for text in ("rate", "slow", "fast")) and "legend" not in panels[0]
+
+
+def test_a_figure_may_have_some_of_the_compared_levels(tmp_path):
+    figure = {"kind": "lines", "name": "a", "x": "noise", "y": "error", "levels": ["fast"]}
+    file = write_grid(tmp_path, figures=[figure])
+    write_cells(file)
+    experiment = read_experiment(file)
+    (panels,) = draw_figures(experiment, results_table(experiment)).values()
+    assert ">fast<" in panels[0] and ">slow<" not in panels[0]
 
 
 def test_compared_levels_have_places_on_x_or_a_line_across(tmp_path):
