@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"python -m {_PROGRAM}",
         description="Run the grid of an experiment file: what is finished is kept, what was killed continues. Writes "
-        "results.parquet, report.html and figures/ into the experiment's folder.",
+        "results.parquet, report.html, tables.md, figures/ and what is chosen into the experiment's folder.",
     )
     add = parser.add_argument
     add("file", type=Path, metavar="FILE", help="experiment file, such as configs/experiments/digits.yaml")

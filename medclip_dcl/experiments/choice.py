@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from medclip_dcl.experiments.grid import Experiment, Level, merged
+from medclip_dcl.experiments.grid import Experiment, Level, filled, merged
 from medclip_dcl.experiments.statistics import means, paired_differences
 from medclip_dcl.files import write_text
 
@@ -56,13 +56,20 @@ def ranking(experiment: Experiment, table: pd.DataFrame) -> pd.DataFrame:
 def write_choices(experiment: Experiment, table: pd.DataFrame) -> list[str]:
     """Write the settings of the best combinations once all their cells are finished; lines that say what was done."""
     found = choices(experiment, table)
+    for file in experiment.folder.glob("chosen*.yaml"):
+        if file.name not in map(_file, found):
+            file.unlink()  # of an earlier choice at other levels
     n_cells = len(experiment.cells()) // len(found)
     return [_write_choice(experiment, rows, level, n_cells) for level, rows in found.items()]
 
 
+def _file(level: str) -> str:
+    return f"chosen_{level}.yaml" if level else "chosen.yaml"
+
+
 def _write_choice(experiment: Experiment, table: pd.DataFrame, level: str, n_cells: int) -> str:
     """Of one level of the axis at each of which is chosen."""
-    file = experiment.folder / ("chosen" + f"_{level}" * bool(level) + ".yaml")
+    file = experiment.folder / _file(level)
     n_missing = n_cells - table["cell"].nunique()
     n_without = int(table[table["outcome"] == experiment.choice]["value"].isna().sum())
     if n_missing or n_without:
@@ -75,26 +82,28 @@ def _write_choice(experiment: Experiment, table: pd.DataFrame, level: str, n_cel
     best = str(ranked[COMBINATION][0])
     chosen = next(row for row in table.to_dict("records") if _combination(experiment, row) == best)
     arguments = [argument for level in _levels(experiment, chosen) for argument in level.arguments]
+    names = {
+        axis: one.name
+        for axis, levels in experiment.axes.items()
+        for one in levels
+        if one.value == chosen[axis]
+    }
     said = (
         f"{best}: {experiment.choice} {outcome.scale * ranked['mean'][0]:.{outcome.digits}f}{' %' * outcome.percent}, "
         f"the best mean of {len(ranked)} combinations"
     )
     head = f"# {said}, {experiment.folder.name} ({experiment.file.name}).\n"
-    write_text(head + yaml.safe_dump(merged(arguments), sort_keys=False), file)
+    write_text(head + yaml.safe_dump(merged(filled(tuple(arguments), names)), sort_keys=False), file)
     return f"{file}: {said}"
 
 
 def _levels(experiment: Experiment, row: Mapping[Hashable, Any]) -> list[Level]:
     """Levels of a row of the table on the axes that are searched."""
     return [
-        level for axis in _searched(experiment) for level in experiment.axes[axis] if level.value == row[axis]
+        level for axis in experiment.searched for level in experiment.axes[axis] if level.value == row[axis]
     ]
 
 
-def _searched(experiment: Experiment) -> list[str]:
-    return [axis for axis in experiment.axes if axis not in (experiment.pairs, experiment.choice_axis)]
-
-
 def _combination(experiment: Experiment, row: Mapping[Hashable, Any]) -> str:
-    levels = zip(_searched(experiment), _levels(experiment, row), strict=True)
+    levels = zip(experiment.searched, _levels(experiment, row), strict=True)
     return ", ".join(f"{axis} {level.name}" for axis, level in levels)

@@ -20,6 +20,9 @@ FACTS = {
 """Columns of results.parquet beside the axes, outcome and value: what the value depends on."""
 
 
+AT = " at "
+"""In experiment.json, before the level of another axis on which the settings of a level depend."""
+
 VALIDATION = "validate/"
 """Prefix of the paths of outcomes of the last validation."""
 
@@ -133,6 +136,11 @@ class Experiment:
         """Axes that are neither paired nor compared: each combination of their levels is a comparison by itself."""
         return [name for name in self.axes if name not in (self.pairs, self.compared)]
 
+    @property
+    def searched(self) -> list[str]:
+        """Axes on which a choice is made."""
+        return [name for name in self.axes if name not in (self.pairs, self.choice_axis)]
+
     def level(self, axis: str, name: object) -> Level:
         """The level of an axis by its name, which a file may give as a number."""
         return next(level for level in self.axes[axis] if level.name == str(name))
@@ -166,19 +174,19 @@ class Experiment:
             "order": list(self.axes),  # it makes the names of the cells
             "settings": merged(self.arguments),
             "axes": {
-                axis: {name: settings for level in levels for name, settings in self._settings(level)}
+                axis: {name: settings for level in levels for name, settings in self._settings(axis, level)}
                 for axis, levels in self.axes.items()
             },
         }
 
-    def _settings(self, level: Level) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Its name and settings, once for each configuration file where the level of another axis is in their names."""
+    def _settings(self, axis: str, level: Level) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Its name and settings; at each level of another axis where its configuration files are named after that."""
         files = [argument for argument in level.arguments if argument.startswith("--config=")]
-        named = [axis for axis in self.axes if any(f"{{{axis}}}" in file for file in files)]
-        for others in itertools.product(*(self.axes[axis] for axis in named)):
-            names = {axis: other.name for axis, other in zip(named, others, strict=True)}
-            where = "".join(f" at {axis}={name}" for axis, name in names.items())
-            yield f"{level.name}{where}", merged(filled(level.arguments, names))
+        named = [name for name in self.axes if name != axis and any(f"{{{name}}}" in file for file in files)]
+        for others in itertools.product(*(self.axes[name] for name in named)):
+            names = {name: other.name for name, other in zip(named, others, strict=True)}
+            where = "".join(f"{AT}{name}={other}" for name, other in names.items())
+            yield f"{level.name}{where}", merged(filled(level.arguments, {**names, axis: level.name}))
 
 
 def filled(arguments: tuple[str, ...], names: Mapping[str, str]) -> tuple[str, ...]:
@@ -196,9 +204,16 @@ def merged(arguments: Sequence[str]) -> dict[str, Any]:
         if name == "config":
             parts.append(read_yaml(Path(value)))
         else:
-            nested = reduce(lambda inner, key: {key: inner}, reversed(name.split(".")), yaml.safe_load(value))
-            parts.append(nested)
+            parts.append(reduce(lambda inner, key: {key: inner}, reversed(name.split(".")), _loaded(value)))
     return reduce(_over, parts, {})
+
+
+def _loaded(text: str) -> Any:
+    """A value of the command line; text where the name of an axis in braces makes it no YAML."""
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
 
 
 def _over(first: Any, second: Any) -> Any:

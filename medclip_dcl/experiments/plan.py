@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -65,7 +66,6 @@ def read_experiment(file: Path) -> Experiment:
     """
     given, files = _over_base(file)
     where = str(file)
-    _check_keys(given, _KEYS, where)
     for key in ("folder", "axes"):
         if not given.get(key):
             raise UserError(f"{where}: {key} is missing")
@@ -144,6 +144,8 @@ def read_experiment(file: Path) -> Experiment:
         keeps_checkpoints=keeping == "keep",
     )
     _check_files(experiment)
+    if choice is not None:
+        _check_searched(experiment, f"{where}: choose")
     for place, table in enumerate(experiment.tables):
         _check_table(experiment, table, f"{where}: tables.{place}")
     for place, figure in enumerate(experiment.figures):
@@ -153,33 +155,53 @@ def read_experiment(file: Path) -> Experiment:
     return experiment
 
 
-def _over_base(file: Path) -> tuple[dict[str, Any], tuple[Path, ...]]:
-    """The keys of a file over those of its `base`, whose settings are merged and axes taken by name; and both files."""
+def _over_base(file: Path, above: tuple[Path, ...] = ()) -> tuple[dict[str, Any], tuple[Path, ...]]:
+    """The keys of a file over those of its `base`, whose settings are merged and axes taken by name; all files read."""
     given = read_yaml(file)
-    if (name := given.pop("base", None)) is None:
-        return given, (file,)
-    if Path(str(name)).name != name:
-        raise UserError(f"{file}: base: expected the name of a file in the same folder, found {name}")
-    base, files = _over_base(file.with_name(name))
-    axes = dict(base.get("axes") or {})
+    _check_keys(given, (*_KEYS, "base"), str(file))
+    if "base" not in given:
+        return given, (*above, file)
+    name = str(given.pop("base"))
+    if Path(name).name != name or name in ("", "..") or file.with_name(name) in (*above, file):
+        raise UserError(f"{file}: base: expected the name of another file in the same folder, found {name!r}")
+    base, files = _over_base(file.with_name(name), (*above, file))
+    of_base = f"{file.with_name(name)}"
+    axes = {str(key): axis for key, axis in _mapping(base.get("axes") or {}, f"{of_base}: axes").items()}
     if "axes" in given:
         found = _mapping(given["axes"], f"{file}: axes")
-        axes = {key: _axis_of_base(key, axis, axes, f"{file}: axes") for key, axis in found.items()}
-    settings = {**(base.get("settings") or {}), **_mapping(given.get("settings") or {}, f"{file}: settings")}
-    return {**base, **given, "settings": settings, "axes": axes}, (file, *files)
+        axes = {str(key): _axis_of_base(str(key), axis, axes, f"{file}: axes") for key, axis in found.items()}
+    settings = {
+        **_mapping(base.get("settings") or {}, f"{of_base}: settings"),
+        **_mapping(given.get("settings") or {}, f"{file}: settings"),
+    }
+    return {**base, **given, "settings": settings, "axes": axes}, files
 
 
 def _axis_of_base(name: str, given: Any, base: Mapping[str, Any], where: str) -> Any:
-    """An axis: that of the base, the named levels of it, or another."""
-    if given != "base" and not isinstance(given, list):
+    """An axis: that of the base, named levels of it, all of them with changed ones, or another."""
+    is_changed = isinstance(given, Mapping) and "base" in given
+    if given != "base" and not is_changed and not isinstance(given, list):
         return given
     _among(name, base, where, "axis of the base")
     if given == "base":
         return base[name]
-    levels = _mapping(base[name], where).get("levels") or {}
-    for level in given:
-        _among(level, levels, f"{where}.{name}", "level of the base")
-    return {"levels": {level: levels[level] for level in given}}
+    where = f"{where}.{name}"
+    of_base = _mapping(base[name], where).get("levels")
+    if not isinstance(of_base, Mapping):
+        raise UserError(
+            f"{where}: the axis of the base has values, not levels: take it whole (base), or give another"
+        )
+    levels = {str(level): settings for level, settings in of_base.items()}
+    if is_changed:
+        _check_keys(given, ("base", "levels"), where)
+        if given["base"] is not True:
+            raise UserError(f"{where}.base: expected true, found {given['base']!r}")
+        return {"levels": {**levels, **_mapping(given.get("levels"), f"{where}.levels")}}
+    for place, level in enumerate(given):
+        _among(str(level), levels, where, "level of the base")
+        if level in given[:place]:
+            raise UserError(f"{where}: the level {level} is given twice")
+    return {"levels": {str(level): levels[str(level)] for level in given}}
 
 
 def check_cells(experiment: Experiment) -> None:
@@ -247,13 +269,37 @@ def _arguments(given: Mapping[str, Any], where: str, beside: Path) -> tuple[str,
 
 
 def _check_files(experiment: Experiment) -> None:
+    """Refuse configuration files that do not exist, and names in braces that are not of an axis."""
+    where = experiment.file
+    for argument in experiment.arguments:
+        if argument.startswith("--config=") and any(f"{{{axis}}}" in argument for axis in experiment.axes):
+            raise UserError(
+                f"{where}: configs: an axis can be named in those of levels alone, found {argument[9:]}"
+            )
+    of_levels = (level.arguments for levels in experiment.axes.values() for level in levels)
+    for argument in {*experiment.arguments, *itertools.chain.from_iterable(of_levels)}:
+        for word in re.findall(r"{(\w+)}", argument):
+            if word not in experiment.axes and (meant := nearest(word, experiment.axes)):
+                raise UserError(f"{where}: {argument.removeprefix('--')}: there is no axis {word}{meant}")
     for cell in experiment.cells():
         for argument in cell.arguments:
-            file = Path(argument.removeprefix("--config="))
-            if argument.startswith("--config=") and not file.is_file():
+            if argument.startswith("--config=") and not (file := Path(argument[9:])).is_file():
                 raise MissingFileError(
-                    f"{experiment.file}: cell {cell.name}: configs: no file {file} (paths are relative to the "
-                    "experiment file)"
+                    f"{where}: cell {cell.name}: configs: no file {file} (paths are relative to the experiment file)"
+                )
+
+
+def _check_searched(experiment: Experiment, where: str) -> None:
+    """Refuse a choice among one combination, and of settings that differ over the paired axis."""
+    if not experiment.searched:
+        raise UserError(
+            f"{where}: there is no axis to choose on beside {experiment.pairs or experiment.choice_axis}"
+        )
+    for axis in experiment.searched:
+        for level in experiment.axes[axis]:
+            if any(f"{{{experiment.pairs}}}" in argument for argument in level.arguments):
+                raise UserError(
+                    f"{where}: the settings of {axis} {level.name} name {experiment.pairs}, over which is averaged"
                 )
 
 
@@ -365,6 +411,8 @@ def _check_x(experiment: Experiment, figure: Mapping[str, Any], where: str) -> l
         _among(outcome, experiment.outcomes, where, "outcome")
     if across and not (isinstance(x, Mapping) and "levels" in x):
         raise UserError(f"{where}: across: lines across belong to levels as x")
+    if drawn and kind == "differences" and drawn == [getattr(experiment.reference, "name", None)]:
+        raise UserError(f"{where}: levels: the reference has no difference from itself; name others")
     if drawn and ((isinstance(x, Mapping) and "levels" in x) or x == compared):
         raise UserError(f"{where}: levels: only where each compared level has a line of its own")
     return places

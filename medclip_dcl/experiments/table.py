@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import pandas as pd
 from medclip_dcl.errors import UserError
 from medclip_dcl.evaluation.summaries import by_path
 from medclip_dcl.experiments.cells import is_done
-from medclip_dcl.experiments.grid import FACTS, VALIDATION, Cell, Experiment, Outcome
+from medclip_dcl.experiments.grid import AT, FACTS, VALIDATION, Cell, Experiment, Outcome
 from medclip_dcl.files import write_json, write_parquet
 from medclip_dcl.report.saved_results import (
     CONFIG_FILE,
@@ -47,6 +47,9 @@ def claim_folder(experiment: Experiment, writes: bool = True) -> None:
             differing.append(f"axes ({', '.join(before['order'])})")
         else:
             for axis, levels in before["axes"].items():
+                depends, did = _dependence(now["axes"][axis]), _dependence(levels)
+                changed = (level for level in depends.keys() & did.keys() if depends[level] != did[level])
+                differing += [f"{axis}={level}: configs" for level in changed]
                 for level in levels.keys() & now["axes"][axis].keys():
                     keys = differing_settings(levels[level], now["axes"][axis][level])
                     differing += [f"{axis}={level}: {key}" for key in keys]
@@ -69,6 +72,12 @@ def claim_folder(experiment: Experiment, writes: bool = True) -> None:
         )
     if writes and now != before:
         write_json({"format_version": FORMAT_VERSION, **now}, file)
+
+
+def _dependence(levels: Iterable[str]) -> dict[str, list[str]]:
+    """Level -> other axes on which its settings depend, from the keys of experiment.json."""
+    parts = (key.split(AT) for key in levels)
+    return {name: [one.partition("=")[0] for one in others] for name, *others in parts}
 
 
 def results_table(experiment: Experiment) -> pd.DataFrame:

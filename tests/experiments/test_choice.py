@@ -23,6 +23,12 @@ BEST = "noise 1, rate fast"
 def search(tmp_path):
     """A search by the last validation of training: noise 1 with the fast rate is best, with seeds far apart."""
     file = write_grid(tmp_path, commands=["fit"], outcomes=OUTCOMES, figures=None, compare=None, choose="AUC")
+    write_search(file)
+    return file
+
+
+def write_search(file):
+    """Finished cells of a search."""
     for cell in read_experiment(file).cells():
         auc = 0.1 * int(cell.levels["seed"]) + 0.5 + 0.02 * (cell.levels["noise"] == "1")
         auc += 0.01 * (cell.levels["rate"] == "fast")
@@ -30,7 +36,6 @@ def search(tmp_path):
         (cell.folder / "fit.json").write_text(json.dumps({"epochs": 2, "steps": 6, "seconds": 1.0}))
         rows = f"step,train/loss,validate/auc\n1,0.3,\n2,,{auc - 0.2}\n3,0.2,\n4,,{auc}\n5,0.1,\n"
         (cell.folder / "metrics.csv").write_text(rows)
-    return file
 
 
 def test_the_best_mean_of_the_last_validation_is_chosen(search, capsys):
@@ -66,6 +71,35 @@ def test_the_best_is_chosen_at_each_level_of_an_axis(search, capsys):
     main([str(search), "--report_only"])
     assert "1 are missing" in capsys.readouterr().out
     assert [x.name for x in experiment.folder.glob("chosen*")] == ["chosen_1.yaml"]
+    search.write_text(yaml.safe_dump(given, sort_keys=False))
+    main([str(search), "--report_only"])
+    assert not list(experiment.folder.glob("chosen*")), "chosen at other levels"
+
+
+def test_the_level_at_which_was_chosen_is_part_of_the_choice(tmp_path):
+    for noise in ("0.1", "1"):
+        (tmp_path / f"rate_{noise}.yaml").write_text(f"model: {{init_args: {{learning_rate: {noise}}}}}")
+    levels = {
+        "slow": {"configs": ["rate_{noise}.yaml"], "settings": {"data.init_args.folder": "sets/{noise}"}},
+    }
+    axes = {
+        "noise": {"levels": {"0.1": {}, "1": {}}},
+        "rate": {"levels": levels},
+        "seed": {"set": "seed_everything", "values": 1},
+    }
+    grid = write_grid(
+        tmp_path,
+        axes=axes,
+        **{"commands": ["fit"], "outcomes": OUTCOMES, "figures": None, "compare": None},
+        choose={"outcome": "AUC", "for_each": "noise"},
+    )
+    write_search(grid)
+    main([str(grid), "--report_only"])
+    for noise in ("0.1", "1"):
+        assert yaml.safe_load((tmp_path / f"grid/chosen_{noise}.yaml").read_text()) == {
+            "model": {"init_args": {"learning_rate": float(noise)}},
+            "data": {"init_args": {"folder": f"sets/{noise}"}},
+        }
 
 
 def test_differences_from_the_best_are_paired(search):

@@ -10,6 +10,7 @@ import yaml
 from medclip_dcl.errors import UserError
 from medclip_dcl.experiments.__main__ import main
 from medclip_dcl.experiments.plan import check_cells, read_experiment
+from medclip_dcl.experiments.table import claim_folder
 from tests.experiments.grids import SETTINGS, write_grid
 
 SEED = {"set": "seed_everything", "values": 2}
@@ -53,7 +54,7 @@ def axes(**changes):
         "rate": {"levels": {"slow": {}}},
         "seed": SEED,
     }
-    return {"axes": plain | changes}
+    return {"axes": {name: axis for name, axis in (plain | changes).items() if axis is not None}}
 
 
 MISTAKES = {
@@ -174,9 +175,31 @@ MISTAKES = {
         {"figures": [LINES | {"x": {"label": "x", "levels": {"slow": 1}}, "levels": ["fast"]}]},
         "figures.0: levels: only where each compared level has a line of its own",
     ),
+    "differences of the reference": (
+        {"figures": [LINES | {"kind": "differences", "levels": ["slow"]}]},
+        "figures.0: levels: the reference has no difference from itself",
+    ),
     "choice at no axis": (
         {"choose": {"outcome": "error", "for_each": "seed"}},
         "choose.for_each: there is no axis to choose at seed (there are: noise, rate)",
+    ),
+    "choice of one": (
+        {
+            **axes(noise={"set": "data.init_args.noise", "values": [1, 2]}, rate=None),
+            **{"compare": None, "figures": None, "commands": ["fit"]},
+            "outcomes": {"error": {"path": "validate/error", "higher_is_better": False}},
+            "choose": {"outcome": "error", "for_each": "noise"},
+        },
+        "choose: there is no axis to choose on",
+    ),
+    "choice by seed": (
+        {
+            **axes(rate={"levels": {"slow": {"settings": {"data.init_args.folder": "{seed}"}}, "fast": {}}}),
+            **{"compare": None, "figures": None, "commands": ["fit"]},
+            "outcomes": {"error": {"path": "validate/error", "higher_is_better": False}},
+            "choose": "error",
+        },
+        "choose: the settings of rate slow name seed, over which is averaged",
     ),
     "choice of nothing": ({"choose": {"for_each": "noise"}}, "choose: outcome is missing"),
     "two figures": ({"figures": [LINES, LINES]}, "figures: two have the same name"),
@@ -209,36 +232,84 @@ def test_a_grid_over_another_takes_its_keys_and_axes(tmp_path):
     assert [one.name for one in found.files] == ["other.yaml", "grid.yaml"] and not found.figures
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"base": "../grid.yaml"}, "base: expected the name of a file in the same folder"),
-        ({"base": "absent.yaml"}, "no file"),
-        ({"axes": {"size": "base"}}, "other.yaml: axes: there is no axis of the base size (there are: noise"),
-        (
-            {"axes": {"rate": ["slw"]}},
-            "other.yaml: axes.rate: there is no level of the base slw; did you mean slow?",
-        ),
-        ({"axes": {"noise": [0.1]}}, "other.yaml: axes.noise: there is no level of the base 0.1"),
-    ],
-)
+def test_levels_of_a_base_may_be_changed_and_bases_may_have_bases(tmp_path):
+    base = read_experiment(write_grid(tmp_path))
+    for name, given in {
+        "other.yaml": {"base": "grid.yaml", "folder": str(tmp_path / "other"), "pairs": None},
+        "third.yaml": {
+            "base": "other.yaml",
+            "axes": {
+                "rate": {
+                    "base": True,
+                    "levels": {"slow": {"settings": {"data.init_args.size": 2}}, "own": {}},
+                }
+            },
+            "figures": [],
+        },
+    }.items():
+        (tmp_path / name).write_text(yaml.safe_dump(given))
+    found = read_experiment(tmp_path / "third.yaml")
+    assert (found.folder, found.pairs) == (tmp_path / "other", None)
+    slow, fast, own = found.axes["rate"]
+    assert slow.arguments == ("--data.init_args.size=2",) and own.arguments == ()
+    assert fast == base.axes["rate"][1]
+    assert [one.name for one in found.files] == ["third.yaml", "other.yaml", "grid.yaml"]
+
+
+BASE_MISTAKES = {
+    "elsewhere": ({"base": "../grid.yaml"}, "base: expected the name of another file in the same folder"),
+    "nothing": ({"base": ""}, "base: expected the name of another file in the same folder, found ''"),
+    "itself": ({"base": "other.yaml"}, "base: expected the name of another file in the same folder"),
+    "in a circle": ({"base": "circle.yaml"}, "circle.yaml: base: expected the name of another file"),
+    "absent": ({"base": "absent.yaml"}, "no file"),
+    "key": ({"bas": "grid.yaml"}, "other.yaml: bas: there is no such key; did you mean base?"),
+    "key of the base": ({"base": "wrong.yaml"}, "wrong.yaml: foldr: there is no such key"),
+    "axes of the base": ({"base": "list.yaml"}, "list.yaml: axes: expected keys with values"),
+    "no axis": (
+        {"axes": {"size": "base"}},
+        "other.yaml: axes: there is no axis of the base size (there are: noise",
+    ),
+    "no level": (
+        {"axes": {"rate": ["slw"]}},
+        "axes.rate: there is no level of the base slw; did you mean slow?",
+    ),
+    "level twice": ({"axes": {"rate": ["slow", "slow"]}}, "axes.rate: the level slow is given twice"),
+    "values": ({"axes": {"noise": [0.1]}}, "axes.noise: the axis of the base has values, not levels"),
+    "not true": ({"axes": {"rate": {"base": "slow"}}}, "axes.rate.base: expected true, found 'slow'"),
+}
+
+
+@pytest.mark.parametrize(("changes", "words"), BASE_MISTAKES.values(), ids=BASE_MISTAKES)
 def test_a_mistake_in_a_grid_over_another(changes, words, tmp_path):
     write_grid(tmp_path)
-    (tmp_path / "other.yaml").write_text(yaml.safe_dump({"base": "grid.yaml"} | changes))
+    (tmp_path / "circle.yaml").write_text("base: other.yaml")
+    (tmp_path / "wrong.yaml").write_text("foldr: a")
+    (tmp_path / "list.yaml").write_text("axes: [1]")
+    base = {} if "bas" in changes else {"base": "grid.yaml"}
+    (tmp_path / "other.yaml").write_text(yaml.safe_dump(base | changes))
     with pytest.raises(UserError, match=re.escape(words)):
         read_experiment(tmp_path / "other.yaml")
 
 
+def write_rates(folder, rates):
+    """A configuration file for each level of noise."""
+    for name, rate in rates.items():
+        (folder / f"rate_{name}.yaml").write_text(f"model: {{init_args: {{learning_rate: {rate}}}}}")
+
+
+def grid_of_rates(folder, *noise, **own):
+    """A grid in which a level depends on the axis noise."""
+    changed = axes(noise={"levels": {name: {} for name in noise}}, rate={"levels": {"slow": {}, "own": own}})
+    return write_grid(folder, figures=None, **changed)
+
+
 def test_the_level_of_another_axis_may_be_part_of_a_setting(tmp_path):
-    for name, rate in (("0.1", 0.3), ("1", 0.4)):
-        (tmp_path / f"rate_{name}.yaml").write_text(f"model: {{init_args: {{learning_rate: {rate}}}}}")
-    own = {"configs": ["rate_{noise}.yaml"], "settings": {"data.init_args.folder": "sets/{noise}"}}
-    changed = axes(noise={"levels": {"0.1": {}, "1": {}}}, rate={"levels": {"slow": {}, "own": own}})
-    grid = write_grid(tmp_path, figures=None, **changed)
-    experiment = read_experiment(grid)
+    write_rates(tmp_path, {"0.1": 0.3, "1": 0.4})
+    own = {"configs": ["rate_{noise}.yaml"], "settings": {"data.init_args.folder": "{noise}/set"}}
+    experiment = read_experiment(grid_of_rates(tmp_path, "0.1", "1", **own))
     found = [cell.arguments[-3:-1] for cell in experiment.cells() if cell.name.startswith("noise=1,rate=own")]
-    assert found == [(f"--config={tmp_path}/rate_1.yaml", "--data.init_args.folder=sets/1")] * 2
-    # Each file counts by its content, and a level more does not change those of the others.
+    assert found == [(f"--config={tmp_path}/rate_1.yaml", "--data.init_args.folder=1/set")] * 2
+    # Each file counts by its content.
     assert {
         name: settings["model"]["init_args"]["learning_rate"]
         for name, settings in experiment.identity()["axes"]["rate"].items()
@@ -246,7 +317,42 @@ def test_the_level_of_another_axis_may_be_part_of_a_setting(tmp_path):
     } == {"own at noise=0.1": 0.3, "own at noise=1": 0.4}
     (tmp_path / "rate_1.yaml").unlink()
     with pytest.raises(UserError, match=r"cell noise=1,rate=own,seed=0: configs: no file .*rate_1\.yaml"):
-        read_experiment(grid)
+        read_experiment(tmp_path / "grid.yaml")
+
+
+def test_files_by_level_are_part_of_what_a_folder_was_made_with(tmp_path):
+    write_rates(tmp_path, {"0.1": 0.3, "1": 0.3, "2": 0.3})
+    own = {"configs": ["rate_{noise}.yaml"]}
+    claim_folder(read_experiment(grid_of_rates(tmp_path, "0.1", "1", **own)))
+    claim_folder(read_experiment(grid_of_rates(tmp_path, "0.1", "1", "2", **own)))
+    for changed in ({"configs": ["rate_1.yaml"]}, {"configs": ["rate_{seed}.yaml"]}):
+        write_rates(tmp_path, {"0": 0.3})
+        with pytest.raises(UserError, match=r"differs in .*rate=own: configs"):
+            claim_folder(read_experiment(grid_of_rates(tmp_path, "0.1", "1", **changed)))
+    write_rates(tmp_path, {"1": 0.5})
+    with pytest.raises(UserError, match="rate=own at noise=1: model.init_args.learning_rate"):
+        claim_folder(read_experiment(grid_of_rates(tmp_path, "0.1", "1", **own)))
+
+
+def test_a_level_may_name_its_own_axis(tmp_path):
+    write_rates(tmp_path, {"own": 0.3})
+    experiment = read_experiment(grid_of_rates(tmp_path, "1", configs=["rate_{rate}.yaml"]))
+    assert experiment.identity()["axes"]["rate"]["own"] == {"model": {"init_args": {"learning_rate": 0.3}}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"configs": ["rate_{noise}.yaml"]},
+            "configs: an axis can be named in those of levels alone, found ",
+        ),
+        ({"settings": {"data.init_args.folder": "{nois}/a"}}, "there is no axis nois; did you mean noise?"),
+    ],
+)
+def test_a_wrong_name_in_braces(changes, words, tmp_path):
+    with pytest.raises(UserError, match=re.escape(words)):
+        read_experiment(write_grid(tmp_path, **changes))
 
 
 def test_an_axis_of_numbers_and_null_has_names(tmp_path):

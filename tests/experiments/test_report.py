@@ -70,7 +70,10 @@ def test_the_page_shows_means_and_paired_differences(tmp_path):
     means_of_slope = "slope, % noise 0.1 noise 1 slow 50.0 50.0 fast 50.0 50.0"
     assert f"{means_of_slope} differences from slow, paired by seed fast − slow 0.0 0.0" in text
     markdown = (tmp_path / "grid/tables.md").read_text()
-    assert markdown.startswith("Means over seed;") and f"| fast − slow | {cells_of_differences} |" in markdown
+    assert (
+        markdown.startswith("# grid\n\nMeans over seed;")
+        and f"| fast − slow | {cells_of_differences} |" in markdown
+    )
     assert "12 of 12" in text and "hours of fit and test 3.0" in text and "2 noise × 2 rate × 3 seed" in text
 
 
@@ -85,6 +88,7 @@ def test_missing_and_failed_cells_are_said(tmp_path):
     page = write_report(experiment, results_table(experiment))
     text = text_of(page)
     assert "9 of 12" in text and "failed 1" in text and "3 cells are missing" in text
+    assert "- 3 cells are missing" in (tmp_path / "grid/tables.md").read_text()
     assert "RuntimeError: &lt;too steep&gt;" in page.read_text()
     # One pair is left of noise 1, two of noise 0.1.
     assert re.search(r"fast − slow −0\.\d+\*? \[[^]]+\] n = 2 −0\.\d+ n = 1 ", text)
