@@ -53,6 +53,7 @@ def write_report(experiment: Experiment, table: pd.DataFrame) -> Path:
         "failures": failures[:_MOST_FAILURES]
         + [f"and {len(failures) - _MOST_FAILURES} more"] * (len(failures) > _MOST_FAILURES),
         "method": _method(experiment),
+        "pairs": experiment.pairs,
         "tables": tables(experiment, table),
         "figures": draw_figures(experiment, table),
         "facts": _facts(runs),
