@@ -196,12 +196,14 @@ def _axis_of_base(name: str, given: Any, base: Mapping[str, Any], where: str) ->
         _check_keys(given, ("base", "levels"), where)
         if given["base"] is not True:
             raise UserError(f"{where}.base: expected true, found {given['base']!r}")
-        return {"levels": {**levels, **_mapping(given.get("levels"), f"{where}.levels")}}
-    for place, level in enumerate(given):
-        _among(str(level), levels, where, "level of the base")
-        if level in given[:place]:
+        changed = _mapping(given.get("levels"), f"{where}.levels")
+        return {"levels": {**levels, **{str(level): settings for level, settings in changed.items()}}}
+    names = [str(level) for level in given]
+    for place, level in enumerate(names):
+        _among(level, levels, where, "level of the base")
+        if level in names[:place]:
             raise UserError(f"{where}: the level {level} is given twice")
-    return {"levels": {str(level): levels[str(level)] for level in given}}
+    return {"levels": {level: levels[level] for level in names}}
 
 
 def check_cells(experiment: Experiment) -> None:
@@ -285,7 +287,8 @@ def _check_files(experiment: Experiment) -> None:
         for argument in cell.arguments:
             if argument.startswith("--config=") and not (file := Path(argument[9:])).is_file():
                 raise MissingFileError(
-                    f"{where}: cell {cell.name}: configs: no file {file} (paths are relative to the experiment file)"
+                    f"{where}: cell {cell.name}: configs: no file {file} (paths are relative to the experiment file; "
+                    "one that another command makes comes first)"
                 )
 
 

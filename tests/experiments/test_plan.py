@@ -274,6 +274,10 @@ BASE_MISTAKES = {
         "axes.rate: there is no level of the base slw; did you mean slow?",
     ),
     "level twice": ({"axes": {"rate": ["slow", "slow"]}}, "axes.rate: the level slow is given twice"),
+    "level twice, as number and name": (
+        {"base": "numbers.yaml", "axes": {"noise": [0.1, "0.1"]}},
+        "axes.noise: the level 0.1 is given twice",
+    ),
     "values": ({"axes": {"noise": [0.1]}}, "axes.noise: the axis of the base has values, not levels"),
     "not true": ({"axes": {"rate": {"base": "slow"}}}, "axes.rate.base: expected true, found 'slow'"),
 }
@@ -285,6 +289,7 @@ def test_a_mistake_in_a_grid_over_another(changes, words, tmp_path):
     (tmp_path / "circle.yaml").write_text("base: other.yaml")
     (tmp_path / "wrong.yaml").write_text("foldr: a")
     (tmp_path / "list.yaml").write_text("axes: [1]")
+    (tmp_path / "numbers.yaml").write_text("axes: {noise: {levels: {0.1: {}}}}")
     base = {} if "bas" in changes else {"base": "grid.yaml"}
     (tmp_path / "other.yaml").write_text(yaml.safe_dump(base | changes))
     with pytest.raises(UserError, match=re.escape(words)):
