@@ -13,7 +13,7 @@ from medclip_dcl.experiments.plan import check_cells, read_experiment
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "configs/experiments").glob("*.yaml"))
-ALIKE = ("table1_whole", "table1_settings", "digits_m")
+ALIKE = ("table1_whole", "table1_whole_both", "table1_settings", "digits_m")
 """Have the settings of another grid with other values."""
 
 
