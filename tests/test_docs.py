@@ -112,6 +112,7 @@ def workplace(small_set, tmp_path_factory) -> Path:
         (folder / "data" / name).mkdir()
     runs = {
         "dcl_lm": ("mimic_cxr.yaml", "objective/dcl_lm.yaml"),
+        "infonce": ("mimic_cxr.yaml", "objective/infonce.yaml"),
         "hospital": ("mimic_cxr.yaml", "objective/infonce.yaml"),
         "heads_infonce": ("mimic_cxr.yaml", "heads.yaml", "objective/infonce.yaml"),
         "probe": ("finetune.yaml", "linear_probe.yaml"),
@@ -119,7 +120,11 @@ def workplace(small_set, tmp_path_factory) -> Path:
     }
     for name, files in runs.items():
         (folder / "runs" / name).mkdir(parents=True, exist_ok=True)
-        (folder / "runs" / name / "config.yaml").write_text(yaml.safe_dump(merged(*files)))
+        config = merged(*files)
+        if name == "hospital":
+            config["data"]["init_args"]["folder"] = "data/hospital"
+        (folder / "runs" / name / "config.yaml").write_text(yaml.safe_dump(config))
+    (folder / "hospital_prompts.yaml").symlink_to(ROOT / "configs/prompts/chexpert14.yaml")
     return folder
 
 

@@ -389,7 +389,7 @@ class PreparedSet:
         if name is not None:
             problem = f"no {what} named {name} in {folder} (there: {there})"
         elif names:
-            problem = f"{folder} holds several {what} ({there}); name one of them (data: {kind}: NAME)"
+            problem = f"{folder} holds several {what} ({there}); name one of them (the option {kind})"
         else:
             problem = f"{self.folder} has no {what}"
         raise PreparedDataError(f"{problem}; create {short} with: {_MADE_BY[kind]}")

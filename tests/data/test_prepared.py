@@ -198,7 +198,7 @@ def test_no_embeddings_several_embeddings_another_name(copy):
         PreparedSet(copy).text_embedding()
     embeddings(copy)
     embeddings(copy, "other-9-mean")
-    message = r"several sentence embeddings \(bert-1, other-9-mean\); name one of them \(data: text_embedding: NAME\)"
+    message = r"several sentence embeddings \(bert-1, other-9-mean\); name one of them \(the option text_embedding\)"
     with pytest.raises(PreparedDataError, match=message):
         PreparedSet(copy).text_embedding()
     with pytest.raises(
