@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -45,11 +45,10 @@ from medclip_dcl.data.prepared import (
 if TYPE_CHECKING:
     from transformers import BertModel
 
-    from medclip_dcl.scoring.plan import DistinctPieces
+    from medclip_dcl.scoring.plan import Batch, DistinctPieces
 
 # Parquet metadata: identifies the embedded tokens and the model's settings.
 _MEANING = "medclip_dcl_embedded"
-_EDGES = 2  # [CLS] and [SEP]
 # Tokens in a batch, by device.
 _BATCH_TOKENS = {"cpu": 4096, "cuda": 65536}
 _PAIRS = 20_000
@@ -74,14 +73,6 @@ class Settings(language_model.Settings):
         type=whole_number(1),
         metavar="N",
     )
-
-
-class Batch(NamedTuple):
-    """Distinct sentences of one length, start to stop, that go through the model together."""
-
-    length: int
-    start: int
-    stop: int
 
 
 def embed_sentences(settings: Settings) -> Path:
@@ -112,7 +103,7 @@ def embed_sentences(settings: Settings) -> Path:
     meaning = f"{pieces.fingerprint_with(special)}-{settings_fingerprint(network)}"
     network = network.to(device)
     budget = settings.batch_tokens or _BATCH_TOKENS[device]
-    batches = _batches(pieces, budget)
+    batches = pieces.in_batches(budget)
     parts = Parts(file, meaning, f"{budget}-{device}", lambda number: _rows(pieces, batches[number]))
     ids = sentences["sentence_id"].to_numpy()
     if has_results(file, ids, (_MEANING, meaning)):
@@ -174,16 +165,6 @@ def embed_batches(
             pooled = hidden[:, 0] if pooling == "cls" else hidden.mean(dim=1)
             found = pooled.float().cpu().numpy()
         yield found
-
-
-def _batches(pieces: DistinctPieces, budget: int) -> list[Batch]:
-    """All distinct sentences once, the longest first; at least one sentence a batch, whatever the budget."""
-    return [
-        Batch(length, start, min(start + step, len(rows)))
-        for length, rows in pieces.rows_by_length.items()
-        for step in [max(1, budget // (length + _EDGES))]
-        for start in range(0, len(rows), step)
-    ]
 
 
 def _rows(pieces: DistinctPieces, batch: Batch) -> Int[np.ndarray, " row"]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import yaml
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from medclip_dcl.errors import UserError
@@ -57,3 +58,11 @@ def in_words(seconds: float) -> str:
     if minutes < 48 * 60:
         return f"{minutes // 60} h {minutes % 60:02d} min"
     return f"{minutes // 1440} d {minutes % 1440 // 60} h"
+
+
+def yaml_value(text: str) -> Any:
+    """A value of the command line; the text itself where it is no YAML, as with the name of an axis in braces."""
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text

@@ -1,4 +1,4 @@
-"""Atomic writing: a file is there whole or not at all, also after a kill or a power cut."""
+"""Atomic writing (a file is there whole or not at all, also after a kill or a power cut), and reading of YAML."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import pandas as pd
+import yaml
+
+from medclip_dcl.errors import MissingFileError, UserError
 
 
 @contextmanager
@@ -72,3 +75,21 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def read_yaml(file: Path) -> dict[str, Any]:
+    """Read a YAML file of keys with values.
+
+    Raises:
+        MissingFileError: no such file.
+        UserError: not readable, or something else.
+    """
+    if not file.is_file():
+        raise MissingFileError(f"no file {file}")
+    try:
+        found = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UserError(f"{file} is not readable YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(found, Mapping):
+        raise UserError(f"{file}: expected keys with values, found {found!r}")
+    return dict(found)

@@ -251,20 +251,30 @@ class NonLocal(Similarity):
         super().__init__(gamma2, learn_gamma, max_gamma2)
         check_least("similarity", {"dim": (dim, 1)})
         self.dim = dim
-        self.attention = _checked_attention(attention)
+        if attention not in ("critical", "mean"):
+            raise UserError(f'attention must be "critical" or "mean", got {attention!r}')
+        self.attention = attention
         self.q = nn.Linear(dim, dim)
 
     def config(self) -> dict[str, Any]:
         return {**super().config(), "dim": self.dim, "attention": self.attention}
 
     def scores(self, regions: Regions, sentences: Sentences) -> Logits:
+        return self.non_local_scores(regions, sentences)
+
+    def non_local_scores(
+        self, regions: Regions, sentences: Sentences, critical: Critical | None = None
+    ) -> Logits:
+        """Scores as above; `critical` is m where it is known."""
         smoothed = smoothed_regions(regions, self.q(regions))
         if self.attention == "mean":
             return pooled_score(smoothed, sentences)
-        return critical_score(smoothed, sentences, critical_regions(regions, sentences))
+        if critical is None:
+            critical = critical_regions(regions, sentences)
+        return critical_score(smoothed, sentences, critical)
 
 
-class LSENonLocal(Similarity):
+class LSENonLocal(NonLocal):
     """LSE+NL: the mean of the `LSE` and `NonLocal` scores (reconstructed; the mean of the two is a choice).
 
     Args:
@@ -282,27 +292,17 @@ class LSENonLocal(Similarity):
         learn_gamma: bool = True,
         max_gamma2: float = 100.0,
     ) -> None:
-        super().__init__(gamma2, learn_gamma, max_gamma2)
-        check_least("similarity", {"dim": (dim, 1)})
-        self.dim = dim
+        super().__init__(dim, attention, gamma2, learn_gamma, max_gamma2)
         if not 0 < sharpness < math.inf:
             raise UserError(f"sharpness must be finite and above 0, got {sharpness}")
         self.sharpness = sharpness
-        self.attention = _checked_attention(attention)
-        self.q = nn.Linear(dim, dim)
 
     def config(self) -> dict[str, Any]:
-        own = {"dim": self.dim, "sharpness": self.sharpness, "attention": self.attention}
-        return {**super().config(), **own}
+        return {**super().config(), "sharpness": self.sharpness}
 
     def scores(self, regions: Regions, sentences: Sentences) -> Logits:
         soft, critical = soft_maximum(regions, sentences, self.sharpness)
-        smoothed = smoothed_regions(regions, self.q(regions))
-        if self.attention == "mean":
-            non_local = pooled_score(smoothed, sentences)
-        else:
-            non_local = critical_score(smoothed, sentences, critical)
-        return (soft + non_local) / 2
+        return (soft + self.non_local_scores(regions, sentences, critical)) / 2
 
 
 class _LogSumExp(torch.autograd.Function):
@@ -405,9 +405,3 @@ def critical_score(smoothed: Regions, sentences: Sentences, critical: Critical) 
 def pooled_score(regions: Regions, sentences: Sentences) -> Logits:
     """Cosine of each sentence with the mean region."""
     return normalize(sentences, dim=-1) @ normalize(regions.mean(dim=1), dim=-1).T
-
-
-def _checked_attention(attention: str) -> str:
-    if attention not in ("critical", "mean"):
-        raise UserError(f'attention must be "critical" or "mean", got {attention!r}')
-    return attention

@@ -133,7 +133,7 @@ def plain_scores(similarity, regions, sentences):
         z = (q @ q.T / math.sqrt(v.shape[1])).softmax(1) @ v
         z = z.mean(0)[None] if similarity.attention == "mean" else z[c.argmax(1)]
         non_local = cosine_similarity(z, sentences, dim=-1)
-        columns.append(non_local if isinstance(similarity, NonLocal) else (lse + non_local) / 2)
+        columns.append(non_local if type(similarity) is NonLocal else (lse + non_local) / 2)
     return torch.stack(columns, 1)
 
 

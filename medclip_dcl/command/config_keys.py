@@ -27,6 +27,7 @@ from medclip_dcl.command.class_sources import (
     parameters,
     source_of,
 )
+from medclip_dcl.command_line import yaml_value
 from medclip_dcl.errors import MissingFileError, UserError, check_least, check_options
 
 TOP = {
@@ -135,7 +136,7 @@ class _Given:
                 self._add(str(key), value)
 
     def add_option(self, name: str, text: str) -> None:
-        name, value = self._full_name(name), _loaded(text)
+        name, value = self._full_name(name), yaml_value(text)
         if name == "trainer.max_time" and isinstance(value, int):
             value = text  # YAML takes 1:00:00:00 for a number to the base of 60, the parser does not
         part = name.split(".")[0]
@@ -294,13 +295,6 @@ def _content(name: str) -> dict[str, Any] | None:
     except (OSError, ValueError, yaml.YAMLError):
         return None
     return content if isinstance(content, dict) else None
-
-
-def _loaded(text: str) -> Any:
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
-        return text
 
 
 def _check_files(folder: Any, prompts: Any, needs_labels: bool) -> None:

@@ -42,7 +42,6 @@ class EvaluationTables(EvaluatedImages):
         cases: dicom_id, finding, label (1 / 0), of every finding that the set labels.
         boxes: dicom_id, category, phrase, x, y, w, h in original pixels; empty on validate.
         sentences: dicom_id, sentence_id, text: distinct sentences of each report; on test, of the retrieved reports.
-        phantom: True for the digital phantom.
         view: the part of each image that the model sees.
         findings: labelled by the set, even without a case in this stage.
         reports_in_words: description of the retrieved reports.
@@ -51,7 +50,6 @@ class EvaluationTables(EvaluatedImages):
     cases: pd.DataFrame
     boxes: pd.DataFrame
     sentences: pd.DataFrame
-    phantom: bool
     view: View = View()
     findings: Sequence[str] = ()
     reports_in_words: str = "all"
@@ -383,7 +381,6 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
             findings=self.prepared.findings,
             boxes=boxes.reset_index(drop=True),
             sentences=sentences[["dicom_id", "sentence_id", "text"]],
-            phantom=self.prepared.is_phantom,
             view=self.fitted_view,
             reports_in_words=in_words,
         )

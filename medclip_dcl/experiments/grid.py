@@ -9,9 +9,8 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from medclip_dcl.errors import MissingFileError, UserError
+from medclip_dcl.command_line import yaml_value
+from medclip_dcl.files import read_yaml
 
 FACTS = {
     "weights": "string", "dataset": "string", "precision": "string", "device": "string", "versions": "string",
@@ -204,16 +203,10 @@ def merged(arguments: Sequence[str]) -> dict[str, Any]:
         if name == "config":
             parts.append(read_yaml(Path(value)))
         else:
-            parts.append(reduce(lambda inner, key: {key: inner}, reversed(name.split(".")), _loaded(value)))
+            parts.append(
+                reduce(lambda inner, key: {key: inner}, reversed(name.split(".")), yaml_value(value))
+            )
     return reduce(_over, parts, {})
-
-
-def _loaded(text: str) -> Any:
-    """A value of the command line; text where the name of an axis in braces makes it no YAML."""
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
-        return text
 
 
 def _over(first: Any, second: Any) -> Any:
@@ -224,15 +217,3 @@ def _over(first: Any, second: Any) -> Any:
     if isinstance(first, list) and isinstance(second, list) and len(first) == len(second):
         return [_over(*pair) for pair in zip(first, second, strict=True)]
     return second
-
-
-def read_yaml(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        raise MissingFileError(f"no file {file}")
-    try:
-        found = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (ValueError, yaml.YAMLError) as error:
-        raise UserError(f"{file} is not readable YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(found, Mapping):
-        raise UserError(f"{file}: expected keys with values, found {found!r}")
-    return dict(found)

@@ -11,7 +11,8 @@ from typing import Any
 
 from medclip_dcl.command.config_keys import check_arguments, message, nearest
 from medclip_dcl.errors import MissingFileError, UserError
-from medclip_dcl.experiments.grid import FACTS, VALIDATION, Experiment, Level, Outcome, read_yaml
+from medclip_dcl.experiments.grid import FACTS, VALIDATION, Experiment, Level, Outcome
+from medclip_dcl.files import read_yaml
 
 COMMANDS = ("fit", "validate", "test", "predict")
 FIGURES: dict[str, dict[str, bool]] = {

@@ -40,17 +40,13 @@ class ViewsObjective(nn.Module):
         return cls(**config)
 
     def forward(
-        self,
-        embeddings: Float[Tensor, "view image dim"],
-        fields: Mapping[str, Tensor],
-        across_processes: bool = True,
+        self, embeddings: Float[Tensor, "view image dim"], fields: Mapping[str, Tensor]
     ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
         """Loss, and figures to log; each the same on all processes.
 
         Args:
             embeddings: of this process's images, at least in float32 from here on, also under autocast.
             fields: (image,) each; the required ones are taken.
-            across_processes: False restricts the batch to the images of this process.
 
         Raises:
             ValueError: another number of views than `n_views`, or a required field that is missing.
@@ -63,10 +59,8 @@ class ViewsObjective(nn.Module):
             raise ValueError(f"{type(self).__name__} needs the fields {missing}, got {sorted(fields)}")
         with torch.autocast(device_type=embeddings.device.type, enabled=False):
             embeddings = at_least_float32(embeddings)
-            required = {name: fields[name] for name in self.requires}
-            if across_processes:
-                embeddings = gather_with_grad(embeddings.transpose(0, 1)).transpose(0, 1)
-                required = {name: gather_with_grad(field) for name, field in required.items()}
+            embeddings = gather_with_grad(embeddings.transpose(0, 1)).transpose(0, 1)
+            required = {name: gather_with_grad(fields[name]) for name in self.requires}
             return self.loss_of_batch(embeddings, required)
 
     def loss_of_batch(

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import yaml
 
 from medclip_dcl.errors import UserError
+from medclip_dcl.files import read_yaml
 
 RESULTS_FORMAT_VERSION = 1
 CONFIG_FILE = "config.yaml"
@@ -131,9 +131,9 @@ def read_config(run: Path) -> dict[str, Any] | None:
     if not file.is_file():
         return None
     try:
-        return yaml.safe_load(file.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise SavedResultsError(f"{file} is not readable YAML ({error})") from error
+        return read_yaml(file)
+    except UserError as error:
+        raise SavedResultsError(str(error)) from error
 
 
 def differing_settings(old: Any, new: Any, name: str = "") -> dict[str, tuple[Any, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ _EDGES = 2  # [CLS] and [SEP]
 
 
 class Batch(NamedTuple):
-    """Masked copies start to stop of the sentences of one length, scored together."""
+    """Copies start to stop of the sentences of one length, that go through a model together."""
 
     length: int
     start: int
@@ -95,6 +95,23 @@ class DistinctPieces:
         tokens[:, 1:-1] = self.pieces[self.starts[rows][:, None] + np.arange(length)]
         return tokens
 
+    def in_batches(
+        self, token_budget: int, copies_of: Callable[[int], int] = lambda length: 1
+    ) -> list[Batch]:
+        """All distinct sequences, the longest first; at least one copy a batch, whatever the budget.
+
+        Args:
+            token_budget: tokens of a batch, [CLS] and [SEP] included.
+            copies_of: number of tokens -> copies of each sequence of that length, which follow one another.
+        """
+        return [
+            Batch(length, start, min(start + step, copies))
+            for length, rows in self.rows_by_length.items()
+            for copies in [len(rows) * copies_of(length)]
+            for step in [max(1, token_budget // (length + _EDGES))]
+            for start in range(0, copies, step)
+        ]
+
     def fingerprint_with(self, *options: object) -> str:
         """16 hexadecimal digits of the tokens of each sentence, in order, and of the options that decide the values."""
         digest = hashlib.sha256(repr(options).encode())
@@ -143,13 +160,7 @@ class ScoringPlan(DistinctPieces):
         self.mask_every = mask_every
         self.continues_word = _continuations(tokenizer) if within_word_l2r else None
         # An empty sentence has no copies, and so no batch.
-        self.batches = [
-            Batch(length, start, min(start + step, copies))
-            for length, rows in self.rows_by_length.items()
-            for copies in [len(rows) * self.copies_of(length)]
-            for step in [max(1, token_budget // (length + _EDGES))]
-            for start in range(0, copies, step)
-        ]
+        self.batches = self.in_batches(token_budget, self.copies_of)
         special = (tokenizer.mask_token_id, tokenizer.cls_token_id, tokenizer.sep_token_id)
         self.fingerprint = self.fingerprint_with(within_word_l2r, mask_every, special)
 

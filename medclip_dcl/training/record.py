@@ -52,11 +52,6 @@ class MetricsFile(Logger):
     def save_dir(self) -> str:
         return str(self.file.parent)
 
-    @property
-    def log_dir(self) -> str:
-        """The run folder."""
-        return str(self.file.parent)
-
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
         """Settings stand in config.yaml."""
 

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from medclip_dcl.errors import UserError
-from medclip_dcl.files import write_json, write_text
+from medclip_dcl.files import read_yaml, write_json, write_text
 from medclip_dcl.report.saved_results import CONFIG_FILE, differing_settings
 
 FIT_FILE = "fit.json"
@@ -54,12 +54,9 @@ class RunFolder:
         if not file.is_file():
             return {}
         try:
-            found, problem = yaml.safe_load(file.read_text(encoding="utf-8")), "holds no configuration"
-        except (OSError, ValueError, yaml.YAMLError) as error:
-            found, problem = None, f"cannot be read ({' '.join(str(error).split())})"
-        if not isinstance(found, dict):
-            raise RunFolderError(f"{file} {problem}; restore it, or choose another --run_folder")
-        return found
+            return read_yaml(file)
+        except UserError as error:
+            raise RunFolderError(f"{error}; restore it, or choose another --run_folder") from error
 
     def check(
         self,

@@ -68,16 +68,13 @@ def is_networked(logger: Logger) -> bool:
     return not isinstance(logger, _LOCAL) or "://" in str(logger.save_dir)
 
 
-def show_figures(
-    loggers: Iterable[Logger], figures: Mapping[str, Path], may_share: bool, step: int = 0
-) -> None:
+def show_figures(loggers: Iterable[Logger], figures: Mapping[str, Path], may_share: bool) -> None:
     """Hand PNG files to each logger that takes images; to networked ones only if allowed, else with a warning.
 
     Args:
         loggers: TensorBoard's, and any with `log_image(key=..., images=[file])` (W&B's).
         figures: name -> file.
         may_share: patients' images and texts may go to networked loggers.
-        step: shown by TensorBoard.
     """
     withheld = []
     for logger in loggers:
@@ -91,7 +88,7 @@ def show_figures(
             if is_board:
                 with Image.open(file) as image:
                     pixels = np.asarray(image.convert("RGB"))
-                logger.experiment.add_image(name, pixels, step, dataformats="HWC")  # type: ignore[attr-defined]
+                logger.experiment.add_image(name, pixels, dataformats="HWC")  # type: ignore[attr-defined]
             else:
                 logger.log_image(key=name, images=[str(file)])  # type: ignore[attr-defined]
     if withheld:

@@ -181,7 +181,7 @@ def tables() -> EvaluationTables:
     )
     cases = pd.DataFrame(columns=["dicom_id", "finding", "label"])
     sentences = pd.DataFrame(columns=["dicom_id", "sentence_id", "text"])  # reports are not retrieved here
-    return EvaluationTables(images.assign(height=HEIGHT, width=WIDTH), cases, boxes, sentences, True)
+    return EvaluationTables(images.assign(height=HEIGHT, width=WIDTH), cases, boxes, sentences)
 
 
 @torch.inference_mode()

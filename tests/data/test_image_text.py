@@ -200,7 +200,7 @@ def test_rows_of_a_view():
 def test_evaluation_tables(small_set, small_bert):
     data = datamodule(small_set, small_bert)
     test = data.evaluation("test")
-    assert len(test.cases) == 30 and len(test.boxes) == 4 and test.phantom
+    assert len(test.cases) == 30 and len(test.boxes) == 4
     assert set(test.images.columns) == {"dicom_id", "subject_id", "study_id", "height", "width"}
     validate = data.evaluation("validate")
     assert len(validate.boxes) == 0 and len(validate.images) == 8 and len(validate.cases) == 40

@@ -147,7 +147,6 @@ class ColourData(LightningDataModule):
                 boxes if with_boxes else [], columns=["dicom_id", "category", "phrase", "x", "y", "w", "h"]
             ),
             sentences=pd.DataFrame(sentences, columns=["dicom_id", "sentence_id", "text"]),
-            phantom=True,
         )
 
     def evaluation(self, stage):
@@ -855,7 +854,6 @@ def test_nothing_to_evaluate_is_said_and_not_fatal(tmp_path):
         data.tables.cases.query("finding == 'Rarity'"),
         data.tables.boxes,
         data.tables.sentences,
-        True,
         findings=list(PROMPTS),
     )
     trainer = trainer_for(tmp_path, *all_callbacks())

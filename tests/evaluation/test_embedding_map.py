@@ -51,7 +51,6 @@ def tables(count: int) -> EvaluationTables:
         cases=pd.DataFrame(rows, columns=["dicom_id", "finding", "label"]),
         boxes=empty,
         sentences=empty,
-        phantom=True,
     )
 
 

@@ -60,7 +60,6 @@ def test_the_heat_map_lies_on_the_box(
         cases=nothing,
         boxes=pd.DataFrame([("a", "Edema", "edema", *BOX)], columns=columns),
         sentences=nothing,
-        phantom=True,
         view=View(seen, SIZE, geometry, SIZE),
     )
     callback = Grounding(heat_map_size=size)
