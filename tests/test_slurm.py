@@ -1,4 +1,4 @@
-"""The batch file of training under stand-ins for srun and scontrol: a job that must go is queued again."""
+"""The batch files under stand-ins for srun and scontrol: a job that must go is queued again, options are passed on."""
 
 from __future__ import annotations
 
@@ -78,3 +78,26 @@ def test_a_job_that_finished_at_the_last_moment_is_not_queued_again(tmp_path):
 def test_a_job_that_ends_by_itself_is_not_queued_again(status, tmp_path):
     assert submit(tmp_path, f"exit {status}").wait(timeout=20) == status
     assert not (tmp_path / "requeued").exists()
+
+
+@pytest.mark.parametrize(
+    "file, words, options",
+    [
+        ("score", ["data/set", "model"], ["--dtype", "float16"]),
+        ("evaluate", ["runs/one"], ["--prompts", "my prompts.yaml"]),
+    ],
+)
+def test_further_arguments_reach_the_first_command_alone(file, words, options, tmp_path):
+    (tmp_path / "srun").write_text('#!/bin/bash\nprintf "%s\\n" "$@" > "$FOLDER/$(date +%s%N)"\n')
+    (tmp_path / "srun").chmod(0o755)
+    (tmp_path / "said").mkdir()
+    environment = {
+        **os.environ,
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "FOLDER": str(tmp_path / "said"),
+    }
+    script = ROOT / f"configs/slurm/{file}.sbatch"
+    subprocess.run(["bash", str(script), *words, *options], env=environment, check=True)
+    first, *others = [said.read_text().splitlines() for said in sorted((tmp_path / "said").iterdir())]
+    assert first[-2:] == options
+    assert not any(set(options) & set(said) for said in others)

@@ -133,7 +133,7 @@ def read_config(run: Path) -> dict[str, Any] | None:
     try:
         return read_yaml(file)
     except UserError as error:
-        raise SavedResultsError(str(error)) from error
+        raise SavedResultsError(f"{error}; restore it") from error
 
 
 def differing_settings(old: Any, new: Any, name: str = "") -> dict[str, tuple[Any, Any]]:
