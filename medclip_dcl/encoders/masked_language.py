@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy, linear
 from transformers import BertForMaskedLM, BertModel
 
@@ -48,7 +50,18 @@ def last_hidden_states(
     """Last hidden states; undefined at padding, which `tokens` beyond `lengths` are."""
     # Of the shape that attention takes: from (sentence, token) transformers reads whether there is padding at all.
     mask = is_token(tokens, lengths)[:, None, None]
-    return bert(input_ids=tokens, attention_mask=mask).last_hidden_state
+    with _attention(bert.dtype, tokens.device):
+        return bert(input_ids=tokens, attention_mask=mask).last_hidden_state
+
+
+def _attention(dtype: torch.dtype, device: torch.device) -> AbstractContextManager[None]:
+    """By plain matrix products in training on a CPU below float32: torch's fused attention takes several times as long
+    backwards there (tests/benchmarks/RESULTS.md, "The demo, stage by stage")."""
+    if device.type != "cpu" or not torch.is_grad_enabled():
+        return nullcontext()
+    if torch.is_autocast_enabled("cpu"):
+        dtype = torch.get_autocast_dtype("cpu")
+    return nullcontext() if dtype == torch.float32 else sdpa_kernel(SDPBackend.MATH)
 
 
 def is_token(

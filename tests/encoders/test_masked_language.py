@@ -66,6 +66,29 @@ def test_losses_are_those_of_transformers(folder: Path) -> None:
     assert found.dtype == torch.float32 and found.std() > 0.01
 
 
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_training_on_a_cpu_below_float32_leaves_out_fused_attention(small_bert: Path, precision) -> None:
+    """Its backward pass is many times slower there."""
+    encoder = BertSentences(str(small_bert), dropout=0.0)
+    batch = pad_tokens(encoder.tokenize(TEXTS))
+    expected = encoder(*batch)
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16):
+        found = encoder(*batch)
+    torch.testing.assert_close(found.float(), expected, rtol=0, atol=0.02 * expected.abs().max().item())
+    assert ("FlashAttention" in names_of_graph(found)) == (precision == torch.float32)
+
+
+def names_of_graph(value: Tensor) -> str:
+    """Names of all functions of the gradient's graph."""
+    seen, waiting = set(), [value.grad_fn]
+    while waiting:
+        function = waiting.pop()
+        if function is not None and function not in seen:
+            seen.add(function)
+            waiting += [before for before, _ in function.next_functions]
+    return " ".join(function.name() for function in seen)
+
+
 def test_gradients_are_those_of_transformers(folder: Path) -> None:
     """The word embeddings get theirs from both ends."""
     encoder = BertSentences(str(folder), masked_language_head=True, dropout=0.0)
