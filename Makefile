@@ -30,6 +30,9 @@ $(INSTALLED): setup.cfg pyproject.toml
 # One thread is as fast as two for networks so small, and more than twice as fast while another program uses a core.
 demo study: export OMP_NUM_THREADS ?= 1
 
+# The demo's test and calibration at once.
+MAKEFLAGS += --jobs=2
+
 demo: $(DEMO)/report.html
 	@echo "open $(DEMO)/report.html"
 
