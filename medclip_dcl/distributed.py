@@ -129,3 +129,11 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"CPU, {torch.get_num_threads()} threads" if device.type == "cpu" else device.type
+
+
+def best_precision(accelerator: Any = "auto") -> str:
+    """Mixed bfloat16 if the device supports it, else float32 (for ``trainer.precision: null``)."""
+    if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
+        return "bf16-mixed" if torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
+    has_bf16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return "bf16-mixed" if has_bf16 else "32-true"

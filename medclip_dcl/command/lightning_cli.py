@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 import yaml
 from jsonargparse import Namespace
 from jsonargparse.typing import NonNegativeFloat, OpenUnitInterval
@@ -28,6 +27,7 @@ from medclip_dcl.command.described_network import (
 )
 from medclip_dcl.command.output import plain_output
 from medclip_dcl.data.prepared import PreparedSet
+from medclip_dcl.distributed import best_precision
 from medclip_dcl.errors import UserError
 from medclip_dcl.evaluation.predictions import FindingPredictionWriter, PredictionWriter
 from medclip_dcl.evaluation.results import RESULTS_FILE, UNTRAINED_FILE, ResultsWriter
@@ -341,14 +341,6 @@ class MedclipCLI(LightningCLI):
         now = _states_of(self.run.folder / "predictions")
         written = sorted(str(file) for file, state in now.items() if before.get(file) != state)
         rank_zero_info(f"predictions: {', '.join(written)}" if written else "predictions: none were written")
-
-
-def best_precision(accelerator: Any = "auto") -> str:
-    """Mixed bfloat16 if the device supports it, else float32 (for ``trainer.precision: null``)."""
-    if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
-        return "bf16-mixed" if torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
-    has_bf16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return "bf16-mixed" if has_bf16 else "32-true"
 
 
 def _require_own_checkpoints(config: Namespace) -> None:

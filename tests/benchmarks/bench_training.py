@@ -42,8 +42,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory
 from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 
-from medclip_dcl.command.lightning_cli import best_precision
-from medclip_dcl.distributed import device_name
+from medclip_dcl.distributed import best_precision, device_name
 from medclip_dcl.encoders.by_length import pieces_by_length
 from medclip_dcl.encoders.image import ResNetRegions
 from medclip_dcl.encoders.pretrained import save_language_model
