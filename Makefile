@@ -30,7 +30,7 @@ $(INSTALLED): setup.cfg pyproject.toml
 # One thread is as fast as two for networks so small, and more than twice as fast while another program uses a core.
 demo study: export OMP_NUM_THREADS ?= 1
 
-# The demo's test and calibration at once.
+# The demo's test and calibration at once, and the study's phantoms two by two.
 MAKEFLAGS += --jobs=2
 
 demo: $(DEMO)/report.html

@@ -50,18 +50,20 @@ def last_hidden_states(
     """Last hidden states; undefined at padding, which `tokens` beyond `lengths` are."""
     # Of the shape that attention takes: from (sentence, token) transformers reads whether there is padding at all.
     mask = is_token(tokens, lengths)[:, None, None]
-    with _attention(bert.dtype, tokens.device):
+    with _attention(bert, tokens.device):
         return bert(input_ids=tokens, attention_mask=mask).last_hidden_state
 
 
-def _attention(dtype: torch.dtype, device: torch.device) -> AbstractContextManager[None]:
-    """By plain matrix products in training on a CPU below float32: torch's fused attention takes several times as long
-    backwards there (tests/benchmarks/RESULTS.md, "The demo, stage by stage")."""
-    if device.type != "cpu" or not torch.is_grad_enabled():
+def _attention(bert: BertModel, device: torch.device) -> AbstractContextManager[None]:
+    """By plain matrix products in training on a CPU below float32.
+
+    Torch's fused attention takes two to ten times as long backwards there (tests/benchmarks/RESULTS.md, "Attention
+    below float32").
+    """
+    if device.type != "cpu" or not bert.training:
         return nullcontext()
-    if torch.is_autocast_enabled("cpu"):
-        dtype = torch.get_autocast_dtype("cpu")
-    return nullcontext() if dtype == torch.float32 else sdpa_kernel(SDPBackend.MATH)
+    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else bert.dtype
+    return sdpa_kernel(SDPBackend.MATH) if torch.finfo(dtype).bits < 32 else nullcontext()
 
 
 def is_token(

@@ -68,8 +68,10 @@ def test_losses_are_those_of_transformers(folder: Path) -> None:
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 def test_training_on_a_cpu_below_float32_leaves_out_fused_attention(small_bert: Path, precision) -> None:
-    """Its backward pass is many times slower there."""
+    """Its backward pass is several times slower there."""
     encoder = BertSentences(str(small_bert), dropout=0.0)
+    assert "FlashAttention" in names_of_graph(encoder.double()(*pad_tokens(encoder.tokenize(TEXTS))))
+    encoder.float()
     batch = pad_tokens(encoder.tokenize(TEXTS))
     expected = encoder(*batch)
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16):
