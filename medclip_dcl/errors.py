@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 
 class UserError(ValueError):
@@ -16,6 +16,12 @@ class UserError(ValueError):
 
 class MissingFileError(UserError, FileNotFoundError):
     """A file or folder that the user named does not exist."""
+
+
+def check_choice(setting: str, value: object, choices: Collection[object]) -> None:
+    """Refuse a value of a setting, e.g. "data.sampling", that is not among its choices."""
+    if value not in choices:
+        raise UserError(f"{setting} must be one of {', '.join(map(str, choices))}, got {value!r}")
 
 
 def check_least(part: str, values: Mapping[str, tuple[int | float | None, int]]) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, interpolate, normalize
 from torch.utils.checkpoint import checkpoint
 
-from medclip_dcl.errors import UserError, check_least
+from medclip_dcl.errors import UserError, check_choice, check_least
 
 Regions = Float[Tensor, "image region dim"]
 Sentences = Float[Tensor, "sentence dim"]
@@ -251,8 +251,7 @@ class NonLocal(Similarity):
         super().__init__(gamma2, learn_gamma, max_gamma2)
         check_least("similarity", {"dim": (dim, 1)})
         self.dim = dim
-        if attention not in ("critical", "mean"):
-            raise UserError(f'attention must be "critical" or "mean", got {attention!r}')
+        check_choice("similarity.attention", attention, ("critical", "mean"))
         self.attention = attention
         self.q = nn.Linear(dim, dim)
 

@@ -28,7 +28,7 @@ from medclip_dcl.command.class_sources import (
     source_of,
 )
 from medclip_dcl.command_line import yaml_value
-from medclip_dcl.errors import MissingFileError, UserError, check_least, check_options
+from medclip_dcl.errors import MissingFileError, UserError, check_choice, check_least, check_options
 
 TOP = {
     "checkpoint": "", "checkpoint_minutes": "float", "ckpt_path": "", "config": "", "data": "",
@@ -444,14 +444,14 @@ def _check_constructor(path: str, class_path: str, given: Mapping[str, Any], cla
             for x in constructor_arguments(init)
         }
         names: dict[str, Any] = {"math": math, "UserError": UserError}
-        names |= {"check_least": check_least, "check_options": check_options}
+        names |= {"check_choice": check_choice, "check_least": check_least, "check_options": check_options}
         names |= {key: value for key, value in {**usual, **given}.items() if key in known}
         for key in [key for key in names if re.search(r"\b(int|float)\b", known.get(key, ""))]:
             names[key] = int(names[key]) if isinstance(names[key], int) else _as_number(names[key])
         names = {key: value for key, value in names.items() if key not in classes}
         for statement in init.body:
             is_check = isinstance(statement, ast.If) and [type(x) for x in statement.body] == [ast.Raise]
-            is_check |= ast.unparse(statement).startswith(("check_least(", "check_options("))
+            is_check |= ast.unparse(statement).startswith(("check_choice(", "check_least(", "check_options("))
             target = statement.targets[0] if isinstance(statement, ast.Assign) else None
             if not is_check and not isinstance(target, ast.Name):
                 continue

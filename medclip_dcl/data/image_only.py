@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from medclip_dcl.data.image_arrays import UNLABELLED, ImageArrays, read_images
-from medclip_dcl.data.images import require_choice
 from medclip_dcl.data.link import LinkedDataModule, ViewsProvided, ViewsRequirements
 from medclip_dcl.data.samplers import (
     EpochDataModule,
@@ -24,7 +23,7 @@ from medclip_dcl.data.samplers import (
     worker_options,
 )
 from medclip_dcl.distributed import rank_and_size
-from medclip_dcl.errors import UserError, check_least
+from medclip_dcl.errors import UserError, check_choice, check_least
 from medclip_dcl.pictures.augmentation import Augmentation, resized_crops, uniform_numbers
 
 FIELDS = ("class_id", "rho", "lowest_rho", "highest_rho")
@@ -108,7 +107,7 @@ class ImageOnlyDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        require_choice("source", source, tuple(_USUAL))
+        check_choice("data.source", source, _USUAL)
         if source == "digits" and folder is not None:
             raise UserError(f"data.folder: the digits come with scikit-learn, set it to null, got {folder}")
         if source != "digits" and folder is None:

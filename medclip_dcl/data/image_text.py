@@ -20,13 +20,13 @@ from medclip_dcl.data.fields import (
     read_own_fields,
     sentence_fields,
 )
-from medclip_dcl.data.images import EvaluatedImages, ImagesDataModule, require_choice, usual_crop
+from medclip_dcl.data.images import EvaluatedImages, ImagesDataModule, usual_crop
 from medclip_dcl.data.link import ImageTextData, ImageTextRequirements
 from medclip_dcl.data.masking import Masking
 from medclip_dcl.data.prepared import TABLES, PreparedDataError
 from medclip_dcl.data.samplers import EpochSampler, FixedBatches, ShardSampler
 from medclip_dcl.distributed import rank_and_size
-from medclip_dcl.errors import UserError, check_least
+from medclip_dcl.errors import UserError, check_choice, check_least
 from medclip_dcl.findings import CHEX5
 from medclip_dcl.pictures.geometry import View
 
@@ -150,7 +150,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
             )
         self.view = View(evaluation_crop or image_size, image_size)
         self.test_reports = test_reports
-        require_choice("sentences", sentences, ("one", "all"))
+        check_choice("data.sentences", sentences, ("one", "all"))
         if contrastive_batch is not None and (contrastive_batch < 1 or contrastive_batch % batch_size):
             raise UserError(
                 f"data.contrastive_batch {contrastive_batch} must be a multiple of data.batch_size {batch_size}"

@@ -257,12 +257,6 @@ class ImagesDataModule(LinkedDataModule[Requirements], EpochDataModule, Generic[
         return {"batch_size": batch_size, "collate_fn": collate, **worker_options(self.num_workers)}
 
 
-def require_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    """Refuse an option of a datamodule that is not among its choices."""
-    if value not in choices:
-        raise UserError(f"data.{name} must be one of {', '.join(choices)}, got {value!r}")
-
-
 def image_settings(data: object) -> ImageSettings | None:
     """Geometry of the images of any datamodule, of a user's own by its `image_size`; None without images."""
     if isinstance(data, ImagesDataModule):

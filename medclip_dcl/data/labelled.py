@@ -15,12 +15,12 @@ from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from medclip_dcl.data.images import EvaluatedImages, ImageExamples, ImagesDataModule, require_choice
+from medclip_dcl.data.images import EvaluatedImages, ImageExamples, ImagesDataModule
 from medclip_dcl.data.link import LabelledData, LabelledRequirements
 from medclip_dcl.data.prepared import PreparedDataError
 from medclip_dcl.data.samplers import EpochSampler, ShardSampler, as_it_is, require_whole_batches
 from medclip_dcl.distributed import rank_and_size
-from medclip_dcl.errors import UserError
+from medclip_dcl.errors import UserError, check_choice
 from medclip_dcl.findings import require_labelled
 from medclip_dcl.pictures.geometry import View
 
@@ -97,8 +97,8 @@ class LabelledDataModule(ImagesDataModule[LabelledRequirements]):
             *(num_workers, cache_images, predict_use, seed),
             usual_crop=lambda side: side,
         )
-        require_choice("uncertain", uncertain, tuple(MEANINGS))
-        require_choice("blank", blank, ("zeros", "ignore"))
+        check_choice("data.uncertain", uncertain, MEANINGS)
+        check_choice("data.blank", blank, ("zeros", "ignore"))
         if not 0 < label_fraction <= 1:
             raise UserError(f"data.label_fraction must lie in (0, 1], got {label_fraction}")
         self.meaning = {"uncertain": MEANINGS[uncertain], "blank": MEANINGS[blank]}

@@ -27,7 +27,7 @@ from medclip_dcl.data.samplers import (
 from medclip_dcl.distributed import gather_objects
 from medclip_dcl.encoders.masked_language import IGNORED, masked_places
 from medclip_dcl.encoders.pretrained import load_tokenizer, resolve_folder, word_pieces
-from medclip_dcl.errors import UserError, check_least
+from medclip_dcl.errors import UserError, check_choice, check_least
 
 # Batches are cut from this many batches' worth of sentences, sorted by length: little padding, yet random.
 _POOL = 32
@@ -80,8 +80,7 @@ class ReportsDataModule(LinkedDataModule[ReportsRequirements], EpochDataModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        if sampling not in ("frequency", "distinct"):
-            raise UserError(f'data.sampling must be "frequency" or "distinct", got {sampling!r}')
+        check_choice("data.sampling", sampling, ("frequency", "distinct"))
         if not 0 < mask_probability < 1:
             raise UserError(f"data.mask_probability must lie in (0, 1), got {mask_probability}")
         check_least(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchvision.models import ResNet
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
-from medclip_dcl.errors import MissingFileError, UserError, check_least
+from medclip_dcl.errors import MissingFileError, UserError, check_choice, check_least
 from medclip_dcl.weight_files import compare_state_dicts, read_state_dict
 
 IMAGENET = "imagenet"
@@ -137,12 +137,9 @@ class ResNetRegions(RegionEncoder):
     ) -> None:
         super().__init__()
         check_least("image_encoder", {"dim": (dim, 1), "width": (width, 1)})
-        if depth not in (18, 34, 50):
-            raise UserError(f"depth must be 18, 34 or 50, got {depth}")
-        if stride not in (16, 32):
-            raise UserError(f"stride must be 16 or 32, got {stride}")
-        if projection not in ("linear", "mlp"):
-            raise UserError(f'image encoder: projection must be "linear" or "mlp", got {projection!r}')
+        check_choice("image_encoder.depth", depth, (18, 34, 50))
+        check_choice("image_encoder.stride", stride, (16, 32))
+        check_choice("image_encoder.projection", projection, ("linear", "mlp"))
         self.depth, self.stride, self.dim, self.projection_kind = depth, stride, dim, projection
         self.width = width
         # jsonargparse reads null as "None" on the command line, two classes deep.

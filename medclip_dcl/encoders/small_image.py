@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from medclip_dcl.encoders.image import RESNET_STAGES, draw_kernels, resnet_stages
-from medclip_dcl.errors import UserError, check_least
+from medclip_dcl.errors import check_choice, check_least
 
 
 class SmallImageEncoder(nn.Module):
@@ -52,8 +52,7 @@ class SmallImageResNet(SmallImageEncoder):
 
     def __init__(self, depth: Literal[18, 50] = 18, width: int = 64, channels: int = 3) -> None:
         super().__init__()
-        if depth not in (18, 50):
-            raise UserError(f"image_encoder.depth must be 18 or 50, got {depth}")
+        check_choice("image_encoder.depth", depth, (18, 50))
         check_least("image_encoder", {"width": (width, 1), "channels": (channels, 1)})
         self.depth, self.width, self.channels = depth, width, channels
         self.conv1 = nn.Conv2d(channels, width, 3, padding=1, bias=False)

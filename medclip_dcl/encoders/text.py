@@ -24,7 +24,7 @@ from medclip_dcl.encoders.pretrained import (
     load_tokenizer,
     resolve_folder,
 )
-from medclip_dcl.errors import UserError, check_least
+from medclip_dcl.errors import UserError, check_choice, check_least
 from medclip_dcl.weight_files import SavedModel, is_exported, read_model
 
 FUNCTION_OF_BERT = ("num_attention_heads", "hidden_act", "layer_norm_eps", "position_embedding_type")
@@ -156,10 +156,8 @@ class BertSentences(SentenceEncoder):
                 "text encoder: give either pretrained (a folder or repository id), or bert and tokenizer"
             )
         check_least("text_encoder", {"dim": (dim, 1), "max_tokens": (max_tokens, 3)})
-        if pooling not in ("cls", "mean"):
-            raise UserError(f'text encoder: pooling must be "cls" or "mean", got {pooling!r}')
-        if projection not in ("linear", "mlp"):
-            raise UserError(f'text encoder: projection must be "linear" or "mlp", got {projection!r}')
+        check_choice("text_encoder.pooling", pooling, ("cls", "mean"))
+        check_choice("text_encoder.projection", projection, ("linear", "mlp"))
         trained = None if pretrained is None else _trained_encoder(pretrained)
         if trained is not None:
             bert, tokenizer = (_arguments(trained)[name] for name in ("bert", "tokenizer"))

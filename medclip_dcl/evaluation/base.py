@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
@@ -266,12 +266,6 @@ def punctuation(network: ImageTextNetwork) -> str:
 def finding_key(finding: str) -> str:
     """A finding as part of a logged name."""
     return finding.lower().replace(" ", "_")
-
-
-def check_choice(owner: str, name: str, value: str, choices: Collection[str]) -> None:
-    """Refuse a value that is not among the choices."""
-    if value not in choices:
-        raise UserError(f"{owner}: {name} must be one of {', '.join(choices)}: found {value!r}")
 
 
 @runtime_checkable

@@ -17,12 +17,11 @@ from torch.nn.functional import normalize
 
 from medclip_dcl.data.image_text import EvaluationTables
 from medclip_dcl.data.images import EvaluatedImages
-from medclip_dcl.errors import UserError
+from medclip_dcl.errors import UserError, check_choice
 from medclip_dcl.evaluation import summaries
 from medclip_dcl.evaluation.base import (
     EvaluationCallback,
     EvaluationResult,
-    check_choice,
     embed_texts,
     evaluation_data,
     finding_key,
@@ -80,7 +79,7 @@ class ZeroShotClassification(EvaluationCallback):
         super().__init__()
         if min_cases < 1:
             raise UserError(f"ZeroShotClassification: min_cases must be at least 1: found {min_cases}")
-        check_choice("ZeroShotClassification", "ensemble", ensemble, ENSEMBLES)
+        check_choice("ZeroShotClassification.ensemble", ensemble, ENSEMBLES)
         self.is_default = prompts is None
         self.prompts = read_prompts(CHEX5 if prompts is None else prompts, "ZeroShotClassification")
         self.min_cases, self.ensemble = min_cases, ensemble

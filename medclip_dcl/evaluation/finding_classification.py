@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from medclip_dcl.data.labelled import LabelledImages
-from medclip_dcl.errors import UserError
-from medclip_dcl.evaluation.base import EvaluationCallback, EvaluationResult, check_choice
+from medclip_dcl.errors import UserError, check_choice
+from medclip_dcl.evaluation.base import EvaluationCallback, EvaluationResult
 from medclip_dcl.evaluation.classification import classification_result, measured_cases, roc_figures
 from medclip_dcl.networks.classifier import FindingNetwork
 
@@ -53,7 +53,7 @@ class FindingClassification(EvaluationCallback):
         super().__init__()
         if min_cases < 1:
             raise UserError(f"FindingClassification: min_cases must be at least 1: found {min_cases}")
-        check_choice("FindingClassification", "blank", blank, BLANK)
+        check_choice("FindingClassification.blank", blank, BLANK)
         self.min_cases, self.blank = min_cases, blank
 
     def prepare(self, tables: LabelledImages, stage: str) -> set[str]:

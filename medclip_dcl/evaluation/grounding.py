@@ -15,12 +15,11 @@ from scipy.ndimage import gaussian_filter
 from torch import Tensor
 
 from medclip_dcl.data.image_text import EvaluationTables
-from medclip_dcl.errors import UserError
+from medclip_dcl.errors import UserError, check_choice
 from medclip_dcl.evaluation import summaries
 from medclip_dcl.evaluation.base import (
     EvaluationCallback,
     EvaluationResult,
-    check_choice,
     embed_texts,
     punctuation,
     subject_ids,
@@ -103,9 +102,9 @@ class Grounding(EvaluationCallback):
         super().__init__()
         if examples < 0:
             raise UserError(f"Grounding: examples must be at least 0: found {examples}")
-        check_choice("Grounding", "heat_map_size", heat_map_size, HEAT_MAP_SIZES)
-        check_choice("Grounding", "interpolation", interpolation, INTERPOLATIONS)
-        check_choice("Grounding", "region_centres", region_centres, REGION_CENTRES)
+        check_choice("Grounding.heat_map_size", heat_map_size, HEAT_MAP_SIZES)
+        check_choice("Grounding.interpolation", interpolation, INTERPOLATIONS)
+        check_choice("Grounding.region_centres", region_centres, REGION_CENTRES)
         if not 0 <= smoothing < math.inf:
             raise UserError(
                 f"Grounding: smoothing is the sigma of a Gaussian in pixels, at least 0: found {smoothing}"

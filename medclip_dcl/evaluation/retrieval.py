@@ -16,11 +16,11 @@ from torch import Tensor
 from torchvision.ops import roi_align
 
 from medclip_dcl.data.image_text import EvaluationTables
+from medclip_dcl.errors import check_choice
 from medclip_dcl.evaluation import summaries
 from medclip_dcl.evaluation.base import (
     EvaluationCallback,
     EvaluationResult,
-    check_choice,
     embed_anew,
     embed_texts,
     punctuation,
@@ -67,7 +67,7 @@ class Retrieval(EvaluationCallback):
 
     def __init__(self, region_centres: Literal["cell", "receptive_field"] = "cell") -> None:
         super().__init__()
-        check_choice("Retrieval", "region_centres", region_centres, REGION_CENTRES)
+        check_choice("Retrieval.region_centres", region_centres, REGION_CENTRES)
         self.region_centres = region_centres
         self._items: list[BoxesAndPhrases | ImagesAndReports | ImagesAndSentences] = []
 

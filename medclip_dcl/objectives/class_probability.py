@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
-from medclip_dcl.errors import UserError
+from medclip_dcl.errors import UserError, check_choice
 from medclip_dcl.objectives.contrastive import checked
 
 USUAL_MEDIAN = (1e-4, 0.5)
@@ -187,8 +187,7 @@ class KnownClassProbability(ClassProbability):
         max_eta: float = 0.3,
     ) -> None:
         super().__init__(max_eta)
-        if share not in SHARES:
-            raise UserError(f"share must be one of {SHARES}, got {share!r}")
+        check_choice("class_probability.share", share, SHARES)
         self.share = share
         self.table: dict[int, float] | None = None
         if table is None:

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from medclip_dcl.distributed import gather_with_grad, global_mean, local_offset
-from medclip_dcl.errors import UserError
+from medclip_dcl.errors import UserError, check_choice
 from medclip_dcl.objectives.anchor_losses import AnchorLoss, Anchors
 from medclip_dcl.objectives.class_probability import ClassProbability, ConstantClassProbability
 from medclip_dcl.objectives.contrastive import contrastive_loss, contrastive_statistics
@@ -100,8 +100,7 @@ class InBatchObjective(nn.Module):
         near_texts: NearTexts | None = None,
     ) -> None:
         super().__init__()
-        if same_text not in SAME_TEXT:
-            raise UserError(f"same_text must be one of {SAME_TEXT}, got {same_text!r}")
+        check_choice("model.same_text", same_text, SAME_TEXT)
         if near_texts is not None and same_text == "negative":
             raise UserError(
                 "model: near_texts finds images that fit, and same_text: negative makes negatives of them; set "

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
-from medclip_dcl.errors import UserError
+from medclip_dcl.errors import UserError, check_choice
 from medclip_dcl.objectives.negative_weights import cosines, cosines_of_pairs
 
 COMPARED = ("sentences", "reports")
@@ -47,8 +47,7 @@ class NearTexts(nn.Module):
         super().__init__()
         if not -1 <= threshold <= 1:
             raise UserError(f"near_texts: threshold must be a cosine in [-1, 1], got {threshold}")
-        if compare not in COMPARED:
-            raise UserError(f"near_texts: compare must be one of {COMPARED}, got {compare!r}")
+        check_choice("near_texts.compare", compare, COMPARED)
         self.threshold, self.compare = threshold, compare
         is_of_sentences = compare == "sentences"
         self.anchor_requires = ("sentence_embedding",) if is_of_sentences else ()

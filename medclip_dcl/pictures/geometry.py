@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from PIL import Image
 
-from medclip_dcl.errors import UserError
+from medclip_dcl.errors import check_choice
 
 GEOMETRIES = ("stretch", "shortest", "pad")
 
@@ -23,8 +23,7 @@ def check_geometry(geometry: str) -> str:
     Raises:
         UserError: it is unknown.
     """
-    if geometry not in GEOMETRIES:
-        raise UserError(f"geometry must be one of {', '.join(GEOMETRIES)}, got {geometry!r}")
+    check_choice("geometry", geometry, GEOMETRIES)
     return geometry
 
 
