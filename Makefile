@@ -42,7 +42,7 @@ $(RAW)/phantom_truth/phantom.json: | $(INSTALLED)
 
 $(SET)/dataset.json: $(RAW)/phantom_truth/phantom.json
 	$(RUN) -m data_prep.mimic_cxr --source $(RAW) --output $(SET) --ms_cxr $(RAW)/MS_CXR_Local_Alignment_v1.0.0.json \
-	    --patients $(RAW)/patients.csv.gz
+	    --patients $(RAW)/patients.csv.gz --size 256
 
 $(LM)/fit.json: $(SET)/dataset.json
 	$(RUN) -m medclip_dcl fit --config configs/language_model_small.yaml --run_folder $(LM) --data.init_args.folder $(SET)
@@ -100,8 +100,8 @@ $(STUDY)/%/eta/class_probability.yaml: $(STUDY)/%/set/.texts
 	$(RUN) -m data_prep.eta_report --data $(STUDY)/$*/set --estimate reports --output $(@D)
 
 $(STUDY)/%/warm/fit.json: $(STUDY)/%/set/.texts
-	$(RUN) -m medclip_dcl fit --config configs/demo.yaml --config configs/objective/infonce.yaml --run_folder $(@D) \
-	    --data.init_args.folder $(<D) \
+	$(RUN) -m medclip_dcl fit --config configs/demo.yaml --config configs/study.yaml \
+	    --config configs/objective/infonce.yaml --run_folder $(@D) --data.init_args.folder $(<D) \
 	    --model.init_args.text_encoder.init_args.pretrained $(STUDY)/$*/language_model/language_model
 
 $(STUDY)/%/set/features/warm/features.json: $(STUDY)/%/warm/fit.json
