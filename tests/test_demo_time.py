@@ -28,7 +28,7 @@ def test_it_counts_the_steps_of_the_demo_and_times_its_batch():
 
 
 @pytest.mark.parametrize(
-    ("precision", "whole"), [("32-true", 0.2 * 1464 + 0.2 * 950), ("bf16-mixed", 0.1 * 1464 + 0.2 * 950)]
+    ("precision", "whole"), [("32-true", 0.2 * 1464 + 0.2 * 1150), ("bf16-mixed", 0.1 * 1464 + 0.2 * 1150)]
 )
 def test_it_says_a_duration(precision, whole, monkeypatch, capsys):
     monkeypatch.setattr(demo_time, "best_precision", lambda accelerator: precision)
