@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from medclip_dcl.pictures.geometry import check_geometry
+from medclip_dcl.errors import check_choice
+from medclip_dcl.pictures.geometry import GEOMETRIES
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -35,7 +36,8 @@ class ImageNetwork(nn.Module):
         crop_size: int | None,
     ) -> None:
         super().__init__()
-        self.image_size, self.crop_size, self.geometry = image_size, crop_size, check_geometry(geometry)
+        check_choice("geometry", geometry, GEOMETRIES)
+        self.image_size, self.crop_size, self.geometry = image_size, crop_size, geometry
         self.register_buffer("mean", torch.tensor(list(mean)).view(3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(list(std)).view(3, 1, 1), persistent=False)
 

@@ -17,16 +17,6 @@ from medclip_dcl.errors import check_choice
 GEOMETRIES = ("stretch", "shortest", "pad")
 
 
-def check_geometry(geometry: str) -> str:
-    """Return the geometry.
-
-    Raises:
-        UserError: it is unknown.
-    """
-    check_choice("geometry", geometry, GEOMETRIES)
-    return geometry
-
-
 class Axis(NamedTuple):
     """One axis of a fitted image of `whole` pixels: `before` pixels of padding, then `inside` of the original."""
 
@@ -43,8 +33,12 @@ class Axis(NamedTuple):
 
 
 def fitted_axes(geometry: str, height: int, width: int, size: int) -> tuple[Axis, Axis]:
-    """Rows and columns of an image of height x width fitted to `size` pixels."""
-    check_geometry(geometry)
+    """Rows and columns of an image of height x width fitted to `size` pixels.
+
+    Raises:
+        UserError: an unknown geometry.
+    """
+    check_choice("geometry", geometry, GEOMETRIES)
     if geometry == "stretch":
         return Axis(0, size, size), Axis(0, size, size)
     measure = min(height, width) if geometry == "shortest" else max(height, width)
