@@ -19,8 +19,8 @@ from medclip_dcl.encoders.image import ResNetRegions
 from medclip_dcl.encoders.masked_language import last_hidden_states
 
 FLOAT32 = "32-true"
-STEPS = 1464
-"""Of configs/demo.yaml: 12 epochs of 122 batches."""
+STEPS = 1098
+"""Of configs/demo.yaml: 9 epochs of 122 batches."""
 OTHER_STAGES = 1150
 """All that is not forward and backward of these steps, in steps in float32."""
 _TIMED = 6
