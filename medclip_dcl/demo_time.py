@@ -21,7 +21,7 @@ from medclip_dcl.encoders.masked_language import last_hidden_states
 FLOAT32 = "32-true"
 STEPS = 1098
 """Of configs/demo.yaml: 9 epochs of 122 batches."""
-OTHER_STAGES = 1150
+OTHER_STAGES = 1090
 """All that is not forward and backward of these steps, in steps in float32."""
 _TIMED = 6
 _IMAGES, _SIDE, _SENTENCES, _TOKENS = 16, 112, 90, 25  # a batch of configs/demo.yaml
