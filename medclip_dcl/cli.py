@@ -6,9 +6,11 @@ folder. `test` evaluates the untrained network beside the trained one.
 
 from __future__ import annotations
 
+import functools
+import gc
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from medclip_dcl.command.config_keys import check_arguments
 from medclip_dcl.errors import UserError
@@ -20,10 +22,7 @@ def main(args: Sequence[str] | None = None) -> None:
     let_threads_sleep()  # here for the script medclip-dcl, which `python -m` does not start
     try:
         check_arguments(sys.argv[1:] if args is None else args)
-        # Imported after the check: Lightning takes seconds.
-        from medclip_dcl.command.lightning_cli import run
-
-        run(args)
+        _lightning_cli()(args)
         return
     except Exception as error:
         about_input = next((cause for cause in _causes(error) if isinstance(cause, UserError)), None)
@@ -33,6 +32,20 @@ def main(args: Sequence[str] | None = None) -> None:
         fault = _unwrapped(error)
     # A bug of this program or of a user's class keeps its traceback.
     raise fault
+
+
+@functools.cache
+def _lightning_cli() -> Callable[[Sequence[str] | None], None]:
+    """What runs a command, imported after the check: Lightning takes seconds.
+
+    Two more go, if Python looks through all that stays for garbage, while it is imported, later and at the end.
+    """
+    gc.disable()
+    from medclip_dcl.command.lightning_cli import run
+
+    gc.freeze()
+    gc.enable()
+    return run
 
 
 def _unwrapped(error: Exception) -> BaseException:
