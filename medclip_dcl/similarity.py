@@ -55,18 +55,15 @@ def at_image_size(
     heat_map: Float[Tensor, "region_row region_column"],
     height: int,
     width: int,
-    region_centre: float = 0.5,
     interpolation: str = "bilinear",
 ) -> Float[Tensor, "height width"]:
     """Resize a heat map of regions to the image that they cover; constant beyond the outermost centres.
 
-    With regions in the middle of their cells this is torch's ``interpolate`` with ``align_corners=False`` (or
-    ``nearest-exact``), which does not support other centres.
+    Regions lie in the middle of their cells, as in torch's ``interpolate`` with ``align_corners=False``.
 
     Args:
         heat_map: one value per region.
         height: of the image, pixels; ``width`` likewise.
-        region_centre: position of a region in its cell, see ``RegionEncoder.region_centre``.
         interpolation: "bilinear" between the regions' centres, or "nearest" centre.
 
     Raises:
@@ -74,34 +71,12 @@ def at_image_size(
     """
     if interpolation not in INTERPOLATIONS:
         raise ValueError(f"interpolation must be one of {INTERPOLATIONS}, got {interpolation!r}")
-    if region_centre == 0.5:
-        options = (
-            {"mode": "nearest-exact"}
-            if interpolation == "nearest"
-            else {"mode": "bilinear", "align_corners": False}
-        )
-        return interpolate(heat_map[None, None], size=(height, width), **options)[0, 0]
-    # Columns first: there are few rows yet.
-    across = _along_rows(heat_map.T, width, region_centre, interpolation).T
-    return _along_rows(across, height, region_centre, interpolation)
-
-
-def _along_rows(
-    values: Float[Tensor, "region column"], size: int, region_centre: float, interpolation: str
-) -> Float[Tensor, "size column"]:
-    """Values at the centres of `size` pixels that cover the regions."""
-    n_regions = len(values)
-    # In regions, from the first one's centre.
-    places = (torch.arange(size, dtype=torch.float64) + 0.5) * (n_regions / size) - region_centre
-    if interpolation == "nearest":
-        return values[(places + 0.5).floor().long().clamp(0, n_regions - 1).to(values.device)]
-    places = places.clamp(0, n_regions - 1)
-    before = places.long()
-    share = (places - before).to(values)[:, None]
-    before = before.to(values.device)
-    after = (before + 1).clamp(max=n_regions - 1)
-    # lerp of equal values is exactly that value: a constant map stays constant.
-    return torch.lerp(values[before], values[after], share)
+    options = (
+        {"mode": "nearest-exact"}
+        if interpolation == "nearest"
+        else {"mode": "bilinear", "align_corners": False}
+    )
+    return interpolate(heat_map[None, None], size=(height, width), **options)[0, 0]
 
 
 class Similarity(nn.Module):

@@ -15,7 +15,7 @@ from medclip_dcl.encoders.image import ResNetRegions
 from medclip_dcl.encoders.small_image import SmallImageResNet
 from medclip_dcl.encoders.text import BertSentences
 from medclip_dcl.errors import UserError
-from medclip_dcl.evaluation import FindingClassification, Grounding, Retrieval, ZeroShotClassification
+from medclip_dcl.evaluation import FindingClassification, Grounding, ZeroShotClassification
 from medclip_dcl.objectives import KnownClassProbability, NearTexts
 from medclip_dcl.objectives.in_batch import InBatchObjective
 from medclip_dcl.similarity import LSENonLocal
@@ -44,8 +44,6 @@ from medclip_dcl.similarity import LSENonLocal
         (FindingClassification, "FindingClassification.blank"),
         (Grounding, "Grounding.heat_map_size"),
         (Grounding, "Grounding.interpolation"),
-        (Grounding, "Grounding.region_centres"),
-        (Retrieval, "Retrieval.region_centres"),
     ],
 )
 def test_a_value_that_is_not_among_the_choices_is_refused(build: Callable[..., Any], setting: str) -> None:

@@ -53,14 +53,6 @@ class RegionEncoder(nn.Module):
     stride: int
 
     @property
-    def region_centre(self) -> float:
-        """Centre of a region's receptive field in its cell of stride x stride pixels.
-
-        As a fraction of the cell's side, from its left (upper) edge; 0.5 is the middle.
-        """
-        return 0.5
-
-    @property
     def feature_dim(self) -> int:
         """Channels of `features`."""
         return self.dim
@@ -101,6 +93,18 @@ class RegionEncoder(nn.Module):
         raise NotImplementedError
 
 
+class _Centred(nn.Sequential):
+    """A backbone whose last stage takes every other place from the second on, not from the first."""
+
+    def forward(
+        self, images: Float[Tensor, "image 3 height width"]
+    ) -> Float[Tensor, "image channel region_row region_column"]:
+        maps, *stages, last = (images, *self)
+        for stage in stages:
+            maps = stage(maps)
+        return last(maps[..., 1:, 1:])
+
+
 class ResNetRegions(RegionEncoder):
     """ResNet up to its last (stride 32) or its last but one stage (stride 16), then a projection of each region.
 
@@ -119,6 +123,10 @@ class ResNetRegions(RegionEncoder):
             biases of BioViL's published weights (``projector.model.{0,1,3}``: no bias before BatchNorm).
         width: channels of the first stage; those of the others and the features grow with it. 64 is torchvision's
             ResNet; with fewer, which suit a CPU and small data, initial weights are random.
+        centred: true: the receptive field of a region is centred in the middle of its cell of stride x stride pixels,
+            where heat maps show the region. false: torchvision's ResNet, whose kernels are centred on the cell's first
+            pixel, half a cell further up and left (choice, not from the paper; by how much a trained region is
+            displaced, up to that, is chance: docs/results.md).
 
     Raises:
         UserError: an unknown depth, stride or projection; a width below 1; `weights` with a width other than 64; a
@@ -134,6 +142,7 @@ class ResNetRegions(RegionEncoder):
         weights: str | None = None,
         projection: Literal["linear", "mlp"] = "linear",
         width: int = TORCHVISION_WIDTH,
+        centred: bool = False,
     ) -> None:
         super().__init__()
         check_least("image_encoder", {"dim": (dim, 1), "width": (width, 1)})
@@ -141,7 +150,7 @@ class ResNetRegions(RegionEncoder):
         check_choice("image_encoder.stride", stride, (16, 32))
         check_choice("image_encoder.projection", projection, ("linear", "mlp"))
         self.depth, self.stride, self.dim, self.projection_kind = depth, stride, dim, projection
-        self.width = width
+        self.width, self.centred = width, centred
         # jsonargparse reads null as "None" on the command line, two classes deep.
         weights = None if weights == "None" else weights
         if width == TORCHVISION_WIDTH:
@@ -155,7 +164,8 @@ class ResNetRegions(RegionEncoder):
                 f"image encoder: weights {weights} are of torchvision's ResNet of width {TORCHVISION_WIDTH}, not of "
                 f"{width}; leave width out, or set weights: null"
             )
-        self.backbone = nn.Sequential(*stem, *(stages if stride == 32 else stages[:3]))
+        kept = stages if stride == 32 else stages[:3]
+        self.backbone = (_Centred if centred else nn.Sequential)(*stem, *kept)
         if width != TORCHVISION_WIDTH:
             draw_kernels(self.backbone)
         self.projection = _projection(projection, self.feature_dim, dim)
@@ -176,23 +186,14 @@ class ResNetRegions(RegionEncoder):
             config["projection"] = self.projection_kind
         if self.width != TORCHVISION_WIDTH:
             config["width"] = self.width
-        return config
+        return {**config, **self._centring()}
 
     def trunk_settings(self) -> dict[str, Any]:
-        return {"depth": self.depth, "stride": self.stride}
+        return {"depth": self.depth, "stride": self.stride, **self._centring()}
 
-    @property
-    def region_centre(self) -> float:
-        """The middle of the cell's first pixel.
-
-        A kernel of odd size k, padded by (k - 1) / 2, is centred on pixels 0, stride, 2 stride, ...; all layers of a
-        ResNet are of this kind, so region n is centred on pixel n * stride, not in the middle of the stride pixels
-        that follow. With random weights the centre of the gradient is there within a pixel (depth 18 and 50, stride
-        16 and 32). Trained regions behave otherwise: on the phantom (ResNet-18 from scratch, stride 16, three runs,
-        797 boxes) the mean signed CNR with regions here was 1.01, 0.74 and 1.45, in the middle of their cells 1.03,
-        0.86 and 1.58, and best between 0.35 and 0.5 of a cell.
-        """
-        return 0.5 / self.stride
+    def _centring(self) -> dict[str, bool]:
+        """Omitted where it is the default, as above."""
+        return {"centred": True} if self.centred else {}
 
     def features(
         self, images: Float[Tensor, "image 3 height width"]

@@ -37,11 +37,8 @@ COLUMNS = (
 """Columns of the predictions; pair_*: of the union of the phrase's boxes on the image, repeated for each of them."""
 
 HEAT_MAP_SIZES = ("original", "model")
-REGION_CENTRES = {
-    "cell": "of each region's cell",
-    "receptive_field": "of each region's receptive field",
-}
-"""Place of a region -> its entry in results.json."""
+REGION_CENTRES = "of each region's cell"
+"""Entry of results.json: where a region lies, as in ``interpolate(align_corners=False)`` and RoIAlign."""
 
 _SHOWN_PIXELS = 700
 NO_BOXES = (
@@ -79,10 +76,6 @@ class Grounding(EvaluationCallback):
         interpolation: "bilinear" between the regions' centres, or "nearest" centre.
         smoothing: sigma of a Gaussian over the enlarged map, in its pixels; cut at 4 sigma, the map continued by its
             edge values. 0 for none.
-        region_centres: place of a region. "cell": in the middle of its cell, as in
-            ``interpolate(align_corners=False)`` and RoIAlign; "receptive_field": on the pixel that its receptive field
-            is centred on, half a cell further up and left in a ResNet, see ``RegionEncoder.region_centre`` (choice, not
-            from the paper; trained regions lie between the two).
 
     Raises:
         ValueError: an option out of its range; on test a box that covers no pixel of the evaluated size.
@@ -97,22 +90,19 @@ class Grounding(EvaluationCallback):
         heat_map_size: Literal["original", "model"] = "original",
         interpolation: Literal["bilinear", "nearest"] = "bilinear",
         smoothing: float = 0.0,
-        region_centres: Literal["cell", "receptive_field"] = "cell",
     ) -> None:
         super().__init__()
         if examples < 0:
             raise UserError(f"Grounding: examples must be at least 0: found {examples}")
         check_choice("Grounding.heat_map_size", heat_map_size, HEAT_MAP_SIZES)
         check_choice("Grounding.interpolation", interpolation, INTERPOLATIONS)
-        check_choice("Grounding.region_centres", region_centres, REGION_CENTRES)
         if not 0 <= smoothing < math.inf:
             raise UserError(
                 f"Grounding: smoothing is the sigma of a Gaussian in pixels, at least 0: found {smoothing}"
             )
         self.examples = examples
         self.heat_map_size, self.interpolation = heat_map_size, interpolation
-        self.smoothing, self.region_centres = float(smoothing), region_centres
-        self._centre = 0.5
+        self.smoothing = float(smoothing)
         self._view = View()
         self._boxes: dict[str, list[Box]] = {}
         self._sizes: dict[str, tuple[int, int]] = {}
@@ -150,7 +140,6 @@ class Grounding(EvaluationCallback):
         height, width = self._evaluated_size(network, feature_map, dicom_id)
         square = self._view.of(height, width, self._sizes[dicom_id])
         part = square.within(height, width)
-        centre = region_centre(network, self.region_centres)
         seen = {box.row: self._rectangle(box, dicom_id, height, width).within(*part) for box in boxes}
         maps, of_boxes, of_pairs = {}, {}, {}
         for phrase in dict.fromkeys(box.phrase for box in boxes):
@@ -159,7 +148,7 @@ class Grounding(EvaluationCallback):
             if regions.device.type == "mps":
                 # It has no float64, in which the agreement is summed.
                 regions = regions.cpu()
-            boxed = BoxedHeatMap(self._enlarged(regions, square, part, centre))
+            boxed = BoxedHeatMap(self._enlarged(regions, square, part))
             rows = [box.row for box in boxes if box.phrase == phrase]
             for row in rows:
                 of_boxes[row] = _agreement(boxed, [seen[row]])
@@ -210,10 +199,9 @@ class Grounding(EvaluationCallback):
         regions: Float[Tensor, "region_row region_column"],
         square: Seen,
         part: Seen,
-        centre: float,
     ) -> Float[Tensor, "height width"]:
         """Heat map of the part of the image that lies in the square that the model sees."""
-        heat_map = at_image_size(regions, square.height, square.width, centre, self.interpolation)
+        heat_map = at_image_size(regions, square.height, square.width, self.interpolation)
         if self.smoothing:
             # Cut at 4 sigma by default.
             smoothed = gaussian_filter(heat_map.cpu().numpy(), self.smoothing, mode="nearest")
@@ -225,7 +213,6 @@ class Grounding(EvaluationCallback):
     ) -> dict[str, EvaluationResult]:
         self._maps = {dicom_id: value["maps"] for dicom_id, value in values.items()}
         self._evaluated_sizes = {dicom_id: value["size"] for dicom_id, value in values.items()}
-        self._centre = region_centre(network, self.region_centres)
         by_box = {box: found for value in values.values() for box, found in value["boxes"].items()}
         boxes = tables.boxes[tables.boxes.index.isin(by_box)]
         of_boxes = [by_box[box] for box in boxes.index]
@@ -263,7 +250,7 @@ class Grounding(EvaluationCallback):
                 "heat_map": "cosine of each region with the phrase, raw",
                 "size": self._size_in_words(),
                 "interpolation": f"{self.interpolation}, constant beyond the outermost region centres",
-                "region_centres": REGION_CENTRES[self.region_centres],
+                "region_centres": REGION_CENTRES,
                 "smoothing": (
                     f"Gaussian, sigma {self.smoothing:g} pixels of the evaluated map, cut at 4 sigma, edge"
                     " values continued"
@@ -326,14 +313,9 @@ class Grounding(EvaluationCallback):
         square = self._view.of(height, width, self._sizes[dicom_id])
         part = square.within(height, width)
         whole = torch.full((height, width), math.nan)
-        whole[part.slices] = self._enlarged(regions, square, part, self._centre)
+        whole[part.slices] = self._enlarged(regions, square, part)
         step = max(1, max(height, width) // _SHOWN_PIXELS)
         return whole[::step, ::step].numpy()
-
-
-def region_centre(network: ImageTextNetwork, region_centres: str) -> float:
-    """Place of regions in their cells, see `REGION_CENTRES`."""
-    return network.region_centre if region_centres == "receptive_field" else 0.5
 
 
 def boxes_by_image(tables: EvaluationTables) -> dict[str, list[Box]]:

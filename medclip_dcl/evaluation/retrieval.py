@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,7 +16,6 @@ from torch import Tensor
 from torchvision.ops import roi_align
 
 from medclip_dcl.data.image_text import EvaluationTables
-from medclip_dcl.errors import check_choice
 from medclip_dcl.evaluation import summaries
 from medclip_dcl.evaluation.base import (
     EvaluationCallback,
@@ -33,7 +32,6 @@ from medclip_dcl.evaluation.grounding import (
     REGION_CENTRES,
     boxes_by_image,
     image_sizes,
-    region_centre,
 )
 from medclip_dcl.evaluation.summaries import DIRECTIONS, KS
 from medclip_dcl.metrics import cosine_retrieval_ranks, retrieval_ranks
@@ -57,23 +55,18 @@ class Retrieval(EvaluationCallback):
     text_to_image, and ``test/recall_tolerant``, ``test/medr_tolerant``, all of boxes; ``test/image_report_recall``,
     ``test/image_report_medr``, ``test/image_sentence_recall`` and ``test/image_sentence_medr``; on validate
     ``validate/retrieval_recall``, ``validate/medr`` and ``validate/<direction>_medr``.
-
-    Args:
-        region_centres: place of a region, for the features of boxes; see :class:`Grounding`.
     """
 
     section = "retrieval"
     stages = ("validate", "test")
 
-    def __init__(self, region_centres: Literal["cell", "receptive_field"] = "cell") -> None:
+    def __init__(self) -> None:
         super().__init__()
-        check_choice("Retrieval.region_centres", region_centres, REGION_CENTRES)
-        self.region_centres = region_centres
         self._items: list[BoxesAndPhrases | ImagesAndReports | ImagesAndSentences] = []
 
     def prepare(self, tables: EvaluationTables, stage: str) -> set[str]:
         if stage == "test":
-            self._items = [BoxesAndPhrases(tables, self.region_centres), ImagesAndReports(tables)]
+            self._items = [BoxesAndPhrases(tables), ImagesAndReports(tables)]
         else:
             self._items = [ImagesAndSentences(tables)]
         return set().union(*(items.images for items in self._items))
@@ -115,8 +108,7 @@ class BoxesAndPhrases:
         ValueError: see :func:`medclip_dcl.evaluation.grounding.boxes_by_image`.
     """
 
-    def __init__(self, tables: EvaluationTables, region_centres: str = "cell") -> None:
-        self.region_centres = region_centres
+    def __init__(self, tables: EvaluationTables) -> None:
         self._boxes = boxes_by_image(tables)
         self._sizes = image_sizes(tables)
         self._view = tables.view
@@ -130,13 +122,12 @@ class BoxesAndPhrases:
     ) -> dict[str, dict[int, np.ndarray]]:
         """Features of the boxes of each image, by the boxes' row number."""
         found = {}
-        centre = region_centre(network, self.region_centres)
         for index, dicom_id in enumerate(dicom_ids):
             if dicom_id in self._boxes:
                 boxes = self._boxes[dicom_id]
                 corners = torch.tensor([[box.x, box.y, box.w, box.h] for box in boxes])
                 features = box_features(
-                    feature_map[index], corners.to(feature_map), self._sizes[dicom_id], centre, self._view
+                    feature_map[index], corners.to(feature_map), self._sizes[dicom_id], self._view
                 )
                 found[dicom_id] = {
                     box.row: feature for box, feature in zip(boxes, features.cpu().numpy(), strict=True)
@@ -182,7 +173,7 @@ class BoxesAndPhrases:
                 "view": str(tables.view),
                 "phrase_punctuation": punctuation(network),
                 "box_feature": "RoIAlign 1 x 1, aligned, of the projected feature map",
-                "region_centres": REGION_CENTRES[self.region_centres],
+                "region_centres": REGION_CENTRES,
                 "score": "cosine",
                 "correct": "the paired item; tolerant: every item with the same phrase",
                 "ties": "mean rank of the tied",
@@ -413,7 +404,6 @@ def box_features(
     feature_map: Float[Tensor, "dim region_row region_column"],
     boxes: Float[Tensor, "box 4"],
     image_size: tuple[int, int],
-    region_centre: float = 0.5,
     view: View = WHOLE,
 ) -> Float[Tensor, "box dim"]:
     """RoIAlign of boxes on the feature map (He et al. 2017), one value for each box and channel.
@@ -425,7 +415,6 @@ def box_features(
         feature_map: covers the view, however it was scaled.
         boxes: x, y, w, h in pixels of the original image.
         image_size: (height, width) of the original image, pixels.
-        region_centre: place of a region in its cell, see ``RegionEncoder.region_centre``.
     """
     height, width = image_size
     rows, columns = feature_map.shape[1:]
@@ -437,7 +426,5 @@ def box_features(
     is_seen = (corners[:, 2:] > corners[:, :2]).all(dim=1)
     across, down = columns / square.width, rows / square.height
     corners = corners * corners.new_tensor([across, down, across, down])
-    # roi_align takes the regions to lie in the middle of their cells.
-    corners = corners + (0.5 - region_centre)
     features = roi_align(feature_map[None], [corners], output_size=1, aligned=True)[:, :, 0, 0]
     return features * is_seen[:, None]

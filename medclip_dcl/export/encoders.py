@@ -75,7 +75,8 @@ def export_image_encoder(network: ImageTextNetwork, file: Path) -> None:
     """Write the ResNet of the image encoder as a torchvision state dict, without classifier and projection.
 
     ``torchvision.models.resnet18`` (or 34, 50) loads it strictly once its ``fc``, and for stride 16 its ``layer4``, is
-    an ``nn.Identity``. The file's header holds mean and deviation of the channels and the size of the images.
+    an ``nn.Identity``; from an encoder with ``centred`` it computes features half a cell further up and left. The
+    file's header holds mean and deviation of the channels and the size of the images.
 
     Args:
         network: with a ResNet as its image encoder.

@@ -73,11 +73,6 @@ class ImageTextNetwork(ImageNetwork):
         return self.image_encoder.stride
 
     @property
-    def region_centre(self) -> float:
-        """Place of a region in its cell, see ``RegionEncoder.region_centre``."""
-        return self.image_encoder.region_centre
-
-    @property
     def view(self) -> View:
         """The part of an image that the network sees in evaluation."""
         return View(self.image_size, self.image_size, self.geometry, self.prepared_size)

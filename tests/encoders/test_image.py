@@ -65,13 +65,13 @@ def test_mlp_normalises_over_the_batch_while_training():
     assert projection[1].num_batches_tracked == 1
 
 
+@pytest.mark.parametrize("centred", [False, True])
 @pytest.mark.parametrize("depth, stride, row", [(18, 16, 7), (18, 32, 3), (50, 16, 7)])
-def test_a_receptive_field_is_centred_where_the_encoder_says(depth, stride, row):
-    """Not in the middle of the cell, which is (stride - 1) / 2 pixels further: 7.5 or 15.5."""
+def test_a_receptive_field_is_centred_in_its_cell_or_at_the_cells_beginning(depth, stride, row, centred):
     centres = []
     for seed in range(2):
         torch.manual_seed(seed)
-        encoder = ResNetRegions(depth=depth, stride=stride, dim=8).eval()
+        encoder = ResNetRegions(depth=depth, stride=stride, dim=8, centred=centred).eval()
         images = torch.randn(1, 3, 224, 224, requires_grad=True)
         encoder(images)[0, :, row, row].square().sum().backward()
         assert images.grad is not None
@@ -79,7 +79,28 @@ def test_a_receptive_field_is_centred_where_the_encoder_says(depth, stride, row)
         pixel = torch.arange(224.0)
         centres += [float(weight.sum(1 - axis) @ pixel / weight.sum()) for axis in (0, 1)]
     found = sum(centres) / len(centres)
-    assert found + 0.5 == pytest.approx((row + encoder.region_centre) * stride, abs=0.15 * stride)
+    assert found == pytest.approx((row + 0.5 * centred) * stride, abs=0.15 * stride)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("depth, stride, width", [(18, 16, 64), (50, 32, 64), (18, 16, 8)])
+def test_a_centred_encoder_has_a_last_stage_that_pads_the_other_side(depth, stride, width):
+    plain, centred = (
+        ResNetRegions(depth=depth, stride=stride, dim=8, width=width, centred=centred).eval()
+        for centred in (False, True)
+    )
+    centred.load_state_dict(plain.state_dict())
+    images = torch.rand(2, 3, 96, 128)
+    *stages, last = plain.backbone
+    maps = torch.nn.Sequential(*stages)(images)
+    expected = last(torch.nn.functional.pad(maps[..., 1:, 1:], (0, 1, 0, 1)))
+    found = centred.features(images)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 * float(expected.max()))
+    assert found.shape == plain.features(images).shape
+    assert centred.config()["centred"] and centred.trunk_settings() != plain.trunk_settings()
+    again = ResNetRegions(**centred.config()).eval()
+    again.load_state_dict(centred.state_dict())
+    assert torch.equal(again.features(images), found)
 
 
 def test_config_names_the_projection_only_where_it_is_not_the_default():

@@ -213,13 +213,13 @@ def enlarge(heat_map: np.ndarray, height: int, width: int) -> np.ndarray:
 
 
 def enlarge_otherwise(
-    heat_map: np.ndarray, height: int, width: int, centre: float, interpolation: str, sigma: float
+    heat_map: np.ndarray, height: int, width: int, interpolation: str, sigma: float
 ) -> np.ndarray:
     """Pixel by pixel: value at the place of the pixel among the region centres, then a Gaussian by its definition."""
     rows, columns = heat_map.shape
 
     def at(pixel: int, n_pixels: int, n_regions: int) -> float:
-        return min(max((pixel + 0.5) / n_pixels * n_regions - centre, 0), n_regions - 1)
+        return min(max((pixel + 0.5) / n_pixels * n_regions - 0.5, 0), n_regions - 1)
 
     places = [
         np.array([at(i, n, r) for i in range(n)], dtype="float64")
@@ -348,22 +348,15 @@ def _numbers(metrics, path):
             yield f"{path}/{key}", value
 
 
-class OffCentre(MeanColour):
-    """As if each region looked at the upper left of its cell."""
-
-    region_centre = 0.125
-
-
 @pytest.mark.parametrize(
     "options",
     [
         {"heat_map_size": "model", "interpolation": "nearest"},
-        {"smoothing": 2.5, "region_centres": "receptive_field"},
+        {"smoothing": 2.5},
     ],
 )
 def test_every_protocol_option_is_numpys_and_told_by_the_protocol(tested, tmp_path, options):
     model, data = ColourModel(), tested.data
-    model.network.image_encoder = OffCentre()
     trainer = trainer_for(tmp_path, Grounding(**options), ResultsWriter(figures=False))
     trainer.test(model, datamodule=data, verbose=False)
     results = json.loads((tmp_path / "results.json").read_text())
@@ -380,7 +373,6 @@ def test_every_protocol_option_is_numpys_and_told_by_the_protocol(tested, tmp_pa
             cosine(regions[index], np.array(WORDS[box["phrase"]])),
             height,
             width,
-            0.125 if "region_centres" in options else 0.5,
             options.get("interpolation", "bilinear"),
             options.get("smoothing", 0.0),
         )
@@ -474,7 +466,6 @@ def test_every_protocol_has_its_own_words(tested):
         {"interpolation": "nearest"},
         {"smoothing": 1.0},
         {"smoothing": 2.0},
-        {"region_centres": "receptive_field"},
     ]
     said = []
     for one in options:
@@ -492,25 +483,6 @@ def test_a_box_smaller_than_the_models_pixels_names_its_image(tmp_path):
     message = r'image image00: box .* of the model.s 20 x 12 input; evaluate with heat_map_size: "original"'
     with pytest.raises(ValueError, match=message):
         trainer.test(ColourModel(), datamodule=data, verbose=False)
-
-
-def test_box_feature_of_regions_that_look_elsewhere_is_moved_there():
-    feature_map = torch.randn(6, ROWS, COLUMNS)
-    # A region is 20 x 20 pixels and looks at its cell's corner: those four look at 20..40, 40..60 in both directions.
-    box = torch.tensor([[10.0, 10.0, 40.0, 40.0]])
-    expected = feature_map[:, 1:3, 1:3].mean((1, 2))
-    torch.testing.assert_close(box_features(feature_map, box, (60, 100), region_centre=0.0)[0], expected)
-
-
-def test_retrieval_by_receptive_fields_is_told_by_the_protocol(tested, tmp_path):
-    model = ColourModel()
-    model.network.image_encoder = OffCentre()
-    trainer = trainer_for(tmp_path, Retrieval(region_centres="receptive_field"), ResultsWriter(figures=False))
-    trainer.test(model, datamodule=tested.data, verbose=False)
-    results = json.loads((tmp_path / "results.json").read_text())
-    assert results["protocol"]["retrieval"]["region_centres"] == "of each region's receptive field"
-    assert tested.results["protocol"]["retrieval"]["region_centres"] == "of each region's cell"
-    assert results["metrics"]["retrieval"] != tested.results["metrics"]["retrieval"]
 
 
 @pytest.mark.filterwarnings("ignore:test. Rarity")
