@@ -330,7 +330,8 @@ class MedclipCLI(LightningCLI):
         if self.trainer.strategy.broadcast(is_wanted):
             rank_zero_info("evaluating the network before its first step")
             self.results.file_name = UNTRAINED_FILE
-            self.trainer.loggers = []  # the names are those of the trained network's figures
+            self.results.figures = False  # they would show noise
+            self.trainer.loggers = []  # the names are those of the trained network's numbers
             self.trainer.test(model, **{**kwargs, "verbose": False, "ckpt_path": str(untrained)})
         rank_zero_info(f"results: {results}")
 

@@ -48,6 +48,7 @@ def test_a_run_folder_holds_everything(finished):
     names = {path.name for path in finished.iterdir()}
     expected = {"config.yaml", "checkpoints", "metrics.csv", "fit.json", "class_probability.parquet"}
     assert expected | {"results.json", "results_untrained.json", "predictions", "figures"} <= names
+    assert "predictions_untrained" in names and "figures_untrained" not in names
     assert {x.name for x in (finished / "checkpoints").iterdir()} == {
         "best.ckpt",
         "last.ckpt",
