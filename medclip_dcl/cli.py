@@ -36,15 +36,20 @@ def main(args: Sequence[str] | None = None) -> None:
 
 @functools.cache
 def _lightning_cli() -> Callable[[Sequence[str] | None], None]:
-    """What runs a command, imported after the check: Lightning takes seconds.
+    """The function that runs a command. It is imported after the check, because Lightning takes seconds.
 
-    Two more go, if Python looks through all that stays for garbage, while it is imported, later and at the end.
+    The modules are kept from garbage collection, which would look through them during the import, later and at the
+    end of the process, and take two more seconds.
     """
+    gc.collect()  # what is garbage by now would be kept, too
+    enabled = gc.isenabled()
     gc.disable()
-    from medclip_dcl.command.lightning_cli import run
-
+    try:
+        from medclip_dcl.command.lightning_cli import run
+    finally:
+        if enabled:
+            gc.enable()
     gc.freeze()
-    gc.enable()
     return run
 
 

@@ -33,7 +33,7 @@ def step_seconds(precision: str) -> float:
     Args:
         precision: Lightning's name of it, mixed bfloat16 or float32.
     """
-    image = ResNetRegions(depth=18, stride=16, width=32)
+    image = ResNetRegions(depth=18, stride=16, width=32, centred=True)
     text = BertModel(
         BertConfig(
             vocab_size=2000,

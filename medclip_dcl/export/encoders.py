@@ -75,15 +75,14 @@ def export_image_encoder(network: ImageTextNetwork, file: Path) -> None:
     """Write the ResNet of the image encoder as a torchvision state dict, without classifier and projection.
 
     ``torchvision.models.resnet18`` (or 34, 50) loads it strictly once its ``fc``, and for stride 16 its ``layer4``, is
-    an ``nn.Identity``; from an encoder with ``centred`` it computes features half a cell further up and left. The
-    file's header holds mean and deviation of the channels and the size of the images.
+    an ``nn.Identity``. The file's header holds mean and deviation of the channels and the size of the images.
 
     Args:
         network: with a ResNet as its image encoder.
         file: to write, a .safetensors file.
 
     Raises:
-        UserError: another image encoder, or one of another width; another suffix.
+        UserError: another image encoder, one of another width, or one with `centred`; another suffix.
     """
     encoder = network.image_encoder
     if not isinstance(encoder, ResNetRegions):
@@ -94,6 +93,11 @@ def export_image_encoder(network: ImageTextNetwork, file: Path) -> None:
         raise UserError(
             f"the image encoder is a ResNet of width {encoder.width}, torchvision's have {TORCHVISION_WIDTH}; leave "
             "--image_encoder out"
+        )
+    if encoder.centred:
+        raise UserError(
+            "the image encoder is centred (image_encoder.init_args.centred: true), torchvision's ResNets are not; "
+            "leave --image_encoder out"
         )
     if file.suffix != ".safetensors":
         raise UserError(f"--image_encoder takes the name of a .safetensors file, got {file}")

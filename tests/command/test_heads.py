@@ -32,6 +32,8 @@ def test_projections_on_frozen_encoders_become_an_ordinary_model(
     words += [
         "--model.init_args.image_encoder.init_args.width",
         "16",
+        "--model.init_args.image_encoder.init_args.centred",
+        "false",
         f"{text}pooling",
         "cls",
         f"{text}max_tokens",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import jsonargparse
@@ -84,16 +85,19 @@ def test_a_receptive_field_is_centred_in_its_cell_or_at_the_cells_beginning(dept
 
 @torch.no_grad()
 @pytest.mark.parametrize("depth, stride, width", [(18, 16, 64), (50, 32, 64), (18, 16, 8)])
-def test_a_centred_encoder_has_a_last_stage_that_pads_the_other_side(depth, stride, width):
+def test_the_last_stage_of_a_centred_encoder_sees_its_input_mirrored(depth, stride, width):
+    """Odd places from the right are even places from the left, if their number is even."""
     plain, centred = (
         ResNetRegions(depth=depth, stride=stride, dim=8, width=width, centred=centred).eval()
         for centred in (False, True)
     )
     centred.load_state_dict(plain.state_dict())
     images = torch.rand(2, 3, 96, 128)
-    *stages, last = plain.backbone
-    maps = torch.nn.Sequential(*stages)(images)
-    expected = last(torch.nn.functional.pad(maps[..., 1:, 1:], (0, 1, 0, 1)))
+    *stages, mirrored = copy.deepcopy(plain.backbone)
+    for layer in mirrored.modules():
+        if isinstance(layer, torch.nn.Conv2d):
+            layer.weight.copy_(layer.weight.flip(2, 3))
+    expected = mirrored(torch.nn.Sequential(*stages)(images).flip(2, 3)).flip(2, 3)
     found = centred.features(images)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 * float(expected.max()))
     assert found.shape == plain.features(images).shape

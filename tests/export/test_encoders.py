@@ -134,6 +134,13 @@ def test_a_narrow_image_encoder_is_not_torchvisions(network, tmp_path):
         export_image_encoder(network, tmp_path / "a.safetensors")
 
 
+def test_a_centred_image_encoder_is_not_torchvisions(network, tmp_path):
+    encoder = ResNetRegions(dim=5, stride=16, centred=True)
+    centred = ImageTextNetwork(encoder, network.text_encoder, network.similarity)
+    with pytest.raises(UserError, match="the image encoder is centred .*torchvision's ResNets are not"):
+        export_image_encoder(centred, tmp_path / "a.safetensors")
+
+
 def test_a_file_without_the_last_stage_does_not_serve_an_encoder_that_has_one(network, tmp_path):
     export_image_encoder(torchvisions(network), tmp_path / "a.safetensors")
     for use in (
