@@ -93,16 +93,20 @@ class RegionEncoder(nn.Module):
         raise NotImplementedError
 
 
-class _OddConv2d(nn.Conv2d):
-    """A convolution of stride 2 whose kernel is centred on places 1, 3, 5, ... of its input, not on 0, 2, 4, ..."""
+class _Centred(nn.Sequential):
+    """A backbone whose last stage has its input without the first row and column.
+
+    Beginning at the second of an even number, its strided kernels are centred half a cell further down and right, and
+    pad both sides alike.
+    """
 
     def forward(
-        self, maps: Float[Tensor, "image channel row column"]
-    ) -> Float[Tensor, "image _channel _row _column"]:
-        reach = self.kernel_size[0] // 2
-        # By one less before and one more after: a kernel of size 1 leaves out the first row and column.
-        shifted = nn.functional.pad(maps, (reach - 1, reach) * 2)
-        return nn.functional.conv2d(shifted, self.weight, self.bias, self.stride)
+        self, images: Float[Tensor, "image 3 height width"]
+    ) -> Float[Tensor, "image channel region_row region_column"]:
+        maps, *stages, last = (images, *self)
+        for stage in stages:
+            maps = stage(maps)
+        return last(maps[..., 1:, 1:])
 
 
 class ResNetRegions(RegionEncoder):
@@ -124,10 +128,10 @@ class ResNetRegions(RegionEncoder):
         width: channels of the first stage; those of the others and the features grow with it. 64 is torchvision's
             ResNet; with fewer, which suit a CPU and small data, initial weights are random.
         centred: true: the receptive field of a region is centred in the middle of its cell of stride x stride pixels,
-            where heat maps show the region: the strided convolutions of the last stage take their input's odd rows and
-            columns. false: torchvision's ResNet, which takes the even ones and is centred on the cell's first pixel,
-            half a cell further up and left (choice, not from the paper; by how much a trained region is displaced, up
-            to that, is chance: docs/results.md). The sides of the images must be multiples of the stride.
+            where heat maps show the region; the last stage has its input without the first row and column, and the
+            sides of the images must be multiples of the stride. false: torchvision's ResNet, centred on the cell's
+            first pixel, half a cell further up and left (choice, not from the paper; how much of that training makes
+            up for is chance: docs/results.md).
 
     Raises:
         UserError: an unknown depth, stride or projection; a width below 1; `weights` with a width other than 64; a
@@ -165,9 +169,8 @@ class ResNetRegions(RegionEncoder):
                 f"image encoder: weights {weights} are of torchvision's ResNet of width {TORCHVISION_WIDTH}, not of "
                 f"{width}; leave width out, or set weights: null"
             )
-        self.backbone = nn.Sequential(*stem, *(stages if stride == 32 else stages[:3]))
-        if centred:
-            _centre(self.backbone[-1])
+        kept = stages if stride == 32 else stages[:3]
+        self.backbone = (_Centred if centred else nn.Sequential)(*stem, *kept)
         if width != TORCHVISION_WIDTH:
             draw_kernels(self.backbone)
         self.projection = _projection(projection, self.feature_dim, dim)
@@ -217,21 +220,6 @@ class ResNetRegions(RegionEncoder):
         self, images: Float[Tensor, "image 3 height width"]
     ) -> Float[Tensor, "image dim region_row region_column"]:
         return self.project(self.features(images))
-
-
-def _centre(stage: nn.Module) -> None:
-    """Replace the strided convolutions of a ResNet's stage, under their names."""
-    strided = [
-        (block, name)
-        for block in stage.modules()
-        for name, layer in block.named_children()
-        if isinstance(layer, nn.Conv2d) and layer.stride == (2, 2)
-    ]
-    for block, name in strided:
-        layer = getattr(block, name)
-        odd = _OddConv2d(layer.in_channels, layer.out_channels, layer.kernel_size, stride=2, bias=False)
-        odd.weight = layer.weight
-        setattr(block, name, odd)
 
 
 def _projection(kind: str, channels: int, dim: int) -> nn.Module:

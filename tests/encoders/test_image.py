@@ -85,8 +85,8 @@ def test_a_receptive_field_is_centred_in_its_cell_or_at_the_cells_beginning(dept
 
 @torch.no_grad()
 @pytest.mark.parametrize("depth, stride, width", [(18, 16, 64), (50, 32, 64), (18, 16, 8)])
-def test_the_last_stage_of_a_centred_encoder_sees_its_input_mirrored(depth, stride, width):
-    """Odd places from the right are even places from the left, if their number is even."""
+def test_the_last_stage_of_a_centred_encoder_treats_both_sides_alike(depth, stride, width):
+    """Of mirrored maps, by mirrored kernels, come mirrored features, without what the encoder leaves out."""
     plain, centred = (
         ResNetRegions(depth=depth, stride=stride, dim=8, width=width, centred=centred).eval()
         for centred in (False, True)
@@ -94,13 +94,16 @@ def test_the_last_stage_of_a_centred_encoder_sees_its_input_mirrored(depth, stri
     centred.load_state_dict(plain.state_dict())
     images = torch.rand(2, 3, 96, 128)
     *stages, mirrored = copy.deepcopy(plain.backbone)
+    maps = torch.nn.Sequential(*stages)(images)
     for layer in mirrored.modules():
         if isinstance(layer, torch.nn.Conv2d):
             layer.weight.copy_(layer.weight.flip(2, 3))
-    expected = mirrored(torch.nn.Sequential(*stages)(images).flip(2, 3)).flip(2, 3)
+    expected = mirrored(maps[..., 1:, 1:].flip(2, 3)).flip(2, 3)
+    evenly = mirrored(maps.flip(2, 3)).flip(2, 3)
     found = centred.features(images)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 * float(expected.max()))
     assert found.shape == plain.features(images).shape
+    assert not torch.allclose(plain.features(images), evenly, rtol=0, atol=0.1 * float(evenly.max()))
     assert centred.config()["centred"] and centred.trunk_settings() != plain.trunk_settings()
     again = ResNetRegions(**centred.config()).eval()
     again.load_state_dict(centred.state_dict())
