@@ -71,12 +71,8 @@ def at_image_size(
     """
     if interpolation not in INTERPOLATIONS:
         raise ValueError(f"interpolation must be one of {INTERPOLATIONS}, got {interpolation!r}")
-    options = (
-        {"mode": "nearest-exact"}
-        if interpolation == "nearest"
-        else {"mode": "bilinear", "align_corners": False}
-    )
-    return interpolate(heat_map[None, None], size=(height, width), **options)[0, 0]
+    mode = "nearest-exact" if interpolation == "nearest" else "bilinear"
+    return interpolate(heat_map[None, None], size=(height, width), mode=mode)[0, 0]
 
 
 class Similarity(nn.Module):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from jsonargparse import Namespace
+from jsonargparse import ArgumentError, Namespace
 from jsonargparse.typing import NonNegativeFloat, OpenUnitInterval
 from pytorch_lightning import LightningDataModule, LightningModule, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint, ProgressBar
@@ -18,7 +18,7 @@ from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
 from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException
 
-from medclip_dcl.command.config_errors import ConfigParser
+from medclip_dcl.command.config_errors import ConfigParser, explain
 from medclip_dcl.command.described_network import (
     forget_initial_weights,
     has_prepared_set,
@@ -34,6 +34,7 @@ from medclip_dcl.evaluation.results import RESULTS_FILE, UNTRAINED_FILE, Results
 from medclip_dcl.files import write_json
 from medclip_dcl.models.seeded_batches import SeededBatches
 from medclip_dcl.networks.image_text import ImageTextNetwork
+from medclip_dcl.report.saved_results import CONFIG_FILE
 from medclip_dcl.training.averaging import AveragedWeights
 from medclip_dcl.training.class_probability import ClassProbabilityTable
 from medclip_dcl.training.finite import FiniteCheck
@@ -43,7 +44,7 @@ from medclip_dcl.training.last_epoch import LastEpoch
 from medclip_dcl.training.order import in_order
 from medclip_dcl.training.progress import TimeLeft, progress_bar
 from medclip_dcl.training.record import MetricsFile, RunRecord
-from medclip_dcl.training.run_folder import FIT_FILE, UNTRAINED_CHECKPOINT, RunFolder
+from medclip_dcl.training.run_folder import FIT_FILE, UNTRAINED_CHECKPOINT, RunFolder, RunFolderError
 from medclip_dcl.training.sharing import check_loggers, listed, place_loggers
 from medclip_dcl.training.throughput import Throughput
 from medclip_dcl.weight_files import SavedModel, read_model
@@ -243,9 +244,18 @@ class MedclipCLI(LightningCLI):
             return None
 
     def _completed(self, config: dict[str, Any]) -> dict[str, Any]:
-        """A saved configuration with the defaults of newer options."""
+        """The folder's saved configuration with the defaults of newer options; one that is no more is refused."""
         parser = self._parser(self.subcommand)
-        parsed = parser.parse_object(config)
+        parser.exit_on_error = False
+        try:
+            parsed = parser.parse_object(config)
+        except ArgumentError as error:
+            raise RunFolderError(
+                f"{self.run.folder / CONFIG_FILE}: {explain(error.message, ())}; remove it there, if the run was made "
+                "by an earlier version, or choose another --run_folder"
+            ) from error
+        finally:
+            parser.exit_on_error = True
         return yaml.safe_load(parser.dump(parsed, skip_link_targets=False, skip_none=False, format="yaml"))
 
     def instantiate_classes(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import logging
@@ -42,6 +43,10 @@ def info():
     logger.addHandler(handler)
     yield lambda: caught.getvalue().splitlines()
     logger.removeHandler(handler)
+
+
+def test_garbage_is_collected_after_the_import_of_a_command(finished):
+    assert gc.isenabled() and gc.get_freeze_count() > 10_000
 
 
 def test_a_run_folder_holds_everything(finished):
@@ -96,6 +101,19 @@ def test_a_command_that_fails_before_training_leaves_the_folder_to_the_corrected
     short = ("--trainer.max_steps", "1", "--trainer.limit_val_batches", "1", "--trainer.callbacks", "[]")
     main(["fit", *small(tmp_path / "run", small_set, small_bert, *short)])
     assert (tmp_path / "run/fit.json").is_file()
+
+
+def test_a_setting_of_an_earlier_version_is_named_with_the_file_that_holds_it(
+    finished, small_set, small_bert, tmp_path, capsys
+):
+    run = shutil.copytree(finished, tmp_path / "earlier")
+    saved = yaml.safe_load((run / "config.yaml").read_text())
+    saved["trainer"]["callbacks"][1]["init_args"]["region_centres"] = "cell"
+    (run / "config.yaml").write_text(yaml.safe_dump(saved))
+    with pytest.raises(SystemExit):
+        main(["fit", *small(run, small_set, small_bert)])
+    named = "trainer.callbacks.init_args.region_centres: there is no such key (a setting of Grounding)"
+    assert f"{run / 'config.yaml'}: {named}; remove it there" in capsys.readouterr().err
 
 
 def test_another_run_in_the_same_folder_is_refused(finished, small_set, small_bert, capsys):
