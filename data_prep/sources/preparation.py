@@ -73,8 +73,8 @@ class Settings:
         "at most N patients of each use, for a first try", None, type=whole_number(1), metavar="N"
     )
     rejected_share: float = option(
-        "share of the images, and of the reports, that may be missing, damaged or empty and are left out; more of "
-        "either end the preparation, a single one never does (0.01)",
+        "share of the images, and of the reports, that may be missing, damaged or empty and are left out, and of the "
+        "boxes drawn on images of another size; more end the preparation, a single one never does (0.01)",
         REJECTED_SHARE,
         type=number(1.0),
         metavar="SHARE",
@@ -99,6 +99,7 @@ class Source:
         studies: study_id, subject_id, official_split of reports that come without images; None where there are images.
         release_images: every image with its view, also those that were not chosen (for boxes).
         boxes: of MS-CXR, None without its file.
+        resized: how images got other proportions than those that the boxes were drawn on, from `tables.RESIZED`.
         grounding_patients: subject_id of every patient of the MS-CXR file.
         truth: the phantom's, None for a real source.
         counts: further counts for dataset.json.
@@ -115,6 +116,7 @@ class Source:
     studies: pd.DataFrame | None = None
     release_images: pd.DataFrame | None = None
     boxes: pd.DataFrame | None = None
+    resized: str | None = None
     grounding_patients: frozenset[int] = frozenset()
     truth: Mapping[str, pd.DataFrame] | None = None
     counts: Mapping[str, Any] = field(default_factory=dict)
@@ -166,6 +168,7 @@ def _make(
     for leftover in list(settings.output.rglob(".*.tmp")) if is_alone else ():
         leftover.unlink(missing_ok=True)
     write_json(made_from, settings.output / _UNFINISHED)
+    _refuse_boxes(settings, source)
     with worker_processes(settings.workers) as pool:
         found = read_sentences(source.reports, source.n_reports, settings.sections, pool, source.no_reports)
         unusable = {str(study): found.reasons[study] for study in found.unusable}
@@ -230,9 +233,9 @@ def _assemble(
     written: dict[str, pd.DataFrame] = {}
     box_rejects: list[tables.Reject] = []
     boxed: set[str] = set()
+    scaled = 0
     if source.boxes is not None:
-        every = source.release_images if source.release_images is not None else source.images
-        written["boxes"], box_rejects = tables.select_boxes(source.boxes, every, images)
+        written["boxes"], box_rejects, scaled = _select_boxes(source, images)
         boxed = set(written["boxes"]["dicom_id"])
     images = images.assign(use=tables.decide_use(images, source.grounding_patients, boxed, found.reasons))
     tables.require_disjoint_patients(images, source.advice)
@@ -258,12 +261,31 @@ def _assemble(
         **tables.count(written),
         "studies_without_labels": without_labels,
         "sentences_without_letter": found.without_letter,
+        **({"boxes_scaled": scaled} if scaled else {}),
     }
     if "rows" in images:
         is_resized = (images["height"] != images["rows"]) | (images["width"] != images["columns"])
         counts["images_of_other_size_than_in_metadata"] = int(is_resized.sum())
     reasons = {study: found.reasons[study] for study in sorted(found.reasons) if study in present}
     return written, [*(("report", str(s), reason) for s, reason in reasons.items()), *box_rejects], counts
+
+
+def _select_boxes(source: Source, images: pd.DataFrame) -> tuple[pd.DataFrame, list[tables.Reject], int]:
+    assert source.boxes is not None
+    every = source.release_images if source.release_images is not None else source.images
+    return tables.select_boxes(source.boxes, every, images, source.resized)
+
+
+def _refuse_boxes(settings: Settings, source: Source) -> None:
+    """Refuse images that are not those of the boxes, by the images' headers, before hours of work."""
+    if source.boxes is None:
+        return
+    images = source.images[source.images["dicom_id"].isin(source.boxes["dicom_id"])]
+    sizes = [image_files.size_of(Path(file)) for file in images["file"]]
+    images = images.assign(width=[width for width, _ in sizes], height=[height for _, height in sizes])
+    _, rejects, _ = _select_boxes(source, images[images["width"] > 0])
+    reasons = {name: reason for _, name, reason in rejects if reason.startswith(tables.OTHER_SIZE)}
+    _refuse_many(settings, "box", reasons, len(source.boxes))
 
 
 def take_patients(images: pd.DataFrame, limit: int | None, use: pd.Series) -> pd.DataFrame:
@@ -412,6 +434,11 @@ def _prepare_images(
     return images[~is_bad].reset_index(drop=True), rejects
 
 
+_REMEDIES = {
+    "box": "take the release's images, or copies that keep their proportions, or say by --resized how they got others",
+}
+
+
 def _refuse_many(settings: Settings, kind: str, reasons: Mapping[str, str], total: int) -> None:
     """A few damaged files are left out; many mean a broken download. One is always allowed."""
     if len(reasons) <= max(1, settings.rejected_share * total):
@@ -419,8 +446,8 @@ def _refuse_many(settings: Settings, kind: str, reasons: Mapping[str, str], tota
     _write_rejects(settings.output, [(kind, name, reason) for name, reason in sorted(reasons.items())])
     first, reason = min(reasons.items())
     raise ReleaseError(
-        f"{len(reasons):,} of {total:,} {kind}s cannot be used, more than {100 * settings.rejected_share:g}% (first: "
-        f"{first}, {reason}; all of them: {settings.output / 'rejects.csv'}); complete the source, or allow more with "
+        f"{len(reasons):,} of {total:,} {kind}{'es' if kind == 'box' else 's'} cannot be used, more than {100 * settings.rejected_share:g}% (first: "
+        f"{first}, {reason}; all of them: {settings.output / 'rejects.csv'}); {_REMEDIES.get(kind, 'complete the source')}, or allow more with "
         "--rejected_share, then run the same command again"
     )
 
@@ -446,7 +473,8 @@ def summary(output: Path, info: Mapping[str, Any]) -> str:
         f"  reports    {counts['reports']:,} of {counts['studies']:,} studies ({in_sections})",
         f"  sentences  {counts['report_sentences']:,}, of which {counts['sentences']:,} distinct; "
         f"{counts['sentences_without_letter']:,} without a letter dropped",
-        f"  boxes      {counts['boxes']:,}",
+        f"  boxes      {counts['boxes']:,}"
+        + (f", of which {counts['boxes_scaled']:,} scaled to resized images" if "boxes_scaled" in counts else ""),
         f"  left out   {rejects}"
         + ("" if not sum(counts["rejects"].values()) else "; reasons in rejects.csv"),
     ]
