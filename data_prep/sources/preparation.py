@@ -36,6 +36,7 @@ from medclip_dcl.findings import CHEX5
 from medclip_dcl.formats import PREPARED_SET
 from medclip_dcl.pictures.geometry import GEOMETRIES
 
+_COMPLETE = "complete the source"
 REJECTED_SHARE = 0.01
 """A source with a larger share of unusable images or reports (and more than one) counts as damaged."""
 
@@ -172,7 +173,7 @@ def _make(
     with worker_processes(settings.workers) as pool:
         found = read_sentences(source.reports, source.n_reports, settings.sections, pool, source.no_reports)
         unusable = {str(study): found.reasons[study] for study in found.unusable}
-        _refuse_many(settings, "report", unusable, source.n_reports)
+        _refuse_many(settings, "report", unusable, source.n_reports, _COMPLETE)
         images, image_rejects = _prepare_images(source.images, jobs, settings, pool)
     written, rejects, counts = _assemble(source, images, found, settings.cases)
     rejects = [*source.rejects, *image_rejects, *rejects]
@@ -234,8 +235,10 @@ def _assemble(
     box_rejects: list[tables.Reject] = []
     boxed: set[str] = set()
     scaled = 0
-    if source.boxes is not None:
-        written["boxes"], box_rejects, scaled = _select_boxes(source, images)
+    if source.boxes is not None and source.release_images is not None:
+        written["boxes"], box_rejects, scaled = tables.select_boxes(
+            source.boxes, source.release_images, images, source.resized
+        )
         boxed = set(written["boxes"]["dicom_id"])
     images = images.assign(use=tables.decide_use(images, source.grounding_patients, boxed, found.reasons))
     tables.require_disjoint_patients(images, source.advice)
@@ -270,22 +273,19 @@ def _assemble(
     return written, [*(("report", str(s), reason) for s, reason in reasons.items()), *box_rejects], counts
 
 
-def _select_boxes(source: Source, images: pd.DataFrame) -> tuple[pd.DataFrame, list[tables.Reject], int]:
-    assert source.boxes is not None
-    every = source.release_images if source.release_images is not None else source.images
-    return tables.select_boxes(source.boxes, every, images, source.resized)
-
-
 def _refuse_boxes(settings: Settings, source: Source) -> None:
-    """Refuse images that are not those of the boxes, by the images' headers, before hours of work."""
-    if source.boxes is None:
+    """Refuse boxes drawn on images of another size, by the images' headers, before hours of work."""
+    if source.boxes is None or source.release_images is None:
         return
     images = source.images[source.images["dicom_id"].isin(source.boxes["dicom_id"])]
-    sizes = [image_files.size_of(Path(file)) for file in images["file"]]
-    images = images.assign(width=[width for width, _ in sizes], height=[height for _, height in sizes])
-    _, rejects, _ = _select_boxes(source, images[images["width"] > 0])
+    images[["width", "height"]] = [image_files.size_of(Path(file)) for file in images["file"]]
+    images = images[images["width"] > 0]
+    rejects = tables.select_boxes(source.boxes, source.release_images, images, source.resized)[1]
     reasons = {name: reason for _, name, reason in rejects if reason.startswith(tables.OTHER_SIZE)}
-    _refuse_many(settings, "box", reasons, len(source.boxes))
+    remedy = (
+        "take the release's images, or copies in their proportions, or say by --resized how they got others"
+    )
+    _refuse_many(settings, "box", reasons, len(source.boxes), remedy)
 
 
 def take_patients(images: pd.DataFrame, limit: int | None, use: pd.Series) -> pd.DataFrame:
@@ -429,25 +429,21 @@ def _prepare_images(
     reasons = pd.Series([o.reason for o in outcomes], index=images.index, dtype=object)
     is_bad = reasons != ""
     bad = dict(zip(images.loc[is_bad, "dicom_id"], reasons[is_bad], strict=True))
-    _refuse_many(settings, "image", bad, len(images))
+    _refuse_many(settings, "image", bad, len(images), _COMPLETE)
     rejects = [("image", str(dicom_id), reason) for dicom_id, reason in bad.items()]
     return images[~is_bad].reset_index(drop=True), rejects
 
 
-_REMEDIES = {
-    "box": "take the release's images, or copies that keep their proportions, or say by --resized how they got others",
-}
-
-
-def _refuse_many(settings: Settings, kind: str, reasons: Mapping[str, str], total: int) -> None:
+def _refuse_many(settings: Settings, kind: str, reasons: Mapping[str, str], total: int, remedy: str) -> None:
     """A few damaged files are left out; many mean a broken download. One is always allowed."""
     if len(reasons) <= max(1, settings.rejected_share * total):
         return
     _write_rejects(settings.output, [(kind, name, reason) for name, reason in sorted(reasons.items())])
     first, reason = min(reasons.items())
+    kinds = "boxes" if kind == "box" else f"{kind}s"
     raise ReleaseError(
-        f"{len(reasons):,} of {total:,} {kind}{'es' if kind == 'box' else 's'} cannot be used, more than {100 * settings.rejected_share:g}% (first: "
-        f"{first}, {reason}; all of them: {settings.output / 'rejects.csv'}); {_REMEDIES.get(kind, 'complete the source')}, or allow more with "
+        f"{len(reasons):,} of {total:,} {kinds} cannot be used, more than {100 * settings.rejected_share:g}% (first: "
+        f"{first}, {reason}; all of them: {settings.output / 'rejects.csv'}); {remedy}, or allow more with "
         "--rejected_share, then run the same command again"
     )
 
@@ -474,7 +470,11 @@ def summary(output: Path, info: Mapping[str, Any]) -> str:
         f"  sentences  {counts['report_sentences']:,}, of which {counts['sentences']:,} distinct; "
         f"{counts['sentences_without_letter']:,} without a letter dropped",
         f"  boxes      {counts['boxes']:,}"
-        + (f", of which {counts['boxes_scaled']:,} scaled to resized images" if "boxes_scaled" in counts else ""),
+        + (
+            f", of which {counts['boxes_scaled']:,} scaled to resized images"
+            if "boxes_scaled" in counts
+            else ""
+        ),
         f"  left out   {rejects}"
         + ("" if not sum(counts["rejects"].values()) else "; reasons in rejects.csv"),
     ]

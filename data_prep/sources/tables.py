@@ -36,18 +36,10 @@ def select_boxes(
 ) -> tuple[pd.DataFrame, list[Reject], int]:
     """Boxes that lie on usable frontal images, clipped to them, and a reject for each of the others.
 
-    A box on a resized copy of the image that it was drawn on is scaled with it, if the copy has the proportions of that
-    image up to a pixel, or `resized` says how it got others. The boxes keep the file's order, except that those of one
-    phrase are adjacent.
-
-    Args:
-        boxes: as `releases.read_ms_cxr` gives them.
-        release_images: all images with their views.
-        images: the prepared ones with height and width of the source's files in pixels.
-        resized: from `RESIZED`; None for not known.
-
-    Returns:
-        the table "boxes", the rejects, and the number of boxes in the table that were scaled.
+    `release_images` are all images with their views, `images` the prepared ones with height and width of the source's
+    files in pixels. A box on a resized copy is scaled with it, if the copy kept the proportions up to a pixel or
+    `resized` says how it got others. The boxes keep the file's order, except that those of one phrase are adjacent.
+    Returns the number of boxes that were scaled as well.
     """
     view = boxes["dicom_id"].map(release_images.set_index("dicom_id")["view"])
     found = boxes.merge(images[["dicom_id", "height", "width"]], on="dicom_id", how="left").set_axis(
