@@ -59,7 +59,7 @@ _POSITIONS = re.compile(
 )
 _AP, _PA = r"\bA ?P\b|\bANTERO?(?:IOR)? ?POSTERIOR\b", r"\bP ?A\b|\bPOSTERO?(?:IOR)? ?ANTERIOR\b"
 _OTHER_VIEWS = (
-    r"(?:L|R|LEFT |RIGHT )? ?LAT(?:ERAL)?(?: LEFT| RIGHT)?|[LR]?L|PROFIL|OBLIQUE|[LR][AP]O|[LR]LD|AXIAL"
+    r"(?:L|R|LEFT |RIGHT )? ?LAT(?:ERAL)?(?: LEFT| RIGHT)?|[LR]?L|PROFIL|SEITLICH|OBLIQUE|[LR][AP]O|[LR]LD"
 )
 _COLUMNS = ("image", *TEXTS, "patient", "study", "view", "split", *PEOPLE)
 _RESERVED = {*_COLUMNS, "file", *(column for columns in TABLES.values() for column in columns)} - set(
@@ -157,6 +157,8 @@ def _table(settings: Settings, check: TableCheck) -> CsvFile:
     text = table.text()
     if named is None:
         content = text.encode("latin-1")
+        if content.startswith((b"PK", b"\xd0\xcf")):
+            raise ReleaseError(f"{table.file} is a workbook or an archive; save it as a CSV file in UTF-8")
         is_utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
         try:
             text = content.decode("utf-16" if is_utf16 else "utf-8")
@@ -165,7 +167,7 @@ def _table(settings: Settings, check: TableCheck) -> CsvFile:
             # The other problems can be listed all the same.
             line = content.count(b"\n", 0, error.start) + 1
             check.problems.append(
-                f"line {line} is not UTF-8; name the --encoding, as cp1252 for western Windows"
+                f"line {line} is not UTF-8; name the --encoding, as cp1252 (western Windows)"
             )
     if settings.delimiter is None:
         said, header = releases.SEPARATOR_LINE.match(text), text.partition("\n")[0]
@@ -243,8 +245,9 @@ def _plain(name: str) -> str:
 
 
 def _lacks(check: TableCheck, column: str, header: Sequence[str], advice: str) -> None:
-    found = ", ".join(header)[:300] or "an empty file"
-    check.problems.append(f"it lacks the column {column}; found {found}; {advice}")
+    is_first = not any(" lacks the column " in problem for problem in check.problems)
+    found = f"; found {', '.join(header)[:300] or 'an empty file'}" if is_first else ""
+    check.problems.append(f"it lacks the column {column}{found}; {advice}")
 
 
 def _read(settings: Settings, table: CsvFile, columns: dict[str, str], check: TableCheck) -> Source:
@@ -309,10 +312,12 @@ def standard_views(views: pd.Series) -> pd.Series:
     "" for anything else: words that are not known, and names of several views.
     """
     plain = views.str.upper().str.replace(r"[\W_]+", " ", regex=True).str.replace(_POSITIONS, " ", regex=True)
+    plain = plain.str.replace(_AP, "AP", regex=True).str.replace(_PA, "PA", regex=True)
     plain = (
-        plain.str.replace(_AP, "AP", regex=True).str.replace(_PA, "PA", regex=True).str.split().str.join(" ")
+        plain.str.split()
+        .str.join(" ")
+        .str.replace(r"^FRONTAL (?=AP$|PA$)|(?<=^AP|^PA) FRONTAL$", "", regex=True)
     )
-    plain = plain.str.replace(r"^FRONTAL (?=AP$|PA$)|(?<=^AP|^PA) FRONTAL$", "", regex=True)
     return plain.where(plain.isin(VIEWS), plain.str.fullmatch(_OTHER_VIEWS).map({True: "OTHER", False: ""}))
 
 
@@ -325,7 +330,7 @@ def _of_wanted_views(rows: pd.DataFrame, settings: Settings, check: TableCheck) 
     expected = f"one of the views {', '.join(settings.views)} (option --views), or a known other one"
     if not is_wanted.any():
         check.problems.append(releases.wrong_values(rows["view"], ~is_wanted, expected))
-        check.finish()
+        return rows
     rows = _shared_by_study(rows.assign(view=views.where(views != "", rows["view"])), is_wanted)
     rows = check.require(rows, "view", is_wanted | (views != ""), expected, refuse=False)
     return rows[is_wanted[rows.index]]

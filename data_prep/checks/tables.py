@@ -82,7 +82,7 @@ def _description(prepared: PreparedSet, found: Tables) -> list[str]:
     if len(lost) > (kept := len(found.get("boxes", ()))):
         problems.append(
             f"boxes.parquet: most boxes were left out: {len(lost):,} of {len(lost) + kept:,} (first: "
-            f"{lost['id'].iloc[0]}, {lost['reason'].iloc[0]})"
+            f"{lost['id'].iloc[0]}, {lost['reason'].iloc[0]}); see --resized of data_prep.mimic_cxr"
         )
     kinds = {kind: int((rejects["kind"] == kind).sum()) for kind in ("image", "report", "box")}
     if said.get("rejects", kinds) != kinds:

@@ -44,9 +44,8 @@ def ages(words: pd.Series) -> pd.Series:
 
     NaN for other words and beyond 0 to `OLDEST`.
     """
-    words = (
-        words.str.strip(" .").str.upper().str.replace(r"^>\s*(89|9\d)$|^(89|9\d)\s*\+$", r"\1\2", regex=True)
-    )
+    words = words.str.strip(" .").str.upper()
+    words = words.str.replace(r"^>\s*(89|9\d)$|^(89|9\d)\s*\+$", r"\1\2", regex=True)
     parts = words.str.extract(r"^~?\s*(\d+(?:[.,]\d+)?)\s*([^\W\d_/]*(?:/O)?)$")
     years = pd.to_numeric(parts[0].str.replace(",", ".")) / parts[1].map(_PER_YEAR).astype("float64")
     return years.where(years.between(0, OLDEST)).astype("float64")

@@ -278,13 +278,12 @@ def _refuse_boxes(settings: Settings, source: Source) -> None:
     if source.boxes is None or source.release_images is None:
         return
     images = source.images[source.images["dicom_id"].isin(source.boxes["dicom_id"])]
-    images[["width", "height"]] = [image_files.size_of(Path(file)) for file in images["file"]]
-    images = images[images["width"] > 0]
-    rejects = tables.select_boxes(source.boxes, source.release_images, images, source.resized)[1]
+    sizes = [image_files.size_of(Path(file)) for file in images["file"]]
+    images = images.assign(width=[width for width, _ in sizes], height=[height for _, height in sizes])
+    readable = images[images["width"] > 0]
+    rejects = tables.select_boxes(source.boxes, source.release_images, readable, source.resized)[1]
     reasons = {name: reason for _, name, reason in rejects if reason.startswith(tables.OTHER_SIZE)}
-    remedy = (
-        "take the release's images, or copies in their proportions, or say by --resized how they got others"
-    )
+    remedy = "take the release's images, or copies in their proportions, or say --resized"
     _refuse_many(settings, "box", reasons, len(source.boxes), remedy)
 
 
@@ -462,6 +461,7 @@ def summary(output: Path, info: Mapping[str, Any]) -> str:
     uses = ", ".join(f"{use} {n:,}" for use, n in counts["images_by_use"].items())
     rejects = ", ".join(f"{kind} {n:,}" for kind, n in counts["rejects"].items())
     in_sections = ", ".join(f"{name} {n:,}" for name, n in counts["reports_by_section"].items())
+    scaled = f", {counts['boxes_scaled']:,} scaled to resized images" if "boxes_scaled" in counts else ""
     lines = [
         f"{output}: prepared from {info['source']}",
         f"  images     {counts['images']:,} frontal of {counts['images_in_release']:,} ({uses})",
@@ -469,12 +469,7 @@ def summary(output: Path, info: Mapping[str, Any]) -> str:
         f"  reports    {counts['reports']:,} of {counts['studies']:,} studies ({in_sections})",
         f"  sentences  {counts['report_sentences']:,}, of which {counts['sentences']:,} distinct; "
         f"{counts['sentences_without_letter']:,} without a letter dropped",
-        f"  boxes      {counts['boxes']:,}"
-        + (
-            f", of which {counts['boxes_scaled']:,} scaled to resized images"
-            if "boxes_scaled" in counts
-            else ""
-        ),
+        f"  boxes      {counts['boxes']:,}{scaled}",
         f"  left out   {rejects}"
         + ("" if not sum(counts["rejects"].values()) else "; reasons in rejects.csv"),
     ]

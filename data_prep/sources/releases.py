@@ -307,11 +307,13 @@ class CsvFile:
     def _lines(self) -> Iterator[tuple[int, list[str]]]:
         text = SEPARATOR_LINE.sub("", self.text(), count=1)
         lines = csv.reader(io.StringIO(text, newline=""), delimiter=self.delimiter, strict=True)
+        first = 1
         try:
             for row in lines:
                 yield lines.line_num, row
+                first = lines.line_num + 1
         except csv.Error as error:
-            place = f"{self.file}, line {lines.line_num}"
+            place = f"{self.file}, row from line {first} on"
             raise ReleaseError(f"{place} cannot be read ({error}); {self.advice}") from error
 
     def header(self) -> list[str]:

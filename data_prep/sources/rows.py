@@ -101,19 +101,19 @@ class TableCheck:
     def require(
         self, rows: pd.DataFrame, column: str, is_right: pd.Series, expected: str, refuse: bool = True
     ) -> pd.DataFrame:
-        """The rows that are right; without `refuse` the others are left out in any case."""
+        """The rows that are right; without `refuse` the others are left out in any case, unless none is right."""
         is_right = is_right.astype(bool)
         if is_right.all():
             return rows
         problem = wrong_values(rows[column].rename(self.columns.get(column, column)), ~is_right, expected)
-        if refuse and not self.drop_bad_rows:
+        if (refuse and not self.drop_bad_rows) or not is_right.any():
             self.problems.append(problem)
         else:
             self.warn(f"{problem}; left out")
         for row, image in rows.loc[~is_right, "image"].items():
             reason = f"row {row}, column {self.columns.get(column, column)}: expected {expected}"
             self.rejects.append(("image" if image else "report", image or f"row {row}", reason))
-        return rows[is_right]
+        return rows[is_right] if is_right.any() else rows
 
     def warn(self, text: str) -> None:
         print(f"warning: {self.file}: {text}", file=sys.stderr)
@@ -126,11 +126,8 @@ class TableCheck:
         if len(self.problems) > 1:
             numbered = [f"({number}) {problem}" for number, problem in enumerate(self.problems, start=1)]
             said = f"{len(self.problems)} problems: {'; '.join(numbered)}"
-        option = (
-            ", or leave out bad rows by --drop_bad_rows"
-            if self.rejects and self.drop_bad_rows is False
-            else ""
-        )
+        can_drop = self.rejects and self.drop_bad_rows is False
+        option = ", or leave out bad rows by --drop_bad_rows" if can_drop else ""
         raise ReleaseError(f"{self.file}: {said}; fix the table{option}")
 
 
@@ -146,8 +143,6 @@ def rows_source(
     """
     file = check.file
     rows = _with_people(_consistent(rows, check), check)
-    if rows.empty and not check.problems:
-        check.problems.append("no row is left")
     check.finish()
     rows = rows.assign(split=_splits(rows, settings, file))
     subject, names_of_patients = _numbers(rows["patient"], "patient")
@@ -186,12 +181,10 @@ def rows_source(
 
 def _consistent(rows: pd.DataFrame, check: TableCheck) -> pd.DataFrame:
     """Rows with names of their own for patients, studies and images, that agree with the others of their study."""
+    rows = check.require(rows, "study", rows["study"] != "", "a name in every row")
     for name in ("patient", "study"):
-        rows = check.require(rows, name, rows[name] != "", "a name in every row")
         is_rounded = rows[name].str.fullmatch(r"\d(?:[.,]\d+)?[Ee]\+\d+")
-        rows = check.require(
-            rows, name, ~is_rounded, "numbers in full (spreadsheets round long ones: export them as text)"
-        )
+        rows = check.require(rows, name, ~is_rounded, "all digits (export the numbers as text)")
         # The patients "7", "007" and "7.0" may be one, in training and in test.
         plain = rows[name].str.casefold().str.replace(r"^0*([0-9]+)(?:\.0+)?$", r"\1", regex=True)
         is_one = rows[name].groupby(plain).transform("nunique") == 1
@@ -209,7 +202,7 @@ def _consistent(rows: pd.DataFrame, check: TableCheck) -> pd.DataFrame:
             values = rows[name].replace("", None).groupby(rows["study"]).transform("nunique")
             rows = check.require(rows, "study", values <= 1, f"studies whose rows have one {name}")
     splits = rows.groupby("patient")["split"].transform("nunique")
-    return check.require(rows, "patient", splits == 1, "patients whose rows have one split")
+    return check.require(rows, "patient", splits <= 1, "patients whose rows have one split")
 
 
 def _prepared_paths(images: pd.Series) -> pd.Series:
@@ -320,7 +313,7 @@ def with_image_paths(rows: pd.DataFrame, root: Path, check: TableCheck) -> pd.Da
     """
     paths = rows["image"].map(lambda name: _path_below(name, root) if name else "")
     expected = f"paths below {root}, without '..' and with names of at most 200 bytes"
-    return check.require(rows, "image", paths.notna(), expected).assign(image=paths.dropna())
+    return check.require(rows, "image", paths.notna(), expected).assign(image=paths.fillna(rows["image"]))
 
 
 def _path_below(name: str, root: Path) -> str | None:

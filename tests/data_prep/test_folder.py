@@ -337,7 +337,7 @@ def test_a_drawn_split_has_its_shares_and_stays_when_the_table_grows() -> None:
         ),
         (
             lambda rows: rows.replace("R-1", "1,23E+11"),
-            "patient: expected numbers in full .*'1,23E.11' in row 5",
+            "patient: expected all digits .*'1,23E.11' in row 5",
         ),
         (
             lambda rows: rows.replace("x", "None"),

@@ -86,7 +86,7 @@ def test_the_other_labels_are_read_from_their_own_file(tmp_path: Path) -> None:
         ),
         (
             {"split": SPLIT + '"'},
-            "split.csv.gz, line 4 cannot be read (unexpected end of data); download it again",
+            "split.csv.gz, row from line 4 on cannot be read (unexpected end of data); download it again",
         ),
         ({"split": SPLIT.splitlines()[0] + "\n"}, "split.csv.gz holds no row; download it again"),
         (
