@@ -44,6 +44,7 @@ from data_prep.sources import rows as row_tables
 from data_prep.sources.preparation import Source
 from data_prep.sources.releases import SPLITS, CsvFile, ReleaseError
 from data_prep.sources.rows import PEOPLE, SPLIT_NAMES, TEXTS, TableCheck, label_columns
+from data_prep.text.sections import OWN_RULES_VERSION
 from medclip_dcl.data.prepared import TABLES
 from medclip_dcl.findings import CHEXPERT
 
@@ -142,6 +143,7 @@ def prepare(settings: Settings) -> None:
             "columns": columns,
             "split": settings.split_options("split" in columns),
             "views": list(settings.views) if "view" in columns else None,
+            "text_rules": OWN_RULES_VERSION,
             "delimiter": table.delimiter,
             "encoding": table.encoding,
             **({"drop_bad_rows": True} if settings.drop_bad_rows else {}),

@@ -39,6 +39,7 @@ from data_prep.sources.releases import ReleaseError, is_placeholder, matches, on
 from data_prep.sources.rows import TableCheck, rows_source, with_image_paths
 from data_prep.sources.tables import Reject
 from data_prep.text.reports import MOST_BYTES
+from data_prep.text.sections import OWN_RULES_VERSION
 
 ARCHIVE = "NLMCXR_reports.tgz"
 XML_FOLDERS = ("ecgen-radiology", "NLMCXR_reports/ecgen-radiology", ".")
@@ -114,6 +115,7 @@ def prepare(settings: Settings) -> None:
             "split": settings.split_options(False),
             "views": "none" if settings.text_only else "all" if settings.all_views else "frontal",
             "labels": settings.labels.name if settings.labels is not None else None,
+            "text_rules": OWN_RULES_VERSION,
         },
     )
     if is_folder:

@@ -266,6 +266,8 @@ def _assemble(
         "sentences_without_letter": found.without_letter,
         **({"boxes_scaled": scaled} if scaled else {}),
     }
+    if found.taken:
+        counts["texts"] = found.taken
     if "rows" in images:
         is_resized = (images["height"] != images["rows"]) | (images["width"] != images["columns"])
         counts["images_of_other_size_than_in_metadata"] = int(is_resized.sum())
@@ -469,6 +471,7 @@ def summary(output: Path, info: Mapping[str, Any]) -> str:
         f"  reports    {counts['reports']:,} of {counts['studies']:,} studies ({in_sections})",
         f"  sentences  {counts['report_sentences']:,}, of which {counts['sentences']:,} distinct; "
         f"{counts['sentences_without_letter']:,} without a letter dropped",
+        *text_lines(counts),
         f"  boxes      {counts['boxes']:,}{scaled}",
         f"  left out   {rejects}"
         + ("" if not sum(counts["rejects"].values()) else "; reasons in rejects.csv"),
@@ -487,6 +490,14 @@ def _people(counts: Mapping[str, Any]) -> str:
     if "images_without_age" in counts:
         found.append(f"age unknown {counts['images_without_age']:,}")
     return ", ".join(found)
+
+
+def text_lines(counts: Mapping[str, Any]) -> list[str]:
+    """Sections that were taken from the texts, shares of the reports and the shape of one; none for MIMIC-CXR."""
+    texts = sorted(counts.get("texts", {}).items(), key=lambda text: -text[1][0])
+    total = sum(number for _, (number, _) in texts)
+    lines = [f"{number / total:6.1%} {taken} (e.g. {shape})" for taken, (number, shape) in texts]
+    return [f"  {'' if at else 'taken':<10} {line}" for at, line in enumerate(lines)]
 
 
 def case_lines(counts: Mapping[str, Any]) -> list[str]:

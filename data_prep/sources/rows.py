@@ -282,11 +282,8 @@ def _reports(rows: pd.DataFrame) -> list[Report]:
     joined = rows.groupby("study_id", as_index=False)[names].max()
     reports = []
     for study, *texts in joined.itertuples(index=False):
-        if names == ["text"] and texts[0]:
-            reports.append(Report(int(study), content=texts[0].encode()))
-        else:
-            sections = [Section(*section) for section in zip(names, texts, strict=True) if section[1]]
-            reports.append(Report(int(study), sections=tuple(sections)))
+        sections = [Section(*section) for section in zip(names, texts, strict=True) if section[1]]
+        reports.append(Report(int(study), sections=tuple(sections)))
     return reports
 
 

@@ -181,10 +181,10 @@ def test_the_prepared_set_of_a_table(table: Path, capsys: pytest.CaptureFixture[
     assert said.to_numpy().tolist() == [
         [1, "findings", "Lungs clear."],
         [1, "impression", "Normal."],
-        [2, "last_paragraph", "Heart is big, as before."],
-        [3, "last_paragraph", "Clear."],
-        [3, "last_paragraph", "No effusion."],
-        [4, "last_paragraph", "No effusion."],
+        [2, "no_header", "Heart is big, as before."],
+        [3, "no_header", "Clear."],
+        [3, "no_header", "No effusion."],
+        [4, "no_header", "No effusion."],
     ]
     labels = prepared.table("labels").set_index("study_id")
     assert labels["Cardiomegaly"].to_dict() == {1: pytest.approx(np.nan, nan_ok=True), 2: 1, 3: 0, 4: -1}
@@ -202,6 +202,8 @@ def test_the_prepared_set_of_a_table(table: Path, capsys: pytest.CaptureFixture[
     assert not prepared.is_phantom
     said_to_user = capsys.readouterr()
     assert "train 2, validate 1, test 1" in said_to_user.out
+    taken = "taken       75.0% no_header (e.g. 5 of 5 words, on 1 line)\n"
+    assert taken in said_to_user.out and taken in check.check_set(prepared.folder)[0]
     assert "Lungs clear" not in said_to_user.out + said_to_user.err
     prepare(settings(table))
     assert "nothing to do" in capsys.readouterr().out
