@@ -40,6 +40,7 @@ from medclip_dcl.pictures.geometry import View
 
 WHOLE = View()
 COLUMNS = ["direction", "dicom_id", "subject_id", "phrase", "box", "rank", "rank_tolerant", "n_candidates"]
+TIES = "an incorrect candidate that ties with the best correct one counts half, a correct one not at all"
 _IMAGES_PER_CHUNK = 512
 
 
@@ -176,7 +177,7 @@ class BoxesAndPhrases:
                 "region_centres": REGION_CENTRES,
                 "score": "cosine",
                 "correct": "the paired item; tolerant: every item with the same phrase",
-                "ties": "mean rank of the tied",
+                "ties": TIES,
                 "recall": "mean of R@10, R@50, R@100 of both directions",
                 "medr": "mean of both directions' median ranks",
             },
@@ -345,7 +346,7 @@ class ImagesAndReports:
                 " a sentence any image whose report holds it; tolerant: every report that consists of the same"
                 " sentences",
                 "several_correct": "the best-ranked counts",
-                "ties": "mean rank of the tied",
+                "ties": TIES,
                 "patient_of_a_sentence": "of the first report that holds it, by study_id",
             },
             counts={
