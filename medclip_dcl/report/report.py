@@ -149,11 +149,14 @@ def _tables(run: Path, results: Mapping[str, Any]) -> dict[str, Any]:
             sizes.append(f"images were shown at {size}: numbers at the size of the training differ")
     shown = tables.filled(results, intervals, detailed=True) if results else []
     headline = []
+    levels = tables.chance_levels(next(iter(results.values()))) if results else {}
     for label, path, digits in tables.DESCRIPTIONS["headline"]:
         values = {name: value_at(found["metrics"], path) for name, found in results.items()}
-        if any(value is not None for value in values.values()):
+        # A share that is 1 by chance, such as Recall at 10 of 10 candidates, says nothing.
+        if any(value is not None for value in values.values()) and levels.get(path) != 1:
             texts = {name: tables.number(value, digits) for name, value in values.items()}
-            headline.append((label, texts.get(_TRAINED, tables.NOTHING), texts.get(_UNTRAINED)))
+            chance = tables.number(levels[path], digits) if path in levels else None
+            headline.append((label, texts.get(_TRAINED, tables.NOTHING), texts.get(_UNTRAINED), chance))
     return {
         "tables": shown,
         "headline": headline,

@@ -634,6 +634,22 @@ def test_reports_and_sentences_are_retrieved_beside_boxes(tmp_path):
     assert bootstrap_intervals(tmp_path, n_draws=100)["report_retrieval/image_report/recall"].low is not None
 
 
+def test_retrieval_among_equal_texts_is_not_measured(tmp_path):
+    data = ColourData()
+    sentences = data.tables.sentences.assign(sentence_id=0, text="red").drop_duplicates()
+    data.tables = dataclasses.replace(
+        data.tables, sentences=sentences, boxes=data.tables.boxes.assign(phrase="red")
+    )
+    trainer = trainer_for(tmp_path, Retrieval(), ResultsWriter(figures=False))
+    with pytest.warns(UserWarning, match="images have the same text; there is nothing to tell apart"):
+        (logged,) = trainer.test(ColourModel(), datamodule=data, verbose=False)
+    metrics = json.loads((tmp_path / "results.json").read_text())["metrics"]
+    assert metrics["retrieval"]["recall"] is None and metrics["report_retrieval"] == {} and logged == {}
+    assert "the same text" in render(tmp_path)
+    (logged,) = trainer.validate(ColourModel(), datamodule=data, verbose=False)
+    assert "validate/medr" not in logged
+
+
 @pytest.mark.parametrize(("n_correct", "n_candidates"), [([1], 12), ([1, 1, 4, 12], 12), ([2, 3], 200)])
 def test_chance_is_that_of_shuffled_candidates(n_correct, n_candidates):
     random = np.random.default_rng(0)

@@ -346,6 +346,18 @@ def test_each_table_has_its_chance_level(page):
         assert page.row(table, "this run")[3] == "61.5"
 
 
+def test_the_head_shows_chance_and_omits_certainties(copy):
+    def tiles() -> dict[str, str]:
+        found = re.findall(r'class="tile"><span>(.*?)</span><b>.*?</b>(.*?)</div>', render(copy))
+        return {label: re.sub("<.*?>", " ", rest) for label, rest in found}
+
+    assert "by chance 0.037" in tiles()["Recall"] and "by chance 0.00" in tiles()["signed CNR"]
+    few = results()
+    few["counts"]["retrieval"]["boxes"] = 10  # R@10 of ten candidates is 1 whatever the model
+    (copy / "results.json").write_text(json.dumps(few))
+    assert "Recall" not in tiles() and "by chance 5.5" in tiles()["MedR"]
+
+
 def elsewhere_tested(folder: Path, *sections: str) -> Page:
     """The report of a folder that holds the test of another's checkpoint alone, of some sections of results.json."""
     found = results()
