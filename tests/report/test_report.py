@@ -290,6 +290,23 @@ def test_charts_take_the_columns_that_exist(page):
     assert page.tags.count("svg") == 5 + 1 + 2 + 2
 
 
+def test_constant_curves_are_one_line(run, tmp_path):
+    metrics = pd.read_csv(run / "metrics.csv").assign(**{"train/class_probability": 0.0})
+    metrics[["step", "train/loss", "train/class_probability"]].to_csv(tmp_path / "metrics.csv", index=False)
+    page = Page(render(tmp_path))
+    assert page.tags.count("svg") == 1
+    assert "With one value throughout: mean η of the anchors 0." in page.text
+    assert "class_probability.parquet: " not in page.text
+
+
+def test_ranks_alone_have_no_roc_heading(copy):
+    unlabelled = results()
+    unlabelled["metrics"]["classification"] = {}
+    (copy / "results.json").write_text(json.dumps(unlabelled))
+    text = Page(render(copy)).text
+    assert "Ranks" in text and "ROC curves" not in text
+
+
 def test_configuration_versions_timings_and_notes_are_shown(page):
     for text in (
         "512 pixels",
