@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,7 @@ from medclip_dcl.report.saved_results import (
     read_reported,
     setting,
 )
+from medclip_dcl.report.statistics import ALPHA, over_trainings
 from medclip_dcl.report.tables import (
     NOTHING,
     REPORTS,
@@ -52,11 +55,14 @@ from medclip_dcl.report.tables import (
     Table,
     describe_data,
     filled,
+    interval_cell,
     why_left_out,
 )
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 OUTPUT = Path("runs/comparison")
+SEEDS = ("seed_everything", *(f"data.init_args.{name}" for name in ("seed", "subset_seed", "label_seed")))
+"""Settings in which trainings of one configuration differ."""
 FILES = ("comparison.md", "comparison.tex", "comparison.html", "comparison.json")
 
 _PHANTOM = (
@@ -83,21 +89,33 @@ class Tested:
     results: Mapping[str, Any]
     predictions: Predictions
 
+    @cached_property
+    def config(self) -> dict[str, Any] | None:
+        """Settings of the run; None if they are not known."""
+        return read_config(self.run)
+
+    @property
+    def seed(self) -> Hashable:
+        """Pairs trainings."""
+        return tuple(setting(self.config, name) for name in SEEDS)
+
 
 @dataclass(frozen=True)
 class Comparison:
     """Runs that were tested in the same way, with the uncertainty of their numbers.
 
     Attributes:
-        rows: in the order of the tables.
-        baseline: name of the row that is subtracted from the others; None: no differences.
-        intervals: name -> path -> interval.
-        differences: name of every row but the baseline -> path -> difference.
+        rows: in the given order.
+        groups: label -> rows that differ in the seed alone, in the order of the tables; one row has its name as label.
+        baseline: label that is subtracted from the others; None: no differences.
+        intervals: label -> path -> interval.
+        differences: every label but the baseline -> path -> difference.
         n_draws: bootstrap draws.
         seed: of the draws.
     """
 
     rows: list[Tested]
+    groups: dict[str, list[Tested]]
     baseline: str | None
     intervals: dict[str, dict[str, Interval]]
     differences: dict[str, dict[str, Difference]]
@@ -114,11 +132,11 @@ def compare(
     n_draws: int = N_DRAWS,
     seed: int = 0,
 ) -> Comparison:
-    """Read runs, check that they compare, and resample their patients.
+    """Read runs, check that they compare, group those that differ in the seed alone, and resample their patients.
 
     Args:
         runs: run folders.
-        baseline: a row's name or one of the folders; None: no differences.
+        baseline: name of a row or of a group, or one of the folders; None: no differences.
         names: of the rows; default: the folders' names.
         untrained: add the untrained network of each run, once if all have the same weights.
         n_draws: bootstrap draws of patients, the same for all rows.
@@ -131,15 +149,20 @@ def compare(
     rows = _read(runs, _names(runs, names), untrained)
     for row in rows[1:]:
         _require_same_test(rows[0], row)
-    chosen = None if baseline is None else _baseline(rows, baseline)
+    groups = _grouped(rows)
+    chosen = None if baseline is None else _baseline(groups, baseline)
     numbers = {row.name: bootstrap_numbers(row.predictions, n_draws, seed) for row in rows}
-    differences = {
-        name: differences_of(found, numbers[chosen])
-        for name, found in numbers.items()
-        if chosen is not None and name != chosen
-    }
-    intervals = {name: intervals_of(found) for name, found in numbers.items()}
-    return Comparison(rows, chosen, intervals, differences, n_draws, seed)
+    if len(groups) < len(rows):
+        by_seed = {label: {row.seed: numbers[row.name] for row in of} for label, of in groups.items()}
+        intervals, differences = over_trainings(by_seed, chosen)
+    else:
+        intervals = {name: intervals_of(found) for name, found in numbers.items()}
+        differences = {
+            name: differences_of(found, numbers[chosen])
+            for name, found in numbers.items()
+            if chosen is not None and name != chosen
+        }
+    return Comparison(rows, groups, chosen, intervals, differences, n_draws, seed)
 
 
 def tables(comparison: Comparison, published: bool = True) -> list[Table]:
@@ -149,14 +172,13 @@ def tables(comparison: Comparison, published: bool = True) -> list[Table]:
         comparison: of :func:`compare`.
         published: with the paper's rows.
     """
-    results = {row.name: row.results for row in comparison.rows}
+    results = {label: rows[0].results for label, rows in comparison.groups.items()}
     found = filled(results, comparison.intervals, paper_number)
     for table in found:
         if not published:
             table.published = []
         if comparison.baseline is not None:
-            text = f"paired difference from {comparison.baseline}; * the interval excludes 0"
-            table.rows.append(Row(text, "divider"))
+            table.rows.append(Row(f"paired difference from {comparison.baseline}", "divider"))
         for name, differences in comparison.differences.items():
             cells = [_difference_cell(differences.get(c.path), c.digits) for c in table.columns]
             table.rows.append(Row(f"{name} − {comparison.baseline}", "difference", cells))
@@ -225,7 +247,8 @@ def _read(runs: Sequence[Path], names: Sequence[str], untrained: bool) -> list[T
     others = [_tested(row.run, f"{row.name}, {UNTRAINED}", "_untrained") for row in trained]
     for row in others:
         _require_same_test(trained[0], row)
-    if len({row.results["checkpoint"]["weights"] for row in others}) == 1:
+    others = list({row.results["checkpoint"]["weights"]: row for row in others[::-1]}.values())[::-1]
+    if len(others) == 1:
         others = [replace(others[0], name=UNTRAINED)]
     if clash := {row.name for row in trained} & {row.name for row in others}:
         raise SavedResultsError(
@@ -272,13 +295,38 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:80]}..."
 
 
-def _baseline(rows: Sequence[Tested], baseline: str) -> str:
+def _grouped(rows: Sequence[Tested]) -> dict[str, list[Tested]]:
+    """Rows by label: together where their settings are known and differ in the seed alone."""
+    alike: list[list[Tested]] = []
     for row in rows:
-        is_folder = not row.suffix and Path(baseline).resolve() == row.run.resolve()
-        if row.name == baseline or is_folder:
-            return row.name
+        group = next((group for group in alike if _differ_in_seed(group, row)), None)
+        if group is None:
+            alike.append(group := [])
+        group.append(row)
+    found = {}
+    for group in alike:
+        first, suffix = group[0].name, f", {UNTRAINED}" if group[0].suffix else ""
+        shared = os.path.commonprefix([row.name for row in group]).removesuffix(suffix).rstrip("-_. ")
+        labels = [f"{name} ({len(group)} seeds){suffix}" for name in (shared or first, first)]
+        found[first if len(group) == 1 else labels[labels[0] in found]] = group
+    return found
+
+
+def _differ_in_seed(group: Sequence[Tested], row: Tested) -> bool:
+    first = group[0]
+    if first.config is None or row.config is None or first.suffix != row.suffix:
+        return False
+    is_new = all(row.seed != other.seed for other in group)
+    return is_new and differing_settings(first.config, row.config).keys() <= set(SEEDS)
+
+
+def _baseline(groups: Mapping[str, Sequence[Tested]], baseline: str) -> str:
+    for label, rows in groups.items():
+        is_folder = any(not row.suffix and Path(baseline).resolve() == row.run.resolve() for row in rows)
+        if is_folder or baseline in (label, *(row.name for row in rows)):
+            return label
     raise SavedResultsError(
-        f"--baseline {baseline} is not a row; give one of: {', '.join(row.name for row in rows)}"
+        f"--baseline {baseline} is not a row; give one of: {', '.join(groups)}"
         " (the untrained ones come with --untrained)"
     )
 
@@ -288,11 +336,11 @@ def _difference_cell(difference: Difference | None, digits: int) -> Cell:
     if difference is None or difference.value is None:
         return Cell(NOTHING)
     places = digits + 1 if digits else 0
-    if difference.low is None:
-        return Cell(_signed(difference.value, places))
-    mark = "*" if difference.excludes_zero else ""
-    low, high = (_signed(bound, places) for bound in (difference.low, difference.high))
-    return Cell(_signed(difference.value, places), f"[{low}, {high}]{mark}")
+    value, low, high, p, _, patients = difference
+    cell = interval_cell(value, low, high, places, _signed, patients)
+    # Over patients alone an interval says nothing about another training.
+    is_marked = patients is not None and p is not None and p <= ALPHA
+    return cell._replace(text=cell.text + "*" * is_marked)
 
 
 def _signed(value: float | None, digits: int) -> str:
@@ -327,7 +375,7 @@ def _image_size(row: Tested) -> str | None:
     """Size of the tested images; for results of older versions, that of the training."""
     if known := describe_image_size(row.results):
         return known
-    size = setting(read_config(row.run), "data.init_args.image_size")
+    size = setting(row.config, "data.init_args.image_size")
     return None if size is None else f"{size} pixels"
 
 
@@ -336,7 +384,7 @@ def settings_that_differ(comparison: Comparison) -> dict[str, list[Any]]:
 
     Of a path, only the last part.
     """
-    configs = [read_config(row.run) for row in comparison.rows if not row.suffix]
+    configs = [row.config for row in comparison.rows if not row.suffix]
     known = [config for config in configs if config is not None]
     names = {name for config in known[1:] for name in differing_settings(known[0], config)}
     return {name: [_without_place(setting(config, name)) for config in configs] for name in sorted(names)}
@@ -353,17 +401,24 @@ def _settings(comparison: Comparison, differing: Mapping[str, list[Any]]) -> Tab
         Row(name, "plain", [Cell(_short(value).strip('"')) for value in values])
         for name, values in differing.items()
     ]
-    unknown = [row.name for row in comparison.rows if not row.suffix and read_config(row.run) is None]
+    unknown = [row.name for row in comparison.rows if not row.suffix and row.config is None]
     note = f"No config.yaml, so that the settings are not known: {', '.join(unknown)}." if unknown else ""
     return Table("Settings that differ", [*map(Column, names)], rows, note or ("" if rows else "None."))
 
 
 def _explanation(comparison: Comparison) -> str:
     text = method(comparison.n_draws, comparison.seed)
+    if len(comparison.groups) < len(comparison.rows):
+        return (
+            "Means over the trainings that differ in the seed alone, in square brackets with 95% t intervals over"
+            f" trainings. {text.replace('In brackets', 'In round brackets')} Differences are paired by seed; * marks"
+            f" p <= {ALPHA} of the paired t test, adjusted by Holm's method for all differences of one column."
+        )
     if comparison.baseline is not None:
         text += (
-            " Differences are paired: each draw takes the same patients in both runs; * marks an interval that excludes"
-            " 0, not corrected for the number of comparisons."
+            " Differences are paired: each draw takes the same patients in both runs. None is marked: with one training"
+            " each they compare these networks, not objectives, whose numbers change with the seed. Train each with"
+            " three seeds or more; runs that differ in the seed alone are grouped."
         )
     return text
 
@@ -389,18 +444,19 @@ def _json(comparison: Comparison, differing: Mapping[str, list[Any]]) -> dict[st
     """All numbers, also those that the tables leave out: ACC per finding, categories, differences of the variants."""
     first = comparison.rows[0].results
     rows = {
-        row.name: {
-            "folder": row.run.resolve().name,
-            "checkpoint": row.results["checkpoint"],
-            "intervals": {k: v._asdict() for k, v in comparison.intervals[row.name].items()},
-            "differences": {k: v._asdict() for k, v in comparison.differences.get(row.name, {}).items()},
+        label: {
+            "folders": [row.run.resolve().name for row in of_label],
+            "checkpoints": [row.results["checkpoint"] for row in of_label],
+            "intervals": {k: v._asdict() for k, v in comparison.intervals[label].items()},
+            "differences": {k: v._asdict() for k, v in comparison.differences.get(label, {}).items()},
         }
-        for row in comparison.rows
+        for label, of_label in comparison.groups.items()
     }
     return {
         "format_version": FORMAT_VERSION,
         "rows": rows,
         "baseline": comparison.baseline,
+        "method": _explanation(comparison),
         "settings_that_differ": differing,
         "bootstrap": {
             "unit": "patient",
