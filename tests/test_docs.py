@@ -129,6 +129,8 @@ def workplace(small_set, tmp_path_factory) -> Path:
         if name == "hospital":
             config["data"]["init_args"]["folder"] = "data/hospital"
         (folder / "runs" / name / "config.yaml").write_text(yaml.safe_dump(config))
+    (own,) = [block for page, block in blocks("python") if page == "contributing.md"]
+    (folder / "my_parts.py").write_text(own)
     (folder / "hospital_prompts.yaml").symlink_to(ROOT / "configs/prompts/chexpert14.yaml")
     return folder
 
@@ -138,6 +140,7 @@ def workplace(small_set, tmp_path_factory) -> Path:
 def test_documented_commands_are_accepted_by_their_parsers(name, workplace, monkeypatch):
     module, *arguments = COMMANDS[name][2:]
     monkeypatch.chdir(workplace)
+    monkeypatch.syspath_prepend(workplace)
     for parser in (argparse.ArgumentParser, jsonargparse.ArgumentParser, LightningCLI):
         method = "parse_arguments" if parser is LightningCLI else "parse_args"
         parse = getattr(parser, method)

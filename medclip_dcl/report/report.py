@@ -150,7 +150,7 @@ def _tables(run: Path, results: Mapping[str, Any]) -> dict[str, Any]:
         notes += [note for section in found["notes"].values() for note in section]
         if "," in (size := describe_image_size(found) or ""):
             sizes.append(f"images were shown at {size}: numbers at the size of the training differ")
-    shown = tables.filled(results, intervals, detailed=True) if results else []
+    shown = tables.filled(results, intervals, detailed=True) + tables.other_tables(results) if results else []
     headline = []
     levels = tables.chance_levels(next(iter(results.values()))) if results else {}
     for label, path, digits in tables.DESCRIPTIONS["headline"]:

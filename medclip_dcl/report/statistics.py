@@ -94,8 +94,8 @@ def _over_trainings(runs: Sequence[Numbers]) -> dict[str, Difference]:
         draws = np.stack([numbers[path] for numbers in runs])
         of_test = _summary(draws[:, 0])
         low, high, n_draws = percentiles(draws.mean(axis=0)[1:])
-        ends = [_known(of_test[name]) for name in ("mean", "low", "high", "p")]
-        found[path] = Difference(*ends, n_draws, (low, high))
+        mean, t_low, t_high, p = (_known(of_test[name]) for name in ("mean", "low", "high", "p"))
+        found[path] = Difference(mean, t_low, t_high, p, n_draws, (low, high))
     return found
 
 

@@ -337,7 +337,7 @@ def test_intervals_are_those_of_every_number_that_was_found(tested):
             if not path.endswith("n_findings"):
                 assert found[path].value == (None if value is None else pytest.approx(value, abs=1e-6)), path
     assert found["grounding/by_pair/cnr"].low is not None
-    assert found["classification/by_finding/Rarity/auc"] == (None, None, None, 0)
+    assert found["classification/by_finding/Rarity/auc"][:4] == (None, None, None, 0)
 
 
 def _numbers(metrics, path):
@@ -702,6 +702,35 @@ def test_the_report_reads_what_was_written(tested):
     assert f">{metrics['retrieval']['text_to_image']['R@50']:.2f} <small>[" in html
     assert html.count("data:image/jpeg") == 3
     assert "Rarity: no AUC and accuracy from 2 positive and 7 negative cases" in html
+
+
+def test_the_documented_evaluation_is_in_the_report(tmp_path):
+    text = (Path(__file__).resolve().parents[2] / "docs/contributing.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    exec(text.partition("```python\n")[2].partition("```")[0], names)
+    # Without its attributes, and with a constructor that calls no other.
+    source = {
+        "__init__": lambda self: None,
+        **{x: vars(names["ImageNorm"])[x] for x in ("prepare", "measure")},
+    }
+    bare = type(
+        "OwnNorm", (names["EvaluationCallback"],), {**source, "summarise": names["ImageNorm"].summarise}
+    )
+    trainer = trainer_for(tmp_path, names["ImageNorm"](), bare(), ResultsWriter(figures=False))
+    data = ColourData()
+    (logged,) = trainer.test(ColourModel(), datamodule=data, verbose=False)
+    mean = np.linalg.norm(regions_of(data).mean((1, 2)), axis=1).mean()
+    assert logged["test/image_norm"] == pytest.approx(mean)
+    metrics = json.loads((tmp_path / "results.json").read_text())["metrics"]
+    assert metrics == {"image_norm": {"mean": pytest.approx(mean)}, "own_norm": {"mean": pytest.approx(mean)}}
+    html = render(tmp_path)
+    assert "<figcaption>Image norm</figcaption>" in html and f"<td>{mean:.3f}</td>" in html
+
+
+def test_two_evaluations_of_one_section_are_refused(tmp_path):
+    twice = [ZeroShotClassification(PROMPTS), ZeroShotClassification()]
+    with pytest.raises(UserError, match="both write section 'classification' of results.json"):
+        trainer_for(tmp_path, *twice).test(ColourModel(), datamodule=ColourData(), verbose=False)
 
 
 @pytest.mark.filterwarnings("ignore:test. Rarity")
