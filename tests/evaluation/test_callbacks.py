@@ -9,6 +9,7 @@ import dataclasses
 import json
 import math
 import shutil
+from fnmatch import fnmatchcase
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +32,7 @@ from medclip_dcl.errors import UserError
 from medclip_dcl.evaluation import Grounding, ResultsWriter, Retrieval, ZeroShotClassification
 from medclip_dcl.evaluation.grounding import boxes_by_image, chosen_examples
 from medclip_dcl.evaluation.retrieval import box_features, by_chance
+from medclip_dcl.experiments.grid import PATHS
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.pictures.geometry import View
 from medclip_dcl.report.intervals import bootstrap_intervals
@@ -334,6 +336,7 @@ def test_intervals_are_those_of_every_number_that_was_found(tested):
     found = bootstrap_intervals(tested.folder, n_draws=100)
     for section, metrics in tested.results["metrics"].items():
         for path, value in _numbers(metrics, section):
+            assert any(fnmatchcase(path, f"{section}/{name}") for name in PATHS[section]), path
             if not path.endswith("n_findings"):
                 assert found[path].value == (None if value is None else pytest.approx(value, abs=1e-6)), path
     assert found["grounding/by_pair/cnr"].low is not None
