@@ -78,10 +78,9 @@ class Evaluation(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         for other in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(other, Evaluation) and other is not self and other.section == self.section:
-                names = f"{type(self).__name__} and {type(other).__name__}"
                 raise UserError(
-                    f"trainer.callbacks: {names} both write section {self.section!r} of results.json, where one would"
-                    " replace the other; remove one, or give a subclass a `section` of its own"
+                    f"trainer.callbacks: {type(self).__name__} and {type(other).__name__} both write section"
+                    f" {self.section!r} of results.json; remove one, or give a subclass a `section` of its own"
                 )
 
     def figures(self, load_image: Any) -> Iterator[tuple[str, Figure]]:

@@ -148,6 +148,7 @@ class BoxesAndPhrases:
         )
         queries = pd.DataFrame(columns=COLUMNS)
         has_choice = boxes["phrase"].nunique() > 1
+        note = NO_BOXES if boxes.empty else _nothing_to_tell(len(boxes), "boxes have")
         if has_choice:
             features = torch.tensor(np.stack([by_box[index] for index in boxes.index]))
             phrase_id, phrases = pd.factorize(boxes["phrase"])
@@ -188,9 +189,7 @@ class BoxesAndPhrases:
                 "phrases": int(boxes["phrase"].nunique()),
                 "patients": int(boxes["subject_id"].nunique()),
             },
-            notes=[]
-            if has_choice
-            else [_nothing_to_tell(len(boxes), "boxes have") if len(boxes) else NO_BOXES],
+            notes=[] if has_choice else [note],
             predictions=queries,
         )
         return {"retrieval": result}

@@ -1,9 +1,9 @@
 """Comparison of runs: ``python -m medclip_dcl.report.compare RUN1 RUN2 ...``.
 
-Tables in the shape of SSD's tables 1, 3, 4 and 5 with bootstrap intervals, paired differences from a baseline, the
-paper's rows where the set is the paper's, and the settings that differ, as Markdown, LaTeX, HTML and JSON. Runs that
-were tested with other options or on other cases are refused. The files hold numbers, names of runs and the protocol,
-no text of a report.
+Tables in the shape of SSD's tables 1, 3, 4 and 5 with bootstrap intervals or, of several seeds, means with t intervals;
+paired differences from a baseline, the paper's rows where the set is the paper's, and the settings that differ, as
+Markdown, LaTeX, HTML and JSON. Runs that were tested with other options or on other cases are refused. The files hold
+numbers, names of runs and the protocol, no text of a report.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from medclip_dcl.command_line import one_line_errors
+from medclip_dcl.evaluation.summaries import by_path
 from medclip_dcl.files import write_json, write_text
 from medclip_dcl.report.intervals import (
     LEVEL,
@@ -44,7 +47,7 @@ from medclip_dcl.report.saved_results import (
     read_reported,
     setting,
 )
-from medclip_dcl.report.statistics import ALPHA, over_trainings
+from medclip_dcl.report.statistics import ALPHA, means, paired_differences
 from medclip_dcl.report.tables import (
     NOTHING,
     REPORTS,
@@ -151,11 +154,10 @@ def compare(
         _require_same_test(rows[0], row)
     groups = _grouped(rows)
     chosen = None if baseline is None else _baseline(groups, baseline)
-    numbers = {row.name: bootstrap_numbers(row.predictions, n_draws, seed) for row in rows}
     if len(groups) < len(rows):
-        by_seed = {label: {row.seed: numbers[row.name] for row in of} for label, of in groups.items()}
-        intervals, differences = over_trainings(by_seed, chosen)
+        intervals, differences = _over_trainings(groups, chosen)
     else:
+        numbers = {row.name: bootstrap_numbers(row.predictions, n_draws, seed) for row in rows}
         intervals = {name: intervals_of(found) for name, found in numbers.items()}
         differences = {
             name: differences_of(found, numbers[chosen])
@@ -173,14 +175,15 @@ def tables(comparison: Comparison, published: bool = True) -> list[Table]:
         published: with the paper's rows.
     """
     results = {label: rows[0].results for label, rows in comparison.groups.items()}
+    is_repeated = len(comparison.groups) < len(comparison.rows)
     found = filled(results, comparison.intervals, paper_number)
     for table in found:
         if not published:
             table.published = []
-        if comparison.baseline is not None:
+        if comparison.differences:
             table.rows.append(Row(f"paired difference from {comparison.baseline}", "divider"))
         for name, differences in comparison.differences.items():
-            cells = [_difference_cell(differences.get(c.path), c.digits) for c in table.columns]
+            cells = [_difference_cell(differences.get(c.path), c.digits, is_repeated) for c in table.columns]
             table.rows.append(Row(f"{name} − {comparison.baseline}", "difference", cells))
     return found
 
@@ -320,6 +323,36 @@ def _differ_in_seed(group: Sequence[Tested], row: Tested) -> bool:
     return is_new and differing_settings(first.config, row.config).keys() <= set(SEEDS)
 
 
+def _over_trainings(
+    groups: Mapping[str, Sequence[Tested]], baseline: str | None
+) -> tuple[dict[str, dict[str, Interval]], dict[str, dict[str, Difference]]]:
+    """Means over seeds and differences paired by seed, with t intervals; p is adjusted for all of one number."""
+    numbers = [
+        (label, row.seed, path[1:], value)
+        for label, rows in groups.items()
+        for row in rows
+        for path, value in by_path(row.results["metrics"], "")
+        if isinstance(value, float)
+    ]
+    found = pd.DataFrame(numbers, columns=["label", "seed", "path", "value"])
+    intervals: dict[str, dict[str, Interval]] = {label: {} for label in groups}
+    differences: dict[str, dict[str, Difference]] = {label: {} for label in groups if label != baseline}
+    for one in _records(means(found, ["label", "path"])):
+        intervals[one["label"]][one["path"]] = Interval(one["mean"], one["low"], one["high"], one["n"])
+    for path, rows in found.groupby("path", sort=False) if baseline is not None else ():
+        for one in _records(
+            paired_differences(rows, compared="label", reference=str(baseline), pairs="seed")
+        ):
+            ends = one["mean"], one["low"], one["high"], one["p_holm"]
+            differences[one["label"]][str(path)] = Difference(*ends, one["n"])
+    return intervals, differences
+
+
+def _records(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Rows with None for NaN."""
+    return table.astype(object).where(table.notna(), None).to_dict("records")  # type: ignore[return-value]
+
+
 def _baseline(groups: Mapping[str, Sequence[Tested]], baseline: str) -> str:
     for label, rows in groups.items():
         is_folder = any(not row.suffix and Path(baseline).resolve() == row.run.resolve() for row in rows)
@@ -331,15 +364,15 @@ def _baseline(groups: Mapping[str, Sequence[Tested]], baseline: str) -> str:
     )
 
 
-def _difference_cell(difference: Difference | None, digits: int) -> Cell:
+def _difference_cell(difference: Difference | None, digits: int, is_over_trainings: bool) -> Cell:
     """One decimal more than the numbers themselves have; ranks as they are."""
     if difference is None or difference.value is None:
         return Cell(NOTHING)
-    places = digits + 1 if digits else 0
-    value, low, high, p, _, patients = difference
-    cell = interval_cell(value, low, high, places, _signed, patients)
-    # Over patients alone an interval says nothing about another training.
-    is_marked = patients is not None and p is not None and p <= ALPHA
+    cell = interval_cell(
+        difference.value, difference.low, difference.high, digits + 1 if digits else 0, _signed
+    )
+    # Over patients an interval says nothing about another training.
+    is_marked = is_over_trainings and difference.p is not None and difference.p <= ALPHA
     return cell._replace(text=cell.text + "*" * is_marked)
 
 
@@ -359,7 +392,7 @@ def _facts(comparison: Comparison) -> Table:
             row.run.resolve().name,
             checkpoint["file"],
             checkpoint["weights"],
-            _image_size(row),
+            describe_image_size(row.results),
             row.results["precision"],
             row.results["versions"].get("medclip_dcl"),
         )
@@ -369,14 +402,6 @@ def _facts(comparison: Comparison) -> Table:
     return Table(
         "Networks", [*map(Column, headings)], rows, f"All on the prepared set with fingerprint {fingerprint}."
     )
-
-
-def _image_size(row: Tested) -> str | None:
-    """Size of the tested images; for results of older versions, that of the training."""
-    if known := describe_image_size(row.results):
-        return known
-    size = setting(row.config, "data.init_args.image_size")
-    return None if size is None else f"{size} pixels"
 
 
 def settings_that_differ(comparison: Comparison) -> dict[str, list[Any]]:
@@ -407,13 +432,13 @@ def _settings(comparison: Comparison, differing: Mapping[str, list[Any]]) -> Tab
 
 
 def _explanation(comparison: Comparison) -> str:
-    text = method(comparison.n_draws, comparison.seed)
     if len(comparison.groups) < len(comparison.rows):
         return (
-            "Means over the trainings that differ in the seed alone, in square brackets with 95% t intervals over"
-            f" trainings. {text.replace('In brackets', 'In round brackets')} Differences are paired by seed; * marks"
-            f" p <= {ALPHA} of the paired t test, adjusted by Holm's method for all differences of one column."
+            "Means over the trainings that differ in the seed alone; in brackets, 95% t intervals over trainings, which"
+            " do not cover other patients: each run's report has intervals over these. Differences are paired by seed;"
+            f" * marks p <= {ALPHA} of the paired t test, adjusted by Holm's method for all differences of one column."
         )
+    text = method(comparison.n_draws, comparison.seed)
     if comparison.baseline is not None:
         text += (
             " Differences are paired: each draw takes the same patients in both runs. None is marked: with one training"
@@ -429,7 +454,7 @@ def _notes(comparison: Comparison, differing: Mapping[str, list[Any]]) -> list[s
     precisions = sorted({str(row.results["precision"]) for row in comparison.rows})
     if len(precisions) > 1:
         notes.append(f"the networks were tested in different precisions: {', '.join(precisions)}")
-    sizes = dict.fromkeys(str(_image_size(row)) for row in comparison.rows)
+    sizes = dict.fromkeys(str(describe_image_size(row.results)) for row in comparison.rows)
     if len(sizes) > 1 or any("," in size for size in sizes):
         notes.append(f"sizes of the images differ: {', '.join(sizes)}")
     if differing:

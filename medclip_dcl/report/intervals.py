@@ -76,14 +76,12 @@ class Interval(NamedTuple):
         low: lower bound.
         high: upper bound.
         n_draws: draws that gave the number.
-        patients: low and high over patients, where the interval is over trainings.
     """
 
     value: float | None
     low: float | None
     high: float | None
     n_draws: int
-    patients: tuple[float | None, float | None] | None = None
 
 
 class Difference(NamedTuple):
@@ -93,10 +91,8 @@ class Difference(NamedTuple):
         value: the difference among the tested patients.
         low: lower bound.
         high: upper bound.
-        p: two-sided: twice the smaller share of draws on one side of 0, (count + 1) / (draws + 1), at most 1; over
-            trainings, of the paired t test, adjusted by Holm's method.
+        p: two-sided: twice the smaller share of draws on one side of 0, (count + 1) / (draws + 1), at most 1.
         n_draws: draws that gave both numbers.
-        patients: as of an interval.
     """
 
     value: float | None
@@ -104,7 +100,6 @@ class Difference(NamedTuple):
     high: float | None
     p: float | None
     n_draws: int
-    patients: tuple[float | None, float | None] | None = None
 
 
 @dataclass(frozen=True)

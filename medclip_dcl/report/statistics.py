@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
-from medclip_dcl.report.intervals import LEVEL, Difference, Interval, Numbers, percentiles
+from medclip_dcl.report.intervals import LEVEL
 
 ALPHA = 0.05
 _ROUNDING = 1e-9
@@ -53,54 +53,6 @@ def paired_differences(
     both["difference"] = both["value"] - both["value_reference"]
     found = _by_group(both, [*groups, compared], "difference")
     return found.assign(p_holm=holm(found["p"].to_numpy("float64")))
-
-
-def over_trainings(
-    trainings: Mapping[str, Mapping[Hashable, Numbers]], baseline: str | None = None
-) -> tuple[dict[str, dict[str, Interval]], dict[str, dict[str, Difference]]]:
-    """Means over trainings, and differences over the seeds shared with the baseline, with their t intervals.
-
-    p of a difference is adjusted for all differences of the same number by Holm's method.
-
-    Args:
-        trainings: label -> seed -> numbers of a training.
-        baseline: label that is subtracted from the others; None: no differences.
-
-    Returns:
-        Label -> path -> interval, and label -> path -> difference, with the intervals over patients in `patients`.
-    """
-    intervals, differences = {}, {}
-    for label, of_seeds in trainings.items():
-        found = _over_trainings(list(of_seeds.values()))
-        intervals[label] = {path: Interval(*one[:3], *one[4:]) for path, one in found.items()}
-        if baseline not in (None, label):
-            pairs = [
-                (numbers, of) for seed, numbers in of_seeds.items() if (of := trainings[baseline].get(seed))
-            ]
-            differences[label] = _over_trainings(
-                [{path: numbers[path] - of[path] for path in numbers if path in of} for numbers, of in pairs]
-            )
-    for path in dict.fromkeys(path for found in differences.values() for path in found):
-        labels = [label for label, found in differences.items() if path in found]
-        p = np.array([differences[label][path].p for label in labels], dtype="float64")
-        for label, adjusted in zip(labels, holm(p), strict=True):
-            differences[label][path] = differences[label][path]._replace(p=_known(adjusted))
-    return intervals, differences
-
-
-def _over_trainings(runs: Sequence[Numbers]) -> dict[str, Difference]:
-    found = {}
-    for path in [path for path in runs[0] if all(path in numbers for numbers in runs)] if runs else ():
-        draws = np.stack([numbers[path] for numbers in runs])
-        of_test = _summary(draws[:, 0])
-        low, high, n_draws = percentiles(draws.mean(axis=0)[1:])
-        mean, t_low, t_high, p = (_known(of_test[name]) for name in ("mean", "low", "high", "p"))
-        found[path] = Difference(mean, t_low, t_high, p, n_draws, (low, high))
-    return found
-
-
-def _known(value: float) -> float | None:
-    return None if np.isnan(value) else float(value)
 
 
 def holm(p: np.ndarray) -> np.ndarray:

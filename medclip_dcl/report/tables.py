@@ -202,25 +202,18 @@ def number(value: Any, digits: int) -> str:
     return f"{value:,.1f}".removesuffix(".0") if digits == 0 else f"{value:.{digits}f}"
 
 
-def interval_cell(
-    value: Any, low: Any, high: Any, digits: int, show: Show = number, patients: Any = None
-) -> Cell:
-    """A number with its interval, and in round brackets that over patients; without one where that is None."""
-    brackets = [] if low is None else [f"[{show(low, digits)}, {show(high, digits)}]"]
-    if patients is not None and patients[0] is not None:
-        brackets.append(f"({show(patients[0], digits)}, {show(patients[1], digits)})")
-    return Cell(show(value, digits), " ".join(brackets))
+def interval_cell(value: Any, low: Any, high: Any, digits: int, show: Show = number) -> Cell:
+    """A number with its interval; without one where that is None."""
+    return Cell(show(value, digits), "" if low is None else f"[{show(low, digits)}, {show(high, digits)}]")
 
 
 def number_cell(
     results: Results, intervals: Mapping[str, Interval], path: str, digits: int, show: Show = number
 ) -> Cell:
-    """A number of results.json, or its mean over trainings where the interval is of that, with the interval."""
-    value, found = value_at(results["metrics"], path), intervals.get(path)
-    if found is None:
-        return Cell(show(value, digits))
-    value = value if found.patients is None else found.value
-    return interval_cell(value, found.low, found.high, digits, show, found.patients)
+    """A number with its interval, if it has one, else from results.json."""
+    if (found := intervals.get(path)) is not None:
+        return interval_cell(found.value, found.low, found.high, digits, show)
+    return interval_cell(value_at(results["metrics"], path), None, None, digits, show)
 
 
 def filled(

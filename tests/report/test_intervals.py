@@ -99,14 +99,14 @@ def test_what_rests_on_one_patient_has_a_value_but_no_interval(tables):
     found = bootstrap_intervals(Predictions(tables, 2), n_draws=100)
     for path in ("classification/by_finding/Pneumothorax/auc", "grounding/by_category/One/miou"):
         assert found[path].value is not None
-        assert found[path][1:4] == (None, None, 0)
+        assert found[path][1:] == (None, None, 0)
     assert found["grounding/by_category/Others/miou"].low is not None
 
 
 def test_a_finding_with_too_few_cases_has_no_number_and_is_not_averaged(tables):
     few = Predictions(tables, min_cases=10)
     found = bootstrap_intervals(few, n_draws=100)
-    assert found["classification/by_finding/Pneumothorax/auc"][:4] == (None, None, None, 0)
+    assert found["classification/by_finding/Pneumothorax/auc"] == (None, None, None, 0)
     others = [
         float(one.value or 0)
         for path, one in found.items()
@@ -181,7 +181,7 @@ def test_differences_are_paired():
     single = bootstrap_intervals(a, 400)["grounding/cnr_signed"]
     assert single.low is not None and single.low < 0.0, "unpaired, 0.1 is nothing"
     same = bootstrap_differences(a, a, 400)["grounding/cnr_signed"]
-    assert same[:5] == (0.0, 0.0, 0.0, 1.0, 400)
+    assert same == (0.0, 0.0, 0.0, 1.0, 400)
 
 
 def test_a_difference_is_computed_draw_by_draw(make_predictions):
