@@ -183,7 +183,7 @@ def test_runs_that_differ_in_the_seed_are_grouped(six_trainings, capsys, monkeyp
         [json.loads((run / "results.json").read_text())["metrics"]["classification"]["auc"] for run in of]
         for of in (runs[:3], runs[3:])
     ]
-    difference = np.subtract(*aucs[::-1])
+    difference = np.subtract(aucs[1], aucs[0])
     low, high = stats.t.interval(0.95, 2, difference.mean(), stats.sem(difference))
     cell = shown["dcl_lm (3 seeds) − infonce (3 seeds)"][0]
     numbers = [float(x) for x in re.findall(r"[+-]?\d*\.\d+", cell)]
