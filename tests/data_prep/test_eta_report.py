@@ -15,7 +15,7 @@ from data_prep import eta_report
 from data_prep.eta_report import main
 from data_prep.scores.eta_estimates import Estimates, LogLinearFit, bound_term, count_sentences, estimate
 from medclip_dcl.data.prepared import FORMAT_VERSION, PreparedDataError, PreparedSet, write_table
-from medclip_dcl.errors import UserError
+from medclip_dcl.errors import UserError, WorseResultError
 from medclip_dcl.files import write_json
 from medclip_dcl.findings import CHEXPERT
 from medclip_dcl.objectives import LanguageModelClassProbability
@@ -374,6 +374,13 @@ def test_what_training_would_warn_about_is_not_written(
         }
     }
     said = capsys.readouterr().out
+    main(["--data", str(folder), *given, "0.45"])
+    write_scores(folder, "other")
+    with pytest.raises(
+        WorseResultError, match="kept: .* has .a, k. of other scores than other; give another"
+    ):
+        main(["--data", str(folder), "--log_p", "other", *given, "0.5"])
+    assert class_probability(folder / "eta")["k"] == 0.45
     assert "e-05, lies outside [0.0001, 0.5]" in said
     assert "--estimate reports or reports_least_squares or reports_bound" in said
     assert "SSD's constant eta, 0.05" in said and "CXR-BERT" in said
