@@ -76,11 +76,8 @@ def _own_calibration(file: Path, network: ImageTextNetwork) -> Calibration | Non
     if not file.is_file():
         return None
     calibration, own = Calibration.read(file), network.fingerprint()
-    if calibration.fingerprint == own:
-        if not math.isclose(calibration.scale, scale := network.similarity.gamma2.item(), rel_tol=1e-4):
-            raise UserError(
-                f"{file}: scale {calibration.scale} is not the model's gamma^2, {scale}; calibrate again"
-            )
+    has_scale = math.isclose(calibration.scale, network.similarity.gamma2.item(), rel_tol=1e-4)
+    if calibration.fingerprint == own and has_scale:
         return calibration
     warnings.warn(
         f"{file} was fitted to another model ({calibration.fingerprint}) than the one that is loaded ({own}) and is "

@@ -63,14 +63,14 @@ def export_model(source: Path, folder: Path, address: str | None = None) -> Imag
 def _require_better(folder: Path, model: ImageTextInference, card: str) -> None:
     """Refuse to replace an export of the same weights that has a calibration or results which the new one lacks."""
     own, earlier, file = model.network.fingerprint(), _card_of(folder), folder / CALIBRATION_FILE
-    lost = [CARD_FILE] if own["weights"] in earlier and RESULTS in earlier and RESULTS not in card else []
+    lost = ["results"] if own["weights"] in earlier and RESULTS in earlier and RESULTS not in card else []
     if model.calibration is None and file.is_file():
         calibration = Calibration.read(file)
-        lost += [CALIBRATION_FILE] if calibration.fingerprint == own and calibration.calibrated() else []
+        lost += ["a calibration"] if calibration.fingerprint == own and calibration.calibrated() else []
     if lost:
         raise WorseResultError(
-            f"{folder} is kept: of the same weights, its {' and '.join(lost)} would lose what the run has no longer; "
-            "give another folder, or delete this one"
+            f"{folder} is kept: it has {' and '.join(lost)} of these weights, which the source lacks; give another "
+            "folder, or delete this one"
         )
 
 

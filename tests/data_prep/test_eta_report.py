@@ -374,13 +374,6 @@ def test_what_training_would_warn_about_is_not_written(
         }
     }
     said = capsys.readouterr().out
-    main(["--data", str(folder), *given, "0.45"])
-    write_scores(folder, "other")
-    with pytest.raises(
-        WorseResultError, match="kept: .* has .a, k. of other scores than other; give another"
-    ):
-        main(["--data", str(folder), "--log_p", "other", *given, "0.5"])
-    assert class_probability(folder / "eta")["k"] == 0.45
     assert "e-05, lies outside [0.0001, 0.5]" in said
     assert "--estimate reports or reports_least_squares or reports_bound" in said
     assert "SSD's constant eta, 0.05" in said and "CXR-BERT" in said
@@ -392,6 +385,17 @@ def test_what_training_would_warn_about_is_not_written(
     main(["--data", str(folder), *given, "9", "--output", str(tmp_path / "other")])
     said = capsys.readouterr().out
     assert "the scores of bert-12345678 cannot carry eta here" in said and "--estimate r" not in said
+
+
+@pytest.mark.usefixtures("no_figure")
+def test_no_constant_replaces_estimates_of_other_scores(tmp_path: Path) -> None:
+    folder = write_set(tmp_path / "set")
+    write_scores(folder, "other")
+    command = ["--data", str(folder), "--a", "0.001", "--k"]
+    main([*command, "0.45", "--log_p", "bert-12345678"])
+    with pytest.raises(WorseResultError, match="kept: .* of other scores than other; give another --output"):
+        main([*command, "0.5", "--log_p", "other"])
+    assert class_probability(folder / "eta")["k"] == 0.45
 
 
 def test_training_warns_by_the_same_rule(recwarn: pytest.WarningsRecorder) -> None:
