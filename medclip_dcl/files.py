@@ -37,7 +37,9 @@ def replacing(file: Path, *, one_writer: bool = False, durable: bool = True) -> 
                 stream.flush()
                 os.fsync(stream.fileno())
         os.replace(temporary, file)
-    except Exception:
+    except Exception as error:
+        if isinstance(error, OSError):
+            error.filename = str(file)  # a full disk does not name it
         temporary.unlink(missing_ok=True)
         raise
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -100,7 +101,7 @@ def read_model(path: str | Path, map_location: Any = "cpu") -> SavedModel:
         MissingFileError: nothing at `path`, or a file of the folder is missing.
         UserError: truncated, not loadable safely, or of a newer format.
     """
-    path = Path(path).expanduser()
+    path = Path(os.path.expanduser(path))
     if path.is_dir():
         return SavedModel(path, _read_exported_config(path))
     if not path.is_file():
@@ -135,13 +136,15 @@ def compare_state_dicts(expected: Mapping[str, Tensor], found: Mapping[str, Tens
 
 
 def load_exactly(module: nn.Module, state: Mapping[str, Tensor], source: str | Path) -> None:
-    """Load a state dict in which no tensor is missing, unexpected or of another shape.
+    """Load a state dict in which no tensor is missing, unexpected, of another shape or NaN.
 
     Raises:
-        UserError: names the tensors that do not fit, and `source`.
+        UserError: names the tensors that do not fit or hold a NaN, and `source`.
     """
     if problems := compare_state_dicts(module.state_dict(), state):
         raise UserError(f"{source}: weights do not fit the network; {problems}")
+    if broken := [name for name, value in state.items() if value.isnan().any()]:
+        raise UserError(f"{source}: weights are NaN in {_some(broken)}; give an earlier checkpoint")
     module.load_state_dict(state)
 
 
@@ -271,8 +274,13 @@ def _read_exported_config(folder: Path) -> dict[str, Any]:
     except ValueError as error:
         raise UserError(f"{file} is not JSON, or it is truncated: {error}; copy it again") from error
     if not isinstance(config, dict) or "image_encoder" not in config:
+        kind = config.get("model_type") if isinstance(config, dict) else None
+        found = (
+            f"a {kind} of transformers (for text_encoder.init_args.pretrained)" if kind else "something else"
+        )
         raise UserError(
-            f"{file} does not describe an image-text network; give a folder that save_pretrained wrote"
+            f"{file} does not describe an image-text network, but {found}; give a run folder, a .ckpt file, or a "
+            "folder of python -m medclip_dcl.export RUN FOLDER"
         )
     NETWORK.upgrade(config, str(file))
     return config

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import stat
 import warnings
 from pathlib import Path
 
@@ -22,11 +23,14 @@ def read_grey(file: Path | io.BufferedReader | io.BytesIO) -> Image.Image:
         file: its path, or its content as a seekable stream, which stays open.
 
     Raises:
-        UnusableImageError: empty, of an unknown format, damaged, too large, or with several images; the message
-            does not name the file.
+        UnusableImageError: not a file, empty, of an unknown format, damaged, too large, or with several images; the
+            message does not name the file.
         OSError: the file is missing or cannot be read.
     """
     if isinstance(file, Path):
+        mode = file.stat().st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # a pipe would be waited for
+            raise UnusableImageError("a pipe, socket or device, not a file")
         with file.open("rb") as stream:
             return read_grey(stream)
     head = file.read(HEAD)

@@ -14,6 +14,7 @@ import pytest
 from data_prep.command import progress, run_command, worker_processes
 from data_prep.sources.releases import ReleaseError
 from medclip_dcl.errors import UserError
+from medclip_dcl.files import write_text
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,6 +31,19 @@ def test_an_error_of_the_project_is_one_line_and_status_2(capsys: pytest.Capture
         raising(ReleaseError("no table;\n  do this"))
     assert stop.value.code == 2
     assert capsys.readouterr().err == "error: no table; do this\n"
+
+
+def test_a_full_disk_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(SystemExit, match="2"):
+        run_command(lambda: write_text("x", tmp_path / "a.txt"))
+    assert capsys.readouterr().err == f"error: {tmp_path / 'a.txt'}: No space left on device\n"
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_fault_of_the_program_keeps_its_traceback() -> None:
