@@ -11,9 +11,7 @@ from html import unescape
 from html.entities import html5
 
 _BLOCK = r"p|div|tr|li|[uod]l|d[dt]|h[1-6r]|table|t(?:head|body|foot)|pre|center|head|html|body|paragraph|list|item"
-_INLINE = (
-    r"[biusa]|em|strong|font|span|su[bp]|small|big|tt|code|strike|del|ins|img|meta|link|style|script|title"
-)
+_INLINE = r"[biusa]|em|strong|font|span|su[bp]|small|big|strike|del|ins|img|meta|link|style|script|title"
 _TAG = re.compile(
     rf"<(?:/?(?:(?P<line>br)|(?P<block>{_BLOCK})|(?P<cell>t[dh])|{_INLINE}|[a-z]\w*:\w+)"
     r"""(?:\s+(?:nowrap|[\w:-]+\s*=\s*(?:"[^"]*"|'[^']*'|[^\s"'<>]+)))*\s*/?|!doctype[^<>]*)>|<!\[CDATA\[|\]\]>""",
@@ -34,8 +32,7 @@ _RTF_UNSEEN = re.compile(
     r"[\s\0]*\\(?:\*|(?:fonttbl|colortbl|stylesheet|info|pict|object|header|footer|fldinst)\b)"
 )
 _RTF = re.compile(
-    r"\\'([0-9a-fA-F]{2})|\\u(-?\d{1,5}) ?(?:\?|\\'[0-9a-fA-F]{2})?|\\([a-zA-Z]+)(?:-?\d+)? ?|\\(.)|[{}]",
-    re.DOTALL,
+    r"(?s)\\'([\da-fA-F]{2})|\\u(-?\d{1,5}) ?(?:\?|\\'\w\w)?|\\([a-zA-Z]+)(?:-?\d+)? ?|\\(.)|[{}]"
 )
 _RTF_CHARACTERS = {
     **dict.fromkeys(("par", "line", "sect", "page", "row"), "\n"),

@@ -46,10 +46,10 @@ _HEADER = re.compile(
 )
 # "CHEST PA AND LATERAL", before a colon or on a line of its own.
 _VIEWS = re.compile(
-    r"^[ \t]*(?:(?:chest|thorax|t[óo]rax|x-?rays?|xr|cxr|rx|radiographs?|radiograf[íi]a|radiographie|r[öo]e?ntgen|p\.?a"
-    r"|a\.?p|lat|lateral|frontal|face|profil|views?|ebenen|films?|portable|upright|supine|erect|stehend|liegend|exam"
-    r"|study|report|informe|one|two|single|[12]|[ap]\.?m|at|in|of|the|de|y|et|und|and)\b[ \t,/&().:\d_-]*)+"
-    r"(?::|$(?!\n[ \t]*(?-i:[a-zß-ÿ])))",
+    r"^[ \t]*(?:(?:chest|thorax|t[óo]rax|x-?rays?|xr|cxr|rx|radiographs?|radiograf[íi]a|radiographie|thoracique"
+    r"|r[öo]e?ntgen|p\.?a|a\.?p|lat|lateral|frontal|face|profil|views?|ebenen|films?|portable|upright|supine|erect|stehend"
+    r"|liegend|exam|study|report|bericht|informe|one|two|single|[12]|[ap]\.?m|at|in|of|the|de|y|et|und|and)\b"
+    r"[ \t,/&().:\d_-]*)+(?::|$(?!\n[ \t]*(?-i:[a-zß-ÿ])))",
     re.MULTILINE | re.IGNORECASE,
 )
 SIGN_OFF = re.compile(
@@ -60,10 +60,11 @@ SIGN_OFF = re.compile(
     r"|(?:diktiert|geschrieben|befundet|validiert|freigegeben|unterschrieben|signiert)(?: von| durch|:)"
     r"|elektronisch (?:signiert|unterschrieben|freigegeben|validiert)|fdo\b|firmado\b|atentamente\b|(?:un )?saludos?\b"
     r"|(?:dictado|transcrito|informado|validado) por|(?:dict|sign|valid)[ée] (?:[ée]lectroniquement|par)"
-    r"|(?:bien )?(?:cordialement|confraternellement))",
+    r"|(?:bien )?(?:cordialement|confraternellement)|(?:i|we) have (?:personally )?reviewed"
+    r"|dieser (?:befund|bericht) wurde|sehr geehrte|dear (?:dr|colleague)|estimad[oa] |cher (?:confr|coll|docteur))",
     re.IGNORECASE,
 )
-"""Where a line says who wrote the report: "Dictated by", "gez.", "Mit freundlichen Grüßen"; not "Signed out to ICU"."""
+"""Where a line says who wrote the report, or to whom: "Dictated by", "gez.", "Dear Dr."; not "Signed out to ICU"."""
 
 _ROLE = (
     r"(?:radiologist|radiologin|radiologe|radiologue|radi[óo]log[oa]|(?:fach|ober|chef|assistenz)(?:a|ä|ae)rzt(?:in)?"

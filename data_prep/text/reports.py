@@ -17,7 +17,7 @@ from data_prep.command import progress
 from data_prep.sources.releases import ReleaseError
 from data_prep.text.exports import plain_text
 from data_prep.text.sections import Section, own_sections, study_sections
-from data_prep.text.sentences import has_letter, passages, split_sentences
+from data_prep.text.sentences import has_letter, passages, split_sentences, with_line_breaks
 
 ARCHIVE = "mimic-cxr-reports.zip"
 """The download that holds all reports of MIMIC-CXR."""
@@ -225,7 +225,8 @@ def _own_passages(given: Sequence[Section], wanted: Sequence[str]) -> Passages:
     if plain != list(given):
         taken += " (marks of an export taken off)"
     n_lines = sum(has_letter(line) for section in sections for line in section.text.splitlines())
-    n_words, n_given = (sum(len(section.text.split()) for section in pieces) for pieces in (sections, plain))
+    n_given = sum(len(with_line_breaks(section.text).split()) for section in plain)
+    n_words = sum(len(section.text.split()) for section in sections)
     shape = f"{n_words} of {n_given} words, on {n_lines} line{'s' * (n_lines != 1)}"
     return _passages(sections, partial(own_sections, plain), wanted)._replace(taken=(taken, shape))
 

@@ -161,12 +161,9 @@ def own_sections(report: Sequence[Section], wanted: Collection[str] = SECTIONS) 
     for name, text in report:
         text = with_line_breaks(text)
         found += _of_whole_text(with_english_headers(text)) if name == TEXT else [Section(name, text)]
-    is_wanted = {
-        *wanted,
-        BOTH,
-        *([NO_HEADER] if "findings" in wanted or {NO_HEADER} == {*dict(found)} else []),
-    }
-    kept = [Section(name, _without_sign_off(text)) for name, text in found if name in is_wanted]
+    without_header = NO_HEADER if "findings" in wanted or {*dict(found)} == {NO_HEADER} else BOTH
+    names = (*wanted, BOTH, without_header)
+    kept = [Section(name, _without_sign_off(text)) for name, text in found if name in names]
     return [section for section in kept if has_letter(section.text)]
 
 
@@ -180,7 +177,9 @@ def _under_no_header(report: str) -> list[Section]:
     pieces = _pieces(_without_sign_off(report), at_views=False)
     width = max(map(len, report.split("\n"))) if _WRAPPED.search(report) else math.inf
     found = []
-    for name, text in itertools.takewhile(lambda piece: piece.name not in _MAIN, pieces):
+    for name, text in itertools.takewhile(
+        lambda piece: piece.name not in _MAIN or not has_letter(piece.text), pieces
+    ):
         text = text if name == TEXT else _behind_header(text, width)
         for part in filter(has_letter, _BLANK_LINE.split(without_views(text))):
             if not _NOTICE.match(" ".join(part.split())) or not _is_notice(part):

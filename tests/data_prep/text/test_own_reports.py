@@ -40,6 +40,8 @@ def found(text: str, *wanted: str) -> str:
         ("Dictated by: Dr. Smith\nAP CHEST, 3:15 P.M.:\nLungs clear.", "N Lungs clear."),
         ("INDICATION: cough<BR>Lungs clear.<BR>~3 cm nodule.", "N Lungs clear.|N ~3 cm nodule."),
         ("CHEST WALL: Normal.\nHEART: Large.", "N CHEST WALL: Normal. HEART: Large."),
+        ("Dear Dr. Roy,\nLungs clear.\nI have personally reviewed the images.\nJ. Smith", "N Lungs clear."),
+        ("FINDINGS:\nHISTORY: Cough\nLungs clear.", "N Lungs clear."),
         ("Signed out to ICU. Tube 3 cm above carina.", "N Signed out to ICU. Tube 3 cm above carina."),
         ("No effusion. Electronically signed by J. Smith on 1/2.", "N No effusion."),
         ("INDICATION: Cough.", ""),
