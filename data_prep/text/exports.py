@@ -22,7 +22,7 @@ _INSTEAD = {"line": "<br>", "block": "<p>", "cell": " "}
 _UNSEEN = re.compile("(?i)<!--|<(?:style|script|title)(?: [^<>]*)?>")
 _UNSEEN_END = re.compile("(?i)-->|</(?:style|script|title)>")
 _ENTITY = re.compile(r"&(?:#\d{1,7};?|#[xX][0-9a-fA-F]{1,6};?|(?P<name>[A-Za-z][A-Za-z0-9]{1,31};))")
-_EXCEL = re.compile(r"_x(?!D[89A-F])([0-9A-F]{4})_")
+_EXCEL = re.compile(r"_x(?!D[89A-F])([0-9A-F]{4}|000[ad])_")
 _HL7 = re.compile(r"\\(?:([FSTREHN])|X((?:[0-9A-Fa-f]{2})+)|\.(?i:(br|sp|ce|sk)|in|ti|fi|nf)[+-]?\d*)\\")
 _HL7_SIGNS = {"F": "|", "S": "^", "T": "&", "R": "~", "E": "\\"}
 

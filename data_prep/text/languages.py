@@ -46,10 +46,10 @@ _HEADER = re.compile(
 )
 # "CHEST PA AND LATERAL", before a colon or on a line of its own.
 _VIEWS = re.compile(
-    r"^[ \t]*(?:(?:chest|thorax|t[óo]rax|x-?rays?|xr|cxr|rx|radiographs?|radiograf[íi]a|radiographie|thoracique"
-    r"|r[öo]e?ntgen|p\.?a|a\.?p|lat|lateral|frontal|face|profil|views?|ebenen|films?|portable|upright|supine|erect|stehend"
-    r"|liegend|exam|study|report|bericht|informe|one|two|single|[12]|[ap]\.?m|at|in|of|the|de|y|et|und|and)\b"
-    r"[ \t,/&().:\d_-]*)+(?::|$(?!\n[ \t]*(?-i:[a-zß-ÿ])))",
+    r"^[ \t]*(?=\D|[12]\b)(?:(?:chest|thorax|t[óo]rax|x-?rays?|xr|cxr|rx|radiographs?|radiograf[íi]a|radiographie"
+    r"|thoracique|r[öo]e?ntgen|p\.?a|a\.?p|lat|lateral|frontal|face|profil|views?|ebenen|films?|portable|upright|supine|erect|stehend"
+    r"|liegend|exam|study|report|bericht|informe|one|two|single|\d+|[ap]\.?m|at|in|of|the|de|y|et|und|and)\b"
+    r"[ \t,/&().:_-]*)+(?::|$(?!\n[ \t]*(?-i:[a-zß-ÿ])))",
     re.MULTILINE | re.IGNORECASE,
 )
 SIGN_OFF = re.compile(
