@@ -240,10 +240,10 @@ def _by_table(
     dataset: Dataset, name: str, values: Num[np.ndarray, "*shape"]
 ) -> tuple[Num[np.ndarray, "*shape"], Num[np.ndarray, "entry"]] | None:
     """Values mapped by a sequence's first look-up table, and its entries; None without a table."""
-    item = next(iter(dataset.get(name) or ()), {})
-    if not item.get("LUTDescriptor") or not item.get("LUTData"):
+    items = dataset.get(name)
+    if not items or not items[0].get("LUTDescriptor") or not items[0].get("LUTData"):
         return None
-    (count, first, bits), data = item.LUTDescriptor, item.LUTData
+    (count, first, bits), data = items[0].LUTDescriptor, items[0].LUTData
     count = count or 1 << 16
     word = "<u2" if dataset.original_encoding[1] else ">u2"
     entries = np.frombuffer(data, word) if isinstance(data, bytes) else np.array(data, word)

@@ -118,7 +118,7 @@ def test_a_body_beyond_the_limit_is_refused(url, is_announced):
     connection.close()
 
 
-MALFORMED = [
+MALFORMED: list[bytes | dict[str, Any]] = [
     b"",
     b"\xff",
     b"[]",
@@ -154,7 +154,7 @@ def test_a_malformed_question_is_refused_in_words(url, path):
     assert ask(f"{url}/forget", b"\xff") == {}
 
 
-def test_a_request_that_breaks_off_is_no_traceback(url, caplog):
+def test_a_broken_off_request_leaves_no_traceback(url, caplog):
     host, port = url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as client:
         client.sendall(b"POST /image HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\na")

@@ -155,8 +155,9 @@ def test_a_window_without_numbers_is_none(tmp_path: Path, window: tuple[str, str
 
 
 def test_empty_elements_are_none(tmp_path: Path) -> None:
-    names = ("RescaleSlope", "RescaleIntercept", "VOILUTFunction", "PixelPaddingValue", "NumberOfFrames")
-    made = dataset(WindowCenter=150.5, WindowWidth=301, **dict.fromkeys(names, ""))
+    made = dataset(WindowCenter=150.5, WindowWidth=301)
+    for name in ("RescaleSlope", "RescaleIntercept", "VOILUTFunction", "PixelPaddingValue", "NumberOfFrames"):
+        setattr(made, name, "")
     assert grey(tmp_path, made) == linear(VALUES, 0, 300)
 
 
@@ -164,7 +165,7 @@ def test_empty_elements_are_none(tmp_path: Path) -> None:
 def test_bits_beside_the_stored_ones_are_dropped(tmp_path: Path, syntax: str) -> None:
     for stored, high in ((VALUES | 0x8000, 11), (VALUES << 4 | 5, 15)):
         words = stored.astype(np.uint16)
-        elements = {"BitsStored": 12, "HighBit": high}
+        elements: dict[str, Any] = {"BitsStored": 12, "HighBit": high}
         raw = dataset(words, bits=16, **elements)
         made = raw if syntax == "raw" else compressed(LOSSLESS[syntax](words), syntax, words, **elements)
         assert grey(tmp_path, made) == linear(VALUES, 0, 1000)
@@ -173,7 +174,7 @@ def test_bits_beside_the_stored_ones_are_dropped(tmp_path: Path, syntax: str) ->
 def test_signed_values_of_twelve_bits(tmp_path: Path) -> None:
     signed = VALUES - 700
     words = (signed & 0xFFF).astype(np.uint16)  # the sign bit is not repeated
-    elements = {"BitsStored": 12, "HighBit": 11, "PixelRepresentation": 1, "RescaleSlope": -1}
+    elements: dict[str, Any] = {"BitsStored": 12, "HighBit": 11, "PixelRepresentation": 1, "RescaleSlope": -1}
     expected = linear(-signed, -300, 700)
     assert grey(tmp_path, dataset(words, bits=16, **elements)) == expected
     for syntax in LOSSLESS:
