@@ -56,11 +56,12 @@ def read_grey(file: Path | io.BufferedReader | io.BytesIO) -> Image.Image:
         raise UnusableImageError(
             f"image is too large; at most {MOST_PIXELS:,} pixels are read: give a smaller copy"
         ) from error
-    # Damaged files make PIL, pydicom and its decoders raise almost any exception.
+    # Damaged files make PIL and pydicom raise almost any exception. Its text may quote the file.
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        raise UnusableImageError(f"{kind} cannot be decoded: {' '.join(str(error).split())}") from error
+        damage = "image file is truncated" if "truncated" in str(error).lower() else "it is damaged"
+        raise UnusableImageError(f"{kind} cannot be decoded: {damage}") from None
 
 
 def _require_one_picture(image: Image.Image) -> None:
