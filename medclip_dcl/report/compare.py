@@ -36,6 +36,7 @@ from medclip_dcl.report.page import render_template
 from medclip_dcl.report.saved_results import (
     SavedResultsError,
     command_of_test,
+    describe_checkpoint,
     describe_image_size,
     differing_settings,
     read_config,
@@ -309,7 +310,7 @@ def _facts(comparison: Comparison) -> Table:
         checkpoint = row.results["checkpoint"]
         texts = (
             row.run.resolve().name,
-            checkpoint["file"],
+            describe_checkpoint(checkpoint),
             checkpoint["weights"],
             _image_size(row),
             row.results["precision"],
