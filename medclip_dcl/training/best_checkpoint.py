@@ -127,5 +127,7 @@ class BestCheckpoint(ModelCheckpoint):
         if selected is not None:
             best = "best checkpoint: epoch {epoch} of {of} ({step} steps), {metric} {value:.4g}"
             return best.format(of=epochs, **selected)
-        reason = f"{self.monitor} had no finite value to select by" if self.monitor else "monitor is null"
+        reason = f"{self.monitor} had no finite value at a time of saving"
+        if self.monitor is None or self.save_top_k == 0:
+            reason = "checkpoint.monitor is null" if self.monitor is None else "checkpoint.save_top_k is 0"
         return f"no checkpoint was selected, since {reason}: the last is used, of epoch {epochs}"

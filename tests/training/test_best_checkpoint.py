@@ -80,6 +80,7 @@ def test_best_is_the_best_or_none(options, aucs, epoch, others, tmp_path):
     assert {file.stem for file in tmp_path.iterdir()} - {"best"} == others
     if epoch is None:
         assert selected is None and said.startswith("no checkpoint was selected, since ")
+        assert ("save_top_k is 0" in said) == (options.get("save_top_k") == 0)
         assert not (tmp_path / "best.ckpt").exists()
     else:
         found = {"epoch": epoch, "step": 2 * epoch}
