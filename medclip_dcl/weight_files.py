@@ -23,6 +23,8 @@ from medclip_dcl.formats import CHECKPOINT, NETWORK
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
+BEST, LAST = "best.ckpt", "last.ckpt"
+"""Checkpoints of a run: the one that validation selected, if any, and the last."""
 
 _SAFETENSORS = ".safetensors"
 _SETTINGS = "medclip_dcl"
@@ -68,6 +70,14 @@ class SavedModel:
         return {
             name.removeprefix(start): value for name, value in self.state.items() if name.startswith(start)
         }
+
+    @property
+    def progress(self) -> dict[str, int]:
+        """Epoch, counted from 1, and optimiser steps of a training checkpoint (0, 0: untrained); else empty."""
+        if "loops" not in self.checkpoint:
+            return {}
+        epochs = self.checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["ready"]
+        return {"epoch": epochs, "step": self.checkpoint["global_step"]}
 
     def require_network(self) -> dict[str, Any]:
         """The configuration of the network.
@@ -251,7 +261,7 @@ def as_state_dict(content: Any, file: str | Path) -> dict[str, Tensor]:
 
 def checkpoint_of_run(checkpoints: Path) -> Path | None:
     """The best checkpoint by validation in a run's folder of checkpoints, else the last; None if there is neither."""
-    files = (checkpoints / name for name in ("best.ckpt", "last.ckpt"))
+    files = (checkpoints / name for name in (BEST, LAST))
     return next((file for file in files if file.is_file()), None)
 
 

@@ -100,6 +100,8 @@ def explain(message: str, options: Iterable[str]) -> str:
             f"{where}.init_args: {missing[1]} is missing, which {class_path.rpartition('.')[2]} needs; set it, or add "
             "a --config that does"
         )
+    if "_checkpoint_folder(run_folder)" in leaf and "invalid" in leaf:
+        return "checkpoint.dirpath: it is the folder checkpoints of --run_folder; remove this option"
     if "_checkpoint_folder(run_folder)" in leaf:
         return "run_folder is missing: give --run_folder, the folder of this run, e.g. runs/NAME"
     whole = leaf if where else " ".join(line for line in lines if line)

@@ -32,6 +32,7 @@ from medclip_dcl.report.intervals import intervals_of_rows, method
 from medclip_dcl.report.page import render_template
 from medclip_dcl.report.saved_results import (
     command_of_test,
+    describe_checkpoint,
     describe_image_size,
     read_config,
     read_json,
@@ -321,9 +322,10 @@ def _limits(
 
 
 def _provenance(run: Path, tested: Mapping[str, Any] | None, weights: str) -> dict[str, str]:
-    found = {"run": run.resolve().name, "weights": weights}
+    found: dict[str, Any] = {"run": run.resolve().name, "weights": weights}
     if tested is not None:
-        found |= {"checkpoint": tested["checkpoint"]["file"], "test data": tested["dataset"]["fingerprint"]}
+        found["checkpoint"] = describe_checkpoint(tested["checkpoint"])
+        found["test data"] = tested["dataset"]["fingerprint"]
         found |= {f"{name} (test)": text for name, text in tested["versions"].items()}
     return as_texts(found)
 

@@ -41,6 +41,7 @@ from medclip_dcl.report.page import render_template
 from medclip_dcl.report.saved_results import (
     SavedResultsError,
     command_of_test,
+    describe_checkpoint,
     describe_image_size,
     differing_settings,
     read_config,
@@ -390,7 +391,7 @@ def _facts(comparison: Comparison) -> Table:
         checkpoint = row.results["checkpoint"]
         texts = (
             row.run.resolve().name,
-            checkpoint["file"],
+            describe_checkpoint(checkpoint),
             checkpoint["weights"],
             describe_image_size(row.results),
             row.results["precision"],

@@ -27,6 +27,7 @@ from medclip_dcl.report.page import render_template
 from medclip_dcl.report.saved_results import (
     SavedResultsError,
     command_of_test,
+    describe_checkpoint,
     describe_image_size,
     read_json,
     read_parquet,
@@ -85,6 +86,7 @@ def render(run: Path) -> str:
         "is_classifier": is_classifier,
         "is_trained_here": is_trained_here,
         "results": first,
+        "checkpoint": describe_checkpoint(first["checkpoint"]) if first else None,
         "has_untrained": _UNTRAINED in results,
         "data": tables.describe_data(first) if first else None,
         "image_size": describe_image_size(first) if first else None,

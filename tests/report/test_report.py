@@ -118,7 +118,12 @@ def results(shift: float = 0.0, phantom: bool = False) -> dict:
         "notes": {
             "classification": ["Pneumothorax: no AUC and accuracy from 2 positive and 7 negative cases"]
         },
-        "checkpoint": {"file": "checkpoints/best.ckpt", "weights": "0123456789abcdef"},
+        "checkpoint": {
+            "file": "checkpoints/best.ckpt",
+            "weights": "0123456789abcdef",
+            "epoch": 7,
+            "step": 90,
+        },
         "dataset": {
             "source": "mimic-cxr-2.0.0",
             "fingerprint": "f00d",
@@ -418,7 +423,7 @@ def test_a_run_that_an_older_program_tested_has_a_report(copy):
 
 def test_a_test_of_an_exported_model_asks_for_no_training(tmp_path):
     page = elsewhere_tested(tmp_path, "classification", "grounding", "retrieval", "report_retrieval")
-    assert "holds only the test of checkpoints/best.ckpt" in page.text
+    assert "holds only the test of checkpoints/best.ckpt, epoch 7 (90 steps)" in page.text
     for absent in (
         "medclip_dcl fit",
         "Training",
