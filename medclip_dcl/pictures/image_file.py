@@ -60,7 +60,9 @@ def read_grey(file: Path | io.BufferedReader | io.BytesIO) -> Image.Image:
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        damage = "image file is truncated" if "truncated" in str(error).lower() else "it is damaged"
+        damage = (
+            "image file is truncated" if "truncated" in str(error).lower() else "it is damaged or cut off"
+        )
         raise UnusableImageError(f"{kind} cannot be decoded: {damage}") from None
 
 
