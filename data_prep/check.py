@@ -23,7 +23,8 @@ from data_prep.command import option, parse_options, run_command, worker_process
 from data_prep.sources import tables
 from data_prep.sources.preparation import case_lines, text_lines
 from medclip_dcl.command_line import available_cores, whole_number
-from medclip_dcl.data.prepared import USES, PreparedSet
+from medclip_dcl.data.prepared import PreparedSet
+from medclip_dcl.data.table_checks import USES
 from medclip_dcl.report.tables import PUBLISHED_COUNTS
 
 PUBLISHED = {

@@ -36,7 +36,7 @@ from data_prep.scores.language_model import (
     settings_fingerprint,
 )
 from medclip_dcl.command_line import whole_number
-from medclip_dcl.data.prepared import PreparedDataError, PreparedSet, write_table
+from medclip_dcl.data.prepared import PreparedDataError, PreparedSet, seal, write_table
 from medclip_dcl.errors import UserError
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def score_sentences(settings: Settings) -> Path:
             scores = plan.table(values)
             scores.insert(0, "sentence_id", sentences["sentence_id"])
             result = scores[["sentence_id", "n_tokens", "log_p"]]
-            result.attrs = {_PLAN: meaning}
+            result.attrs = {_PLAN: meaning, **seal(result, sentences)}  # type: ignore[dict-item]
             write_table(result, file, "log_p")
             print(_summary(scores, file), flush=True)
         fabric.barrier()

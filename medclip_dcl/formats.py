@@ -113,7 +113,7 @@ CHECKPOINT = Format("checkpoint", 1, {0: _from_unversioned})
 NETWORK = Format("network configuration", 1)
 """`ImageTextNetwork.config()`: config.json of an exported folder, and "network" of a checkpoint."""
 
-PREPARED_SET = Format("prepared data set", 2)
+PREPARED_SET = Format("prepared data set", 3)
 """dataset.json, for the tables of its set."""
 
 CALIBRATION = Format("calibration", 1)

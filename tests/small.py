@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 
+from medclip_dcl.data.identity import describe, digest_of_file
 from medclip_dcl.data.prepared import FORMAT_VERSION, TABLES, TextEmbedding, write_table, write_text_embedding
 from medclip_dcl.encoders.image import RegionEncoder, ResNetRegions
 from medclip_dcl.encoders.pretrained import save_language_model
@@ -98,8 +99,10 @@ def write_small_set(folder: Path) -> None:
         ],
         "log_p": [(i, 4, -1.5 * i - 0.5) for i in range(9)],
     }
-    for name, rows in frames.items():
-        frame = pd.DataFrame(rows, columns=list(TABLES[name]))
+    files = {path: folder / "images" / path for *_, path, _, _ in images}
+    frames["image_files"] = [(x, file.stat().st_size, digest_of_file(file), 9) for x, file in files.items()]
+    tables = {name: pd.DataFrame(rows, columns=list(TABLES[name])) for name, rows in frames.items()}
+    for name, frame in tables.items():
         file = folder / ("log_p/small-0123.parquet" if name == "log_p" else f"{name}.parquet")
         write_table(frame, file, name)
     info = {
@@ -108,7 +111,7 @@ def write_small_set(folder: Path) -> None:
         "phantom": True,
         "options": {},
         "counts": {},
-        "fingerprint": "f",
+        **describe(folder, {name: frame for name, frame in tables.items() if name != "log_p"}),
     }
     write_json(info, folder / "dataset.json")
 

@@ -12,10 +12,10 @@ from typing import Any, BinaryIO
 import pandas as pd
 from PIL import Image
 
-from data_prep.checks import rows, some
 from data_prep.command import progress
 from data_prep.sources import images as image_files
 from medclip_dcl.data.prepared import PreparedSet
+from medclip_dcl.data.table_checks import rows, some
 
 
 def check_files(
@@ -36,8 +36,9 @@ def check_files(
     results = pool.map(look, files, originals, chunksize=64) if pool else map(look, files, originals)
     examined = list(progress(results, len(files), "image files", "images")) if files else []
     defects: dict[str, list[str]] = {}
+    changed = prepared.content.images
     for path, (defect, _) in zip(paths, examined, strict=True):
-        if defect:
+        if defect := defect or ("a file was changed after the set was made" if path in changed else ""):
             defects.setdefault(defect, []).append(path)
     for defect in sorted(defects):
         problems += some(f"images/: {defect}", defects[defect], len(paths))

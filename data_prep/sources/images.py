@@ -30,6 +30,7 @@ from typing import BinaryIO, NamedTuple
 
 from PIL import Image
 
+from medclip_dcl.data.identity import digest_of_file
 from medclip_dcl.errors import UserError
 from medclip_dcl.files import write_bytes
 from medclip_dcl.pictures.geometry import fit, fitted_axes
@@ -146,6 +147,14 @@ def prepare_image(job: Job) -> Outcome:
     return outcome
 
 
+def prepare_and_digest(job: Job) -> tuple[Outcome, tuple[int, str, int]]:
+    """Prepare one image; its outcome, and bytes and digest of the prepared file, bytes of the original."""
+    outcome = prepare_image(job)
+    if outcome.reason:
+        return outcome, (0, "", 0)
+    return outcome, (job.target.stat().st_size, digest_of_file(job.target), job.source.stat().st_size)
+
+
 class Stamp(NamedTuple):
     """Settings by which a prepared JPEG file was made, stored in its comment.
 
@@ -187,15 +196,15 @@ def _making(job: Job, outcome: Outcome, size_of_file: int) -> bytes:
 
 
 def _finished(job: Job, size_of_file: int) -> Outcome | None:
-    """The outcome of an image that is already prepared, whole, and made in this way; else None."""
+    """The outcome of an image that is already prepared, undamaged, and made in this way; else None."""
     try:
-        with job.target.open("rb") as stream, Image.open(stream, formats=("JPEG",)) as image:
-            stamp = read_stamp(image.info.get("comment", b""))
-            is_whole, size = ends_whole(stream), image.size
+        content = job.target.read_bytes()
+        with Image.open(io.BytesIO(content), formats=("JPEG",)) as image:
+            stamp, size = read_stamp(image.info.get("comment", b"")), image.size
     except OSError:
         # Not there, or no JPEG (UnidentifiedImageError is one as well).
         return None
-    if stamp is None or not is_whole:
+    if stamp is None or not is_as_written(content, stamp):
         return None
     outcome = Outcome(stamp.height, stamp.width)
     if stamp.made != _making(job, outcome, size_of_file):

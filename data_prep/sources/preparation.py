@@ -29,6 +29,7 @@ from data_prep.sources.releases import ReleaseError, file_hash
 from data_prep.text import sections, sentences
 from data_prep.text.reports import Report, Sentences, read_sentences
 from medclip_dcl.command_line import available_cores, whole_number
+from medclip_dcl.data.identity import IMAGE_FILES, describe
 from medclip_dcl.data.prepared import FORMAT_VERSION, PreparedDataError, PreparedSet, case_table, write_table
 from medclip_dcl.errors import UserError
 from medclip_dcl.files import write_json, write_text
@@ -185,7 +186,7 @@ def _make(
         write_text(text, settings.output / name)
     _write_rejects(settings.output, rejects)
     counts["rejects"] = {kind: [row[0] for row in rejects].count(kind) for kind in ("image", "report", "box")}
-    info = {**made_from, "counts": counts, "fingerprint": tables.fingerprint(written)}
+    info = {**made_from, "counts": counts, **describe(settings.output, written)}
     write_json(info, settings.output / "dataset.json")
     (settings.output / _UNFINISHED).unlink()
     return info
@@ -249,7 +250,7 @@ def _assemble(
         written["studies"] = tables.typed(studies, "studies")
     present = set(studies["study_id"])
     texts = {study: text for study, text in found.of_study.items() if study in present}
-    written["images"] = tables.typed(images, "images")
+    written["images"], written[IMAGE_FILES] = (tables.typed(images, name) for name in ("images", IMAGE_FILES))
     written["sentences"], written["reports"] = tables.sentence_tables(texts)
     written["labels"], without_labels = tables.study_labels(studies, source.labels)
     written["cases"] = case_table(images, written["labels"], cases)
@@ -379,15 +380,14 @@ def _is_finished(output: Path, made_from: Mapping[str, Any], say: bool = True) -
 
 
 def _lacks_images(output: Path, say: bool) -> bool:
-    """True if an image of a finished set is missing, for example a damaged one that was deleted."""
+    """True if an image of a finished set is missing, for example a damaged one that was deleted, or was changed."""
     prepared = PreparedSet(output)
-    paths = prepared.table("images")["path"]
-    missing = [path for path in paths if not prepared.image_file(path).is_file()]
-    if missing and say:
+    lost, n_images = list(prepared.content.images), prepared.info["counts"]["images"]
+    if lost and say:
         print(
-            f"{output}: {len(missing):,} of {len(paths):,} images are missing (first: {missing[0]}) and made again"
+            f"{output}: {len(lost):,} of {n_images:,} images are missing or changed (first: {lost[0]}), made again"
         )
-    return bool(missing)
+    return bool(lost)
 
 
 def _differences(there: dict[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -418,15 +418,19 @@ def _word(value: Any) -> str:
 def _prepare_images(
     images: pd.DataFrame, jobs: Sequence[image_files.Job], settings: Settings, pool: Executor | None
 ) -> tuple[pd.DataFrame, list[tables.Reject]]:
-    """Prepare every image; returns those that can be used, with height and width of the originals, and the others.
+    """Prepare every image; returns those that can be used, with the originals' height and width, and the others.
+
+    Those that can be used also have the columns of the table "image_files".
 
     Raises:
         ReleaseError: more than `Settings.rejected_share` cannot be used.
     """
-    prepare = image_files.prepare_image
+    prepare = image_files.prepare_and_digest
     found = pool.map(prepare, jobs, chunksize=16) if pool else map(prepare, jobs)
-    outcomes = list(progress(found, len(jobs), "images", "images"))
+    outcomes, files = zip(*progress(found, len(jobs), "images", "images"), strict=True) if jobs else ((), ())
     images = images.assign(height=[o.height for o in outcomes], width=[o.width for o in outcomes])
+    columns = ["bytes", "digest", "original_bytes"]
+    images[columns] = pd.DataFrame(files, images.index, columns)
     reasons = pd.Series([o.reason for o in outcomes], index=images.index, dtype=object)
     is_bad = reasons != ""
     bad = dict(zip(images.loc[is_bad, "dicom_id"], reasons[is_bad], strict=True))

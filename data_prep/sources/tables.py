@@ -5,7 +5,6 @@ Only `decide_use` decides about the use of each image.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +12,8 @@ import numpy as np
 import pandas as pd
 
 from data_prep.sources.releases import FRONTAL_VIEWS, ReleaseError, and_others
-from medclip_dcl.data.prepared import SEXES, USES, columns_of, labelled_findings
+from medclip_dcl.data.prepared import SEXES, columns_of, labelled_findings
+from medclip_dcl.data.table_checks import USES
 from medclip_dcl.findings import CHEX5
 
 Reject = tuple[str, str, str]
@@ -230,20 +230,3 @@ def typed(frame: pd.DataFrame, table: str) -> pd.DataFrame:
     columns = columns_of(table, frame)
     types = {name: "object" if kind == "str" else kind for name, kind in columns.items()}
     return frame[list(columns)].astype(types).reset_index(drop=True)
-
-
-def fingerprint(tables: Mapping[str, pd.DataFrame]) -> str:
-    """A hash of the tables' contents, independent of their compression.
-
-    Of the cases those of CheX5 count, under the name that they had in format version 1: a set that is made again has
-    the fingerprint of before. All others follow from labels and images.
-    """
-    if "cases" in tables:
-        cases = tables["cases"]
-        others = {name: table for name, table in tables.items() if name != "cases"}
-        tables = {**others, "chex5": cases[cases["finding"].isin(CHEX5)]}
-    digest = hashlib.sha256()
-    for name in sorted(tables):
-        digest.update(f"{name}\n".encode())
-        digest.update(tables[name].to_csv(index=False, lineterminator="\n").encode())
-    return digest.hexdigest()[:16]

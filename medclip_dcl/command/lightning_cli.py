@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import pandas as pd
 import yaml
 from jsonargparse import ArgumentError, Namespace
 from jsonargparse.typing import NonNegativeFloat, OpenUnitInterval
@@ -26,6 +27,7 @@ from medclip_dcl.command.described_network import (
     take_network_from,
 )
 from medclip_dcl.command.output import plain_output
+from medclip_dcl.data.identity import digest
 from medclip_dcl.data.prepared import PreparedSet
 from medclip_dcl.distributed import best_precision
 from medclip_dcl.errors import UserError
@@ -34,7 +36,12 @@ from medclip_dcl.evaluation.results import RESULTS_FILE, UNTRAINED_FILE, Results
 from medclip_dcl.files import write_json
 from medclip_dcl.models.seeded_batches import SeededBatches
 from medclip_dcl.networks.image_text import ImageTextNetwork
-from medclip_dcl.report.saved_results import CONFIG_FILE, command_of_test, describe_checkpoint
+from medclip_dcl.report.saved_results import (
+    CONFIG_FILE,
+    command_of_test,
+    describe_checkpoint,
+    differing_settings,
+)
 from medclip_dcl.training.averaging import AveragedWeights
 from medclip_dcl.training.best_checkpoint import BestCheckpoint, check_callbacks, complete_selection
 from medclip_dcl.training.class_probability import ClassProbabilityTable
@@ -167,6 +174,8 @@ class MedclipCLI(LightningCLI):
         # Never unpickle code from a checkpoint.
         config.weights_only = True
         self.prepared = _prepared_set(config)
+        if self.prepared is not None and self.prepared.changes:
+            rank_zero_warn(self.prepared.changes)
         is_phantom = self.prepared is not None and self.prepared.is_phantom
         check_loggers(config.trainer.logger, config.share_patient_data or is_phantom)
         if self.subcommand == "fit":
@@ -175,8 +184,12 @@ class MedclipCLI(LightningCLI):
                 self._fill_image_sizes(config)
             if not config.trainer.fast_dev_run:
                 self._claim_folder(config)
+        else:
+            config.ckpt_path = config.ckpt_path or str(self.run.checkpoint_to_test())
+        if self.subcommand in ("test", "predict"):
+            config.trainer.default_root_dir = str(self._folder_of_results(config))
         # After config.yaml is written, which keeps relative paths: a run folder may move.
-        place_loggers(config.trainer.logger, self.run.folder)
+        place_loggers(config.trainer.logger, Path(config.trainer.default_root_dir))
         if config.prompts is not None:
             _use_prompts(config.prompts, config.trainer.callbacks)
         if self.subcommand == "fit":
@@ -187,8 +200,6 @@ class MedclipCLI(LightningCLI):
                 take_missing_encoder_from(read_model(config.ckpt_path), config.model)
                 forget_initial_weights(config.model)
             return
-        if config.ckpt_path is None:
-            config.ckpt_path = str(self.run.checkpoint_to_test())
         self.source = read_model(config.ckpt_path)
         described = describe_checkpoint({"file": config.ckpt_path, **self.source.progress})
         rank_zero_info(f"{self.subcommand}: {described}")
@@ -198,6 +209,25 @@ class MedclipCLI(LightningCLI):
         if self.source.path.is_dir():
             # Lightning reads checkpoints only: the weights are put into the model when it is there.
             self.exported, config.ckpt_path = self.source.path, None
+
+    def _folder_of_results(self, config: Namespace) -> Path:
+        """The run's folder; another for a checkpoint that is not its own, or for a set that it was not trained on."""
+        self.is_own = self.run.is_own(Path(config.ckpt_path))
+        if self.prepared is None:  # images alone, which their settings identify
+            saved, data = self.run.saved_config().get("data"), config.data.as_dict()
+            is_other = bool(saved and differing_settings(saved, data, "data"))
+            name = digest(json.dumps(data, sort_keys=True, default=str).encode())[:8]
+        else:
+            now = self.prepared.fingerprint
+            is_other = self.run.data().get("fingerprint", now) != now
+            name = f"{self.prepared.folder.resolve().name}_{now[:8]}"
+        folder = self.run.folder_of_test(Path(config.ckpt_path), name if is_other else "")
+        if folder != self.run.folder:
+            rank_zero_info(
+                f"the {'set' if is_other else 'checkpoint'} is not that of the run in {self.run.folder}, whose results "
+                f"stay; these go to {folder}"
+            )
+        return folder
 
     def _fill_image_sizes(self, config: Namespace) -> None:
         """Take image sizes that are null from this run, or from the training that a new run starts from."""
@@ -212,7 +242,11 @@ class MedclipCLI(LightningCLI):
     def _claim_folder(self, config: Namespace) -> None:
         """Check on every process, before any waits for another; the first process then writes."""
         self._dump_config()
-        data = {"fingerprint": self.prepared and self.prepared.info.get("fingerprint")}
+        prepared, images = self.prepared, None
+        data = {"fingerprint": prepared and prepared.fingerprint}
+        data["source"] = prepared and prepared.info["source"]
+        if prepared is not None and not self.run.saved_config():
+            images = self._images_of_training(prepared, config)
         is_longer = self.run.check(self.config_dump, data, self._completed)
         if self.run.is_finished and not is_longer:
             raise FinishedRun(
@@ -229,12 +263,20 @@ class MedclipCLI(LightningCLI):
                     )
                 self.goes_on = True
             else:
-                self.has_claimed = self.run.claim(self.config_dump, data)
+                self.has_claimed = self.run.claim(self.config_dump, data, images)
         resume = self._checkpoint_to_resume(config.ckpt_path)
         if resume is not None:
             instead = "" if config.ckpt_path is None else f", where it has come to since {config.ckpt_path}"
             rank_zero_info(f"continuing {self.run.folder} from {resume}{instead}")
             config.ckpt_path, self.continues = str(resume), True
+
+    def _images_of_training(self, prepared: PreparedSet, config: Namespace) -> pd.DataFrame:
+        """Images of the set, and those on which the weights that training starts from were trained before."""
+        images = prepared.image_digests()
+        before = RunFolder.of(config.ckpt_path or config.model.get("init_args", {}).get("init_from") or "")
+        held_out = images[images["use"].isin(("validate", "test", "grounding"))]
+        before.require_untrained(prepared, held_out["dicom_id"])
+        return pd.concat([images, before.images().query("use == 'train'")])
 
     def _checkpoint_to_resume(self, given: str | None) -> Path | None:
         """The run's last checkpoint; None if there is none, or none that can be read and another is given."""
@@ -269,6 +311,7 @@ class MedclipCLI(LightningCLI):
             for warning in other_images(self.source, shown_images(self.datamodule)):
                 rank_zero_warn(warning)
             self.results.trained_on = trained_images(self.source)
+            self.results.run = RunFolder.of(self.source.path)
             self.source = None  # its tensors need not stay mapped
         if self.exported is not None:
             self.model.network = ImageTextNetwork.from_pretrained(self.exported)
@@ -342,8 +385,9 @@ class MedclipCLI(LightningCLI):
         self.results.file_name = RESULTS_FILE
         self.trainer.test(model, **kwargs)
         untrained = self.run.checkpoints / UNTRAINED_CHECKPOINT
-        results, before = self.run.folder / RESULTS_FILE, self.run.folder / UNTRAINED_FILE
-        has_untrained = self.config[self.subcommand].untrained and untrained.is_file()
+        folder = Path(self.trainer.default_root_dir)
+        results, before = folder / RESULTS_FILE, folder / UNTRAINED_FILE
+        has_untrained = self.config[self.subcommand].untrained and untrained.is_file() and self.is_own
         is_wanted = self.exported is None and has_untrained and not _is_comparable(results, before)
         # One process decides for all: another may look while the file is being replaced.
         if self.trainer.strategy.broadcast(is_wanted):
@@ -356,9 +400,10 @@ class MedclipCLI(LightningCLI):
 
     def predict(self, model: LightningModule, **kwargs: Any) -> None:
         """Predict; PredictionWriter writes to disk, whereas Lightning would keep all features in memory."""
-        before = _states_of(self.run.folder / "predictions")
+        folder = Path(self.trainer.default_root_dir) / "predictions"
+        before = _states_of(folder)
         self.trainer.predict(model, **{**kwargs, "return_predictions": False})
-        now = _states_of(self.run.folder / "predictions")
+        now = _states_of(folder)
         written = sorted(str(file) for file, state in now.items() if before.get(file) != state)
         rank_zero_info(f"predictions: {', '.join(written)}" if written else "predictions: none were written")
 

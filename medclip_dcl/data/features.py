@@ -51,7 +51,7 @@ class FeaturesInfo:
     @classmethod
     def of(cls, encoders: dict[str, str], prepared: PreparedSet, view: View) -> FeaturesInfo:
         """Description of a set's features in this view."""
-        return cls(encoders, str(prepared.info.get("fingerprint")), view.size, view.seen, *prepared.fitting)
+        return cls(encoders, prepared.fingerprint, view.size, view.seen, *prepared.fitting)
 
     def differences(self, other: FeaturesInfo) -> list[str]:
         """Names of what differs."""
@@ -109,10 +109,10 @@ class Features:
             raise PreparedDataError(
                 f"{file} is damaged ({error}); delete its folder and make it again: {MADE_BY}"
             ) from error
-        if self.info.dataset != str(prepared.info.get("fingerprint")):
+        if self.info.dataset != prepared.fingerprint:
             raise PreparedDataError(
-                f"{self.folder} was made of another content of {prepared.folder}, which was prepared again since; "
-                f"delete it and make it again: {MADE_BY}"
+                f"{self.folder} was made of another content of {prepared.folder}, whose images or tables have changed "
+                f"since; delete it and make it again: {MADE_BY}"
             )
         self._images = MappedRows(self.folder / IMAGES_FILE, in_memory)
         self._sentences = MappedRows(self.folder / SENTENCES_FILE)

@@ -209,7 +209,7 @@ class ImagesDataModule(LinkedDataModule[Requirements], EpochDataModule, Generic[
         return self._image_loader(sorted(images["dicom_id"]))
 
     def _require_images_to_fit(self) -> None:
-        """Refuse a set without training or validate images, or with a patient in training and in evaluation."""
+        """Refuse a set with a damaged table, without training or validate images, or with patients in both."""
         images = self.prepared.table("images")
         if images.empty:
             raise PreparedDataError(
@@ -220,6 +220,9 @@ class ImagesDataModule(LinkedDataModule[Requirements], EpochDataModule, Generic[
         for use in ("train", "validate"):
             if not (images["use"] == use).any():
                 raise PreparedDataError(f"{self.folder} has no {use} images; fit needs train and validate")
+        for name in ("reports", "labels", "cases"):  # before the first epoch, not at its validation
+            if self.prepared.has(name):
+                self.prepared.table(name)
 
     def _require_no_augmentation(self, reason: str) -> None:
         if self.varies:

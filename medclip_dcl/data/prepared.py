@@ -1,8 +1,8 @@
 """The format of a prepared data set: one folder that `data_prep` writes and everything later reads.
 
 The tables and their columns are listed in `TABLES`; sentence embeddings, one Arrow column of vectors, are
-`TextEmbedding`. `dataset.json` names the format version, the source, every option that the content depends on, counts
-and a fingerprint of the content.
+`TextEmbedding`. `dataset.json` names the format version, the source, every option that the content depends on, counts,
+and the digests and the fingerprint of the content (`medclip_dcl.data.identity`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from medclip_dcl.data.identity import IMAGE_DIGESTS, IMAGE_FILES, Content, current_content, digest
+from medclip_dcl.data.table_checks import REFERENCES, damage, score_problem, some
 from medclip_dcl.errors import UserError
 from medclip_dcl.files import replacing, write_parquet
 from medclip_dcl.findings import CHEXPERT, in_order
@@ -45,6 +47,7 @@ TABLES: dict[str, dict[str, str]] = {
     "classes": {"sentence_id": "int64", "class_id": "int64", "rho": "float64", "sentence_share": "float64"},
     "image_classes": {"dicom_id": "str", "class_id": "int64"},
     "log_p": {"sentence_id": "int64", "n_tokens": "int64", "log_p": "float64"},
+    IMAGE_FILES: {"path": "str", "bytes": "int64", "digest": "str", "original_bytes": "int64"},
 }
 """Table name -> column -> type ("str" columns hold no missing values).
 
@@ -56,8 +59,6 @@ OPTIONAL: dict[str, dict[str, str]] = {"images": {"sex": "str", "age": "float64"
 NaN where it is unknown."""
 
 SEXES = ("F", "M", "unknown")
-
-USES = ("train", "validate", "test", "grounding", "excluded")
 
 _MADE_BY = {
     "boxes": "python -m data_prep.mimic_cxr with --ms_cxr FILE",
@@ -71,14 +72,14 @@ _MADE_BY = {
 _BY_MODEL = {"log_p": ("sentence scores", "scores"), "text_embedding": ("sentence embeddings", "embeddings")}
 # Rows written at a time: 200 MB of BERT-base's embeddings.
 _EMBEDDING_ROWS = 65_536
-# Rounding may bring a log p of 0 so far above it; LanguageModelClassProbability takes as much.
-_LARGEST_LOG_P = 1e-4
+_SEAL = "medclip_dcl_seal"
 _INFO: dict[str, type] = {
     "phantom": bool,
     "source": str,
     "options": dict,
     "counts": dict,
     "source_files": dict,
+    "digests": dict,
 }
 """Types of the entries of dataset.json."""
 
@@ -176,26 +177,10 @@ def write_table(frame: pd.DataFrame, file: Path, table: str) -> None:
     write_parquet(frame, file)
 
 
-def _check_scores(scores: pd.DataFrame, file: Path) -> None:
-    """Refuse a duplicate sentence, and an infinite or positive log_p; NaN is allowed."""
-    log_p = scores["log_p"]
-    problems = {
-        "repeat a sentence_id; expected one row for each sentence": scores["sentence_id"].duplicated(),
-        "hold an infinite log_p; expected finite natural logarithms (NaN only for an empty sentence)": np.isinf(
-            log_p
-        ),
-        "hold a log_p above 0; expected natural logarithms of probabilities (-log p needs its sign changed)": (
-            log_p > _LARGEST_LOG_P
-        ),
-    }
-    for problem, rows in problems.items():
-        if rows.any():
-            first = scores[rows].iloc[0]
-            raise PreparedDataError(
-                f"{file}: {int(rows.sum()):,} of {len(scores):,} rows {problem}; the first has sentence_id "
-                f"{int(first['sentence_id'])} and log_p {first['log_p']:g}; correct the file, or delete it and make "
-                f"it again with: {_MADE_BY['log_p']}"
-            )
+def seal(scores: pd.DataFrame, sentences: pd.DataFrame) -> dict[str, str]:
+    """Attribute of sentence scores by which later changes of them, or of the sentences' texts, are noticed."""
+    texts = "\n".join(sentences.sort_values("sentence_id")["text"])
+    return {_SEAL: digest(*(scores[name].to_numpy().tobytes() for name in TABLES["log_p"]), texts.encode())}
 
 
 class TextEmbedding(NamedTuple):
@@ -302,8 +287,6 @@ class PreparedSet:
             info = json.loads(file.read_text(encoding="utf-8"))
         except ValueError as error:
             raise PreparedDataError(f"{file} is not JSON ({error}); {again}") from error
-        if not isinstance(info, dict):
-            raise PreparedDataError(f"{file}: expected an object, found {str(info)[:60]!r}; {again}")
         try:
             PREPARED_SET.upgrade(info, str(file))
         except UserError as error:
@@ -316,6 +299,37 @@ class PreparedSet:
                 )
         self.info: dict[str, Any] = info
         self._tables: dict[str, pd.DataFrame] = {}
+        self._sound: set[str] = set()
+
+    @cached_property
+    def content(self) -> Content:
+        """Content of the set as it is now."""
+        return current_content(self.folder, self.info, TABLES)
+
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprint of the tables, the order of their rows and the pixels as they are now."""
+        return self.content.fingerprint
+
+    @property
+    def changes(self) -> str:
+        """A warning about changes since the set was written; "" for none."""
+        changed = [*(f"{name}.parquet" for name in self.content.tables), *self.content.images]
+        if not (changed and self.info["digests"]):
+            return ""
+        return (
+            f"{some(f'{self.folder} was changed after it was prepared', changed)[0]}: it counts as another set, of "
+            f"fingerprint {self.fingerprint}; python -m data_prep.check --data {self.folder} looks for damage"
+        )
+
+    def image_digests(self) -> pd.DataFrame:
+        """Rows of `IMAGE_DIGESTS` for each image; none without the table "image_files"."""
+        if not self.has(IMAGE_FILES):
+            return pd.DataFrame(columns=IMAGE_DIGESTS)
+        images = self.table("images").merge(self.table(IMAGE_FILES), on="path")
+        now = images["path"].map(self.content.images).fillna(images["digest"])
+        height, width, size = (images[name].astype(str) for name in ("height", "width", "original_bytes"))
+        return images.assign(digest=now, original=height + " x " + width + ", " + size)[IMAGE_DIGESTS]
 
     @property
     def is_phantom(self) -> bool:
@@ -327,7 +341,24 @@ class PreparedSet:
         return (self.folder / f"{table}.parquet").is_file()
 
     def table(self, table: str) -> pd.DataFrame:
-        """One table of `TABLES`, read once; do not change it in place."""
+        """One table of `TABLES`, read once; do not change it in place.
+
+        Raises:
+            PreparedDataError: it is missing or of another format; `table_checks.damage` names the others.
+        """
+        if table not in self._sound:
+            beside = [name for name in REFERENCES.get(table, ()) if name in TABLES and self.has(name)]
+            problems = damage(table, {name: self.unchecked_table(name) for name in [*beside, table]})
+            if problems:
+                raise PreparedDataError(
+                    f"{self.folder}: {'; '.join(problems)}; correct the table, or prepare the set again into a new "
+                    f"folder (all problems: python -m data_prep.check --data {self.folder})"
+                )
+            self._sound.add(table)
+        return self._tables[table]
+
+    def unchecked_table(self, table: str) -> pd.DataFrame:
+        """As `table`, of the right format but with any damage in its rows."""
         if table not in self._tables:
             file = self.folder / f"{table}.parquet"
             if not file.is_file():
@@ -358,7 +389,16 @@ class PreparedSet:
         """
         frame = _read_table(file := self.log_p_file(name), "log_p")
         self._require_all_sentences(frame["sentence_id"], file, "log_p", "score")
-        _check_scores(frame, file)
+        if problem := score_problem(frame):
+            raise PreparedDataError(
+                f"{file}: {problem}; correct the file, or delete it and make it again with: {_MADE_BY['log_p']}"
+            )
+        kept = frame.attrs.get(_SEAL)
+        if kept is not None and kept != seal(frame, self.table("sentences"))[_SEAL]:
+            raise PreparedDataError(
+                f"{file}: expected scores and texts as they were scored, found that one was changed since; delete the "
+                f"file and make it again with: {_MADE_BY['log_p']} (a file of your own needs no attribute {_SEAL})"
+            )
         return frame
 
     def log_p_file(self, name: str | None = None) -> Path:

@@ -12,6 +12,7 @@ that other thresholds need no image again; a run in which nothing has changed is
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ from medclip_dcl.findings import PromptSource
 from medclip_dcl.inference import usable_device
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.report.saved_results import read_config, read_parquet
-from medclip_dcl.training.run_folder import RunFolder
+from medclip_dcl.training.run_folder import RunFolder, RunFolderError
 from medclip_dcl.weight_files import read_model
 
 SCORES_FILE = "predictions/validate_classification.parquet"
@@ -97,6 +98,10 @@ def calibrate(
         predict_use="validate",
     )
     tables = _checked_tables(module, network)
+    try:
+        RunFolder(run).require_untrained(module.prepared, tables.images["dicom_id"])
+    except RunFolderError as error:
+        print(f"warning: the calibration will be too confident: {error}", file=sys.stderr)
     cases = _kept_scores(run / SCORES_FILE, network, module, tables, zero_shot)
     scale = network.similarity.gamma2.item()
     logits = scale * (cases["score_positive"] - cases["score_negative"]).to_numpy()
@@ -111,7 +116,8 @@ def calibrate(
         scale=scale,
         target=dict(target),
         data={
-            **{name: info.get(name) for name in ("source", "fingerprint", "phantom")},
+            **{name: info.get(name) for name in ("source", "phantom")},
+            "fingerprint": module.prepared.fingerprint,
             "folder": module.prepared.folder.resolve().name,
             "use": "validate",
             "images": int(cases["dicom_id"].nunique()),
@@ -151,6 +157,8 @@ def _zero_shot(config: Mapping[str, Any], prompts: PromptSource | None) -> ZeroS
 def _checked_tables(module: ImageTextDataModule, network: ImageTextNetwork) -> EvaluationTables:
     """Tables of the validate images, which must be of other patients than the rest and look as the network expects."""
     prepared = module.prepared
+    if prepared.changes:
+        print(f"warning: {prepared.changes}", file=sys.stderr)
     prepared.require_separate_patients()
     images = prepared.table("images")
     of_test = images.loc[images["use"].isin(["test", "grounding"]), "subject_id"]
@@ -179,7 +187,7 @@ def _kept_scores(
     """Scores of the validate cases, from the file if it holds those of this model, data and prompts."""
     scores_of = {
         "network": network.fingerprint(),
-        "data": module.prepared.info.get("fingerprint"),
+        "data": module.prepared.fingerprint,
         "prompts": {finding: [list(texts) for texts in pair] for finding, pair in zero_shot.prompts.items()},
     }
     if file.is_file():

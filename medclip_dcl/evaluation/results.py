@@ -30,6 +30,7 @@ from medclip_dcl.evaluation.figures import write_figure
 from medclip_dcl.files import write_json, write_parquet
 from medclip_dcl.report.saved_results import RESULTS_FILE, RESULTS_FORMAT_VERSION
 from medclip_dcl.training.image_sizes import shown_images
+from medclip_dcl.training.run_folder import RunFolder
 from medclip_dcl.training.sharing import show_figures
 from medclip_dcl.weight_files import read_model
 
@@ -53,6 +54,7 @@ class ResultsWriter(Callback):
 
     Attributes:
         exported: folder of the evaluated network, if it does not come from a checkpoint; results.json names it.
+        run: folder of the training of the evaluated network, if it is known.
         trained_on: image_size and geometry of the network's training, and image_size_before, that of the weights which
             it started from; as far as known.
 
@@ -67,12 +69,27 @@ class ResultsWriter(Callback):
         self.figures = figures
         self.share_patient_data = share_patient_data
         self.exported: Path | None = None
+        self.run: RunFolder | None = None
         self.trained_on: dict[str, Any] = {}
         self._started = 0.0
+        self._notes: dict[str, list[str]] = {}
         _suffix(file_name)
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._started = time.perf_counter()
+        self._notes = {}
+        data, trained = trainer_data(trainer), {} if self.run is None else self.run.data()
+        if self.run is None or not isinstance(data, EvaluationData) or self.file_name == UNTRAINED_FILE:
+            return
+        prepared = data.prepared
+        if trained.get("fingerprint", prepared.fingerprint) == prepared.fingerprint:
+            return
+        self.run.require_untrained(prepared, data.evaluation("test").images["dicom_id"])
+        file = _relative(trainer.ckpt_path or self.exported, Path(trainer.default_root_dir))
+        self._notes["data"] = [
+            f"{file} was trained on another set ({trained.get('source')}, fingerprint {trained['fingerprint']}) than "
+            f"it was tested on ({prepared.info['source']}, fingerprint {prepared.fingerprint})"
+        ]
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         seconds = time.perf_counter() - self._started
@@ -118,7 +135,7 @@ class ResultsWriter(Callback):
             "metrics": {section: one.metrics for section, one in sections.items()},
             "protocol": {section: one.protocol for section, one in sections.items()},
             "counts": {section: one.counts for section, one in sections.items()},
-            "notes": {section: one.notes for section, one in sections.items()},
+            "notes": {section: one.notes for section, one in sections.items()} | self._notes,
             "checkpoint": {
                 "file": _relative(trainer.ckpt_path or self.exported, Path(trainer.default_root_dir)),
                 "weights": weights_fingerprint(getattr(pl_module, "network")),  # noqa: B009
@@ -150,7 +167,7 @@ class ResultsWriter(Callback):
         return {
             "dataset": {
                 "source": prepared.info.get("source"),
-                "fingerprint": prepared.info.get("fingerprint"),
+                "fingerprint": prepared.fingerprint,
                 "phantom": prepared.is_phantom,
                 "folder": prepared.folder.resolve().name,
                 "images": len(images),
@@ -193,12 +210,14 @@ def _forget_earlier(folder: Path, file_name: str) -> None:
 
 
 def _relative(file: Any, folder: Path) -> str | None:
-    """Path relative to the run folder, so that a moved run keeps its results; of another file its name."""
+    """Path relative to the run folder, so that a moved run keeps its results; of others with their run's name."""
     if file is None:
         return None
     file = Path(file)
     inside = file.resolve().is_relative_to(folder.resolve())
-    return file.resolve().relative_to(folder.resolve()).as_posix() if inside else file.name
+    if inside:
+        return file.resolve().relative_to(folder.resolve()).as_posix()
+    return "/".join(file.resolve().parts[-3:] if file.parent.name == "checkpoints" else [file.name])
 
 
 def _suffix(file_name: str) -> str:

@@ -7,13 +7,18 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import pandas as pd
 import yaml
 
+from medclip_dcl.data.identity import IMAGE_DIGESTS, digest
 from medclip_dcl.errors import UserError
-from medclip_dcl.files import read_yaml, write_json, write_text
+from medclip_dcl.files import read_yaml, write_json, write_parquet, write_text
 from medclip_dcl.report.saved_results import CONFIG_FILE, differing_settings
+
+if TYPE_CHECKING:
+    from medclip_dcl.data.prepared import PreparedSet
 
 FIT_FILE = "fit.json"
 INITIAL_WEIGHTS_FILE = "initial_weights.json"
@@ -21,8 +26,11 @@ CLASS_PROBABILITY_FILE = "class_probability.parquet"
 METRICS_FILE = "metrics.csv"
 UNTRAINED_CHECKPOINT = "untrained.ckpt"
 DATA_FILE = "data.json"
+IMAGES_FILE = "data_images.parquet"
+TESTS = "tests"
+"""Folder in a run folder for results that are not those of its own network on its own set."""
 LENGTH = "trainer.max_epochs"
-_OF_THE_END = ("results.json", "predictions", "figures", "report.html", "calibration.json")
+_OF_THE_END = ("results.json", "predictions", "figures", "report.html", "calibration.json", TESTS)
 """Measured or drawn at the end of training."""
 
 
@@ -36,6 +44,12 @@ class RunFolder:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.checkpoints = self.folder / "checkpoints"
+
+    @classmethod
+    def of(cls, checkpoint: str | Path) -> RunFolder:
+        """The run of a checkpoint; for any other file a folder that holds no run."""
+        path = Path(checkpoint).expanduser().absolute()
+        return cls(path if path.is_dir() else path.parent.parent)
 
     @property
     def is_finished(self) -> bool:
@@ -93,8 +107,7 @@ class RunFolder:
         is_longer = differing.keys() == {LENGTH} and 0 < before < now
         if differing and not is_longer:
             raise self.other_run(differing, found)
-        data_file = self.folder / DATA_FILE
-        if data_file.is_file() and json.loads(data_file.read_text(encoding="utf-8")) != dict(data):
+        if self.data().get("fingerprint", data.get("fingerprint")) != data.get("fingerprint"):
             raise RunFolderError(
                 f"{self.folder} already holds a run on other data: the prepared set has changed since; "
                 "choose another --run_folder, or delete this one to train again"
@@ -143,8 +156,66 @@ class RunFolder:
             (self.folder / FIT_FILE).unlink()
         self._write_config(config)
 
-    def claim(self, config: Mapping[str, Any], data: Mapping[str, Any]) -> bool:
-        """Write config.yaml and data.json unless they exist; one process calls it, after `check`.
+    def data(self) -> dict[str, Any]:
+        """Identity of the set of the training; empty where it is not known."""
+        file = self.folder / DATA_FILE
+        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+    def is_own(self, checkpoint: Path) -> bool:
+        """True for a checkpoint of this run's training; for any checkpoint in a folder that holds no run."""
+        is_there = checkpoint.absolute().parent.resolve() == self.checkpoints.resolve()
+        return not self.saved_config() or (is_there and checkpoint.name != UNTRAINED_CHECKPOINT)
+
+    def folder_of_test(self, checkpoint: Path, other_set: str = "") -> Path:
+        """Folder for results: the run's, or one in tests/ for another's checkpoint or another set, by its name."""
+        parts = [f"on_{other_set}"] if other_set else []
+        if not self.is_own(checkpoint):
+            path = checkpoint.resolve()
+            run = [path.parent.parent.name] if path.parent.name == self.checkpoints.name else []
+            parts = [*run, path.stem, digest(str(path).encode())[:6], *parts]
+        return self.folder / TESTS / "_".join(parts) if parts else self.folder
+
+    def images(self) -> pd.DataFrame:
+        """Images of the set of the training, as far as they are known, see `PreparedSet.image_digests`."""
+        file = self.folder / IMAGES_FILE
+        return pd.read_parquet(file) if file.is_file() else pd.DataFrame(columns=IMAGE_DIGESTS)
+
+    def require_untrained(self, prepared: PreparedSet, evaluated: Iterable[str]) -> None:
+        """Refuse to evaluate the run on images that it was trained on, or on other images of these patients.
+
+        Args:
+            prepared: the set.
+            evaluated: dicom_id of its images that are evaluated.
+
+        Raises:
+            RunFolderError: names the number of images, and the first.
+        """
+        if self.data().get("fingerprint") == prepared.fingerprint:
+            return
+        known, images = self.images(), prepared.image_digests()
+        trained = known[known["use"] == "train"]
+        is_trained = images["digest"].isin(trained["digest"])
+        people = set(images.loc[is_trained, "subject_id"])
+        # The same originals, prepared in another way. Phantoms of one seed have the same names, and other images.
+        both = images.merge(known, on="dicom_id", suffixes=("", "_there"))
+        same = both[both["original"] == both["original_there"]]
+        if len(same) > len(both) / 2:
+            is_trained |= images["dicom_id"].isin(trained["dicom_id"])
+            if (same["subject_id"] == same["subject_id_there"]).all():
+                people |= set(trained["subject_id"])
+        is_evaluated = images["dicom_id"].isin(list(evaluated))
+        of_people = images[is_evaluated & images["subject_id"].isin(people)]
+        if len(of_people):
+            raise RunFolderError(
+                f"{prepared.folder}: {int((is_evaluated & is_trained).sum()):,} of {int(is_evaluated.sum()):,} images "
+                f"to evaluate are training images of {self.folder}, and {len(of_people):,} are of its training "
+                f"patients (first: {of_people['dicom_id'].iloc[0]}); use a set with the split of the training"
+            )
+
+    def claim(
+        self, config: Mapping[str, Any], data: Mapping[str, Any], images: pd.DataFrame | None = None
+    ) -> bool:
+        """Write config.yaml, data.json and data_images.parquet unless they exist; one process calls it, after `check`.
 
         Returns:
             True if they were written.
@@ -152,6 +223,8 @@ class RunFolder:
         if (self.folder / CONFIG_FILE).is_file():
             return False
         write_json(data, self.folder / DATA_FILE)
+        if images is not None:
+            write_parquet(images, self.folder / IMAGES_FILE)
         self._write_config(config)
         return True
 
@@ -162,7 +235,7 @@ class RunFolder:
         """Undo `claim` unless training has begun, so that the corrected command finds the folder free."""
         if (self.folder / METRICS_FILE).exists() or any(self.checkpoints.glob("*.ckpt")):
             return
-        for name in (CONFIG_FILE, DATA_FILE, INITIAL_WEIGHTS_FILE, CLASS_PROBABILITY_FILE):
+        for name in (CONFIG_FILE, DATA_FILE, IMAGES_FILE, INITIAL_WEIGHTS_FILE, CLASS_PROBABILITY_FILE):
             (self.folder / name).unlink(missing_ok=True)
         for folder in (self.checkpoints, self.folder):
             if folder.is_dir() and not any(folder.iterdir()):

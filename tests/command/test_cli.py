@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import math
+import re
 import shutil
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from pytorch_lightning.callbacks import EarlyStopping
 
 from medclip_dcl import load
 from medclip_dcl.cli import _is_about_settings, main
+from medclip_dcl.data.prepared import PreparedSet
 from medclip_dcl.findings import CHEX5
 from medclip_dcl.training.best_checkpoint import best_mode
 from medclip_dcl.training.run_folder import RunFolder
@@ -283,11 +285,43 @@ def test_a_run_does_not_need_the_language_models_folder_any_more(
 
 def test_a_prepared_set_that_was_made_anew_is_noticed(finished, small_set, small_bert, tmp_path, capsys):
     run = shutil.copytree(finished, tmp_path / "run")
-    assert json.loads((run / "data.json").read_text()) == {"fingerprint": "f"}
+    now = {"fingerprint": PreparedSet(small_set).fingerprint, "source": "test"}
+    assert json.loads((run / "data.json").read_text()) == now
     (run / "data.json").write_text(json.dumps({"fingerprint": "other"}))
     with pytest.raises(SystemExit):
         main(["fit", *small(run, small_set, small_bert)])
     assert "holds a run on other data: the prepared set has changed since" in capsys.readouterr().err
+
+
+def test_a_runs_results_stay_its_own(finished, small_set, tmp_path, capsys, info):
+    run, other = (Path(shutil.copytree(finished, tmp_path / name)) for name in ("run", "other"))
+    changed = Path(shutil.copytree(small_set, tmp_path / "changed"))
+    labels = pd.read_parquet(changed / "labels.parquet")
+    labels.assign(Edema=1.0).to_parquet(changed / "labels.parquet", index=False)
+    before = {
+        name: (run / name).read_bytes() for name in ("results.json", "predictions/classification.parquet")
+    }
+    words = ["test", "--config", str(run / "config.yaml"), "--run_folder", str(run), *CLASSIFICATION]
+    words += ["--data.init_args.folder", str(changed), "--ckpt_path", str(other / "checkpoints/last.ckpt")]
+    main(words)
+    assert {name: (run / name).read_bytes() for name in before} == before
+    (folder,) = (run / "tests").iterdir()
+    now = PreparedSet(changed).fingerprint
+    assert folder.name.startswith("other_last_") and folder.name.endswith(f"_on_changed_{now[:8]}")
+    results = json.loads((folder / "results.json").read_text())
+    assert results["checkpoint"]["file"] == "other/checkpoints/last.ckpt"
+    assert re.match(
+        "other/checkpoints/last.ckpt was trained on another set .test, ", *results["notes"]["data"]
+    )
+    assert not (folder / "results_untrained.json").exists()
+    said = "\n".join(info())
+    assert f"the set is not that of the run in {run}" in said and f"results: {folder}/results.json" in said
+    images = pd.read_parquet(changed / "images.parquet")
+    images = images.replace({"train": "test", "test": "train"})
+    images.to_parquet(changed / "images.parquet", index=False)
+    with pytest.raises(SystemExit):
+        main(words)
+    assert re.search(rf"24 of 3\d images to evaluate are training images of {other}", capsys.readouterr().err)
 
 
 def test_the_last_checkpoint_is_the_last_epochs_and_the_best_is_tested(finished):

@@ -17,6 +17,7 @@ from medclip_dcl.data.prepared import (
     PreparedDataError,
     PreparedSet,
     TextEmbedding,
+    seal,
     write_table,
     write_text_embedding,
 )
@@ -62,8 +63,8 @@ def test_missing_folder_and_unfinished_set(tmp_path):
 @pytest.mark.parametrize(
     ("version", "message"),
     [
-        (99, "format version 99, this program reads up to version 2; .* prepare"),
-        (1, "format version 1, which this program .version 2. no longer reads; .* prepare"),
+        (99, "format version 99, this program reads up to version 3; .* prepare"),
+        (2, "format version 2, which this program .version 3. no longer reads; .* prepare"),
     ],
 )
 def test_another_format_version(copy, version, message):
@@ -257,7 +258,8 @@ def test_the_studies_of_a_use_are_those_of_its_images(copy):
     expected = images.loc[images["use"] == "train", "study_id"].tolist()
     assert len(expected) == 24 and PreparedSet(copy).studies("train").tolist() == expected
     # Two images of one study are one study.
-    write_table(pd.concat([images, images.iloc[:3]]), copy / "images.parquet", "images")
+    again = images.iloc[:3].assign(dicom_id=["a", "b", "c"])
+    write_table(pd.concat([images, again]), copy / "images.parquet", "images")
     assert PreparedSet(copy).studies("train").tolist() == expected
 
 
@@ -275,7 +277,10 @@ def test_files_that_are_damaged_are_named(copy):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ([], r"dataset\.json: expected an object, found '\[\]'; prepare the set again"),
+        (
+            [],
+            r"dataset\.json: expected a prepared data set of medclip_dcl, found a list; or prepare the set again",
+        ),
         ({"format_version": FORMAT_VERSION}, r"dataset\.json, phantom: expected bool, found 'None'"),
         (
             {"format_version": FORMAT_VERSION, "phantom": True, "options": [1]},
@@ -293,3 +298,40 @@ def test_json_is_strict(tmp_path):
     with pytest.raises(ValueError):
         write_json({"auc": float("nan")}, tmp_path / "results.json")
     assert not (tmp_path / "results.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("table", "change", "message"),
+    [
+        ("images", lambda t: pd.concat([t, t.iloc[[2]]]), r"images\.parquet: duplicate dicom_id: 1 .first: 00000002-0"),
+        ("images", lambda t: t.replace({"use": {"test": "tset"}}), "unknown use, expected train, .*: 1 .first: tset"),
+        ("reports", lambda t: t.assign(sentence_id=99), "sentence_id that is not in sentences.parquet: 1 .first: 99"),
+        ("labels", lambda t: t.assign(Edema=2.0), r"labels\.parquet: labels other than 1, 0, -1: 42 .first: 5000,"),
+        ("labels", lambda t: pd.concat([t, t.iloc[[2]]]), "duplicate study_id: 1 .first: 5002"),
+        ("cases", lambda t: t.assign(label=2), "cases.parquet: unknown label, expected 0, 1: 1 .first: 2"),
+        ("boxes", lambda t: t.assign(dicom_id="x"), "dicom_id that is not in images.parquet: 1 .first: x"),
+        ("classes", lambda t: t.iloc[1:], "sentence_id of sentences.parquet without a row: 1 .first: 0"),
+        ("image_classes", lambda t: t.assign(class_id=-1), r"image_classes\.parquet: class_id below 0: \d+ .first: -1"),
+    ],
+)  # fmt: skip
+def test_damage_to_a_table_is_one_line(copy, table, change, message):
+    write_parquet(change(pd.read_parquet(copy / f"{table}.parquet")), copy / f"{table}.parquet")
+    with pytest.raises(PreparedDataError, match=f"{message}.*; correct the table, or prepare the set again"):
+        PreparedSet(copy).table(table)
+
+
+@pytest.mark.parametrize("changed", ["scores", "texts"])
+def test_scores_of_other_rows_or_texts_are_refused(copy, changed):
+    sentences, scores = PreparedSet(copy).table("sentences"), PreparedSet(copy).log_p()
+    scores.attrs |= seal(scores, sentences)
+    write_table(scores, copy / "log_p/small-0123.parquet", "log_p")
+    assert PreparedSet(copy).log_p().equals(scores)
+    if changed == "texts":
+        write_table(
+            sentences.assign(text=sentences["text"][::-1].tolist()), copy / "sentences.parquet", "sentences"
+        )
+    else:
+        scores["log_p"] = scores["log_p"][::-1].tolist()
+        write_table(scores, copy / "log_p/small-0123.parquet", "log_p")
+    with pytest.raises(PreparedDataError, match="scores and texts as they were scored, .*score_sentences"):
+        PreparedSet(copy).log_p()

@@ -15,7 +15,7 @@ from sklearn.metrics import brier_score_loss
 
 from medclip_dcl import load
 from medclip_dcl.cli import main as medclip_dcl
-from medclip_dcl.data.prepared import write_table
+from medclip_dcl.data.prepared import PreparedSet, write_table
 from medclip_dcl.evaluation import summaries
 from medclip_dcl.evaluation.calibrate import SCORES_FILE, calibrate, main
 from medclip_dcl.evaluation.calibration import Calibration
@@ -139,7 +139,7 @@ def test_the_file_says_what_it_is_of_and_names_no_patient(calibrated, validate_s
     content = json.loads(text)
     assert content["data"] == {
         "source": "test",
-        "fingerprint": "of 40",
+        "fingerprint": PreparedSet(validate_set).fingerprint,
         "folder": "set",
         "phantom": True,
         "use": "validate",

@@ -104,8 +104,10 @@ class ColourData(LightningDataModule):
         )
         self.batch_size = batch_size
         self.order = list(range(N_IMAGES)) if order is None else order
-        info = {"source": "colours", "fingerprint": "f00d"}
-        self.prepared = SimpleNamespace(info=info, is_phantom=True, folder=Path("somewhere/colour_set"))
+        info = {"source": "colours"}
+        self.prepared = SimpleNamespace(
+            info=info, fingerprint="f00d", is_phantom=True, folder=Path("somewhere/colour_set")
+        )
         self.image_size = ROWS * STRIDE
         ids = [f"image{i:02}" for i in range(N_IMAGES)]
         random = np.random.default_rng(5)

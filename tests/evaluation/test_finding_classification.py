@@ -77,7 +77,7 @@ def test_a_run_folder_of_a_classifier(tuned):
     names = {path.name for path in tuned.iterdir()}
     assert names == {
         "config.yaml", "data.json", "checkpoints", "metrics.csv", "fit.json", "results.json", "predictions", "figures",
-        "initial_weights.json",
+        "initial_weights.json", "data_images.parquet",
     }  # fmt: skip
     assert {path.name for path in (tuned / "checkpoints").iterdir()} == {
         "best.ckpt",

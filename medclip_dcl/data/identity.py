@@ -1,0 +1,125 @@
+"""Identity of a prepared set: digests of its tables and image files, and the fingerprint of its content.
+
+The digests are kept when the set is written: those of images in the table "image_files", those of tables in
+dataset.json. Whoever opens the set hashes its tables again (60 MB for MIMIC-CXR) and asks for the state of each image
+file. An image is hashed again if its size differs or it is newer than dataset.json. A copy that changes times thus
+has every image hashed once: dataset.json then gets the time of the newest one, or a file in the user's cache does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from medclip_dcl.command_line import progress_bar
+
+IMAGE_FILES = "image_files"
+IMAGE_DIGESTS = ["dicom_id", "subject_id", "use", "digest", "original"]
+"""Columns of `PreparedSet.image_digests`; original: height, width and bytes of the original file."""
+_THREADS = 16
+# Seconds of hashing after which its progress is shown.
+_LONG = 2
+
+
+class Content(NamedTuple):
+    """Fingerprint of a set now; tables by name and images by path that have changed, with digests ("": missing)."""
+
+    fingerprint: str
+    tables: dict[str, str]
+    images: dict[str, str]
+
+
+def digest(*parts: Any) -> str:
+    """Digest of bytes and contiguous arrays one after the other."""
+    found = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        found.update(part)
+    return found.hexdigest()
+
+
+def digest_of_file(file: Path) -> str:
+    """Digest of a file's bytes; "" for one that cannot be read."""
+    try:
+        return digest(file.read_bytes())
+    except OSError:
+        return ""
+
+
+def describe(folder: Path, tables: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
+    """Entries of dataset.json that identify a set whose tables have just been written.
+
+    The fingerprint is that of the tables' rows in their order, the digests of images among them, and depends neither
+    on compression nor on names of folders.
+    """
+    content = (part for name in sorted(tables) for part in (f"{name}\n", tables[name].to_csv(index=False)))
+    return {
+        "fingerprint": digest(*map(str.encode, content)),
+        "digests": {name: digest_of_file(folder / f"{name}.parquet") for name in tables},
+    }
+
+
+def current_content(folder: Path, info: Mapping[str, Any], names: Iterable[str]) -> Content:
+    """Content of a set now.
+
+    Args:
+        folder: of the set.
+        info: its dataset.json.
+        names: of all tables that a set may have.
+    """
+    now = {name: digest_of_file(folder / f"{name}.parquet") for name in names}
+    tables = {name: found for name, found in now.items() if found != info["digests"].get(name, "")}
+    images = {} if IMAGE_FILES in tables or not now[IMAGE_FILES] else _changed_images(folder)
+    fingerprint = str(info.get("fingerprint"))
+    if tables or images:
+        fingerprint = digest(json.dumps([fingerprint, tables, images], sort_keys=True).encode())
+    return Content(fingerprint, tables, images)
+
+
+def _changed_images(folder: Path) -> dict[str, str]:
+    files = pd.read_parquet(folder / f"{IMAGE_FILES}.parquet")
+    written = dict(zip(files["path"], zip(files["bytes"], files["digest"], strict=True), strict=True))
+    stamps = _stamps(folder / "dataset.json")
+    since = max(stamp.stat().st_mtime_ns for stamp in stamps if stamp.exists())
+
+    def suspects(paths: list[str]) -> list[tuple[str, int]]:
+        """Path and time of files that are missing, newer or of another size."""
+        found = []
+        for path in paths:
+            try:
+                state = os.stat(f"{folder}/images/{path}")
+                size, time = state.st_size, state.st_mtime_ns
+            except OSError:
+                size, time = -1, 0
+            if size != written[path][0] or time > since:
+                found.append((path, time))
+        return found
+
+    # File systems of a network answer many at once.
+    with ThreadPoolExecutor(_THREADS) as pool:
+        parts = pool.map(suspects, [list(written)[first::_THREADS] for first in range(_THREADS)])
+        times = dict(sorted(one for part in parts for one in part))
+        digests = pool.map(lambda path: digest_of_file(folder / "images" / path), times)
+        shown = {"desc": f"{folder}: comparing images with other times", "unit": " images", "delay": _LONG}
+        now = dict(zip(times, progress_bar(iterable=digests, total=len(times), **shown), strict=True))
+    changed = {path: found for path, found in now.items() if found != written[path][1]}
+    for stamp in stamps if times and not changed else ():
+        with suppress(OSError):  # a set of another user, or read-only
+            stamp.parent.mkdir(parents=True, exist_ok=True)
+            stamp.touch()
+            os.utime(stamp, ns=(max(times.values()),) * 2)
+            break
+    return changed
+
+
+def _stamps(file: Path) -> tuple[Path, Path]:
+    """Files whose time says until when images were compared: dataset.json, and one in the user's cache."""
+    cache = Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache"), "medclip_dcl")
+    return file, cache / digest(str(file.resolve()).encode(), file.read_bytes())

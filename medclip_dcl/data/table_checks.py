@@ -1,0 +1,100 @@
+"""Checks of the tables of a prepared set, alone and against each other; a problem is a line without content of reports.
+
+`PreparedSet.table` refuses what `damage` finds; `data_prep.check` lists it with further checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+USES = ("train", "validate", "test", "grounding", "excluded")
+
+_KEYS = {
+    "images": ["dicom_id"],
+    "studies": ["study_id"],
+    "sentences": ["sentence_id"],
+    "labels": ["study_id"],
+    "cases": ["dicom_id", "finding"],
+    "classes": ["sentence_id"],
+}
+_VALUES: dict[str, dict[str, Sequence[Any]]] = {
+    **dict.fromkeys(("images", "studies"), {"use": USES, "official_split": USES[:3]}),
+    "cases": {"use": ("validate", "test"), "label": (0, 1)},
+}
+# Table -> every value of the first one's column must be in the second one.
+REFERENCES = {
+    "reports": ("reports", "sentence_id", "sentences"),
+    "classes": ("sentences", "sentence_id", "classes"),
+    **{name: (name, "dicom_id", "images") for name in ("cases", "boxes", "image_classes")},
+}
+# Rounding may bring a log p of 0 so far above it; LanguageModelClassProbability takes as much.
+_LARGEST_LOG_P = 1e-4
+
+
+def some(what: str, cases: Iterable[Any], total: int | None = None) -> list[str]:
+    """A problem with its number of cases and the first of them; none without cases."""
+    cases = [" ".join(map(str, case)) if isinstance(case, tuple) else str(case) for case in cases]
+    of_total = "" if total is None else f" of {total:,}"
+    return [f"{what}: {len(cases):,}{of_total} (first: {', '.join(cases[:3])})"] if cases else []
+
+
+def rows(frame: pd.DataFrame, keys: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    """The key columns of each row."""
+    return frame[list(keys)].itertuples(index=False, name=None)
+
+
+def damage(name: str, tables: Mapping[str, pd.DataFrame]) -> list[str]:
+    """Problems of a table by which training or evaluation fails, or leaves out rows without a word.
+
+    Args:
+        name: of the table.
+        tables: with that one and, as far as they are there, those that `REFERENCES` names beside it.
+    """
+    frame, file, problems = tables[name], f"{name}.parquet", []
+    if key := _KEYS.get(name):
+        problems += some(f"{file}: duplicate {' and '.join(key)}", rows(frame[frame.duplicated(key)], key))
+    for column, known in _VALUES.get(name, {}).items():
+        unknown = sorted(set(frame[column]) - set(known))
+        problems += some(f"{file}: unknown {column}, expected {', '.join(map(str, known))}", unknown)
+    if name == "labels":
+        given = frame.drop(columns="study_id")
+        is_known = (given.isna() | given.isin([-1.0, 0.0, 1.0])).all(axis=1)
+        problems += some(f"{file}: labels other than 1, 0, -1", frame.loc[~is_known, "study_id"])
+    if "class_id" in frame:
+        problems += some(f"{file}: class_id below 0", frame.loc[frame["class_id"] < 0, "class_id"])
+    return problems + (lost(name, *REFERENCES[name], tables) if name in REFERENCES else [])
+
+
+def lost(name: str, first: str, column: str, other: str, tables: Mapping[str, pd.DataFrame]) -> list[str]:
+    """A problem of a table, one of these two: values of the first one's column that the other one lacks."""
+    if first not in tables or other not in tables:
+        return []
+    missing = tables[first].loc[~tables[first][column].isin(tables[other][column]), column].unique()
+    what = f"that is not in {other}.parquet" if name == first else f"of {first}.parquet without a row"
+    return some(f"{name}.parquet: {column} {what}", missing)
+
+
+def score_problem(scores: pd.DataFrame) -> str:
+    """The first problem of the sentence scores of a language model, "" for none; NaN is allowed."""
+    log_p = scores["log_p"]
+    problems = {
+        "repeat a sentence_id; expected one row for each sentence": scores["sentence_id"].duplicated(),
+        "hold an infinite log_p; expected finite natural logarithms (NaN only for an empty sentence)": np.isinf(
+            log_p
+        ),
+        "hold a log_p above 0; expected natural logarithms of probabilities (-log p needs its sign changed)": (
+            log_p > _LARGEST_LOG_P
+        ),
+    }
+    for problem, is_bad in problems.items():
+        if is_bad.any():
+            first = scores[is_bad].iloc[0]
+            return (
+                f"{int(is_bad.sum()):,} of {len(scores):,} rows {problem}; the first has sentence_id "
+                f"{int(first['sentence_id'])} and log_p {first['log_p']:g}"
+            )
+    return ""
