@@ -113,6 +113,8 @@ def encode(settings: Settings) -> Path:
     require_writable(folder / INFO_FILE)
     kept = Progress(folder / PROGRESS_FILE, info)
     texts = sentences["text"].tolist()
+    if cut := network.text_encoder.truncated_share(texts):
+        print(f"note: {cut}", flush=True)
     states = RowFile(folder / SENTENCES_FILE, len(texts), kept)
     states.write(_states(network, texts[states.done :]), _SORTED, "sentences")
     files = [prepared.image_file(path) for path in images["path"]]
