@@ -80,7 +80,9 @@ def explain(message: str, options: Iterable[str]) -> str:
     if absent := re.match(r"No module named '([^']+)'", leaf):
         return f"{where}: {_no_module(absent[1], class_path)}"
     if absent := re.match(r"module '([^']+)' has no attribute '([^']+)'", leaf):
-        near = nearest(absent[2], dir(importlib.import_module(absent[1])))
+        there = importlib.import_module(absent[1])
+        names = {*dir(there), *getattr(there, "__all__", ())}
+        near = nearest(absent[2], (name for name in names if name[:1].isupper() == absent[2][:1].isupper()))
         return f"{where}: {absent[1]} has no {absent[2]} (class_path {class_path}){near}"
     if expected := re.match(_EXPECTED, leaf):
         # One line for each accepted type, at the indentation of the first.
@@ -110,6 +112,8 @@ def explain(message: str, options: Iterable[str]) -> str:
 def _no_module(name: str, class_path: str) -> str:
     if not class_path.startswith(f"{name}."):
         return (
+    if missing and not where:
+        return f"{missing[1]} missing; give them by a configuration, e.g. --config configs/demo.yaml"
             f"importing the module of {class_path} needs {name}, which is not installed or not on PYTHONPATH"
         )
     return (
