@@ -291,7 +291,7 @@ def _require_same(folder: Path, found: dict[str, Any], info: dict[str, Any]) -> 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line, see `--help`."""
-    encode(parse_options(Settings, "encode", __doc__, arguments))
+    encode(parse_options(Settings, "encode", __doc__, arguments, has_own_classes=True))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +21,7 @@ from medclip_dcl.command.config_errors import ConfigParser, explain
 from medclip_dcl.command.described_network import (
     forget_initial_weights,
     has_prepared_set,
+from medclip_dcl.command.config_files import allow_imports, unambiguous_files
     take_missing_encoder_from,
     take_network_from,
 )
@@ -52,16 +52,21 @@ from medclip_dcl.weight_files import SavedModel, read_model
 _TERMINATED = 128 + signal.SIGTERM
 
 
-def run(args: Sequence[str] | None = None) -> None:
-    """Run one command from command-line arguments (None: those of the process).
+def run(args: Sequence[str], modules: Sequence[str] = ()) -> None:
+    """Run one command.
+
+    Args:
+        args: arguments of the command line.
+        modules: whose packages a class path in a configuration or checkpoint may name, beside `config_files.KNOWN`.
 
     Raises:
         SystemExit: with status 128 + the signal's number if `fit` was stopped by one before its end, so that a batch
             system does not take the run for completed: 143 for SIGTERM, 138 for SIGUSR1, 130 for Ctrl-C.
     """
-    with plain_output():
+    allow_imports(modules)
+    with plain_output(), unambiguous_files():
         try:
-            MedclipCLI(args=None if args is None else list(args))
+            MedclipCLI(args)
         except FinishedRun as finished:
             rank_zero_info(str(finished))
 
@@ -73,11 +78,11 @@ class FinishedRun(Exception):
 class MedclipCLI(LightningCLI):
     """LightningCLI in which a run folder holds one run."""
 
-    def __init__(self, args: list[str] | None = None) -> None:
+    def __init__(self, args: Sequence[str] = ()) -> None:
         self.exported: Path | None = None
         self.source: SavedModel | None = None
         self.has_claimed = self.continues = self.goes_on = False
-        self.command = next(iter(sys.argv[1:] if args is None else args), "")
+        self.command = next(iter(args), "")
         try:
             super().__init__(
                 LightningModule,
@@ -88,7 +93,7 @@ class MedclipCLI(LightningCLI):
                 auto_configure_optimizers=False,
                 seed_everything_default=0,
                 parser_class=ConfigParser,
-                args=args,
+                args=list(args),
             )
         except BaseException:
             if self.has_claimed:
