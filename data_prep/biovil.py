@@ -38,11 +38,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     settings = parse_options(Settings, "biovil", __doc__, arguments)
     # Imported here to keep `--help` fast.
     from medclip_dcl.networks.biovil import load_biovil
-    from medclip_dcl.weight_files import is_exported
+    from medclip_dcl.weight_files import CONFIG_FILE, WEIGHTS_FILE, is_exported
 
-    output = settings.output
-    if output.exists() and not is_exported(output) and (output.is_file() or any(output.iterdir())):
-        raise UserError(f"{output} exists and is not an exported model; choose another --output")
+    output, own = settings.output, {CONFIG_FILE, WEIGHTS_FILE}
+    # An export of a run has a card, too, which would then be beside BioViL's weights.
+    others = {file.name for file in output.glob("*")} - (own if is_exported(output) else set())
+    if output.is_file() or others:
+        raise UserError(f"{output} exists and is not an exported model of BioViL; choose another --output")
     for name, source in (("--image_weights", settings.image_weights), ("--text_model", settings.text_model)):
         if not source.exists():
             raise UserError(f"nothing at {source} ({name})")

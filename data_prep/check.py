@@ -21,7 +21,7 @@ from data_prep.checks import images
 from data_prep.checks.tables import ALWAYS, Tables, check_tables, read_rejects
 from data_prep.command import option, parse_options, run_command, worker_processes
 from data_prep.sources import tables
-from data_prep.sources.preparation import case_lines
+from data_prep.sources.preparation import case_lines, text_lines
 from medclip_dcl.command_line import available_cores, whole_number
 from medclip_dcl.data.prepared import USES, PreparedSet
 from medclip_dcl.report.tables import PUBLISHED_COUNTS
@@ -79,6 +79,7 @@ def _page(prepared: PreparedSet, found: Tables) -> str:
         f"  options {', '.join(options)}",
         "",
         *_contents(found),
+        *text_lines(info["counts"]),
     ]
     if all(name in found for name in ALWAYS):
         lines += case_lines(tables.count(found))

@@ -38,6 +38,7 @@ from scipy.stats import spearmanr
 from data_prep.command import option, parse_options, run_command
 from data_prep.scores.eta_estimates import MAX_ETA, SOURCES, Estimates, LogLinearFit, best_constant, estimate
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
+from medclip_dcl.errors import WorseResultError
 from medclip_dcl.files import write_bytes, write_text
 from medclip_dcl.findings import CHEXPERT
 
@@ -81,6 +82,7 @@ def write_report(settings: Settings) -> None:
     Raises:
         PreparedDataError: see `estimate`; an estimate that this set does not allow; (a, k) out of range; the output
             cannot be written.
+        WorseResultError: the output has (a, k) of other scores, and would have a constant.
     """
     prepared, a, k = PreparedSet(settings.data), settings.a, settings.k
     output = settings.output or settings.data / "eta"
@@ -111,16 +113,23 @@ def write_report(settings: Settings) -> None:
     text = [f"# eta of {name}", "", *summary, *warnings, "", "![](eta.png)", "", *_sentences(found, fit)]
     figure = io.BytesIO()
     _figure(found, fit, chosen).savefig(figure, dpi=110)
+    print("\n".join([*summary, *warnings]))
+    file = output / "class_probability.yaml"
     try:
+        earlier = file.read_text(encoding="utf-8") if file.is_file() else name
+        if problem and "LanguageModel" in earlier and name not in earlier:
+            raise WorseResultError(
+                f"{output} is kept: its {file.name} has (a, k) of other scores than {name}; give another --output"
+            )
         write_text("\n".join(text) + "\n", output / "report.md")
-        configuration = _constant_yaml(problem, chosen, name) if problem else _yaml(fit, chosen, name, found)
-        write_text(configuration, output / "class_probability.yaml")
+        write_text(
+            _constant_yaml(problem, chosen, name) if problem else _yaml(fit, chosen, name, found), file
+        )
         write_bytes(figure.getvalue(), output / "eta.png")
     except OSError as error:
         raise PreparedDataError(
             f"--output {output} cannot be written ({error.strerror}); name a folder that can be"
         ) from error
-    print("\n".join([*summary, *warnings]))
     constant = f" (a constant eta, {SSD_CONSTANT})" if problem else ""
     print(f"written: {output / 'report.md'}, eta.png, class_probability.yaml{constant}")
 

@@ -10,10 +10,14 @@ FILE.csv (or .csv.gz) has a header and one row for each image, in these columns,
     study        optional, name or number; rows of one study share their report. Without it every row is a study
     view         optional; images of other views than PA, AP and FRONTAL (option --views) are left out
     sex, age     optional, for tables of results by group: F, M, female or male, else unknown; age at the study in
-                 years, or as DICOM has it (045Y, 006M), else unknown
+                 years, or as DICOM has it (045Y, 006M), else unknown; the words of some other languages are known
     split        optional: train, validate or test. Without it patients are drawn by --split_seed and --split_shares
     Atelectasis, Cardiomegaly, ... (CheXpert's names, in any case): optional labels: 1, 0, -1 (uncertain) or empty;
                  so are the columns of other findings that --label_columns names
+
+Cells that hold NaN, NULL, None, N/A and the like alone are empty. Rows without a patient are left out, with their
+reasons in ``rejects.csv`` of the set, as are images of views that are not known. One error lists all that is wrong with
+the table; --drop_bad_rows leaves out the bad rows instead.
 
 With --text_only there are no images, and images.parquet is empty: the set serves the language model, sentence scores
 and embeddings, and cannot train or evaluate a model of images. Names of patients and studies that are not whole
@@ -25,20 +29,22 @@ from __future__ import annotations
 
 import argparse
 import codecs
+import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from data_prep.command import option, parse_options, run_command
-from data_prep.sources import preparation
+from data_prep.sources import preparation, releases
 from data_prep.sources import rows as row_tables
 from data_prep.sources.preparation import Source
-from data_prep.sources.releases import CsvFile, ReleaseError, labels_as_numbers
-from data_prep.sources.rows import PEOPLE, ROW, TEXTS, image_paths, label_columns, rows_source, split_names
+from data_prep.sources.releases import SPLITS, CsvFile, ReleaseError
+from data_prep.sources.rows import PEOPLE, SPLIT_NAMES, TEXTS, TableCheck, label_columns
+from data_prep.text.sections import OWN_RULES_VERSION
 from medclip_dcl.data.prepared import TABLES
 from medclip_dcl.findings import CHEXPERT
 
@@ -47,6 +53,15 @@ VIEWS = ("PA", "AP", "FRONTAL")
 
 _ADVICE = "fix the table"
 _READING_ADVICE = f"{_ADVICE}, or name its --encoding (as cp1252 or utf-16) and its --delimiter"
+# Words around AP, PA or FRONTAL that leave a view the same.
+_POSITIONS = re.compile(
+    r"\b(?:(?:SEMI|HALF)? ?(?:ERECT|UPRIGHT|SITTING)|SUPINE|STANDING|PORTABLE|MOBILE|BEDSIDE|HORIZONTAL|DEBOUT|ASSIS"
+    r"|(?:IM )?(?:STEHEN|SITZEN|LIEGEN)D?|CHEST|THORAX|TORAX|CXR|X ?RAY|RX|VIEW|PROJECTION)\b"
+)
+_AP, _PA = r"\bA ?P\b|\bANTERO?(?:IOR)? ?POSTERIOR\b", r"\bP ?A\b|\bPOSTERO?(?:IOR)? ?ANTERIOR\b"
+_OTHER_VIEWS = (
+    r"(?:L|R|LEFT |RIGHT )? ?LAT(?:ERAL)?(?: LEFT| RIGHT)?|[LR]?L|PROFIL|SEITLICH|OBLIQUE|[LR][AP]O|[LR]LD"
+)
 _COLUMNS = ("image", *TEXTS, "patient", "study", "view", "split", *PEOPLE)
 _RESERVED = {*_COLUMNS, "file", *(column for columns in TABLES.values() for column in columns)} - set(
     CHEXPERT
@@ -105,20 +120,20 @@ class Settings(row_tables.Settings):
     views: tuple[str, ...] = option(
         "frontal views of the view column (PA,AP,FRONTAL)", VIEWS, type=_names, metavar="NAMES"
     )
-    delimiter: str = option("between two values (,)", ",", type=_delimiter)
-    encoding: str = option("of the table (utf-8)", "utf-8-sig", type=_encoding)
-
-    @property
-    def csv(self) -> CsvFile:
-        """The table."""
-        return CsvFile(self.table, _READING_ADVICE, self.delimiter, self.encoding)
+    delimiter: str | None = option("between two values (the header's)", None, type=_delimiter)
+    encoding: str | None = option("of the table (utf-8, or utf-16 with its mark)", None, type=_encoding)
+    drop_bad_rows: bool = option("leave out bad rows, with reasons, instead of refusing the table", False)
 
 
 def prepare(settings: Settings) -> None:
     """Prepare a set, finish a broken one, or say that it is finished."""
     if not settings.table.is_file():
         raise ReleaseError(f"--table {settings.table} does not exist; it expects a CSV file with a header")
-    columns = _columns(settings)
+    check = TableCheck(settings.table, settings.drop_bad_rows)
+    table = _table(settings, check)
+    columns = check.columns = _columns(settings, table, check)
+    if check.problems:
+        _read(settings, table, columns, check)
     made_from = preparation.made_from(
         settings,
         "folder of images with a table" if "image" in columns else "table of reports",
@@ -128,16 +143,43 @@ def prepare(settings: Settings) -> None:
             "columns": columns,
             "split": settings.split_options("split" in columns),
             "views": list(settings.views) if "view" in columns else None,
-            "delimiter": settings.delimiter,
-            "encoding": settings.encoding,
+            "text_rules": OWN_RULES_VERSION,
+            "delimiter": table.delimiter,
+            "encoding": table.encoding,
+            **({"drop_bad_rows": True} if settings.drop_bad_rows else {}),
         },
     )
-    preparation.prepare_set(settings, made_from, lambda: _read(settings, columns))
+    preparation.prepare_set(settings, made_from, lambda: _read(settings, table, columns, check))
 
 
-def _columns(settings: Settings) -> dict[str, str]:
+def _table(settings: Settings, check: TableCheck) -> CsvFile:
+    """The table, read as its byte order mark and its header say where no option does."""
+    named = settings.encoding
+    table = CsvFile(settings.table, _READING_ADVICE, settings.delimiter or ",", named or "latin-1")
+    text = table.text()
+    if named is None:
+        content = text.encode("latin-1")
+        if content.startswith((b"PK", b"\xd0\xcf")):
+            raise ReleaseError(f"{table.file} is a workbook or an archive; save it as a CSV file in UTF-8")
+        is_utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        try:
+            text = content.decode("utf-16" if is_utf16 else "utf-8")
+            table = replace(table, encoding="utf-16" if is_utf16 else "utf-8-sig")
+        except UnicodeDecodeError as error:
+            # The other problems can be listed all the same.
+            line = content.count(b"\n", 0, error.start) + 1
+            check.problems.append(
+                f"line {line} is not UTF-8; name the --encoding, as cp1252 (western Windows)"
+            )
+    if settings.delimiter is None:
+        said, header = releases.SEPARATOR_LINE.match(text), text.partition("\n")[0]
+        table = replace(table, delimiter=said[1] if said else max(",;\t|", key=header.count))
+    return table
+
+
+def _columns(settings: Settings, table: CsvFile, check: TableCheck) -> dict[str, str]:
     """Content -> name of its column in the table."""
-    header = settings.csv.header()
+    header = table.header()
     named = {name: getattr(settings, f"{name}_column") for name in _COLUMNS}
     if settings.text_only and (named["image"] or settings.images or settings.views != VIEWS):
         raise ReleaseError("--text_only has no images: leave out --image_column, --images and --views")
@@ -155,45 +197,46 @@ def _columns(settings: Settings) -> dict[str, str]:
         if column in header and (named[name] is not None or name not in skipped):
             columns[name] = column
         elif named[name] is not None:
-            raise _lacks(settings, column, header, f"--{name}_column names one that is there")
-    if "patient" not in columns:
+            _lacks(check, column, header, f"--{name}_column names one that is there")
+    if "patient" not in columns and named["patient"] is None:
         advice = "without it nothing keeps training and evaluation apart; name it by --patient_column"
-        raise _lacks(settings, "patient", header, advice)
-    if "image" not in columns and not settings.text_only:
-        raise _lacks(settings, "image", header, "name it by --image_column, or pass --text_only")
+        _lacks(check, "patient", header, advice)
+    if "image" not in columns and named["image"] is None and not settings.text_only:
+        _lacks(check, "image", header, "name it by --image_column, or pass --text_only")
     if "text" in columns and ("findings" in columns or "impression" in columns):
-        raise ReleaseError(
-            f"{settings.table} has a column text beside findings or impression; say which to take by --text_column, "
-            "or by --findings_column and --impression_column"
+        check.problems.append(
+            "it has a column text beside findings or impression; say which to take by --text_column, or by "
+            "--findings_column and --impression_column"
         )
-    if not set(TEXTS) & set(columns):
+    if not set(TEXTS) & set(columns) and not any(named[name] for name in TEXTS):
         advice = "name it by --text_column, or by --findings_column and --impression_column"
-        raise _lacks(settings, "text", header, advice)
-    if "view" not in columns and settings.views != VIEWS:
+        _lacks(check, "text", header, advice)
+    if "view" not in columns and named["view"] is None and settings.views != VIEWS:
         advice = "--views chooses by it: name it by --view_column, or leave out --views"
-        raise _lacks(settings, "view", header, advice)
-    return columns | _label_columns(settings, header)
+        _lacks(check, "view", header, advice)
+    columns |= _label_columns(settings, header, check)
+    if twice := sorted(column for column in {*columns.values()} if header.count(column) > 1):
+        check.problems.append(f"it has the column {' and '.join(twice)} twice")
+        check.finish()
+    return columns
 
 
-def _label_columns(settings: Settings, header: Sequence[str]) -> dict[str, str]:
+def _label_columns(settings: Settings, header: Sequence[str], check: TableCheck) -> dict[str, str]:
     """Findings -> their columns: CheXpert's by name ("pleural_effusion" is "Pleural Effusion"), others as named."""
     found: dict[str, str] = {}
     others = [name for name in settings.label_columns if _plain(name) not in map(_plain, CHEXPERT)]
     for finding in (*CHEXPERT, *others):
         alike = [name for name in header if _plain(name) == _plain(finding)]
         if len(alike) > 1:
-            raise ReleaseError(
-                f"{settings.table}: expected one column of {finding}, found {' and '.join(alike)}; {_ADVICE}"
-            )
+            check.problems.append(f"expected one column of {finding}, found {' and '.join(alike)}; {_ADVICE}")
         if alike and finding in (*CHEXPERT, *alike):
             found[finding] = alike[0]
     for name in settings.label_columns:
         if name not in found.values():
-            raise _lacks(settings, name, header, "--label_columns names columns that are there")
+            _lacks(check, name, header, "--label_columns names columns that are there")
         if name in _RESERVED:
-            raise ReleaseError(
-                f"{settings.table}: the column {name} of --label_columns has another meaning in a prepared set; "
-                "rename it in the table"
+            check.problems.append(
+                f"the column {name} of --label_columns has another meaning in a prepared set; rename it in the table"
             )
     return found
 
@@ -203,54 +246,96 @@ def _plain(name: str) -> str:
     return " ".join(re.split(r"[\s_]+", name)).strip().lower()
 
 
-def _lacks(settings: Settings, column: str, header: Sequence[str], advice: str) -> ReleaseError:
-    others = [
-        sign for sign in ";\t|," if sign != settings.delimiter and len(header) == 1 and sign in header[0]
-    ]
-    if others:
-        advice = f"its columns seem to be separated by {others[0]!r}: say --delimiter"
-    return ReleaseError(
-        f"{settings.table} lacks the column {column}; found {', '.join(header)[:300] or 'an empty file'}; {advice}"
-    )
+def _lacks(check: TableCheck, column: str, header: Sequence[str], advice: str) -> None:
+    is_first = not any(" lacks the column " in problem for problem in check.problems)
+    found = f"; found {', '.join(header)[:300] or 'an empty file'}" if is_first else ""
+    check.problems.append(f"it lacks the column {column}{found}; {advice}")
 
 
-def _read(settings: Settings, columns: dict[str, str]) -> Source:
+def _read(settings: Settings, table: CsvFile, columns: dict[str, str], check: TableCheck) -> Source:
     """Read and check the table."""
-    file = settings.table
-    if unused := [name for name in settings.csv.header() if name not in columns.values()]:
+    if unused := [name for name in table.header() if name not in columns.values()]:
         print(
-            f"{file}: columns that are not used: {', '.join(unused)} (--label_columns takes labels of findings)"
+            f"{table.file}: columns that are not used: {', '.join(unused)} (--label_columns takes labels of findings)"
         )
-    # Two purposes may share a column: a table whose rows are studies of patients that it does not name.
-    table = settings.csv.read(dict.fromkeys(columns.values()))
-    rows = pd.DataFrame({name: table[column] for name, column in columns.items()})
-    # Texts may hold line breaks: these are rows as a spreadsheet counts them, not lines.
-    rows.index = pd.RangeIndex(2, len(rows) + 2, name=ROW)
-    for finding in [name for name in columns if name not in _COLUMNS]:
-        labels_as_numbers(rows, finding, file, _ADVICE)
-    if "study" not in rows:
-        rows["study"] = [str(row) for row in range(1, len(rows) + 1)]
-    rows["split"] = split_names(rows["split"], file) if "split" in rows else ""
-    n_images = int((rows["image"] != "").sum()) if "image" in rows else 0
-    if "view" in rows:
-        views = {view.upper() for view in settings.views}
-        is_frontal = rows["view"].str.upper().isin(views) | (rows["image"] == "")
-        if not is_frontal.any():
-            raise ReleaseError(
-                f"{file}: no row has one of the views {', '.join(settings.views)}; found "
-                f"{', '.join(sorted(set(rows['view']))[:10])} (option --views)"
-            )
-        rows = _shared_by_study(rows, is_frontal)[is_frontal]
-    rows = rows.assign(**{name: "" for name in ("image", "view") if name not in rows})
-    root = settings.images if settings.images is not None else file.parent
+    root = settings.images if settings.images is not None else table.file.parent
     if not settings.text_only and not root.is_dir():
         raise ReleaseError(f"--images {root} is not a folder")
-    rows["image"] = image_paths(rows["image"], root, file)
+    rows, placeholders = _cells(settings, table, columns, check)
+    n_images = int((rows["image"] != "").sum())
+    for finding in [name for name in columns if name not in _COLUMNS]:
+        numbers = releases.label_numbers(rows[finding])
+        rows = check.require(rows, finding, numbers != math.inf, releases.LABELS).assign(**{finding: numbers})
+    if "split" in rows:
+        splits = rows["split"].str.lower().map(SPLIT_NAMES)
+        rows = check.require(rows, "split", splits.notna(), " | ".join(SPLITS)).assign(split=splits)
+    if "patient" not in rows:
+        check.finish()
+    rows = check.require(rows, "patient", rows["patient"] != "", "a name in every row", refuse=False)
+    if "study" not in rows:
+        rows = rows.assign(study=[str(row - 1) for row in rows.index])
+    if "view" in rows:
+        rows = _of_wanted_views(rows, settings, check)
+    rows = row_tables.with_image_paths(rows, root, check)
+    rows = rows.assign(**{name: "" for name in ("view", "split") if name not in rows})
     rows["file"] = [str(root / name) for name in rows["image"]]
-    frontal = int((rows["image"] != "").sum())
-    return rows_source(
-        rows, settings, file, {"images_in_release": n_images, "images_not_frontal": n_images - frontal}
+    others = n_images - int((rows["image"] != "").sum()) - [kind for kind, *_ in check.rejects].count("image")
+    counts = {"images_in_release": n_images, "images_not_frontal": others, "placeholders": placeholders}
+    return row_tables.rows_source(rows, settings, check, counts)
+
+
+def _cells(
+    settings: Settings, table: CsvFile, columns: dict[str, str], check: TableCheck
+) -> tuple[pd.DataFrame, dict[str, int]]:
+    """The rows of the table, in which placeholders are "", and the number of placeholders by content."""
+    wrong: list[str] = []
+    cells = table.read(dict.fromkeys(columns.values()), wrong=wrong)
+    # Two purposes may share a column: a table whose rows are studies of patients that it does not name.
+    rows = pd.DataFrame({name: cells[column] for name, column in columns.items()})
+    check.rejects += [("report", line.partition(":")[0], line) for line in wrong]
+    if wrong and not settings.drop_bad_rows:
+        check.problems.append(releases.unequal_lines(wrong))
+    is_missing = rows.apply(releases.is_placeholder)
+    for name in [name for name in _COLUMNS if name in rows]:  # "+" and "-" may be labels
+        is_missing[name] |= ~rows[name].str.contains(r"[^\W_]") & (rows[name] != "")
+    numbers = {str(name): int(number) for name, number in is_missing.sum().items() if number}
+    if numbers:
+        found = ", ".join(f"{columns[name]} {number:,}" for name, number in numbers.items())
+        print(f"{table.file}: NaN, NULL, N/A and the like count as empty: {found}")
+    rows = rows.mask(is_missing, "").assign(**{} if "image" in rows else {"image": ""})
+    if (is_copy := rows.duplicated() & (rows["image"] != "")).any():
+        print(f"{table.file}: rows that repeat an earlier one and are left out: {is_copy.sum():,}")
+    return rows[~is_copy], numbers
+
+
+def standard_views(views: pd.Series) -> pd.Series:
+    """AP, PA or FRONTAL for spellings such as "a.p.", "P/A" and "ap supine", OTHER for lateral and oblique views.
+
+    "" for anything else: words that are not known, and names of several views.
+    """
+    plain = views.str.upper().str.replace(r"[\W_]+", " ", regex=True).str.replace(_POSITIONS, " ", regex=True)
+    plain = plain.str.replace(_AP, "AP", regex=True).str.replace(_PA, "PA", regex=True)
+    plain = (
+        plain.str.split()
+        .str.join(" ")
+        .str.replace(r"^FRONTAL (?=AP$|PA$)|(?<=^AP|^PA) FRONTAL$", "", regex=True)
     )
+    return plain.where(plain.isin(VIEWS), plain.str.fullmatch(_OTHER_VIEWS).map({True: "OTHER", False: ""}))
+
+
+def _of_wanted_views(rows: pd.DataFrame, settings: Settings, check: TableCheck) -> pd.DataFrame:
+    """The rows of the views that `Settings.views` names, and those without an image; unknown views are rejects."""
+    wanted = {view.upper() for view in settings.views}
+    views = standard_views(rows["view"])
+    views = views.mask(rows["view"].str.upper().isin(wanted), rows["view"])
+    is_wanted = views.str.upper().isin(wanted) | (rows["image"] == "")
+    expected = f"one of the views {', '.join(settings.views)} (option --views), or a known other one"
+    if not is_wanted.any():
+        check.problems.append(releases.wrong_values(rows["view"], ~is_wanted, expected))
+        return rows
+    rows = _shared_by_study(rows.assign(view=views.where(views != "", rows["view"])), is_wanted)
+    rows = check.require(rows, "view", is_wanted | (views != ""), expected, refuse=False)
+    return rows[is_wanted[rows.index]]
 
 
 def _shared_by_study(rows: pd.DataFrame, is_frontal: pd.Series) -> pd.DataFrame:

@@ -63,6 +63,11 @@ class Settings(preparation.Settings):
     ms_cxr: Path | None = option(
         "MS_CXR_Local_Alignment_v*.json or .csv (1.0.0 or 1.1.0)", None, type=Path, metavar="FILE"
     )
+    resized: str | None = option(
+        "how images got other proportions than the release's, to scale boxes: stretch, or pad or crop two sides alike",
+        None,
+        choices=tables.RESIZED,
+    )
     subset: tuple[str, ...] | None = option(
         "only patients of these folders, as in p10 or p10,p11", None, type=_folders, metavar="p10"
     )
@@ -103,6 +108,7 @@ def prepare(settings: Settings) -> None:
             # Named only where given: sets without it stay as they were, byte by byte.
             **({"patients": settings.patients.name} if settings.patients is not None else {}),
             **({"phantom": rates} if rates else {}),
+            **({"resized": settings.resized} if settings.resized is not None else {}),
         },
     )
     preparation.prepare_set(settings, made_from, lambda: _read(settings, release))
@@ -145,6 +151,7 @@ def _read(settings: Settings, release: Release) -> Source:
         labels=read_labels(release),
         release_images=images,
         boxes=boxes,
+        resized=settings.resized,
         grounding_patients=grounding,
         truth=read_truth(settings.source),
         counts={**counts, "images_in_release": len(wanted), "images_not_frontal": len(wanted) - len(taken)},

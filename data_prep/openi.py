@@ -35,10 +35,11 @@ from data_prep.command import option, parse_options, run_command
 from data_prep.sources import preparation
 from data_prep.sources import rows as row_tables
 from data_prep.sources.preparation import Source
-from data_prep.sources.releases import ReleaseError, matches, once, read_table, require
-from data_prep.sources.rows import image_paths, rows_source
+from data_prep.sources.releases import ReleaseError, is_placeholder, matches, once, read_table, require
+from data_prep.sources.rows import TableCheck, rows_source, with_image_paths
 from data_prep.sources.tables import Reject
 from data_prep.text.reports import MOST_BYTES
+from data_prep.text.sections import OWN_RULES_VERSION
 
 ARCHIVE = "NLMCXR_reports.tgz"
 XML_FOLDERS = ("ecgen-radiology", "NLMCXR_reports/ecgen-radiology", ".")
@@ -114,6 +115,7 @@ def prepare(settings: Settings) -> None:
             "split": settings.split_options(False),
             "views": "none" if settings.text_only else "all" if settings.all_views else "frontal",
             "labels": settings.labels.name if settings.labels is not None else None,
+            "text_rules": OWN_RULES_VERSION,
         },
     )
     if is_folder:
@@ -168,8 +170,7 @@ def _read(settings: Settings, place: Path, projections: Path | None) -> Source:
     rejects += [("image", name, "its file is not there") for name in wanted.loc[is_absent, "name"]]
     rows = wanted[~is_absent].reset_index(drop=True)
     paths = [files[_stem(name)] if name else None for name in rows["name"]]
-    names = pd.Series([path.relative_to(root).as_posix() if path else "" for path in paths], dtype=str)
-    rows["image"] = image_paths(names, root, place)
+    rows["image"] = [path.relative_to(root).as_posix() if path else "" for path in paths]
     if not settings.text_only and not (rows["image"] != "").any():
         raise ReleaseError(
             f"none of {len(wanted):,} images is below {root}; say --images DIR, or --text_only"
@@ -177,6 +178,7 @@ def _read(settings: Settings, place: Path, projections: Path | None) -> Source:
     rows["file"] = [str(path) if path else "" for path in paths]
     rows["patient"], rows["split"] = rows["study"], ""
     texts = pd.DataFrame([report[:3] for report in reports], columns=["study", "findings", "impression"])
+    texts = texts.mask(texts.apply(is_placeholder), "")
     rows = rows.merge(texts, on="study").drop(columns="name")
     if settings.labels is not None:
         rows = rows.merge(read_negbio(settings.labels), on="study", how="left")
@@ -185,7 +187,8 @@ def _read(settings: Settings, place: Path, projections: Path | None) -> Source:
         "images_not_frontal": not_frontal,
         "images_without_file": int(is_absent.sum()),
     }
-    source = rows_source(rows, settings, place, counts)
+    check = TableCheck(place)
+    source = rows_source(with_image_paths(rows, root, check), settings, check, counts)
     return replace(source, rejects=(*rejects, *source.rejects))
 
 

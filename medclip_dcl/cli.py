@@ -34,6 +34,8 @@ def main(args: Sequence[str] | None = None, *, are_typed: bool = True) -> None:
         return
     except Exception as error:
         about_input = next((cause for cause in _causes(error) if isinstance(cause, UserError)), None)
+        if about_input is None and _is_about_settings(error):
+            about_input = UserError(f"trainer: {' '.join(str(error).split())}")
         if about_input is not None:
             print(f"medclip_dcl: error: {about_input}", file=sys.stderr)
             raise SystemExit(2) from error
@@ -71,12 +73,18 @@ def _class_paths(args: Sequence[str]) -> list[str]:
 
 def _unwrapped(error: Exception) -> BaseException:
     """The error that a constructor raised, without the parser's, which repeats the configuration."""
-    return next(cause for cause in _causes(error) if not (cause.__cause__ and _is_of_the_parser(cause)))
+    return next(cause for cause in _causes(error) if not (cause.__cause__ and _is_of(cause, "jsonargparse")))
 
 
-def _is_of_the_parser(error: BaseException) -> bool:
+def _is_about_settings(error: Exception) -> bool:
+    """True for Lightning's own errors about its settings and metrics, such as a monitored metric that is not logged."""
+    is_of_kind = isinstance(error, ValueError | RuntimeError) or "Misconfiguration" in type(error).__name__
+    return is_of_kind and _is_of(error, "pytorch_lightning")
+
+
+def _is_of(error: BaseException, library: str) -> bool:
     *_, last = traceback.walk_tb(error.__traceback__)
-    return last[0].f_globals["__name__"].split(".")[0] == "jsonargparse"
+    return last[0].f_globals["__name__"].split(".")[0] == library
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

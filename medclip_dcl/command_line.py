@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import os
 import sys
@@ -15,14 +16,21 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 
 from medclip_dcl.errors import UserError
 
+_SYSTEM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG}
+
 
 @contextmanager
 def one_line_errors(program: str) -> Iterator[None]:
-    """Print a `UserError` as one line, which `program` opens, and end with status 2."""
+    """Print a `UserError` as one line, which `program` opens, and end with its status; so a full disk, or no rights."""
     try:
         yield
     except UserError as error:
         print(f"{program}: {' '.join(str(error).split())}", file=sys.stderr)
+        raise SystemExit(error.status) from error
+    except OSError as error:
+        if error.errno not in _SYSTEM:
+            raise
+        print(f"{program}: {error.filename}: {error.strerror}", file=sys.stderr)
         raise SystemExit(2) from error
 
 

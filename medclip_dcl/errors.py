@@ -10,12 +10,20 @@ class UserError(ValueError):
 
     The message names the thing, what was expected, what was found and what to do. Raise it where input is checked and
     nowhere else: a mistaken call of a function is a plain ``ValueError`` or ``TypeError``, so that a bug shows where
-    it happened.
+    it happened. A command that ends with it has the exit status `status`.
     """
+
+    status = 2
 
 
 class MissingFileError(UserError, FileNotFoundError):
     """A file or folder that the user named does not exist."""
+
+
+class WorseResultError(UserError):
+    """A result is worse than that of an earlier command, whose file is kept."""
+
+    status = 1
 
 
 def check_choice(setting: str, value: object, choices: Collection[object]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -37,9 +38,23 @@ def replacing(file: Path, *, one_writer: bool = False, durable: bool = True) -> 
                 stream.flush()
                 os.fsync(stream.fileno())
         os.replace(temporary, file)
-    except Exception:
+    except Exception as error:
+        if isinstance(error, OSError):
+            error.filename = str(file)  # a full disk does not name it
         temporary.unlink(missing_ok=True)
         raise
+
+
+def link(file: Path, name: Path) -> None:
+    """Give a file another name atomically; a copy where the file system has no hard links."""
+    temporary = name.with_name(f".{name.name}.tmp")
+    temporary.unlink(missing_ok=True)
+    try:
+        os.link(file, temporary)
+    except OSError:
+        shutil.copyfile(file, temporary)
+    os.replace(temporary, name)
+    temporary.unlink(missing_ok=True)  # it stays where both were links to one file already
 
 
 def write_bytes(content: bytes, file: Path, *, durable: bool = True) -> None:

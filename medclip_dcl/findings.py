@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -65,7 +66,7 @@ def read_prompts(prompts: PromptSource, owner: str = "prompts") -> PromptEnsembl
     """
     if isinstance(prompts, (str, Path)):
         owner = f"{owner}, {prompts}"
-        prompts = _of_file(Path(prompts).expanduser(), owner)
+        prompts = _of_file(Path(os.path.expanduser(prompts)), owner)
     if not isinstance(prompts, Mapping) or not prompts:
         raise UserError(
             f"{owner}: prompts name no finding: expected finding: [negative, positive], found {prompts!r}"

@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -56,7 +58,7 @@ def load(
         MissingFileError: nothing at `source`, and no such repository can be reached.
         UserError: not a model of medclip_dcl, weights that do not fit, or a device that cannot be used.
     """
-    path = folder = Path(source).expanduser()
+    path = folder = Path(os.path.expanduser(source))
     if (path / "checkpoints").is_dir() and not is_exported(path):
         path = _checkpoint_of_run(path)
     if path.suffix in (".yaml", ".json") or (path / "dataset.json").is_file():
@@ -74,7 +76,8 @@ def _own_calibration(file: Path, network: ImageTextNetwork) -> Calibration | Non
     if not file.is_file():
         return None
     calibration, own = Calibration.read(file), network.fingerprint()
-    if calibration.fingerprint == own:
+    has_scale = math.isclose(calibration.scale, network.similarity.gamma2.item(), rel_tol=1e-4)
+    if calibration.fingerprint == own and has_scale:
         return calibration
     warnings.warn(
         f"{file} was fitted to another model ({calibration.fingerprint}) than the one that is loaded ({own}) and is "
@@ -301,8 +304,8 @@ class ImageTextInference:
         Vocabulary and weights derive from the training reports: share the folder only as their terms allow.
         """
         file = Path(folder) / CALIBRATION_FILE
-        file.unlink(missing_ok=True)
         self.network.save_pretrained(folder)
+        file.unlink(missing_ok=True)
         if self.calibration is not None:
             self.calibration.write(file)
 
@@ -337,6 +340,8 @@ class ImageTextInference:
     ) -> Float[np.ndarray, "image text"]:
         similarity = self.network.similarity
         logits = similarity(self.network.regions(feature_map), sentences)
+        if not logits.isfinite().all():
+            raise UserError(f"scores are not finite in {self.dtype}; use float32, or another checkpoint")
         return (logits / similarity.gamma2).T.cpu().numpy()
 
     def _feature_map(

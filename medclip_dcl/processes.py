@@ -5,11 +5,13 @@ Imported before torch, for whose OpenMP the first is set.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import sys
 import threading
 from multiprocessing import parent_process
+from multiprocessing.process import BaseProcess
 
 WAIT_POLICY = "OMP_WAIT_POLICY"
 _KNOWN = (WAIT_POLICY, "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
@@ -39,15 +41,23 @@ def let_threads_of_a_command_sleep() -> None:
 def begin_worker(*_: object) -> None:
     """Call first in a worker process; a loader's gives its number, which does not matter.
 
-    Ctrl-C is left to the parent, and a thread ends the process once the parent is gone: a worker would otherwise wait
-    forever for work, or for a reader of its results.
+    Ctrl-C is left to the parent, and the process ends once the parent is gone: a worker would otherwise wait forever
+    for work, or for a reader of its results.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
     parent = parent_process()
-    if parent is not None:
-        parent.join()
+    if parent is None:
+        return
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    # Code that keeps the interpreter's lock, as a regular expression does, keeps that thread from running. Linux ends
+    # the process all the same: by SIGIO, sent once the other end of this pipe is closed.
+    fcntl.fcntl(parent.sentinel, fcntl.F_SETOWN, os.getpid())
+    flags = fcntl.fcntl(parent.sentinel, fcntl.F_GETFL)
+    fcntl.fcntl(parent.sentinel, fcntl.F_SETFL, flags | os.O_ASYNC)
+    if not parent.is_alive():  # it was closed before
         os._exit(1)
+
+
+def _end_with(parent: BaseProcess) -> None:
+    parent.join()
+    os._exit(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,6 +23,8 @@ from medclip_dcl.formats import CHECKPOINT, NETWORK
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
+BEST, LAST = "best.ckpt", "last.ckpt"
+"""Checkpoints of a run: the one that validation selected, if any, and the last."""
 
 _SAFETENSORS = ".safetensors"
 _SETTINGS = "medclip_dcl"
@@ -68,6 +71,14 @@ class SavedModel:
             name.removeprefix(start): value for name, value in self.state.items() if name.startswith(start)
         }
 
+    @property
+    def progress(self) -> dict[str, int]:
+        """Epoch, counted from 1, and optimiser steps of a training checkpoint (0, 0: untrained); else empty."""
+        if "loops" not in self.checkpoint:
+            return {}
+        epochs = self.checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["ready"]
+        return {"epoch": epochs, "step": self.checkpoint["global_step"]}
+
     def require_network(self) -> dict[str, Any]:
         """The configuration of the network.
 
@@ -100,7 +111,7 @@ def read_model(path: str | Path, map_location: Any = "cpu") -> SavedModel:
         MissingFileError: nothing at `path`, or a file of the folder is missing.
         UserError: truncated, not loadable safely, or of a newer format.
     """
-    path = Path(path).expanduser()
+    path = Path(os.path.expanduser(path))
     if path.is_dir():
         return SavedModel(path, _read_exported_config(path))
     if not path.is_file():
@@ -135,13 +146,15 @@ def compare_state_dicts(expected: Mapping[str, Tensor], found: Mapping[str, Tens
 
 
 def load_exactly(module: nn.Module, state: Mapping[str, Tensor], source: str | Path) -> None:
-    """Load a state dict in which no tensor is missing, unexpected or of another shape.
+    """Load a state dict in which no tensor is missing, unexpected, of another shape or NaN.
 
     Raises:
-        UserError: names the tensors that do not fit, and `source`.
+        UserError: names the tensors that do not fit or hold a NaN, and `source`.
     """
     if problems := compare_state_dicts(module.state_dict(), state):
         raise UserError(f"{source}: weights do not fit the network; {problems}")
+    if broken := [name for name, value in state.items() if value.isnan().any()]:
+        raise UserError(f"{source}: weights are NaN in {_some(broken)}; give an earlier checkpoint")
     module.load_state_dict(state)
 
 
@@ -248,7 +261,7 @@ def as_state_dict(content: Any, file: str | Path) -> dict[str, Tensor]:
 
 def checkpoint_of_run(checkpoints: Path) -> Path | None:
     """The best checkpoint by validation in a run's folder of checkpoints, else the last; None if there is neither."""
-    files = (checkpoints / name for name in ("best.ckpt", "last.ckpt"))
+    files = (checkpoints / name for name in (BEST, LAST))
     return next((file for file in files if file.is_file()), None)
 
 
@@ -271,8 +284,13 @@ def _read_exported_config(folder: Path) -> dict[str, Any]:
     except ValueError as error:
         raise UserError(f"{file} is not JSON, or it is truncated: {error}; copy it again") from error
     if not isinstance(config, dict) or "image_encoder" not in config:
+        kind = config.get("model_type") if isinstance(config, dict) else None
+        found = (
+            f"a {kind} of transformers (for text_encoder.init_args.pretrained)" if kind else "something else"
+        )
         raise UserError(
-            f"{file} does not describe an image-text network; give a folder that save_pretrained wrote"
+            f"{file} does not describe an image-text network, but {found}; give a run folder, a .ckpt file, or a "
+            "folder of python -m medclip_dcl.export RUN FOLDER"
         )
     NETWORK.upgrade(config, str(file))
     return config

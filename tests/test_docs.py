@@ -69,11 +69,15 @@ def spans(pattern: str) -> list[str]:
 
 
 def commands() -> dict[str, list[str]]:
-    """Words of each distinct command, continuation lines joined and comments dropped."""
+    """Words of each distinct command, continuation lines joined, comments dropped, of a loop the first turn."""
     found: dict[str, list[str]] = {}
     for _, block in blocks("bash"):
-        for line in block.replace("\\\n", " ").splitlines():
-            if words := shlex.split(line, comments=True):
+        lines = block.replace("\\\n", " ")
+        for name, first in re.findall(r"for (\w+) in (\w+)", lines):
+            lines = re.sub(rf"\$(?:{name}\b|{{{name}}})", first, lines)
+        for line in lines.splitlines():
+            words = shlex.split(line, comments=True)
+            if words and words[0] not in ("for", "done"):
                 found.setdefault(" ".join(words), words)
     for span in spans(r"python -m [\w.]+ (?!fit, )[^`]+"):
         found.setdefault(span, shlex.split(span))
@@ -113,6 +117,7 @@ def workplace(small_set, tmp_path_factory) -> Path:
     runs = {
         "dcl_lm": ("mimic_cxr.yaml", "objective/dcl_lm.yaml"),
         "infonce": ("mimic_cxr.yaml", "objective/infonce.yaml"),
+        "infonce_0": ("mimic_cxr.yaml", "objective/infonce.yaml"),
         "hospital": ("mimic_cxr.yaml", "objective/infonce.yaml"),
         "heads_infonce": ("mimic_cxr.yaml", "heads.yaml", "objective/infonce.yaml"),
         "probe": ("finetune.yaml", "linear_probe.yaml"),
@@ -124,6 +129,8 @@ def workplace(small_set, tmp_path_factory) -> Path:
         if name == "hospital":
             config["data"]["init_args"]["folder"] = "data/hospital"
         (folder / "runs" / name / "config.yaml").write_text(yaml.safe_dump(config))
+    (own,) = [block for page, block in blocks("python") if page == "contributing.md"]
+    (folder / "my_parts.py").write_text(own)
     (folder / "hospital_prompts.yaml").symlink_to(ROOT / "configs/prompts/chexpert14.yaml")
     return folder
 
@@ -133,6 +140,7 @@ def workplace(small_set, tmp_path_factory) -> Path:
 def test_documented_commands_are_accepted_by_their_parsers(name, workplace, monkeypatch):
     module, *arguments = COMMANDS[name][2:]
     monkeypatch.chdir(workplace)
+    monkeypatch.syspath_prepend(workplace)
     for parser in (argparse.ArgumentParser, jsonargparse.ArgumentParser, LightningCLI):
         method = "parse_arguments" if parser is LightningCLI else "parse_args"
         parse = getattr(parser, method)
@@ -179,7 +187,7 @@ def test_documented_options_exist():
     known = (
         {one for pair in declared for one in pair}
         | set(inspect.signature(Trainer).parameters)
-        | {"config", "print_config"}
+        | {"config", "print_config", "seed_everything"}
     )
     named = {word for span in spans(r"--[a-z][^`]*") for word in re.findall(r"--([\w.]+)", span)}
     assert len(named) > 30

@@ -260,6 +260,14 @@ def test_heat_maps_of_several_texts_are_those_of_each_in_common_colours(model, g
     assert np.array_equal(maps.overlay(1), overlay(grey, maps.in_image(1), limits=maps.limits))
 
 
+def test_scores_that_are_not_finite_are_refused(model, grey):
+    network = ImageTextNetwork.from_config(model.network.config())
+    state = model.network.state_dict()
+    network.load_state_dict({**state, "image_encoder.projection.bias": torch.full((16,), torch.inf)})
+    with pytest.raises(UserError, match="scores are not finite in torch.float32; use float32, or another"):
+        ImageTextInference(network).classify(grey)
+
+
 def test_no_prompts_are_not_those_of_chex5(model, grey):
     with pytest.raises(UserError, match="prompts name no finding"):
         model.classify(grey, {})

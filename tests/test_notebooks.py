@@ -28,7 +28,7 @@ from medclip_dcl.evaluation.calibration import CALIBRATION_FILE
 from medclip_dcl.findings import CHEX5
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from tests.command.small_runs import small
-from tests.small import platt_calibration
+from tests.small import SENTENCES, platt_calibration
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -79,6 +79,7 @@ def phantom(small_set, tmp_path_factory) -> Path:
     boxes = pd.concat([pd.read_parquet(folder / "boxes.parquet").head(1)] * 18, ignore_index=True)
     boxes["dicom_id"] = images["dicom_id"].tail(18).to_numpy()
     boxes["category"] = np.resize(["Edema", "Pneumothorax", "Lung Opacity"], 18)
+    boxes["phrase"] = np.resize(SENTENCES[:4], 18)
     write_table(boxes, folder / "boxes.parquet", "boxes")
     (folder / "eta").mkdir()
     rule = (ROOT / "configs/objective/dcl_lm.yaml").read_text(encoding="utf-8")

@@ -81,6 +81,15 @@ class Outcome(NamedTuple):
     reason: str = ""
 
 
+def size_of(file: Path) -> tuple[int, int]:
+    """Width and height by a file's header; 0, 0 where it cannot be read."""
+    try:
+        with Image.open(file) as image:
+            return image.size
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        return 0, 0
+
+
 def require_space(folder: Path, jobs: Sequence[Job]) -> None:
     """Check that the disk of `folder`, which need not exist, has room for the images that are not there yet.
 

@@ -1,6 +1,6 @@
 """Sex and age of patients: from words of a table, and from MIMIC-IV's ``patients.csv.gz``.
 
-Values that cannot be read are "unknown" (sex) or NaN (age); they are counted, and their images stay.
+Values that cannot be read are "unknown" (sex) or NaN (age); their images stay.
 """
 
 from __future__ import annotations
@@ -14,20 +14,40 @@ from data_prep.sources.releases import ReleaseError, matches, once, read_table, 
 OLDEST = 120
 """Larger ages, in years, are not believed."""
 
-_SEXES = {"F": "F", "FEMALE": "F", "M": "M", "MALE": "M"}
-_PER_YEAR = {"Y": 1, "M": 12, "W": 52.18, "D": 365.25}
-"""Units of DICOM's ages, as in 045Y and 006M."""
+_SEX_WORDS = {
+    "F": "F FEMALE WOMAN W WEIBLICH FRAU FEMME FÉMININ FEMININ FEMENINO FEMENINA MUJER",
+    "M": "M MALE MAN MÄNNLICH MAENNLICH MANN HOMME MASCULIN MASCULINO HOMBRE VARÓN VARON",
+}
+_SEXES = {word: sex for sex, words in _SEX_WORDS.items() for word in words.split()}
+_UNITS = {
+    1: "Y YR YRS YEAR YEARS YO Y/O JAHR JAHRE A AN ANS AÑO AÑOS",
+    12: "M MO MOS MONTH MONTHS MONAT MONATE MOIS MES MESES",
+    52.18: "W WK WKS WEEK WEEKS WOCHE WOCHEN SEMAINE SEMAINES SEMANA SEMANAS",
+    365.25: "D DAY DAYS TAG TAGE JOUR JOURS DÍA DÍAS",
+}
+_PER_YEAR = {"": 1, **{word: number for number, words in _UNITS.items() for word in words.split()}}
 
 
 def sexes(words: pd.Series) -> pd.Series:
-    """F, M or unknown, from F, M, female and male in any case; anything else, such as O, is unknown."""
-    return words.str.strip().str.upper().map(_SEXES).fillna("unknown")
+    """F, M or unknown, from `_SEX_WORDS` in any case; anything else, such as O, is unknown.
+
+    M is unknown beside H or V where nothing is F: it stands for mujer in one language and man in another.
+    """
+    words = words.str.strip(" .").str.upper()
+    found = words.map(_SEXES).fillna("unknown")
+    is_ambiguous = words.isin(["H", "V"]).any() and not (words == "F").any()
+    return found.mask(words == "M", "unknown") if is_ambiguous else found
 
 
 def ages(words: pd.Series) -> pd.Series:
-    """Years from a number of years ("45", "45.5") or DICOM's format ("045Y", "006M"); NaN beyond 0 to `OLDEST`."""
-    parts = words.str.strip().str.upper().str.extract(r"^(\d+(?:\.\d+)?)\s*([YMWD]?)$")
-    years = pd.to_numeric(parts[0]) / parts[1].replace("", "Y").map(_PER_YEAR).astype("float64")
+    """Years from "45", "45.5", "~45", "45 years", "6 months", DICOM's "045Y", or "90+" and ">89" of the oldest.
+
+    NaN for other words and beyond 0 to `OLDEST`.
+    """
+    words = words.str.strip(" .").str.upper()
+    words = words.str.replace(r"^>\s*(89|9\d)$|^(89|9\d)\s*\+$", r"\1\2", regex=True)
+    parts = words.str.extract(r"^~?\s*(\d+(?:[.,]\d+)?)\s*([^\W\d_/]*(?:/O)?)$")
+    years = pd.to_numeric(parts[0].str.replace(",", ".")) / parts[1].map(_PER_YEAR).astype("float64")
     return years.where(years.between(0, OLDEST)).astype("float64")
 
 

@@ -36,6 +36,7 @@ from medclip_dcl.findings import CHEX5
 from medclip_dcl.formats import PREPARED_SET
 from medclip_dcl.pictures.geometry import GEOMETRIES
 
+_COMPLETE = "complete the source"
 REJECTED_SHARE = 0.01
 """A source with a larger share of unusable images or reports (and more than one) counts as damaged."""
 
@@ -73,8 +74,8 @@ class Settings:
         "at most N patients of each use, for a first try", None, type=whole_number(1), metavar="N"
     )
     rejected_share: float = option(
-        "share of the images, and of the reports, that may be missing, damaged or empty and are left out; more of "
-        "either end the preparation, a single one never does (0.01)",
+        "share of the images, and of the reports, that may be missing, damaged or empty and are left out, and of the "
+        "boxes drawn on images of another size; more end the preparation, a single one never does (0.01)",
         REJECTED_SHARE,
         type=number(1.0),
         metavar="SHARE",
@@ -99,6 +100,7 @@ class Source:
         studies: study_id, subject_id, official_split of reports that come without images; None where there are images.
         release_images: every image with its view, also those that were not chosen (for boxes).
         boxes: of MS-CXR, None without its file.
+        resized: how images got other proportions than those that the boxes were drawn on, from `tables.RESIZED`.
         grounding_patients: subject_id of every patient of the MS-CXR file.
         truth: the phantom's, None for a real source.
         counts: further counts for dataset.json.
@@ -115,6 +117,7 @@ class Source:
     studies: pd.DataFrame | None = None
     release_images: pd.DataFrame | None = None
     boxes: pd.DataFrame | None = None
+    resized: str | None = None
     grounding_patients: frozenset[int] = frozenset()
     truth: Mapping[str, pd.DataFrame] | None = None
     counts: Mapping[str, Any] = field(default_factory=dict)
@@ -166,10 +169,11 @@ def _make(
     for leftover in list(settings.output.rglob(".*.tmp")) if is_alone else ():
         leftover.unlink(missing_ok=True)
     write_json(made_from, settings.output / _UNFINISHED)
+    _refuse_boxes(settings, source)
     with worker_processes(settings.workers) as pool:
         found = read_sentences(source.reports, source.n_reports, settings.sections, pool, source.no_reports)
         unusable = {str(study): found.reasons[study] for study in found.unusable}
-        _refuse_many(settings, "report", unusable, source.n_reports)
+        _refuse_many(settings, "report", unusable, source.n_reports, _COMPLETE)
         images, image_rejects = _prepare_images(source.images, jobs, settings, pool)
     written, rejects, counts = _assemble(source, images, found, settings.cases)
     rejects = [*source.rejects, *image_rejects, *rejects]
@@ -230,9 +234,11 @@ def _assemble(
     written: dict[str, pd.DataFrame] = {}
     box_rejects: list[tables.Reject] = []
     boxed: set[str] = set()
-    if source.boxes is not None:
-        every = source.release_images if source.release_images is not None else source.images
-        written["boxes"], box_rejects = tables.select_boxes(source.boxes, every, images)
+    scaled = 0
+    if source.boxes is not None and source.release_images is not None:
+        written["boxes"], box_rejects, scaled = tables.select_boxes(
+            source.boxes, source.release_images, images, source.resized
+        )
         boxed = set(written["boxes"]["dicom_id"])
     images = images.assign(use=tables.decide_use(images, source.grounding_patients, boxed, found.reasons))
     tables.require_disjoint_patients(images, source.advice)
@@ -258,12 +264,29 @@ def _assemble(
         **tables.count(written),
         "studies_without_labels": without_labels,
         "sentences_without_letter": found.without_letter,
+        **({"boxes_scaled": scaled} if scaled else {}),
     }
+    if found.taken:
+        counts["texts"] = found.taken
     if "rows" in images:
         is_resized = (images["height"] != images["rows"]) | (images["width"] != images["columns"])
         counts["images_of_other_size_than_in_metadata"] = int(is_resized.sum())
     reasons = {study: found.reasons[study] for study in sorted(found.reasons) if study in present}
     return written, [*(("report", str(s), reason) for s, reason in reasons.items()), *box_rejects], counts
+
+
+def _refuse_boxes(settings: Settings, source: Source) -> None:
+    """Refuse boxes drawn on images of another size, by the images' headers, before hours of work."""
+    if source.boxes is None or source.release_images is None:
+        return
+    images = source.images[source.images["dicom_id"].isin(source.boxes["dicom_id"])]
+    sizes = [image_files.size_of(Path(file)) for file in images["file"]]
+    images = images.assign(width=[width for width, _ in sizes], height=[height for _, height in sizes])
+    readable = images[images["width"] > 0]
+    rejects = tables.select_boxes(source.boxes, source.release_images, readable, source.resized)[1]
+    reasons = {name: reason for _, name, reason in rejects if reason.startswith(tables.OTHER_SIZE)}
+    remedy = "take the release's images, or copies in their proportions, or say --resized"
+    _refuse_many(settings, "box", reasons, len(source.boxes), remedy)
 
 
 def take_patients(images: pd.DataFrame, limit: int | None, use: pd.Series) -> pd.DataFrame:
@@ -407,20 +430,21 @@ def _prepare_images(
     reasons = pd.Series([o.reason for o in outcomes], index=images.index, dtype=object)
     is_bad = reasons != ""
     bad = dict(zip(images.loc[is_bad, "dicom_id"], reasons[is_bad], strict=True))
-    _refuse_many(settings, "image", bad, len(images))
+    _refuse_many(settings, "image", bad, len(images), _COMPLETE)
     rejects = [("image", str(dicom_id), reason) for dicom_id, reason in bad.items()]
     return images[~is_bad].reset_index(drop=True), rejects
 
 
-def _refuse_many(settings: Settings, kind: str, reasons: Mapping[str, str], total: int) -> None:
+def _refuse_many(settings: Settings, kind: str, reasons: Mapping[str, str], total: int, remedy: str) -> None:
     """A few damaged files are left out; many mean a broken download. One is always allowed."""
     if len(reasons) <= max(1, settings.rejected_share * total):
         return
     _write_rejects(settings.output, [(kind, name, reason) for name, reason in sorted(reasons.items())])
     first, reason = min(reasons.items())
+    kinds = "boxes" if kind == "box" else f"{kind}s"
     raise ReleaseError(
-        f"{len(reasons):,} of {total:,} {kind}s cannot be used, more than {100 * settings.rejected_share:g}% (first: "
-        f"{first}, {reason}; all of them: {settings.output / 'rejects.csv'}); complete the source, or allow more with "
+        f"{len(reasons):,} of {total:,} {kinds} cannot be used, more than {100 * settings.rejected_share:g}% (first: "
+        f"{first}, {reason}; all of them: {settings.output / 'rejects.csv'}); {remedy}, or allow more with "
         "--rejected_share, then run the same command again"
     )
 
@@ -439,6 +463,7 @@ def summary(output: Path, info: Mapping[str, Any]) -> str:
     uses = ", ".join(f"{use} {n:,}" for use, n in counts["images_by_use"].items())
     rejects = ", ".join(f"{kind} {n:,}" for kind, n in counts["rejects"].items())
     in_sections = ", ".join(f"{name} {n:,}" for name, n in counts["reports_by_section"].items())
+    scaled = f", {counts['boxes_scaled']:,} scaled to resized images" if "boxes_scaled" in counts else ""
     lines = [
         f"{output}: prepared from {info['source']}",
         f"  images     {counts['images']:,} frontal of {counts['images_in_release']:,} ({uses})",
@@ -446,7 +471,8 @@ def summary(output: Path, info: Mapping[str, Any]) -> str:
         f"  reports    {counts['reports']:,} of {counts['studies']:,} studies ({in_sections})",
         f"  sentences  {counts['report_sentences']:,}, of which {counts['sentences']:,} distinct; "
         f"{counts['sentences_without_letter']:,} without a letter dropped",
-        f"  boxes      {counts['boxes']:,}",
+        *text_lines(counts),
+        f"  boxes      {counts['boxes']:,}{scaled}",
         f"  left out   {rejects}"
         + ("" if not sum(counts["rejects"].values()) else "; reasons in rejects.csv"),
     ]
@@ -464,6 +490,14 @@ def _people(counts: Mapping[str, Any]) -> str:
     if "images_without_age" in counts:
         found.append(f"age unknown {counts['images_without_age']:,}")
     return ", ".join(found)
+
+
+def text_lines(counts: Mapping[str, Any]) -> list[str]:
+    """Sections that were taken from the texts, shares of the reports and the shape of one; none for MIMIC-CXR."""
+    texts = sorted(counts.get("texts", {}).items(), key=lambda text: -text[1][0])
+    total = sum(number for _, (number, _) in texts)
+    lines = [f"{number / total:6.1%} {taken} (e.g. {shape})" for taken, (number, shape) in texts]
+    return [f"  {'' if at else 'taken':<10} {line}" for at, line in enumerate(lines)]
 
 
 def case_lines(counts: Mapping[str, Any]) -> list[str]:

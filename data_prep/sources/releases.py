@@ -10,11 +10,12 @@ from __future__ import annotations
 import csv
 import gzip
 import hashlib
+import io
 import json
+import math
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ SPLITS = ("train", "validate", "test")
 
 _DICOM_ID = r"[0-9a-f]{8}(?:-[0-9a-f]{8}){4}"
 _RELEASE_FILE = re.compile(r"mimic-cxr-(\d+\.\d+\.\d+)-([a-z]+)\.csv(\.gz)?")
+SEPARATOR_LINE = re.compile(r"\Asep=(.)\r?\n")
+"""Excel's own first line, which names the delimiter."""
 _BOX = ("x", "y", "w", "h", "image_width", "image_height")
 
 
@@ -122,7 +125,8 @@ def read_labels(release: Release) -> pd.DataFrame:
     require(frame, "study_id", matches(r"\d{8}"), "eight digits", release.labels)
     require(frame, "study_id", once, "each study once", release.labels)
     for finding in CHEXPERT:
-        labels_as_numbers(frame, finding, release.labels)
+        require(frame, finding, lambda column: label_numbers(column) != math.inf, LABELS, release.labels)
+        frame[finding] = label_numbers(frame[finding])
     return frame.astype({"study_id": "int64"})[["study_id", *CHEXPERT]]
 
 
@@ -260,6 +264,20 @@ def file_hash(file: Path) -> str:
 SHOWN = 5
 """Cases that a message lists behind the first one."""
 
+ROW = "row"
+"""Name of an index that counts the rows of a file; its header is row 1."""
+
+PLACEHOLDER = (
+    r"-?nan|\(?null\)?|nil|none|n/?a|n\.a|<na>|nat|\\n|#n/?[av]|#[a-z/]+0?[!?]|undefined|missing|unk(?:nown)?|unbekannt"
+    r"|anonym(?:ous|i[sz]ed)"
+)
+"""Words of exports and spreadsheets that alone in a cell stand for a missing value."""
+
+
+def is_placeholder(column: pd.Series) -> pd.Series:
+    """True for cells that hold a `PLACEHOLDER` alone."""
+    return column.str.strip(" .").str.fullmatch(PLACEHOLDER, case=False).astype(bool)
+
 
 @dataclass(frozen=True)
 class CsvFile:
@@ -277,64 +295,84 @@ class CsvFile:
     delimiter: str = ","
     encoding: str = "utf-8-sig"
 
-    def header(self) -> list[str]:
-        """The column names."""
-        with self._lines() as lines:
-            return [name.strip() for name in next(lines, [])]
-
-    def read(self, columns: Iterable[str], other_columns: Iterable[str] = ()) -> pd.DataFrame:
-        """The columns as text ("" where empty), and those of the others that are there."""
-        file, advice, wanted = self.file, self.advice, [*columns]
-        rows, wrong = [], []
-        with self._lines() as lines:
-            header = [name.strip() for name in next(lines, [])]
-            if missing := [column for column in wanted if column not in header]:
-                raise ReleaseError(
-                    f"{file} lacks the column{'s' if len(missing) > 1 else ''} {', '.join(missing)}; "
-                    f"found {', '.join(header) or 'an empty file'}"
-                )
-            wanted += [column for column in other_columns if column in header and column not in wanted]
-            if twice := [column for column in wanted if header.count(column) > 1]:
-                raise ReleaseError(f"{file} has the column {twice[0]} twice; {advice}")
-            places = [header.index(column) for column in wanted]
-            for row in lines:
-                if len(row) == len(header):
-                    rows.append([row[place].strip() for place in places])
-                # A blank line is not a row. A row of another length would be shifted, or lose its end.
-                elif row:
-                    wrong.append((lines.line_num, len(row)))
-        if wrong:
-            number, values = wrong[0]
-            others = and_others([f"line {number}" for number, _ in wrong[1:]])
-            raise ReleaseError(
-                f"{file}, line {number}: {values} values for {len(header)} columns (a value that holds "
-                f"{self.delimiter!r} or a line break must stand in quotes){others}; {advice}"
-            )
-        if not rows:
-            raise ReleaseError(f"{file} holds no row; {advice}")
-        return pd.DataFrame(rows, columns=wanted, dtype=str)
-
-    @contextmanager
-    def _lines(self) -> Iterator[Any]:
+    def text(self) -> str:
+        """The whole content."""
         try:
             unpacked = gzip.open if self.file.suffix == ".gz" else open
             with unpacked(self.file, "rt", encoding=self.encoding, newline="") as stream:
-                yield csv.reader(stream, delimiter=self.delimiter, strict=True)
-        except (OSError, EOFError, zlib.error, UnicodeError, csv.Error) as error:
+                return str(stream.read())
+        except (OSError, EOFError, zlib.error, UnicodeError) as error:
             raise ReleaseError(f"{self.file} cannot be read ({error}); {self.advice}") from error
+
+    def _lines(self) -> Iterator[tuple[int, list[str]]]:
+        text = SEPARATOR_LINE.sub("", self.text(), count=1)
+        lines = csv.reader(io.StringIO(text, newline=""), delimiter=self.delimiter, strict=True)
+        first = 1
+        try:
+            for row in lines:
+                yield lines.line_num, row
+                first = lines.line_num + 1
+        except csv.Error as error:
+            place = f"{self.file}, row from line {first} on"
+            raise ReleaseError(f"{place} cannot be read ({error}); {self.advice}") from error
+
+    def header(self) -> list[str]:
+        """The column names."""
+        return [name.strip() for name in next(self._lines(), (1, []))[1]]
+
+    def read(
+        self, columns: Iterable[str], other_columns: Iterable[str] = (), wrong: list[str] | None = None
+    ) -> pd.DataFrame:
+        """The columns as text ("" where empty), and those of the others that are there, by `ROW`.
+
+        Lines with too many or too few values are appended to `wrong`, with their numbers; without it they are an error.
+        """
+        file, advice, wanted = self.file, self.advice, [*columns]
+        lines = self._lines()
+        header = [name.strip() for name in next(lines, (1, []))[1]]
+        if missing := [column for column in wanted if column not in header]:
+            raise ReleaseError(
+                f"{file} lacks the column{'s' if len(missing) > 1 else ''} {', '.join(missing)}; "
+                f"found {', '.join(header) or 'an empty file'}"
+            )
+        wanted += [column for column in other_columns if column in header and column not in wanted]
+        if twice := [column for column in wanted if header.count(column) > 1]:
+            raise ReleaseError(f"{file} has the column {twice[0]} twice; {advice}")
+        places = [header.index(column) for column in wanted]
+        rows, unequal = {}, []
+        # A blank line, or an empty row of a spreadsheet, is not a row. One of another length would be shifted, or lose
+        # its end.
+        for number, (line, row) in enumerate(lines, start=2):
+            if any(row) and len(row) == len(header):
+                rows[number] = [row[place].strip() for place in places]
+            elif any(row):
+                unequal.append(f"line {line}: {len(row)} values for {len(header)} columns")
+        if wrong is not None:
+            wrong += unequal
+        elif unequal:
+            raise ReleaseError(f"{file}, {unequal_lines(unequal)}; {advice}")
+        if not rows:
+            raise ReleaseError(f"{file} holds no row; {advice}")
+        return pd.DataFrame.from_dict(rows, orient="index", columns=wanted, dtype=str).rename_axis(ROW)
+
+
+def unequal_lines(lines: Sequence[str]) -> str:
+    """The problem of lines with too many or too few values, as `CsvFile.read` names them."""
+    return f"{lines[0]}{and_others(lines[1:])} (a value that holds the delimiter or a line break must stand in quotes)"
 
 
 def read_table(file: Path, columns: Iterable[str], other_columns: Iterable[str] = ()) -> pd.DataFrame:
     """`CsvFile.read` of a downloaded file in UTF-8."""
-    return CsvFile(file).read(columns, other_columns)
+    return CsvFile(file).read(columns, other_columns).reset_index(drop=True)
 
 
-def labels_as_numbers(
-    frame: pd.DataFrame, column: str, file: Path, advice: str = "download the file again"
-) -> None:
-    """Turn a column of labels into numbers: 1, 0, -1 (uncertain) or NaN (not mentioned)."""
-    require(frame, column, matches(r"(?:-?1(?:\.0)?|0(?:\.0)?)?"), "1, 0, -1 or empty", file, advice)
-    frame[column] = pd.to_numeric(frame[column].replace("", None)).astype("float64")
+LABELS = "1, 0, -1 or empty"
+
+
+def label_numbers(column: pd.Series) -> pd.Series:
+    """Labels as numbers: 1, 0, -1 (uncertain) or NaN (not mentioned); infinity for anything else."""
+    known = column.str.extract(r"^(-?1|0)(?:[.,]0+)?$", expand=False).astype("float64")
+    return known.mask(known.isna() & (column != ""), math.inf)
 
 
 def matches(pattern: str) -> Callable[[pd.Series], pd.Series]:
@@ -358,11 +396,24 @@ def require(
     """Check every value of a column."""
     right = holds(frame[column]).astype(bool)
     if not right.all():
-        first, *others = [repr(str(value)[:60]) for value in frame.loc[~right, column].unique()]
-        raise ReleaseError(
-            f"{file}, column {column}: expected {expected}, found {first} "
-            f"({int((~right).sum()):,} of {len(right):,} rows){and_others(others)}; {advice}"
-        )
+        raise ReleaseError(f"{file}, {wrong_values(frame[column], ~right, expected)}; {advice}")
+
+
+def wrong_values(column: pd.Series, is_wrong: pd.Series, expected: str) -> str:
+    """The problem of a column with wrong values, with their rows where its index is named `ROW`."""
+    wrong = column[is_wrong]
+    first, *others = [
+        f"{str(value)[:60]!r}{_row_numbers(of_value)}" for value, of_value in wrong.groupby(wrong, sort=False)
+    ]
+    found = f"{first}{and_others(others)} ({len(wrong):,} of {len(column):,} rows)"
+    return f"column {column.name}: expected {expected}, found {found}"
+
+
+def _row_numbers(rows: pd.Series) -> str:
+    if rows.index.name != ROW:
+        return ""
+    numbers = ", ".join(map(str, rows.index[:SHOWN]))
+    return f" in row{'s' * (len(rows) > 1)} {numbers}{', ...' if len(rows) > SHOWN else ''}"
 
 
 def and_others(others: Sequence[str]) -> str:

@@ -6,8 +6,9 @@ import argparse
 import hashlib
 import math
 import re
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -17,7 +18,7 @@ from data_prep.command import option
 from data_prep.sources import preparation, tables
 from data_prep.sources.people import ages, sexes
 from data_prep.sources.preparation import Source
-from data_prep.sources.releases import SHOWN, SPLITS, ReleaseError, and_others, require
+from data_prep.sources.releases import SPLITS, ReleaseError, wrong_values
 from data_prep.text.reports import Report
 from data_prep.text.sections import Section
 from medclip_dcl.findings import CHEXPERT
@@ -28,18 +29,14 @@ TEXTS = ("text", "findings", "impression")
 SHARES = (0.8, 0.1, 0.1)
 """Of the patients, for train, validate and test, where a source has no split."""
 
-ROW = "row"
-"""Name of an index that counts the rows of the file; its header is row 1."""
-
 IDENTIFIERS = "identifiers.csv"
 """In a prepared set: the source's names of patients and studies that are not whole numbers, with their numbers."""
 
-_SPLIT_NAMES = {
-    "train": ("train", "training"),
-    "validate": ("validate", "validation", "valid", "val", "dev"),
-    "test": ("test", "testing"),
+SPLIT_NAMES = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("validate", "validation", "valid", "val", "dev"), "validate"),
+    **dict.fromkeys(("test", "testing"), "test"),
 }
-_PATIENT_ADVICE = "put all rows of a patient into one split"
 PEOPLE = ("sex", "age")
 """Optional columns of `rows_source`: as the table says them; they may be empty."""
 
@@ -83,17 +80,70 @@ class Settings(preparation.Settings):
         return "column"
 
 
+@dataclass
+class TableCheck:
+    """Problems of a table, which one error lists, and the rows that it leaves out.
+
+    Attributes:
+        file: for messages.
+        drop_bad_rows: bad rows are rejects and no problems; None where the command has no such option.
+        columns: content -> name of its column in the file, where it differs.
+        problems: that end the preparation.
+        rejects: a row of rejects.csv for each row that was left out.
+    """
+
+    file: Path
+    drop_bad_rows: bool | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    rejects: list[tables.Reject] = field(default_factory=list)
+
+    def require(
+        self, rows: pd.DataFrame, column: str, is_right: pd.Series, expected: str, refuse: bool = True
+    ) -> pd.DataFrame:
+        """The rows that are right; without `refuse` the others are left out in any case, unless none is right."""
+        is_right = is_right.astype(bool)
+        if is_right.all():
+            return rows
+        problem = wrong_values(rows[column].rename(self.columns.get(column, column)), ~is_right, expected)
+        if (refuse and not self.drop_bad_rows) or not is_right.any():
+            self.problems.append(problem)
+        else:
+            self.warn(f"{problem}; left out")
+        for row, image in rows.loc[~is_right, "image"].items():
+            reason = f"row {row}, column {self.columns.get(column, column)}: expected {expected}"
+            self.rejects.append(("image" if image else "report", image or f"row {row}", reason))
+        return rows[is_right] if is_right.any() else rows
+
+    def warn(self, text: str) -> None:
+        print(f"warning: {self.file}: {text}", file=sys.stderr)
+
+    def finish(self) -> None:
+        """Raise the problems in one `ReleaseError`, if there are any."""
+        if not self.problems:
+            return
+        said = self.problems[0]
+        if len(self.problems) > 1:
+            numbered = [f"({number}) {problem}" for number, problem in enumerate(self.problems, start=1)]
+            said = f"{len(self.problems)} problems: {'; '.join(numbered)}"
+        can_drop = self.rejects and self.drop_bad_rows is False
+        option = ", or leave out bad rows by --drop_bad_rows" if can_drop else ""
+        raise ReleaseError(f"{self.file}: {said}; fix the table{option}")
+
+
 def rows_source(
-    rows: pd.DataFrame, settings: Settings, file: Path, source_counts: Mapping[str, Any]
+    rows: pd.DataFrame, settings: Settings, check: TableCheck, source_counts: Mapping[str, Any]
 ) -> Source:
-    """A source of rows; `file` names the table in messages.
+    """A source of rows.
 
     A row is an image, or a report without one, of texts: image (path below ``images/`` of the set without its ending;
     "" for none), file (of the original), patient, study, view, split ("" in all rows: it is drawn), columns of `TEXTS`
     and `PEOPLE`.
     Columns of floats are labels of findings. An index of the name `ROW` says in which row of the file they stand.
     """
-    _require_consistent(rows, file)
+    file = check.file
+    rows = _with_people(_consistent(rows, check), check)
+    check.finish()
     rows = rows.assign(split=_splits(rows, settings, file))
     subject, names_of_patients = _numbers(rows["patient"], "patient")
     study, names_of_studies = _numbers(rows["study"], "study")
@@ -101,7 +151,7 @@ def rows_source(
     rows = rows.sort_values(["subject_id", "study_id", "image"], ignore_index=True)
     rows = preparation.take_patients(rows, settings.limit, rows["official_split"])
     images = rows[rows["image"] != ""].reset_index(drop=True)
-    rejects: list[tables.Reject] = []
+    rejects = [*check.rejects]
     studies = None
     if settings.text_only:
         studies = rows.drop_duplicates("study_id")[["study_id", "subject_id", "official_split"]]
@@ -109,17 +159,15 @@ def rows_source(
     else:
         has_image = rows["study_id"].isin(images["study_id"])
         alone = rows.loc[~has_image].drop_duplicates("study_id")
-        rejects = [("report", str(study), "its study has no image") for study in alone["study_id"]]
+        rejects += [("report", str(study), "its study has no image") for study in alone["study_id"]]
         wanted = rows[has_image]
         if images.empty:
-            raise ReleaseError(
-                f"{file}: no row has a frontal image; for a set of reports alone pass --text_only"
-            )
+            raise ReleaseError(f"{file}: no row has a frontal image; for reports alone pass --text_only")
     reports = _reports(wanted)
     identifiers = pd.concat([names_of_patients, names_of_studies])
     images = images.assign(dicom_id=images["image"], path=_prepared_paths(images["image"]))
     return Source(
-        images=_with_people(images[[*_IMAGE_COLUMNS, *(name for name in PEOPLE if name in images)]], file),
+        images=images[[*_IMAGE_COLUMNS, *(name for name in PEOPLE if name in images)]],
         reports=reports,
         n_reports=len(reports),
         no_reports=f"{file}: no row has any text",
@@ -128,90 +176,39 @@ def rows_source(
         counts=source_counts,
         rejects=rejects,
         files={IDENTIFIERS: identifiers.to_csv(index=False, lineterminator="\n")} if len(identifiers) else {},
-        advice=_PATIENT_ADVICE,
     )
 
 
-def _require_consistent(rows: pd.DataFrame, file: Path) -> None:
-    """Check that rows of a study agree where they are not empty, and that each image occurs once."""
-    for column in ("patient", "study"):
-        if (rows[column] == "").any():
-            nameless = rows[rows[column] == ""]
-            raise ReleaseError(
-                f"{file}: {len(nameless):,} rows name no {column}{_row_numbers(nameless)}; every row needs one"
-            )
-        _require_one_spelling(rows[column], column, file)
-    _require_apart(rows.loc[rows["image"] != "", "image"], file)
-    for column in ("patient", "split", *TEXTS, *label_columns(rows)):
-        if column in rows:
-            said = rows[(rows[column] != "") & rows[column].notna()]
-            differing = said.groupby("study")[column].nunique()
-            if (differing > 1).any():
-                first, *others = differing.index[differing > 1]
-                raise ReleaseError(
-                    f"{file}: {len(others) + 1:,} studies have rows that disagree about {column} (first: "
-                    f"study {first}){and_others(others)}; rows of one study must agree"
-                )
-
-
-def _row_numbers(rows: pd.DataFrame | pd.Series) -> str:
-    """Row numbers in the file, if the index has them."""
-    if rows.index.name != ROW:
-        return ""
-    numbers = ", ".join(str(number) for number in rows.index[:SHOWN])
-    return f" (row{'s' * (len(rows) > 1)} {numbers}{', ...' if len(rows) > SHOWN else ''})"
-
-
-def _require_one_spelling(names: pd.Series, kind: str, file: Path) -> None:
-    """Require one spelling of a number: the patients "7", "007" and "7.0" may be one, in training and in test."""
-    distinct = pd.Series(names.unique(), dtype=str)
-    number = distinct.str.extract(r"^0*([0-9]+)(?:\.0+)?$", expand=False)
-    first = distinct.groupby(number).transform("first")
-    pairs = [
-        f"{a!r} beside {b!r}" for a, b in zip(first, distinct, strict=True) if a != b and isinstance(a, str)
-    ]
-    if pairs:
-        raise ReleaseError(
-            f"{file}: expected one way of writing the number of a {kind}, found {pairs[0]}{and_others(pairs[1:])}; "
-            "write both in the same way if they are the same, or add a letter to one of them if they are not"
-        )
-
-
-def _require_apart(images: pd.Series, file: Path) -> None:
-    """Check that each image occurs once, and has a prepared file of its own."""
-    twice = images[images.duplicated(keep=False)].groupby(images, sort=False)
-    if repeated := [f"{image!r} again{_row_numbers(rows)}" for image, rows in twice]:
-        raise ReleaseError(
-            f"{file}: expected each image once, found {repeated[0]}{and_others(repeated[1:])}; leave one row of each"
-        )
+def _consistent(rows: pd.DataFrame, check: TableCheck) -> pd.DataFrame:
+    """Rows with names of their own for patients, studies and images, that agree with the others of their study."""
+    rows = check.require(rows, "study", rows["study"] != "", "a name in every row")
+    for name in ("patient", "study"):
+        is_rounded = rows[name].str.fullmatch(r"\d(?:[.,]\d+)?[Ee]\+\d+")
+        rows = check.require(rows, name, ~is_rounded, "all digits (export the numbers as text)")
+        # The patients "7", "007" and "7.0" may be one, in training and in test.
+        plain = rows[name].str.casefold().str.replace(r"^0*([0-9]+)(?:\.0+)?$", r"\1", regex=True)
+        is_one = rows[name].groupby(plain).transform("nunique") == 1
+        advice = "write them in the same way if they are the same, or add a letter to one if they are not"
+        rows = check.require(rows, name, is_one, f"one way of writing a name ({advice})")
+    is_first = ~rows["image"].duplicated(keep=False) | (rows["image"] == "")
+    rows = check.require(rows, "image", is_first, "each image once")
     # "a" and "a.jpg" would both become "a.jpg".
-    paths = _prepared_paths(images)
+    paths = _prepared_paths(rows["image"])
     folders = {str(parent) for path in paths for parent in PurePosixPath(path).parents}
-    shared = paths.duplicated(keep=False) | paths.isin(folders)
-    if shared.any():
-        first, *others = map(str, paths[shared].unique())
-        names = images[(paths == first) | images.str.startswith(f"{first}/")]
-        raise ReleaseError(
-            f"{file}: expected images that have prepared files of their own, found {names.iloc[0]!r} and "
-            f"{names.iloc[1]!r}, which both need {first!r}{and_others(others)}; rename one of them, in the folder "
-            "and in the table"
-        )
+    is_apart = ~(paths.duplicated(keep=False) | paths.isin(folders)) | (rows["image"] == "")
+    rows = check.require(rows, "image", is_apart, "names that differ by more than .jpg at their end")
+    for name in ("patient", "split", *TEXTS, *label_columns(rows)):
+        if name in rows:
+            values = rows[name].replace("", None).groupby(rows["study"]).transform("nunique")
+            rows = check.require(rows, "study", values <= 1, f"studies whose rows have one {name}")
+    splits = rows.groupby("patient")["split"].transform("nunique")
+    return check.require(rows, "patient", splits <= 1, "patients whose rows have one split")
 
 
 def _prepared_paths(images: pd.Series) -> pd.Series:
     """Paths of the prepared images: the originals' names, with .jpg appended where needed."""
     is_jpeg = images.str.lower().str.endswith((".jpg", ".jpeg")).astype(bool)
     return images.where(is_jpeg, images + ".jpg")
-
-
-def split_names(column: pd.Series, file: Path) -> pd.Series:
-    """train, validate or test, by the names that are usual for them."""
-    known = {name: split for split, names in _SPLIT_NAMES.items() for name in names}
-    splits = column.str.lower().map(known)
-    require(
-        column.to_frame("split"), "split", lambda _: splits.notna(), " | ".join(SPLITS), file, "fix the table"
-    )
-    return splits
 
 
 def _splits(rows: pd.DataFrame, settings: Settings, file: Path) -> pd.Series:
@@ -256,25 +253,26 @@ def _numbers(names: pd.Series, kind: str) -> tuple[pd.Series, pd.DataFrame]:
     return names.map(number).astype("int64"), named
 
 
-def _with_people(images: pd.DataFrame, file: Path) -> pd.DataFrame:
-    """Sex and age as a prepared set has them; a column in which no value can be read is an error."""
+def _with_people(rows: pd.DataFrame, check: TableCheck) -> pd.DataFrame:
+    """Sex and age as a prepared set has them; a column in which no value can be read is a problem."""
     read = {
         "sex": (sexes, "F, M, female or male"),
         "age": (ages, "years, as 45, or 045Y or 006M as DICOM has them"),
     }
     for name, (read_values, expected) in read.items():
-        if name not in images:
+        if name not in rows:
             continue
-        said, values = images[name], read_values(images[name])
-        is_known = values.notna() & (values != "unknown")
-        if (said != "").any() and not is_known.any():
-            found = ", ".join(repr(value[:20]) for value in said[said != ""].unique()[:SHOWN])
-            raise ReleaseError(
-                f"{file}: expected {expected} in the column of {name}, found {found}; fix the table, or name another "
-                f"column by --{name}_column"
-            )
-        images = images.assign(**{name: values})
-    return images
+        values = read_values(rows[name])
+        is_unread = (rows[name] != "") & (values.isna() | (values == "unknown"))
+        if is_unread.any():
+            said = rows[name].str[:20].rename(check.columns.get(name, name))
+            problem = wrong_values(said, is_unread, expected)
+            if (is_unread | (rows[name] == "")).all():
+                check.problems.append(f"{problem}; name another column by --{name}_column")
+            else:
+                check.warn(f"{problem}; counted as unknown")
+        rows = rows.assign(**{name: values})
+    return rows
 
 
 def _reports(rows: pd.DataFrame) -> list[Report]:
@@ -284,17 +282,14 @@ def _reports(rows: pd.DataFrame) -> list[Report]:
     joined = rows.groupby("study_id", as_index=False)[names].max()
     reports = []
     for study, *texts in joined.itertuples(index=False):
-        if names == ["text"] and texts[0]:
-            reports.append(Report(int(study), content=texts[0].encode()))
-        else:
-            sections = [Section(*section) for section in zip(names, texts, strict=True) if section[1]]
-            reports.append(Report(int(study), sections=tuple(sections)))
+        sections = [Section(*section) for section in zip(names, texts, strict=True) if section[1]]
+        reports.append(Report(int(study), sections=tuple(sections)))
     return reports
 
 
 def label_columns(rows: pd.DataFrame) -> list[str]:
     """Columns of rows that hold labels, CheXpert's first."""
-    given = rows.select_dtypes("float64").columns
+    given = rows.select_dtypes("float64").columns.difference([*PEOPLE], sort=False)
     return [*(name for name in CHEXPERT if name in given), *(name for name in given if name not in CHEXPERT)]
 
 
@@ -308,19 +303,14 @@ def _labels(rows: pd.DataFrame) -> pd.DataFrame:
     return labels.reindex(columns=["study_id", *findings]).astype(dict.fromkeys(findings, "float64"))
 
 
-def image_paths(names: pd.Series, root: Path, file: Path) -> list[str]:
-    """Paths of images below the images' folder, as a table names them, "" where there is none.
+def with_image_paths(rows: pd.DataFrame, root: Path, check: TableCheck) -> pd.DataFrame:
+    """The rows with paths of images below the images' folder in place of the table's names, "" where there is none.
 
-    Names are relative to `root`, or absolute below it, with "/" or "\\" between folders. One error lists all others.
+    Names are relative to `root`, or absolute below it, with "/" or "\\" between folders.
     """
-    paths = [_path_below(name, root) if name else "" for name in names]
-    wrong = [repr(name[:80]) for name, path in zip(names, paths, strict=True) if path is None]
-    if wrong:
-        raise ReleaseError(
-            f"{file}: image {wrong[0]} is not a path below {root}; expected paths relative to --images, without "
-            f"'..' and with names of at most 200 bytes{and_others(wrong[1:])}"
-        )
-    return [path or "" for path in paths]
+    paths = rows["image"].map(lambda name: _path_below(name, root) if name else "")
+    expected = f"paths below {root}, without '..' and with names of at most 200 bytes"
+    return check.require(rows, "image", paths.notna(), expected).assign(image=paths.fillna(rows["image"]))
 
 
 def _path_below(name: str, root: Path) -> str | None:

@@ -22,26 +22,41 @@ Reject = tuple[str, str, str]
 CASES = ("all", "balanced")
 """Exact labels that become cases: all, or as many with a finding as without it."""
 
+RESIZED = ("stretch", "pad", "crop")
+"""Ways to give an image other proportions; padding, or what was cropped, lies on two sides alike."""
+
+OTHER_SIZE = "drawn on an image of"
+"""Beginning of a box's reason: the image of the source is not the one that it was drawn on."""
+
 DAMAGED_SPLIT = "the official split keeps patients apart, so the split table is damaged: download it again"
 
 
 def select_boxes(
-    boxes: pd.DataFrame, release_images: pd.DataFrame, images: pd.DataFrame
-) -> tuple[pd.DataFrame, list[Reject]]:
+    boxes: pd.DataFrame, release_images: pd.DataFrame, images: pd.DataFrame, resized: str | None = None
+) -> tuple[pd.DataFrame, list[Reject], int]:
     """Boxes that lie on usable frontal images, clipped to them, and a reject for each of the others.
 
-    `release_images` are all images with their views, `images` the prepared ones with height and width of the originals
-    in pixels. The boxes keep the file's order, except that those of one phrase are adjacent.
+    `release_images` are all images with their views, `images` the prepared ones with height and width of the source's
+    files in pixels. A box on a resized copy is scaled with it, if the copy kept the proportions up to a pixel or
+    `resized` says how it got others. The boxes keep the file's order, except that those of one phrase are adjacent.
+    Returns the number of boxes that were scaled as well.
     """
     view = boxes["dicom_id"].map(release_images.set_index("dicom_id")["view"])
     found = boxes.merge(images[["dicom_id", "height", "width"]], on="dicom_id", how="left").set_axis(
         boxes.index
     )
-    left, top = found["x"].clip(lower=0), found["y"].clip(lower=0)
-    right = (found["x"] + found["w"]).clip(upper=found["width"])
-    bottom = (found["y"] + found["h"]).clip(upper=found["height"])
+    wide, high = found["width"] / found["image_width"], found["height"] / found["image_height"]
+    # Either side may have been rounded by a pixel.
+    is_whole = (wide - high).abs() <= 1 / found["image_width"] + 1 / found["image_height"]
+    if resized in ("pad", "crop"):
+        one = (np.minimum if resized == "pad" else np.maximum)(wide, high)
+        wide, high = wide.where(is_whole, one), high.where(is_whole, one)
+    x = found["x"] * wide + (found["width"] - found["image_width"] * wide) / 2
+    y = found["y"] * high + (found["height"] - found["image_height"] * high) / 2
+    left, top = x.clip(lower=0), y.clip(lower=0)
+    right = (x + found["w"] * wide).clip(upper=found["width"])
+    bottom = (y + found["h"] * high).clip(upper=found["height"])
     has_area = (found["w"] > 0) & (found["h"] > 0) & (left < right) & (top < bottom)
-    is_drawn_on_it = (found["image_width"] == found["width"]) & (found["image_height"] == found["height"])
     is_unusable, is_frontal = found["width"].isna(), view.isin(FRONTAL_VIEWS)
     # The first that holds.
     reasons: dict[str, pd.Series] = {
@@ -50,8 +65,8 @@ def select_boxes(
         "its image is not frontal (view {view})": is_unusable,
         "it has no category or no phrase": (found["category"] == "") | (found["phrase"] == ""),
         "a coordinate is not a finite number": ~found[["x", "y", "w", "h"]].apply(np.isfinite).all(axis=1),
-        "drawn on an image of {image_width:g} x {image_height:g} pixels, the release's image has {width:g} x "
-        "{height:g} (width x height)": ~is_drawn_on_it,
+        f"{OTHER_SIZE} {{image_width:g}} x {{image_height:g}} pixels, the release's image has {{width:g}} x "
+        "{height:g} (width x height)": ~(is_whole | (resized is not None)),
         "it has no area within its image": ~has_area,
     }
     found["reason"] = np.select(list(reasons.values()), list(reasons), "")
@@ -62,7 +77,9 @@ def select_boxes(
     table = typed(clipped[found["reason"] == ""], "boxes")
     # Several boxes of one phrase are one region: they follow the first of them.
     phrase = table.groupby(["dicom_id", "category", "phrase"], sort=False).ngroup()
-    return table.loc[phrase.sort_values(kind="stable").index].reset_index(drop=True), rejects
+    is_resized = (found["width"] != found["image_width"]) | (found["height"] != found["image_height"])
+    table = table.loc[phrase.sort_values(kind="stable").index].reset_index(drop=True)
+    return table, rejects, int((is_resized & (found["reason"] == "")).sum())
 
 
 def decide_use(

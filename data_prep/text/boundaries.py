@@ -51,7 +51,7 @@ _CLOSES = re.compile(
             r"[a-z)\]%][.?!](?=[A-Z_(])",
             r"[a-z]{3}\.(?=[a-z]{3}|no\b)",
             r"[A-Z0-9]{2}\.(?=[A-Z][a-z]|XX)",
-            rf"{_REDACTED}\.(?=[A-Z]|__)",
+            r"(?:XX|__)\.(?=[A-Z]|__)",
             r"[A-Z]{3}\.(?=[A-Z]{2})",
             r"[a-z]{3}\.(?=\d\s*[a-z])",
             # A left-over mark: "clear. .", "clear..", "clear.;", ".No".
@@ -89,6 +89,10 @@ _GOES_ON = re.compile(
         )
     )
 )
+# PySBD's own, with the same groups. There "\d{1,3},?\s?-?\s?" repeats, which cuts digits in exponentially many ways.
+_NUMBERED_REFERENCE = (
+    r"(?<=[^\d\s])(\.|∯)((\[(\d+(?:,\s?-?|\s-?|-)\s?)*\d{1,3}\])+|((\d{1,3}\s?)?\d{1,3}))(\s)(?=[A-Z])"
+)
 # PySBD's time grows with the square of a text's length; no real passage is as long.
 _CHUNK = re.compile(r".{1,2000}(?:[.?!] |$)|.{1,4000}(?: |$)|.{1,4000}", re.DOTALL)
 
@@ -105,7 +109,7 @@ def sentence_starts(passage: str) -> list[int]:
         for chunk in _CHUNK.finditer(hidden, begin, end):
             text = chunk[0]
             starts.add(chunk.start() + len(text) - len(text.lstrip()))
-            if re.search(r"[.?!]\W*\s*\w", text):
+            if re.search(r"[.?!]\W*\w", text):
                 starts |= {chunk.start() + span.start for span in _segmenter().segment(text)}
     return sorted({0, *starts} - {len(passage)})
 
@@ -134,5 +138,8 @@ def _segmenter() -> Any:
         # PySBD 0.3.4 has invalid escapes in its regular expressions, of which newer Pythons warn.
         warnings.simplefilter("ignore")
         import pysbd
+        from pysbd.lang.english import English
 
-    return pysbd.Segmenter(language="en", clean=False, char_span=True)
+    segmenter = pysbd.Segmenter(language="en", clean=False, char_span=True)
+    segmenter.language_module = type("English", (English,), {"NUMBERED_REFERENCE_REGEX": _NUMBERED_REFERENCE})
+    return segmenter

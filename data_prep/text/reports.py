@@ -15,14 +15,18 @@ from typing import NamedTuple
 
 from data_prep.command import progress
 from data_prep.sources.releases import ReleaseError
-from data_prep.text.sections import Section, study_sections
-from data_prep.text.sentences import has_letter, passages, split_sentences
+from data_prep.text.exports import plain_text
+from data_prep.text.sections import Section, own_sections, study_sections
+from data_prep.text.sentences import has_letter, passages, split_sentences, with_line_breaks
 
 ARCHIVE = "mimic-cxr-reports.zip"
 """The download that holds all reports of MIMIC-CXR."""
 
 MOST_BYTES = 2**22
 """A longer file is not a report (the longest of MIMIC-CXR have some ten thousand bytes)."""
+
+MOST_CHARACTERS = 2**18
+"""The same of a text in a table: a longer one could take minutes to cut into sentences."""
 
 # Raised by `zipfile`: damaged content, an encrypted member (RuntimeError), a version or a compression unknown to it.
 _DAMAGED_ZIP = (zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError, RuntimeError, ValueError)
@@ -40,7 +44,7 @@ class Report(NamedTuple):
         study_id: the release's number.
         files: possible places of its file; the first that exists is read.
         content: bytes of its text, used if none of the files exists.
-        sections: its sections, where the source keeps them apart; then there is neither file nor content.
+        sections: of a source that is not MIMIC-CXR, see `own_sections`; then there is neither file nor content.
         reason: why its content cannot be read.
     """
 
@@ -55,10 +59,11 @@ class Passages(NamedTuple):
     """The passages of a report as (section, passage) in order, or why it cannot be used.
 
     `is_unreadable`: there is no text to read. `has_others`: there are findings or an impression, but not the chosen
-    sections.
+    sections. `taken`: the sections that were taken, and their shape (lines, words); of MIMIC-CXR ("", "").
     """
 
     found: tuple[tuple[str, str], ...] = ()
+    taken: tuple[str, str] = ("", "")
     reason: str = ""
     is_unreadable: bool = False
     has_others: bool = False
@@ -73,12 +78,14 @@ class Sentences:
         reasons: study_id -> why it has none.
         unusable: studies whose report is missing, unreadable or empty (the others lack the chosen sections only).
         without_letter: number of sentences dropped because they hold no letter.
+        taken: sections that were taken -> number of reports, and the shape of one; empty for MIMIC-CXR.
     """
 
     of_study: dict[int, list[tuple[str, str]]] = field(default_factory=dict)
     reasons: dict[int, str] = field(default_factory=dict)
     unusable: set[int] = field(default_factory=set)
     without_letter: int = 0
+    taken: dict[str, tuple[int, str]] = field(default_factory=dict)
 
 
 class Study(NamedTuple):
@@ -199,17 +206,32 @@ def _in_blocks(
 
 def read_passages(report: Report, wanted: Sequence[str]) -> Passages:
     """Passages of the wanted sections of one report."""
-    sections = report.sections
-    if sections is None:
-        text = _text(report)
-        if isinstance(text, Passages):
-            return text
-        sections, every = tuple(study_sections(text, wanted)), partial(study_sections, text)
-    else:
-        held = [section for section in sections if has_letter(section.text)]
-        if not held:
-            return Passages(reason=_NOTHING, is_unreadable=True)
-        sections, every = tuple(section for section in held if section.name in wanted), partial(list, held)
+    if report.sections is not None:
+        return _own_passages(report.sections, wanted)
+    text = _text(report)
+    if isinstance(text, Passages):
+        return text
+    return _passages(study_sections(text, wanted), partial(study_sections, text), wanted)
+
+
+def _own_passages(given: Sequence[Section], wanted: Sequence[str]) -> Passages:
+    plain = [section._replace(text=plain_text(section.text)) for section in given]
+    if not any(has_letter(section.text) for section in plain):
+        return Passages(reason=_NOTHING, is_unreadable=True)
+    if sum(len(section.text) for section in plain) > MOST_CHARACTERS:
+        return Passages(reason=f"report has more than {MOST_CHARACTERS:,} characters", is_unreadable=True)
+    sections = own_sections(plain, wanted)
+    taken = " + ".join(dict.fromkeys(section.name for section in sections)) or "nothing"
+    if plain != list(given):
+        taken += " (marks of an export taken off)"
+    n_lines = sum(has_letter(line) for section in sections for line in section.text.splitlines())
+    n_given = sum(len(with_line_breaks(section.text).split()) for section in plain)
+    n_words = sum(len(section.text.split()) for section in sections)
+    shape = f"{n_words} of {n_given} words, on {n_lines} line{'s' * (n_lines != 1)}"
+    return _passages(sections, partial(own_sections, plain), wanted)._replace(taken=(taken, shape))
+
+
+def _passages(sections: Sequence[Section], every: Callable[[], object], wanted: Sequence[str]) -> Passages:
     if not sections:
         if every():
             return Passages(
@@ -249,6 +271,10 @@ def _text(report: Report) -> str | Passages:
 def _collect(texts: Mapping[int, Passages], sentences_of: Mapping[str, Sequence[str]]) -> Sentences:
     result = Sentences()
     for study_id, text in texts.items():
+        taken, shape = text.taken
+        if taken:
+            number, shape = result.taken.get(taken, (0, shape))
+            result.taken[taken] = (number + 1, shape)
         every = [(section, sentence) for section, passage in text.found for sentence in sentences_of[passage]]
         kept = [(section, sentence) for section, sentence in every if has_letter(sentence)]
         result.without_letter += len(every) - len(kept)

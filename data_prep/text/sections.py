@@ -1,4 +1,4 @@
-"""The findings and impression sections of a MIMIC-CXR report.
+"""The findings and impression sections of a report: of MIMIC-CXR, or of another source (`own_sections`).
 
 Headers are at the beginning of a line, in capitals, before a colon (``\\n ([A-Z ()/,-]+):\\s`` in the official
 parser). Beyond that: lower-case headers, headers within a line, missing colons, misspellings, combined headers.
@@ -10,11 +10,20 @@ COMPARISON, WET READ, ADDENDUM, ...); an unknown one (HEART, LUNGS, LINES AND TU
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 import re
 from collections.abc import Collection, Sequence
 from difflib import SequenceMatcher
 from typing import NamedTuple
 
+from data_prep.text.languages import (
+    SIGN_OFF,
+    begins_a_line,
+    names_signer,
+    with_english_headers,
+    without_views,
+)
 from data_prep.text.sentences import has_letter, passages, split_sentences, with_line_breaks
 
 RULES_VERSION = 3
@@ -25,11 +34,17 @@ SECTIONS = ("findings", "impression")
 
 BOTH = "findings_and_impression"
 LAST_PARAGRAPH = "last_paragraph"
+TEXT = "text"
+NO_HEADER = "no_header"
+"""Text under no header, see `own_sections`."""
+
+OWN_RULES_VERSION = 1
+"""As `RULES_VERSION`, of reports that are not MIMIC-CXR's: `own_sections` and `data_prep.text.exports`."""
 
 _OTHER = "other"
 _REMARK = "remark"
 _VIEWS = "views"
-_TEXT = "text"
+_MAIN = (*SECTIONS, BOTH)
 
 # Names of other sections, by any of their words: their text is not about what the image shows.
 _OTHER_WORDS = re.compile(
@@ -71,7 +86,7 @@ _KNOWN_OTHER = (
 )
 _HEADER = re.compile(
     rf"""
-    ^[ \t]*(?:[\[*\#]+|\d{{1,2}}[.)])?[ \t]*                                             # at the beginning of a line
+    ^[ \t]*(?:(?:[\[*\#]+|\d{{1,2}}[.)])[ \t]*)?                                         # at the beginning of a line
       (?P<capitals>[A-Z][A-Z0-9 \t()\[\]/,.&'_-]{{1,70}}?)[ \t]*[\]*]*[:;]\**(?=\s|$)
     | ^[ \t]*(?P<any_case>(?i:{_KNOWN}|{_KNOWN_OTHER}))[ \t]*:                          # the same, not in capitals
     | ^[ \t]*(?P<bare>{_KNOWN})[ \t]*$                                                  # without its colon
@@ -106,25 +121,27 @@ _NOTICE = re.compile(
 )
 # Behind such a header the name of a part of the body goes on with the findings: the header's text is not the history.
 _INTERRUPTS_FINDINGS = re.compile(r"\b(?:PROCEDURES?|TECHNIQUES?|PROTOCOL|CONTRAST|COMPARISONS?|COMPARED)\b")
+# A line that the next one goes on.
+_WRAPPED = re.compile(r"^.{50,}[^.:;?!\s][ \t]*\n[ \t]*[^\W\d_]", re.MULTILINE)
 _BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
 
 
 class Section(NamedTuple):
-    """A piece of a report: its kind (`SECTIONS`, `BOTH`, `LAST_PARAGRAPH`) and its text without the header."""
+    """A piece of a report: its kind (`SECTIONS`, `BOTH`, `LAST_PARAGRAPH`, `NO_HEADER`), its text without header."""
 
     name: str
     text: str
 
 
 def study_sections(report: str, wanted: Collection[str] = SECTIONS) -> list[Section]:
-    """The chosen sections of a report in order of appearance; none where it has nothing of the kind.
+    """The chosen sections of a MIMIC-CXR report in order of appearance; none where it has nothing of the kind.
 
     Where a report has neither findings nor impression: the text under a header that names the views (CHEST, PA AND
     LATERAL), else the last paragraph under no header of another section, else a statement under
     EXAMINATION or RECOMMENDATION.
     """
     pieces = [piece for piece in _pieces(report) if has_letter(piece.text)]
-    main = [piece for piece in pieces if piece.name in (*SECTIONS, BOTH)]
+    main = [piece for piece in pieces if piece.name in _MAIN]
     if main:
         return [piece for piece in main if piece.name in wanted or piece.name == BOTH]
     views = [Section("findings", piece.text) for piece in pieces if piece.name == _VIEWS]
@@ -133,27 +150,97 @@ def study_sections(report: str, wanted: Collection[str] = SECTIONS) -> list[Sect
     return _last_paragraph(pieces)
 
 
-def _pieces(report: str) -> list[Section]:
-    """Cut a report at its headers. Text under no header is `_TEXT`."""
+def own_sections(report: Sequence[Section], wanted: Collection[str] = SECTIONS) -> list[Section]:
+    """The chosen sections of a report of another source than MIMIC-CXR, without lines that say who wrote it.
+
+    A section of the name `TEXT` is a whole text, with MIMIC-CXR's headers or those of `languages.HEADER_WORDS`. Where
+    none names the findings, they are the text under no header (`NO_HEADER`), also that behind the line or the
+    paragraph of another section (INDICATION).
+    """
+    found: list[Section] = []
+    for name, text in report:
+        text = with_line_breaks(text)
+        found += _of_whole_text(with_english_headers(text)) if name == TEXT else [Section(name, text)]
+    without_header = NO_HEADER if "findings" in wanted or {*dict(found)} == {NO_HEADER} else BOTH
+    names = (*wanted, BOTH, without_header)
+    kept = [Section(name, _without_sign_off(text)) for name, text in found if name in names]
+    return [section for section in kept if has_letter(section.text)]
+
+
+def _of_whole_text(text: str) -> list[Section]:
+    main = [piece for piece in _pieces(text) if piece.name in _MAIN and has_letter(piece.text)]
+    return main if {"findings", BOTH} & {*dict(main)} else [*_under_no_header(text), *main]
+
+
+def _under_no_header(report: str) -> list[Section]:
+    """Text under no header, else a header's remark."""
+    pieces = _pieces(_without_sign_off(report), at_views=False)
+    width = max(map(len, report.split("\n"))) if _WRAPPED.search(report) else math.inf
+    found = []
+    for name, text in itertools.takewhile(
+        lambda piece: piece.name not in _MAIN or not has_letter(piece.text), pieces
+    ):
+        text = text if name == TEXT else _behind_header(text, width)
+        for part in filter(has_letter, _BLANK_LINE.split(without_views(text))):
+            if not _NOTICE.match(" ".join(part.split())) or not _is_notice(part):
+                found.append(Section(NO_HEADER, f"\n{part}"))
+    remarks = [text for name, text in pieces if name == _REMARK and _STATEMENT.search(text)]
+    return found or [Section(NO_HEADER, text) for text in remarks[-1:]]
+
+
+def _behind_header(text: str, width: float) -> str:
+    """Text behind a header's own, which ends with a blank line, or where no line of `width` was wrapped."""
+    lines = text.split("\n")
+    begin = next((at for at, line in enumerate(lines) if line.strip()), len(lines))
+    for at in range(begin + 1, len(lines)):
+        line = lines[at].strip()
+        # How long the header was is not known.
+        length = len(lines[at - 1].rstrip()) + (12 if at == 1 else 0) + 1 + len(line.split(" ", 1)[0])
+        if not line or (length <= width and not line[0].islower()):
+            return "\n".join(lines[at:])
+    return ""
+
+
+def _without_sign_off(text: str) -> str:
+    """Leave out the lines that say who wrote a report, and all that follows them up to the next header."""
+    kept: list[str] = []
+    is_closed = has_text = False
+    for line in text.split("\n"):
+        header = _HEADER.match(line)
+        kind = _kind(header[header.lastgroup or 0]) if header and not header["signature"] else None
+        is_closed = is_closed and kind is None
+        if signed := SIGN_OFF.search(line):
+            line = line[: signed.start()]
+        previous = kept[-1].rstrip() if kept else ""
+        is_wrapped = len(previous) > 50 and previous[-1] not in ".:;?!)_"
+        if not is_closed and (is_wrapped or not names_signer(line)):
+            kept.append(line)
+            has_text = has_text or (kind in (None, *_MAIN) and has_letter(without_views(line)))
+        is_closed = is_closed or (signed is not None and has_text)
+    return "\n".join(kept)
+
+
+def _pieces(report: str, at_views: bool = True) -> list[Section]:
+    """Cut a report at its headers, those of views included or not. Text under no header is `TEXT`."""
     report = _PAGE_BREAK.sub("", with_line_breaks(report))
     headers = list(_HEADER.finditer(report))
     last_title = max((match.start() for match in headers if match["title"]), default=-1)
     found: list[Section] = []
-    name, start, draft, interruption = _TEXT, 0, "", ""
+    name, start, draft, interruption = TEXT, 0, "", ""
     for match in headers:
         header = match[match.lastgroup or 0]
-        if match["bare_other"] and not _begins_a_line_of_its_own(report, match.start()):
+        if match["bare_other"] and not begins_a_line(report, match.start()):
             continue
-        kind = _TEXT if match["title"] else _kind(header)
+        kind = TEXT if match["title"] else _kind(header)
         is_misread = (
             match["capitalised"] is not None
-            and kind not in (*SECTIONS, BOTH)
+            and kind not in _MAIN
             and not _is_misspelled_other(header.upper())
         )
         start_of_text = match.end()
         if kind is None and _INTERRUPTS_FINDINGS.search(interruption) and not draft:
             kind, start_of_text = _resumed(header, found), match.start()
-        if kind is None or is_misread or (kind == _VIEWS and name in (*SECTIONS, BOTH)):
+        if kind is None or is_misread or (kind == _VIEWS and (name in _MAIN or not at_views)):
             continue
         if match["title"]:
             draft = ""
@@ -167,17 +254,11 @@ def _pieces(report: str) -> list[Section]:
     return [*found, Section(name, report[start:])]
 
 
-def _begins_a_line_of_its_own(report: str, start: int) -> bool:
-    """False for a line of wrapped prose: "THE PATIENT HAS A", "HISTORY", "OF SURGERY."."""
-    before = report[:start].rstrip()
-    return not before or before[-1] in ".:;?!)_" or report.count("\n", len(before), start) > 1
-
-
 def _resumed(header: str, found: Sequence[Section]) -> str | None:
     """The findings, if they came last before the other section and a part of the body goes on with them."""
     if not _BODY_PARTS.fullmatch(header.strip()):
         return None
-    main = next((section.name for section in reversed(found) if section.name in (*SECTIONS, BOTH)), None)
+    main = next((section.name for section in reversed(found) if section.name in _MAIN), None)
     return main if main in ("findings", BOTH) else None
 
 
@@ -193,8 +274,9 @@ def _is_draft(draft: str, is_before_title: bool, found: Collection[Section], nam
     Everything before the title FINAL REPORT does. Without that title behind it, an addendum to findings or an
     impression lasts to the end; any other ends with the next section, which is all that there is.
     """
-    names = {name, *(section.name for section in found if has_letter(section.text))}
-    return is_before_title or (draft.startswith("ADDEND") and not names.isdisjoint((*SECTIONS, BOTH)))
+    if is_before_title or not draft.startswith("ADDEND"):
+        return is_before_title
+    return name in _MAIN or any(section.name in _MAIN and has_letter(section.text) for section in found)
 
 
 @functools.lru_cache(maxsize=65536)

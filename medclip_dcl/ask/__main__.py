@@ -11,7 +11,9 @@ import argparse
 import csv
 import io
 import json
+import os
 import re
+import stat
 import sys
 import tempfile
 import warnings
@@ -45,6 +47,9 @@ _MOST_WORKERS = 8
 # Digits of a score: batches of other sizes differ by less.
 _DIGITS = 6
 _MOST_LETTERS = 40
+# Of an image's name in those of its heat maps: with the rest, and with what a file is called while it is written,
+# they stay below 255.
+_MOST_BYTES = 150
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -117,7 +122,7 @@ def _check(options: argparse.Namespace) -> None:
     if options.calibrated and not options.classify:
         raise UserError("--calibrated belongs to --classify; similarities of sentences are not calibrated")
     if not options.classify:
-        if options.output.suffix in (".csv", ".parquet") or options.output.is_file():
+        if options.output.suffix in (".csv", ".parquet") or os.path.isfile(options.output):
             raise UserError(
                 f"--output {options.output}: with --text give a folder; heat maps are files in it"
             )
@@ -129,6 +134,9 @@ def draw_heat_maps(options: argparse.Namespace) -> None:
     """Write the heat map of each text over each image, and scores.csv."""
     images = _images(options)
     _require_writable(options.output, options.output)
+    earlier = options.output / SCORES_FILE
+    if earlier.is_file() and not earlier.read_bytes().startswith(",".join(COLUMNS).encode()):
+        raise UserError(f"{earlier} is not a table of heat maps; give another --output, or remove it")
     model = _load(options)
     model.embed_texts(options.text)  # A text that is too long is refused before the first image.
     from medclip_dcl.files import write_text
@@ -136,48 +144,49 @@ def draw_heat_maps(options: argparse.Namespace) -> None:
     table = io.StringIO()
     writer = csv.DictWriter(table, COLUMNS)
     writer.writeheader()
-    names = _short_names(images)
+    taken: Counter[str] = Counter()
     reasons = []
     for image in images:
-        rows, reason = _ask_image(model, image, options.text, options.output, names[image])
+        rows, reason = _ask_image(model, image, options.text, options.output, taken)
         writer.writerows(rows)
         reasons += [reason] if reason else []
-    with _writing(options.output):
-        write_text(table.getvalue(), options.output / SCORES_FILE)
     if len(reasons) == len(images):
         raise UserError(reasons[0])
+    with _writing(options.output):
+        write_text(table.getvalue(), options.output / SCORES_FILE)
     print(f"written: {options.output / SCORES_FILE} and heat maps beside it", file=sys.stderr)
 
 
 def _ask_image(
-    model: ImageTextInference, image: str, texts: Sequence[str], folder: Path, name: str
+    model: ImageTextInference, image: str, texts: Sequence[str], folder: Path, taken: Counter[str]
 ) -> tuple[list[dict[str, Any]], str]:
     """Draw the texts' heat maps over one image; its rows of scores.csv, and why it cannot be used or ""."""
     from PIL import Image
 
+    from medclip_dcl.ask.score_table import shown
     from medclip_dcl.files import replacing
     from medclip_dcl.pictures.inputs import as_grey, constant
 
     try:
         grey = as_grey(image)
     except (UserError, OSError) as error:
-        reason = " ".join(str(error).split())
-        print(f"warning: {reason}", file=sys.stderr)
-        return [{"image": image, "error": reason.removeprefix(f"{image}: ")}], reason
+        reason = " ".join(str(error).split()).removeprefix(f"{image}: ")
+        print(f"warning: {shown(image)!r}: {reason}", file=sys.stderr)
+        return [{"image": shown(image), "error": reason}], f"{shown(image)}: {reason}"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         maps = model.heat_maps(grey, texts)
     low, high = maps.limits
     rows = []
     for place, text in enumerate(texts):
-        file = folder / f"{name}_{place + 1}_{_slug(text)}.png"
+        file = folder / _file_name(image, text, place + 1, taken)
         with _writing(folder), replacing(file) as stream:
             # Smooth colours compress well at any level; higher ones take seconds.
             Image.fromarray(maps.overlay(place)).save(stream, format="PNG", compress_level=3)
         score = round(float(maps.similarity[place]), _DIGITS)
         rows.append(
             {
-                "image": image,
+                "image": shown(image),
                 "text": text,
                 "similarity": score,
                 "lowest_cosine": round(low, _DIGITS),
@@ -209,7 +218,9 @@ def classify_files(options: argparse.Namespace) -> None:
         columns = [*prompts, *(f"{finding}{POSITIVE}" for finding in prompts)]
         meaning["calibration"] = json.loads(calibration.to_json())
     meaning["prompts"] = {finding: [list(texts) for texts in pair] for finding, pair in prompts.items()}
-    with ScoreTable(options.output, columns, meaning) as table:
+    with _writing(options.output):
+        table = ScoreTable(options.output, columns, meaning)
+    with table:
         if table.is_finished(images):
             print(f"{options.output} is finished: {len(images):,} images", file=sys.stderr)
             return
@@ -230,7 +241,7 @@ def _scorer(
     differences = model.scorer(prompts)
 
     def score(inputs: Any) -> list[dict[str, float | None]]:
-        table = pd.DataFrame(differences(inputs), columns=list(prompts))
+        table = pd.DataFrame(differences(inputs).astype("float64"), columns=list(prompts))
         if is_calibrated:
             calibration = model.require_calibration()
             table = calibration.probabilities(table)
@@ -297,39 +308,39 @@ def _images(options: argparse.Namespace) -> list[str]:
 
     Raises:
         MissingFileError: an image, folder or list that was named does not exist.
-        UserError: a folder without images, an empty list, a file name that a table in UTF-8 cannot hold.
+        UserError: a folder without images, an empty list.
     """
     found: list[str] = []
-    for name in options.images:
-        path = Path(name).expanduser()
-        if path.is_dir():
+    for name in map(os.path.expanduser, options.images):
+        try:
+            is_folder = stat.S_ISDIR(os.stat(name).st_mode)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise MissingFileError(f"{name}: no such image file or folder; check the path") from error
+        except OSError:
+            is_folder = False  # its row has the reason
+        if is_folder:
             from medclip_dcl.ask.loading import image_files_in
 
-            found += map(str, image_files_in(path))
-        elif path.exists():
-            found.append(str(path))
+            found += map(str, image_files_in(Path(name)))
         else:
-            raise MissingFileError(f"{name}: no such image file or folder; check the path")
+            found.append(str(Path(name)))
     if options.list is not None:
         found += _listed(options.list)
-    for name in found:
-        try:
-            name.encode()
-        except UnicodeEncodeError as error:
-            raise UserError(f"the file name {name!a} is not UTF-8; rename the file") from error
     return list(dict.fromkeys(found))
 
 
 def _listed(file: Path) -> list[str]:
     try:
-        lines = file.read_text(encoding="utf-8-sig").splitlines()
+        text = file.read_bytes().decode("utf-8-sig")
     except FileNotFoundError as error:
         raise MissingFileError(f"--list {file}: no such file; give a text file of paths") from error
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
             f"--list {file}: not readable as text ({error}); give one path in each line"
         ) from error
-    paths = [str(Path(line.strip()).expanduser()) for line in lines if line.strip()]
+    paths = [str(Path(os.path.expanduser(line.strip()))) for line in text.split("\n") if line.strip()]
+    if "\0" in text:
+        raise UserError(f"--list {file}: not readable as text (NUL characters); save it in UTF-8")
     if not paths:
         raise UserError(f"--list {file} is empty; give one path in each line")
     return paths
@@ -347,14 +358,17 @@ def _load(options: argparse.Namespace) -> ImageTextInference:
     return load(options.model, device=device, dtype=dtype)
 
 
-def _short_names(images: Sequence[str]) -> dict[str, str]:
-    """Image -> beginning of its heat maps' file names: its stem, numbered where several share it, or it looks so."""
-    stems = [Path(image).stem for image in images]
-    counts = Counter(stems)
-    return {
-        image: f"{stem}_image{place}" if counts[stem] > 1 or re.search(r"_image\d+$", stem) else stem
-        for place, (image, stem) in enumerate(zip(images, stems, strict=True), start=1)
-    }
+def _file_name(image: str, text: str, place: int, taken: Counter[str]) -> str:
+    """A heat map's file name, with a number where another has it, also on a disk that ignores capital letters."""
+    from medclip_dcl.ask.score_table import shown
+
+    stem = re.sub(r"[\x00-\x1f\x7f]", "_", shown(Path(image).stem))
+    first = name = f"{stem.encode()[:_MOST_BYTES].decode(errors='ignore')}_{place}_{_slug(text)}"
+    while name.casefold() in taken:
+        taken[first.casefold()] += 1
+        name = f"{first}_{taken[first.casefold()]}"
+    taken[name.casefold()] += 1
+    return f"{name}.png"
 
 
 def _slug(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -103,15 +104,28 @@ def read_in_batches(
 def image_files_in(folder: Path) -> list[Path]:
     """Image files in a folder and its subfolders, sorted: by suffix, and DICOM by content; hidden ones are left out.
 
+    Linked folders are searched, too, and each folder once. Unreadable folders are among the files: `as_grey` says why.
+
     Raises:
         UserError: there are none.
     """
     known = {suffix for suffix, kind in Image.registered_extensions().items() if kind in FORMATS}
-    found = []
-    for parent, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        files = (Path(parent, name) for name in names if not name.startswith("."))
-        found += [file for file in files if file.suffix.lower() in known or _may_be_dicom(file)]
+    found: list[Path] = []
+    closed: list[OSError] = []
+    searched: set[str] = set()
+    starts = [str(folder)]
+    for start in starts:
+        for parent, folders, names in os.walk(start, onerror=closed.append):
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            if (real := os.path.realpath(parent)) in searched:
+                folders.clear()
+                continue
+            searched.add(real)
+            # Links come last: files are listed under the name of their own folder.
+            starts += filter(os.path.islink, (os.path.join(parent, name) for name in folders))
+            files = (Path(parent, name) for name in names if not name.startswith("."))
+            found += [file for file in files if file.suffix.lower() in known or _may_be_dicom(file)]
+    found += [Path(error.filename) for error in closed]
     if not found:
         raise UserError(f"{folder} holds no image file ({', '.join(FORMATS)} or DICOM)")
     return sorted(found)
@@ -121,8 +135,9 @@ def _may_be_dicom(file: Path) -> bool:
     if file.suffix.lower() in _DICOM_SUFFIXES:
         return True
     try:
+        if not stat.S_ISREG(file.stat().st_mode):
+            return False
         with file.open("rb") as stream:
             return is_dicom(stream.read(HEAD))
     except OSError:
-        # It says nothing of its kind; an unreadable file with a known suffix becomes a row with its reason.
-        return False
+        return True  # its row has the reason

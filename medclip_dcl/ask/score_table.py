@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import os
+import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,11 +22,17 @@ SUFFIXES = (".csv", ".parquet")
 Row = dict[str, Any]
 
 
+def shown(name: str) -> str:
+    """A path as tables hold it: bytes that are not UTF-8 as backslash escapes."""
+    return os.fsencode(name).decode(errors="backslashreplace")
+
+
 class ScoreTable:
     """Rows of scores, kept from their first batch on.
 
     Beside FILE lie FILE.json, which says what the scores are, and, until all rows are there, FILE.partial with a line
-    for each finished one.
+    for each finished one. A row belongs to the absolute path of its image, and to the file that was there: one that
+    has changed since is asked about again.
 
     Args:
         file: .csv or .parquet, see `check_table_file`.
@@ -36,7 +46,7 @@ class ScoreTable:
     def __init__(self, file: Path, columns: Sequence[str], meaning: Mapping[str, Any]) -> None:
         self.file = file
         self.columns = list(columns)
-        self._about = {"meaning": dict(meaning)}
+        self._about = {"meaning": dict(meaning), "folder": os.getcwd(), "begun": time.time()}
         self._partial = file.with_name(f"{file.name}.partial")
         self._description = file.with_name(f"{file.name}.json")
         self._stream: BinaryIO | None = None
@@ -48,24 +58,27 @@ class ScoreTable:
 
     def __exit__(self, *_: object) -> None:
         if self._stream is not None:
-            self._stream.close()
+            # What a full disk did not take is still in the buffer; its rows are asked for again.
+            with suppress(OSError):
+                self._stream.close()
 
     def missing(self, images: Sequence[str]) -> list[str]:
         """Images without a row.
 
         Raises:
-            UserError: there are rows of images that are not among them.
+            UserError: there are scores of images that are not among them.
         """
-        if others := self.rows.keys() - set(images):
+        others = self.rows.keys() - set(map(_absolute, images))
+        if any(not self.rows[path][ERROR] for path in others):
             raise UserError(
                 f"{self.file} has rows of {len(others):,} images that are not asked for now (first: {min(others)}); "
                 "give them too, or another --output"
             )
-        return [image for image in images if image not in self.rows]
+        return [image for image in images if _absolute(image) not in self.rows]
 
     def add(self, rows: Iterable[Row]) -> None:
         """Keep finished rows, also if the process is killed afterwards."""
-        new = {row[IMAGE]: row for row in rows}
+        new = {(path := _absolute(row[IMAGE])): {**row, IMAGE: path} for row in rows}
         if self._stream is None:
             self._stream = self._opened()
         self._stream.write(b"".join(_line(row) for row in new.values()))
@@ -92,11 +105,15 @@ class ScoreTable:
     def finish(self, images: Sequence[str], **notes: Any) -> pd.DataFrame:
         """Write the table in the order of the images, and what it is; returns it."""
         columns = [IMAGE, *self.columns, ERROR, WARNING]
-        frame = pd.DataFrame([self.rows[image] for image in images], columns=columns)
+        rows = [{**self.rows[_absolute(image)], IMAGE: shown(image)} for image in images]
+        frame = pd.DataFrame(rows, columns=columns)
         frame = frame.astype({column: float for column in self.columns})
         write_json({**notes, **self._about}, self._description)
         if self.file.suffix == ".csv":
-            write_bytes(frame.to_csv(index=False).encode(), self.file)
+            # pandas does not quote a carriage return by itself.
+            is_needed = frame[IMAGE].str.contains("\r").any()
+            quoting: Any = csv.QUOTE_NONNUMERIC if is_needed else csv.QUOTE_MINIMAL
+            write_bytes(frame.to_csv(index=False, quoting=quoting).encode(), self.file)
         else:
             write_parquet(frame, self.file)
         self._partial.unlink(missing_ok=True)
@@ -114,18 +131,17 @@ class ScoreTable:
                 f"{self.file} was not written by this command ({self._description.name} is missing); give another "
                 "--output, or remove it"
             )
-        self._require_same(self._description.read_bytes(), self._description)
+        about = self._require_same(self._description.read_bytes(), self._description)
         try:
             frame = self._read()
+            if list(frame.columns) != [IMAGE, *self.columns, ERROR, WARNING]:
+                raise ValueError("it has other columns")
         except (OSError, ValueError) as error:
             raise UserError(
                 f"{self.file} cannot be read ({' '.join(str(error).split())}); remove it"
             ) from error
         plain = frame.astype(object).where(frame.notna(), None)
-        return {
-            row[0]: dict(zip(plain.columns, row, strict=True))
-            for row in plain.itertuples(index=False, name=None)
-        }
+        return _unchanged(plain.to_dict("records"), about)  # type: ignore[arg-type]
 
     def _read(self) -> pd.DataFrame:
         if self.file.suffix == ".parquet":
@@ -146,18 +162,18 @@ class ScoreTable:
             self._partial.unlink()
             return {}
         first, *whole = whole
-        self._require_same(first, self._partial)
+        about = self._require_same(first, self._partial)
         self._has_partial = True
         try:
-            rows = [json.loads(line) for line in whole]
+            return _unchanged(map(json.loads, whole), about)
         except ValueError as error:
             raise UserError(f"{self._partial} is damaged ({error}); remove it") from error
-        return {row[IMAGE]: row for row in rows}
 
-    def _require_same(self, content: bytes, source: Path) -> None:
-        """Refuse rows of another meaning."""
+    def _require_same(self, content: bytes, source: Path) -> dict[str, Any]:
+        """Refuse rows of another meaning; what the file says about its rows."""
         try:
-            found = json.loads(content)["meaning"]
+            about = json.loads(content)
+            found = about["meaning"]
         except (ValueError, TypeError, KeyError) as error:
             raise UserError(
                 f"{source} does not say what its scores are; remove it and {self.file}"
@@ -169,6 +185,7 @@ class ScoreTable:
                 f"{self.file} has scores of another {', '.join(differing)} (see {source.name}); give another --output, "
                 f"or remove {self.file} and {source}"
             )
+        return about
 
 
 def check_table_file(file: Path) -> None:
@@ -179,6 +196,25 @@ def check_table_file(file: Path) -> None:
     """
     if file.suffix not in SUFFIXES or file.is_dir():
         raise UserError(f"--output {file}: scores are written to a file, .csv or .parquet")
+
+
+def _absolute(image: str, folder: str = "") -> str:
+    """Absolute path of an image, as tables hold it; a relative one starts in `folder`, or in the current one."""
+    return os.path.abspath(os.path.join(folder, shown(image)))
+
+
+def _unchanged(rows: Iterable[Row], about: Mapping[str, Any]) -> dict[str, Row]:
+    """Rows by the absolute path of their image, without those whose file has changed since they were begun."""
+    found = {}
+    for row in rows:
+        path = _absolute(row[IMAGE], about.get("folder", ""))
+        found[path] = row
+        with suppress(OSError):
+            status = os.stat(path)
+            # One that could not be read may have other rights now.
+            if about.get("begun", 0) < max(status.st_mtime, status.st_ctime if row[ERROR] else 0):
+                del found[path]
+    return found
 
 
 def _line(content: Mapping[str, Any]) -> bytes:

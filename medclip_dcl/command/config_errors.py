@@ -114,6 +114,8 @@ def explain(message: str, options: Iterable[str]) -> str:
         )
     if missing and not where:
         return f"{missing[1]} missing; give them by a configuration, e.g. --config configs/demo.yaml"
+    if "_checkpoint_folder(run_folder)" in leaf and "invalid" in leaf:
+        return "checkpoint.dirpath: it is the folder checkpoints of --run_folder; remove this option"
     if "_checkpoint_folder(run_folder)" in leaf:
         return "run_folder is missing: give --run_folder, the folder of this run, e.g. runs/NAME"
     whole = leaf if where else " ".join(line for line in lines if line)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ from medclip_dcl.files import parse_yaml, read_text
 KNOWN = ("medclip_dcl", "pytorch_lightning", "lightning_fabric", "torch.nn", "torch.optim")
 """Packages whose classes a configuration may name; others of torch start programs."""
 
+_PREFIXES = tuple(f"{package}." for package in KNOWN)
+
 
 def allow_imports(modules: Sequence[str]) -> None:
     """Let class paths name classes of `KNOWN` and of the packages of these modules, for the rest of the process.
@@ -30,6 +33,12 @@ def allow_imports(modules: Sequence[str]) -> None:
         import_path_allowlist=[*KNOWN, *packages],
         instantiate_subclass_spec_in_any=False,
     )
+
+
+def import_options(config: object) -> str:
+    """The options that import the modules of a configuration's classes, beside those of `KNOWN`."""
+    modules = dict.fromkeys(re.findall(r"class_path='([\w.]+)\.\w+'", str(config)))
+    return "".join(f" --import {name}" for name in modules if not f"{name}.".startswith(_PREFIXES))
 
 
 @contextmanager

@@ -33,10 +33,8 @@ _LIGHTNING = {
     "trainer": "pytorch_lightning.trainer.trainer.Trainer",
     "checkpoint": "pytorch_lightning.callbacks.model_checkpoint.ModelCheckpoint",
 }
-_PRECISION = (
-    "Literal['16', '16-mixed', '16-true', '32', '32-true', '64', '64-true', 'bf16', 'bf16-mixed', 'bf16-true', "
-    "'transformer-engine', 'transformer-engine-float16'] | None"
-)
+_PRECISION = "Literal['16', '16-mixed', '32', '32-true', 'bf16', 'bf16-mixed'] | None"
+"""Weights are always in float32: in bfloat16 or float16 most steps of AdamW would round to nothing."""
 _LARGEST_SEED = 2**32 - 1
 _IMAGES_ALONE = "ImageOnlyDataModule"
 """The datamodule whose folder is not a prepared set."""
@@ -60,8 +58,8 @@ _FORMS = {
     "trainer.reload_dataloaders_every_n_epochs": (_COUNT, "at least 0"),
     "trainer.logger": (r"true|false|null|\[.*\]", "true, false, a class or a list of them"),
     "trainer.profiler": ("advanced|pytorch|simple|xla|null", "advanced, pytorch or simple"),
-    "checkpoint.monitor": (r"(train|validate)/\w+|null", "a logged metric such as validate/loss"),
-    "checkpoint.mode": ("min|max", "min or max"),
+    "checkpoint.monitor": (r"(train|validate)/[\w/@.-]+|null", "a logged metric such as validate/loss"),
+    "checkpoint.mode": ("min|max|null", "min or max"),
     "checkpoint.save_top_k": (f"-1|{_COUNT}", "a number of checkpoints, or -1 for all"),
     "checkpoint.every_n_epochs": (f"{_COUNT}|null", "a number of epochs"),
     "checkpoint.every_n_train_steps": (f"{_COUNT}|null", "a number of steps"),

@@ -14,14 +14,14 @@ import yaml
 from jsonargparse import ArgumentError, Namespace
 from jsonargparse.typing import NonNegativeFloat, OpenUnitInterval
 from pytorch_lightning import LightningDataModule, LightningModule, Trainer
-from pytorch_lightning.callbacks import ModelCheckpoint, ProgressBar
+from pytorch_lightning.callbacks import ProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.plugins.environments import LightningEnvironment
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
 from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException
 
 from medclip_dcl.command.config_errors import ConfigParser, explain
-from medclip_dcl.command.config_files import allow_imports, unambiguous_files
+from medclip_dcl.command.config_files import allow_imports, import_options, unambiguous_files
 from medclip_dcl.command.described_network import (
     forget_initial_weights,
     has_prepared_set,
@@ -37,8 +37,9 @@ from medclip_dcl.evaluation.results import RESULTS_FILE, UNTRAINED_FILE, Results
 from medclip_dcl.files import write_json
 from medclip_dcl.models.seeded_batches import SeededBatches
 from medclip_dcl.networks.image_text import ImageTextNetwork
-from medclip_dcl.report.saved_results import CONFIG_FILE
+from medclip_dcl.report.saved_results import CONFIG_FILE, command_of_test, describe_checkpoint
 from medclip_dcl.training.averaging import AveragedWeights
+from medclip_dcl.training.best_checkpoint import BestCheckpoint, check_callbacks, complete_selection
 from medclip_dcl.training.class_probability import ClassProbabilityTable
 from medclip_dcl.training.finite import FiniteCheck
 from medclip_dcl.training.image_sizes import fill_image_sizes, other_images, shown_images, trained_images
@@ -152,11 +153,10 @@ class MedclipCLI(LightningCLI):
             help="Format of the tables that `predict` writes; in CSV an embedding is a column for each number.",
         )
         parser.link_arguments("run_folder", "trainer.default_root_dir")
-        parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
+        parser.add_lightning_class_args(BestCheckpoint, "checkpoint")
         parser.set_defaults(
             {
                 "checkpoint.monitor": "validate/loss",
-                "checkpoint.mode": "min",
                 "checkpoint.filename": "best",
                 "checkpoint.auto_insert_metric_name": False,
                 "checkpoint.enable_version_counter": False,
@@ -181,16 +181,17 @@ class MedclipCLI(LightningCLI):
         self.prepared = _prepared_set(config)
         is_phantom = self.prepared is not None and self.prepared.is_phantom
         check_loggers(config.trainer.logger, config.share_patient_data or is_phantom)
-        if self.subcommand == "fit" and has_prepared_set(config):
-            self._fill_image_sizes(config)
-        if self.subcommand == "fit" and not config.trainer.fast_dev_run:
-            self._claim_folder(config)
+        if self.subcommand == "fit":
+            complete_selection(config.checkpoint)
+            if has_prepared_set(config):
+                self._fill_image_sizes(config)
+            if not config.trainer.fast_dev_run:
+                self._claim_folder(config)
         # After config.yaml is written, which keeps relative paths: a run folder may move.
         place_loggers(config.trainer.logger, self.run.folder)
         if config.prompts is not None:
             _use_prompts(config.prompts, config.trainer.callbacks)
         if self.subcommand == "fit":
-            _require_own_checkpoints(config)
             if self.continues:
                 # The files that the encoders were built from may be gone.
                 take_network_from(read_model(config.ckpt_path), config.model)
@@ -201,6 +202,8 @@ class MedclipCLI(LightningCLI):
         if config.ckpt_path is None:
             config.ckpt_path = str(self.run.checkpoint_to_test())
         self.source = read_model(config.ckpt_path)
+        described = describe_checkpoint({"file": config.ckpt_path, **self.source.progress})
+        rank_zero_info(f"{self.subcommand}: {described}")
         take_network_from(self.source, config.model)
         if has_prepared_set(config):
             fill_image_sizes(config, self.source.network, trains=False)
@@ -329,6 +332,8 @@ class MedclipCLI(LightningCLI):
         # After ModelCheckpoint, whose state it saves. ModelCheckpoint's `save_last` skips epochs that are not the best.
         last = LastCheckpoint(self.run.checkpoints, options.checkpoint_minutes)
         trainer.callbacks = in_order([*trainer.callbacks, last])  # type: ignore[attr-defined]
+        if self.subcommand == "fit":
+            check_callbacks(trainer.callbacks)  # type: ignore[attr-defined]
         return trainer
 
     def fit(self, model: LightningModule, **kwargs: Any) -> None:
@@ -338,13 +343,18 @@ class MedclipCLI(LightningCLI):
         except (Stopped, SIGTERMException) as stopped:
             rank_zero_info(f"{self.run.folder} is unfinished: the same command continues it")
             raise SystemExit(stopped.code or _TERMINATED) from stopped
-        except MisconfigurationException as error:  # such as a metric to monitor that nothing logs
-            raise UserError(str(error)) from error
 
     def after_fit(self) -> None:
-        """Mark the run as finished, by fit.json."""
-        if self.trainer.is_global_zero and not self.config[self.subcommand].trainer.fast_dev_run:
-            write_json(self.record.record(self.trainer), self.run.folder / FIT_FILE)
+        """Mark the run as finished, by fit.json; name the checkpoint to use, and the next command."""
+        options = self.config_init[self.subcommand]
+        if not self.trainer.is_global_zero or options.trainer.fast_dev_run:
+            return
+        selected = options.checkpoint.selected()
+        write_json({**self.record.record(self.trainer), "best": selected}, self.run.folder / FIT_FILE)
+        rank_zero_info(options.checkpoint.describe(selected, self.trainer.current_epoch))
+        imports = import_options(self.config[self.subcommand])
+        next_command = getattr(self.model, "next_command", lambda run: command_of_test(run) + imports)
+        rank_zero_info(f"next: {next_command(self.run.folder)}")
 
     def test(self, model: LightningModule, **kwargs: Any) -> None:
         """Evaluate the checkpoint, and the untrained network unless its results are there already."""
@@ -388,16 +398,6 @@ def _own_environment(trainer: Namespace) -> list[LightningEnvironment]:
             f"{tasks} times; start as many tasks as devices (--ntasks-per-node), with --trainer.strategy ddp"
         )
     return [LightningEnvironment()] if processes == 1 < tasks else []
-
-
-def _require_own_checkpoints(config: Namespace) -> None:
-    """Refuse options by which Lightning would write other things into best.ckpt and last.ckpt."""
-    for name in ("save_last", "save_on_exception"):
-        if config.checkpoint.get(name):
-            raise UserError(
-                f"checkpoint.{name}: last.ckpt is written anyway, every checkpoint_minutes, at each epoch's end and at "
-                "a signal; remove this option"
-            )
 
 
 def _use_prompts(file: str, callbacks: Any) -> None:

@@ -313,6 +313,9 @@ def save_language_model(
     _drop_machine_settings(temporary / "tokenizer_config.json")
     for name, content in (further_files or {}).items():
         (temporary / name).write_bytes(content)
+    if others := {file.name for file in folder.glob("*")} - {file.name for file in temporary.iterdir()}:
+        shutil.rmtree(temporary)
+        raise FileExistsError(f"{folder} also holds {min(others)}; move it away or choose another name")
     if folder.exists():
         os.replace(folder, replaced)
     os.replace(temporary, folder)

@@ -6,6 +6,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from medclip_dcl.evaluation.base import EvaluationCallback as EvaluationCallback
+    from medclip_dcl.evaluation.base import EvaluationResult as EvaluationResult
     from medclip_dcl.evaluation.classification import ZeroShotClassification as ZeroShotClassification
     from medclip_dcl.evaluation.embedding_map import EmbeddingMap as EmbeddingMap
     from medclip_dcl.evaluation.finding_classification import FindingClassification as FindingClassification
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 
 _HOME = {
     "EmbeddingMap": "embedding_map",
+    "EvaluationCallback": "base",
+    "EvaluationResult": "base",
     "FindingClassification": "finding_classification",
     "Grounding": "grounding",
     "ImageOnlyEvaluation": "image_only",

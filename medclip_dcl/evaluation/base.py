@@ -7,10 +7,12 @@ that a padded loader served twice counts once.
 from __future__ import annotations
 
 import math
+import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, ClassVar, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
@@ -50,7 +52,7 @@ class EvaluationResult:
     """
 
     metrics: dict[str, Any]
-    scalars: dict[str, float]
+    scalars: dict[str, float] = field(default_factory=dict)
     protocol: dict[str, Any] = field(default_factory=dict)
     counts: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -61,16 +63,25 @@ class Evaluation(Callback):
     """Base class of everything whose results `ResultsWriter` writes.
 
     Attributes:
-        section: name of the evaluation in results.json and of its file in predictions/.
+        section: name of the evaluation in results.json and of its file in predictions/; default: the class's name.
         results: section of results.json -> result of the last test; empty before it.
         seconds: wall time of the last evaluation, without the encoders.
     """
 
-    section: ClassVar[str]
+    results: Mapping[str, EvaluationResult] = MappingProxyType({})
+    seconds = 0.0
 
-    def __init__(self) -> None:
-        self.results: dict[str, EvaluationResult] = {}
-        self.seconds = 0.0
+    @property
+    def section(self) -> str:
+        return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(self).__name__).lower()
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        for other in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(other, Evaluation) and other is not self and other.section == self.section:
+                raise UserError(
+                    f"trainer.callbacks: {type(self).__name__} and {type(other).__name__} both write section"
+                    f" {self.section!r} of results.json; remove one, or give a subclass a `section` of its own"
+                )
 
     def figures(self, load_image: Any) -> Iterator[tuple[str, Figure]]:
         """Names and figures of the last test; ``load_image(dicom_id)`` gives a prepared image, None without any."""
@@ -95,20 +106,18 @@ class EvaluationCallback(Evaluation, ABC):
     """Base class of the evaluations: a subclass measures images and summarises the values of all of them.
 
     Attributes:
-        stages: "validate", "test", or both.
+        stages: "validate", "test", or both, the default.
         network_class: class of the network that it evaluates.
         measured: name of the model's output that it measures.
     """
 
-    stages: ClassVar[tuple[str, ...]]
+    stages: ClassVar[tuple[str, ...]] = ("validate", "test")
     network_class: ClassVar[type[nn.Module]] = ImageTextNetwork
     measured: ClassVar[str] = "feature_map"
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._tables: EvaluatedImages | None = None
-        self._expected: set[str] = set()
-        self._values: dict[str, Any] = {}
+    _tables: EvaluatedImages | None = None
+    _expected: set[str]
+    _values: dict[str, Any]
 
     @abstractmethod
     def prepare(self, tables: Any, stage: str) -> set[str]:

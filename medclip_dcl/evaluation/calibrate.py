@@ -1,5 +1,7 @@
 """Calibrate a run: ``python -m medclip_dcl.evaluation.calibrate RUN`` writes RUN/calibration.json.
 
+A calibration of the same model that has findings which the new one could not calibrate is kept, with status 1.
+
 Fits on validate patients alone what `evaluation.calibration` describes, and chooses thresholds. The scores are those
 of `validate` and of ``load(RUN).classify``: of the run's best checkpoint, of whole images at the size of its training,
 in float32. (They differ a little where the loaders decode a JPEG at half its size or less, which `classify` does not:
@@ -19,7 +21,7 @@ import torch
 
 from medclip_dcl.command_line import add_import_option, one_line_errors, progress_bar
 from medclip_dcl.data.image_text import EvaluationTables, ImageTextDataModule
-from medclip_dcl.errors import MissingFileError, UserError
+from medclip_dcl.errors import MissingFileError, UserError, WorseResultError
 from medclip_dcl.evaluation.calibration import (
     CALIBRATION_FILE,
     TARGETS,
@@ -50,8 +52,9 @@ def calibrate(
     data: str | Path | None = None,
     prompts: PromptSource | None = None,
     device: str = "cpu",
+    output: Path | None = None,
 ) -> Calibration:
-    """Fit a run's calibration on its validate patients and write it, unless the file holds the same.
+    """Fit a run's calibration on its validate patients and write it, unless the file holds a better one.
 
     Args:
         run: folder of a run of an image-text model.
@@ -59,9 +62,11 @@ def calibrate(
         data: the prepared set; None for the run's.
         prompts: None for those of the run's ZeroShotClassification.
         device: of the network.
+        output: file to write; None for the run's calibration.json.
 
     Raises:
         MissingFileError: not a run folder.
+        WorseResultError: the file's calibration has findings that this one could not calibrate.
         UserError: a run of a classifier; images, patients or prompts that do not fit; a device that cannot be used.
     """
     check_target(target)
@@ -69,6 +74,8 @@ def calibrate(
     config = read_config(run)
     if config is None:
         raise MissingFileError(f"{run} is not the folder of a run: it holds no config.yaml")
+    file = output or run / CALIBRATION_FILE
+    earlier = Calibration.read(file) if file.is_file() else None
     checkpoint = RunFolder(run).checkpoint_to_test()
     if "findings" in read_model(checkpoint).network:
         raise UserError(
@@ -112,7 +119,15 @@ def calibrate(
         },
         findings=findings,
     )
-    found.write(run / CALIBRATION_FILE)
+    calibrated = earlier.calibrated() if earlier and earlier.fingerprint == found.fingerprint else []
+    if lost := [name for name in calibrated if name in findings and findings[name].method is None]:
+        raise WorseResultError(
+            f"{file} is kept: it calibrates {', '.join(lost)}, which {module.prepared.folder} does not "
+            f"({findings[lost[0]].reason}); write to another file by --output FILE, or delete this one"
+        )
+    found.write(file)
+    if output is None:
+        write_parquet(cases, run / SCORES_FILE)
     return found
 
 
@@ -183,7 +198,6 @@ def _kept_scores(
             f"{module.prepared.folder}: no validate image has a label of {', '.join(zero_shot.prompts)}"
         )
     cases.attrs[_SCORES_OF] = scores_of
-    write_parquet(cases, file)
     return cases
 
 
@@ -233,14 +247,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     add("--data", metavar="FOLDER", help="prepared set; default: the run's")
     add("--prompts", metavar="FILE", help="YAML file of prompts; default: those of the run's test")
+    add("--output", type=Path, metavar="FILE", help=f"file to write; default: RUN/{CALIBRATION_FILE}")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="default: %(default)s")
     add_import_option(parser)
     options = parser.parse_args(arguments)
     given = {name: getattr(options, name) for name in TARGETS if getattr(options, name) is not None}
     with one_line_errors("medclip_dcl.evaluation.calibrate: error"):
-        found = calibrate(options.run, given or TARGET, options.data, options.prompts, options.device)
+        found = calibrate(
+            options.run, given or TARGET, options.data, options.prompts, options.device, options.output
+        )
     print(summary(found))
-    print(options.run / CALIBRATION_FILE)
+    print(options.output or options.run / CALIBRATION_FILE)
 
 
 if __name__ == "__main__":

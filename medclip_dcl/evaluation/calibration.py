@@ -85,6 +85,24 @@ class FindingCalibration:
         """Negative and positive prompts."""
         return self.negative, self.positive
 
+    def __post_init__(self) -> None:
+        found = self.parameters
+        if self.method == "platt":
+            is_valid = 0 < found["temperature"] < math.inf and math.isfinite(found["offset"])
+        elif self.method == "isotonic":
+            knots = np.array([[-math.inf, *found["logits"], math.inf], [0, *found["probabilities"], 1]])
+            is_valid = knots.shape[1] > 2 and bool((np.diff(knots) >= 0).all())
+        else:
+            is_valid = self.method is None
+        if not is_valid:
+            raise UserError(
+                f"parameters of the method {self.method} are out of range: {str(dict(found))[:99]}"
+            )
+        for name in ("threshold", "sensitivity", "specificity"):
+            # A threshold just above 1 calls nothing positive.
+            if not ((share := getattr(self, name)) is None or 0 <= share < 1 + _ROUNDING):
+                raise UserError(f"{name} is out of range: {share}")
+
     def probabilities(self, logits: Logits) -> Float[np.ndarray, " case"]:
         """Calibrated probabilities of the network's logits; NaN without a calibration."""
         if self.method == "platt":
@@ -103,6 +121,10 @@ class Calibration:
     target: Mapping[str, float]
     data: Mapping[str, Any]
     findings: Mapping[str, FindingCalibration]
+
+    def calibrated(self) -> list[str]:
+        """Findings that have a calibration."""
+        return [finding for finding, one in self.findings.items() if one.method is not None]
 
     def prompts(self, asked: PromptSource | None = None) -> dict[str, Any]:
         """Prompts by finding, of all findings or of those that are asked for.
@@ -153,27 +175,24 @@ class Calibration:
         Raises:
             UserError: damaged, of a newer format version, or not a calibration.
         """
-        again = f"delete it and {_AGAIN}"
+        again, finding = f"delete it and {_AGAIN}", "findings"
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
         except ValueError as error:
             raise UserError(f"{file} is not readable JSON ({error}); {again}") from error
         CALIBRATION.upgrade(content, str(file))
         try:
-            findings = {
-                str(name): FindingCalibration(
-                    **{**found, "negative": tuple(found["negative"]), "positive": tuple(found["positive"])}
-                )
-                for name, found in content.pop("findings").items()
-            }
+            findings = {}
+            for finding, found in content.pop("findings").items():
+                pair = read_prompts({finding: (found.pop("negative"), found.pop("positive"))})[finding]
+                findings[finding] = FindingCalibration(*pair, **found)
             del content[VERSION_KEY]
-            calibration = cls(findings=findings, **content)
-            # A map that cannot be applied should not wait for the first image.
-            for one in findings.values():
-                one.probabilities(np.zeros(1))
+            return cls(findings=findings, **content)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{file} is not a calibration of medclip_dcl ({error!r}); {again}") from error
-        return calibration
+            reason = error if isinstance(error, UserError) else repr(error)
+            raise UserError(
+                f"{file} is not a calibration of medclip_dcl ({finding}: {reason}); {again}"
+            ) from error
 
 
 def fit_finding(

@@ -31,6 +31,7 @@ from medclip_dcl.files import write_json, write_parquet
 from medclip_dcl.report.saved_results import RESULTS_FILE, RESULTS_FORMAT_VERSION
 from medclip_dcl.training.image_sizes import shown_images
 from medclip_dcl.training.sharing import show_figures
+from medclip_dcl.weight_files import read_model
 
 UNTRAINED_FILE = "results_untrained.json"
 IMAGES = "images"
@@ -121,6 +122,7 @@ class ResultsWriter(Callback):
             "checkpoint": {
                 "file": _relative(trainer.ckpt_path or self.exported, Path(trainer.default_root_dir)),
                 "weights": weights_fingerprint(getattr(pl_module, "network")),  # noqa: B009
+                **(read_model(trainer.ckpt_path).progress if trainer.ckpt_path else {}),
             },
             **self._tested(_tested_data(trainer)),
             "precision": str(trainer.precision),

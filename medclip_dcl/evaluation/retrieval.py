@@ -40,6 +40,8 @@ from medclip_dcl.pictures.geometry import View
 
 WHOLE = View()
 COLUMNS = ["direction", "dicom_id", "subject_id", "phrase", "box", "rank", "rank_tolerant", "n_candidates"]
+TIES = "an incorrect candidate that ties with the best correct one counts half, a correct one not at all"
+REPORT_COLUMNS = ["task", "direction", "query", "subject_id", "rank", "rank_tolerant", "n_candidates"]
 _IMAGES_PER_CHUNK = 512
 
 
@@ -145,7 +147,9 @@ class BoxesAndPhrases:
             n_candidates=len(boxes),
         )
         queries = pd.DataFrame(columns=COLUMNS)
-        if len(boxes):
+        has_choice = boxes["phrase"].nunique() > 1
+        note = NO_BOXES if boxes.empty else _nothing_to_tell(len(boxes), "boxes have")
+        if has_choice:
             features = torch.tensor(np.stack([by_box[index] for index in boxes.index]))
             phrase_id, phrases = pd.factorize(boxes["phrase"])
             phrase = torch.tensor(phrase_id)
@@ -168,7 +172,7 @@ class BoxesAndPhrases:
         scalars |= {f"{name}_tolerant": metrics["tolerant"][name] for name in ("recall", "medr")}
         result = EvaluationResult(
             metrics=metrics,
-            scalars=scalars if len(boxes) else {},
+            scalars=scalars if has_choice else {},
             protocol={
                 "view": str(tables.view),
                 "phrase_punctuation": punctuation(network),
@@ -176,7 +180,7 @@ class BoxesAndPhrases:
                 "region_centres": REGION_CENTRES,
                 "score": "cosine",
                 "correct": "the paired item; tolerant: every item with the same phrase",
-                "ties": "mean rank of the tied",
+                "ties": TIES,
                 "recall": "mean of R@10, R@50, R@100 of both directions",
                 "medr": "mean of both directions' median ranks",
             },
@@ -185,7 +189,7 @@ class BoxesAndPhrases:
                 "phrases": int(boxes["phrase"].nunique()),
                 "patients": int(boxes["subject_id"].nunique()),
             },
-            notes=[] if len(boxes) else [NO_BOXES],
+            notes=[] if has_choice else [note],
             predictions=queries,
         )
         return {"retrieval": result}
@@ -231,6 +235,9 @@ class ImagesAndSentences:
         correct = torch.zeros(similarities.shape, dtype=torch.bool)
         correct[pairs["dicom_id"].map(row).tolist(), pairs["sentence_id"].map(column).tolist()] = True
         is_query = correct.any(dim=1)
+        if correct[is_query].all():
+            note = _nothing_to_tell(int(is_query.sum()), "images have")
+            return {"retrieval": EvaluationResult(metrics={}, scalars={}, notes=[note])}
         ranks = (
             retrieval_ranks(similarities[is_query], correct[is_query]),
             retrieval_ranks(similarities.T, correct.T),
@@ -305,6 +312,9 @@ class ImagesAndReports:
             of_sentences = of_sentences[:, self._texts.index.isin(ids["sentence_id"])]
         is_said = torch.zeros(of_sentences.shape, dtype=torch.bool)
         is_said[place["dicom_id"], place["sentence_id"]] = True
+        if is_said.all():
+            note, empty = _nothing_to_tell(len(is_said), "images have"), pd.DataFrame(columns=REPORT_COLUMNS)
+            return {"report_retrieval": EvaluationResult({}, {}, notes=[note], predictions=empty)}
         report, sentence = np.unique(np.stack([place["study_id"], place["sentence_id"]]), axis=1)
         of_reports = _report_scores(of_sentences, report, sentence)
         own = torch.zeros(len(ids["dicom_id"]), dtype=torch.int64)
@@ -345,7 +355,7 @@ class ImagesAndReports:
                 " a sentence any image whose report holds it; tolerant: every report that consists of the same"
                 " sentences",
                 "several_correct": "the best-ranked counts",
-                "ties": "mean rank of the tied",
+                "ties": TIES,
                 "patient_of_a_sentence": "of the first report that holds it, by study_id",
             },
             counts={
@@ -359,6 +369,10 @@ class ImagesAndReports:
             predictions=queries,
         )
         return {"report_retrieval": result}
+
+
+def _nothing_to_tell(n: int, items_have: str) -> str:
+    return f"retrieval is not measured: all {n:,} {items_have} the same text; there is nothing to tell apart"
 
 
 def _report_scores(

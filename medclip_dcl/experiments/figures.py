@@ -18,8 +18,8 @@ from matplotlib.ticker import ScalarFormatter
 from medclip_dcl.errors import UserError
 from medclip_dcl.evaluation.figures import COLOURS, MUTED, write_figure
 from medclip_dcl.experiments.grid import Experiment, Level
-from medclip_dcl.experiments.statistics import means, paired_differences
 from medclip_dcl.report.charts import chart
+from medclip_dcl.report.statistics import means, paired_differences
 
 FOLDER = "figures"
 _MAP_FILE = "predictions/embedding_map.parquet"

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from medclip_dcl.command_line import yaml_value
+from medclip_dcl.evaluation.summaries import DIRECTIONS, GROUNDING, KS
 from medclip_dcl.files import read_yaml
+from medclip_dcl.report.intervals import CLASSIFICATIONS
 
 FACTS = {
     "weights": "string", "dataset": "string", "precision": "string", "device": "string", "versions": "string",
@@ -24,6 +26,23 @@ AT = " at "
 
 VALIDATION = "validate/"
 """Prefix of the paths of outcomes of the last validation."""
+
+_CASES = ("auc", "acc", "average_precision")
+_RANKS = ("recall", "medr", *(f"{way}/{x}" for way in DIRECTIONS for x in ("MedR", *(f"R@{k}" for k in KS))))
+PATHS = {
+    **dict.fromkeys(CLASSIFICATIONS, ("n_findings", *_CASES, *(f"by_finding/*/{x}" for x in _CASES))),
+    "grounding": tuple(f"{part}{x}" for part in ("", "by_pair/", "by_category/*/") for x in GROUNDING),
+    "retrieval": tuple(f"{part}{x}" for part in ("", "tolerant/") for x in _RANKS),
+    "report_retrieval": tuple(
+        f"{part}/{x}" for part in ("image_report", "image_report/tolerant", "image_sentence") for x in _RANKS
+    ),
+    "image_only": ("knn/accuracy", "mean_classifier/*", "average_k/*", "linear_probe*/*/accuracy"),
+    "validate": (
+        *_CASES,
+        *["loss", "retrieval_recall", "medr", "image_to_text_medr", "text_to_image_medr", "knn_accuracy"],
+    ),
+}
+"""Section of results.json that this program writes, and validate/ -> paths of its numbers; * stands for any name."""
 
 
 @dataclass(frozen=True)

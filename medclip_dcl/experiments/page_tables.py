@@ -12,10 +12,9 @@ import pandas as pd
 from medclip_dcl.experiments.choice import COMBINATION, choices, ranking
 from medclip_dcl.experiments.grid import Experiment, Level, Outcome
 from medclip_dcl.experiments.patients import over_patients
-from medclip_dcl.experiments.statistics import means, paired_differences
+from medclip_dcl.report.statistics import ALPHA, means, paired_differences
 from medclip_dcl.report.tables import NOTHING, Cell, Column, Row, Table
 
-ALPHA = 0.05
 _MOST_CHOICES = 15
 _ONLY = Level("", "", ())
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from medclip_dcl.command.config_keys import check_arguments, message, nearest
 from medclip_dcl.errors import MissingFileError, UserError
-from medclip_dcl.experiments.grid import FACTS, VALIDATION, Experiment, Level, Outcome
+from medclip_dcl.experiments.grid import FACTS, PATHS, VALIDATION, Experiment, Level, Outcome
 from medclip_dcl.files import read_yaml
 
 COMMANDS = ("fit", "validate", "test", "predict")
@@ -336,6 +338,14 @@ def _outcome(given: Any, where: str) -> Outcome:
         raise UserError(f"{where}: path is missing: where in the metrics of results.json the number is")
     if len({path.startswith(VALIDATION) for path in paths}) > 1:
         raise UserError(f"{where}: path: a mean is either of the test or of the validation ({VALIDATION})")
+    known = [f"{section}/{name}" for section, names in PATHS.items() for name in names]
+    tested = [section for section in PATHS if f"{section}/" != VALIDATION]
+    for path in paths:
+        # Others are of a user's evaluation, unless they are spelled almost like one of these.
+        is_near = difflib.get_close_matches(path.partition("/")[0], tested, 1, 0.85)
+        is_near += difflib.get_close_matches(path, known, 1, 0.9)
+        if is_near and not any(fnmatchcase(path, one) for one in known):
+            raise UserError(f"{where}: no evaluation writes {path}{nearest(path, known)}")
     for key, kinds, expected in _OUTCOME_TYPES:
         if key in given and type(given[key]) not in kinds:
             raise UserError(f"{where}: {key}: expected {expected}, found {given[key]!r}")

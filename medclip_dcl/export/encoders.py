@@ -14,7 +14,7 @@ from medclip_dcl.errors import UserError
 from medclip_dcl.files import write_text
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.report.page import render_template
-from medclip_dcl.weight_files import is_exported, safetensors_bytes, write_safetensors
+from medclip_dcl.weight_files import read_settings, safetensors_bytes, write_safetensors
 
 PROJECTION_FILE = "projection.safetensors"
 
@@ -27,10 +27,10 @@ def export_text_encoder(network: ImageTextNetwork, folder: Path) -> None:
 
     Args:
         network: with a BERT as its text encoder.
-        folder: to write; an older BERT folder is replaced at once.
+        folder: to write; an earlier export of a text encoder is replaced at once.
 
     Raises:
-        UserError: another text encoder; the folder holds something other than a BERT.
+        UserError: another text encoder; the folder holds something else.
     """
     encoder = network.text_encoder
     if not isinstance(encoder, BertSentences):
@@ -38,8 +38,10 @@ def export_text_encoder(network: ImageTextNetwork, folder: Path) -> None:
             f"the text encoder is a {type(encoder).__name__}, not a BERT, and has no form for transformers; "
             "leave --text_encoder out"
         )
-    if is_exported(folder):
-        raise UserError(f"{folder} holds an exported image-text model; give --text_encoder another folder")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / PROJECTION_FILE).is_file():
+        raise UserError(
+            f"{folder} holds something other than an exported text encoder; give --text_encoder another folder"
+        )
     readme = render_template(
         "text_encoder.md",
         {
@@ -82,25 +84,19 @@ def export_image_encoder(network: ImageTextNetwork, file: Path) -> None:
         file: to write, a .safetensors file.
 
     Raises:
-        UserError: another image encoder, one of another width, or one with `centred`; another suffix.
+        UserError: another image encoder, one of another width, or one with `centred`; another suffix; a file of
+            something else.
     """
     encoder = network.image_encoder
-    if not isinstance(encoder, ResNetRegions):
+    if not isinstance(encoder, ResNetRegions) or encoder.width != TORCHVISION_WIDTH or encoder.centred:
         raise UserError(
-            f"the image encoder is a {type(encoder).__name__}, not a ResNet of torchvision; leave --image_encoder out"
-        )
-    if encoder.width != TORCHVISION_WIDTH:
-        raise UserError(
-            f"the image encoder is a ResNet of width {encoder.width}, torchvision's have {TORCHVISION_WIDTH}; leave "
-            "--image_encoder out"
-        )
-    if encoder.centred:
-        raise UserError(
-            "the image encoder is centred (image_encoder.init_args.centred: true), torchvision's ResNets are not; "
-            "leave --image_encoder out"
+            f"the image encoder, a {type(encoder).__name__}, is not a ResNet of torchvision, of width "
+            f"{TORCHVISION_WIDTH} and not centred; leave --image_encoder out"
         )
     if file.suffix != ".safetensors":
         raise UserError(f"--image_encoder takes the name of a .safetensors file, got {file}")
+    if file.exists() and not read_settings(file):
+        raise UserError(f"{file} is not an exported image encoder; give --image_encoder another name")
     settings = {
         "mean": network.mean.flatten().tolist(),
         "std": network.std.flatten().tolist(),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from medclip_dcl.errors import MissingFileError, UserError
-from medclip_dcl.evaluation.calibration import CALIBRATION_FILE
+from medclip_dcl.errors import MissingFileError, UserError, WorseResultError
+from medclip_dcl.evaluation.calibration import CALIBRATION_FILE, Calibration
 from medclip_dcl.export.onnx_files import IMAGE_FILE, TEXT_FILE, TOKENIZER_FILE
-from medclip_dcl.files import write_bytes, write_text
-from medclip_dcl.inference import load
+from medclip_dcl.files import write_text
+from medclip_dcl.inference import ImageTextInference, load
 from medclip_dcl.networks.image_text import ImageTextNetwork
-from medclip_dcl.report.card import CARD_FILE, model_card
+from medclip_dcl.report.card import CARD_FILE, RESULTS, model_card
 from medclip_dcl.weight_files import CONFIG_FILE, WEIGHTS_FILE, is_exported
 
 ONNX_FILES = (IMAGE_FILE, TEXT_FILE, TOKENIZER_FILE)
@@ -31,6 +31,7 @@ def export_model(source: Path, folder: Path, address: str | None = None) -> Imag
 
     Raises:
         MissingFileError: nothing at `source`, or the run has no checkpoint.
+        WorseResultError: the export at `folder` is of the same weights, with a calibration or results that this lacks.
         UserError: `source` is something else; `folder` holds other files; a file of the run folder is not readable.
     """
     is_copy = is_exported(source)
@@ -45,20 +46,37 @@ def export_model(source: Path, folder: Path, address: str | None = None) -> Imag
     if source.resolve() == folder.resolve():
         return model.network
     # Before anything is written: a card that cannot be made leaves the folder as it was.
-    card = (
-        None
-        if is_copy
-        else model_card(source, model.network, address or folder.resolve().name, model.calibration)
-    )
-    # First: a kill leaves no file beside weights of another model.
+    if is_copy:
+        card = _card_of(source)
+    else:
+        card = model_card(source, model.network, address or folder.resolve().name, model.calibration)
+    _require_better(folder, model, card)
+    # First, and at once or not at all: weights that do not fit on the disk leave the folder as it was, too.
+    model.save_pretrained(folder)
     for name in (CARD_FILE, *ONNX_FILES):
         (folder / name).unlink(missing_ok=True)
-    model.save_pretrained(folder)
-    if card is not None:
+    if card:
         write_text(card, folder / CARD_FILE)
-    elif (source / CARD_FILE).is_file():
-        write_bytes((source / CARD_FILE).read_bytes(), folder / CARD_FILE)
     return model.network
+
+
+def _require_better(folder: Path, model: ImageTextInference, card: str) -> None:
+    """Refuse to replace an export of the same weights that has a calibration or results which the new one lacks."""
+    own, earlier, file = model.network.fingerprint(), _card_of(folder), folder / CALIBRATION_FILE
+    lost = ["results"] if own["weights"] in earlier and RESULTS in earlier and RESULTS not in card else []
+    if model.calibration is None and file.is_file():
+        calibration = Calibration.read(file)
+        lost += ["a calibration"] if calibration.fingerprint == own and calibration.calibrated() else []
+    if lost:
+        raise WorseResultError(
+            f"{folder} is kept: it has {' and '.join(lost)} of these weights, which the source lacks; give another "
+            "folder, or delete this one"
+        )
+
+
+def _card_of(folder: Path) -> str:
+    file = folder / CARD_FILE
+    return file.read_bytes().decode(errors="replace") if file.is_file() else ""
 
 
 def check_free(folder: Path) -> None:

@@ -22,8 +22,8 @@ def retrieval_ranks(
 ) -> Float[Tensor, "query"]:
     """Rank of the correct candidate for each query; 1 is best.
 
-    Tied candidates get their mean rank, which may be a half, so that a constant score is at chance. With several
-    correct candidates the best-ranked counts.
+    The rank is 1 + the incorrect candidates that score above the best correct one + half of the incorrect candidates
+    that tie with it. It may be a half; a constant score ranks no better than a random order.
 
     Args:
         similarities: score of each candidate for each query, of any sign.
@@ -44,11 +44,11 @@ def retrieval_ranks(
         scores, correct = similarities[first : first + rows], checked[first : first + rows]
         if correct.dtype == torch.bool:
             best = scores.masked_fill(~correct, -torch.inf).amax(dim=1, keepdim=True)
+            n_tied = ((scores == best) & ~correct).sum(dim=1)
         else:
             best = scores.gather(1, correct[:, None])
-        n_better = (scores > best).sum(dim=1)
-        n_tied = (scores == best).sum(dim=1)
-        ranks.append(n_better + (n_tied + 1).double() / 2)
+            n_tied = (scores == best).sum(dim=1) - 1
+        ranks.append(1 + (scores > best).sum(dim=1) + n_tied.double() / 2)
     return torch.cat(ranks) if ranks else similarities.new_zeros(0, dtype=torch.float64)
 
 
@@ -66,8 +66,8 @@ def cosine_retrieval_ranks(
     Args:
         queries: embeddings, of any length.
         candidates: embeddings, of any length.
-        groups: of each query and of each candidate: all candidates of a query's group are correct, and the
-            best-ranked counts; None: query i's correct candidate is i.
+        groups: of each query and of each candidate: all candidates of a query's group are correct; None: query i's
+            correct candidate is i.
 
     Raises:
         ValueError: without groups, another number of candidates than of queries; see :func:`retrieval_ranks`.

@@ -222,7 +222,7 @@ class Classifier(ImageModel):
 
     def configure_optimizers(self) -> Any:
         """AdamW; linear warm-up, then cosine decay to 0, by optimiser step; the encoder's from `frozen_steps` on."""
-        total = int(self.trainer.estimated_stepping_batches)
+        total = self.trainer.estimated_stepping_batches
         layers = [] if self.frozen else self.network.image_encoder.feature_layers()
         rate = self.learning_rate if self.encoder_learning_rate is None else self.encoder_learning_rate
         groups: list[dict[str, Any]] = []

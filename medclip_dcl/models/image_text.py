@@ -325,7 +325,7 @@ class ImageTextModel(ImageModel):
 
     def configure_optimizers(self) -> Any:
         """AdamW; linear warm-up, then cosine decay to 0, by optimiser step."""
-        total = int(self.trainer.estimated_stepping_batches)
+        total = self.trainer.estimated_stepping_batches
         # Lists: the optimiser's state in a checkpoint goes by the order of parameters.
         transformer = list(self.network.text_encoder.transformer.parameters())
         own = {id(p) for p in transformer}

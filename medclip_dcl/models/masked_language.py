@@ -13,7 +13,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import Tensor
 from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 
-from medclip_dcl.data.link import ReportsRequirements, TokenizedSentences
+from medclip_dcl.data.link import ReportsRequirements, TokenizedSentences, trainer_data
 from medclip_dcl.distributed import global_mean
 from medclip_dcl.encoders.masked_language import last_hidden_states, masked_language_losses
 from medclip_dcl.encoders.pretrained import (
@@ -151,7 +151,7 @@ class MaskedLanguageModel(TrainedModel):
 
     def configure_optimizers(self) -> Any:
         """AdamW; linear warm-up, then cosine decay to 0, by optimiser step."""
-        total = int(self.trainer.estimated_stepping_batches)
+        total = self.trainer.estimated_stepping_batches
         groups = parameter_groups(self._model.parameters(), self.weight_decay)
         return adamw_warmup_cosine(groups, self.learning_rate, self.warmup_steps, total)
 
@@ -193,6 +193,11 @@ class MaskedLanguageModel(TrainedModel):
         load_exactly(model, checkpoint["state_dict"], str(checkpoint_path))
         return model.eval()
 
+    def next_command(self, run: Path) -> str:
+        """The command that uses the exported model, after training in the folder `run`."""
+        data: Any = trainer_data(self.trainer)
+        return f"python -m data_prep.score_sentences --data {data.folder} --model {run / self.export_name}"
+
     def on_fit_end(self) -> None:
         """Write the weights that were best on validate as a Hugging Face folder.
 
@@ -210,7 +215,7 @@ class MaskedLanguageModel(TrainedModel):
         checkpoint = self._best_checkpoint()
         if checkpoint is None:
             warnings.warn(
-                "no checkpoint is monitored: the last weights are exported, not the best", stacklevel=2
+                "no checkpoint was selected: the last weights are exported, not the best", stacklevel=2
             )
             return self._model
         state = read_model(checkpoint).state

@@ -12,12 +12,14 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from medclip_dcl.errors import UserError
+
 
 def adamw_warmup_cosine(
     groups: list[dict[str, Any]],
     learning_rate: float,
     warmup_steps: int,
-    total_steps: int,
+    total_steps: int | float,
     beta2: float = 0.999,
 ) -> dict[str, Any]:
     """For `configure_optimizers`: AdamW whose rates follow `warmup_cosine` by optimiser step.
@@ -29,7 +31,15 @@ def adamw_warmup_cosine(
         warmup_steps: optimiser steps; a warning if the run has no more than these.
         total_steps: optimiser steps of the whole run.
         beta2: of AdamW; a lower one forgets old gradients sooner, which tames spikes of the loss.
+
+    Raises:
+        UserError: a run without end, at which the rates would be 0.
     """
+    if math.isinf(total_steps):
+        raise UserError(
+            "trainer.max_epochs -1: the learning rate decays to the last step; set trainer.max_steps, too"
+        )
+    total_steps = int(total_steps)
     optimizer = AdamW(groups, lr=learning_rate, betas=(0.9, beta2))
     if warmup_steps >= total_steps:
         warnings.warn(
@@ -84,14 +94,15 @@ def parameter_groups(
         parameters: of which those that need a gradient are taken.
         weight_decay: of the first group.
         learning_rate: of both groups; None leaves it to the optimiser.
-        name: of both groups, under which their learning rate is logged; None where it is that of all.
+        name: of the first group, under which the learning rate of both is logged; None where it is that of all.
     """
     trained = [p for p in parameters if p.requires_grad]
     own: dict[str, Any] = {} if learning_rate is None else {"lr": learning_rate}
-    if name is not None:
-        own["name"] = name
     groups = [
         {"params": [p for p in trained if p.dim() >= 2], "weight_decay": weight_decay, **own},
         {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0, **own},
     ]
-    return [group for group in groups if group["params"]]
+    groups = [group for group in groups if group["params"]]
+    if name is not None and groups:
+        groups[0]["name"] = name  # Lightning's LearningRateMonitor refuses two of one name
+    return groups

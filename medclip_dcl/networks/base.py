@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from medclip_dcl.errors import check_choice
+from medclip_dcl.errors import UserError, check_choice
 from medclip_dcl.pictures.geometry import GEOMETRIES
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -17,11 +18,17 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 """Normalisation of the channels that torchvision's weights expect (choice, not from the paper)."""
 
 
+def check_side(setting: str, value: object) -> None:
+    """Refuse a side of images in pixels that is not a whole number from 1 to 10,000 (choice)."""
+    if not (isinstance(value, int) and value is not True and 1 <= value <= 10_000):
+        raise UserError(f"{setting}: expected a whole number of pixels from 1 to 10,000, found {value!r}")
+
+
 class ImageNetwork(nn.Module):
     """A network of radiographs that knows the images that it was trained with; its arguments are those of subclasses.
 
     Raises:
-        UserError: an unknown geometry.
+        UserError: an unknown geometry; a size, mean or std out of its range.
     """
 
     mean: Tensor
@@ -37,6 +44,9 @@ class ImageNetwork(nn.Module):
     ) -> None:
         super().__init__()
         check_choice("geometry", geometry, GEOMETRIES)
+        check_side("image_size", image_size)
+        if not (len(mean) == len(std) == 3 and all(map(math.isfinite, [*mean, *std])) and min(std) > 0):
+            raise UserError(f"mean and std: expected three numbers each, std above 0, found {mean} and {std}")
         self.image_size, self.crop_size, self.geometry = image_size, crop_size, geometry
         self.register_buffer("mean", torch.tensor(list(mean)).view(3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(list(std)).view(3, 1, 1), persistent=False)

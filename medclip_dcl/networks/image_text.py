@@ -20,7 +20,7 @@ from medclip_dcl.encoders.text import SentenceEncoder
 from medclip_dcl.errors import UserError
 from medclip_dcl.files import write_text
 from medclip_dcl.formats import NETWORK, VERSION_KEY
-from medclip_dcl.networks.base import IMAGENET_MEAN, IMAGENET_STD, ImageNetwork
+from medclip_dcl.networks.base import IMAGENET_MEAN, IMAGENET_STD, ImageNetwork, check_side
 from medclip_dcl.parts import build_part, part_config
 from medclip_dcl.pictures.geometry import View
 from medclip_dcl.similarity import LSENonLocal, Similarity
@@ -65,6 +65,8 @@ class ImageTextNetwork(ImageNetwork):
         sizes["similarity"] = getattr(self.similarity, "dim", image_encoder.dim)
         if len(set(sizes.values())) > 1:
             raise UserError(f"embedding sizes (dim) must agree, got {sizes}")
+        if prepared_size is not None:
+            check_side("prepared_size", prepared_size)
         self.prepared_size = prepared_size
 
     @property
@@ -199,10 +201,16 @@ class ImageTextNetwork(ImageNetwork):
 
         Raises:
             MissingFileError: nothing there, or the folder is incomplete.
-            UserError: see `from_config`; or weights that do not fit.
+            UserError: see `from_config`; a description that builds no network; weights that do not fit.
         """
         saved = read_model(source)
-        network = cls.from_config(saved.require_network())
+        described = saved.require_network()
+        try:
+            network = cls.from_config(described)
+        # Torch, transformers and tokenizers raise almost anything for values that they do not know.
+        except Exception as error:
+            reason = str(error) if isinstance(error, UserError) else repr(error)
+            raise UserError(f"{saved.path}: {' '.join(reason.split())[:300]}") from error
         load_exactly(network, saved.tensors(), saved.path)
         return network.eval()
 

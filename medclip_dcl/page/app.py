@@ -24,7 +24,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import MutableHeaders
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
@@ -38,7 +38,7 @@ from medclip_dcl.page.viewer import MOST_SENTENCES, ForgottenImageError, Viewer
 from medclip_dcl.pictures.overlay import overlay
 
 FOLDER = Path(__file__).parent
-MOST_BYTES = 200 * 2**20
+MOST_BYTES = 100 * 2**20
 """Larger image files are refused."""
 
 _MOST_BYTES_OF_TEXT = 2**16
@@ -92,15 +92,15 @@ def make_app(model: ImageTextInference, name: str) -> Starlette:
         }
 
     def forget_image(content: bytes) -> dict[str, Any]:
-        viewer.forget(content.decode())
+        viewer.forget(content.decode(errors="replace"))
         return {}
 
     def draw_maps(content: bytes) -> dict[str, Any]:
-        asked = json.loads(content)
+        asked = _question(content)
         shown = viewer.image(asked["image"])
-        errors = [viewer.problem(sentence) for sentence in asked["sentences"][:MOST_SENTENCES]]
+        errors = [viewer.problem(sentence) for sentence in asked["sentences"]]
         readable = [
-            sentence for sentence, error in zip(asked["sentences"], errors, strict=False) if error is None
+            sentence for sentence, error in zip(asked["sentences"], errors, strict=True) if error is None
         ]
         if not readable:
             return {"maps": [{"error": error} for error in errors]}
@@ -126,13 +126,12 @@ def make_app(model: ImageTextInference, name: str) -> Starlette:
         }
 
     def save_picture(content: bytes) -> Response:
-        asked = json.loads(content)
+        asked = _question(content)
         shown = viewer.image(asked["image"])
-        sentences = asked["sentences"][:MOST_SENTENCES]
         png = draw_picture(
             shown.grey,
-            sentences,
-            viewer.heat_maps(shown, sentences),
+            asked["sentences"],
+            viewer.heat_maps(shown, asked["sentences"]),
             opacity=asked["opacity"],
             threshold=asked["threshold"],
             note=f"medclip_dcl, model {name}. Research only, not for clinical use.",
@@ -142,10 +141,10 @@ def make_app(model: ImageTextInference, name: str) -> Starlette:
     return Starlette(
         routes=[
             Route("/", show_page),
-            Route("/image", _answering(open_image, MOST_BYTES), methods=["POST"]),
-            Route("/forget", _answering(forget_image, _MOST_BYTES_OF_TEXT), methods=["POST"]),
-            Route("/maps", _answering(draw_maps, _MOST_BYTES_OF_TEXT), methods=["POST"]),
-            Route("/picture", _answering(save_picture, _MOST_BYTES_OF_TEXT), methods=["POST"]),
+            Route("/image", _answering(open_image), methods=["POST"], max_body_size=MOST_BYTES),
+            Route("/forget", _answering(forget_image), methods=["POST"], max_body_size=_MOST_BYTES_OF_TEXT),
+            Route("/maps", _answering(draw_maps), methods=["POST"], max_body_size=_MOST_BYTES_OF_TEXT),
+            Route("/picture", _answering(save_picture), methods=["POST"], max_body_size=_MOST_BYTES_OF_TEXT),
             Mount("/files", StaticFiles(directory=FOLDER / "files")),
         ],
         middleware=[
@@ -171,26 +170,48 @@ class _WithHeaders:
         await self.app(scope, receive, send_with_headers)
 
 
-def _answering(answer: Callable[[bytes], Response | dict[str, Any]], most_bytes: int) -> Callable[..., Any]:
-    """An endpoint that answers the body of a request; the user's mistakes become messages."""
+def _answering(answer: Callable[[bytes], Response | dict[str, Any]]) -> Callable[..., Any]:
+    """An endpoint that answers the body of a request from this page; the user's mistakes become messages."""
 
-    async def endpoint(request: Request) -> Response:
-        content = bytearray()
-        async for part in request.stream():
-            content += part
-            if len(content) > most_bytes:
-                return JSONResponse(
-                    {"error": f"More than {most_bytes >> 10:,} KiB cannot be sent."}, status_code=413
-                )
+    def respond(content: bytes) -> Response:
+        # Here, since an exception that leaves the thread keeps the image in memory until garbage is collected.
         try:
-            found = await run_in_threadpool(answer, bytes(content))
-        except ForgottenImageError as error:
-            return JSONResponse({"error": str(error)}, status_code=410)
+            found = answer(content)
         except UserError as error:
-            return JSONResponse({"error": str(error)}, status_code=422)
+            code = 410 if isinstance(error, ForgottenImageError) else 422
+            return JSONResponse({"error": str(error)}, status_code=code)
         return found if isinstance(found, Response) else JSONResponse(found)
 
+    async def endpoint(request: Request) -> Response:
+        if request.headers.get("origin") not in (None, str(request.base_url).rstrip("/")):
+            return JSONResponse({"error": "Another site sent this request."}, status_code=403)
+        try:
+            content = await request.body()
+        except ClientDisconnect:
+            return Response(status_code=400)
+        return await run_in_threadpool(respond, content)
+
     return endpoint
+
+
+def _question(content: bytes) -> dict[str, Any]:
+    """Read the image's token, sentences, threshold and opacity of a request in JSON.
+
+    Raises:
+        UserError: it is not such a request.
+    """
+    try:
+        asked = {"opacity": 1, **json.loads(content)}
+        sentences, threshold = asked["sentences"][:MOST_SENTENCES], asked["threshold"]
+        asked["sentences"], asked["opacity"] = sentences, float(asked["opacity"])
+        asked["threshold"] = None if threshold is None else float(threshold)
+        if isinstance(sentences, list) and sentences and 0 <= asked["opacity"] <= 1:
+            "".join([asked["image"], *sentences]).encode()
+            return asked
+    # Not JSON, other keys or types, numbers or nesting beyond Python's, half of a Unicode pair.
+    except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError):
+        pass
+    raise UserError("The request is not one of this page. Load the page again.")
 
 
 def _colour_bar() -> UInt8[np.ndarray, "1 256 3"]:

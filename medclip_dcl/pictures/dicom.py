@@ -1,16 +1,23 @@
-"""Read radiographs in DICOM files as 8-bit grey images. Needs the extra ``dicom`` (pydicom and GDCM's decoders)."""
+"""Read radiographs in DICOM files as 8-bit grey images. Needs the extra ``dicom`` (pydicom and imagecodecs).
+
+No message quotes a file: a damaged one may have the patient's name where a number or a UID is expected.
+"""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
+import logging
+import re
+import zlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Num, UInt8
 from PIL import Image
 
+from medclip_dcl.pictures import code_stream
 from medclip_dcl.pictures.grey import (
+    MOST_PIXELS,
     UnusableImageError,
     eight_bits,
     finite_range,
@@ -28,51 +35,34 @@ _MAGIC = b"DICM"
 HEAD = _PREAMBLE + len(_MAGIC)
 """Leading bytes of a file that identify DICOM."""
 
+# An element of group 2 or 8 with its VR or a short length: a data set without the preamble.
+_BARE = re.compile(rb"[\x02\x08]\0.\0(?:[A-Z]{2}|[^\0]\0\0\0)", re.DOTALL)
+
+_MOST_INFLATED = 2 * MOST_PIXELS + 2**24
 _LEAST_WINDOW = 1
 _MONOCHROME = ("MONOCHROME1", "MONOCHROME2")
 
 # No other element is read, so that names and dates of patients enter neither memory nor messages.
-_ELEMENTS = (
-    "SOPClassUID",
-    "SamplesPerPixel",
-    "PhotometricInterpretation",
-    "PlanarConfiguration",
-    "NumberOfFrames",
-    "Rows",
-    "Columns",
-    "BitsAllocated",
-    "BitsStored",
-    "HighBit",
-    "PixelRepresentation",
-    "PixelPaddingValue",
-    "PixelPaddingRangeLimit",
-    "WindowCenter",
-    "WindowWidth",
-    "VOILUTFunction",
-    "VOILUTSequence",
-    "RescaleIntercept",
-    "RescaleSlope",
-    "ModalityLUTSequence",
-    "ExtendedOffsetTable",
-    "ExtendedOffsetTableLengths",
-    "PixelData",
-    "FloatPixelData",
-    "DoubleFloatPixelData",
-)
+_ELEMENTS = """
+    SOPClassUID SamplesPerPixel PhotometricInterpretation PlanarConfiguration NumberOfFrames Rows Columns BitsAllocated
+    BitsStored HighBit PixelRepresentation PixelPaddingValue PixelPaddingRangeLimit WindowCenter WindowWidth
+    VOILUTFunction VOILUTSequence RescaleIntercept RescaleSlope ModalityLUTSequence PixelData FloatPixelData
+    DoubleFloatPixelData
+"""
 
 
 def is_dicom(head: bytes) -> bool:
-    """True if a file that begins with these `HEAD` bytes is DICOM."""
-    return head[_PREAMBLE:HEAD] == _MAGIC
+    """True if a file that begins with these `HEAD` bytes is DICOM, with or without the preamble of Part 10."""
+    return head[_PREAMBLE:HEAD] == _MAGIC or _BARE.match(head) is not None
 
 
 def read_dicom(file: io.BufferedReader | io.BytesIO) -> Image.Image:
     """Read a DICOM file as it is displayed: brighter where more X-rays were absorbed.
 
     Stored values pass through the modality transformation (rescale slope and intercept, or its table) and the first VOI
-    transformation (table, else window), whose range becomes 0..255. Without a VOI transformation, or with a window
-    narrower than 1, the image's own range without padding becomes 0..255. MONOCHROME1 is inverted. Colour becomes luma.
-    Overlays, shutters and pixel spacing are ignored.
+    transformation (table, else window), whose range becomes 0..255. Without a VOI transformation, or with a window that
+    is not a number or narrower than 1, the image's own range without padding becomes 0..255. MONOCHROME1 is inverted.
+    Colour becomes luma. Overlays, shutters and pixel spacing are ignored.
 
     Args:
         file: content of a file for which `is_dicom` is true.
@@ -81,114 +71,206 @@ def read_dicom(file: io.BufferedReader | io.BytesIO) -> Image.Image:
         the image in mode "L", rows x columns of the file.
 
     Raises:
-        UnusableImageError: no pixel data, several frames, too large, a compression that no installed package decodes
-            (the message says what to install); or pydicom is missing.
-        Exception: almost any, of damaged content; `medclip_dcl.pictures.image_file.read_grey` turns it into a reason.
+        UnusableImageError: cut off, damaged, no pixel data, several frames, too large, a header that contradicts the
+            pixel data, or a compression that cannot be decoded; or a package is missing (the message says what to
+            install).
+        Exception: almost any, of a damaged header; `medclip_dcl.pictures.image_file.read_grey` turns it into a reason.
     """
     try:
-        import pydicom
+        import pydicom  # noqa: F401
     except ImportError as error:
         raise UnusableImageError(f"it is a DICOM file, which requires pydicom: {INSTALL}") from error
-    dataset = pydicom.dcmread(file, specific_tags=list(_ELEMENTS))
+    # Its warnings quote the file's content.
+    logging.getLogger("pydicom").propagate = False
+    dataset = _read(file)
     _require_one_picture(dataset)
-    _require_decoder(dataset)
-    return _picture(dataset)
+    compression = _name(dataset.file_meta.TransferSyntaxUID)
+    try:
+        return _picture(dataset)
+    except ImportError as error:
+        raise UnusableImageError(
+            f"DICOM compression {compression} requires imagecodecs: {INSTALL}"
+        ) from error
+    except (UnusableImageError, MemoryError):
+        raise
+    except Exception:
+        raise UnusableImageError(f"DICOM pixel data cannot be decoded ({compression})") from None
+
+
+def _read(file: io.BufferedReader | io.BytesIO) -> Dataset:
+    """The elements of `_ELEMENTS`, with the transfer syntax in `file_meta`."""
+    import pydicom
+    from pydicom import uid
+
+    file.seek(HEAD if file.read(HEAD)[_PREAMBLE:] == _MAGIC else 0)
+    meta = pydicom.filereader.read_dataset(file, False, True, stop_when=lambda tag, *_: tag >> 16 != 2)
+    syntax = meta.get("TransferSyntaxUID")
+    if syntax == uid.DeflatedExplicitVRLittleEndian:
+        inflating = zlib.decompressobj(-zlib.MAX_WBITS)
+        content = inflating.decompress(file.read(), _MOST_INFLATED)
+        if inflating.unconsumed_tail:
+            raise UnusableImageError(f"deflated DICOM file of more than {_MOST_INFLATED >> 20:,} MiB")
+        tags = [pydicom.tag.Tag(name) for name in _ELEMENTS.split()]
+        dataset = pydicom.filereader.read_dataset(io.BytesIO(content), False, True, specific_tags=tags)
+        dataset.file_meta = pydicom.dataset.FileMetaDataset()
+        syntax = uid.ExplicitVRLittleEndian
+    else:
+        file.seek(0)
+        dataset = pydicom.dcmread(file, force=True, specific_tags=_ELEMENTS.split())
+    if not dataset:
+        # pydicom drops all elements if one ends beyond the file.
+        raise UnusableImageError("DICOM file is cut off or holds no image")
+    guesses = {(True, True): uid.ImplicitVRLittleEndian, (False, True): uid.ExplicitVRLittleEndian}
+    guess = guesses.get(dataset.original_encoding, uid.ExplicitVRBigEndian)
+    dataset.file_meta.TransferSyntaxUID = syntax or guess
+    return dataset
 
 
 def _require_one_picture(dataset: Dataset) -> None:
     if not any(name in dataset for name in ("PixelData", "FloatPixelData", "DoubleFloatPixelData")):
-        kind = dataset["SOPClassUID"].value.name if "SOPClassUID" in dataset else "of unknown kind"
-        raise UnusableImageError(f"DICOM object without pixel data ({kind})")
-    frames = int(dataset.get("NumberOfFrames") or 1)
-    if frames != 1:
-        raise UnusableImageError(f"DICOM object of {frames} frames; a radiograph has one")
+        kind = _name(dataset.get("SOPClassUID"))
+        raise UnusableImageError(f"DICOM object without pixel data, or cut off before them ({kind})")
+    if int(dataset.get("NumberOfFrames") or 1) != 1:
+        raise UnusableImageError("DICOM object of several frames; a radiograph has one")
     require_readable_size(int(dataset.Columns), int(dataset.Rows))
 
 
-def _require_decoder(dataset: Dataset) -> None:
-    from pydicom.pixels import get_decoder
+def _name(uid: Any) -> str:
+    """Name of a UID that the standard defines; "unknown" for any other text."""
+    from pydicom.uid import UID_dictionary
 
-    syntax = dataset.file_meta.TransferSyntaxUID
-    if not syntax.is_compressed:
-        return
-    try:
-        is_decodable = get_decoder(syntax).is_available
-    except NotImplementedError as error:
-        raise UnusableImageError(f"DICOM compression {syntax.name} is not that of an image") from error
-    if not is_decodable:
-        raise UnusableImageError(
-            f"DICOM compression {syntax.name} needs a decoder that is not installed: {INSTALL}"
-        )
+    return UID_dictionary.get(str(uid), ["unknown"])[0]
 
 
 def _picture(dataset: Dataset) -> Image.Image:
-    from pydicom.pixels import pixel_array
-
-    stored = pixel_array(dataset)
+    stored = _stored(dataset)
     photometric = dataset.PhotometricInterpretation
-    if stored.ndim == 3 and stored.dtype == np.uint8:
+    if dataset.SamplesPerPixel == 3 and stored.dtype == np.uint8:
         return to_grey(Image.fromarray(np.ascontiguousarray(stored)))
     if stored.ndim != 2 or photometric not in _MONOCHROME:
-        raise UnusableImageError(
-            f"DICOM image is {photometric} of {stored.dtype.itemsize * 8} bits; expected {', '.join(_MONOCHROME)}, or "
-            "colour of 8 bits"
-        )
+        raise UnusableImageError(f"DICOM image is neither {', '.join(_MONOCHROME)} nor colour of 8 bits")
     grey = _shades(dataset, stored)
     return Image.fromarray(255 - grey if photometric == "MONOCHROME1" else grey)
+
+
+def _stored(dataset: Dataset) -> Num[np.ndarray, "row column *sample"]:
+    """Stored values of the pixels; colour as RGB or luma.
+
+    Raises:
+        UnusableImageError: the pixel data contradict the header, or are cut off.
+        Exception: they cannot be decoded.
+    """
+    from pydicom import uid
+    from pydicom.encaps import get_frame
+    from pydicom.pixels import pixel_array
+    from pydicom.pixels.utils import get_expected_length
+
+    # pydicom decodes no compression but RLE here: it would take GDCM where that is installed.
+    syntax = dataset.file_meta.TransferSyntaxUID
+    is_plain = syntax in uid.UncompressedTransferSyntaxes
+    if is_plain and "PixelData" not in dataset:
+        return pixel_array(dataset)
+    data = dataset["PixelData"]
+    if syntax == uid.RLELossless:
+        values = pixel_array(dataset, correct_unused_bits=False, decoding_plugin="pydicom")
+    elif data.is_undefined_length or not is_plain:
+        values, bits = code_stream.decode(dataset, get_frame(data.value, 0, number_of_frames=1))
+        return _aligned(dataset, values, bits)
+    else:
+        expected = get_expected_length(dataset)
+        if len(data.value) < expected:
+            raise UnusableImageError("DICOM file is cut off within its pixel data")
+        # Padding is zeros; anything else in place of a row would show as a sheared image.
+        if len(data.value[expected:].strip(b"\0")) >= max(1, expected // dataset.Rows):
+            raise UnusableImageError("DICOM header has fewer rows, columns or frames than its pixel data")
+        values = pixel_array(dataset, correct_unused_bits=False)
+    return _aligned(dataset, values, dataset.BitsAllocated)
+
+
+def _aligned(dataset: Dataset, words: Num[np.ndarray, "*shape"], bits: int) -> Num[np.ndarray, "*shape"]:
+    """The numbers in the stored bits of words of `bits`, without the overlays in the others."""
+    stored, high = min(dataset.BitsStored, bits), dataset.get("HighBit")
+    if high not in range(stored, bits):
+        high = stored - 1
+    words = words.astype(f"{'ui'[dataset.PixelRepresentation]}{words.itemsize}", copy=False)
+    unused = 8 * words.itemsize - stored
+    return words << (unused + stored - 1 - high) >> unused if unused else words
 
 
 def _shades(dataset: Dataset, stored: Num[np.ndarray, "row column"]) -> UInt8[np.ndarray, "row column"]:
     """Grey levels before MONOCHROME1 is inverted."""
     if stored.dtype.kind == "f" or stored.dtype.itemsize > 2:
-        return _transformed(dataset, stored)
+        return _transformed(dataset, stored, stored)
     # A look-up table: the transformations are pointwise, and there are far fewer values than pixels.
-    low, high = int(stored.min()), int(stored.max())
-    table = _transformed(dataset, np.arange(low, high + 1), present=np.unique(stored))
-    return table[stored.astype(np.int32) - low]
+    present = np.unique(stored)
+    low = int(present[0])
+    table = _transformed(dataset, np.arange(low, int(present[-1]) + 1), present)
+    # By rows, since indices of a whole image take 4 times its memory.
+    return np.stack([table[row.astype(np.int32) - low] for row in stored])
 
 
 def _transformed(
-    dataset: Dataset, stored: Num[np.ndarray, "*shape"], present: Num[np.ndarray, "value"] | None = None
+    dataset: Dataset, stored: Num[np.ndarray, "*shape"], present: Num[np.ndarray, "..."]
 ) -> UInt8[np.ndarray, "*shape"]:
-    """Grey levels of stored values; `present` are those in the image, None for `stored`."""
-    from pydicom.pixels import apply_modality_lut, apply_voi, apply_windowing
-
-    values = apply_modality_lut(stored, dataset)
-    if _has_table(dataset):
-        entries = dataset.VOILUTSequence[0].LUTDescriptor
-        every = int(entries[1]) + np.arange(int(entries[0]) or 1 << 16)
-        return eight_bits(apply_voi(values, dataset), *finite_range(apply_voi(every, dataset)))
-    if _has_window(dataset):
-        with np.errstate(over="ignore"):
-            ends = apply_windowing(np.array([-1e30, 1e30]), dataset)
-            return eight_bits(apply_windowing(values, dataset), *finite_range(ends))
-    shown = _without_padding(dataset, stored if present is None else present)
-    return eight_bits(values, *finite_range(apply_modality_lut(shown, dataset)))
-
-
-def _has_table(dataset: Dataset) -> bool:
-    tables = dataset.get("VOILUTSequence")
-    return bool(tables) and tables[0].get("LUTDescriptor") is not None and bool(tables[0].get("LUTData"))
+    """Grey levels of stored values; `present` are those in the image."""
+    values = _rescaled(dataset, stored)
+    if mapped := _by_table(dataset, "VOILUTSequence", values):
+        return eight_bits(mapped[0], *finite_range(mapped[1]))
+    centre, width = _number(dataset, "WindowCenter"), _number(dataset, "WindowWidth")
+    if centre is None or width is None or width < _LEAST_WINDOW:
+        return eight_bits(values, *finite_range(_rescaled(dataset, _without_padding(dataset, present))))
+    function = dataset.get("VOILUTFunction") or "LINEAR"
+    if function == "SIGMOID":
+        return eight_bits(1 / (1 + np.exp(-4 * (values - centre) / width)), 0.0, 1.0)
+    if function == "LINEAR":  # PS3.3 C.11.2.1.2
+        centre, width = centre - 0.5, max(width - 1, 1e-6)
+    return eight_bits((values - centre) / width + 0.5, 0.0, 1.0)
 
 
-def _has_window(dataset: Dataset) -> bool:
-    centre, width = (_first(dataset.get(name)) for name in ("WindowCenter", "WindowWidth"))
-    return centre is not None and width is not None and float(width) >= _LEAST_WINDOW
+def _rescaled(dataset: Dataset, values: Num[np.ndarray, "*shape"]) -> Num[np.ndarray, "*shape"]:
+    """Stored values after the modality transformation."""
+    if mapped := _by_table(dataset, "ModalityLUTSequence", values):
+        return mapped[0]
+    # Anonymisers leave both elements empty.
+    slope, intercept = (float(dataset.get(name) or 0) for name in ("RescaleSlope", "RescaleIntercept"))
+    return values * (slope or 1.0) + intercept
 
 
-def _first(value: Any) -> Any:
-    """The value, or the first of several; None if there are none."""
-    if isinstance(value, Iterable) and not isinstance(value, str):
-        return next(iter(value), None)
-    return value
+def _by_table(
+    dataset: Dataset, name: str, values: Num[np.ndarray, "*shape"]
+) -> tuple[Num[np.ndarray, "*shape"], Num[np.ndarray, "entry"]] | None:
+    """Values mapped by a sequence's first look-up table, and its entries; None without a table."""
+    items = dataset.get(name)
+    if not items or not items[0].get("LUTDescriptor") or not items[0].get("LUTData"):
+        return None
+    (count, first, bits), data = items[0].LUTDescriptor, items[0].LUTData
+    count = count or 1 << 16
+    word = "<u2" if dataset.original_encoding[1] else ">u2"
+    entries = np.frombuffer(data, word) if isinstance(data, bytes) else np.array(data, word)
+    if bits <= 8 and entries.size < count:
+        # PS3.3 C.11.2.1.1 allows words of one or two entries.
+        entries = entries.view(np.uint8)
+    if entries.size < count:
+        raise ValueError("too few entries")
+    return entries[(values - first).clip(0, count - 1).astype(np.intp)], entries[:count]
 
 
-def _without_padding(dataset: Dataset, stored: Num[np.ndarray, "*shape"]) -> Num[np.ndarray, "value"]:
+def _number(dataset: Dataset, name: str) -> float | None:
+    """The first number of an element; None without one."""
+    value = dataset.get(name)
+    try:
+        number = float(value if isinstance(value, (float, int, str, bytes)) else value[0])
+    except (TypeError, ValueError, IndexError):
+        return None
+    return number if np.isfinite(number) else None
+
+
+def _without_padding(dataset: Dataset, values: Num[np.ndarray, "..."]) -> Num[np.ndarray, "value"]:
     """The values without padding beyond the detector's edges, unless all are padding."""
-    values, padding = stored.reshape(-1), dataset.get("PixelPaddingValue")
+    padding, limit = (_number(dataset, name) for name in ("PixelPaddingValue", "PixelPaddingRangeLimit"))
     if padding is None:
         return values
-    limit = dataset.get("PixelPaddingRangeLimit")
-    ends = sorted((int(padding), int(padding if limit is None else limit)))
-    kept = values[(values < ends[0]) | (values > ends[1])]
+    # An element of the other sign has the same 16 bits.
+    ends = np.array([padding, padding if limit is None else limit], np.int64).astype(values.dtype)
+    kept = values[(values < ends.min()) | (values > ends.max())]
     return kept if kept.size else values

@@ -13,6 +13,7 @@ from medclip_dcl.errors import UserError
 MOST_PIXELS = 100_000_000
 """Larger images are refused before they are decoded, as decompression bombs; radiographs have at most a quarter."""
 
+_BLOCK = 2**20  # pixels
 _WHITE_IS_ZERO = 0
 _PHOTOMETRIC_INTERPRETATION = 262
 _ORIENTATION = 274
@@ -111,6 +112,10 @@ def eight_bits(values: Num[np.ndarray, "*shape"], low: float, high: float) -> UI
     """
     if not low < high:
         return np.zeros(values.shape, np.uint8)
+    if values.size > _BLOCK:
+        # Copies of a whole image as indices or float64 would take gigabytes.
+        blocks = np.array_split(values.reshape(-1), -(-values.size // _BLOCK))
+        return np.concatenate([eight_bits(block, low, high) for block in blocks]).reshape(values.shape)
     if values.dtype.kind in "iu" and values.dtype.itemsize <= 2:
         # A look-up table: there are far fewer levels than pixels.
         limits = np.iinfo(values.dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import stat
 import warnings
 from pathlib import Path
 
@@ -22,11 +23,14 @@ def read_grey(file: Path | io.BufferedReader | io.BytesIO) -> Image.Image:
         file: its path, or its content as a seekable stream, which stays open.
 
     Raises:
-        UnusableImageError: empty, of an unknown format, damaged, too large, or with several images; the message
-            does not name the file.
+        UnusableImageError: not a file, empty, of an unknown format, damaged, too large, or with several images; the
+            message does not name the file.
         OSError: the file is missing or cannot be read.
     """
     if isinstance(file, Path):
+        mode = file.stat().st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # a pipe would be waited for
+            raise UnusableImageError("a pipe, socket or device, not a file")
         with file.open("rb") as stream:
             return read_grey(stream)
     head = file.read(HEAD)
@@ -52,11 +56,12 @@ def read_grey(file: Path | io.BufferedReader | io.BytesIO) -> Image.Image:
         raise UnusableImageError(
             f"image is too large; at most {MOST_PIXELS:,} pixels are read: give a smaller copy"
         ) from error
-    # Damaged files make PIL, pydicom and its decoders raise almost any exception.
+    # Damaged files make PIL and pydicom raise almost any exception. Its text may quote the file.
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        raise UnusableImageError(f"{kind} cannot be decoded: {' '.join(str(error).split())}") from error
+        damage = "image file is truncated" if "truncated" in str(error).lower() else "it is damaged"
+        raise UnusableImageError(f"{kind} cannot be decoded: {damage}") from None
 
 
 def _require_one_picture(image: Image.Image) -> None:

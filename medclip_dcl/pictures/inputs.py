@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -46,7 +47,7 @@ def as_grey(image: ImageLike) -> Image.Image:
     name = str(image) if isinstance(image, (str, Path)) else "image"
     try:
         if isinstance(image, (str, Path)):
-            grey = read_grey(Path(image).expanduser())
+            grey = read_grey(Path(os.path.expanduser(image)))
         else:
             grey = to_grey(_opened(image))
         if min(grey.size) < LEAST_SIDE:

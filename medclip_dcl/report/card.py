@@ -14,6 +14,7 @@ import yaml
 
 from medclip_dcl.encoders.pretrained import weights_fingerprint
 from medclip_dcl.evaluation.calibration import CALIBRATION_FILE, Calibration
+from medclip_dcl.findings import CHEX5, read_prompts
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.report import tables
 from medclip_dcl.report.card_facts import (
@@ -22,6 +23,7 @@ from medclip_dcl.report.card_facts import (
     explained,
     model_facts,
     objective_lines,
+    prompts_of,
     publishable,
     terms_of,
     training_facts,
@@ -30,6 +32,7 @@ from medclip_dcl.report.intervals import intervals_of_rows, method
 from medclip_dcl.report.page import render_template
 from medclip_dcl.report.saved_results import (
     command_of_test,
+    describe_checkpoint,
     describe_image_size,
     read_config,
     read_json,
@@ -42,6 +45,8 @@ from medclip_dcl.report.subgroups import IMAGES_FILE
 from medclip_dcl.report.tables import NOTHING, Cell, Column, Row, Table
 
 CARD_FILE = "README.md"
+RESULTS = "### Summary"
+"""Stands in a card with metrics."""
 
 _MODEL, _UNTRAINED = "this model", tables.UNTRAINED
 _SUFFIXES = {_MODEL: "", _UNTRAINED: "_untrained"}
@@ -120,6 +125,7 @@ def model_card(
     content = {
         "name": run.resolve().name,
         "address": address,
+        "example": _example(network, config, calibration),
         "phantom": None if dataset is None else bool(dataset.get("phantom")),
         "data": data_facts(dataset),
         "terms": terms_of(dataset),
@@ -132,9 +138,25 @@ def model_card(
         "limits": _limits(network, results, dataset, calibration, subgroups),
         "missing": [line.replace(str(run), shown) for line in missing],
         "provenance": _provenance(run, tested if results else None, weights),
-        "metadata": yaml.safe_dump(_metadata(run, results), sort_keys=False, allow_unicode=True),
+        "metadata": _metadata(run, results, dataset or {}),
     }
     return render_template("card.md", content)
+
+
+def _example(
+    network: ImageTextNetwork, config: Mapping[str, Any], calibration: Calibration | None
+) -> dict[str, Any]:
+    """What the example of use depends on: prompts other than CheX5's, a sentence, modules of the user's classes."""
+    calibrated = {} if calibration is None else calibration.findings
+    prompts = {finding: one.prompts for finding, one in calibrated.items()} or prompts_of(config)
+    own = {} if prompts == read_prompts(CHEX5) else prompts
+    modules = {type(part).__module__ for part in network.children()}
+    return {
+        "prompts": own,
+        "text": next(iter(own.values()))[1][0] if own else "Small left pleural effusion.",
+        "is_calibrated": calibration is not None and bool(calibration.calibrated()),
+        "modules": sorted(name for name in modules if not name.startswith("medclip_dcl.")),
+    }
 
 
 def _dataset(run: Path, config: Mapping[str, Any], tested: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -300,23 +322,26 @@ def _limits(
 
 
 def _provenance(run: Path, tested: Mapping[str, Any] | None, weights: str) -> dict[str, str]:
-    found = {"run": run.resolve().name, "weights": weights}
+    found: dict[str, Any] = {"run": run.resolve().name, "weights": weights}
     if tested is not None:
-        found |= {"checkpoint": tested["checkpoint"]["file"], "test data": tested["dataset"]["fingerprint"]}
+        found["checkpoint"] = describe_checkpoint(tested["checkpoint"])
+        found["test data"] = tested["dataset"]["fingerprint"]
         found |= {f"{name} (test)": text for name, text in tested["versions"].items()}
     return as_texts(found)
 
 
-def _metadata(run: Path, results: Mapping[str, Any]) -> dict[str, Any]:
+def _metadata(run: Path, results: Mapping[str, Any], dataset: Mapping[str, Any]) -> str:
     """YAML head of the card, as the Hub reads it; metrics are exactly those of results.json."""
     metadata: dict[str, Any] = {
         "library_name": "medclip_dcl",
         "pipeline_tag": "zero-shot-image-classification",
-        "language": ["en"],
         "license": "other",
         "license_name": "terms-of-the-training-data",
         "tags": ["medical", "radiology", "chest-x-ray", "image-text", "contrastive-learning"],
     }
+    # The language of other sources' reports is not known.
+    if dataset.get("phantom") or str(dataset.get("source")).startswith(("mimic-cxr", "open-i")):
+        metadata["language"] = ["en"]
     if tested := results.get(_MODEL):
         dataset = tested["dataset"]
         if dataset.get("phantom"):
@@ -340,4 +365,4 @@ def _metadata(run: Path, results: Mapping[str, Any]) -> dict[str, Any]:
                 ],
             }
         ]
-    return metadata
+    return yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from medclip_dcl.errors import MissingFileError
+from medclip_dcl.findings import PromptEnsembles, read_prompts
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.report.saved_results import read_json, setting
 
@@ -67,6 +70,16 @@ def terms_of(dataset: Mapping[str, Any] | None) -> str:
     dataset = dataset or {}
     source = "phantom" if dataset.get("phantom") else str(dataset.get("source", ""))
     return next(text for start, text in _TERMS.items() if source.startswith(start))
+
+
+def prompts_of(config: Mapping[str, Any]) -> PromptEnsembles:
+    """The prompts of a run's ZeroShotClassification; empty for CheX5's, or where their file is not at hand."""
+    callbacks = setting(config, "trainer.callbacks") or []
+    own = [one for one in callbacks if one["class_path"].endswith(".ZeroShotClassification")]
+    prompts = setting(own, "0.init_args.prompts")
+    with suppress(MissingFileError):
+        return read_prompts(prompts) if prompts else {}
+    return {}
 
 
 def as_texts(values: Mapping[str, Any]) -> dict[str, str]:

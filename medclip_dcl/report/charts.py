@@ -34,13 +34,14 @@ _STYLE: dict[str, Any] = {
 }
 _MOST_POINTS = 400
 
+ETA = "mean η of the anchors"
 CURVES: dict[str, tuple[str, ...]] = {
     "loss": ("train/loss", "validate/loss"),
     "validate AUC and accuracy": ("validate/auc", "validate/acc", "validate/average_precision"),
     "validate recall, images and sentences": ("validate/retrieval_recall",),
     "validate median rank": ("validate/medr",),
     "γ²": ("train/gamma2",),
-    "mean η of the anchors": ("train/class_probability",),
+    ETA: ("train/class_probability",),
     "share of anchors at the floor": ("train/at_floor",),
     "share of η capped": ("train/capped",),
     "mean false-negative mass": ("train/false_negative_mass",),
@@ -62,15 +63,20 @@ CURVES: dict[str, tuple[str, ...]] = {
 """Title of a chart -> columns of metrics.csv."""
 
 
-def curves(metrics: pd.DataFrame) -> list[Markup]:
-    """A small chart for each group of columns of which metrics.csv has values."""
+def curves(metrics: pd.DataFrame) -> tuple[list[Markup], dict[str, str]]:
+    """A small chart for each group of columns of metrics.csv that changes; title -> value of the others."""
     charts: list[Markup] = []
+    constant: dict[str, str] = {}
     for title, names in CURVES.items():
         series = {name: metrics[["step", name]].dropna() for name in names if name in metrics}
         series = {name: points for name, points in series.items() if len(points)}
-        if series:
+        if any(
+            not np.allclose(points[name], points[name].iloc[0], 1e-6, 0) for name, points in series.items()
+        ):
             charts.append(chart(f"curve{len(charts)}", (3.7, 2.3), _draw_curves, title, series))
-    return charts
+        elif series:
+            constant[title] = " and ".join(f"{points[name].iloc[0]:.4g}" for name, points in series.items())
+    return charts, constant
 
 
 def ranks(

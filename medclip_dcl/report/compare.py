@@ -1,22 +1,27 @@
 """Comparison of runs: ``python -m medclip_dcl.report.compare RUN1 RUN2 ...``.
 
-Tables in the shape of SSD's tables 1, 3, 4 and 5 with bootstrap intervals, paired differences from a baseline, the
-paper's rows where the set is the paper's, and the settings that differ, as Markdown, LaTeX, HTML and JSON. Runs that
-were tested with other options or on other cases are refused. The files hold numbers, names of runs and the protocol,
-no text of a report.
+Tables in the shape of SSD's tables 1, 3, 4 and 5 with bootstrap intervals or, of several seeds, means with t intervals;
+paired differences from a baseline, the paper's rows where the set is the paper's, and the settings that differ, as
+Markdown, LaTeX, HTML and JSON. Runs that were tested with other options or on other cases are refused. The files hold
+numbers, names of runs and the protocol, no text of a report.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from medclip_dcl.command_line import one_line_errors
+from medclip_dcl.evaluation.summaries import by_path
 from medclip_dcl.files import write_json, write_text
 from medclip_dcl.report.intervals import (
     LEVEL,
@@ -36,12 +41,14 @@ from medclip_dcl.report.page import render_template
 from medclip_dcl.report.saved_results import (
     SavedResultsError,
     command_of_test,
+    describe_checkpoint,
     describe_image_size,
     differing_settings,
     read_config,
     read_reported,
     setting,
 )
+from medclip_dcl.report.statistics import ALPHA, means, paired_differences
 from medclip_dcl.report.tables import (
     NOTHING,
     REPORTS,
@@ -52,11 +59,14 @@ from medclip_dcl.report.tables import (
     Table,
     describe_data,
     filled,
+    interval_cell,
     why_left_out,
 )
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 OUTPUT = Path("runs/comparison")
+SEEDS = ("seed_everything", *(f"data.init_args.{name}" for name in ("seed", "subset_seed", "label_seed")))
+"""Settings in which trainings of one configuration differ."""
 FILES = ("comparison.md", "comparison.tex", "comparison.html", "comparison.json")
 
 _PHANTOM = (
@@ -83,21 +93,33 @@ class Tested:
     results: Mapping[str, Any]
     predictions: Predictions
 
+    @cached_property
+    def config(self) -> dict[str, Any] | None:
+        """Settings of the run; None if they are not known."""
+        return read_config(self.run)
+
+    @property
+    def seed(self) -> Hashable:
+        """Pairs trainings."""
+        return tuple(setting(self.config, name) for name in SEEDS)
+
 
 @dataclass(frozen=True)
 class Comparison:
     """Runs that were tested in the same way, with the uncertainty of their numbers.
 
     Attributes:
-        rows: in the order of the tables.
-        baseline: name of the row that is subtracted from the others; None: no differences.
-        intervals: name -> path -> interval.
-        differences: name of every row but the baseline -> path -> difference.
+        rows: in the given order.
+        groups: label -> rows that differ in the seed alone, in the order of the tables; one row has its name as label.
+        baseline: label that is subtracted from the others; None: no differences.
+        intervals: label -> path -> interval.
+        differences: every label but the baseline -> path -> difference.
         n_draws: bootstrap draws.
         seed: of the draws.
     """
 
     rows: list[Tested]
+    groups: dict[str, list[Tested]]
     baseline: str | None
     intervals: dict[str, dict[str, Interval]]
     differences: dict[str, dict[str, Difference]]
@@ -114,11 +136,11 @@ def compare(
     n_draws: int = N_DRAWS,
     seed: int = 0,
 ) -> Comparison:
-    """Read runs, check that they compare, and resample their patients.
+    """Read runs, check that they compare, group those that differ in the seed alone, and resample their patients.
 
     Args:
         runs: run folders.
-        baseline: a row's name or one of the folders; None: no differences.
+        baseline: name of a row or of a group, or one of the folders; None: no differences.
         names: of the rows; default: the folders' names.
         untrained: add the untrained network of each run, once if all have the same weights.
         n_draws: bootstrap draws of patients, the same for all rows.
@@ -131,15 +153,19 @@ def compare(
     rows = _read(runs, _names(runs, names), untrained)
     for row in rows[1:]:
         _require_same_test(rows[0], row)
-    chosen = None if baseline is None else _baseline(rows, baseline)
-    numbers = {row.name: bootstrap_numbers(row.predictions, n_draws, seed) for row in rows}
-    differences = {
-        name: differences_of(found, numbers[chosen])
-        for name, found in numbers.items()
-        if chosen is not None and name != chosen
-    }
-    intervals = {name: intervals_of(found) for name, found in numbers.items()}
-    return Comparison(rows, chosen, intervals, differences, n_draws, seed)
+    groups = _grouped(rows)
+    chosen = None if baseline is None else _baseline(groups, baseline)
+    if len(groups) < len(rows):
+        intervals, differences = _over_trainings(groups, chosen)
+    else:
+        numbers = {row.name: bootstrap_numbers(row.predictions, n_draws, seed) for row in rows}
+        intervals = {name: intervals_of(found) for name, found in numbers.items()}
+        differences = {
+            name: differences_of(found, numbers[chosen])
+            for name, found in numbers.items()
+            if chosen is not None and name != chosen
+        }
+    return Comparison(rows, groups, chosen, intervals, differences, n_draws, seed)
 
 
 def tables(comparison: Comparison, published: bool = True) -> list[Table]:
@@ -149,16 +175,16 @@ def tables(comparison: Comparison, published: bool = True) -> list[Table]:
         comparison: of :func:`compare`.
         published: with the paper's rows.
     """
-    results = {row.name: row.results for row in comparison.rows}
+    results = {label: rows[0].results for label, rows in comparison.groups.items()}
+    is_repeated = len(comparison.groups) < len(comparison.rows)
     found = filled(results, comparison.intervals, paper_number)
     for table in found:
         if not published:
             table.published = []
-        if comparison.baseline is not None:
-            text = f"paired difference from {comparison.baseline}; * the interval excludes 0"
-            table.rows.append(Row(text, "divider"))
+        if comparison.differences:
+            table.rows.append(Row(f"paired difference from {comparison.baseline}", "divider"))
         for name, differences in comparison.differences.items():
-            cells = [_difference_cell(differences.get(c.path), c.digits) for c in table.columns]
+            cells = [_difference_cell(differences.get(c.path), c.digits, is_repeated) for c in table.columns]
             table.rows.append(Row(f"{name} − {comparison.baseline}", "difference", cells))
     return found
 
@@ -225,7 +251,8 @@ def _read(runs: Sequence[Path], names: Sequence[str], untrained: bool) -> list[T
     others = [_tested(row.run, f"{row.name}, {UNTRAINED}", "_untrained") for row in trained]
     for row in others:
         _require_same_test(trained[0], row)
-    if len({row.results["checkpoint"]["weights"] for row in others}) == 1:
+    others = list({row.results["checkpoint"]["weights"]: row for row in others[::-1]}.values())[::-1]
+    if len(others) == 1:
         others = [replace(others[0], name=UNTRAINED)]
     if clash := {row.name for row in trained} & {row.name for row in others}:
         raise SavedResultsError(
@@ -272,27 +299,82 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:80]}..."
 
 
-def _baseline(rows: Sequence[Tested], baseline: str) -> str:
+def _grouped(rows: Sequence[Tested]) -> dict[str, list[Tested]]:
+    """Rows by label: together where their settings are known and differ in the seed alone."""
+    alike: list[list[Tested]] = []
     for row in rows:
-        is_folder = not row.suffix and Path(baseline).resolve() == row.run.resolve()
-        if row.name == baseline or is_folder:
-            return row.name
+        group = next((group for group in alike if _differ_in_seed(group, row)), None)
+        if group is None:
+            alike.append(group := [])
+        group.append(row)
+    found = {}
+    for group in alike:
+        first, suffix = group[0].name, f", {UNTRAINED}" if group[0].suffix else ""
+        shared = os.path.commonprefix([row.name for row in group]).removesuffix(suffix).rstrip("-_. ")
+        labels = [f"{name} ({len(group)} seeds){suffix}" for name in (shared or first, first)]
+        found[first if len(group) == 1 else labels[labels[0] in found]] = group
+    return found
+
+
+def _differ_in_seed(group: Sequence[Tested], row: Tested) -> bool:
+    first = group[0]
+    if first.config is None or row.config is None or first.suffix != row.suffix:
+        return False
+    is_new = all(row.seed != other.seed for other in group)
+    return is_new and differing_settings(first.config, row.config).keys() <= set(SEEDS)
+
+
+def _over_trainings(
+    groups: Mapping[str, Sequence[Tested]], baseline: str | None
+) -> tuple[dict[str, dict[str, Interval]], dict[str, dict[str, Difference]]]:
+    """Means over seeds and differences paired by seed, with t intervals; p is adjusted for all of one number."""
+    numbers = [
+        (label, row.seed, path[1:], value)
+        for label, rows in groups.items()
+        for row in rows
+        for path, value in by_path(row.results["metrics"], "")
+        if isinstance(value, float)
+    ]
+    found = pd.DataFrame(numbers, columns=["label", "seed", "path", "value"])
+    intervals: dict[str, dict[str, Interval]] = {label: {} for label in groups}
+    differences: dict[str, dict[str, Difference]] = {label: {} for label in groups if label != baseline}
+    for one in _records(means(found, ["label", "path"])):
+        intervals[one["label"]][one["path"]] = Interval(one["mean"], one["low"], one["high"], one["n"])
+    for path, rows in found.groupby("path", sort=False) if baseline is not None else ():
+        for one in _records(
+            paired_differences(rows, compared="label", reference=str(baseline), pairs="seed")
+        ):
+            ends = one["mean"], one["low"], one["high"], one["p_holm"]
+            differences[one["label"]][str(path)] = Difference(*ends, one["n"])
+    return intervals, differences
+
+
+def _records(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Rows with None for NaN."""
+    return table.astype(object).where(table.notna(), None).to_dict("records")  # type: ignore[return-value]
+
+
+def _baseline(groups: Mapping[str, Sequence[Tested]], baseline: str) -> str:
+    for label, rows in groups.items():
+        is_folder = any(not row.suffix and Path(baseline).resolve() == row.run.resolve() for row in rows)
+        if is_folder or baseline in (label, *(row.name for row in rows)):
+            return label
     raise SavedResultsError(
-        f"--baseline {baseline} is not a row; give one of: {', '.join(row.name for row in rows)}"
+        f"--baseline {baseline} is not a row; give one of: {', '.join(groups)}"
         " (the untrained ones come with --untrained)"
     )
 
 
-def _difference_cell(difference: Difference | None, digits: int) -> Cell:
+def _difference_cell(difference: Difference | None, digits: int, is_over_trainings: bool) -> Cell:
     """One decimal more than the numbers themselves have; ranks as they are."""
     if difference is None or difference.value is None:
         return Cell(NOTHING)
-    places = digits + 1 if digits else 0
-    if difference.low is None:
-        return Cell(_signed(difference.value, places))
-    mark = "*" if difference.excludes_zero else ""
-    low, high = (_signed(bound, places) for bound in (difference.low, difference.high))
-    return Cell(_signed(difference.value, places), f"[{low}, {high}]{mark}")
+    cell = interval_cell(
+        difference.value, difference.low, difference.high, digits + 1 if digits else 0, _signed
+    )
+    # Over patients an interval says nothing about another training.
+    is_marked = is_over_trainings and difference.p is not None and difference.p <= ALPHA
+    return cell._replace(text=cell.text + "*" * is_marked)
 
 
 def _signed(value: float | None, digits: int) -> str:
@@ -309,9 +391,9 @@ def _facts(comparison: Comparison) -> Table:
         checkpoint = row.results["checkpoint"]
         texts = (
             row.run.resolve().name,
-            checkpoint["file"],
+            describe_checkpoint(checkpoint),
             checkpoint["weights"],
-            _image_size(row),
+            describe_image_size(row.results),
             row.results["precision"],
             row.results["versions"].get("medclip_dcl"),
         )
@@ -323,20 +405,12 @@ def _facts(comparison: Comparison) -> Table:
     )
 
 
-def _image_size(row: Tested) -> str | None:
-    """Size of the tested images; for results of older versions, that of the training."""
-    if known := describe_image_size(row.results):
-        return known
-    size = setting(read_config(row.run), "data.init_args.image_size")
-    return None if size is None else f"{size} pixels"
-
-
 def settings_that_differ(comparison: Comparison) -> dict[str, list[Any]]:
     """Dotted name of each setting that differs between the runs' config.yaml -> its value in each run.
 
     Of a path, only the last part.
     """
-    configs = [read_config(row.run) for row in comparison.rows if not row.suffix]
+    configs = [row.config for row in comparison.rows if not row.suffix]
     known = [config for config in configs if config is not None]
     names = {name for config in known[1:] for name in differing_settings(known[0], config)}
     return {name: [_without_place(setting(config, name)) for config in configs] for name in sorted(names)}
@@ -353,17 +427,24 @@ def _settings(comparison: Comparison, differing: Mapping[str, list[Any]]) -> Tab
         Row(name, "plain", [Cell(_short(value).strip('"')) for value in values])
         for name, values in differing.items()
     ]
-    unknown = [row.name for row in comparison.rows if not row.suffix and read_config(row.run) is None]
+    unknown = [row.name for row in comparison.rows if not row.suffix and row.config is None]
     note = f"No config.yaml, so that the settings are not known: {', '.join(unknown)}." if unknown else ""
     return Table("Settings that differ", [*map(Column, names)], rows, note or ("" if rows else "None."))
 
 
 def _explanation(comparison: Comparison) -> str:
+    if len(comparison.groups) < len(comparison.rows):
+        return (
+            "Means over the trainings that differ in the seed alone; in brackets, 95% t intervals over trainings, which"
+            " do not cover other patients: each run's report has intervals over these. Differences are paired by seed;"
+            f" * marks p <= {ALPHA} of the paired t test, adjusted by Holm's method for all differences of one column."
+        )
     text = method(comparison.n_draws, comparison.seed)
     if comparison.baseline is not None:
         text += (
-            " Differences are paired: each draw takes the same patients in both runs; * marks an interval that excludes"
-            " 0, not corrected for the number of comparisons."
+            " Differences are paired: each draw takes the same patients in both runs. None is marked: with one training"
+            " each they compare these networks, not objectives, whose numbers change with the seed. Train each with"
+            " three seeds or more; runs that differ in the seed alone are grouped."
         )
     return text
 
@@ -374,7 +455,7 @@ def _notes(comparison: Comparison, differing: Mapping[str, list[Any]]) -> list[s
     precisions = sorted({str(row.results["precision"]) for row in comparison.rows})
     if len(precisions) > 1:
         notes.append(f"the networks were tested in different precisions: {', '.join(precisions)}")
-    sizes = dict.fromkeys(str(_image_size(row)) for row in comparison.rows)
+    sizes = dict.fromkeys(str(describe_image_size(row.results)) for row in comparison.rows)
     if len(sizes) > 1 or any("," in size for size in sizes):
         notes.append(f"sizes of the images differ: {', '.join(sizes)}")
     if differing:
@@ -389,18 +470,19 @@ def _json(comparison: Comparison, differing: Mapping[str, list[Any]]) -> dict[st
     """All numbers, also those that the tables leave out: ACC per finding, categories, differences of the variants."""
     first = comparison.rows[0].results
     rows = {
-        row.name: {
-            "folder": row.run.resolve().name,
-            "checkpoint": row.results["checkpoint"],
-            "intervals": {k: v._asdict() for k, v in comparison.intervals[row.name].items()},
-            "differences": {k: v._asdict() for k, v in comparison.differences.get(row.name, {}).items()},
+        label: {
+            "folders": [row.run.resolve().name for row in of_label],
+            "checkpoints": [row.results["checkpoint"] for row in of_label],
+            "intervals": {k: v._asdict() for k, v in comparison.intervals[label].items()},
+            "differences": {k: v._asdict() for k, v in comparison.differences.get(label, {}).items()},
         }
-        for row in comparison.rows
+        for label, of_label in comparison.groups.items()
     }
     return {
         "format_version": FORMAT_VERSION,
         "rows": rows,
         "baseline": comparison.baseline,
+        "method": _explanation(comparison),
         "settings_that_differ": differing,
         "bootstrap": {
             "unit": "patient",

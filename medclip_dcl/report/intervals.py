@@ -101,11 +101,6 @@ class Difference(NamedTuple):
     p: float | None
     n_draws: int
 
-    @property
-    def excludes_zero(self) -> bool:
-        """The interval lies on one side of 0."""
-        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
-
 
 @dataclass(frozen=True)
 class Predictions:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,6 +48,7 @@ def render_template(template: str, content: Mapping[str, Any]) -> str:
     if template.endswith(".tex"):
         environment = environment.overlay(variable_start_string="<<", variable_end_string=">>")
     environment.filters |= {"md": markdown_text, "tex": latex_text, "tex_cell": _latex_cell}
+    environment.filters["python"] = lambda value: json.dumps(value, ensure_ascii=False)
     return environment.get_template(template).render(content)
 
 

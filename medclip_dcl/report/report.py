@@ -27,6 +27,7 @@ from medclip_dcl.report.page import render_template
 from medclip_dcl.report.saved_results import (
     SavedResultsError,
     command_of_test,
+    describe_checkpoint,
     describe_image_size,
     read_json,
     read_parquet,
@@ -85,6 +86,7 @@ def render(run: Path) -> str:
         "is_classifier": is_classifier,
         "is_trained_here": is_trained_here,
         "results": first,
+        "checkpoint": describe_checkpoint(first["checkpoint"]) if first else None,
         "has_untrained": _UNTRAINED in results,
         "data": tables.describe_data(first) if first else None,
         "image_size": describe_image_size(first) if first else None,
@@ -93,7 +95,7 @@ def render(run: Path) -> str:
         **_charts_of_predictions(run, results, missing),
         # A classifier has neither class probability nor heat maps.
         **_class_probability(None if is_classifier else run / "class_probability.parquet"),
-        "curves": _curves(run / "metrics.csv"),
+        **_curves(run / "metrics.csv"),
         "heat_maps": {} if is_classifier else _heat_maps(run / "figures"),
         "embedding_map": _data_uri(drawn) if (drawn := run / "figures/embedding_map.png").is_file() else None,
         "config": config.read_text("utf-8") if (config := run / "config.yaml").is_file() else None,
@@ -124,8 +126,11 @@ def _missing(run: Path, results: Mapping[str, Any], content: Mapping[str, Any]) 
             _UNTRAINED not in results and is_image_text and is_trained_here
         ),
         f"metrics.csv: {curves}": not content["curves"] and is_trained_here,
-        "class_probability.parquet: no η by sentence (a constant η has none; else `fit` writes it)": (
-            is_image_text and is_trained_here and not (run / "class_probability.parquet").is_file()
+        "class_probability.parquet: no η by sentence; `fit` writes it": (
+            is_image_text
+            and is_trained_here
+            and charts.ETA not in content["constant"]
+            and not (run / "class_probability.parquet").is_file()
         ),
         "figures/grounding_*.png: no heat maps; `test` draws them": (
             is_image_text and is_grounded and not content["heat_maps"]
@@ -147,13 +152,16 @@ def _tables(run: Path, results: Mapping[str, Any]) -> dict[str, Any]:
         notes += [note for section in found["notes"].values() for note in section]
         if "," in (size := describe_image_size(found) or ""):
             sizes.append(f"images were shown at {size}: numbers at the size of the training differ")
-    shown = tables.filled(results, intervals, detailed=True) if results else []
+    shown = tables.filled(results, intervals, detailed=True) + tables.other_tables(results) if results else []
     headline = []
+    levels = tables.chance_levels(next(iter(results.values()))) if results else {}
     for label, path, digits in tables.DESCRIPTIONS["headline"]:
         values = {name: value_at(found["metrics"], path) for name, found in results.items()}
-        if any(value is not None for value in values.values()):
+        # A share that is 1 by chance, such as Recall at 10 of 10 candidates, says nothing.
+        if any(value is not None for value in values.values()) and levels.get(path) != 1:
             texts = {name: tables.number(value, digits) for name, value in values.items()}
-            headline.append((label, texts.get(_TRAINED, tables.NOTHING), texts.get(_UNTRAINED)))
+            chance = tables.number(levels[path], digits) if path in levels else None
+            headline.append((label, texts.get(_TRAINED, tables.NOTHING), texts.get(_UNTRAINED), chance))
     return {
         "tables": shown,
         "headline": headline,
@@ -168,9 +176,9 @@ def _subgroups(run: Path, results: Mapping[str, Any], missing: list[str]) -> dic
     return describe_run(run, missing) if _TRAINED in results else None
 
 
-def _curves(file: Path) -> Sequence[str]:
+def _curves(file: Path) -> dict[str, Any]:
     if not file.is_file():
-        return []
+        return {"curves": [], "constant": {}}
     try:
         metrics = pd.read_csv(file)
     except (pd.errors.ParserError, pd.errors.EmptyDataError) as error:
@@ -179,7 +187,7 @@ def _curves(file: Path) -> Sequence[str]:
         raise SavedResultsError(
             f"{file} has no column step; it was not written by `python -m medclip_dcl fit`"
         )
-    return charts.curves(metrics)
+    return dict(zip(("curves", "constant"), charts.curves(metrics), strict=True))
 
 
 def _charts_of_predictions(run: Path, results: Mapping[str, Any], missing: list[str]) -> dict[str, Any]:

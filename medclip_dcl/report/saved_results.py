@@ -175,6 +175,12 @@ def describe_image_size(results: Mapping[str, Any]) -> str | None:
     return ", ".join([f"{shown} pixels", *(f"{k} {x}" for k, x in others.items() if x not in (None, shown))])
 
 
+def describe_checkpoint(checkpoint: Mapping[str, Any]) -> str | None:
+    """File, epoch and steps of the entry `checkpoint` of results.json, as far as known."""
+    file, epoch = checkpoint["file"], checkpoint.get("epoch")
+    return file if epoch is None else f"{file}, epoch {epoch} ({checkpoint['step']} steps)"
+
+
 def command_of_test(run: Path) -> str:
     """The command that writes the results of a run."""
     return f"python -m medclip_dcl test --config {run / 'config.yaml'} --run_folder {run}"

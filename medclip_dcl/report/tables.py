@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from medclip_dcl.evaluation.summaries import DIRECTIONS, KS
+from medclip_dcl.evaluation.summaries import DIRECTIONS, KS, by_path
 from medclip_dcl.findings import CHEX5
 from medclip_dcl.report.intervals import Interval
 from medclip_dcl.report.saved_results import value_at
@@ -210,10 +210,10 @@ def interval_cell(value: Any, low: Any, high: Any, digits: int, show: Show = num
 def number_cell(
     results: Results, intervals: Mapping[str, Interval], path: str, digits: int, show: Show = number
 ) -> Cell:
-    """A number of results.json with its interval, if it has one."""
-    found = intervals.get(path)
-    low, high = (found.low, found.high) if found is not None else (None, None)
-    return interval_cell(value_at(results["metrics"], path), low, high, digits, show)
+    """A number with its interval, if it has one, else from results.json."""
+    if (found := intervals.get(path)) is not None:
+        return interval_cell(found.value, found.low, found.high, digits, show)
+    return interval_cell(value_at(results["metrics"], path), None, None, digits, show)
 
 
 def filled(
@@ -244,6 +244,26 @@ def filled(
             found.append(_by_finding(runs, intervals))
         if detailed and description.get("prefix") == "grounding":
             found += _by_category(runs, intervals)
+    return found
+
+
+def other_tables(runs: Mapping[str, Results]) -> list[Table]:
+    """A table for each section of results.json that no table describes, such as a user's evaluation."""
+    found = []
+    names = dict.fromkeys(name for results in runs.values() for name in results["metrics"])
+    for name in [name for name in names if name not in _A_NUMBER]:
+        numbers = [dict(by_path(results["metrics"].get(name, {}), "")) for results in runs.values()]
+        rows = [
+            Row(
+                path[1:].replace("/", ", "),
+                "plain",
+                [Cell(number(of_run.get(path), 3)) for of_run in numbers],
+            )
+            for path, value in numbers[0].items()
+            if value is None or isinstance(value, int | float)
+        ]
+        if rows:
+            found.append(Table(name.replace("_", " ").capitalize(), [Column(run) for run in runs], rows))
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import threading
@@ -23,12 +24,14 @@ from torch.optim.lr_scheduler import LambdaLR
 from medclip_dcl.data.samplers import ResumableLoader
 from medclip_dcl.distributed import gather_objects, greatest_of_all, is_distributed
 from medclip_dcl.errors import UserError
-from medclip_dcl.files import replacing, sync_folder
+from medclip_dcl.files import link, replacing, sync_folder
 from medclip_dcl.training.last_epoch import is_last_step
-from medclip_dcl.weight_files import read_torch_file
+from medclip_dcl.weight_files import BEST, LAST, read_torch_file
 
-LAST, PREVIOUS, UNREADABLE = "last.ckpt", "previous.ckpt", "unreadable.ckpt"
+PREVIOUS, UNREADABLE = "previous.ckpt", "unreadable.ckpt"
 _NEW = "new.ckpt"
+_WEIGHTS = ("state_dict", "optimizer_states", "current_model_state")
+"""Large entries of a checkpoint, which hold tensors alone."""
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 """Signals that ask training to stop; SLURM announces the end of a job's time by SIGUSR1."""
@@ -49,7 +52,11 @@ class Stopped(SystemExit):
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes checkpoints under a temporary name and renames them: a kill or a power cut leaves the old one."""
+    """Writes checkpoints under a temporary name and renames them: a kill or a power cut leaves the old one.
+
+    Raises:
+        UserError: a callback's state could not be loaded by `weights_only`; names the callback.
+    """
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
@@ -57,22 +64,31 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         if storage_options is not None:
             raise TypeError(f"{type(self).__name__} takes no storage_options")
         path = Path(path)
+        states = {name: part for name, part in checkpoint.items() if name not in _WEIGHTS}
+        for name, state in (checkpoint.get("callbacks", {}) | states).items():
+            _require_loadable(name.partition("{")[0], state)
         with replacing(path, one_writer=True) as stream:
             torch.save(checkpoint, stream)
         sync_folder(path.parent)
+
+
+def _require_loadable(name: str, state: Any) -> None:
+    stream = io.BytesIO()
+    try:
+        torch.save(state, stream)
+        torch.load(io.BytesIO(stream.getvalue()), weights_only=True)
+    except Exception as error:  # whatever the states of other people's classes make the pickler say
+        raise UserError(
+            f"checkpoint: the state of {name} could not be loaded again; expected tensors and plain values, such as "
+            "float(x) for a number of NumPy and str(x) for a path"
+        ) from error
 
 
 def rotate(folder: Path) -> None:
     """Make new.ckpt the last checkpoint and the last one the previous; two are readable at every moment."""
     new, last, previous = (folder / name for name in (_NEW, LAST, PREVIOUS))
     if last.exists():
-        link = folder / f".{PREVIOUS}.tmp"
-        link.unlink(missing_ok=True)
-        try:
-            os.link(last, link)
-        except OSError:  # no hard links on this file system: for a moment there is only the previous one
-            link = last
-        os.replace(link, previous)
+        link(last, previous)
     os.replace(new, last)
     sync_folder(folder)
 
@@ -103,7 +119,7 @@ def find_readable(folder: Path) -> Path | None:
         what = "; ".join(f"{file}: {problem}" for file, problem in problems.items())
         raise ResumeError(
             f"no checkpoint of the run can be read ({what}); restore one of them from a backup, or continue from "
-            f"another with --ckpt_path (e.g. {folder / 'best.ckpt'}), or delete {folder.parent} to train anew"
+            f"another with --ckpt_path (e.g. {folder / BEST}), or delete {folder.parent} to train anew"
         )
     return None
 
@@ -178,7 +194,8 @@ class LastCheckpoint(Checkpoint):
         if os.path.realpath(Path(trainer.ckpt_path or "").parent) != here:
             return  # another run's
         for key, state in checkpoint.get("callbacks", {}).items():
-            if key.startswith("ModelCheckpoint") and state.get("dirpath") not in (None, here):
+            has_paths = key.startswith(("BestCheckpoint", "ModelCheckpoint"))
+            if has_paths and state.get("dirpath") not in (None, here):
                 checkpoint["callbacks"][key] = _moved(state, state["dirpath"], here)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

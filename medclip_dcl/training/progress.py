@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from typing import Any
@@ -45,8 +46,8 @@ class TimeLeft(Callback):
         self._first, self._share_said = trainer.global_step, 0.0
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        now, step, total = time.perf_counter(), trainer.global_step, int(trainer.estimated_stepping_batches)
-        if step in (self._first, total) or now - self._began < _FIRST_SECONDS:
+        now, step, total = time.perf_counter(), trainer.global_step, trainer.estimated_stepping_batches
+        if step in (self._first, total) or now - self._began < _FIRST_SECONDS or math.isinf(total):
             return
         left = (now - self._began) / (step - self._first) * (total - step)
         if trainer.progress_bar_callback is not None:

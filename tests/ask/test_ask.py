@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
+import time
 
 import numpy as np
 import pandas as pd
@@ -249,7 +251,7 @@ def test_two_commands_that_begin_one_table_at_once_do_not_mix_their_rows(tmp_pat
         first.add([row])
         with pytest.raises(UserError, match="another command is writing"):
             second.add([row | {"image": "b.jpg"}])
-    assert list(ScoreTable(file, ["x"], {"model": "first"}).rows) == ["a.jpg"]
+    assert list(ScoreTable(file, ["x"], {"model": "first"}).rows) == [os.path.abspath("a.jpg")]
 
 
 def test_a_killed_loader_process_is_explained(exported, files, tmp_path, capsys, monkeypatch):
@@ -290,16 +292,91 @@ def test_mistakes_are_one_line_with_the_remedy(exported, tmp_path, monkeypatch, 
     assert message in refused(capsys, "--model", exported, *arguments)
 
 
-@pytest.mark.skipif(os.name != "posix", reason="names are bytes there")
-def test_a_file_name_that_is_not_utf8_is_named_before_anything_is_read(exported, tmp_path, capsys):
-    try:
-        Image.effect_noise((20, 20), 9).save(tmp_path / os.fsdecode(b"caf\xe9.png"))
-    except OSError:
-        pytest.skip("this file system refuses such names")
-    options = ("--classify", "--output", tmp_path / "scores.csv")
-    line = refused(capsys, "--model", exported, tmp_path, *options)
-    assert "caf\\udce9.png' is not UTF-8; rename the file" in line
-    assert not list(tmp_path.glob("scores*"))
+@pytest.fixture
+def odd(files, monkeypatch):
+    """A folder of odd files: path -> reason why it cannot be used, or ""."""
+    odd = {"~x.jpg": "", "x" * 250 + ".jpg": "", "a\rb.jpg": "", os.fsdecode(b"caf\xe9.jpg"): ""}
+    folder = files.parent / "odd"
+    (folder / "closed").mkdir(parents=True)
+    for name in odd:
+        try:
+            (folder / name).write_bytes((files / "a.jpg").read_bytes())
+        except OSError:
+            pytest.skip("this file system refuses such names")
+    os.mkfifo(folder / "pipe.jpg")
+    (folder / "link").symlink_to(files / "deep")
+    (folder / "loop").symlink_to(folder)
+    scandir = os.scandir
+
+    def refusing(place):
+        if os.path.basename(place) == "closed":
+            raise PermissionError(13, "Permission denied", place)
+        return scandir(place)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    odd |= {
+        "pipe.jpg": "a pipe",
+        "closed": "is a folder",
+        "link/c.TIFF": "",
+        "link/a.jpg": "",
+        "link/d.bmp": "",
+    }
+    return {str(folder / name): reason for name, reason in odd.items()}
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_odd_files_have_their_rows_among_others(exported, odd, tmp_path, monkeypatch, capsys, kind):
+    monkeypatch.chdir(tmp_path / "odd")
+    output = tmp_path / f"scores.{kind}"
+    command = ("--model", exported, ".", "~x.jpg", "--classify", "--workers", 0, "--output", output)
+    run(*command)
+    table = pd.read_csv(output) if kind == "csv" else pd.read_parquet(output)
+    found = dict(zip(map(os.path.abspath, table["image"]), table["error"].fillna(""), strict=True))
+    shown = {name.encode(errors="surrogateescape").decode(errors="backslashreplace"): name for name in odd}
+    assert found.keys() == shown.keys()
+    assert all(
+        odd[shown[name]] in error and bool(odd[shown[name]]) == bool(error) for name, error in found.items()
+    )
+    run(*command)
+    assert "is finished: 9 images" in capsys.readouterr().err
+
+
+def test_heat_maps_of_odd_files_have_names_of_their_own(exported, odd, files, tmp_path):
+    images = [files / "b.png", tmp_path / "B.png", tmp_path / "b_1.png"]
+    for image in images[1:]:
+        image.write_bytes(images[0].read_bytes())
+    run("--model", exported, *odd, *images, *asking_texts(["2 x", "x"]), "--output", tmp_path / "out")
+    table = pd.read_csv(tmp_path / "out/scores.csv")
+    assert table["error"].notna().sum() == 2
+    names = {name.lower() for name in table["heat_map"].dropna()}
+    assert len(names) == 2 * (len(odd) - 2 + len(images)) == len(list((tmp_path / "out").glob("*.png")))
+
+
+def test_rows_belong_to_files_and_not_to_names(exported, files, tmp_path, monkeypatch, capsys, reads):
+    options = ("--model", exported, "--classify", "--workers", 0, "--output", tmp_path / "scores.csv")
+    monkeypatch.chdir(files)
+    run(*options, "a.jpg", "b.png")
+    monkeypatch.chdir(files / "deep")
+    assert f"not asked for now (first: {files / 'a.jpg'})" in refused(capsys, *options, "a.jpg", "../b.png")
+    reads.clear()
+    future = time.time() + 1
+    os.utime(files / "b.png", (future, future))
+    run(*options, "../a.jpg", "../b.png")
+    assert reads == ["b.png"], "it has changed since"
+    assert list(pd.read_csv(tmp_path / "scores.csv")["image"]) == ["../a.jpg", "../b.png"]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no disk that is full")
+def test_a_full_disk_is_one_line(exported, files, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(ScoreTable, "_opened", lambda self: io.BufferedWriter(io.FileIO("/dev/full", "w")))
+    options = ("--model", exported, files / "a.jpg", "--classify", "--output", tmp_path / "scores.csv")
+    assert "cannot be written (No space left on device)" in refused(capsys, *options)
+
+
+def test_a_table_of_scores_is_not_replaced_by_heat_maps(exported, files, tmp_path, capsys):
+    (tmp_path / "scores.csv").write_text("image,Edema\n")
+    options = ("--model", exported, files / "a.jpg", "--text", "x", "--output", tmp_path)
+    assert "scores.csv is not a table of heat maps" in refused(capsys, *options)
 
 
 @pytest.mark.parametrize(("task", "continues"), [(["--classify"], True), (["--text", "x"], False)])

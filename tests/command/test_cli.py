@@ -15,10 +15,13 @@ import pandas as pd
 import pytest
 import torch
 import yaml
+from pytest import approx
+from pytorch_lightning.callbacks import EarlyStopping
 
 from medclip_dcl import load
-from medclip_dcl.cli import main
+from medclip_dcl.cli import _is_about_settings, main
 from medclip_dcl.findings import CHEX5
+from medclip_dcl.training.best_checkpoint import best_mode
 from medclip_dcl.training.run_folder import RunFolder
 from tests.command.small_runs import CLASSIFICATION, small
 
@@ -63,6 +66,7 @@ def test_a_run_folder_holds_everything(finished):
     metrics = pd.read_csv(finished / "metrics.csv")
     assert metrics["train/loss"].count() == 6 and metrics["validate/loss"].count() == 2
     assert metrics["train/class_probability"].max() > 0
+    assert all(best_mode("", name, None) for name in map(str, metrics) if name.startswith("validate/"))
     fit = json.loads((finished / "fit.json").read_text())
     assert fit["steps"] == 6 and fit["epochs"] == 2 and fit["seconds"] > 0
 
@@ -214,11 +218,16 @@ def test_a_run_without_its_last_checkpoint_is_not_trained_longer(
     assert (run / "fit.json").is_file() and (run / "results.json").is_file()
 
 
-def test_a_run_shorter_than_every_interval_has_a_best_checkpoint_and_metrics(small_set, small_bert, tmp_path):
+def test_a_run_shorter_than_every_interval_has_a_best_checkpoint_and_metrics(
+    small_set, small_bert, tmp_path, info
+):
     run = tmp_path / "run"
     options = ["--trainer.max_epochs", "1", "--trainer.check_val_every_n_epoch", "3"]
     main(["fit", *small(run, small_set, small_bert, *options, "--trainer.log_every_n_steps", "50")])
     assert (run / "checkpoints/best.ckpt").is_file()
+    *_, best, following = info()
+    assert best.startswith("best checkpoint: epoch 1 of 1 (3 steps), validate/loss ")
+    assert following == f"next: python -m medclip_dcl test --config {run}/config.yaml --run_folder {run}"
     metrics = pd.read_csv(run / "metrics.csv")
     assert metrics.loc[metrics["train/loss"].notna(), "step"].tolist() == [2]
     assert metrics["validate/loss"].count() == 1 and metrics["train/images_per_second"].count() == 1
@@ -289,7 +298,17 @@ def test_the_last_checkpoint_is_the_last_epochs_and_the_best_is_tested(finished)
     )
     losses = pd.read_csv(finished / "metrics.csv")["validate/loss"].dropna().tolist()
     best = torch.load(finished / "checkpoints/best.ckpt", weights_only=True)
-    assert best["global_step"] == 3 * (1 + losses.index(min(losses)))
+    epoch = 1 + losses.index(min(losses))
+    assert best["global_step"] == 3 * epoch
+    selected = json.loads((finished / "fit.json").read_text())["best"]
+    assert selected == {
+        "epoch": epoch,
+        "step": 3 * epoch,
+        "metric": "validate/loss",
+        "value": approx(min(losses), rel=1e-5),
+    }
+    results = [json.loads((finished / f"results{x}.json").read_text()) for x in ("", "_untrained")]
+    assert [x["checkpoint"]["epoch"] for x in results] == [epoch, 0]
 
 
 def test_a_run_may_continue_on_another_number_of_workers(finished):
@@ -340,14 +359,28 @@ def test_an_unfinished_run_goes_on_from_where_it_came_to(small_set, small_bert, 
     assert (run / "fit.json").is_file()
 
 
-@pytest.mark.parametrize("option", ["save_last", "save_on_exception"])
-def test_options_that_would_write_other_things_into_the_checkpoints_are_refused(
-    small_set, small_bert, tmp_path, capsys, option
-):
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--checkpoint.mode", "max"], "checkpoint.mode: expected min for validate/loss, found max"),
+        (
+            ["--trainer.val_check_interval", "99"],
+            "trainer: `val_check_interval` (99) must be less than or equal",
+        ),
+        (["--trainer.max_epochs", "-1"], "trainer.max_epochs -1: the learning rate decays to the last step"),
+    ],
+)
+def test_settings_that_cannot_work_are_one_line(small_set, small_bert, tmp_path, capsys, options, said):
     with pytest.raises(SystemExit):
-        main(["fit", *small(tmp_path / "run", small_set, small_bert, f"--checkpoint.{option}", "true")])
-    assert f"checkpoint.{option}: last.ckpt is written anyway" in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
+        main(["fit", *small(tmp_path / "run", small_set, small_bert, *options)])
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("medclip_dcl: error"))
+    assert line.startswith(f"medclip_dcl: error: {said}") and not (tmp_path / "run").exists()
+
+
+def test_lightnings_own_errors_are_about_settings():
+    with pytest.raises(RuntimeError) as error:
+        EarlyStopping("validate/nothing")._validate_condition_metric({})
+    assert _is_about_settings(error.value)
 
 
 def test_untrained_results_of_another_protocol_are_measured_again(finished, tmp_path):
@@ -362,6 +395,7 @@ def test_untrained_results_of_another_protocol_are_measured_again(finished, tmp_
 def test_predict_writes_embeddings_and_scores(finished, info):
     main(["predict", "--config", str(finished / "config.yaml")])
     (said,) = (line for line in info() if line.startswith("predictions: "))
+    assert f"predict: {finished}/checkpoints/best.ckpt, epoch " in "\n".join(info())
     assert all(
         str(finished / f"predictions/{name}.parquet") in said
         for name in ("image_embeddings", "finding_scores")

@@ -179,7 +179,10 @@ def test_a_mistake_is_refused_before_lightning_is_imported_in_the_parsers_words(
         (["--trainer.accelerator", "cpuu"], ["trainer.accelerator: expected auto, cpu,", "mean cpu?"]),
         (["--trainer.gradient_clip_algorithm", "nrm"], ["expected norm or value, found nrm", "mean norm?"]),
         (["--trainer.strategy", "nonsense"], ["trainer.strategy: expected auto, ddp,"]),
-        (["--trainer.precision", "17"], ["trainer.precision: expected 16,", "found 17"]),
+        *(
+            (["--trainer.precision", kind], ["trainer.precision: expected 16,", f"found {kind}"])
+            for kind in ("17", "bf16-true", "16-true", "64-true", "transformer-engine")
+        ),
         (["--run_folder", "run"], ["run already holds another run", "differs in data.init_args.seed;"]),
     ],
 )

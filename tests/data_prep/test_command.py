@@ -14,6 +14,7 @@ import pytest
 from data_prep.command import progress, run_command, worker_processes
 from data_prep.sources.releases import ReleaseError
 from medclip_dcl.errors import UserError
+from medclip_dcl.files import write_text
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,6 +31,19 @@ def test_an_error_of_the_project_is_one_line_and_status_2(capsys: pytest.Capture
         raising(ReleaseError("no table;\n  do this"))
     assert stop.value.code == 2
     assert capsys.readouterr().err == "error: no table; do this\n"
+
+
+def test_a_full_disk_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(SystemExit, match="2"):
+        run_command(lambda: write_text("x", tmp_path / "a.txt"))
+    assert capsys.readouterr().err == f"error: {tmp_path / 'a.txt'}: No space left on device\n"
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_fault_of_the_program_keeps_its_traceback() -> None:
@@ -66,14 +80,18 @@ def test_a_killed_worker_is_said() -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs the process table of Linux")
-def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
+def test_busy_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
+    """Also in an expression that keeps the interpreter's lock, so that no thread of theirs runs."""
     script = tmp_path / "work.py"
     script.write_text(
-        "import os, time\n"
+        "import os, re, time\n"
         "from data_prep.command import worker_processes\n"
+        "def work():\n"
+        "    print(os.getpid(), flush=True)\n"
+        "    re.match('(a|aa)*$', 'a' * 99 + 'b')\n"
         "if __name__ == '__main__':\n"
         "    with worker_processes(2) as pool:\n"
-        "        print(pool.submit(os.getpid).result(), flush=True)\n"
+        "        pool.submit(work), pool.submit(work)\n"
         "        time.sleep(60)\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -81,13 +99,17 @@ def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
         [sys.executable, script], stdout=subprocess.PIPE, text=True, env=environment
     ) as parent:
         assert parent.stdout is not None
-        worker = int(parent.stdout.readline())
+        workers = [int(parent.stdout.readline()) for _ in range(2)]
+        time.sleep(0.2)
         parent.send_signal(signal.SIGKILL)
     for _ in range(100):
-        if not is_running(worker):
+        left = [worker for worker in workers if is_running(worker)]
+        if not left:
             break
         time.sleep(0.05)
-    assert not is_running(worker)
+    for worker in left:
+        os.kill(worker, signal.SIGKILL)
+    assert not left
 
 
 def is_running(process: int) -> bool:

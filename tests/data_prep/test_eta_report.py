@@ -15,7 +15,7 @@ from data_prep import eta_report
 from data_prep.eta_report import main
 from data_prep.scores.eta_estimates import Estimates, LogLinearFit, bound_term, count_sentences, estimate
 from medclip_dcl.data.prepared import FORMAT_VERSION, PreparedDataError, PreparedSet, write_table
-from medclip_dcl.errors import UserError
+from medclip_dcl.errors import UserError, WorseResultError
 from medclip_dcl.files import write_json
 from medclip_dcl.findings import CHEXPERT
 from medclip_dcl.objectives import LanguageModelClassProbability
@@ -385,6 +385,17 @@ def test_what_training_would_warn_about_is_not_written(
     main(["--data", str(folder), *given, "9", "--output", str(tmp_path / "other")])
     said = capsys.readouterr().out
     assert "the scores of bert-12345678 cannot carry eta here" in said and "--estimate r" not in said
+
+
+@pytest.mark.usefixtures("no_figure")
+def test_no_constant_replaces_estimates_of_other_scores(tmp_path: Path) -> None:
+    folder = write_set(tmp_path / "set")
+    write_scores(folder, "other")
+    command = ["--data", str(folder), "--a", "0.001", "--k"]
+    main([*command, "0.45", "--log_p", "bert-12345678"])
+    with pytest.raises(WorseResultError, match="kept: .* of other scores than other; give another --output"):
+        main([*command, "0.5", "--log_p", "other"])
+    assert class_probability(folder / "eta")["k"] == 0.45
 
 
 def test_training_warns_by_the_same_rule(recwarn: pytest.WarningsRecorder) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 from typing import Any
 
@@ -133,14 +134,16 @@ def test_sex_and_age_of_a_table(table: Path, capsys: pytest.CaptureFixture[str])
     # Of study 1 its lateral image says the sex.
     assert images["sex"].to_dict() == {"a/1.png": "F", "a/2.jpg": "M", "b.tif": "unknown", "c": "F"}
     assert images["age"].dropna().to_dict() == {"a/1.png": 50.0, "a/2.jpg": 61.5}
-    assert "F 2, M 1, unknown 1, age unknown 2 (images)" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "F 2, M 1, unknown 1, age unknown 2 (images)" in said.out
+    assert "column Gender: expected F, M, female or male, found 'divers' in row 5 (1 of 4 rows)" in said.err
 
 
 @pytest.mark.parametrize(
     ("column", "values", "options", "message"),
     [
-        ("sex", list("12121"), {}, "expected F, M, female or male in the column of sex, found '1', '2'"),
-        ("age", ["old"] * 5, {}, "expected years, as 45, or 045Y .* in the column of age, found 'old'"),
+        ("sex", list("12121"), {}, "column sex: expected F, M, female or male, found '1' in rows .*: '2'"),
+        ("age", ["old"] * 5, {}, "column age: expected years, as 45, or 045Y .*, found 'old' in"),
         ("years", ["1"] * 5, {"sex_column": "sex"}, "lacks the column sex; .* --sex_column names one"),
         (
             "sex",
@@ -178,10 +181,10 @@ def test_the_prepared_set_of_a_table(table: Path, capsys: pytest.CaptureFixture[
     assert said.to_numpy().tolist() == [
         [1, "findings", "Lungs clear."],
         [1, "impression", "Normal."],
-        [2, "last_paragraph", "Heart is big, as before."],
-        [3, "last_paragraph", "Clear."],
-        [3, "last_paragraph", "No effusion."],
-        [4, "last_paragraph", "No effusion."],
+        [2, "no_header", "Heart is big, as before."],
+        [3, "no_header", "Clear."],
+        [3, "no_header", "No effusion."],
+        [4, "no_header", "No effusion."],
     ]
     labels = prepared.table("labels").set_index("study_id")
     assert labels["Cardiomegaly"].to_dict() == {1: pytest.approx(np.nan, nan_ok=True), 2: 1, 3: 0, 4: -1}
@@ -199,6 +202,8 @@ def test_the_prepared_set_of_a_table(table: Path, capsys: pytest.CaptureFixture[
     assert not prepared.is_phantom
     said_to_user = capsys.readouterr()
     assert "train 2, validate 1, test 1" in said_to_user.out
+    taken = "taken       75.0% no_header (e.g. 5 of 5 words, on 1 line)\n"
+    assert taken in said_to_user.out and taken in check.check_set(prepared.folder)[0]
     assert "Lungs clear" not in said_to_user.out + said_to_user.err
     prepare(settings(table))
     assert "nothing to do" in capsys.readouterr().out
@@ -222,9 +227,7 @@ def test_columns_of_other_names_delimiter_and_encoding(table: Path) -> None:
     for name in ("images", "labels"):
         first = PreparedSet(table.parent.parent / "set").table(name)
         pd.testing.assert_frame_equal(prepared.table(name), first)
-    with pytest.raises(
-        ReleaseError, match=r"other\.csv cannot be read .*codec can't decode.*; fix the table"
-    ):
+    with pytest.raises(ReleaseError, match=r"line \d is not UTF-8; name the --encoding"):
         prepare(settings(other, output=output / "x", delimiter=";", **names))
 
 
@@ -299,33 +302,54 @@ def test_a_drawn_split_has_its_shares_and_stays_when_the_table_grows() -> None:
             "lacks the column text.*--text_column, or by --findings_column",
         ),
         (lambda rows: rows.assign(findings="x"), "a column text beside findings or impression; say which"),
-        (lambda rows: rows.assign(image="../" + rows["image"]), r"image '\.\./a/1\.png' is not a path below"),
-        (lambda rows: rows.assign(image="/etc/passwd"), r"image '/etc/passwd' is not a path below"),
+        (
+            lambda rows: rows.assign(image="../" + rows["image"]),
+            r"paths below .*, found '\.\./a/1\.png' in row 2",
+        ),
+        (
+            lambda rows: rows.assign(image="/etc/passwd"),
+            r"expected paths below .*, found '/etc/passwd' in rows",
+        ),
         (lambda rows: rows.assign(image="x" * 201), "with names of at most 200 bytes"),
-        (lambda rows: rows.assign(image="a\x00b"), "is not a path below"),
-        (lambda rows: rows.assign(image="./a//1.png"), "expected each image once, found 'a/1.png' again"),
+        (lambda rows: rows.assign(image="a\x00b"), "expected paths below"),
+        (lambda rows: rows.assign(image="./a//1.png"), "expected each image once, found 'a/1.png' in rows 2"),
         (
             lambda rows: rows.replace({"a/1.png": "b", "a/1 side.png": "b.jpg"}).assign(view="PA"),
-            "images that have prepared files of their own, found 'b' and 'b.jpg', which both need 'b.jpg'; rename",
+            "names that differ by more than .jpg at their end, found 'b' in row 2, and 1 more: 'b.jpg' in row 3",
         ),
         (
             lambda rows: rows.replace({"a/1 side.png": "b.tif.jpg/1.png"}).assign(view="PA"),
-            "found 'b.tif.jpg/1.png' and 'b.tif', which both need 'b.tif.jpg'",
+            "by more than .jpg at their end, found 'b.tif' in row 5",
         ),
         (
             lambda rows: rows.replace({"Q-7": "7", "R-1": "007"}),
-            "one way of writing the number of a patient, found '7' beside '007'; write both in the same way",
+            "column patient: expected one way of writing a name .*, found '7' in rows 2, 4, and 1 more: '007'",
         ),
         (
             lambda rows: rows.replace({"Q-7": "70.0", "R-1": "70"}),
-            "the number of a patient, found '70.0' beside '70'",
+            "way of writing a name .*, found '70.0' in rows 2, 4, and 1 more: '70' in row 5",
         ),
-        (lambda rows: rows.replace({"x": "3", "y": "03"}), "the number of a study, found '3' beside '03'"),
-        (lambda rows: rows.replace("R-1", ""), "1 rows name no patient"),
-        (lambda rows: rows.replace("x", ""), "1 rows name no study"),
+        (
+            lambda rows: rows.replace("R-1", "q-7"),
+            "way of writing a name .*, found 'Q-7' in .* 'q-7' in row 5",
+        ),
+        (
+            lambda rows: rows.replace({"x": "3", "y": "03"}),
+            "column study: .*, found '3' in row 5, and 1 more: '03'",
+        ),
+        (
+            lambda rows: rows.replace("R-1", "1,23E+11"),
+            "patient: expected all digits .*'1,23E.11' in row 5",
+        ),
+        (
+            lambda rows: rows.replace("x", "None"),
+            "column study: expected a name in every row, found '' in row 5",
+        ),
         (
             lambda rows: rows.replace("val", "holdout"),
-            r"split: expected train | validate | test, found 'holdout' \(1 of 5 rows\)".replace("|", r"\|"),
+            r"split: expected train | validate | test, found 'holdout' in row 5 \(1 of 5 rows\)".replace(
+                "|", r"\|"
+            ),
         ),
         (
             lambda rows: rows.replace("-1", "maybe"),
@@ -333,20 +357,20 @@ def test_a_drawn_split_has_its_shares_and_stays_when_the_table_grows() -> None:
         ),
         (
             lambda rows: rows.assign(view="PA", text=["A.", "B.", "C.", "D.", "E."]),
-            r"1 studies have rows that disagree about text \(first: study first\)",
+            r"column study: expected studies whose rows have one text, found 'first' in rows 2, 3",
         ),
         (
             lambda rows: rows.replace("R-1", "Q-7"),
-            "1 of 2 patients are both in training and in evaluation.*; put all",
+            "column patient: expected patients whose rows have one split, found 'Q-7' in rows 2, 4, 5",
         ),
-        (lambda rows: rows.assign(study="s"), "1 studies have rows that disagree about patient"),
+        (lambda rows: rows.assign(study="s"), "studies whose rows have one patient, found 's' in rows 2"),
         (
             lambda rows: rows.assign(view="LATERAL"),
-            "no row has one of the views PA, AP, FRONTAL; found LATERAL",
+            "expected one of the views PA, AP, FRONTAL .*, found 'LATERAL' in rows",
         ),
         (
             lambda rows: rows.assign(image=""),
-            "no row has a frontal image; for a set of reports alone pass --text_only",
+            "no row has a frontal image; for reports alone pass --text_only",
         ),
         (lambda rows: rows.iloc[:0], "holds no row; fix the table"),
     ],
@@ -362,16 +386,18 @@ def test_a_table_that_cannot_be_right_is_named(table: Path, change: Any, message
     ("change", "parts"),
     [
         (
-            lambda rows: pd.concat([rows, rows.iloc[[0, 2, 3]], rows.iloc[[0]]]),
-            ["'a/1.png' again (rows 2, 7, 10), and 2 more: 'a/2.jpg' again (rows 4, 8), 'b.tif' again (rows 5, 9)"],
+            lambda rows: pd.concat([rows, rows.iloc[[0, 2, 3]].assign(view="AP")]),
+            ["'a/1.png' in rows 2, 7, and 2 more: 'a/2.jpg' in rows 4, 8, 'b.tif' in rows 5, 9"],
         ),
         (lambda rows: rows.assign(image="../" + rows["image"]), ["'../a/1.png'", "'../b.tif'", "'../c'"]),
-        (lambda rows: rows.assign(patient=["", "Q", "Q", "", "R"]), ["2 rows name no patient (rows 2, 5)"]),
         (lambda rows: rows.assign(split=["trian", "train", "tain", "val", "tst"]), ["'trian'", "'tain'", "'tst'"]),
-        (lambda rows: rows.assign(Cardiomegaly=["y", "", "n", "0", "?"]), ["'y' (3 of 5 rows)", "'n'", "'?'"]),
+        (
+            lambda rows: rows.assign(Cardiomegaly=["y", "", "n", "0", "?"]),
+            ["'y' in row 2, and 2 more: 'n' in row 4, '?' in row 6 (3 of 5 rows)"],
+        ),
         (
             lambda rows: rows.assign(view="PA", study=["3", "03", "7", "07", "8"]),
-            ["'3' beside '03', and 1 more: '7' beside '07'"],
+            ["'3' in row 2, and 3 more: '03' in row 3, '7' in row 4, '07' in row 5"],
         ),
     ],
 )  # fmt: skip
@@ -382,23 +408,115 @@ def test_all_wrong_rows_are_listed_at_once(table: Path, change: Any, parts: list
     assert all(part in str(error.value) for part in parts), error.value
 
 
+def test_placeholders_in_cells_are_missing_values(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "nan",
+        "NULL",
+        "None",
+        "N/A",
+        "<NA>",
+        "#N/A",
+        "-",
+        "None of the lines has moved.",
+        "Na 135, clear.",
+    ]
+    rows = pd.DataFrame({"image": [f"{n}.png" for n in range(9)], "text": words, "age": "45", "sex": "F"})
+    rows = rows.assign(patient=["1", "2", "3", "4", "5", "6", "7", "8", "9"], split="train", Edema="1")
+    rows.loc[[1, 8], "patient"], rows.loc[2, ["age", "sex", "Edema"]] = "NULL", ["nan", "N/A", "<NA>"]
+    for name in rows["image"]:
+        shade(table.parent, name)
+    write(table, rows)
+    prepare(settings(table, rejected_share=1.0))
+    prepared = PreparedSet(table.parent.parent / "set")
+    assert prepared.table("sentences")["text"].tolist() == ["None of the lines has moved."]
+    assert [row[:2] for row in rejects(prepared)[:2]] == [["image", "1.png"], ["image", "8.png"]]
+    assert rejects(prepared)[0][2] == "row 3, column patient: expected a name in every row"
+    images = prepared.table("images").set_index("dicom_id")
+    assert (images.loc["2.png", "sex"], images["age"].isna().sum(), len(images)) == ("unknown", 1, 7)
+    assert prepared.info["counts"]["placeholders"] == dict(text=7, patient=2, sex=1, age=1, Edema=1)
+    said = capsys.readouterr()
+    assert "count as empty: text 7, patient 2, sex 1, age 1, Edema 1" in said.out
+    assert (
+        "column patient: expected a name in every row, found '' in rows 3, 10 (2 of 9 rows); left out"
+        in said.err
+    )
+
+
+def test_all_problems_are_listed_and_bad_rows_dropped(table: Path) -> None:
+    rows = read(table).replace({"val": "holdout", "-1": "maybe", "R-2": "q-7"})
+    write(table, pd.concat([rows, rows.iloc[[2, 2]].assign(text=["A.", "B."])]))
+    table.write_text(table.read_text() + "one,two\n")
+    with pytest.raises(ReleaseError, match=r"4 problems: \(1\) line 11.*\(2\).*maybe.*\(3\).*holdout.*a/2"):
+        prepare(settings(table))
+    with pytest.raises(
+        ReleaseError, match=r"lacks the column Befund; .*lacks the column MRN.*\(3\) line 11.*mayb"
+    ):
+        prepare(settings(table, patient_column="MRN", text_column="Befund"))
+    prepare(settings(table, drop_bad_rows=True))
+    prepared = PreparedSet(table.parent.parent / "set")
+    assert prepared.table("images")["dicom_id"].tolist() == ["a/1.png"]
+    dropped = [row[1:] for row in rejects(prepared)]
+    assert [name for name, _ in dropped] == ["line 11", "c", "b.tif", *["a/2.jpg"] * 3]
+    assert dropped[2][1] == "row 5, column split: expected train | validate | test"
+
+
+def test_unknown_views_are_named_and_known_spellings_understood(
+    table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(table, read(table).assign(view=["a.p.", "lat.", "Thorax p-a", "Xr 1", "PA and lateral"]))
+    prepare(settings(table))
+    prepared = PreparedSet(table.parent.parent / "set")
+    assert prepared.table("images")["view"].tolist() == ["AP", "PA"]
+    assert [row[:2] for row in rejects(prepared)] == [["image", "b.tif"], ["image", "c"]]
+    assert prepared.info["counts"]["images_not_frontal"] == 1
+    assert (
+        "'Xr 1' in row 5, and 1 more: 'PA and lateral' in row 6 (2 of 5 rows); left"
+        in capsys.readouterr().err
+    )
+
+
+def test_spellings_of_views() -> None:
+    spelt = {
+        "AP": [
+            "A/P",
+            "A. P.",
+            "ap supine",
+            "AP_horizontal",
+            "antero-posterior",
+            "Thorax liegend a.p.",
+            "AP frontal",
+        ],
+        "PA": ["p-a", "(PA)", "CHEST PA upright", "posteroanterior", "Thorax p.a. im Stehen", "PA view"],
+        "FRONTAL": ["frontal view", "Frontal"],
+        "OTHER": ["LL", "lateral", "LAT.", "left lateral", "L-LAT", "RAO"],
+        "": ["", "AP/PA", "PA and lateral", "AP pelvis", "map", "1"],
+    }
+    for expected, words in spelt.items():
+        assert set(command.standard_views(pd.Series(words))) == {expected}, words
+
+
 def test_all_lines_of_another_length_are_listed_at_once(table: Path) -> None:
     lines = table.read_text().splitlines()
     table.write_text("\n".join([*lines, "d.png,Q", "e.png,Q-7,z", ""]))
-    with pytest.raises(ReleaseError, match=r"line \d+: 2 values for 7 columns .*, and 1 more: line \d+; fix"):
-        prepare(settings(table))
-
-
-def test_a_table_of_another_delimiter_or_encoding_names_the_option(table: Path) -> None:
-    rows = read(table)
-    rows.to_csv(table, index=False, sep=";")
     with pytest.raises(
-        ReleaseError, match="lacks the column patient; found image;patient.*by ';': say --delimiter"
+        ReleaseError, match=r"line \d+: 2 values for 7 columns, and 1 more: line \d+: 3 values .*; fix"
     ):
         prepare(settings(table))
-    rows.to_csv(table, index=False, encoding="utf-16")
-    with pytest.raises(ReleaseError, match="fix the table, or name its --encoding"):
-        prepare(settings(table))
+
+
+@pytest.mark.parametrize(
+    ("delimiter", "encoding", "first"),
+    [(";", "utf-16", ""), ("\t", "utf-8-sig", ""), (";", "utf-8", "sep=;\r\n")],
+)
+def test_a_table_says_its_delimiter_and_encoding(
+    table: Path, delimiter: str, encoding: str, first: str
+) -> None:
+    text = read(table).to_csv(index=False, sep=delimiter, quoting=csv.QUOTE_ALL)
+    table.write_text(first + text.replace("Heart", "Größe") + delimiter * 6 + "\n\n", encoding=encoding)
+    prepare(settings(table))
+    prepared = PreparedSet(table.parent.parent / "set")
+    assert "Größe is big, as before." in set(prepared.table("sentences")["text"])
+    assert len(prepared.table("images")) == 4
 
 
 def test_blanks_around_column_names_do_not_matter(table: Path) -> None:

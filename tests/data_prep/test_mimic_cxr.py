@@ -761,6 +761,41 @@ def test_the_decoded_size_is_trusted(raw: Path) -> None:
     assert [row[0] for row in rejects(prepared.folder)] == ["box"]
 
 
+@pytest.mark.parametrize(
+    ("size", "resized", "expected"),
+    [
+        ((60, 41), None, [6, 8.2, 12, 10.25]),
+        ((15, 10), "crop", [1.5, 2, 3, 2.5]),
+        ((30, 30), "stretch", [3, 6, 6, 7.5]),
+        ((30, 30), "pad", [3, 9, 6, 5]),
+        ((30, 30), "crop", [0, 6, 6, 7.5]),
+    ],
+)
+def test_boxes_follow_their_resized_image(
+    size: tuple[int, int], resized: str | None, expected: list[float]
+) -> None:
+    boxes = pd.DataFrame({"dicom_id": ["a"], "category": "Edema", "phrase": "edema", "box_id": "1"})
+    boxes = boxes.assign(x=3.0, y=4.0, w=6.0, h=5.0, image_width=30.0, image_height=20.0)
+    images = pd.DataFrame({"dicom_id": ["a"], "view": "PA", "width": size[0], "height": size[1]})
+    found, rejects, scaled = tables.select_boxes(boxes, images, images, resized)
+    assert found[["x", "y", "w", "h"]].to_numpy().tolist() == [pytest.approx(expected)]
+    assert (rejects, scaled) == ([], 1)
+
+
+def test_boxes_of_distorted_images_need_an_explanation(raw: Path) -> None:
+    for number in (7, 9, 11):
+        with Image.open(image_path(raw, number)) as image:
+            image.resize((20, 20)).save(image_path(raw, number))
+    with pytest.raises(ReleaseError, match="3 of 3 boxes cannot be used.* or say --resized, or allow"):
+        prepare(settings(raw))
+    assert not (raw.parent / "set" / "images").exists()
+    prepare(settings(raw, resized="stretch"))
+    assert PreparedSet(raw.parent / "set").info["counts"]["boxes_scaled"] == 3
+    prepare(settings(raw, output=raw.parent / "without", rejected_share=1.0))
+    page, problems = check_set(raw.parent / "without")
+    assert len(problems) == 1 and "most boxes were left out: 3 of 3 (first: annotation 7" in problems[0]
+
+
 def test_the_wrong_box_file_is_noticed_before_any_work(raw: Path) -> None:
     def edit(content: dict[str, Any]) -> None:
         for number, image in enumerate(content["images"], start=90):

@@ -95,7 +95,8 @@ def kaggle(tmp_path: Path) -> Path:
         (uid, "normal", "normal", "Xray Chest", "TB", "None.", *report[:2]) for uid, report in REPORTS.items()
     ]
     columns = ["uid", "MeSH", "Problems", "image", "indication", "comparison", "findings", "impression"]
-    pd.DataFrame(rows, columns=columns).to_csv(folder / "indiana_reports.csv", index=False)
+    # As a program writes missing values that took the table through pandas.
+    pd.DataFrame(rows, columns=columns).replace("", "nan").to_csv(folder / "indiana_reports.csv", index=False)
     views = [(uid, kaggle_name(name), view) for uid, report in REPORTS.items() for name, view in report[2]]
     table = pd.DataFrame(views, columns=["uid", "filename", "projection"])
     table.to_csv(folder / "indiana_projections.csv", index=False)

@@ -194,10 +194,24 @@ def test_a_calibration_of_other_weights_is_left_out(copy, validate_set):
 def test_other_prompts(copy, validate_set, tmp_path):
     prompts = tmp_path / "prompts.yaml"
     prompts.write_text("Pneumonia: [no pneumonia, [pneumonia, signs of pneumonia]]\n")
-    main([str(copy), "--data", str(validate_set), "--prompts", str(prompts)])
-    model = load(copy)
-    assert list(own(model).findings) == ["Pneumonia"]
-    assert own(model).findings["Pneumonia"].positive == ("pneumonia", "signs of pneumonia")
+    output = copy / "other.json"
+    main([str(copy), "--data", str(validate_set), "--prompts", str(prompts), "--output", str(output)])
+    found = Calibration.read(output)
+    assert list(found.findings) == ["Pneumonia"]
+    assert found.findings["Pneumonia"].positive == ("pneumonia", "signs of pneumonia")
+
+
+def test_a_better_calibration_is_kept(copy, small_set, capsys):
+    def content():
+        return {file: file.read_bytes() for file in copy.rglob("*") if file.is_file()}
+
+    before = content()
+    with pytest.raises(SystemExit) as ended:
+        main([str(copy), "--data", str(small_set)])
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert ended.value.code == 1 and content() == before
+    assert "calibration.json is kept: it calibrates Cardiomegaly, Pleural Effusion, Pneumonia, which" in said
+    assert "4 patients with a positive" in said and "--output FILE" in said
 
 
 def refused(capsys, *arguments: str) -> str:

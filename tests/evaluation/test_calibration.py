@@ -176,6 +176,20 @@ def test_damaged_foreign_and_newer_files_are_refused(fitted, tmp_path):
         file.write_text(json.dumps(content | changed))
         with pytest.raises(ValueError, match=message):
             Calibration.read(file)
+    for of, name, value in (
+        ("y", "parameters", {"temperature": -1.0, "offset": 0.0}),
+        ("y", "parameters", {"temperature": 1.0, "offset": float("nan")}),
+        ("é", "parameters", {"logits": [-1.0, 2.0], "probabilities": [0.1, 5.0]}),
+        ("é", "parameters", {"logits": [2.0, -1.0], "probabilities": [0.1, 0.7]}),
+        ("é", "parameters", {"logits": [], "probabilities": []}),
+        ("y", "threshold", 5.0),
+        ("y", "sensitivity", -0.1),
+        ("y", "method", "beta"),
+        ("y", "positive", []),
+    ):
+        file.write_text(json.dumps(content | {"findings": findings | {of: {**findings[of], name: value}}}))
+        with pytest.raises(ValueError, match=f"is not a calibration of medclip_dcl .{of}: .*; delete it"):
+            Calibration.read(file)
     file.write_text(fitted.to_json()[:90])
     with pytest.raises(ValueError, match="not readable JSON .* calibrate again"):
         Calibration.read(file)

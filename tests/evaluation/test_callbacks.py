@@ -9,6 +9,7 @@ import dataclasses
 import json
 import math
 import shutil
+from fnmatch import fnmatchcase
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +32,7 @@ from medclip_dcl.errors import UserError
 from medclip_dcl.evaluation import Grounding, ResultsWriter, Retrieval, ZeroShotClassification
 from medclip_dcl.evaluation.grounding import boxes_by_image, chosen_examples
 from medclip_dcl.evaluation.retrieval import box_features, by_chance
+from medclip_dcl.experiments.grid import PATHS
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.pictures.geometry import View
 from medclip_dcl.report.intervals import bootstrap_intervals
@@ -334,6 +336,7 @@ def test_intervals_are_those_of_every_number_that_was_found(tested):
     found = bootstrap_intervals(tested.folder, n_draws=100)
     for section, metrics in tested.results["metrics"].items():
         for path, value in _numbers(metrics, section):
+            assert any(fnmatchcase(path, f"{section}/{name}") for name in PATHS[section]), path
             if not path.endswith("n_findings"):
                 assert found[path].value == (None if value is None else pytest.approx(value, abs=1e-6)), path
     assert found["grounding/by_pair/cnr"].low is not None
@@ -547,7 +550,7 @@ def test_box_feature_of_whole_regions_is_their_mean():
     torch.testing.assert_close(box_features(feature_map, boxes, (60, 100)), expected)
 
 
-def test_retrieval_is_a_sorted_list_of_cosines(tested):
+def test_retrieval_ranks_cosines_of_boxes_and_phrases(tested):
     tables = tested.data.tables
     regions = torch.tensor(regions_of(tested.data).transpose(0, 3, 1, 2)).float()
     features = []
@@ -563,12 +566,12 @@ def test_retrieval_is_a_sorted_list_of_cosines(tested):
     for direction, matrix in (("image_to_text", scores), ("text_to_image", scores.T)):
         rows = found[found["direction"] == direction].set_index("box")
         for query in range(len(phrases)):
-            ordered = sorted(matrix[query], reverse=True)
-            own = matrix[query, query]
-            best = max(matrix[query, c] for c in range(len(phrases)) if phrases[c] == phrases[query])
-            for column, score in (("rank", own), ("rank_tolerant", best)):
-                places = [i + 1 for i, s in enumerate(ordered) if s == score]
-                assert rows.loc[query, column] == pytest.approx(np.mean(places))
+            alike = np.array([[phrase == phrases[query] for phrase in phrases]])
+            for column, correct in (
+                ("rank", np.arange(len(phrases))[None] == query),
+                ("rank_tolerant", alike),
+            ):
+                assert [rows.loc[query, column]] == ranks_of(matrix[[query]], correct)
         summary = tested.results["metrics"]["retrieval"][direction]
         assert summary["MedR"] == pytest.approx(rows["rank"].median())
         assert summary["R@10"] == pytest.approx((rows["rank"] <= 10).mean())
@@ -580,9 +583,9 @@ def test_retrieval_is_a_sorted_list_of_cosines(tested):
 
 
 def ranks_of(scores: np.ndarray, correct: np.ndarray) -> np.ndarray:
-    """Rank of the best correct candidate of each row, its ties at their mean."""
+    """Rank of the best correct candidate of each row; incorrect ones that tie with it count half."""
     best = np.where(correct, scores, -np.inf).max(axis=1, keepdims=True)
-    return (scores > best).sum(axis=1) + ((scores == best).sum(axis=1) + 1) / 2
+    return 1 + (scores > best).sum(axis=1) + ((scores == best) & ~correct).sum(axis=1) / 2
 
 
 def test_reports_and_sentences_are_retrieved_beside_boxes(tmp_path):
@@ -632,6 +635,22 @@ def test_reports_and_sentences_are_retrieved_beside_boxes(tmp_path):
     queries = pd.read_parquet(tmp_path / "predictions/report_retrieval.parquet")
     assert len(queries) == 2 * 22 + 21 + 5 and "text" not in queries
     assert bootstrap_intervals(tmp_path, n_draws=100)["report_retrieval/image_report/recall"].low is not None
+
+
+def test_retrieval_among_equal_texts_is_not_measured(tmp_path):
+    data = ColourData()
+    sentences = data.tables.sentences.assign(sentence_id=0, text="red").drop_duplicates()
+    data.tables = dataclasses.replace(
+        data.tables, sentences=sentences, boxes=data.tables.boxes.assign(phrase="red")
+    )
+    trainer = trainer_for(tmp_path, Retrieval(), ResultsWriter(figures=False))
+    with pytest.warns(UserWarning, match="images have the same text; there is nothing to tell apart"):
+        (logged,) = trainer.test(ColourModel(), datamodule=data, verbose=False)
+    metrics = json.loads((tmp_path / "results.json").read_text())["metrics"]
+    assert metrics["retrieval"]["recall"] is None and metrics["report_retrieval"] == {} and logged == {}
+    assert "the same text" in render(tmp_path)
+    (logged,) = trainer.validate(ColourModel(), datamodule=data, verbose=False)
+    assert "validate/medr" not in logged
 
 
 @pytest.mark.parametrize(("n_correct", "n_candidates"), [([1], 12), ([1, 1, 4, 12], 12), ([2, 3], 200)])
@@ -686,6 +705,35 @@ def test_the_report_reads_what_was_written(tested):
     assert f">{metrics['retrieval']['text_to_image']['R@50']:.2f} <small>[" in html
     assert html.count("data:image/jpeg") == 3
     assert "Rarity: no AUC and accuracy from 2 positive and 7 negative cases" in html
+
+
+def test_the_documented_evaluation_is_in_the_report(tmp_path):
+    text = (Path(__file__).resolve().parents[2] / "docs/contributing.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    exec(text.partition("```python\n")[2].partition("```")[0], names)
+    # Without its attributes, and with a constructor that calls no other.
+    source = {
+        "__init__": lambda self: None,
+        **{x: vars(names["ImageNorm"])[x] for x in ("prepare", "measure")},
+    }
+    bare = type(
+        "OwnNorm", (names["EvaluationCallback"],), {**source, "summarise": names["ImageNorm"].summarise}
+    )
+    trainer = trainer_for(tmp_path, names["ImageNorm"](), bare(), ResultsWriter(figures=False))
+    data = ColourData()
+    (logged,) = trainer.test(ColourModel(), datamodule=data, verbose=False)
+    mean = np.linalg.norm(regions_of(data).mean((1, 2)), axis=1).mean()
+    assert logged["test/image_norm"] == pytest.approx(mean)
+    metrics = json.loads((tmp_path / "results.json").read_text())["metrics"]
+    assert metrics == {"image_norm": {"mean": pytest.approx(mean)}, "own_norm": {"mean": pytest.approx(mean)}}
+    html = render(tmp_path)
+    assert "<figcaption>Image norm</figcaption>" in html and f"<td>{mean:.3f}</td>" in html
+
+
+def test_two_evaluations_of_one_section_are_refused(tmp_path):
+    twice = [ZeroShotClassification(PROMPTS), ZeroShotClassification()]
+    with pytest.raises(UserError, match="both write section 'classification' of results.json"):
+        trainer_for(tmp_path, *twice).test(ColourModel(), datamodule=ColourData(), verbose=False)
 
 
 @pytest.mark.filterwarnings("ignore:test. Rarity")

@@ -187,11 +187,14 @@ def test_biovils_weights_from_the_published_names_to_results(small_bert, small_s
 def test_the_converter_overwrites_nothing_else(exported, small_bert, tmp_path):
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes/a.txt").write_text("mine")
+    with_card = shutil.copytree(exported, tmp_path / "with_card")
+    (with_card / "README.md").write_text("card of another model")
     weights = tmp_path / "image.pt"
     for options, message in (
         ((weights, small_bert, tmp_path / "new"), r"nothing at .*image.pt \(--image_weights\)"),
         ((weights, small_bert, tmp_path / "notes"), "exists and is not an exported model"),
         ((weights, small_bert, small_bert), "exists and is not an exported model"),
+        ((weights, small_bert, with_card), "exists and is not an exported model of BioViL"),
     ):
         flags = ("--image_weights", "--text_model", "--output")
         words = [word for pair in zip(flags, map(str, options), strict=True) for word in pair]

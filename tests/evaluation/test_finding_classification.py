@@ -271,7 +271,7 @@ def test_a_run_from_nothing_on_one_finding(labelled_set, tmp_path):
             *words(tmp_path / "run", labelled_set, None, *more, "--model.init_args.findings", '["Edema"]'),
         ]
     )
-    assert Classifier.load_from_checkpoint(tmp_path / "run/checkpoints/best.ckpt").findings == ("Edema",)
+    assert Classifier.load_from_checkpoint(tmp_path / "run/checkpoints/last.ckpt").findings == ("Edema",)
 
 
 def error_of(arguments: list[str], capsys) -> str:

@@ -117,6 +117,15 @@ MISTAKES = {
         "axes.seed: set: expected the name of a",
     ),
     "list of axes": ({"pairs": ["seed"]}, "pairs: there is no axis ['seed']"),
+    "number that no evaluation writes": (
+        {"outcomes": {"error": {"path": ["tiny/error", "grounding/cnr_singed"]}}},
+        "outcomes.error: no evaluation writes grounding/cnr_singed; did you mean grounding/cnr_signed?",
+    ),
+    "section that no evaluation writes": (
+        {"outcomes": {"error": "clasification/by_finding/Edema/auc"}},
+        "no evaluation writes clasification/by_finding/Edema/auc; did you mean classification/by_finding/*/auc?",
+    ),
+    "number of the validation": ({"outcomes": {"error": "validate/acu"}}, "did you mean validate/auc?"),
     "list of outcomes": ({"outcomes": ["tiny/error"]}, "outcomes: expected keys with values"),
     "outcome's digits": (
         {"outcomes": {"error": {"path": "a", "digits": "two"}}},

@@ -15,8 +15,8 @@ from medclip_dcl.errors import UserError
 from medclip_dcl.experiments.figures import draw_figures
 from medclip_dcl.experiments.page import write_report
 from medclip_dcl.experiments.plan import read_experiment
-from medclip_dcl.experiments.statistics import means, paired_differences
 from medclip_dcl.experiments.table import results_table
+from medclip_dcl.report.statistics import means, paired_differences
 from tests.experiments.grids import write_grid
 
 

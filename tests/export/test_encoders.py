@@ -21,6 +21,7 @@ from medclip_dcl.export.encoders import export_image_encoder, export_text_encode
 from medclip_dcl.networks.classifier import FindingNetwork
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.initial_weights import take_over
+from medclip_dcl.weight_files import safetensors_bytes
 from tests.export.small import small_network
 
 TEXTS = ["No pneumothorax.", "There is a patchy opacity in the right lower lung.", "Edema."]
@@ -80,20 +81,26 @@ def test_what_has_no_plain_form_or_place_is_refused(network, run, tmp_path, caps
     own = ImageTextNetwork(OwnRegions(), OwnSentences(), network.similarity)
     with pytest.raises(UserError, match="the text encoder is a OwnSentences, not a BERT"):
         export_text_encoder(own, tmp_path / "bert")
-    with pytest.raises(UserError, match="the image encoder is a OwnRegions, not a ResNet"):
+    with pytest.raises(UserError, match="the image encoder, a OwnRegions, is not a ResNet"):
         export_image_encoder(own, tmp_path / "a.safetensors")
     with pytest.raises(UserError, match="takes the name of a .safetensors file, got .*a.pth"):
         export_image_encoder(torchvisions(network), tmp_path / "a.pth")
     (tmp_path / "thesis").mkdir()
-    (tmp_path / "thesis/a.tex").write_text("precious")
+    (tmp_path / "thesis/config.json").write_text("precious")
+    (tmp_path / "torchvision.safetensors").write_bytes(safetensors_bytes({"conv1.weight": torch.ones(1)}))
+    with pytest.raises(UserError, match="torchvision.safetensors is not an exported image encoder"):
+        export_image_encoder(torchvisions(network), tmp_path / "torchvision.safetensors")
+    export_text_encoder(network, tmp_path / "bert")
+    (tmp_path / "bert/notes.txt").write_text("precious")
     for folder, message in (
-        (tmp_path / "out", "another folder"),
-        (tmp_path / "thesis", "is not a language model"),
+        ("out", "another folder"),
+        ("thesis", "another folder"),
+        ("bert", "holds notes.txt"),
     ):
         with pytest.raises(SystemExit):
-            main([str(run), str(tmp_path / "out"), "--text_encoder", str(folder)])
+            main([str(run), str(tmp_path / "out"), "--text_encoder", str(tmp_path / folder)])
         assert message in capsys.readouterr().err
-    assert (tmp_path / "thesis/a.tex").exists() and (tmp_path / "out/model.safetensors").exists()
+    assert (tmp_path / "thesis/config.json").exists() and (tmp_path / "out/model.safetensors").exists()
 
 
 @pytest.mark.parametrize("depth, stride, projection", [(18, 16, "linear"), (50, 32, "mlp")])
@@ -127,18 +134,12 @@ def test_the_image_encoder_loads_strictly_in_torchvision_and_starts_a_training_h
         torch.testing.assert_close(own.features(images).flatten(1), expected)
 
 
-def test_a_narrow_image_encoder_is_not_torchvisions(network, tmp_path):
-    with pytest.raises(
-        UserError, match="a ResNet of width 8, torchvision's have 64; leave --image_encoder out"
-    ):
-        export_image_encoder(network, tmp_path / "a.safetensors")
-
-
-def test_a_centred_image_encoder_is_not_torchvisions(network, tmp_path):
-    encoder = ResNetRegions(dim=5, stride=16, centred=True)
-    centred = ImageTextNetwork(encoder, network.text_encoder, network.similarity)
-    with pytest.raises(UserError, match="the image encoder is centred .*torchvision's ResNets are not"):
-        export_image_encoder(centred, tmp_path / "a.safetensors")
+@pytest.mark.parametrize("options", [{"width": 8}, {"centred": True}])
+def test_other_image_encoders_are_not_torchvisions(network, tmp_path, options):
+    encoder = ResNetRegions(dim=5, stride=16, **options)
+    other = ImageTextNetwork(encoder, network.text_encoder, network.similarity)
+    with pytest.raises(UserError, match="is not a ResNet of torchvision, of width 64 and not centred; leave"):
+        export_image_encoder(other, tmp_path / "a.safetensors")
 
 
 def test_a_file_without_the_last_stage_does_not_serve_an_encoder_that_has_one(network, tmp_path):

@@ -9,6 +9,7 @@ import shutil
 import numpy as np
 import pytest
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 from medclip_dcl import load
 from medclip_dcl.evaluation.calibration import Calibration
@@ -16,14 +17,15 @@ from medclip_dcl.export.__main__ import main
 from medclip_dcl.export.folder import export_model
 from medclip_dcl.formats import NETWORK
 from medclip_dcl.networks.image_text import ImageTextNetwork
+from tests.small import platt_calibration
 
 TEXTS = ["No pneumothorax.", "Mild pulmonary edema."]
 GREY = np.random.default_rng(0).integers(0, 256, (90, 70)).astype(np.uint8)
 
 
-def calibrate(folder, network, **fingerprint):
+def calibrate(folder, network):
     """Write a calibration of no finding into a run folder or an exported one."""
-    calibration = Calibration({**network.fingerprint(), **fingerprint}, 14.0, {}, {}, {})
+    calibration = Calibration(network.fingerprint(), 14.0, {}, {}, {})
     calibration.write(folder / "calibration.json")
     return json.loads(calibration.to_json())
 
@@ -62,9 +64,10 @@ def test_an_earlier_export_is_replaced_whole(run, network, exported, tmp_path):
     assert not (exported / "calibration.json").exists()
 
 
-def test_a_calibration_of_other_weights_stays_behind(run, network, tmp_path):
+@pytest.mark.parametrize("scale, weights", [(14.0, {"weights": "0123456789abcdef"}), (5.0, {})])
+def test_a_calibration_of_other_weights_stays_behind(run, network, tmp_path, scale, weights):
     other = shutil.copytree(run, tmp_path / "other")
-    calibrate(other, network, weights="0123456789abcdef")
+    Calibration({**network.fingerprint(), **weights}, scale, {}, {}, {}).write(other / "calibration.json")
     with pytest.warns(UserWarning, match="fitted to another model"):
         export_model(other, tmp_path / "exported")
     assert not (tmp_path / "exported/calibration.json").exists()
@@ -79,6 +82,32 @@ def test_an_export_can_be_exported_again_with_its_card(network, exported, tmp_pa
     before = {file: file.stat().st_mtime_ns for file in exported.iterdir()}
     export_model(exported, exported)
     assert {file: file.stat().st_mtime_ns for file in exported.iterdir()} == before
+
+
+def test_a_better_export_of_the_same_weights_is_kept(run, exported, tmp_path, capsys):
+    calibration = platt_calibration(load(run).network)
+    calibration.write(exported / "calibration.json")
+    card = (exported / "README.md").read_text()
+    (exported / "README.md").write_text(f"{card}\n### Summary\n")
+    before = {file: file.read_bytes() for file in exported.iterdir()}
+    with pytest.raises(SystemExit) as ended:
+        main([str(run), str(exported)])
+    assert "it has results and a calibration of these weights, which" in capsys.readouterr().err
+    assert ended.value.code == 1 and {file: file.read_bytes() for file in exported.iterdir()} == before
+
+
+def test_a_full_disk_leaves_the_earlier_export(run, exported, tmp_path, monkeypatch, capsys):
+    (exported / "image_encoder.onnx").write_text("of the earlier one")
+    before = {file: file.read_bytes() for file in exported.iterdir()}
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(SystemExit) as ended:
+        main([str(run), str(exported)])
+    assert "model.safetensors: No space left on device" in capsys.readouterr().err.splitlines()[-1]
+    assert ended.value.code == 2 and {file: file.read_bytes() for file in exported.iterdir()} == before
 
 
 def test_a_killed_export_is_completed(run, tmp_path, monkeypatch):
@@ -151,6 +180,20 @@ def of_bert(folder):
     (folder / "config.json").write_text('{"model_type": "bert"}')
 
 
+def setting(name, value):
+    def change(folder):
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, name: value}))
+
+    return change
+
+
+def of_nan(folder):
+    state = load_file(folder / "model.safetensors")
+    state["similarity.q.bias"][1] = float("nan")
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+
+
 @pytest.mark.parametrize(
     "damage, message",
     [
@@ -165,7 +208,15 @@ def of_bert(folder):
             "model.safetensors is missing; .*write it again",
         ),
         (pointer, "model.safetensors is a pointer of Git LFS, .*run `git lfs pull`"),
-        (of_bert, "does not describe an image-text network; give a folder that save_pretrained wrote"),
+        (
+            of_bert,
+            r"not describe an image-text network, but a bert of transformers \(for text_encoder.*; give a run",
+        ),
+        (setting("image_size", 0), "exported: image_size: expected a whole number of pixels .*, found 0"),
+        (setting("prepared_size", -1), "exported: prepared_size: expected a whole number .*, found -1"),
+        (setting("std", [0.0, 1.0, 1.0]), "exported: mean and std: expected three numbers each, std above 0"),
+        (setting("image_encoder", {"class_path": None}), "exported: .*AttributeError"),
+        (of_nan, r"exported: weights are NaN in \['similarity.q.bias'\]; give an earlier checkpoint"),
     ],
 )
 def test_exports_that_cannot_be_loaded_say_what_to_do(exported, damage, message):

@@ -1,8 +1,6 @@
-"""Facts about retrieval ranks, against a brute-force ranking by sorted lists."""
+"""Facts about retrieval ranks, against a loop over candidates."""
 
 from __future__ import annotations
-
-import statistics
 
 import pytest
 import torch
@@ -15,13 +13,15 @@ from medclip_dcl.metrics import (
 )
 
 
-def ranks_by_sorting(similarities, correct):
-    """Mean position of the candidates that tie with the best correct one, counted in a sorted list."""
+def ranks_by_loop(similarities, correct):
+    """1 + the incorrect candidates above the best correct one + half of those that tie with it."""
     ranks = []
     for scores, right in zip(similarities.tolist(), correct, strict=True):
-        best = max(scores[c] for c in right)
-        positions = [i for i, s in enumerate(sorted(scores, reverse=True), start=1) if s == best]
-        ranks.append(statistics.mean(positions))
+        best, rank = max(scores[c] for c in right), 1.0
+        for candidate, score in enumerate(scores):
+            if candidate not in right and score >= best:
+                rank += 0.5 if score == best else 1.0
+        ranks.append(rank)
     return ranks
 
 
@@ -31,16 +31,16 @@ def tied_scores(n_queries, n_candidates):
 
 @pytest.mark.parametrize(("n_queries", "n_candidates"), [(1, 1), (5, 3), (7, 13), (11, 11)])
 @pytest.mark.parametrize("make", [torch.randn, tied_scores])
-def test_ranks_are_those_of_sorted_lists(n_queries, n_candidates, make, monkeypatch):
+def test_ranks_are_those_of_a_loop(n_queries, n_candidates, make, monkeypatch):
     monkeypatch.setattr(retrieval_module, "_ELEMENTS_PER_CHUNK", 2 * n_candidates)
     similarities = make(n_queries, n_candidates)
     index = torch.randint(n_candidates, (n_queries,))
-    expected = ranks_by_sorting(similarities, [[i] for i in index.tolist()])
+    expected = ranks_by_loop(similarities, [[i] for i in index.tolist()])
     assert retrieval_ranks(similarities, index).tolist() == expected
 
     several = torch.rand(n_queries, n_candidates) < 0.4
     several[torch.arange(n_queries), index] = True
-    expected = ranks_by_sorting(similarities, [row.nonzero().flatten().tolist() for row in several])
+    expected = ranks_by_loop(similarities, [row.nonzero().flatten().tolist() for row in several])
     assert retrieval_ranks(similarities, several).tolist() == expected
 
 
@@ -54,6 +54,14 @@ def test_without_targets_the_diagonal_is_correct():
 def test_a_constant_score_is_chance():
     found = retrieval_metrics(torch.full((21, 21), -0.3), ks=(1, 10, 11))
     assert found == {"R@1": 0.0, "R@10": 0.0, "R@11": 1.0, "MedR": 11.0}
+
+
+def test_equal_items_cost_a_perfect_model_nothing():
+    phrase = torch.arange(70) % 2
+    perfect, collapsed = torch.eye(2)[phrase], torch.ones(70, 2)
+    assert set(cosine_retrieval_ranks(perfect, perfect, groups=(phrase, phrase)).tolist()) == {1.0}
+    assert set(cosine_retrieval_ranks(perfect, perfect).tolist()) == {18.0}
+    assert set(cosine_retrieval_ranks(collapsed, collapsed, groups=(phrase, phrase)).tolist()) == {18.5}
 
 
 def test_negative_cosines_are_no_misses():
@@ -128,15 +136,15 @@ def test_ranks_of_embeddings_are_those_of_the_whole_matrix(n_queries, n_candidat
     unit = [rows / rows.norm(dim=1, keepdim=True) for rows in (queries, candidates)]
     # Rounded: cosines that are equal on paper may differ in their last bits.
     matrix = (unit[0].double() @ unit[1].double().T).round(decimals=6)
-    expected = ranks_by_sorting(matrix, [[i] for i in index.tolist()])
+    expected = ranks_by_loop(matrix, [[i] for i in index.tolist()])
     groups = index, torch.arange(n_candidates)
     assert cosine_retrieval_ranks(queries, candidates, groups=groups).tolist() == expected
     if n_queries == n_candidates:
-        paired = ranks_by_sorting(matrix, [[i] for i in range(n_queries)])
+        paired = ranks_by_loop(matrix, [[i] for i in range(n_queries)])
         assert cosine_retrieval_ranks(queries, candidates).tolist() == paired
     groups = torch.arange(n_queries) % 3, torch.arange(n_candidates) % 3
     several = groups[0][:, None] == groups[1]
-    expected = ranks_by_sorting(matrix, [row.nonzero().flatten().tolist() for row in several])
+    expected = ranks_by_loop(matrix, [row.nonzero().flatten().tolist() for row in several])
     assert cosine_retrieval_ranks(queries, candidates, groups=groups).tolist() == expected
 
 

@@ -396,6 +396,12 @@ def test_each_named_groups_learning_rate_is_logged():
         *parameter_groups(two.parameters(), 0.1),
     ]
     made = adamw_warmup_cosine(groups, learning_rate=1e-3, warmup_steps=1, total_steps=9)
+    assert [group.get("name") for group in groups] == [
+        "text",
+        None,
+        None,
+        None,
+    ]  # of two no LearningRateMonitor
     # Half of the warm-up to both.
     assert learning_rates(made["optimizer"]) == pytest.approx(
         {"learning_rate": 5e-4, "learning_rate_text": 5e-5}

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
+import http.client
 import io
 import json
 import os
 import re
+import socket
 import sys
 import urllib.error
 import urllib.request
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +22,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from medclip_dcl.errors import UserError
 from medclip_dcl.page import app
 from medclip_dcl.pictures.overlay import overlay
 
@@ -102,17 +107,90 @@ def test_wrong_files_are_refused(url):
     assert code == 422 and error.startswith("Not an image file of a known format.")
 
 
-def test_a_file_beyond_the_limit_is_not_taken_into_memory(model):
-    answering = app._answering(lambda content: {"bytes": len(content)}, most_bytes=1000)
-    parts = iter([b"x" * 600] * 9)
+@pytest.mark.parametrize("is_announced", [True, False])
+def test_a_body_beyond_the_limit_is_refused(url, is_announced):
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=30)
+    if is_announced:
+        connection.request("POST", "/image", headers={"Content-Length": str(2**30)})
+    else:
+        connection.request("POST", "/maps", iter([b" " * 2**15] * 3), encode_chunked=True)
+    assert connection.getresponse().status == 413
+    connection.close()
 
-    class Parts:
-        async def stream(self):
-            for part in parts:
-                yield part
 
-    response = asyncio.run(answering(Parts()))
-    assert response.status_code == 413 and len(list(parts)) == 7
+MALFORMED: list[bytes | dict[str, Any]] = [
+    b"",
+    b"\xff",
+    b"[]",
+    b"null",
+    b"[" * 60_000,
+    b"1" * 5000,
+    b"{}",
+    {"sentences": "text"},
+    {"sentences": []},
+    {"sentences": {"a": 1}},
+    {"sentences": [1]},
+    {"sentences": ["\ud800"]},
+    {"image": ["a"]},
+    {"image": None},
+    {"threshold": "a"},
+    {"threshold": [1]},
+    {"threshold": 10**400},
+    {"opacity": "a"},
+    {"opacity": None},
+    {"opacity": 7},
+    {"opacity": float("nan")},
+]
+
+
+@pytest.mark.parametrize("path", ["maps", "picture"])
+def test_a_malformed_question_is_refused_in_words(url, path):
+    whole = {"image": "a", "sentences": ["No edema."], "threshold": None, "opacity": 0.5}
+    for question in MALFORMED:
+        body = question if isinstance(question, bytes) else json.dumps({**whole, **question}).encode()
+        code, error = refusal(f"{url}/{path}", body)
+        assert code == 422 and error.startswith("The request is not one of this page."), question
+    assert refusal(f"{url}/{path}", whole)[0] == 410
+    assert ask(f"{url}/forget", b"\xff") == {}
+
+
+def test_a_broken_off_request_leaves_no_traceback(url, caplog):
+    host, port = url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as client:
+        client.sendall(b"POST /image HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\na")
+    ask(f"{url}/forget", b"")
+    assert "Exception" not in caplog.text
+
+
+def test_other_sites_cannot_send_images(url, image_file):
+    for origin in ("https://elsewhere.example", "null", "http://127.0.0.1:1"):
+        request = urllib.request.Request(f"{url}/image", image_file.read_bytes(), {"Origin": origin})
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(request)
+    request = urllib.request.Request(f"{url}/image", image_file.read_bytes(), {"Origin": url})
+    assert urllib.request.urlopen(request).status == 200
+
+
+def test_a_refused_image_leaves_the_memory():
+    seen = []
+
+    def answer(content):
+        seen.append(weakref.ref(found := np.frombuffer(content, np.uint8)))
+        raise UserError(f"{found.size} bytes")
+
+    class Sent:
+        headers = {"host": "localhost"}
+        base_url = "http://localhost/"
+
+        async def body(self):
+            return b"image"
+
+    gc.disable()
+    try:
+        response = asyncio.run(app._answering(answer)(Sent()))
+    finally:
+        gc.enable()
+    assert response.status_code == 422 and seen[0]() is None
 
 
 def test_the_page_names_no_other_host_and_is_not_cached(url):

@@ -208,7 +208,7 @@ def _tested_run(
             "protocol": {
                 "classification": {"min_cases": MIN_CASES, "prompts": {"Edema": {"positive": "Edema"}}},
                 "grounding": {"interpolation": "bilinear", "thresholds": list(np.linspace(-1, 1, 41))},
-                "retrieval": {"ties": "mean rank of the tied"},
+                "retrieval": {"ties": "half"},
                 "report_retrieval": {"reports": "all"},
             },
             "counts": {

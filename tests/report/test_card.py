@@ -24,6 +24,7 @@ from medclip_dcl.report.intervals import bootstrap_intervals
 from medclip_dcl.report.saved_results import setting, value_at
 from medclip_dcl.report.tables import DESCRIPTIONS, Cell, Column, Row, Table, number
 from medclip_dcl.similarity import LSENonLocal
+from tests.small import PatchRegions
 
 ROOT = Path(__file__).resolve().parents[2]
 HEADLINE = [entry for entry in DESCRIPTIONS["headline"] if not entry[1].startswith("finding_classification")]
@@ -241,10 +242,38 @@ def test_calibration_is_shown_where_the_run_has_one(changed, network, monkeypatc
     table = rows(card, "By finding")
     assert table["Edema"] == ["platt", "0.312", "0.950", "0.500", "41", "82"]
     assert table["Pneumonia"] == ["–", "–", "–", "–", "2", "82"] and "Pneumonia: 2 patients." in card
+    assert 'model.classify("chest.jpg", calibrated=True)' in card
     assert "no probabilities and thresholds" not in card and "Scores are not probabilities" not in card
     assert "Nothing that this card has a place for." in card
     card = model_card(changed, network, "x")
     assert "calibration.json: is of other weights" in card and "### By finding" not in card
+
+
+def test_the_example_is_of_the_models_own_findings(changed, network):
+    prompts = {"Erguss": ["Kein Erguss.", ["Erguss.", "Pleuraerguß."]]}
+    config = settings()
+    config["trainer"]["callbacks"] = [
+        {"class_path": "medclip_dcl.evaluation.ZeroShotClassification", "init_args": {"prompts": prompts}}
+    ]
+    (changed / "config.yaml").write_text(yaml.safe_dump(config))
+    one = FindingCalibration(("Kein Erguss.",), ("Erguss.", "Pleuraerguß."), 1, 2, 1, 2, reason="2 patients")
+    for calibration in (None, Calibration(network.fingerprint(), 14.0, {}, {}, {"Erguss": one})):
+        card = model_card(changed, network, 'a "folder"', calibration)
+        example = card.split("```python\n")[1].split("```")[0]
+        assert '    "Erguss": [["Kein Erguss."], ["Erguss.", "Pleuraerguß."]],\n' in example
+        assert 'heat_map("chest.jpg", "Erguss.")' in example and 'load("a \\"folder\\"")' in example
+        assert "CheX5" not in example and "calibrated=True" not in example, "no finding is calibrated"
+
+
+def test_own_classes_are_imported_by_the_example(changed, small_bert):
+    text = BertSentences(str(small_bert), dim=16)
+    card = model_card(changed, ImageTextNetwork(PatchRegions(), text, LSENonLocal(dim=16), 48), "x")
+    assert "```python\nimport tests.small  # " in card
+
+
+def test_a_language_is_named_where_it_is_known(changed, network):
+    edit(changed / "results.json", lambda found: found["dataset"].update(source="our reports", phantom=False))
+    assert "language" not in ModelCard(model_card(changed, network, "x")).data.to_dict()
 
 
 def test_subgroups_are_shown_where_there_are_any(changed, network, monkeypatch):

@@ -8,9 +8,12 @@ import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
+from medclip_dcl.evaluation import summaries
 from medclip_dcl.report.compare import FILES, compare, main, paper_number, tables
 from medclip_dcl.report.intervals import bootstrap_differences, bootstrap_intervals
 from medclip_dcl.report.page import latex_text, markdown_text
@@ -129,22 +132,66 @@ def test_tables_show_results_with_their_intervals(runs, written):
         assert abs(float(shown[3][name][3].split()[0]) - median) <= 0.25
 
 
-def test_differences_are_paired_with_the_baseline_and_marked(runs, written):
+def test_differences_of_single_trainings_are_not_marked(runs, written):
+    text = (written / "comparison.md").read_text(encoding="utf-8")
+    assert "*" not in re.sub(r"\| \*.*?\* \||\*\*.*?\*\*", "", text)
+    assert "None is marked: with one training each" in text
     shown = markdown_tables((written / "comparison.md").read_text(encoding="utf-8"))
     for name in ("dcl_lm", "dcl_010"):
         found = bootstrap_differences(runs[name], runs["infonce"], DRAWS)
-        marks = 0
         for column, path in enumerate(("cnr", "cnr_signed", "miou")):
             one = found[f"grounding/{path}"]
             cell = shown[2][f"{name} − infonce"][column]
             numbers = [float(x) for x in re.findall(r"[+-]?\d*\.\d+", cell)]
             assert numbers == pytest.approx(one[:3], abs=5.1e-5)
-            assert cell.endswith("*") == one.excludes_zero
             assert cell.startswith("+") == (one.value is not None and one.value > 0)
-            marks += one.excludes_zero
-        assert (marks > 0) == (name == "dcl_lm"), "dcl_lm was made better, dcl_010 the same"
     assert "infonce − infonce" not in shown[0]
     assert "untrained − infonce" in shown[0]
+
+
+@pytest.fixture
+def six_trainings(two_runs, tmp_path):
+    """Two objectives, three seeds each, of which the second has more skill; of classification alone."""
+    for skill, name in enumerate(("infonce", "dcl_lm")):
+        for seed in range(3):
+            run = shutil.copytree(two_runs / "a", tmp_path / f"{name}_{seed}")
+            for suffix, shift in (("", 2 * skill), ("_untrained", -1)):
+                cases = pd.read_parquet(run / f"predictions{suffix}/classification.parquet")
+                noise = np.random.default_rng(seed + 9 * skill * (not suffix)).normal(size=len(cases))
+                cases["score_positive"] += shift * cases["label"] + 0.2 * noise
+                cases.to_parquet(run / f"predictions{suffix}/classification.parquet")
+                found = summaries.values_of(summaries.classification(cases, summaries.once(cases), 3))
+                results = json.loads((run / f"results{suffix}.json").read_text())
+                results |= {
+                    "metrics": {"classification": found},
+                    "checkpoint": {"file": "x", "weights": seed},
+                }
+                (run / f"results{suffix}.json").write_text(json.dumps(results))
+            config = {"seed_everything": seed, "data": {"init_args": {"seed": seed}}, "objective": name}
+            (run / "config.yaml").write_text(json.dumps(config))
+    return tmp_path
+
+
+def test_runs_that_differ_in_the_seed_are_grouped(six_trainings, capsys, monkeypatch):
+    monkeypatch.chdir(six_trainings)
+    runs = [Path(f"{name}_{seed}") for name in ("infonce", "dcl_lm") for seed in range(3)]
+    main(command(*runs, "--baseline", "infonce_0", "--untrained", draws=40))
+    text = capsys.readouterr().out
+    shown = markdown_tables(text)[0]
+    assert list(shown)[1:4] == ["infonce (3 seeds)", "dcl_lm (3 seeds)", "infonce (3 seeds), untrained"]
+    aucs = [
+        [json.loads((run / "results.json").read_text())["metrics"]["classification"]["auc"] for run in of]
+        for of in (runs[:3], runs[3:])
+    ]
+    difference = np.subtract(aucs[1], aucs[0])
+    low, high = stats.t.interval(0.95, 2, difference.mean(), stats.sem(difference))
+    cell = shown["dcl_lm (3 seeds) − infonce (3 seeds)"][0]
+    numbers = [float(x) for x in re.findall(r"[+-]?\d*\.\d+", cell)]
+    assert numbers == pytest.approx([difference.mean(), low, high], abs=5.1e-4) and cell.count("*") == 1
+    assert float(shown["dcl_lm (3 seeds)"][0].split()[0]) == pytest.approx(np.mean(aucs[1]), abs=0.0051)
+    assert "adjusted by Holm's method" in text
+    of_one = compare(runs[:2], baseline="infonce_0", n_draws=40)
+    assert of_one.baseline == "infonce (2 seeds)" and of_one.differences == {}
 
 
 def test_published_rows_are_those_of_the_paper(pair, tmp_path):
@@ -435,6 +482,9 @@ def test_settings_that_differ_stand_in_the_comparison(pair, capsys, tmp_path):
             "data": {"init_args": {"image_size": size, "seed": 3}},
         }
         (run / "config.yaml").write_text(json.dumps(config))  # JSON is YAML
+        results = json.loads((run / "results.json").read_text())
+        results["images"] = {"shown": {"image_size": size}}
+        (run / "results.json").write_text(json.dumps(results))
     main(command(*pair, "--output", tmp_path / "out"))
     text = capsys.readouterr().out
     assert markdown_tables(text)[-1] == {

@@ -178,11 +178,9 @@ def test_differences_are_paired():
     a, b = boxes_of(patients, values + 0.1), boxes_of(patients, values)
     shift = bootstrap_differences(a, b, 400)["grounding/cnr_signed"]
     assert (shift.value, shift.low, shift.high, shift.p) == pytest.approx((0.1, 0.1, 0.1, 2 / 401))
-    assert shift.excludes_zero
     single = bootstrap_intervals(a, 400)["grounding/cnr_signed"]
     assert single.low is not None and single.low < 0.0, "unpaired, 0.1 is nothing"
     same = bootstrap_differences(a, a, 400)["grounding/cnr_signed"]
-    assert not same.excludes_zero
     assert same == (0.0, 0.0, 0.0, 1.0, 400)
 
 
@@ -206,7 +204,8 @@ def test_chance_of_a_false_difference_is_about_the_level():
     n_trials, patients = 200, np.tile(np.repeat(np.arange(50), 2), 200)
     a, b = (boxes_of(patients, random.normal(size=len(patients)), n_trials) for _ in range(2))
     found = bootstrap_differences(a, b, 300)
-    excluded = [found[f"grounding/by_category/{trial}/cnr_signed"].excludes_zero for trial in range(n_trials)]
+    ends = [found[f"grounding/by_category/{trial}/cnr_signed"] for trial in range(n_trials)]
+    excluded = [one.low is not None and one.high is not None and one.low * one.high > 0 for one in ends]
     assert 0.01 <= np.mean(excluded) <= 0.11
 
 

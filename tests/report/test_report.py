@@ -118,7 +118,12 @@ def results(shift: float = 0.0, phantom: bool = False) -> dict:
         "notes": {
             "classification": ["Pneumothorax: no AUC and accuracy from 2 positive and 7 negative cases"]
         },
-        "checkpoint": {"file": "checkpoints/best.ckpt", "weights": "0123456789abcdef"},
+        "checkpoint": {
+            "file": "checkpoints/best.ckpt",
+            "weights": "0123456789abcdef",
+            "epoch": 7,
+            "step": 90,
+        },
         "dataset": {
             "source": "mimic-cxr-2.0.0",
             "fingerprint": "f00d",
@@ -290,6 +295,23 @@ def test_charts_take_the_columns_that_exist(page):
     assert page.tags.count("svg") == 5 + 1 + 2 + 2
 
 
+def test_constant_curves_are_one_line(run, tmp_path):
+    metrics = pd.read_csv(run / "metrics.csv").assign(**{"train/class_probability": 0.0})
+    metrics[["step", "train/loss", "train/class_probability"]].to_csv(tmp_path / "metrics.csv", index=False)
+    page = Page(render(tmp_path))
+    assert page.tags.count("svg") == 1
+    assert "With one value throughout: mean η of the anchors 0." in page.text
+    assert "class_probability.parquet: " not in page.text
+
+
+def test_ranks_alone_have_no_roc_heading(copy):
+    unlabelled = results()
+    unlabelled["metrics"]["classification"] = {}
+    (copy / "results.json").write_text(json.dumps(unlabelled))
+    text = Page(render(copy)).text
+    assert "Ranks" in text and "ROC curves" not in text
+
+
 def test_configuration_versions_timings_and_notes_are_shown(page):
     for text in (
         "512 pixels",
@@ -346,6 +368,18 @@ def test_each_table_has_its_chance_level(page):
         assert page.row(table, "this run")[3] == "61.5"
 
 
+def test_the_head_shows_chance_and_omits_certainties(copy):
+    def tiles() -> dict[str, str]:
+        found = re.findall(r'class="tile"><span>(.*?)</span><b>.*?</b>(.*?)</div>', render(copy))
+        return {label: re.sub("<.*?>", " ", rest) for label, rest in found}
+
+    assert "by chance 0.037" in tiles()["Recall"] and "by chance 0.00" in tiles()["signed CNR"]
+    few = results()
+    few["counts"]["retrieval"]["boxes"] = 10  # R@10 of ten candidates is 1 whatever the model
+    (copy / "results.json").write_text(json.dumps(few))
+    assert "Recall" not in tiles() and "by chance 5.5" in tiles()["MedR"]
+
+
 def elsewhere_tested(folder: Path, *sections: str) -> Page:
     """The report of a folder that holds the test of another's checkpoint alone, of some sections of results.json."""
     found = results()
@@ -389,7 +423,7 @@ def test_a_run_that_an_older_program_tested_has_a_report(copy):
 
 def test_a_test_of_an_exported_model_asks_for_no_training(tmp_path):
     page = elsewhere_tested(tmp_path, "classification", "grounding", "retrieval", "report_retrieval")
-    assert "holds only the test of checkpoints/best.ckpt" in page.text
+    assert "holds only the test of checkpoints/best.ckpt, epoch 7 (90 steps)" in page.text
     for absent in (
         "medclip_dcl fit",
         "Training",

@@ -7,9 +7,11 @@ import signal
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from medclip_dcl.errors import UserError
 from medclip_dcl.training import last_checkpoint as resuming
 from medclip_dcl.training.last_checkpoint import (
     AtomicCheckpointIO,
@@ -32,6 +34,13 @@ def write(folder: Path, number: int) -> None:
     content = {"loops": {}, "number": number, "weights": torch.full((300,), float(number))}
     AtomicCheckpointIO().save_checkpoint(content, folder / "new.ckpt")
     rotate(folder)
+
+
+def test_state_that_is_refused_later_is_found_at_the_first_save(tmp_path):
+    states = {"Fine{}": {"n": 1, "t": torch.ones(2)}, "Mine{'a': 1}": {"score": np.float64(0.5)}}
+    with pytest.raises(UserError, match="the state of Mine could not be loaded again"):
+        AtomicCheckpointIO().save_checkpoint({"callbacks": states, "loops": {}}, tmp_path / "new.ckpt")
+    assert not any(tmp_path.iterdir())
 
 
 def number_of(file: Path | None) -> int:

@@ -39,6 +39,20 @@ def test_words_of_sex_and_age():
     words = pd.Series(["45", "45.5", "045Y", "006m", "0", "120", "121", "-3", "", "n/a", "4 5", "052W"])
     expected = [45, 45.5, 45, 0.5, 0, 120, *[np.nan] * 5, 52 / 52.18]
     assert ages(words).tolist() == pytest.approx(expected, nan_ok=True)
+    assert sexes(pd.Series(["weiblich", "Männlich", "W", "femme", "hombre", "divers"])).tolist() == [
+        *"FMFFM",
+        "unknown",
+    ]
+    words = pd.Series(
+        ["45 ans", "~45", "72 Jahre", "6 months", "45,5", "90+", ">89", "45+", "1961-03-02", "45 j"]
+    )
+    expected = [45, 45, 72, 0.5, 45.5, 90, 89, *[np.nan] * 3]
+    assert ages(words).tolist() == pytest.approx(expected, nan_ok=True)
+
+
+def test_m_is_ambiguous_beside_h_or_v():
+    assert sexes(pd.Series(["M", "H"])).tolist() == ["unknown", "unknown"]
+    assert sexes(pd.Series(["M", "V", "F"])).tolist() == ["M", "unknown", "F"]
 
 
 def test_the_age_at_the_study_counts_from_the_anchor(tmp_path):

@@ -77,14 +77,17 @@ def test_the_other_labels_are_read_from_their_own_file(tmp_path: Path) -> None:
         ({"chexpert": LABELS.replace(",Edema", ",Oedema")}, "chexpert.csv.gz lacks the column Edema"),
         (
             {"split": SPLIT.replace(",train", ",train,")},
-            "line 2: 5 values for 4 columns (a value that holds ',' or a line break must stand in quotes)",
+            "line 2: 5 values for 4 columns (a value that holds the delimiter or a line break must stand in quotes)",
         ),
         ({"split": SPLIT.replace(",train", "")}, "split.csv.gz, line 2: 3 values for 4 columns"),
         (
             {"split": SPLIT.replace("split\n", "split,split\n")},
             "split.csv.gz has the column split twice; download it again",
         ),
-        ({"split": SPLIT + '"'}, "split.csv.gz cannot be read (unexpected end of data); download it again"),
+        (
+            {"split": SPLIT + '"'},
+            "split.csv.gz, row from line 4 on cannot be read (unexpected end of data); download it again",
+        ),
         ({"split": SPLIT.splitlines()[0] + "\n"}, "split.csv.gz holds no row; download it again"),
         (
             {"split": SPLIT.replace(",train", ",training")},

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import os
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pysbd
 import pytest
+from pysbd.lang.english import English
 
+from data_prep.text.boundaries import _NUMBERED_REFERENCE
+from data_prep.text.sections import study_sections
 from data_prep.text.sentences import has_letter, passages, split_sentences
 from tests.data_prep.text.boundary_score import Agreement, Spans, boundary_agreement, locate
 
@@ -222,6 +228,38 @@ def test_long_text_takes_no_long_time(unit: str) -> None:
     begin = time.perf_counter()
     sentences(unit * 2000)
     assert time.perf_counter() - begin < 10
+
+
+@pytest.mark.parametrize(
+    "text", [f"Seen by Dr. Smith..[{'617 555 0123 ' * 9}] No edema.", "1. " * 50 + "No edema."]
+)
+def test_runs_of_numbers_do_not_hang(text: str) -> None:
+    """Expressions that cut digits in many ways take years, and hold the interpreter's lock meanwhile."""
+    code = (
+        "from data_prep.text.sections import Section, own_sections; "
+        "from data_prep.text.sentences import passages, split_sentences; "
+        f"read = own_sections([Section('text', {text!r})]); "
+        "[split_sentences(passage) for _, one in read for passage in passages(one)]"
+    )
+    subprocess.run([sys.executable, "-c", code], timeout=60, check=True, cwd=Path(__file__).parents[3])
+
+
+def test_numbered_references_are_those_of_pysbd() -> None:
+    theirs = re.compile(English.NUMBERED_REFERENCE_REGEX)
+    ours = re.compile(_NUMBERED_REFERENCE)
+    for text in map("".join, itertools.product("1 ,-]", repeat=6)):
+        text = f"x.[{text}] A"
+        assert ours.sub(r"\2|\7", text) == theirs.sub(r"\2|\7", text)
+
+
+@pytest.mark.parametrize(
+    "text", ["x\n" + " " * 50_000 + "x", "X" * 100_000, "ADDENDUM:\nFINDINGS: a\n" * 2_000]
+)
+def test_time_grows_with_the_length_of_a_report(text: str) -> None:
+    begin = time.perf_counter()
+    study_sections(text)
+    sentences(text)
+    assert time.perf_counter() - begin < 5
 
 
 # --- Boundaries labelled by hand, see sentence_boundaries/README.md ------------------------------------------------

@@ -10,6 +10,7 @@ from scipy import stats
 
 from medclip_dcl.report.intervals import LEVEL
 
+ALPHA = 0.05
 _ROUNDING = 1e-9
 """Relative difference of numbers that are taken for equal: k/599 - (k - 1)/599 depends on k."""
 

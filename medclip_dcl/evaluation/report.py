@@ -1,6 +1,0 @@
-"""Earlier name of ``python -m medclip_dcl.report``."""
-
-from medclip_dcl.report.report import main
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,133 @@
+"""best.ckpt of a run: the checkpoint with the best value of a metric, or none."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pytorch_lightning import Callback, Trainer
+from pytorch_lightning.callbacks import ModelCheckpoint
+from torch import Tensor
+
+from medclip_dcl.errors import UserError
+from medclip_dcl.files import link
+from medclip_dcl.weight_files import BEST, read_model
+
+_NAMES = ("best", "last", "new", "previous", "unreadable", "untrained")
+"""Checkpoints of a run."""
+_LOWER = re.compile(r"(train|validate)/(\w+_)?(loss|perplexity|medr)")
+_HIGHER = re.compile(r"validate/((auc|acc|average_precision)(_\w+)?|(\w+_)?(recall|accuracy))")
+
+
+def best_mode(where: str, metric: str, given: str | None) -> str | None:
+    """The mode that selects the best value of a metric of this package; the given one for any other metric.
+
+    Raises:
+        UserError: the given mode selects the worst value; names the setting `where`.
+    """
+    known = "min" if _LOWER.fullmatch(metric) else "max" if _HIGHER.fullmatch(metric) else given
+    if given not in (None, known):
+        raise UserError(f"{where}.mode: expected {known} for {metric}, found {given}")
+    return known
+
+
+def complete_selection(options: Any) -> None:
+    """Set the mode of the options of `BestCheckpoint` where it is None.
+
+    Raises:
+        UserError: no mode is known, or an option contradicts best.ckpt or last.ckpt.
+    """
+    for name in ("save_last", "save_on_exception"):
+        if options.get(name):
+            raise UserError(
+                f"checkpoint.{name}: last.ckpt is written anyway, every checkpoint_minutes, at each epoch's end and at "
+                "a signal; remove this option"
+            )
+    if options.filename in _NAMES[1:]:
+        raise UserError(f"checkpoint.filename: {options.filename}.ckpt is another checkpoint of the run")
+    if options.monitor is None:
+        return
+    options.mode = best_mode("checkpoint", options.monitor, options.mode)
+    if options.mode is None:
+        raise UserError(f"checkpoint.mode: expected min or max for {options.monitor}, a metric of your own")
+    for name in ("every_n_train_steps", "train_time_interval", "save_on_train_epoch_end"):
+        if options.get(name) and options.monitor.startswith("validate/"):
+            raise UserError(
+                f"checkpoint.{name}: {options.monitor} is of the weights at a validation; for more of these set "
+                "trainer.val_check_interval, for checkpoints by steps or time checkpoint.monitor: null"
+            )
+
+
+def check_callbacks(callbacks: Iterable[Callback]) -> None:
+    """Check callbacks that the user has added.
+
+    Raises:
+        UserError: one takes the worst value of a metric for the best, or writes checkpoints of the run.
+    """
+    for one in callbacks:
+        name = f"trainer.callbacks: {type(one).__name__}"
+        if isinstance(monitor := getattr(one, "monitor", None), str):
+            best_mode(name, monitor, getattr(one, "mode", None))
+        if not isinstance(one, ModelCheckpoint) or one.dirpath is not None:
+            continue
+        if one.save_last or one.filename in _NAMES:
+            raise UserError(
+                f"{name} would write best.ckpt or last.ckpt; give another filename, and no save_last"
+            )
+
+
+class BestCheckpoint(ModelCheckpoint):
+    """Keeps best.ckpt, the checkpoint with the best finite value of `monitor`; none without such a value.
+
+    Lightning's ModelCheckpoint keeps the first NaN, and under a fixed name the last of several checkpoints. Here
+    best.ckpt is the best of all whatever `save_top_k` and `filename` say. Without `monitor` there is none, only the
+    checkpoints that `save_top_k: -1` or `every_n_train_steps` ask for.
+
+    Args:
+        mode: None: the best one of a metric of this package.
+        options: of ModelCheckpoint.
+    """
+
+    def __init__(self, *, mode: Literal["min", "max"] | None = None, **options: Any) -> None:
+        known = best_mode("checkpoint", options.get("monitor") or "", None)
+        super().__init__(mode=mode or known or "min", **options)
+        if self.monitor is None and self.save_top_k == 1 and self._every_n_epochs == 1:
+            self.save_top_k = 0  # it would equal last.ckpt
+        if self.monitor is None and self.filename == "best":
+            self.filename = "step{step}"
+        elif self.save_top_k != 1 and "{step" not in (self.filename or "{step}"):
+            self.filename = f"{self.filename}-step{{step}}"
+
+    @property
+    def _best(self) -> Path:
+        return Path(self.dirpath or "", BEST)
+
+    def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
+        """True for a value that is finite on every process and among the best."""
+        is_finite = current is not None and bool(current.isfinite())
+        is_finite = trainer.strategy.reduce_boolean_decision(is_finite)
+        return is_finite and super().check_monitor_top_k(trainer, current)
+
+    def _update_best_and_save(self, current: Tensor, trainer: Trainer, monitor_candidates: Any) -> None:
+        super()._update_best_and_save(current, trainer, monitor_candidates)
+        if trainer.is_global_zero and Path(self.best_model_path) != self._best:
+            link(Path(self.best_model_path), self._best)
+
+    def selected(self) -> dict[str, Any] | None:
+        """Epoch and steps of best.ckpt, metric and value that selected it; None if there is none."""
+        if self.best_model_score is None or not self._best.is_file():
+            return None
+        value = float(f"{float(self.best_model_score):.6g}")
+        return {**read_model(self._best).progress, "metric": self.monitor, "value": value}
+
+    def describe(self, selected: Mapping[str, Any] | None, epochs: int) -> str:
+        """One line about the checkpoint that `test` and `load` use after a training of so many epochs."""
+        if selected is not None:
+            best = "best checkpoint: epoch {epoch} of {of} ({step} steps), {metric} {value:.4g}"
+            return best.format(of=epochs, **selected)
+        reason = f"{self.monitor} had no finite value at a time of saving"
+        if self.monitor is None or self.save_top_k == 0:
+            reason = "checkpoint.monitor is null" if self.monitor is None else "checkpoint.save_top_k is 0"
+        return f"no checkpoint was selected, since {reason}: the last is used, of epoch {epochs}"
