@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from multiprocessing import get_context
 from typing import Any, TypeVar
 
-from medclip_dcl.command_line import one_line_errors, progress_bar
+from medclip_dcl.command_line import add_import_option, one_line_errors, progress_bar
 from medclip_dcl.errors import UserError
 from medclip_dcl.processes import begin_worker
 
@@ -31,9 +31,13 @@ def option(help: str, field_default: Any = dataclasses.MISSING, /, **argument: A
 
 
 def parse_options(
-    settings: type[Item], program: str, description: str, arguments: Sequence[str] | None
+    settings: type[Item],
+    program: str,
+    description: str,
+    arguments: Sequence[str] | None,
+    has_own_classes: bool = False,
 ) -> Item:
-    """Parse the options that the fields of a settings dataclass declare."""
+    """Parse the options that the fields of a settings dataclass declare; ``--import`` where a model is loaded."""
     parser = argparse.ArgumentParser(
         prog=f"python -m data_prep.{program}",
         description=description,
@@ -48,7 +52,10 @@ def parse_options(
         else:
             argument.setdefault("default", field.default)
         parser.add_argument(f"--{field.name}", **argument)
-    return settings(**vars(parser.parse_args(arguments)))
+    if has_own_classes:
+        add_import_option(parser)
+    options = vars(parser.parse_args(arguments))
+    return settings(**{name: value for name, value in options.items() if name != "imported"})
 
 
 def number(most: float) -> Callable[[str], float]:

@@ -113,6 +113,8 @@ def encode(settings: Settings) -> Path:
     require_writable(folder / INFO_FILE)
     kept = Progress(folder / PROGRESS_FILE, info)
     texts = sentences["text"].tolist()
+    if cut := network.text_encoder.truncated_share(texts):
+        print(f"note: {cut}", flush=True)
     states = RowFile(folder / SENTENCES_FILE, len(texts), kept)
     states.write(_states(network, texts[states.done :]), _SORTED, "sentences")
     files = [prepared.image_file(path) for path in images["path"]]
@@ -289,7 +291,7 @@ def _require_same(folder: Path, found: dict[str, Any], info: dict[str, Any]) -> 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line, see `--help`."""
-    encode(parse_options(Settings, "encode", __doc__, arguments))
+    encode(parse_options(Settings, "encode", __doc__, arguments, has_own_classes=True))
 
 
 if __name__ == "__main__":

@@ -8,21 +8,29 @@ from __future__ import annotations
 
 import functools
 import gc
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 
 from medclip_dcl.command.config_keys import check_arguments
+from medclip_dcl.command_line import take_imports
 from medclip_dcl.errors import UserError
 from medclip_dcl.processes import let_threads_sleep
 
 
-def main(args: Sequence[str] | None = None) -> None:
-    """Run one command; a mistake of the user ends with one line and status 2."""
+def main(args: Sequence[str] | None = None, *, are_typed: bool = True) -> None:
+    """Run one command; a mistake of the user ends with one line and status 2.
+
+    Args:
+        args: arguments of the command line; None for those of the process.
+        are_typed: a class path among them imports its module; False: modules of ``--import`` alone, as in files.
+    """
     let_threads_sleep()  # here for the script medclip-dcl, which `python -m` does not start
+    modules, args = take_imports(sys.argv[1:] if args is None else args, "medclip_dcl")
     try:
-        check_arguments(sys.argv[1:] if args is None else args)
-        _lightning_cli()(args)
+        check_arguments(args)
+        _lightning_cli()(args, [*modules, *(_class_paths(args) if are_typed else ())])
         return
     except Exception as error:
         about_input = next((cause for cause in _causes(error) if isinstance(cause, UserError)), None)
@@ -37,7 +45,7 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 @functools.cache
-def _lightning_cli() -> Callable[[Sequence[str] | None], None]:
+def _lightning_cli() -> Callable[[Sequence[str], Sequence[str]], None]:
     """The function that runs a command. It is imported after the check, because Lightning takes seconds.
 
     The modules are kept from garbage collection, which would look through them during the import, later and at the
@@ -53,6 +61,14 @@ def _lightning_cli() -> Callable[[Sequence[str] | None], None]:
             gc.enable()
     gc.freeze()
     return run
+
+
+def _class_paths(args: Sequence[str]) -> list[str]:
+    """Dotted names among the arguments, without names of files."""
+    values = [
+        word for word, before in zip(args, ["", *args], strict=False) if before not in ("--config", "-c")
+    ]
+    return re.findall(r"(?<![\w./-])[^\W\d]\w*(?:\.\w+)+(?![\w./-])", "\n".join(values))
 
 
 def _unwrapped(error: Exception) -> BaseException:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import errno
+import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,6 +32,35 @@ def one_line_errors(program: str) -> Iterator[None]:
             raise
         print(f"{program}: {error.filename}: {error.strerror}", file=sys.stderr)
         raise SystemExit(2) from error
+
+
+def add_import_option(parser: argparse.ArgumentParser) -> None:
+    """Add ``--import MODULE``, for classes of the user's own: checkpoints and configuration files import nothing."""
+    words = "import this module of yours, whose classes the model uses; may be given several times"
+    parser.add_argument("--import", dest="imported", action=_Import, default=(), metavar="MODULE", help=words)
+
+
+class _Import(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, given: Any, _: Any = None) -> None:
+        module = given.removeprefix("./").removesuffix(".py")
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if not f"{module}.".startswith(f"{error.name}."):
+                raise  # it imports another that is missing
+            advice = "run this from the folder that holds it, or add that folder to PYTHONPATH"
+            parser.error(f"--import {module}: there is no module {error.name}; {advice}")
+        namespace.imported = (*namespace.imported, module)
+
+
+def take_imports(arguments: Sequence[str], program: str) -> tuple[Sequence[str], list[str]]:
+    """Import the modules of ``--import``; return their names and the other arguments."""
+    parser = argparse.ArgumentParser(
+        prog=program, usage=argparse.SUPPRESS, add_help=False, allow_abbrev=False
+    )
+    add_import_option(parser)
+    options, others = parser.parse_known_args(arguments)
+    return options.imported, others
 
 
 def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:

@@ -92,19 +92,54 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def read_text(file: Path) -> str:
+    """Read a text file in UTF-8, whatever the locale.
+
+    Raises:
+        MissingFileError: no such file.
+        UserError: not readable, or not UTF-8.
+    """
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except FileNotFoundError as error:
+        raise MissingFileError(f"no file {file}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file} is not UTF-8 ({error}); save it in UTF-8") from error
+    except OSError as error:
+        raise UserError(f"{file} is not readable: {error}") from error
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Refuses a duplicate key, of which YAML would keep the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [(key.tag, str(key.value)) for key, _ in node.value]
+        for place, (key, _) in enumerate(node.value):
+            if keys[place] in keys[:place]:
+                raise UserError(
+                    f"line {key.start_mark.line + 1}: {key.value} is listed more than once; keep one"
+                )
+        return super().construct_mapping(node, deep)
+
+
+def parse_yaml(text: str, where: object) -> Any:
+    """Content of a YAML text, which `where` names in a `UserError`: not readable, or a duplicate key."""
+    try:
+        return yaml.load(text, _Loader)
+    except UserError as error:
+        raise UserError(f"{where}, {error}") from error
+    except (ValueError, yaml.YAMLError) as error:
+        raise UserError(f"{where} is not readable YAML: {' '.join(str(error).split())}") from error
+
+
 def read_yaml(file: Path) -> dict[str, Any]:
     """Read a YAML file of keys with values.
 
     Raises:
         MissingFileError: no such file.
-        UserError: not readable, or something else.
+        UserError: not readable, a duplicate key, or something else.
     """
-    if not file.is_file():
-        raise MissingFileError(f"no file {file}")
-    try:
-        found = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"{file} is not readable YAML: {' '.join(str(error).split())}") from error
+    found = parse_yaml(read_text(file), file)
     if not isinstance(found, Mapping):
         raise UserError(f"{file}: expected keys with values, found {found!r}")
     return dict(found)

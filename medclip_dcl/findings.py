@@ -75,32 +75,15 @@ def read_prompts(prompts: PromptSource, owner: str = "prompts") -> PromptEnsembl
 
 
 def _of_file(file: Path, owner: str) -> Any:
-    import yaml
+    from medclip_dcl.files import parse_yaml, read_text
 
     try:
-        text = file.read_text(encoding="utf-8")
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        if isinstance(node, yaml.MappingNode):
-            # YAML keeps the last of several equal keys.
-            _require_distinct([str(key.value) for key, _ in node.value], owner)
-        return yaml.safe_load(text)
-    except FileNotFoundError as error:
+        return parse_yaml(read_text(file), owner)
+    except MissingFileError as error:
         raise MissingFileError(
             f"{owner}: no such file; expected a YAML file of finding: [negative, positive], such as "
             "configs/prompts/chexpert14.yaml"
         ) from error
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        said = " ".join(str(error).split())
-        raise UserError(f"{owner}: not readable as YAML ({said})") from error
-
-
-def _require_distinct(findings: Sequence[str], owner: str) -> None:
-    twice = sorted({finding for finding in findings if findings.count(finding) > 1})
-    if twice:
-        raise UserError(
-            f"{owner}: {', '.join(twice)} is listed more than once; keep one pair of prompts (several wordings: "
-            "finding: [[negative, ...], [positive, ...]])"
-        )
 
 
 def _pair(pair: Any, owner: str) -> tuple[tuple[str, ...], tuple[str, ...]]:

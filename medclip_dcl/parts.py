@@ -45,7 +45,7 @@ def part_class(class_path: str, base: type[Part]) -> type[Part]:
     kind = getattr(sys.modules.get(module_name), class_name, None)
     if not (isinstance(kind, type) and issubclass(kind, base)):
         raise UserError(
-            f"the checkpoint names {class_path}, which is not a known {base.__name__}; "
-            f"if the class is your own, import {module_name} before loading (from a folder on PYTHONPATH)"
+            f"the checkpoint names {class_path}, which is not a known {base.__name__}; if the class is your own, add "
+            f"--import {module_name} to the command (in Python: import {module_name} before loading)"
         )
     return kind

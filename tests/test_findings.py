@@ -46,7 +46,7 @@ def test_a_file_may_hold_ensembles(tmp_path):
         ("Edema: [No edema, {a: b}]", "Edema needs a negative and a positive prompt"),
         ("Edema: [No edema, [Edema, Edema]]", "Edema has a duplicate prompt"),
         ("Edema: [No edema, Edema]\nx: [no x, x]\nEdema: [Dry, Wet]", "Edema is listed more than once"),
-        ("Edema: [No edema", "not readable as YAML"),
+        ("Edema: [No edema", "is not readable YAML"),
         (None, "no such file"),
     ],
 )

@@ -23,7 +23,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from medclip_dcl.command_line import available_cores, one_line_errors, progress_bar, whole_number
+from medclip_dcl.command_line import (
+    add_import_option,
+    available_cores,
+    one_line_errors,
+    progress_bar,
+    whole_number,
+)
 from medclip_dcl.errors import MissingFileError, UserError
 
 if TYPE_CHECKING:
@@ -103,6 +109,7 @@ def _parser() -> argparse.ArgumentParser:
         default=workers,
         help=f"processes that read images for --classify; 0: none of its own; default {workers} here",
     )
+    add_import_option(parser)
     return parser
 
 

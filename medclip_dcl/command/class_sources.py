@@ -1,4 +1,4 @@
-"""Read classes from their sources, without importing them: arguments, types, defaults, names."""
+"""Read classes from their sources, without importing them: arguments, types, names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import ast
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -34,21 +33,6 @@ def constructor_arguments(init: ast.FunctionDef) -> list[ast.arg]:
     return [*init.args.args[1:], *init.args.kwonlyargs]
 
 
-def defaults(init: ast.FunctionDef) -> dict[str, Any]:
-    """The defaults that are plain values."""
-    both = [
-        *zip(
-            constructor_arguments(init)[: len(init.args.args) - 1][::-1],
-            init.args.defaults[::-1],
-            strict=False,
-        )
-    ]
-    both += [
-        (x, y) for x, y in zip(init.args.kwonlyargs, init.args.kw_defaults, strict=True) if y is not None
-    ]
-    return {x.arg: y.value for x, y in both if isinstance(y, ast.Constant)}
-
-
 @cache
 def parameters(class_path: str) -> dict[str, str] | None:
     """Arguments of a class and their types by its source; None where it cannot be told."""
@@ -67,33 +51,14 @@ def _kind(annotation: ast.expr | None) -> str:
     return "" if annotation is None else ast.unparse(annotation)
 
 
-def names_in(source: ast.Module) -> set[str]:
-    """Names that a module has, also those that it imports when they are asked for."""
-    found = set()
-    for node in ast.walk(source):
-        if isinstance(node, ast.ClassDef | ast.FunctionDef):
-            found.add(node.name)
-        elif isinstance(node, ast.alias):
-            found.add((node.asname or node.name).split(".")[0])
-        elif isinstance(node, ast.Name):
-            found.add(node.id)
-    return found
-
-
-def folder_of(module: str) -> Path:
-    package, *parts = module.split(".")
-    if package == PACKAGE.name:
-        return PACKAGE.joinpath(*parts)
-    spec = find_spec(package)
-    return Path(spec.origin if spec and spec.origin else "").parent.joinpath(*parts)
-
-
 @cache
 def source_of(module: str) -> ast.Module | None:
     """The source of a module or package of this project, or of Lightning; None of any other."""
-    if module.split(".")[0] not in (PACKAGE.name, "pytorch_lightning"):
+    package, *parts = module.split(".")
+    if package not in (PACKAGE.name, "pytorch_lightning") or not all(map(str.isidentifier, parts)):
         return None
-    folder = folder_of(module)
+    spec = find_spec(package)
+    folder = Path(spec.origin if spec and spec.origin else "").parent.joinpath(*parts)
     for file in (folder.with_suffix(".py"), folder / "__init__.py"):
         if file.is_file():
             return ast.parse(file.read_text(encoding="utf-8"))

@@ -14,12 +14,13 @@ from pytorch_lightning.cli import LightningArgumentParser
 
 from medclip_dcl.command.config_keys import alternatives, nearest, one_of
 from medclip_dcl.command.config_keys import message as unknown_message
+from medclip_dcl.errors import UserError
 
 PROGRAM = "medclip-dcl"
 _DESCRIPTION = (
     "Train and evaluate image-text models of chest radiographs: fit trains, test evaluates on the test patients, "
     "predict writes embeddings and scores. A configuration (--config configs/*.yaml) says everything; later ones and "
-    "options override earlier ones."
+    "options override earlier ones. --import MODULE makes classes of your own known, in every command."
 )
 _EXPECTED = r"Expected an? (.+?)(?:\. Got value: (.*))?$"
 # Lines of jsonargparse that do not name the problem.
@@ -42,7 +43,10 @@ class ConfigParser(LightningArgumentParser):
         if not self.exit_on_error:
             super().error(message, ex)
         parser = getattr(ex, "subcommand_parser", None) or self
-        print(f"medclip_dcl: error: {explain(message, _options(parser))}", file=sys.stderr)
+        cause: BaseException | None = ex
+        while not (cause is None or isinstance(cause, UserError)):
+            cause = cause.__cause__
+        print(f"medclip_dcl: error: {cause or explain(message, _options(parser))}", file=sys.stderr)
         raise SystemExit(2) from ex
 
 
@@ -57,6 +61,12 @@ def explain(message: str, options: Iterable[str]) -> str:
         return unknown_message(unknown[1].split("=")[0], options)
     if unknown := re.match(r"Subcommand '\w+' does not accept option '(.+)'", message):
         return unknown_message(unknown[1], options)
+    if denied := re.search(r"Importing '([\w.]+)\.\w+' is not allowed", message):
+        where = ".init_args.".join(re.findall(r'Parser key "([^"]+)"', message[: denied.start()]))
+        return (
+            f"{where}: a configuration file does not import {denied[1]}; if you trust that module, add --import "
+            f"{denied[1]} to the command"
+        )
     keys: list[str] = []
     class_path, leaf = "", ""
     lines = [line.strip().removeprefix("- ") for line in message.splitlines()]
@@ -80,7 +90,9 @@ def explain(message: str, options: Iterable[str]) -> str:
     if absent := re.match(r"No module named '([^']+)'", leaf):
         return f"{where}: {_no_module(absent[1], class_path)}"
     if absent := re.match(r"module '([^']+)' has no attribute '([^']+)'", leaf):
-        near = nearest(absent[2], dir(importlib.import_module(absent[1])))
+        there = importlib.import_module(absent[1])
+        names = {*dir(there), *getattr(there, "__all__", ())}
+        near = nearest(absent[2], (name for name in names if name[:1].isupper() == absent[2][:1].isupper()))
         return f"{where}: {absent[1]} has no {absent[2]} (class_path {class_path}){near}"
     if expected := re.match(_EXPECTED, leaf):
         # One line for each accepted type, at the indentation of the first.
@@ -100,6 +112,8 @@ def explain(message: str, options: Iterable[str]) -> str:
             f"{where}.init_args: {missing[1]} is missing, which {class_path.rpartition('.')[2]} needs; set it, or add "
             "a --config that does"
         )
+    if missing and not where:
+        return f"{missing[1]} missing; give them by a configuration, e.g. --config configs/demo.yaml"
     if "_checkpoint_folder(run_folder)" in leaf and "invalid" in leaf:
         return "checkpoint.dirpath: it is the folder checkpoints of --run_folder; remove this option"
     if "_checkpoint_folder(run_folder)" in leaf:

@@ -1,12 +1,11 @@
 """Check a configuration against the sources before Lightning is imported, which takes seconds.
 
-Finds unknown keys and classes, values of a wrong type or range, missing files and data sets, a run folder of another
-run. Names only what is certainly wrong and leaves everything else to the parser (`config_errors`).
+Finds unknown keys, values of a wrong type, missing files and data sets, a run folder of another run. Names only what is
+certainly wrong and leaves everything else to the parser (`config_errors`).
 """
 
 from __future__ import annotations
 
-import ast
 import difflib
 import json
 import math
@@ -17,18 +16,9 @@ from typing import Any
 
 import yaml
 
-from medclip_dcl.command.class_sources import (
-    PACKAGE,
-    constructor_arguments,
-    constructors,
-    defaults,
-    folder_of,
-    names_in,
-    parameters,
-    source_of,
-)
+from medclip_dcl.command.class_sources import PACKAGE, parameters
 from medclip_dcl.command_line import yaml_value
-from medclip_dcl.errors import MissingFileError, UserError, check_choice, check_least, check_options
+from medclip_dcl.errors import MissingFileError, UserError
 
 TOP = {
     "checkpoint": "", "checkpoint_minutes": "float", "ckpt_path": "", "config": "", "data": "",
@@ -97,7 +87,7 @@ def check_arguments(arguments: Sequence[str]) -> None:
         return
     given = _Given()
     words = [part for word in arguments[1:] for part in re.split(r"(?<=^--config)=|(?<=^-c)=", word)]
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in zip(words, [*words[1:], ""], strict=False):
         if word in ("--config", "-c"):
             given.add_file(following)
         elif word.startswith("--"):
@@ -162,7 +152,6 @@ class _Given:
             for one in value if isinstance(value, list) else [value]:
                 callback = _Given()  # each by itself: there may be several of one class
                 callback._add_class(name.rstrip("+"), one if isinstance(one, dict) else {"class_path": one})
-                callback._check_constructors()
         elif is_part and (is_class or str(value).startswith(f"{PACKAGE.name}.")):
             if not is_class:
                 self._forget(name)
@@ -174,7 +163,6 @@ class _Given:
     def _add_class(self, path: str, value: Mapping[str, Any]) -> None:
         class_path = value.get("class_path", self.classes.get(path))
         self.classes[path] = class_path if isinstance(class_path, str) else None
-        _check_class(path, self.classes[path] or "")
         settings = value.get("init_args")
         for key, setting in settings.items() if isinstance(settings, dict) else ():
             self._add(f"{path}.init_args.{key}", setting)
@@ -208,11 +196,7 @@ class _Given:
     def check_together(self, command: str) -> None:
         """Check what several settings say together."""
         if command != "fit":
-            # The network comes from a checkpoint, and images are not cropped.
-            self._forget("model")
-            self.values.pop("data.init_args.crop_size", None)
-        self._check_constructors()
-        self._check_dims()
+            self._forget("model")  # the network comes from a checkpoint
         _check_devices(self.values.get("trainer.accelerator"), self.values.get("trainer.devices"))
         if command == "fit" and self.values.get("trainer.fast_dev_run", False) in (False, 0):
             self._check_run_folder()
@@ -223,29 +207,6 @@ class _Given:
             _check_files(folder, self.values.get("prompts"), command != "predict")
         if command == "fit" and not Path(str(self.values.get("run_folder")), "config.yaml").is_file():
             self._check_sources()
-
-    def _check_constructors(self) -> None:
-        for path, class_path in self.classes.items():
-            start = f"{path}.init_args."
-            values = {
-                name[len(start) :]: value
-                for name, value in self.values.items()
-                if name.startswith(start) and "." not in name[len(start) :]
-            }
-            classes = {name[len(start) :] for name in self.classes if name.startswith(start)}
-            if class_path is not None:
-                _check_constructor(path, class_path, values, classes)
-
-    def _check_dims(self) -> None:
-        """Refuse encoders and a similarity whose embeddings differ in size."""
-        sizes = {}
-        for part in ("image_encoder", "text_encoder", "similarity"):
-            path = f"model.init_args.{part}"
-            found = constructors(self.classes.get(path) or "")
-            default = defaults(found[0]).get("dim") if found else None
-            sizes[part] = self.values.get(f"{path}.init_args.dim", default)
-        if len({size for size in sizes.values() if isinstance(size, int)}) > 1:
-            raise UserError(f"embedding sizes (dim) must agree, found {sizes}")
 
     def _check_run_folder(self) -> None:
         """Refuse a folder whose run has other values of these settings; the rest is compared when all is known."""
@@ -412,50 +373,3 @@ def _as_number(value: Any) -> Any:
         return value if value is None or isinstance(value, bool) else float(value)
     except (TypeError, ValueError):
         return value
-
-
-def _check_class(path: str, class_path: str) -> None:
-    """A class of this package that does not exist."""
-    parts = class_path.split(".")
-    if parts[0] != PACKAGE.name:
-        return
-    for place in range(1, len(parts)):
-        module = ".".join(parts[:place])
-        source = source_of(module)
-        if source is None:
-            return
-        inner = {file.stem for file in folder_of(module).glob("*")} if place < len(parts) - 1 else set()
-        is_class = parts[place][:1].isupper()
-        names = {name for name in names_in(source) | inner if name[:1].isupper() == is_class}
-        if parts[place] not in names:
-            near = nearest(parts[place], names)
-            raise UserError(f"{path}: {module} has no {parts[place]} (class_path {class_path}){near}")
-
-
-def _check_constructor(path: str, class_path: str, given: Mapping[str, Any], classes: set[str]) -> None:
-    """Run the checks of a constructor that need its plain arguments alone (`if not 0 <= eta < 1: raise UserError`)."""
-    usual: dict[str, Any] = {}  # a subclass passes its defaults on to its bases
-    for init in constructors(class_path):
-        usual = defaults(init) | usual
-        known = {
-            x.arg: "" if x.annotation is None else ast.unparse(x.annotation)
-            for x in constructor_arguments(init)
-        }
-        names: dict[str, Any] = {"math": math, "UserError": UserError}
-        names |= {"check_choice": check_choice, "check_least": check_least, "check_options": check_options}
-        names |= {key: value for key, value in {**usual, **given}.items() if key in known}
-        for key in [key for key in names if re.search(r"\b(int|float)\b", known.get(key, ""))]:
-            names[key] = int(names[key]) if isinstance(names[key], int) else _as_number(names[key])
-        names = {key: value for key, value in names.items() if key not in classes}
-        for statement in init.body:
-            is_check = isinstance(statement, ast.If) and [type(x) for x in statement.body] == [ast.Raise]
-            is_check |= ast.unparse(statement).startswith(("check_choice(", "check_least(", "check_options("))
-            target = statement.targets[0] if isinstance(statement, ast.Assign) else None
-            if not is_check and not isinstance(target, ast.Name):
-                continue
-            try:
-                exec(compile(ast.Module([statement], []), class_path, "exec"), names)
-            except UserError as error:
-                raise UserError(f"{path}: {error}" if ".init_args." in path else str(error)) from error
-            except Exception:  # it needs more than the arguments
-                names.pop(target.id if isinstance(target, ast.Name) else "", None)

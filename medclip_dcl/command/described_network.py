@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jsonargparse import Namespace
+from torch import nn
 
 from medclip_dcl.command.config_errors import imported
 from medclip_dcl.data.image_only import ImageOnlyDataModule
@@ -14,6 +15,7 @@ from medclip_dcl.models.classifier import Classifier
 from medclip_dcl.models.image_only import ImageOnlyModel
 from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.networks.initial_weights import PARTS
+from medclip_dcl.parts import part_class
 from medclip_dcl.weight_files import SavedModel, kind_of_network
 
 _PLAIN = ("findings", "projection_dim", "hidden", "batch_norm")
@@ -66,6 +68,7 @@ def has_prepared_set(config: Namespace) -> bool:
 
 def _take_part_from(described: Mapping[str, Any], part: str, model: Namespace) -> None:
     if part in described:
+        part_class(described[part]["class_path"], nn.Module)
         class_path, init_args = (described[part][key] for key in ("class_path", "init_args"))
         model.init_args[part] = Namespace(class_path=class_path, init_args=Namespace(**init_args))
 

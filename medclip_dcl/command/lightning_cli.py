@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
-import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,10 +17,12 @@ from jsonargparse.typing import NonNegativeFloat, OpenUnitInterval
 from pytorch_lightning import LightningDataModule, LightningModule, Trainer
 from pytorch_lightning.callbacks import ProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
+from pytorch_lightning.plugins.environments import LightningEnvironment
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
 from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException
 
 from medclip_dcl.command.config_errors import ConfigParser, explain
+from medclip_dcl.command.config_files import allow_imports, import_options, unambiguous_files
 from medclip_dcl.command.described_network import (
     forget_initial_weights,
     has_prepared_set,
@@ -60,16 +63,21 @@ from medclip_dcl.weight_files import SavedModel, read_model
 _TERMINATED = 128 + signal.SIGTERM
 
 
-def run(args: Sequence[str] | None = None) -> None:
-    """Run one command from command-line arguments (None: those of the process).
+def run(args: Sequence[str], modules: Sequence[str] = ()) -> None:
+    """Run one command.
+
+    Args:
+        args: arguments of the command line.
+        modules: whose packages a class path in a configuration or checkpoint may name, beside `config_files.KNOWN`.
 
     Raises:
         SystemExit: with status 128 + the signal's number if `fit` was stopped by one before its end, so that a batch
             system does not take the run for completed: 143 for SIGTERM, 138 for SIGUSR1, 130 for Ctrl-C.
     """
-    with plain_output():
+    allow_imports(modules)
+    with plain_output(), unambiguous_files():
         try:
-            MedclipCLI(args=None if args is None else list(args))
+            MedclipCLI(args)
         except FinishedRun as finished:
             rank_zero_info(str(finished))
 
@@ -81,11 +89,12 @@ class FinishedRun(Exception):
 class MedclipCLI(LightningCLI):
     """LightningCLI in which a run folder holds one run."""
 
-    def __init__(self, args: list[str] | None = None) -> None:
+    def __init__(self, args: Sequence[str] = ()) -> None:
         self.exported: Path | None = None
         self.source: SavedModel | None = None
+        self.lock = ExitStack()
         self.has_claimed = self.continues = self.goes_on = False
-        self.command = next(iter(sys.argv[1:] if args is None else args), "")
+        self.command = next(iter(args), "")
         try:
             super().__init__(
                 LightningModule,
@@ -96,12 +105,14 @@ class MedclipCLI(LightningCLI):
                 auto_configure_optimizers=False,
                 seed_everything_default=0,
                 parser_class=ConfigParser,
-                args=args,
+                args=list(args),
             )
         except BaseException:
             if self.has_claimed:
                 self.run.give_up_claim()
             raise
+        finally:
+            self.lock.close()
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
         """The given command alone, or all of them for the help: Lightning builds the parser of each."""
@@ -166,6 +177,7 @@ class MedclipCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         config = self.config[self.subcommand]
         self.run = RunFolder(config.run_folder)
+        self.environment = _own_environment(config.trainer)
         if self.subcommand == "predict" and not has_prepared_set(config):
             raise UserError(
                 "predict: images alone have nothing to predict; `test` writes the classes of the test images to "
@@ -253,7 +265,13 @@ class MedclipCLI(LightningCLI):
                 f"{self.run.folder} is finished: nothing to do; a larger --trainer.max_epochs (it had "
                 f"{config.trainer.max_epochs}) trains it longer"
             )
-        if getattr(rank_zero_only, "rank", 0) == 0:  # known from the environment before any process group
+        # Known from the environment before any process group.
+        if getattr(rank_zero_only, "rank", 0) == 0 == int(os.environ.get("NODE_RANK", 0)):
+            if earlier := self.lock.enter_context(self.run.locked()):
+                rank_zero_warn(
+                    f"{self.run.folder} was trained by {earlier}, which did not come to an end: this process goes on "
+                    "with it; if that one still runs, stop it"
+                )
             if is_longer:
                 if self.run.is_finished:
                     rank_zero_info(
@@ -322,7 +340,7 @@ class MedclipCLI(LightningCLI):
         # metrics.csv is the history of training; results of a test are in results.json.
         own = [MetricsFile(self.run.folder)] if self.subcommand == "fit" else []
         kwargs["logger"] = [*own, *listed(config.logger)] or False
-        kwargs["plugins"] = [AtomicCheckpointIO(), *listed(config.plugins)]
+        kwargs["plugins"] = [AtomicCheckpointIO(), *self.environment, *listed(config.plugins)]
         if config.precision is None:
             kwargs["precision"] = best_precision(config.accelerator)
         # Unless asked for: without an example input Lightning's summary ends with "Total FLOPs: 0".
@@ -351,8 +369,8 @@ class MedclipCLI(LightningCLI):
         ]
         try:
             trainer = super().instantiate_trainer(**kwargs)
-        except (MisconfigurationException, ModuleNotFoundError, ValueError) as error:
-            # An accelerator that this machine lacks, options that exclude each other.
+        except (MisconfigurationException, ModuleNotFoundError, RuntimeError, ValueError) as error:
+            # An accelerator that this machine lacks, options that exclude each other, tasks of SLURM without devices.
             raise UserError(f"trainer: {' '.join(str(error).split())}") from error
         # After ModelCheckpoint, whose state it saves. ModelCheckpoint's `save_last` skips epochs that are not the best.
         last = LastCheckpoint(self.run.checkpoints, options.checkpoint_minutes)
@@ -377,7 +395,8 @@ class MedclipCLI(LightningCLI):
         selected = options.checkpoint.selected()
         write_json({**self.record.record(self.trainer), "best": selected}, self.run.folder / FIT_FILE)
         rank_zero_info(options.checkpoint.describe(selected, self.trainer.current_epoch))
-        next_command = getattr(self.model, "next_command", command_of_test)
+        imports = import_options(self.config[self.subcommand])
+        next_command = getattr(self.model, "next_command", lambda run: command_of_test(run) + imports)
         rank_zero_info(f"next: {next_command(self.run.folder)}")
 
     def test(self, model: LightningModule, **kwargs: Any) -> None:
@@ -406,6 +425,24 @@ class MedclipCLI(LightningCLI):
         now = _states_of(folder)
         written = sorted(str(file) for file, state in now.items() if before.get(file) != state)
         rank_zero_info(f"predictions: {', '.join(written)}" if written else "predictions: none were written")
+
+
+def _own_environment(trainer: Namespace) -> list[LightningEnvironment]:
+    """An environment without other tasks for a training of one process, which Lightning would take for one of several.
+
+    Each task that SLURM or torchrun starts is then the first and only process of its own job.
+    """
+    devices = trainer.devices
+    count = len(devices) if isinstance(devices, list) else int(devices) if str(devices).isdecimal() else 0
+    processes, tasks = count * trainer.num_nodes, int(os.environ.get("SLURM_NTASKS", 1))
+    if processes == 1:
+        rank_zero_only.rank = 0  # type: ignore[attr-defined]
+    if 0 < processes < tasks:
+        rank_zero_warn(
+            f"SLURM_NTASKS is {tasks}, trainer.devices * trainer.num_nodes {processes}: with `srun` the command runs "
+            f"{tasks} times; start as many tasks as devices (--ntasks-per-node), with --trainer.strategy ddp"
+        )
+    return [LightningEnvironment()] if processes == 1 < tasks else []
 
 
 def _use_prompts(file: str, callbacks: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from jaxtyping import Int
+from pytorch_lightning.utilities import rank_zero_warn
 from tokenizers import Tokenizer, normalizers, pre_tokenizers, trainers
 from tokenizers.models import WordPiece
 from torch import Tensor
@@ -27,6 +28,7 @@ from medclip_dcl.data.samplers import (
 from medclip_dcl.distributed import gather_objects
 from medclip_dcl.encoders.masked_language import IGNORED, masked_places
 from medclip_dcl.encoders.pretrained import load_tokenizer, resolve_folder, word_pieces
+from medclip_dcl.encoders.text import share_of_truncated
 from medclip_dcl.errors import UserError, check_choice, check_least
 
 # Batches are cut from this many batches' worth of sentences, sorted by length: little padding, yet random.
@@ -165,7 +167,9 @@ class ReportsDataModule(LinkedDataModule[ReportsRequirements], EpochDataModule):
     def _masked(self, sentences: Sequence[tuple[int, str]], use: str) -> _MaskedSentences:
         tokenizer = self.tokenizer
         number = {text: index for index, text in enumerate(dict.fromkeys(text for _, text in sentences))}
-        pieces = word_pieces(tokenizer, list(number))
+        pieces = list(word_pieces(tokenizer, list(number)))
+        if cut := share_of_truncated(sum(len(ids) > self.max_tokens - 2 for ids in pieces), len(pieces)):
+            rank_zero_warn(f"data: {use}: {cut}")
         tokens = [
             np.array([tokenizer.cls_token_id, *ids[: self.max_tokens - 2], tokenizer.sep_token_id])
             for ids in pieces

@@ -63,7 +63,13 @@ class SentenceEncoder(nn.Module):
 
     def are_truncated(self, texts: Sequence[str]) -> list[bool]:
         """True for each text that is longer than the encoder takes, so that `tokenize` drops its end."""
+        if not hasattr(self, "tokenizer"):
+            return [False] * len(texts)
         return [bool(encoding.overflowing) for encoding in self.tokenizer.encode_batch(list(texts))]
+
+    def truncated_share(self, texts: Sequence[str]) -> str:
+        """Number and share of the texts that `tokenize` cuts, for a warning; "" for none."""
+        return share_of_truncated(sum(self.are_truncated(texts)), len(texts))
 
     def forward(
         self, tokens: Int[Tensor, "sentence token"], lengths: Int[Tensor, " sentence"]
@@ -286,6 +292,13 @@ class BertSentences(SentenceEncoder):
                 "a model that was trained with a head"
             )
         self.load_state_dict({**own, **{name: state[name] for name in wanted}})
+
+
+def share_of_truncated(count: int, total: int) -> str:
+    """A warning about sentences that are longer than the encoder takes; "" for none."""
+    if not count:
+        return ""
+    return f"{count:,} of {total:,} sentences ({count / total:.2%}) are longer than max_tokens: their end is cut off"
 
 
 def _trained_encoder(source: str) -> SavedModel | None:

@@ -240,7 +240,9 @@ def embed_texts(network: ImageTextNetwork, texts: Sequence[str]) -> Float[Tensor
 
 
 def embed_anew(network: ImageTextNetwork, texts: Sequence[str]) -> Float[Tensor, "sentence dim"]:
-    """Sentence embeddings in float32, without the cache of `embed_texts`."""
+    """Sentence embeddings in float32, without the cache of `embed_texts`; warns of texts that are cut."""
+    if cut := network.text_encoder.truncated_share(texts):
+        rank_zero_warn(f"evaluation: {cut}")
     embeddings = network.embed_texts(texts).float()
     n_nan = int(embeddings.isnan().any(dim=1).sum())
     if n_nan:

@@ -20,7 +20,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from medclip_dcl.command_line import one_line_errors, progress_bar
+from medclip_dcl.command_line import add_import_option, one_line_errors, progress_bar
 from medclip_dcl.data.image_text import EvaluationTables, ImageTextDataModule
 from medclip_dcl.errors import MissingFileError, UserError, WorseResultError
 from medclip_dcl.evaluation.calibration import (
@@ -257,6 +257,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--prompts", metavar="FILE", help="YAML file of prompts; default: those of the run's test")
     add("--output", type=Path, metavar="FILE", help=f"file to write; default: RUN/{CALIBRATION_FILE}")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="default: %(default)s")
+    add_import_option(parser)
     options = parser.parse_args(arguments)
     given = {name: getattr(options, name) for name in TARGETS if getattr(options, name) is not None}
     with one_line_errors("medclip_dcl.evaluation.calibrate: error"):

@@ -142,6 +142,11 @@ class ZeroShotClassification(EvaluationCallback):
         if cases.empty:
             others = f"; the set labels {', '.join(tables.labelled)} (--prompts)" if tables.labelled else ""
             found.notes = [f"{NO_CASES}{others}"]
+        for finding, pair in self.prompts.items():
+            if any(network.text_encoder.are_truncated([*pair[0], *pair[1]])):
+                found.notes.append(
+                    f"{finding}: a prompt is longer than the text encoder takes: its end is cut off"
+                )
         is_ensemble = any(len(texts) > 1 for pair in self.prompts.values() for texts in pair)
         found.protocol = {
             "view": str(tables.view),

@@ -13,7 +13,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from medclip_dcl.data.image_text import ImageTextDataModule
 from medclip_dcl.data.link import trainer_data
 from medclip_dcl.distributed import gather_objects
-from medclip_dcl.evaluation.base import evaluation_data, forget_texts
+from medclip_dcl.evaluation.base import embed_anew, evaluation_data, forget_texts
 from medclip_dcl.evaluation.classification import ZeroShotClassification
 from medclip_dcl.files import write_parquet, write_text
 from medclip_dcl.models.classifier import Classifier
@@ -155,5 +155,5 @@ def _sentence_embeddings(
     ids = reports.loc[reports["study_id"].isin(studies), "sentence_id"].unique()
     sentences = data.prepared.table("sentences")
     sentences = sentences[sentences["sentence_id"].isin(ids)]
-    embeddings = model.network.embed_texts(sentences["text"].tolist()).float().cpu().numpy()
+    embeddings = embed_anew(model.network, sentences["text"].tolist()).cpu().numpy()
     return pd.DataFrame({"sentence_id": sentences["sentence_id"].to_numpy(), "embedding": list(embeddings)})

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from medclip_dcl.command_line import in_words, one_line_errors, whole_number
+from medclip_dcl.command_line import add_import_option, in_words, one_line_errors, whole_number
 from medclip_dcl.errors import UserError
 from medclip_dcl.experiments.cells import LOG_FILE, End, is_done
 from medclip_dcl.experiments.choice import write_choices
@@ -51,7 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if options.report_only:
                 claim_folder(experiment, writes=False)
             else:
-                n_failed = _run(experiment, options.lanes, experiment.cells()[options.task :: options.tasks])
+                cells = experiment.cells()[options.task :: options.tasks]
+                n_failed = _run(experiment, options.lanes, cells, options.imported)
             table = write_table(experiment)
             if experiment.choice is not None:
                 for line in write_choices(experiment, table):
@@ -96,10 +97,11 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="run nothing: make the table and the report of what is finished",
     )
+    add_import_option(parser)
     return parser
 
 
-def _run(experiment: Experiment, lanes: int, cells: Sequence[Cell]) -> int:
+def _run(experiment: Experiment, lanes: int, cells: Sequence[Cell], modules: Sequence[str]) -> int:
     """Run the cells that are not done; the number of those that failed."""
     check_cells(experiment)
     claim_folder(experiment)
@@ -112,7 +114,7 @@ def _run(experiment: Experiment, lanes: int, cells: Sequence[Cell]) -> int:
     is_terminal = sys.stderr.isatty()
     # A configuration file that is edited in between would mix settings in one grid.
     check = functools.partial(claim_folder, experiment, writes=False)
-    ends = run_cells(waiting, experiment.commands, experiment.keeps_checkpoints, lanes, check)
+    ends = run_cells(waiting, experiment.commands, experiment.keeps_checkpoints, lanes, check, modules)
     with (
         contextlib.closing(ends),
         tqdm(total=len(cells), initial=counts["done"], disable=not is_terminal, bar_format=_BAR) as bar,

@@ -53,8 +53,13 @@ def error_of(cell: Cell) -> str | None:
     return file.read_text(encoding="utf-8").strip() if file.is_file() else None
 
 
-def run_cell(cell: Cell, commands: Sequence[str], keeps_checkpoints: bool = True) -> End:
-    """Run the commands of a cell, their output in log.txt; leave alone what is done or run by another command."""
+def run_cell(
+    cell: Cell, commands: Sequence[str], keeps_checkpoints: bool = True, modules: Sequence[str] = ()
+) -> End:
+    """Run the commands of a cell, their output in log.txt; leave alone what is done or run by another command.
+
+    `modules` are imported first (``--import``).
+    """
     cell.folder.mkdir(parents=True, exist_ok=True)
     with _lock(cell.folder / _LOCK_FILE) as is_ours:
         if not is_ours:
@@ -64,7 +69,7 @@ def run_cell(cell: Cell, commands: Sequence[str], keeps_checkpoints: bool = True
         if not was_done:
             (cell.folder / ERROR_FILE).unlink(missing_ok=True)
             with _output_to(cell.folder / LOG_FILE):
-                end = _run_commands(cell, commands)
+                end = _run_commands(cell, commands, modules)
             gc.collect()
             if end is not None:
                 return end
@@ -80,7 +85,7 @@ def failed(cell: Cell, error: str) -> End:
     return End(cell, "failed", error=error)
 
 
-def _run_commands(cell: Cell, commands: Sequence[str]) -> End | None:
+def _run_commands(cell: Cell, commands: Sequence[str], modules: Sequence[str]) -> End | None:
     """None if all of them came to their end."""
     from medclip_dcl.cli import main
 
@@ -90,9 +95,10 @@ def _run_commands(cell: Cell, commands: Sequence[str]) -> End | None:
         # Later commands evaluate the run as it was trained.
         own = cell.arguments if command == commands[0] else (f"--config={cell.folder / CONFIG_FILE}",)
         arguments = [command, *own, f"--run_folder={cell.folder}", "--trainer.enable_progress_bar=false"]
+        arguments += [f"--import={module}" for module in modules]
         print(f"python -m medclip_dcl {shlex.join(arguments)}", flush=True)
         try:
-            main(arguments)
+            main(arguments, are_typed=False)  # the experiment file holds them
         except SystemExit as end:
             if isinstance(end.code, int) and end.code > 128:
                 return End(cell, "stopped")

@@ -27,6 +27,7 @@ def run_cells(
     keeps_checkpoints: bool,
     lanes: int,
     check: Callable[[], object] = lambda: None,
+    modules: Sequence[str] = (),
 ) -> Generator[End]:
     """Run cells in `lanes` processes and yield how each ended; when the caller stops early, training is saved.
 
@@ -36,6 +37,7 @@ def run_cells(
         keeps_checkpoints: False deletes the checkpoints of finished cells.
         lanes: number of processes.
         check: called before each cell; an error that it raises stops all of them.
+        modules: imported first in each process.
     """
     waiting = deque(cells)
     running: dict[Connection, tuple[_Lane, Cell]] = {}
@@ -45,7 +47,7 @@ def run_cells(
             while waiting and idle:
                 check()
                 lane, cell = idle.pop(0), waiting.popleft()
-                lane.connection.send((cell, commands, keeps_checkpoints))
+                lane.connection.send((cell, commands, keeps_checkpoints, modules))
                 running[lane.connection] = lane, cell
             for connection in wait(list(running)):
                 lane, cell = running.pop(cast(Connection, connection))

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from medclip_dcl.command_line import one_line_errors
+from medclip_dcl.command_line import add_import_option, one_line_errors
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -47,6 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         help="upload FOLDER to the Hugging Face Hub, as a private repository",
     )
     parser.add_argument("--public", action="store_true", help="with --push_to_hub: as a public repository")
+    add_import_option(parser)
     options = parser.parse_args(arguments)
     if options.public and not options.push_to_hub:
         parser.error("--public needs --push_to_hub")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.compiler import set_stance
 
@@ -163,7 +164,7 @@ class ImageTextModel(ImageModel):
         """Requirements of the datamodule: the tokenizer and the fields of the objective."""
         encoder, is_masked = self.network.text_encoder, self.masked_language_weight > 0
         return ImageTextRequirements(
-            encoder.tokenize,
+            self._tokenize,
             self.objective.requires_of_sentences,
             self.objective.requires_of_images,
             self.objective.check,
@@ -171,6 +172,11 @@ class ImageTextModel(ImageModel):
             self.objective.check_sentences,
             self.frozen,
         )
+
+    def _tokenize(self, texts: Sequence[str]) -> list[list[int]]:
+        if cut := self.network.text_encoder.truncated_share(texts):
+            rank_zero_warn(f"{cut} (model.init_args.text_encoder.init_args.max_tokens)")
+        return self.network.text_encoder.tokenize(texts)
 
     def frozen_parts(self) -> list[nn.Module]:
         network = self.network

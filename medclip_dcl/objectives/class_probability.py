@@ -41,9 +41,9 @@ def unusual_median(eta: np.ndarray) -> str:
 class ClassProbability(nn.Module):
     """Base class: a rule that gives each anchor its eta, capped at `max_eta`.
 
-    Write your own rule as a class in an importable module, named in the YAML file (`class_path: my_rules.Learned`). It
-    may require any numeric column of the tables sentences, classes and log_p of the prepared set, or of the Parquet
-    file in `data.init_args.fields`; its parameters are trained with the network::
+    Write your own rule as a class in a module, named in the YAML file (`class_path: my_rules.Learned`) and imported by
+    ``--import my_rules``. It may require any numeric column of the tables sentences, classes and log_p of the prepared
+    set, or of the Parquet file in `data.init_args.fields`; its parameters are trained with the network::
 
         class Learned(ClassProbability):
             requires = ("difficulty",)

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from medclip_dcl.command_line import one_line_errors, whole_number
+from medclip_dcl.command_line import add_import_option, one_line_errors, whole_number
 from medclip_dcl.errors import UserError
 
 ADDRESS = "127.0.0.1"
@@ -73,6 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         default=PORT,
         help=f"of {ADDRESS}, default {PORT}; 0 takes a free one",
     )
+    add_import_option(parser)
     options = parser.parse_args(arguments)
     try:
         with one_line_errors("medclip_dcl.page: error"):

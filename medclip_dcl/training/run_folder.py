@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import pandas as pd
 import yaml
@@ -29,6 +33,7 @@ DATA_FILE = "data.json"
 IMAGES_FILE = "data_images.parquet"
 TESTS = "tests"
 """Folder in a run folder for results that are not those of its own network on its own set."""
+LOCK_FILE = "training.lock"
 LENGTH = "trainer.max_epochs"
 _OF_THE_END = ("results.json", "predictions", "figures", "report.html", "calibration.json", TESTS)
 """Measured or drawn at the end of training."""
@@ -212,6 +217,45 @@ class RunFolder:
                 f"patients (first: {of_people['dicom_id'].iloc[0]}); use a set with the split of the training"
             )
 
+    @contextmanager
+    def locked(self) -> Iterator[str]:
+        """Keep other processes from training in this folder; one process of a job calls it, after `check`.
+
+        The lock is the system's and ends with this process, which leaves a note in the file. A note without a lock is
+        that of a process that was killed, or on another host where locks end at a host or do not exist: the run is
+        taken over, also by a requeued job whose earlier start holds a lock on a node that is gone.
+
+        Yields:
+            The process that the run is taken over from; "" for none.
+
+        Raises:
+            RunFolderError: another process trains in this folder.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        file, own = self.folder / LOCK_FILE, _own_note()
+        stream = file.open("a+", encoding="utf-8")
+        is_other = _is_locked(stream)
+        found = _note_in(stream)  # by this stream: closing another one would end the lock
+        if is_other and found.get("job") == own["job"] and found.get("start", 0) < own["start"]:
+            stream.close()
+            file.unlink()
+            stream = file.open("a+", encoding="utf-8")
+            is_other = _is_locked(stream)
+        with stream:
+            named = f"process {found.get('process')} on {found.get('host')}, since {found.get('time')}"
+            if is_other:
+                raise RunFolderError(
+                    f"{self.folder} is being trained by {named}; wait for its end, or choose another --run_folder. If "
+                    f"that process is gone, delete {file}"
+                )
+            stream.truncate(0)
+            stream.write(json.dumps(own))
+            stream.flush()
+            try:
+                yield named if found else ""
+            finally:
+                file.unlink(missing_ok=True)
+
     def claim(
         self, config: Mapping[str, Any], data: Mapping[str, Any], images: pd.DataFrame | None = None
     ) -> bool:
@@ -235,7 +279,8 @@ class RunFolder:
         """Undo `claim` unless training has begun, so that the corrected command finds the folder free."""
         if (self.folder / METRICS_FILE).exists() or any(self.checkpoints.glob("*.ckpt")):
             return
-        for name in (CONFIG_FILE, DATA_FILE, IMAGES_FILE, INITIAL_WEIGHTS_FILE, CLASS_PROBABILITY_FILE):
+        names = (CONFIG_FILE, DATA_FILE, IMAGES_FILE, LOCK_FILE, INITIAL_WEIGHTS_FILE, CLASS_PROBABILITY_FILE)
+        for name in names:
             (self.folder / name).unlink(missing_ok=True)
         for folder in (self.checkpoints, self.folder):
             if folder.is_dir() and not any(folder.iterdir()):
@@ -266,3 +311,44 @@ class RunFolder:
                 f"{self.folder} ...) or give --ckpt_path"
             )
         return file
+
+
+def _is_locked(stream: IO[str]) -> bool:
+    """Lock a file for this process; True if another has it. Without locks the note in it decides, on one host."""
+    try:
+        # Not flock, whose lock a forked loader process keeps for some seconds after this one was killed.
+        fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return True
+    except OSError:
+        note = _note_in(stream)
+        return note.get("host") == socket.gethostname() and note["begun"] == _begun(note["process"]) != ""
+    return False
+
+
+def _note_in(stream: IO[str]) -> dict[str, Any]:
+    stream.seek(0)
+    try:
+        return json.load(stream)
+    except ValueError:
+        return {}
+
+
+def _own_note() -> dict[str, Any]:
+    """This process, and its job with the number of earlier starts."""
+    return {
+        "host": socket.gethostname(),
+        "process": os.getpid(),
+        "begun": _begun(os.getpid()),
+        "time": time.strftime("%Y-%m-%d %H:%M:%S"),
+        "job": os.environ.get("SLURM_JOB_ID"),
+        "start": int(os.environ.get("SLURM_RESTART_COUNT", 0)),
+    }
+
+
+def _begun(process: int) -> str:
+    """Start of a process in the kernel's clock ticks, by which a later one of the same number differs."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
+    except OSError:
+        return ""

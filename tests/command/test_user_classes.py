@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 import sys
 import traceback
@@ -11,13 +12,23 @@ from pathlib import Path
 import pytest
 import yaml
 
+from data_prep import encode
+from medclip_dcl.ask import __main__ as ask
 from medclip_dcl.cli import main
+from medclip_dcl.encoders.text import BertSentences
+from medclip_dcl.evaluation import calibrate
+from medclip_dcl.experiments import __main__ as experiments
+from medclip_dcl.export import __main__ as export
+from medclip_dcl.networks.image_text import ImageTextNetwork
+from medclip_dcl.page import __main__ as page
+from medclip_dcl.similarity import LSENonLocal
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = """
 import torch
 from pytorch_lightning import Callback
 from medclip_dcl.objectives import ClassProbability, contrastive_loss
+from tests.small import PatchRegions
 
 class Fifth(ClassProbability):
     requires = ("log_p",)
@@ -27,6 +38,9 @@ class Fifth(ClassProbability):
 
     def config(self):
         return {}
+
+class Mine(PatchRegions):
+    pass
 
 class WrongShape(Fifth):
     def forward(self, log_p):
@@ -137,6 +151,33 @@ def test_a_run_with_a_class_whose_module_is_gone_names_it(module, arguments, cap
 
     with pytest.raises(ValueError, match=r"users_classes\.Fifth.*import users_classes before loading"):
         ImageTextModel.load_from_checkpoint(run / "checkpoints/last.ckpt")
+
+
+def test_an_own_encoder_is_known_by_import(module, small_bert, tmp_path, capsys):
+    parts = (
+        importlib.import_module("users_classes").Mine(),
+        BertSentences(str(small_bert), 16),
+        LSENonLocal(16),
+    )
+    ImageTextNetwork(*parts, image_size=64).save_pretrained(tmp_path / "model")
+    del sys.modules["users_classes"]
+    arguments = [str(tmp_path / "model"), str(tmp_path / "exported")]
+    with pytest.raises(SystemExit) as error:
+        export.main(arguments)
+    said = capsys.readouterr().err
+    assert (
+        error.value.code == 2 and "names users_classes.Mine" in said and "add --import users_classes" in said
+    )
+    export.main([*arguments, "--import", "users_classes"])
+    assert (tmp_path / "exported/model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("command", [ask, calibrate, encode, experiments, export, page])
+def test_each_command_imports(command, capsys):
+    with pytest.raises(SystemExit) as error:
+        command.main(["--import", "nowhere.mine"])
+    assert error.value.code == 2
+    assert "--import nowhere.mine: there is no module nowhere; run this from" in capsys.readouterr().err
 
 
 def test_a_callback_is_added_to_the_list_of_the_first_configuration(module, arguments, tmp_path, capsys):

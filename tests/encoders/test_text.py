@@ -46,6 +46,9 @@ def test_special_tokens_in_a_text_are_text_and_long_texts_are_cut(small_bert):
     assert ids.count(3) == 1 and ids[-1] == 3
     (ids,) = encoder.tokenize(["clear " * 100])
     assert len(ids) == 12 and ids[0] == 2 and ids[-1] == 3
+    cut = encoder.truncated_share(["clear", "clear " * 10, "clear " * 9])
+    assert cut == "1 of 3 sentences (33.33%) are longer than max_tokens: their end is cut off"
+    assert encoder.truncated_share(["clear"]) == ""
 
 
 @torch.no_grad()

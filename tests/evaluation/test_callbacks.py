@@ -925,6 +925,15 @@ def test_a_set_that_labels_none_of_chex5_is_tested_all_the_same(tmp_path):
     assert found.metrics["n_findings"] == 0
 
 
+def test_a_prompt_that_is_cut_is_named(monkeypatch):
+    monkeypatch.setattr(
+        ColourWords, "are_truncated", lambda self, texts: [text == "yellow" for text in texts]
+    )
+    found = ZeroShotClassification(PROMPTS).summarise(ColourModel().network, {}, ColourData().tables)
+    notes = [note for note in found["classification"].notes if "a prompt is longer than" in note]
+    assert len(notes) == 1 and notes[0].startswith("Blueness: ")
+
+
 def test_sanity_check_is_left_alone(tmp_path):
     callback = ZeroShotClassification(PROMPTS)
     trainer = trainer_for(tmp_path)

@@ -66,7 +66,7 @@ def of_one_and_two(
     one, two = one_and_two
     probe = tmp_path_factory.mktemp("two") / "probe"
     commands = [
-        ["test", "--config", str(one / "config.yaml"), "--run_folder", str(two)],
+        ["test", "--import", "tests.small", "--config", str(one / "config.yaml"), "--run_folder", str(two)],
         ["fit", *words(probe, labelled_set, encoder, probe=True)],
         ["test", "--config", str(probed / "config.yaml"), "--run_folder", str(probe)],
     ]

@@ -7,6 +7,11 @@ from typing import Any
 
 import yaml
 
+from medclip_dcl.experiments import __main__ as command
+
+MODULE = "tests.experiments.tiny"
+"""Of the classes in the grids' files."""
+
 SETTINGS = {
     "trainer.max_epochs": 2,
     "trainer.accelerator": "cpu",
@@ -16,10 +21,15 @@ SETTINGS = {
 }
 
 
+def main(arguments: list[str]) -> None:
+    """The command, which the files do not let import the tiny model by themselves."""
+    command.main([*arguments, "--import", MODULE])
+
+
 def write_grid(folder: Path, **changes: Any) -> Path:
     """An experiment file in the folder: noise x learning rate x seed, of which keys are changed; None removes one."""
-    base = {"model": {"class_path": "tests.experiments.tiny.TinyModel"}}
-    base["data"] = {"class_path": "tests.experiments.tiny.TinyData"}
+    base = {"model": {"class_path": f"{MODULE}.TinyModel"}}
+    base["data"] = {"class_path": f"{MODULE}.TinyData"}
     (folder / "configs").mkdir(parents=True, exist_ok=True)
     (folder / "configs/base.yaml").write_text(yaml.safe_dump(base))
     (folder / "configs/fast.yaml").write_text("model: {init_args: {learning_rate: 0.2}}")

@@ -15,13 +15,12 @@ import yaml
 from medclip_dcl.command_line import in_words
 from medclip_dcl.errors import UserError
 from medclip_dcl.experiments import lanes
-from medclip_dcl.experiments.__main__ import main
 from medclip_dcl.experiments.cells import End, error_of, run_cell
 from medclip_dcl.experiments.grid import Cell
 from medclip_dcl.experiments.plan import read_experiment
 from medclip_dcl.experiments.table import claim_folder, results_table, write_table
 from medclip_dcl.experiments.time_left import TimeLeft
-from tests.experiments.grids import SETTINGS, write_grid
+from tests.experiments.grids import MODULE, SETTINGS, main, write_grid
 from tests.processes import FRESH
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -85,7 +84,7 @@ def test_paired_cells_start_from_the_same_weights_whatever_ran_before_them(finis
     """In a process of its own a cell gives the same numbers as in a lane after others."""
     cell = read_experiment(finished / "grid.yaml").cells()[-1]
     alone = Cell(cell.levels, tmp_path / "alone", cell.arguments)
-    assert run_cell(alone, ["fit", "test"]).state == "done"
+    assert run_cell(alone, ["fit", "test"], modules=[MODULE]).state == "done"
     results = [json.loads((x.folder / "results.json").read_text()) for x in (cell, alone)]
     assert results[0]["metrics"] == results[1]["metrics"]
 

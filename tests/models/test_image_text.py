@@ -300,6 +300,12 @@ def test_warns_when_the_warmup_never_ends(small_bert, data, tmp_path):
         fit.fit(build(small_bert, warmup_steps=50), data)
 
 
+def test_warns_of_sentences_that_are_cut(small_bert):
+    tokenize = build(small_bert).requirements().tokenize
+    with pytest.warns(UserWarning, match=r"1 of 2 sentences \(50.00%\) are longer than max_tokens"):
+        assert [len(ids) for ids in tokenize(["The lungs are clear.", "clear " * 200])] == [7, 128]
+
+
 def test_refuses_bad_options(small_bert):
     with pytest.raises(ValueError, match="learning_rate must be above 0, got 0.0"):
         build(small_bert, learning_rate=0.0)

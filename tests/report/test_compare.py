@@ -568,7 +568,7 @@ def test_one_run_alone_and_a_run_without_boxes_are_shown(make_tested_run, tmp_pa
         (b"- a\n", "expected keys with values, found ['a']"),
         (b"", "expected keys with values, found None"),
         (b"a: [", "is not readable YAML"),
-        (b"a: \xff", "is not readable YAML"),
+        (b"a: \xff", "is not UTF-8"),
     ],
 )
 def test_a_configuration_that_is_none_is_named(content, words, tmp_path):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tests.experiments.grids import SETTINGS, write_grid
+from tests.experiments.grids import MODULE, SETTINGS, write_grid
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMES = ["fit_seconds", "test_seconds", "config"]
@@ -23,7 +23,17 @@ pytestmark = pytest.mark.slow
 def start(file: Path, *more: str) -> subprocess.Popen[str]:
     """The command with two lanes in a process group of its own."""
     return subprocess.Popen(
-        [sys.executable, "-m", "medclip_dcl.experiments", str(file), "--lanes", "2", *more],
+        [
+            sys.executable,
+            "-m",
+            "medclip_dcl.experiments",
+            str(file),
+            "--lanes",
+            "2",
+            "--import",
+            MODULE,
+            *more,
+        ],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,

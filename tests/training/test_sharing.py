@@ -26,6 +26,7 @@ BOARD = {
     "init_args": {"save_dir": ".", "name": "tensorboard", "version": ""},
 }
 GROUNDING = '[{"class_path": "medclip_dcl.evaluation.Grounding", "init_args": {"examples": 1}}]'
+IMPORT = ("--import", "remote_loggers")
 SENTENCES = ("pneumothorax", "effusion", "edema", "cardiomegaly", "lungs")
 
 
@@ -84,8 +85,8 @@ def fit_and_test(arguments, undrawn, tmp_path):
     def run(loggers: list[dict[str, Any]], *more: str) -> Path:
         (tmp_path / "loggers.yaml").write_text(yaml.safe_dump({"trainer": {"logger": loggers}}))
         first, second, *rest = arguments(tmp_path / "run", "--trainer.callbacks", GROUNDING, *more)
-        main(["fit", first, second, "--config", str(tmp_path / "loggers.yaml"), *rest])
-        main(["test", "--config", str(tmp_path / "run/config.yaml")])
+        main(["fit", *IMPORT, first, second, "--config", str(tmp_path / "loggers.yaml"), *rest])
+        main(["test", *IMPORT, "--config", str(tmp_path / "run/config.yaml")])
         return tmp_path / "run"
 
     return run
@@ -146,7 +147,7 @@ def test_pictures_of_patients_are_sent_only_when_told(fit_and_test, remote, pati
     files = {f"test/{file.stem}": [str(file)] for file in (run / "figures").glob("*.png")}
     for share in (False, True):
         if share:
-            main(["test", "--config", str(run / "config.yaml"), "--share_patient_data", "true"])
+            main(["test", *IMPORT, "--config", str(run / "config.yaml"), "--share_patient_data", "true"])
         pictures = {content[0]: content[1] for kind, content in RemoteLogger.received if kind == "image"}
         assert files and pictures == (files if share else {})
         told = [w for w in recwarn if "were not given to RemoteLogger" in str(w.message)]
@@ -161,7 +162,7 @@ def test_checkpoints_of_patients_are_uploaded_only_when_told(arguments, patients
     (tmp_path / "loggers.yaml").write_text(yaml.safe_dump({"trainer": {"logger": [remote]}}))
     first, second, *rest = arguments(tmp_path / "run", "--data.init_args.folder", str(patients))
     with pytest.raises(SystemExit) as error:
-        main(["fit", first, second, "--config", str(tmp_path / "loggers.yaml"), *rest])
+        main(["fit", *IMPORT, first, second, "--config", str(tmp_path / "loggers.yaml"), *rest])
     assert error.value.code == 2
     assert "RemoteLogger with log_model: True uploads checkpoints" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

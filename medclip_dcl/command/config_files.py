@@ -1,0 +1,59 @@
+"""Configuration files: UTF-8 and each key once, as `files.read_yaml`; the classes that they may name."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from io import TextIOWrapper
+from pathlib import Path
+from unittest.mock import patch
+
+import jsonargparse
+from jsonargparse import set_parsing_settings
+
+from medclip_dcl.files import parse_yaml, read_text
+
+KNOWN = ("medclip_dcl", "pytorch_lightning", "lightning_fabric", "torch.nn", "torch.optim")
+"""Packages whose classes a configuration may name; others of torch start programs."""
+
+_PREFIXES = tuple(f"{package}." for package in KNOWN)
+
+
+def allow_imports(modules: Sequence[str]) -> None:
+    """Let class paths name classes of `KNOWN` and of the packages of these modules, for the rest of the process.
+
+    A configuration comes with a run folder that somebody sends, and a checkpoint names classes, too: neither may decide
+    what is imported. The parser would also build classes that stand in place of plain values.
+    """
+    packages = [module.split(".")[0] for module in modules]
+    set_parsing_settings(
+        import_path_denylist=["*"],
+        import_path_allowlist=[*KNOWN, *packages],
+        instantiate_subclass_spec_in_any=False,
+    )
+
+
+def import_options(config: object) -> str:
+    """The options that import the modules of a configuration's classes, beside those of `KNOWN`."""
+    modules = dict.fromkeys(re.findall(r"class_path='([\w.]+)\.\w+'", str(config)))
+    return "".join(f" --import {name}" for name in modules if not f"{name}.".startswith(_PREFIXES))
+
+
+@contextmanager
+def unambiguous_files() -> Iterator[None]:
+    """Read configuration files as UTF-8 (jsonargparse: by the locale), and refuse a duplicate key.
+
+    What ``--print_config`` writes into a file is UTF-8, too.
+    """
+
+    def read(file: jsonargparse.Path) -> str:
+        text = read_text(Path(file.absolute))
+        parse_yaml(text, file)
+        return text
+
+    if isinstance(sys.stdout, TextIOWrapper) and not sys.stdout.isatty():
+        sys.stdout.reconfigure(encoding="utf-8")
+    with patch.object(jsonargparse.Path, "read_text", read):
+        yield

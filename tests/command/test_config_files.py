@@ -1,0 +1,141 @@
+"""Configuration files are UTF-8, each key stands once, and they import nothing by themselves."""
+
+from __future__ import annotations
+
+import locale
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from medclip_dcl.cli import main
+from medclip_dcl.command.config_keys import check_arguments
+from medclip_dcl.errors import UserError
+from medclip_dcl.experiments.plan import read_experiment
+from medclip_dcl.files import read_yaml
+from tests.command.small_runs import DEMO
+
+PROMPTS = {"Edema": ["Kein Hinweis für Ödem", "Hinweis für Ödem"]}
+CALLBACK = {"class_path": "medclip_dcl.evaluation.ZeroShotClassification", "init_args": {"prompts": PROMPTS}}
+ENCODER = {"class_path": "medclip_dcl.encoders.image.ResNetRegions", "init_args": {"depth": 18}}
+FIT = ["fit", "--config", DEMO, "--run_folder", "run", "--print_config"]
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def stranger(tmp_path, monkeypatch) -> Iterator[Path]:
+    """Module of a folder that somebody sent; with its file, written when it is imported."""
+    code = "from pathlib import Path\nfrom pytorch_lightning import Callback\nPath('ran').touch()\n"
+    (tmp_path / "stranger.py").write_text(f"{code}class X(Callback): pass\ndef f(*_): pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path / "ran"
+    sys.modules.pop("stranger", None)
+
+
+def error_of(capsys, *arguments: str) -> str:
+    with pytest.raises(SystemExit) as end:
+        main([*FIT, *arguments])
+    said = capsys.readouterr().err
+    assert end.value.code == 2 and len(said.splitlines()) == 1
+    return said
+
+
+def test_files_are_utf_8_in_any_locale(capsys):
+    Path("first.yaml").write_text(
+        yaml.safe_dump({"trainer": {"callbacks": [CALLBACK]}}, allow_unicode=True), "utf-8"
+    )
+    Path("encoder.yaml").write_text(f"# für\n{yaml.safe_dump(ENCODER)}", "utf-8-sig")
+    before = locale.setlocale(locale.LC_CTYPE)
+    locale.setlocale(locale.LC_CTYPE, "C")
+    try:
+        with pytest.raises(SystemExit) as end:
+            main([*FIT, "--config", "first.yaml", "--model.init_args.image_encoder", "encoder.yaml"])
+    finally:
+        locale.setlocale(locale.LC_CTYPE, before)
+    assert end.value.code in (None, 0)
+    found = yaml.safe_load(capsys.readouterr().out)
+    assert found["trainer"]["callbacks"][0]["init_args"]["prompts"] == PROMPTS
+    assert found["model"]["init_args"]["image_encoder"]["init_args"]["depth"] == 18
+
+
+def test_a_file_that_is_not_utf_8_is_named():
+    Path("latin.yaml").write_bytes("# für".encode("cp1252"))
+    with pytest.raises(UserError, match="latin.yaml is not UTF-8"):
+        read_yaml(Path("latin.yaml"))
+
+
+@pytest.mark.parametrize("option", ["--config", "--model.init_args.image_encoder"])
+def test_a_duplicate_key_is_an_error(option, capsys):
+    Path("twice.yaml").write_text("seed_everything: 1\nseed_everything: 2\n")
+    assert "twice.yaml, line 2: seed_everything is listed more than once" in error_of(
+        capsys, option, "twice.yaml"
+    )
+
+
+def test_a_duplicate_key_of_an_experiment_is_an_error():
+    Path("grid.yaml").write_text("folder: a\naxes:\n  seed: 1\n  seed: 2\n")
+    with pytest.raises(UserError, match="grid.yaml, line 4: seed is listed more than once"):
+        read_experiment(Path("grid.yaml"))
+
+
+STATE = {"class_path": "torch.distributed.elastic.multiprocessing.subprocess_handler.SubprocessHandler"}
+STATE["init_args"] = {"entrypoint": "touch", "args": ["ran"], "env": {}, "stdout": None, "stderr": None}  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("trainer", "module"),
+    [
+        ({"callbacks": [{"class_path": "stranger.X"}]}, "stranger"),
+        (
+            {"callbacks": [{"class_path": "LambdaCallback", "init_args": {"on_fit_start": "stranger.f"}}]},
+            "stranger",
+        ),
+        (
+            {"strategy": {"class_path": "DDPStrategy", "init_args": {"ddp_comm_state": STATE}}},
+            "torch.distributed",
+        ),
+    ],
+)
+def test_a_configuration_file_imports_nothing_by_itself(trainer, module, stranger, capsys):
+    Path("sent.yaml").write_text(yaml.safe_dump({"trainer": trainer}))
+    assert f"does not import {module}" in error_of(capsys, "--config", "sent.yaml")
+    assert not stranger.exists()
+
+
+def test_sources_outside_the_package_are_not_run(tmp_path):
+    (tmp_path / "sent.py").write_text(
+        "class X:\n    def __init__(self, a):\n        b = open('ran', 'w')\n        if b: raise ValueError\n"
+    )
+    callback = {"class_path": f"pytorch_lightning.{tmp_path}/sent.X", "init_args": {"a": 1}}
+    Path("sent.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": [callback]}}))
+    with pytest.raises(UserError, match="data/phantom does not exist"):
+        check_arguments(["fit", "--config", DEMO, "--config", "sent.yaml"])
+    assert not Path("ran").exists()
+
+
+def test_import_is_an_option_of_the_command_alone(stranger, capsys):
+    Path("own.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": ["stranger.X"]}}))
+    Path("sent.yaml").write_text("import: stranger")
+    assert "import: there is no such key" in error_of(capsys, "--config", "sent.yaml")
+    assert "--import nowhere: there is no module nowhere" in error_of(capsys, "--import", "nowhere")
+    assert not stranger.exists()
+    with pytest.raises(SystemExit) as end:
+        main([*FIT, "--import", "./stranger.py", "--config", "own.yaml"])
+    assert end.value.code in (None, 0)
+    found = yaml.safe_load(capsys.readouterr().out)
+    assert found["trainer"]["callbacks"] == [{"class_path": "stranger.X"}] and "import" not in found
+
+
+def test_a_command_without_options_names_the_first(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["fit"])
+    assert end.value.code == 2 and "run_folder is missing: give --run_folder" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["fit", "--run_folder", "run"])
+    assert "fit.model missing; give them by a configuration, e.g. --config" in capsys.readouterr().err
