@@ -27,7 +27,7 @@ def allow_imports(modules: Sequence[str]) -> None:
     A configuration comes with a run folder that somebody sends, and a checkpoint names classes, too: neither may decide
     what is imported. The parser would also build classes that stand in place of plain values.
     """
-    packages = [module.split(".")[0] for module in modules]
+    packages = [module.split(".")[0] for module in modules if not module.startswith(_PREFIXES)]
     set_parsing_settings(
         import_path_denylist=["*"],
         import_path_allowlist=[*KNOWN, *packages],

@@ -229,7 +229,8 @@ def test_a_run_shorter_than_every_interval_has_a_best_checkpoint_and_metrics(
     assert (run / "checkpoints/best.ckpt").is_file()
     *_, best, following = info()
     assert best.startswith("best checkpoint: epoch 1 of 1 (3 steps), validate/loss ")
-    assert following == f"next: python -m medclip_dcl test --config {run}/config.yaml --run_folder {run}"
+    of_run = f"--config {run}/config.yaml --run_folder {run} --import tests.small"
+    assert following == f"next: python -m medclip_dcl test {of_run}"
     metrics = pd.read_csv(run / "metrics.csv")
     assert metrics.loc[metrics["train/loss"].notna(), "step"].tolist() == [2]
     assert metrics["validate/loss"].count() == 1 and metrics["train/images_per_second"].count() == 1
