@@ -171,4 +171,5 @@ def platt_calibration(
         )
         for finding, pair in CHEX5.items()
     }
-    return Calibration(network.fingerprint(), 14.0, {"sensitivity": 0.95}, data, findings)
+    scale = network.similarity.gamma2.item()
+    return Calibration(network.fingerprint(), scale, {"sensitivity": 0.95}, data, findings)

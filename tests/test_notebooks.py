@@ -114,8 +114,9 @@ def _quiet() -> Iterator[None]:
 def test_the_model_is_asked(run, phantom):
     found = execute(ASK, {"RUN": run, "DATA": phantom})
     assert found["similarity"].shape == (3, 3)
+    scale = json.loads((run / CALIBRATION_FILE).read_text())["scale"]
     assert found["probabilities"].to_numpy() == pytest.approx(
-        1 / (1 + np.exp(-(14 * found["scores"].to_numpy() / 0.5 - 1))), abs=1e-5
+        1 / (1 + np.exp(-(scale * found["scores"].to_numpy() / 0.5 - 1))), abs=1e-5
     )
     assert list(found["table"]["positive from"]) == list(CHEX5)
     # The original has 60 x 50 pixels, the prepared image 40 x 40.

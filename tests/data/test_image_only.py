@@ -438,23 +438,34 @@ CLASS = ["--data", "medclip_dcl.data.ImageOnlyDataModule"]
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        (["--data.fraction", "0"], UserError, ["data.fraction", "(0, 1]"]),
         (["--data.fraction", "half"], UserError, ["data.init_args.fraction: expected float, found half"]),
         (["--data.init_args.fracton", "0.5"], UserError, ["fracton", "mean fraction?"]),
         (["--data.source", "mnist"], UserError, ["source: expected cifar10, digits or stl10, found mnist"]),
-        (["--data.source", "cifar10"], UserError, ["data.folder", "cifar10"]),
-        (["--data.folder", "here"], UserError, ["come with scikit-learn"]),
         (["--data.source", "stl10", "--data.folder", "nowhere"], MissingFileError, ["no folder nowhere"]),
-        (["--data.classes", "['1']"], UserError, ["data.classes", "at least two", "got ['1']"]),
-        (["--data.selected", "[dog]", "--data.classes", "[cat, ship]"], UserError, ["data.selected", "got ['dog']"]),
-        (["--data.jitter", "[0.4, 0.4]"], UserError, ["data.jitter", "four strengths"]),
-        (["--data.flip", "2"], UserError, ["data.flip"]),
-        (["--data.monitor_images", "0"], UserError, ["data.monitor_images", "at least 1"]),
     ],
 )  # fmt: skip
 def test_mistakes_are_refused_before_lightning_is_imported(options, error, words):
     with pytest.raises(error) as found:
         check_arguments(["fit", *CLASS, *options])
+    assert all(part in str(found.value) for part in words), found.value
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"fraction": 0.0}, ["data.fraction", "(0, 1]"]),
+        ({"source": "cifar10"}, ["data.folder", "cifar10"]),
+        ({"folder": "here"}, ["come with scikit-learn"]),
+        ({"classes": ["1"]}, ["data.classes", "at least two", "got ['1']"]),
+        ({"selected": ["dog"], "classes": ["cat", "ship"]}, ["data.selected", "got ['dog']"]),
+        ({"jitter": [0.4, 0.4]}, ["data.jitter", "four strengths"]),
+        ({"flip": 2.0}, ["data.flip"]),
+        ({"monitor_images": 0}, ["data.monitor_images", "at least 1"]),
+    ],
+)
+def test_mistakes_are_refused_by_the_constructor(settings, words):
+    with pytest.raises(UserError) as found:
+        ImageOnlyDataModule(**settings)
     assert all(part in str(found.value) for part in words), found.value
 
 

@@ -782,7 +782,8 @@ def test_the_checkpoint_is_named_by_its_place_in_the_run_folder(tested, tmp_path
     trainer.save_checkpoint(file)
     trainer.test(ColourModel(), datamodule=ColourData(), ckpt_path=str(file), verbose=False)
     results = json.loads((tmp_path / "results.json").read_text())
-    assert results["checkpoint"] == {**tested.results["checkpoint"], "file": "checkpoints/best.ckpt"}
+    saved = {"file": "checkpoints/best.ckpt", "epoch": 0, "step": 0}
+    assert results["checkpoint"] == {**tested.results["checkpoint"], **saved}
 
 
 def test_nothing_of_an_earlier_test_stays_and_untrained_results_lie_beside(tested, tmp_path):
