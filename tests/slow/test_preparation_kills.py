@@ -56,9 +56,9 @@ def test_mimic_cxr_killed_before_every_change(tmp_path: Path) -> None:
     kills = kill_and_finish(mimic_cxr.main, partial(with_boxes, raw), tmp_path)
     assert sum(name.startswith("rename images/") for name in kills) == 11
     renamed = [name.removeprefix("rename ") for name in kills if re.match("rename (?!images/)", name)]
-    tables = ["boxes", "images", "sentences", "reports", "labels", "cases"]
+    tables = ["boxes", "images", "image_files", "sentences", "reports", "labels", "cases"]
     assert renamed[0] == "unfinished.json"
-    assert renamed[1:9] == [*(f"{name}.parquet" for name in tables), "rejects.csv", "dataset.json"]
+    assert renamed[1:10] == [*(f"{name}.parquet" for name in tables), "rejects.csv", "dataset.json"]
 
 
 def shades(file: Path, number: int) -> None:
