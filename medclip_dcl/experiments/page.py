@@ -35,7 +35,7 @@ def write_report(experiment: Experiment, table: pd.DataFrame) -> Path:
         if (error := error_of(cell)) and not is_done(cell, experiment.commands)
     ]
     runs = table.drop_duplicates("cell")
-    seconds = runs[["fit_seconds", "test_seconds"]].sum(axis=None) if len(runs) else 0.0
+    seconds = runs[["fit_seconds", "test_seconds"]].sum().sum() if len(runs) else 0.0
     content = {
         "name": experiment.folder.resolve().name,
         "grid": " × ".join(f"{len(levels)} {axis}" for axis, levels in experiment.axes.items()),
