@@ -61,6 +61,10 @@ from medclip_dcl.training.throughput import Throughput
 from medclip_dcl.weight_files import SavedModel, read_model
 
 _TERMINATED = 128 + signal.SIGTERM
+# typing may give Union[float, int], cached by another package, for Union[int, float]: then 1, one batch, is 1.0, all.
+for _part in ("train", "val", "test", "predict"):
+    Trainer.__init__.__annotations__[f"limit_{_part}_batches"] = int | float | None
+Trainer.__init__.__annotations__["overfit_batches"] = int | float
 
 
 def run(args: Sequence[str], modules: Sequence[str] = ()) -> None:

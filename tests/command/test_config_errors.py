@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from pathlib import Path
+from typing import get_args
 from urllib.error import URLError
 
 import pytest
 from pytorch_lightning.cli import LightningCLI
 
 from medclip_dcl.cli import main
+from medclip_dcl.command import lightning_cli
 from medclip_dcl.command.config_keys import TOP, check_arguments
 from medclip_dcl.command.lightning_cli import MedclipCLI
 from medclip_dcl.errors import UserError
@@ -276,3 +279,9 @@ def test_help_names_the_program(command, capsys):
     out = capsys.readouterr().out
     assert out.startswith("usage: medclip-dcl") and "Lightning Trainer command line tool" not in out
     assert command or "chest radiographs" in out
+
+
+def test_one_batch_is_not_all_batches():
+    """Whichever order of int and float `typing` has cached from other packages."""
+    for name in ("limit_test_batches", "overfit_batches"):
+        assert get_args(signature(lightning_cli.Trainer).parameters[name].annotation)[0] is int
