@@ -36,7 +36,7 @@ from medclip_dcl.findings import PromptSource
 from medclip_dcl.inference import usable_device
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.report.saved_results import read_config, read_parquet
-from medclip_dcl.training.run_folder import RunFolder, RunFolderError
+from medclip_dcl.training.run_folder import RunFolder
 from medclip_dcl.weight_files import read_model
 
 SCORES_FILE = "predictions/validate_classification.parquet"
@@ -68,7 +68,8 @@ def calibrate(
     Raises:
         MissingFileError: not a run folder.
         WorseResultError: the file's calibration has findings that this one could not calibrate.
-        UserError: a run of a classifier; images, patients or prompts that do not fit; a device that cannot be used.
+        UserError: a run of a classifier; images of its training; images, patients or prompts that do not fit; a device
+            that cannot be used.
     """
     check_target(target)
     usable = usable_device(device)
@@ -98,10 +99,8 @@ def calibrate(
         predict_use="validate",
     )
     tables = _checked_tables(module, network)
-    try:
-        RunFolder(run).require_untrained(module.prepared, tables.images["dicom_id"])
-    except RunFolderError as error:
-        print(f"warning: the calibration will be too confident: {error}", file=sys.stderr)
+    # On them its probabilities would be too confident.
+    RunFolder(run).require_untrained(module.prepared, tables.images["dicom_id"])
     cases = _kept_scores(run / SCORES_FILE, network, module, tables, zero_shot)
     scale = network.similarity.gamma2.item()
     logits = scale * (cases["score_positive"] - cases["score_negative"]).to_numpy()

@@ -18,11 +18,13 @@ from medclip_dcl.cli import main as medclip_dcl
 from medclip_dcl.data.prepared import PreparedSet, write_table
 from medclip_dcl.evaluation import summaries
 from medclip_dcl.evaluation.calibrate import SCORES_FILE, calibrate, main
-from medclip_dcl.evaluation.calibration import Calibration
+from medclip_dcl.evaluation.calibration import CALIBRATION_FILE, Calibration
 from medclip_dcl.evaluation.classification import ZeroShotClassification
+from medclip_dcl.files import write_parquet
 from medclip_dcl.findings import CHEX5
 from medclip_dcl.inference import ImageTextInference
 from medclip_dcl.networks.image_text import ImageTextNetwork
+from medclip_dcl.training.run_folder import IMAGES_FILE
 from tests.command.small_runs import CLASSIFICATION, small
 
 
@@ -31,6 +33,7 @@ def trained(small_set, small_bert, tmp_path_factory) -> Path:
     run = tmp_path_factory.mktemp("runs") / "a"
     short = ["--trainer.max_epochs", "1", "--trainer.limit_train_batches", "1"]
     medclip_dcl(["fit", *small(run, small_set, small_bert, *short, *CLASSIFICATION)])
+    (run / IMAGES_FILE).unlink()  # its training images serve as validate images below
     return run
 
 
@@ -212,6 +215,14 @@ def test_a_better_calibration_is_kept(copy, small_set, capsys):
     assert ended.value.code == 1 and content() == before
     assert "calibration.json is kept: it calibrates Cardiomegaly, Pleural Effusion, Pneumonia, which" in said
     assert "4 patients with a positive" in said and "--output FILE" in said
+
+
+def test_training_images_are_not_calibrated_on(copy, small_set, validate_set, capsys):
+    write_parquet(PreparedSet(small_set).image_digests(), copy / IMAGES_FILE)
+    before = (copy / CALIBRATION_FILE).read_bytes()
+    said = refused(capsys, str(copy), "--data", str(validate_set))
+    assert "24 of 40 images to evaluate are training images" in said
+    assert (copy / CALIBRATION_FILE).read_bytes() == before
 
 
 def refused(capsys, *arguments: str) -> str:
