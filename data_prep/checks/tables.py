@@ -53,11 +53,12 @@ def _description(prepared: PreparedSet, found: Tables) -> list[str]:
     except (OSError, ValueError, KeyError) as error:
         return [*problems, f"rejects.csv cannot be read ({error})"]
     # Boxes of images that are not in the set are another matter.
-    left_out = rejects[(rejects["kind"] == "box") & ~rejects["reason"].str.startswith("its image ")]
-    if len(left_out) > (kept := len(found.get("boxes", ()))):
+    left_out = rejects[(rejects["kind"] == "box") & ~rejects["reason"].str.startswith(tables.OF_ITS_IMAGE)]
+    if len(left_out) > max(1, kept := len(found.get("boxes", ()))):
         problems.append(
             f"boxes.parquet: most boxes were left out: {len(left_out):,} of {len(left_out) + kept:,} (first: "
-            f"{left_out['id'].iloc[0]}, {left_out['reason'].iloc[0]}); see --resized of data_prep.mimic_cxr"
+            f"{left_out['id'].iloc[0]}, {left_out['reason'].iloc[0]}); prepare the set again with boxes "
+            "of these images (resized copies: --resized)"
         )
     kinds = {kind: int((rejects["kind"] == kind).sum()) for kind in ("image", "report", "box")}
     if said.get("rejects", kinds) != kinds:

@@ -277,17 +277,20 @@ def _assemble(
 
 
 def _refuse_boxes(settings: Settings, source: Source) -> None:
-    """Refuse boxes drawn on images of another size, by the images' headers, before hours of work."""
+    """Refuse boxes drawn on images of another size, or mostly damaged, before hours of work: by the images' headers."""
     if source.boxes is None or source.release_images is None:
         return
     images = source.images[source.images["dicom_id"].isin(source.boxes["dicom_id"])]
     sizes = [image_files.size_of(Path(file)) for file in images["file"]]
     images = images.assign(width=[width for width, _ in sizes], height=[height for _, height in sizes])
     readable = images[images["width"] > 0]
-    rejects = tables.select_boxes(source.boxes, source.release_images, readable, source.resized)[1]
-    reasons = {name: reason for _, name, reason in rejects if reason.startswith(tables.OTHER_SIZE)}
+    kept, rejects, _ = tables.select_boxes(source.boxes, source.release_images, readable, source.resized)
+    lost = {name: reason for _, name, reason in rejects if not reason.startswith(tables.OF_ITS_IMAGE)}
+    refused = {name: reason for name, reason in lost.items() if reason.startswith(tables.OTHER_SIZE)}
     remedy = "take the release's images, or copies in their proportions, or say --resized"
-    _refuse_many(settings, "box", reasons, len(source.boxes), remedy)
+    if not refused and len(lost) > len(kept):
+        refused, remedy = lost, "download the file of the boxes again"
+    _refuse_many(settings, "box", refused, len(source.boxes), remedy)
 
 
 def take_patients(images: pd.DataFrame, limit: int | None, use: pd.Series) -> pd.DataFrame:

@@ -27,6 +27,8 @@ RESIZED = ("stretch", "pad", "crop")
 
 OTHER_SIZE = "drawn on an image of"
 """Beginning of a box's reason: the image of the source is not the one that it was drawn on."""
+OF_ITS_IMAGE = "its image "
+"""Beginning of a box's reason: its image is not in the set."""
 
 DAMAGED_SPLIT = "the official split keeps patients apart, so the split table is damaged: download it again"
 

@@ -802,6 +802,14 @@ def test_boxes_of_distorted_images_need_an_explanation(raw: Path) -> None:
     assert len(problems) == 1 and "most boxes were left out: 3 of 3 (first: annotation 7" in problems[0]
 
 
+def test_mostly_damaged_boxes_are_refused(raw: Path) -> None:
+    edit_boxes(raw, lambda content: [box.update(label_text="") for box in content["annotations"]])
+    with pytest.raises(
+        ReleaseError, match="3 of 3 boxes .*no category or no phrase.*; download the file of the boxes"
+    ):
+        prepare(settings(raw))
+
+
 def test_the_wrong_box_file_is_noticed_before_any_work(raw: Path) -> None:
     def edit(content: dict[str, Any]) -> None:
         for number, image in enumerate(content["images"], start=90):
