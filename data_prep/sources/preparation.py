@@ -290,7 +290,7 @@ def _refuse_boxes(settings: Settings, source: Source) -> None:
     remedy = "take the release's images, or copies in their proportions, or say --resized"
     if not refused and len(lost) > len(kept):
         refused, remedy = lost, "download the file of the boxes again"
-    _refuse_many(settings, "box", refused, len(source.boxes), remedy)
+    _refuse_many(settings, "box", refused, len(lost) + len(kept), remedy)
 
 
 def take_patients(images: pd.DataFrame, limit: int | None, use: pd.Series) -> pd.DataFrame:
