@@ -803,7 +803,11 @@ def test_boxes_of_distorted_images_need_an_explanation(raw: Path) -> None:
 
 
 def test_mostly_damaged_boxes_are_refused(raw: Path) -> None:
-    edit_boxes(raw, lambda content: [box.update(label_text="") for box in content["annotations"]])
+    def edit(content: dict[str, Any]) -> None:
+        for box in content["annotations"]:
+            box["label_text"] = ""
+
+    edit_boxes(raw, edit)
     with pytest.raises(
         ReleaseError, match="3 of 3 boxes .*no category or no phrase.*; download the file of the boxes"
     ):
