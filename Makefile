@@ -41,7 +41,6 @@ demo: $(DEMO)/report.html
 	@echo "open $(DEMO)/report.html"
 
 $(RAW)/phantom_truth/phantom.json: | $(INSTALLED)
-	$(RUN) -m medclip_dcl.demo_time
 	$(RUN) -m data_prep.phantom --output $(RAW) --studies 2600 --seed 0 --size 256
 
 $(SET)/dataset.json: $(RAW)/phantom_truth/phantom.json

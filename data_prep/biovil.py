@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_prep.command import option, parse_options, run_command
-from medclip_dcl.errors import UserError
+from medclip_dcl.common.command_line import option, parse_options, run_command
+from medclip_dcl.common.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Raises:
         UserError: a file is missing or is not BioViL's, or the output folder holds something else.
     """
-    settings = parse_options(Settings, "biovil", __doc__, arguments)
+    settings = parse_options(Settings, "data_prep.biovil", __doc__, arguments)
     # Imported here to keep `--help` fast.
+    from medclip_dcl.common.weight_files import CONFIG_FILE, WEIGHTS_FILE, is_exported
     from medclip_dcl.networks.biovil import load_biovil
-    from medclip_dcl.weight_files import CONFIG_FILE, WEIGHTS_FILE, is_exported
 
     output, own = settings.output, {CONFIG_FILE, WEIGHTS_FILE}
     # An export of a run has a card, too, which would then be beside BioViL's weights.

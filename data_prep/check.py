@@ -19,10 +19,10 @@ from typing import Any
 
 from data_prep.checks import images
 from data_prep.checks.tables import ALWAYS, Tables, check_tables, read_rejects
-from data_prep.command import option, parse_options, run_command, worker_processes
+from data_prep.command import worker_processes
 from data_prep.sources import tables
 from data_prep.sources.preparation import case_lines, text_lines
-from medclip_dcl.command_line import available_cores, whole_number
+from medclip_dcl.common.command_line import available_cores, option, parse_options, run_command, whole_number
 from medclip_dcl.data.prepared import PreparedSet
 from medclip_dcl.data.table_checks import USES
 from medclip_dcl.report.tables import PUBLISHED_COUNTS
@@ -184,7 +184,7 @@ class Settings:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line, see `--help`: print the page and the problems; status 1 if there are any."""
-    settings = parse_options(Settings, "check", __doc__, arguments)
+    settings = parse_options(Settings, "data_prep.check", __doc__, arguments)
     with worker_processes(settings.workers) as pool:
         page, problems = check_set(settings.data, settings.full, pool)
     print(f"{page}\n")

@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int
 
-from data_prep.command import option, parse_options, progress, run_command
+from data_prep.command import progress
 from data_prep.scores import language_model
 from data_prep.scores.language_model import (
     Parts,
@@ -33,7 +33,7 @@ from data_prep.scores.language_model import (
     result_file,
     settings_fingerprint,
 )
-from medclip_dcl.command_line import whole_number
+from medclip_dcl.common.command_line import option, parse_options, run_command, whole_number
 from medclip_dcl.data.prepared import (
     PreparedDataError,
     PreparedSet,
@@ -88,7 +88,7 @@ def embed_sentences(settings: Settings) -> Path:
     reports = reports[reports["study_id"].isin(prepared.studies("train"))]
     device = choose_device(settings.device)
     # Heavy imports come after the cheap checks.
-    from medclip_dcl.encoders.pretrained import load_bert, load_tokenizer, resolve_folder
+    from medclip_dcl.networks.bert_folder import load_bert, load_tokenizer, resolve_folder
     from medclip_dcl.scoring.plan import DistinctPieces
 
     folder = resolve_folder(settings.model)
@@ -213,7 +213,7 @@ def _similarity_summary(embedding: TextEmbedding, reports: pd.DataFrame) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line, see `--help`."""
-    embed_sentences(parse_options(Settings, "embed_sentences", __doc__, arguments))
+    embed_sentences(parse_options(Settings, "data_prep.embed_sentences", __doc__, arguments))
 
 
 if __name__ == "__main__":

@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 from jaxtyping import Float, Shaped
 
-from data_prep.command import option, parse_options, progress, run_command
+from data_prep.command import progress
 from data_prep.scores import language_model
 from data_prep.scores.language_model import KEEP_EVERY, choose_device, require_writable
-from medclip_dcl.command_line import available_cores, whole_number
+from medclip_dcl.common.command_line import available_cores, option, parse_options, run_command, whole_number
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.files import write_json
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
-from medclip_dcl.errors import UserError
-from medclip_dcl.files import write_json
 from medclip_dcl.pictures.geometry import View
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def encode(settings: Settings) -> Path:
     device = choose_device(settings.device)
     # Heavy imports come after the cheap checks.
     from medclip_dcl.data.features import FOLDER, IMAGES_FILE, INFO_FILE, SENTENCES_FILE, FeaturesInfo
-    from medclip_dcl.inference import load
+    from medclip_dcl.inference.model import load
 
     network = load(settings.model, device).network
     view = _view(settings, network)
@@ -291,7 +291,7 @@ def _require_same(folder: Path, found: dict[str, Any], info: dict[str, Any]) -> 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line, see `--help`."""
-    encode(parse_options(Settings, "encode", __doc__, arguments, has_own_classes=True))
+    encode(parse_options(Settings, "data_prep.encode", __doc__, arguments, has_own_classes=True))
 
 
 if __name__ == "__main__":

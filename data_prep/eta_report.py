@@ -35,12 +35,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
-from data_prep.command import option, parse_options, run_command
 from data_prep.scores.eta_estimates import MAX_ETA, SOURCES, Estimates, LogLinearFit, best_constant, estimate
+from medclip_dcl.common.command_line import option, parse_options, run_command
+from medclip_dcl.common.errors import WorseResultError
+from medclip_dcl.common.files import write_bytes, write_text
+from medclip_dcl.common.findings import CHEXPERT
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
-from medclip_dcl.errors import WorseResultError
-from medclip_dcl.files import write_bytes, write_text
-from medclip_dcl.findings import CHEXPERT
 
 SSD = (0.2, 0.35)
 SSD_CONSTANT = 0.05
@@ -402,7 +402,7 @@ def _origin(chosen: str, found: Estimates) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line, see `--help`."""
-    write_report(parse_options(Settings, "eta_report", __doc__, arguments))
+    write_report(parse_options(Settings, "data_prep.eta_report", __doc__, arguments))
 
 
 if __name__ == "__main__":

@@ -38,15 +38,15 @@ from typing import Any
 
 import pandas as pd
 
-from data_prep.command import option, parse_options, run_command
 from data_prep.sources import preparation, releases
 from data_prep.sources import rows as row_tables
 from data_prep.sources.preparation import Source
 from data_prep.sources.releases import SPLITS, CsvFile, ReleaseError
 from data_prep.sources.rows import PEOPLE, SPLIT_NAMES, TEXTS, TableCheck, label_columns
 from data_prep.text.sections import OWN_RULES_VERSION
+from medclip_dcl.common.command_line import option, parse_options, run_command
+from medclip_dcl.common.findings import CHEXPERT
 from medclip_dcl.data.prepared import TABLES
-from medclip_dcl.findings import CHEXPERT
 
 VIEWS = ("PA", "AP", "FRONTAL")
 """Frontal views, in upper or lower case."""
@@ -356,7 +356,7 @@ def _shared_by_study(rows: pd.DataFrame, is_frontal: pd.Series) -> pd.DataFrame:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line, see `--help`."""
-    prepare(parse_options(Settings, "folder", __doc__, arguments))
+    prepare(parse_options(Settings, "data_prep.folder", __doc__, arguments))
 
 
 if __name__ == "__main__":

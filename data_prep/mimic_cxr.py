@@ -21,7 +21,6 @@ from typing import Any
 
 import pandas as pd
 
-from data_prep.command import option, parse_options, run_command
 from data_prep.sources import preparation, tables
 from data_prep.sources.people import with_patients
 from data_prep.sources.preparation import Source
@@ -40,6 +39,7 @@ from data_prep.sources.releases import (
     truth_files,
 )
 from data_prep.text.reports import Study, find_reports, no_reports, report_places
+from medclip_dcl.common.command_line import option, parse_options, run_command
 
 
 def _folders(text: str) -> tuple[str, ...]:
@@ -212,7 +212,7 @@ def _note_unused_boxes(settings: Settings) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line, see `--help`."""
     description = "Prepare MIMIC-CXR-JPG (or the digital phantom)."
-    prepare(parse_options(Settings, "mimic_cxr", description, arguments))
+    prepare(parse_options(Settings, "data_prep.mimic_cxr", description, arguments))
 
 
 if __name__ == "__main__":

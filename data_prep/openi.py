@@ -31,7 +31,6 @@ from xml.etree import ElementTree
 
 import pandas as pd
 
-from data_prep.command import option, parse_options, run_command
 from data_prep.sources import preparation
 from data_prep.sources import rows as row_tables
 from data_prep.sources.preparation import Source
@@ -40,6 +39,7 @@ from data_prep.sources.rows import TableCheck, rows_source, with_image_paths
 from data_prep.sources.tables import Reject
 from data_prep.text.reports import MOST_BYTES
 from data_prep.text.sections import OWN_RULES_VERSION
+from medclip_dcl.common.command_line import option, parse_options, run_command
 
 ARCHIVE = "NLMCXR_reports.tgz"
 XML_FOLDERS = ("ecgen-radiology", "NLMCXR_reports/ecgen-radiology", ".")
@@ -368,7 +368,7 @@ def _key(name: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line, see `--help`."""
-    prepare(parse_options(Settings, "openi", __doc__, arguments))
+    prepare(parse_options(Settings, "data_prep.openi", __doc__, arguments))
 
 
 if __name__ == "__main__":

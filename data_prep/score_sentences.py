@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from data_prep.command import number, option, parse_options, run_command
 from data_prep.scores import language_model
 from data_prep.scores.language_model import (
     KEEP_EVERY,
@@ -35,9 +34,9 @@ from data_prep.scores.language_model import (
     result_file,
     settings_fingerprint,
 )
-from medclip_dcl.command_line import whole_number
+from medclip_dcl.common.command_line import number, option, parse_options, run_command, whole_number
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet, seal, write_table
-from medclip_dcl.errors import UserError
 
 if TYPE_CHECKING:
     import torch
@@ -113,7 +112,7 @@ def score_sentences(settings: Settings) -> Path:
     # Heavy imports come after the cheap checks.
     import torch
 
-    from medclip_dcl.encoders.pretrained import load_masked_language_model, load_tokenizer, resolve_folder
+    from medclip_dcl.networks.bert_folder import load_masked_language_model, load_tokenizer, resolve_folder
     from medclip_dcl.scoring import NotFiniteError, ScoringPlan, default_token_budget
 
     folder = resolve_folder(settings.model)
@@ -242,7 +241,7 @@ def _summary(scores: pd.DataFrame, file: Path) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line, see `--help`."""
-    score_sentences(parse_options(Settings, "score_sentences", __doc__, arguments))
+    score_sentences(parse_options(Settings, "data_prep.score_sentences", __doc__, arguments))
 
 
 if __name__ == "__main__":

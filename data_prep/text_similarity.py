@@ -23,8 +23,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float, Int
 
-from data_prep.command import option, parse_options, run_command
-from medclip_dcl.command_line import whole_number
+from medclip_dcl.common.command_line import option, parse_options, run_command, whole_number
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet, report_embedding
 
 THRESHOLDS = (0.7, 0.8, 0.85, 0.9, 0.95, 0.97, 0.98, 0.99)
@@ -213,7 +212,7 @@ def summary(texts: Texts, batch_size: int) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line, see `--help`."""
-    settings = parse_options(Settings, "text_similarity", __doc__, arguments)
+    settings = parse_options(Settings, "data_prep.text_similarity", __doc__, arguments)
     print(summary(read_texts(settings), settings.batch_size))
 
 

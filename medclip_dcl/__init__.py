@@ -5,10 +5,10 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from medclip_dcl.processes import let_threads_of_a_command_sleep
+from medclip_dcl.common.processes import let_threads_of_a_command_sleep
 
 if TYPE_CHECKING:
-    from medclip_dcl.inference import load as load
+    from medclip_dcl.inference.model import load as load
 
 try:
     __version__ = version("medclip_dcl")
@@ -23,7 +23,7 @@ let_threads_of_a_command_sleep()
 def __getattr__(name: str) -> Any:
     # `from medclip_dcl import load` must not make every import of the package pay for torch.
     if name == "load":
-        from medclip_dcl.inference import load
+        from medclip_dcl.inference.model import load
 
         return load
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

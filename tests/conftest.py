@@ -18,7 +18,7 @@ from jaxtyping import config as jaxtyping_config
 from jaxtyping import install_import_hook
 
 if TYPE_CHECKING:
-    from medclip_dcl.inference import ImageTextInference
+    from medclip_dcl.inference.model import ImageTextInference
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -62,8 +62,8 @@ LONGEST = (
     *("evaluation/test_finding_classification.py", "command/test_objectives.py", "models/test_resuming.py"),
     *("test_fresh_process.py", "report/test_compare.py", "data_prep/test_eta_report.py"),
     *("data_prep/phantom/test_dial.py", "models/test_classifier.py"),
-    *("evaluation/test_image_only.py", "evaluation/test_evaluate_anything.py", "export/test_onnx.py"),
-    *("training/test_sharing.py", "page/test_browser.py"),
+    *("unimodal/test_evaluation.py", "evaluation/test_evaluate_anything.py", "export/test_onnx.py"),
+    *("runs/test_loggers.py", "page/test_browser.py"),
 )
 """Files that take longest come first (with --no-loadscope-reorder), so that no worker is left with them at the end."""
 

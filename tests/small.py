@@ -13,16 +13,16 @@ from PIL import Image
 from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 
-from medclip_dcl.data.identity import describe, digest_of_file
+from medclip_dcl.common.files import digest_of_file, write_json
+from medclip_dcl.common.findings import CHEX5, CHEXPERT
+from medclip_dcl.data.identity import describe
 from medclip_dcl.data.prepared import FORMAT_VERSION, TABLES, TextEmbedding, write_table, write_text_embedding
-from medclip_dcl.encoders.image import RegionEncoder, ResNetRegions
-from medclip_dcl.encoders.pretrained import save_language_model
-from medclip_dcl.encoders.text import BertSentences
-from medclip_dcl.evaluation.calibration import Calibration, FindingCalibration
-from medclip_dcl.files import write_json
-from medclip_dcl.findings import CHEX5, CHEXPERT
+from medclip_dcl.metrics.calibration import Calibration, FindingCalibration
+from medclip_dcl.networks.bert_folder import save_language_model
+from medclip_dcl.networks.image_encoder import RegionEncoder, ResNetRegions
 from medclip_dcl.networks.image_text import ImageTextNetwork
-from medclip_dcl.similarity import LSENonLocal
+from medclip_dcl.networks.similarity import LSENonLocal
+from medclip_dcl.networks.text_encoder import BertSentences
 
 SENTENCES = (
     "No pneumothorax.",

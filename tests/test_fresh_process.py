@@ -12,11 +12,16 @@ from PIL import Image
 from medclip_dcl.report import compare, report
 from tests.command.small_runs import CLASSIFICATION, small
 from tests.report.conftest import _tested_run as make_tested_run
-from tests.test_house import FILES, FLOOR, ROOT
+from tests.test_house import MODULES, floors
 
 STAGE = "=" * 9
-NAMES = [".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for file in FILES]
-LOWER = [name for name in NAMES if name.count(".") and FLOOR[name.split(".")[1]] <= FLOOR["networks"]]
+WITH_LIGHTNING = ("medclip_dcl.data", "medclip_dcl.runs.loggers")
+LOWER = [
+    name
+    for name in sorted(MODULES)
+    if floors()[f"{name}.__init__".split(".")[1]] <= floors()["inference"]
+    and not name.startswith(WITH_LIGHTNING)
+]
 SCRIPT = """
 import importlib, sys
 lower, stage, folder, compared, questions, commands = {arguments!r}
@@ -38,7 +43,7 @@ for one in questions:
     ask.main(one)
 assert "pytorch_lightning" not in sys.modules, "ask"
 print(stage)
-from medclip_dcl.cli import main
+from medclip_dcl.command.cli import main
 for one in commands:
     main(one)
     print(stage)

@@ -1,63 +1,114 @@
-"""Architecture: a file imports only from its own floor or below; tests/test_fresh_process.py imports the floors."""
+"""The house: no package imports one above it, none two ways; `python -m tests.test_house` writes its page."""
 
 from __future__ import annotations
 
 import ast
+import re
+from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-FLOORS = [
-    (
-        "errors",
-        "command_line",
-        "files",
-        "processes",
-        "findings",
-        "distributed",
-        "formats",
-        "weight_files",
-        "parts",
-        "pictures",
-    ),
-    ("objectives", "similarity", "heat_maps", "metrics"),
-    ("encoders", "networks", "scoring"),
-    ("models", "data"),
-    ("training", "evaluation", "report", "inference", "export"),
-    ("command", "cli", "ask", "page", "experiments", "demo_time", "__main__"),
-]
-FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names}
+PAGE = ROOT / "docs" / "architecture.md"
 FILES = sorted((ROOT / "medclip_dcl").rglob("*.py"))
+MODULES = {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for file in FILES}
+LOAD = ("__init__", "inference")
+"""The one import upwards: `medclip_dcl.load`, which is imported when somebody asks for it."""
+_NAME = re.compile(r"medclip_dcl(\.\w+)+")
+
+
+def _for_types_alone(tree: ast.AST) -> set[int]:
+    blocks = (node for node in ast.walk(tree) if isinstance(node, ast.If))
+    blocks = (node for node in blocks if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING")
+    return {id(inner) for node in blocks for statement in node.body for inner in ast.walk(statement)}
 
 
 def imported(file: Path) -> set[str]:
-    """Modules that a file imports, except those under `if TYPE_CHECKING`."""
-    found: set[str] = set()
+    """Modules that a file imports or names in a string, except those for type checkers."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
-    skipped = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-        for inner in ast.walk(node)
-    }
+    left_out, found = _for_types_alone(tree), set()
     for node in ast.walk(tree):
-        if id(node) in skipped:
+        if id(node) in left_out:
             continue
         if isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= (names & MODULES) or {node.module}
         elif isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _NAME.fullmatch(node.value):
+            found.add(node.value)
     return found
 
 
-def test_imports_come_from_floors_below():
-    refused = []
+@cache
+def arrows() -> dict[str, set[str]]:
+    """From each room (a package, or a module beside them) to the rooms that it imports."""
+    found: dict[str, set[str]] = defaultdict(set)
     for file in FILES:
-        path = file.relative_to(ROOT / "medclip_dcl")
-        name = path.parts[0].removesuffix(".py")
-        for module in imported(file) if name != "__init__" else ():
-            first, second, *_ = *module.split("."), ""
-            if first == "data_prep":
-                refused.append(f"{path} imports {module}: nothing in medclip_dcl may import data_prep")
-            if first == "medclip_dcl" and second and FLOOR[second] > FLOOR[name]:
-                refused.append(f"{path} (floor {FLOOR[name]}) imports {module} (floor {FLOOR[second]})")
-    assert not refused
+        room = file.relative_to(ROOT / "medclip_dcl").parts[0].removesuffix(".py")
+        names = (f"{name}.__init__".split(".") for name in imported(file))
+        found[room] |= {there for first, there, *_ in names if first == "medclip_dcl"} - {room}
+    found[LOAD[0]].discard(LOAD[1])
+    return found
+
+
+@cache
+def floors() -> dict[str, int]:
+    """Floor of each room: one above the highest that it imports.
+
+    Raises:
+        ValueError: packages import each other in a circle.
+    """
+    found: dict[str, int] = {}
+    left = dict(arrows())
+    while left:
+        free = {room for room, below in left.items() if below <= found.keys()}
+        if not free:
+            raise ValueError(f"these import each other in a circle: {sorted(left)}")
+        # Of one round, so that rooms of a floor cannot import each other.
+        found |= dict.fromkeys(free, 1 + max(found.values(), default=0))
+        left = {room: below for room, below in left.items() if room not in free}
+    return found
+
+
+def table() -> str:
+    """The page's table: each floor with its rooms, in the words of their first lines."""
+    rows = ["| floor | room | | imports |", "|---|---|---|---|"]
+    for floor in sorted(set(floors().values()), reverse=True):
+        for room in sorted(name for name, found in floors().items() if found == floor):
+            folder = ROOT / "medclip_dcl" / room
+            file = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
+            words = (
+                (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "")
+                .splitlines()[0]
+                .replace("|", "\\|")
+            )
+            rows.append(f"| {floor} | `{room}` | {words} | {', '.join(sorted(arrows()[room]))} |")
+    return "\n".join(rows)
+
+
+def _page() -> str:
+    text = PAGE.read_text(encoding="utf-8")
+    start, end = text.index("| floor |"), text.index("\n\n", text.index("| floor |"))
+    return text[:start] + table() + text[end:]
+
+
+def test_no_circle_between_packages():
+    assert max(floors().values()) <= 8
+    assert len(floors()) >= 20
+
+
+def test_training_and_evaluation_do_not_know_each_other():
+    assert "evaluation" not in arrows()["training"] and "training" not in arrows()["evaluation"]
+
+
+def test_nothing_imports_data_prep():
+    assert not [file for file in FILES if any(name.startswith("data_prep") for name in imported(file))]
+
+
+def test_the_page_shows_the_house_of_today():
+    assert PAGE.read_text(encoding="utf-8") == _page(), "run: python -m tests.test_house"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(_page(), encoding="utf-8")

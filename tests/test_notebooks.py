@@ -22,10 +22,10 @@ import pytest
 from PIL import Image
 
 from data_prep.scores.eta_estimates import estimate
-from medclip_dcl.cli import main
+from medclip_dcl.command.cli import main
+from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.data.prepared import PreparedSet, case_table, write_table
-from medclip_dcl.evaluation.calibration import CALIBRATION_FILE
-from medclip_dcl.findings import CHEX5
+from medclip_dcl.metrics.calibration import CALIBRATION_FILE
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from tests.command.small_runs import small
 from tests.small import SENTENCES, platt_calibration

@@ -13,7 +13,7 @@ from PIL import Image
 from data_prep import eta_report, mimic_cxr, score_sentences
 from data_prep.phantom.__main__ import main as write_phantom
 from medclip_dcl import load
-from medclip_dcl.cli import main
+from medclip_dcl.command.cli import main
 from medclip_dcl.report.report import write_report
 
 ROOT = Path(__file__).resolve().parent.parent

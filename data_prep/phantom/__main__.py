@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from data_prep.command import parse_options, run_command
 from data_prep.phantom.options import Settings
+from medclip_dcl.common.command_line import parse_options, run_command
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line, see `--help`."""
-    settings = parse_options(Settings, "phantom", __doc__, arguments)
+    settings = parse_options(Settings, "data_prep.phantom", __doc__, arguments)
     from data_prep.phantom.release import summary, write_phantom
 
     if write_phantom(settings.output, settings, settings.workers):

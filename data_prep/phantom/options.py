@@ -6,12 +6,11 @@ import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from data_prep.command import option
 from data_prep.phantom.people import SEXES
 from data_prep.phantom.rates import RARE_FINDINGS
 from data_prep.phantom.studies import SPLITS
-from medclip_dcl.command_line import available_cores, whole_number
-from medclip_dcl.errors import UserError
+from medclip_dcl.common.command_line import available_cores, option, whole_number
+from medclip_dcl.common.errors import UserError
 
 LEAST_STUDIES = 20
 LEAST_SIZE = 64

@@ -45,7 +45,7 @@ from data_prep.phantom.tables import (
     write_tables,
     write_truth,
 )
-from medclip_dcl.files import write_bytes
+from medclip_dcl.common.files import write_bytes
 
 GENERATOR_VERSION = 1
 """Increased with every change that gives another phantom for the same options."""

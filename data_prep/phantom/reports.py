@@ -11,7 +11,7 @@ import numpy as np
 from data_prep.phantom.catalogue import Catalogue
 from data_prep.phantom.findings import PARTS, FindingClass, StudyState
 from data_prep.phantom.language import Wording
-from medclip_dcl.findings import CHEXPERT
+from medclip_dcl.common.findings import CHEXPERT
 
 LINE_WIDTH = 79
 SUMMARY = PARTS.index("summary")

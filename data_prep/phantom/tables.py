@@ -18,8 +18,8 @@ from data_prep.phantom.catalogue import Catalogue, catalogue
 from data_prep.phantom.drawing import Box
 from data_prep.phantom.findings import CATEGORIES
 from data_prep.phantom.studies import PlannedStudy
-from medclip_dcl.files import write_bytes
-from medclip_dcl.findings import CHEXPERT
+from medclip_dcl.common.files import write_bytes
+from medclip_dcl.common.findings import CHEXPERT
 
 METADATA_COLUMNS = (
     *(

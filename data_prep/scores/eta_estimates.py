@@ -24,8 +24,8 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import lsq_linear, minimize
 
+from medclip_dcl.common.findings import CHEXPERT
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
-from medclip_dcl.findings import CHEXPERT
 
 MAX_ETA = 0.3
 LARGEST_A = 0.999

@@ -21,9 +21,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from jaxtyping import Int
 
-from data_prep.command import option
+from medclip_dcl.common.command_line import option
+from medclip_dcl.common.files import replacing
 from medclip_dcl.data.prepared import PreparedDataError
-from medclip_dcl.files import replacing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -48,7 +48,7 @@ class Settings:
 
 def result_file(folder: Path, model: str, network: PreTrainedModel, suffix: str) -> Path:
     """File of a model's results: its folder's or repository's name, a fingerprint of its weights, and a suffix."""
-    from medclip_dcl.encoders.pretrained import weights_fingerprint
+    from medclip_dcl.networks.bert_folder import weights_fingerprint
 
     # Also for "." or a closing slash.
     name = os.path.basename(os.path.abspath(os.path.expanduser(model)))

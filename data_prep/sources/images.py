@@ -30,9 +30,8 @@ from typing import BinaryIO, NamedTuple
 
 from PIL import Image
 
-from medclip_dcl.data.identity import digest_of_file
-from medclip_dcl.errors import UserError
-from medclip_dcl.files import write_bytes
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.files import digest_of_file, write_bytes
 from medclip_dcl.pictures.geometry import fit, fitted_axes
 from medclip_dcl.pictures.grey import UnusableImageError
 from medclip_dcl.pictures.image_file import read_grey

@@ -22,19 +22,19 @@ from typing import Any
 
 import pandas as pd
 
-from data_prep.command import number, option, progress, worker_processes
+from data_prep.command import progress, worker_processes
 from data_prep.sources import images as image_files
 from data_prep.sources import tables
 from data_prep.sources.releases import ReleaseError, file_hash
 from data_prep.text import sections, sentences
 from data_prep.text.reports import Report, Sentences, read_sentences
-from medclip_dcl.command_line import available_cores, whole_number
+from medclip_dcl.common.command_line import available_cores, number, option, whole_number
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.files import write_json, write_text
+from medclip_dcl.common.findings import CHEX5
+from medclip_dcl.common.formats import PREPARED_SET
 from medclip_dcl.data.identity import IMAGE_FILES, describe
 from medclip_dcl.data.prepared import FORMAT_VERSION, PreparedDataError, PreparedSet, case_table, write_table
-from medclip_dcl.errors import UserError
-from medclip_dcl.files import write_json, write_text
-from medclip_dcl.findings import CHEX5
-from medclip_dcl.formats import PREPARED_SET
 from medclip_dcl.pictures.geometry import GEOMETRIES
 
 _COMPLETE = "complete the source"
@@ -395,7 +395,7 @@ def _lacks_images(output: Path, say: bool) -> bool:
 
 def _differences(there: dict[str, Any], now: Mapping[str, Any]) -> list[str]:
     try:
-        PREPARED_SET.upgrade(there, "dataset.json there")
+        PREPARED_SET.check(there, "dataset.json there")
     except UserError as error:
         return [str(error)]
     found = []

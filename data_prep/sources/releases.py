@@ -22,8 +22,8 @@ from typing import Any
 
 import pandas as pd
 
-from medclip_dcl.errors import UserError
-from medclip_dcl.findings import CHEXPERT
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.findings import CHEXPERT
 
 LABELERS = ("chexpert", "negbio")
 FRONTAL_VIEWS = ("AP", "PA")

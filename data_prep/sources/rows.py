@@ -14,14 +14,14 @@ from typing import Any
 
 import pandas as pd
 
-from data_prep.command import option
 from data_prep.sources import preparation, tables
 from data_prep.sources.people import ages, sexes
 from data_prep.sources.preparation import Source
 from data_prep.sources.releases import SPLITS, ReleaseError, wrong_values
 from data_prep.text.reports import Report
 from data_prep.text.sections import Section
-from medclip_dcl.findings import CHEXPERT
+from medclip_dcl.common.command_line import option
+from medclip_dcl.common.findings import CHEXPERT
 
 TEXTS = ("text", "findings", "impression")
 """Columns of `rows_source` that hold text: a whole report, or its sections."""

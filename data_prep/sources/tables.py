@@ -12,9 +12,9 @@ import numpy as np
 import pandas as pd
 
 from data_prep.sources.releases import FRONTAL_VIEWS, ReleaseError, and_others
+from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.data.prepared import SEXES, columns_of, labelled_findings
 from medclip_dcl.data.table_checks import USES
-from medclip_dcl.findings import CHEX5
 
 Reject = tuple[str, str, str]
 """Kind (image, report, box), id, reason: a row of rejects.csv."""

@@ -23,19 +23,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from medclip_dcl.command_line import (
+from medclip_dcl.common.command_line import (
     add_import_option,
     available_cores,
     one_line_errors,
     progress_bar,
     whole_number,
 )
-from medclip_dcl.errors import MissingFileError, UserError
+from medclip_dcl.common.errors import MissingFileError, UserError
 
 if TYPE_CHECKING:
     import torch
 
-    from medclip_dcl.inference import ImageTextInference
+    from medclip_dcl.inference.model import ImageTextInference
 
 SCORES_FILE = "scores.csv"
 POSITIVE = " positive"
@@ -139,7 +139,7 @@ def draw_heat_maps(options: argparse.Namespace) -> None:
         raise UserError(f"{earlier} is not a table of heat maps; give another --output, or remove it")
     model = _load(options)
     model.embed_texts(options.text)  # A text that is too long is refused before the first image.
-    from medclip_dcl.files import write_text
+    from medclip_dcl.common.files import write_text
 
     table = io.StringIO()
     writer = csv.DictWriter(table, COLUMNS)
@@ -164,7 +164,7 @@ def _ask_image(
     from PIL import Image
 
     from medclip_dcl.ask.score_table import shown
-    from medclip_dcl.files import replacing
+    from medclip_dcl.common.files import replacing
     from medclip_dcl.pictures.inputs import as_grey, constant
 
     try:
@@ -202,7 +202,7 @@ def _ask_image(
 def classify_files(options: argparse.Namespace) -> None:
     """Write one table of zero-shot scores; finished rows of a killed command are kept."""
     from medclip_dcl.ask.score_table import ERROR, IMAGE, WARNING, ScoreTable, check_table_file
-    from medclip_dcl.findings import CHEX5, read_prompts
+    from medclip_dcl.common.findings import CHEX5, read_prompts
 
     check_table_file(options.output)
     prompts = read_prompts(CHEX5 if options.prompts is None else options.prompts, "--prompts")
@@ -293,7 +293,7 @@ def _add_missing(
 
 def _meaning(model: ImageTextInference, dtype: str) -> dict[str, Any]:
     """Inputs besides the images that determine the scores."""
-    from medclip_dcl.encoders.pretrained import weights_fingerprint
+    from medclip_dcl.networks.bert_folder import weights_fingerprint
 
     view = model.network.view
     return {
@@ -349,7 +349,7 @@ def _listed(file: Path) -> list[str]:
 def _load(options: argparse.Namespace) -> ImageTextInference:
     import torch
 
-    from medclip_dcl.inference import load
+    from medclip_dcl.inference.model import load
 
     device = options.device
     if device == "auto":

@@ -14,12 +14,12 @@ from jaxtyping import UInt8
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from medclip_dcl.errors import UserError
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.processes import begin_worker
 from medclip_dcl.pictures.dicom import HEAD, is_dicom
 from medclip_dcl.pictures.geometry import View
 from medclip_dcl.pictures.image_file import FORMATS
 from medclip_dcl.pictures.inputs import ConstantImageWarning, as_grey, constant, network_input
-from medclip_dcl.processes import begin_worker
 
 _DICOM_SUFFIXES = (".dcm", ".dicom")
 

@@ -13,8 +13,8 @@ from typing import Any, BinaryIO
 
 import pandas as pd
 
-from medclip_dcl.errors import UserError
-from medclip_dcl.files import write_bytes, write_json, write_parquet
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.files import write_bytes, write_json, write_parquet
 
 IMAGE, ERROR, WARNING = "image", "error", "warning"
 SUFFIXES = (".csv", ".parquet")

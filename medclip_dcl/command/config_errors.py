@@ -14,7 +14,7 @@ from pytorch_lightning.cli import LightningArgumentParser
 
 from medclip_dcl.command.config_keys import alternatives, nearest, one_of
 from medclip_dcl.command.config_keys import message as unknown_message
-from medclip_dcl.errors import UserError
+from medclip_dcl.common.errors import UserError
 
 PROGRAM = "medclip-dcl"
 _DESCRIPTION = (

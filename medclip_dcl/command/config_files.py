@@ -13,7 +13,7 @@ from unittest.mock import patch
 import jsonargparse
 from jsonargparse import set_parsing_settings
 
-from medclip_dcl.files import parse_yaml, read_text
+from medclip_dcl.common.files import parse_yaml, read_text
 
 KNOWN = ("medclip_dcl", "pytorch_lightning", "lightning_fabric", "torch.nn", "torch.optim")
 """Packages whose classes a configuration may name; others of torch start programs."""

@@ -17,8 +17,8 @@ from typing import Any
 import yaml
 
 from medclip_dcl.command.class_sources import PACKAGE, parameters
-from medclip_dcl.command_line import yaml_value
-from medclip_dcl.errors import MissingFileError, UserError
+from medclip_dcl.common.command_line import yaml_value
+from medclip_dcl.common.errors import MissingFileError, UserError
 
 TOP = {
     "checkpoint": "", "checkpoint_minutes": "float", "ckpt_path": "", "config": "", "data": "",
@@ -213,8 +213,8 @@ class _Given:
         folder = self.values.get("run_folder")
         if not isinstance(folder, str) or not Path(folder, "config.yaml").is_file():
             return
-        from medclip_dcl.report.saved_results import differing_settings, setting
-        from medclip_dcl.training.run_folder import LENGTH, RunFolder
+        from medclip_dcl.runs.run_folder import LENGTH, RunFolder
+        from medclip_dcl.runs.saved import differing_settings, setting
 
         run = RunFolder(folder)
         saved = run.saved_config()
@@ -258,7 +258,7 @@ def _content(name: str) -> dict[str, Any] | None:
 
 def _check_files(folder: Any, prompts: Any, needs_labels: bool) -> None:
     """A prepared set that is not there; prompts that cannot be read, or of findings that the set does not label."""
-    from medclip_dcl.findings import read_prompts, require_labelled
+    from medclip_dcl.common.findings import read_prompts, require_labelled
 
     pairs = read_prompts(prompts) if isinstance(prompts, str) else {}
     if isinstance(folder, str) and (pairs or not (Path(folder) / "dataset.json").is_file()):

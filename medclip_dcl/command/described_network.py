@@ -9,14 +9,12 @@ from jsonargparse import Namespace
 from torch import nn
 
 from medclip_dcl.command.config_errors import imported
-from medclip_dcl.data.image_only import ImageOnlyDataModule
-from medclip_dcl.errors import UserError
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.parts import part_class
+from medclip_dcl.common.weight_files import SavedModel, kind_of_network
 from medclip_dcl.models.classifier import Classifier
-from medclip_dcl.models.image_only import ImageOnlyModel
 from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.networks.initial_weights import PARTS
-from medclip_dcl.parts import part_class
-from medclip_dcl.weight_files import SavedModel, kind_of_network
 
 _PLAIN = ("findings", "projection_dim", "hidden", "batch_norm")
 """Arguments of a model that its network's description holds as they are."""
@@ -34,10 +32,9 @@ def take_network_from(source: SavedModel, model: Namespace) -> None:
         return
     there, here = kind_of_network(described), _kind(model)
     if there != here:
-        is_without_text = ImageOnlyModel.kind in (there, here)
         raise UserError(
             f"{source.path} is of {there}, this configuration of {here} (model: {model.class_path})"
-            f"{'' if is_without_text else _INSTEAD}"
+            f"{_INSTEAD if {there, here} == {ImageTextModel.kind, Classifier.kind} else ''}"
         )
     for part in PARTS:
         _take_part_from(described, part, model)
@@ -61,9 +58,9 @@ def forget_initial_weights(model: Namespace) -> None:
 
 
 def has_prepared_set(config: Namespace) -> bool:
-    """False for images alone, whose `folder` holds the files of another data set and whose sizes are their own."""
+    """False for a datamodule that says so: the `folder` of images alone holds the files of another data set."""
     data = config.get("data") or Namespace()
-    return not ("class_path" in data and issubclass(imported(data.class_path), ImageOnlyDataModule))
+    return "class_path" not in data or getattr(imported(data.class_path), "has_prepared_set", True)
 
 
 def _take_part_from(described: Mapping[str, Any], part: str, model: Namespace) -> None:

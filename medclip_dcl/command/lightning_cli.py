@@ -30,16 +30,20 @@ from medclip_dcl.command.described_network import (
     take_network_from,
 )
 from medclip_dcl.command.output import plain_output
-from medclip_dcl.data.identity import digest
+from medclip_dcl.common.devices import best_precision
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.files import digest, write_json
+from medclip_dcl.common.weight_files import SavedModel, read_model
+from medclip_dcl.data.images import shown_images
 from medclip_dcl.data.prepared import PreparedSet
-from medclip_dcl.distributed import best_precision
-from medclip_dcl.errors import UserError
 from medclip_dcl.evaluation.predictions import FindingPredictionWriter, PredictionWriter
 from medclip_dcl.evaluation.results import RESULTS_FILE, UNTRAINED_FILE, ResultsWriter
-from medclip_dcl.files import write_json
 from medclip_dcl.models.seeded_batches import SeededBatches
 from medclip_dcl.networks.image_text import ImageTextNetwork
-from medclip_dcl.report.saved_results import (
+from medclip_dcl.runs.checkpoint_files import ResumeError
+from medclip_dcl.runs.loggers import MetricsFile, check_loggers, listed, place_loggers
+from medclip_dcl.runs.run_folder import FIT_FILE, UNTRAINED_CHECKPOINT, RunFolder, RunFolderError
+from medclip_dcl.runs.saved import (
     CONFIG_FILE,
     command_of_test,
     describe_checkpoint,
@@ -49,16 +53,17 @@ from medclip_dcl.training.averaging import AveragedWeights
 from medclip_dcl.training.best_checkpoint import BestCheckpoint, check_callbacks, complete_selection
 from medclip_dcl.training.class_probability import ClassProbabilityTable
 from medclip_dcl.training.finite import FiniteCheck
-from medclip_dcl.training.image_sizes import fill_image_sizes, other_images, shown_images, trained_images
-from medclip_dcl.training.last_checkpoint import AtomicCheckpointIO, LastCheckpoint, ResumeError, Stopped
-from medclip_dcl.training.last_epoch import LastEpoch
-from medclip_dcl.training.order import in_order
+from medclip_dcl.training.image_sizes import fill_image_sizes, other_images, trained_images
+from medclip_dcl.training.last_checkpoint import (
+    AtomicCheckpointIO,
+    LastCheckpoint,
+    LastEpoch,
+    Stopped,
+    in_order,
+)
 from medclip_dcl.training.progress import TimeLeft, progress_bar
-from medclip_dcl.training.record import MetricsFile, RunRecord
-from medclip_dcl.training.run_folder import FIT_FILE, UNTRAINED_CHECKPOINT, RunFolder, RunFolderError
-from medclip_dcl.training.sharing import check_loggers, listed, place_loggers
+from medclip_dcl.training.record import RunRecord
 from medclip_dcl.training.throughput import Throughput
-from medclip_dcl.weight_files import SavedModel, read_model
 
 _TERMINATED = 128 + signal.SIGTERM
 # typing may give Union[float, int], cached by another package, for Union[int, float]: then 1, one batch, is 1.0, all.

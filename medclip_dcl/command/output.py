@@ -23,7 +23,7 @@ _WARNINGS = (
     r"The number of training batches \(\d+\) is smaller than the logging interval",
     # A run that is continued.
     r"Checkpoint directory .* exists and is not empty",
-    # `medclip_dcl.cli.main` is called with a list from Python, as the notebooks do.
+    # `medclip_dcl.command.cli.main` is called with a list from Python, as the notebooks do.
     r"LightningCLI's args parameter is intended to run from within Python",
     # A checkpoint of another folder is tested.
     r"The dirpath has changed from",

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from medclip_dcl.common.lazy import lazy
 
 if TYPE_CHECKING:
-    from medclip_dcl.data.image_only import ImageOnlyDataModule as ImageOnlyDataModule
+    from medclip_dcl.data.image_text import ImageTextDataModule as ImageTextDataModule
+    from medclip_dcl.data.labelled import LabelledDataModule as LabelledDataModule
+    from medclip_dcl.data.prepared import PreparedSet as PreparedSet
+    from medclip_dcl.data.reports import ReportsDataModule as ReportsDataModule
 
-__all__ = ["ImageOnlyDataModule"]
+_MODULES = {
+    "ImageTextDataModule": "image_text",
+    "LabelledDataModule": "labelled",
+    "PreparedSet": "prepared",
+    "ReportsDataModule": "reports",
+}
 
-
-def __getattr__(name: str) -> Any:
-    # `medclip_dcl.data.prepared` must not import Lightning.
-    if name in __all__:
-        return getattr(importlib.import_module(f"{__name__}.image_only"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__all__ = [*_MODULES]
+__getattr__ = lazy(__name__, _MODULES)

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from medclip_dcl.data.by_length import pieces_by_length, rows_of
 from medclip_dcl.data.features import Features
 from medclip_dcl.data.images import Crop, Images
 from medclip_dcl.data.masking import Masking
-from medclip_dcl.encoders.by_length import pieces_by_length, rows_of
-from medclip_dcl.encoders.masked_language import IGNORED, masked_places
 from medclip_dcl.networks.image_text import pad_tokens
+from medclip_dcl.networks.masked_language import IGNORED, masked_places
 from medclip_dcl.pictures.transforms import centre_crop, to_input
 
 # Last number of the masking generator's seed, so that masking changes neither crops nor sentence choice.

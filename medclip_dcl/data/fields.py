@@ -16,9 +16,9 @@ import torch
 from pandas.api.types import is_bool_dtype, is_integer_dtype
 from torch import Tensor
 
+from medclip_dcl.common.errors import MissingFileError, UserError
+from medclip_dcl.common.findings import CHEXPERT
 from medclip_dcl.data.prepared import TABLES, PreparedDataError, PreparedSet, report_embedding
-from medclip_dcl.errors import MissingFileError, UserError
-from medclip_dcl.findings import CHEXPERT
 
 
 def _numeric(*tables: str) -> dict[str, str]:

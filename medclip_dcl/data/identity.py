@@ -8,7 +8,6 @@ has every image hashed once: dataset.json then gets the time of the newest one, 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -19,11 +18,10 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from medclip_dcl.command_line import progress_bar
+from medclip_dcl.common.command_line import progress_bar
+from medclip_dcl.common.files import digest, digest_of_file
 
 IMAGE_FILES = "image_files"
-IMAGE_DIGESTS = ["dicom_id", "subject_id", "use", "digest", "original"]
-"""Columns of `PreparedSet.image_digests`; original: height, width and bytes of the original file."""
 _THREADS = 16
 # Seconds of hashing after which its progress is shown.
 _LONG = 2
@@ -35,22 +33,6 @@ class Content(NamedTuple):
     fingerprint: str
     tables: dict[str, str]
     images: dict[str, str]
-
-
-def digest(*parts: Any) -> str:
-    """Digest of bytes and contiguous arrays one after the other."""
-    found = hashlib.blake2b(digest_size=8)
-    for part in parts:
-        found.update(part)
-    return found.hexdigest()
-
-
-def digest_of_file(file: Path) -> str:
-    """Digest of a file's bytes; "" for one that cannot be read."""
-    try:
-        return digest(file.read_bytes())
-    except OSError:
-        return ""
 
 
 def describe(folder: Path, tables: Mapping[str, pd.DataFrame]) -> dict[str, Any]:

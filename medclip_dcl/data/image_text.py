@@ -11,6 +11,9 @@ import numpy as np
 import pandas as pd
 from torch.utils.data import DataLoader
 
+from medclip_dcl.common.distributed import rank_and_size
+from medclip_dcl.common.errors import UserError, check_choice, check_least
+from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.data.examples import Reported, ReportedExamples, column
 from medclip_dcl.data.features import EncodedImages, Features, FeaturesInfo
 from medclip_dcl.data.fields import (
@@ -25,9 +28,6 @@ from medclip_dcl.data.link import ImageTextData, ImageTextRequirements
 from medclip_dcl.data.masking import Masking
 from medclip_dcl.data.prepared import TABLES, PreparedDataError
 from medclip_dcl.data.samplers import EpochSampler, FixedBatches, ShardSampler
-from medclip_dcl.distributed import rank_and_size
-from medclip_dcl.errors import UserError, check_choice, check_least
-from medclip_dcl.findings import CHEX5
 from medclip_dcl.pictures.geometry import View
 
 # Sentences of the training reports whose fields are checked.

@@ -15,11 +15,11 @@ from pytorch_lightning import Trainer
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from medclip_dcl.common.distributed import rank_and_size
+from medclip_dcl.common.errors import UserError, check_least
 from medclip_dcl.data.link import ImageSettings, LinkedDataModule, Requirements, trainer_data
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
 from medclip_dcl.data.samplers import EpochDataModule, ShardSampler, require_whole_batches, worker_options
-from medclip_dcl.distributed import rank_and_size
-from medclip_dcl.errors import UserError, check_least
 from medclip_dcl.pictures.geometry import View
 from medclip_dcl.pictures.transforms import augment, centre_crop, load_grey, to_input
 
@@ -273,3 +273,9 @@ def images_of_other_data(trainer: Trainer) -> ImageSettings | None:
     data = trainer_data(trainer)
     is_linked = isinstance(data, ImagesDataModule) and data.is_linked
     return None if is_linked else image_settings(data)
+
+
+def shown_images(data: object) -> dict[str, Any]:
+    """The size and geometry at which a datamodule shows images; empty for one without images."""
+    shown = image_settings(data)
+    return {} if shown is None else {"image_size": shown.image_size, "geometry": shown.geometry}

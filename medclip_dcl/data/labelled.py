@@ -15,13 +15,13 @@ from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from medclip_dcl.common.distributed import rank_and_size
+from medclip_dcl.common.errors import UserError, check_choice
+from medclip_dcl.common.findings import require_labelled
 from medclip_dcl.data.images import EvaluatedImages, ImageExamples, ImagesDataModule
 from medclip_dcl.data.link import LabelledData, LabelledRequirements
 from medclip_dcl.data.prepared import PreparedDataError
 from medclip_dcl.data.samplers import EpochSampler, ShardSampler, as_it_is, require_whole_batches
-from medclip_dcl.distributed import rank_and_size
-from medclip_dcl.errors import UserError, check_choice
-from medclip_dcl.findings import require_labelled
 from medclip_dcl.pictures.geometry import View
 
 UNCERTAIN, BLANK = -1.0, float("nan")

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import BertTokenizer
 
-from medclip_dcl.errors import UserError
+from medclip_dcl.common.errors import UserError
 
 Requirements = TypeVar("Requirements")
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 from jaxtyping import Int
 
-from medclip_dcl.encoders.masked_language import IGNORED
-from medclip_dcl.errors import UserError
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.networks.masked_language import IGNORED
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 """Their ids are 0, 1, 2, 3, 4, as in CXR-BERT."""

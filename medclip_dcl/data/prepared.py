@@ -19,12 +19,13 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from medclip_dcl.data.identity import IMAGE_DIGESTS, IMAGE_FILES, Content, current_content, digest
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.files import digest, replacing, write_parquet
+from medclip_dcl.common.findings import CHEXPERT, in_order
+from medclip_dcl.common.formats import PREPARED_SET
+from medclip_dcl.data.identity import IMAGE_FILES, Content, current_content
 from medclip_dcl.data.table_checks import REFERENCES, damage, score_problem, some
-from medclip_dcl.errors import UserError
-from medclip_dcl.files import replacing, write_parquet
-from medclip_dcl.findings import CHEXPERT, in_order
-from medclip_dcl.formats import PREPARED_SET
+from medclip_dcl.runs.saved import IMAGE_DIGESTS
 
 FORMAT_VERSION = PREPARED_SET.version
 
@@ -288,7 +289,7 @@ class PreparedSet:
         except ValueError as error:
             raise PreparedDataError(f"{file} is not JSON ({error}); {again}") from error
         try:
-            PREPARED_SET.upgrade(info, str(file))
+            PREPARED_SET.check(info, str(file))
         except UserError as error:
             raise PreparedDataError(f"{error}; or {again}") from error
         for name, kind in _INFO.items():

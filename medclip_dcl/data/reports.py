@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from transformers import BertTokenizer
 
+from medclip_dcl.common.distributed import gather_objects
+from medclip_dcl.common.errors import UserError, check_choice, check_least
 from medclip_dcl.data.link import LinkedDataModule, ReportsRequirements, TokenizedSentences
 from medclip_dcl.data.masking import SPECIAL_TOKENS, Masking
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
@@ -25,11 +27,9 @@ from medclip_dcl.data.samplers import (
     TrainingOrder,
     worker_options,
 )
-from medclip_dcl.distributed import gather_objects
-from medclip_dcl.encoders.masked_language import IGNORED, masked_places
-from medclip_dcl.encoders.pretrained import load_tokenizer, resolve_folder, word_pieces
-from medclip_dcl.encoders.text import share_of_truncated
-from medclip_dcl.errors import UserError, check_choice, check_least
+from medclip_dcl.networks.bert_folder import load_tokenizer, resolve_folder, word_pieces
+from medclip_dcl.networks.masked_language import IGNORED, masked_places
+from medclip_dcl.networks.text_encoder import share_of_truncated
 
 # Batches are cut from this many batches' worth of sentences, sorted by length: little padding, yet random.
 _POOL = 32

@@ -15,8 +15,8 @@ from pytorch_lightning import LightningDataModule
 from pytorch_lightning.utilities import rank_zero_info
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from medclip_dcl.distributed import rank_and_size
-from medclip_dcl.errors import UserError
+from medclip_dcl.common.distributed import rank_and_size
+from medclip_dcl.common.errors import UserError
 
 _SECONDS_AFTER_SIGTERM = 300
 

@@ -25,11 +25,11 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
+from medclip_dcl.common.distributed import gather_objects
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.data.images import EvaluatedImages
 from medclip_dcl.data.link import trainer_data
 from medclip_dcl.data.prepared import PreparedSet
-from medclip_dcl.distributed import gather_objects
-from medclip_dcl.errors import UserError
 from medclip_dcl.networks.image_text import ImageTextNetwork
 
 _ELEMENTS_PER_CHUNK = 2**24
@@ -48,7 +48,7 @@ class EvaluationResult:
         protocol: every choice on which the metrics depend.
         counts: number of cases, images and patients behind the metrics.
         notes: warnings for the reader, such as too few cases.
-        predictions: a row for each case, from which `medclip_dcl.evaluation.summaries` computes the metrics.
+        predictions: a row for each case, from which `medclip_dcl.metrics.summaries` computes the metrics.
     """
 
     metrics: dict[str, Any]

@@ -20,24 +20,24 @@ from typing import Any
 import pandas as pd
 import torch
 
-from medclip_dcl.command_line import add_import_option, one_line_errors, progress_bar
+from medclip_dcl.common.command_line import add_import_option, one_line_errors, progress_bar
+from medclip_dcl.common.devices import usable_device
+from medclip_dcl.common.errors import MissingFileError, UserError, WorseResultError
+from medclip_dcl.common.files import write_parquet
+from medclip_dcl.common.findings import PromptSource
+from medclip_dcl.common.weight_files import read_model
 from medclip_dcl.data.image_text import EvaluationTables, ImageTextDataModule
-from medclip_dcl.errors import MissingFileError, UserError, WorseResultError
-from medclip_dcl.evaluation.calibration import (
+from medclip_dcl.evaluation.classification import ZeroShotClassification
+from medclip_dcl.metrics.calibration import (
     CALIBRATION_FILE,
     TARGETS,
     Calibration,
     check_target,
     fit_finding,
 )
-from medclip_dcl.evaluation.classification import ZeroShotClassification
-from medclip_dcl.files import write_parquet
-from medclip_dcl.findings import PromptSource
-from medclip_dcl.inference import usable_device
 from medclip_dcl.networks.image_text import ImageTextNetwork
-from medclip_dcl.report.saved_results import read_config, read_parquet
-from medclip_dcl.training.run_folder import RunFolder
-from medclip_dcl.weight_files import read_model
+from medclip_dcl.runs.run_folder import RunFolder
+from medclip_dcl.runs.saved import read_config, read_parquet
 
 SCORES_FILE = "predictions/validate_classification.parquet"
 TARGET = {"sensitivity": 0.95}
@@ -59,7 +59,7 @@ def calibrate(
 
     Args:
         run: folder of a run of an image-text model.
-        target: sensitivity or specificity of the thresholds, see `medclip_dcl.evaluation.calibration.choose_threshold`.
+        target: sensitivity or specificity of the thresholds, see `medclip_dcl.metrics.calibration.choose_threshold`.
         data: the prepared set; None for the run's.
         prompts: None for those of the run's ZeroShotClassification.
         device: of the network.

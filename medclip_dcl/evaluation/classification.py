@@ -15,10 +15,10 @@ from pytorch_lightning import LightningModule, Trainer
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from medclip_dcl.common.errors import UserError, check_choice
+from medclip_dcl.common.findings import CHEX5, read_prompts, require_labelled
 from medclip_dcl.data.image_text import EvaluationTables
 from medclip_dcl.data.images import EvaluatedImages
-from medclip_dcl.errors import UserError, check_choice
-from medclip_dcl.evaluation import summaries
 from medclip_dcl.evaluation.base import (
     EvaluationCallback,
     EvaluationResult,
@@ -29,9 +29,9 @@ from medclip_dcl.evaluation.base import (
     scores,
     subject_ids,
 )
-from medclip_dcl.evaluation.figures import roc_figure
-from medclip_dcl.findings import CHEX5, read_prompts, require_labelled
+from medclip_dcl.metrics import summaries
 from medclip_dcl.networks.image_text import ImageTextNetwork
+from medclip_dcl.pictures.plots import roc_figure
 
 NO_CASES = "no image has a label of these findings: zero-shot classification is not measured"
 COLUMNS = ["dicom_id", "subject_id", "finding", "label", "score_positive", "score_negative"]
@@ -63,7 +63,7 @@ class ZeroShotClassification(EvaluationCallback):
             warning says so (choice, not from the paper).
 
     Raises:
-        ValueError: ``min_cases`` below 1; another ensemble; prompts that `medclip_dcl.findings.read_prompts` refuses;
+        ValueError: ``min_cases`` below 1; another ensemble; prompts that `findings.read_prompts` refuses;
             when a run begins, a finding of `prompts` that the data set does not label.
     """
 

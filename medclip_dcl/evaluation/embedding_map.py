@@ -13,12 +13,12 @@ from sklearn.manifold import TSNE
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.data.image_text import EvaluationTables
-from medclip_dcl.errors import UserError
 from medclip_dcl.evaluation.base import EvaluationCallback, EvaluationResult, subject_ids
-from medclip_dcl.evaluation.figures import embedding_map_figure
-from medclip_dcl.findings import CHEX5
 from medclip_dcl.networks.image_text import ImageTextNetwork
+from medclip_dcl.pictures.plots import embedding_map_figure
 
 COLUMNS = ["dicom_id", "subject_id", "group", "x", "y"]
 SEVERAL, NONE = "several", "none of them"

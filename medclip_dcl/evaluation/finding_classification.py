@@ -11,8 +11,8 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from medclip_dcl.common.errors import UserError, check_choice
 from medclip_dcl.data.labelled import LabelledImages
-from medclip_dcl.errors import UserError, check_choice
 from medclip_dcl.evaluation.base import EvaluationCallback, EvaluationResult
 from medclip_dcl.evaluation.classification import classification_result, measured_cases, roc_figures
 from medclip_dcl.networks.classifier import FindingNetwork

@@ -14,9 +14,8 @@ from matplotlib.figure import Figure
 from scipy.ndimage import gaussian_filter
 from torch import Tensor
 
+from medclip_dcl.common.errors import UserError, check_choice
 from medclip_dcl.data.image_text import EvaluationTables
-from medclip_dcl.errors import UserError, check_choice
-from medclip_dcl.evaluation import summaries
 from medclip_dcl.evaluation.base import (
     EvaluationCallback,
     EvaluationResult,
@@ -24,11 +23,11 @@ from medclip_dcl.evaluation.base import (
     punctuation,
     subject_ids,
 )
-from medclip_dcl.evaluation.figures import heat_map_figure
-from medclip_dcl.metrics import Agreement, BoxedHeatMap, Rectangle, box_bounds, default_thresholds
+from medclip_dcl.metrics import Agreement, BoxedHeatMap, Rectangle, box_bounds, default_thresholds, summaries
 from medclip_dcl.networks.image_text import ImageTextNetwork
+from medclip_dcl.networks.similarity import INTERPOLATIONS, at_image_size, cosine_heat_maps
 from medclip_dcl.pictures.geometry import Seen, View
-from medclip_dcl.similarity import INTERPOLATIONS, at_image_size, cosine_heat_maps
+from medclip_dcl.pictures.plots import heat_map_figure
 
 COLUMNS = (
     ["dicom_id", "subject_id", "category", "phrase", "box", "x", "y", "w", "h"]

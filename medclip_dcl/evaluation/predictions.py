@@ -10,12 +10,12 @@ import pandas as pd
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 
+from medclip_dcl.common.distributed import gather_objects
+from medclip_dcl.common.files import write_parquet, write_text
 from medclip_dcl.data.image_text import ImageTextDataModule
 from medclip_dcl.data.link import trainer_data
-from medclip_dcl.distributed import gather_objects
 from medclip_dcl.evaluation.base import embed_anew, evaluation_data, forget_texts
 from medclip_dcl.evaluation.classification import ZeroShotClassification
-from medclip_dcl.files import write_parquet, write_text
 from medclip_dcl.models.classifier import Classifier
 from medclip_dcl.models.image_text import ImageTextModel
 

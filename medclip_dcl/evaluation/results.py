@@ -14,11 +14,14 @@ import pandas as pd
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 from medclip_dcl import __version__
+from medclip_dcl.common.devices import device_name
+from medclip_dcl.common.distributed import rank_and_size
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.files import write_json, write_parquet
+from medclip_dcl.common.weight_files import read_model
+from medclip_dcl.data.images import shown_images
 from medclip_dcl.data.link import trainer_data
 from medclip_dcl.data.prepared import OPTIONAL
-from medclip_dcl.distributed import device_name, rank_and_size
-from medclip_dcl.encoders.pretrained import weights_fingerprint
-from medclip_dcl.errors import UserError
 from medclip_dcl.evaluation.base import (
     DescribedData,
     Evaluation,
@@ -26,13 +29,11 @@ from medclip_dcl.evaluation.base import (
     EvaluationResult,
     evaluation_data,
 )
-from medclip_dcl.evaluation.figures import write_figure
-from medclip_dcl.files import write_json, write_parquet
-from medclip_dcl.report.saved_results import RESULTS_FILE, RESULTS_FORMAT_VERSION
-from medclip_dcl.training.image_sizes import shown_images
-from medclip_dcl.training.run_folder import RunFolder
-from medclip_dcl.training.sharing import show_figures
-from medclip_dcl.weight_files import read_model
+from medclip_dcl.networks.bert_folder import weights_fingerprint
+from medclip_dcl.pictures.plots import write_figure
+from medclip_dcl.runs.loggers import show_figures
+from medclip_dcl.runs.run_folder import RunFolder
+from medclip_dcl.runs.saved import RESULTS_FILE, RESULTS_FORMAT_VERSION
 
 UNTRAINED_FILE = "results_untrained.json"
 IMAGES = "images"

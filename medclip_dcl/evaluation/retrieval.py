@@ -16,7 +16,6 @@ from torch import Tensor
 from torchvision.ops import roi_align
 
 from medclip_dcl.data.image_text import EvaluationTables
-from medclip_dcl.evaluation import summaries
 from medclip_dcl.evaluation.base import (
     EvaluationCallback,
     EvaluationResult,
@@ -26,17 +25,17 @@ from medclip_dcl.evaluation.base import (
     scores,
     subject_ids,
 )
-from medclip_dcl.evaluation.figures import rank_figure
 from medclip_dcl.evaluation.grounding import (
     NO_BOXES,
     REGION_CENTRES,
     boxes_by_image,
     image_sizes,
 )
-from medclip_dcl.evaluation.summaries import DIRECTIONS, KS
-from medclip_dcl.metrics import cosine_retrieval_ranks, retrieval_ranks
+from medclip_dcl.metrics import cosine_retrieval_ranks, retrieval_ranks, summaries
+from medclip_dcl.metrics.summaries import DIRECTIONS, KS
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.pictures.geometry import View
+from medclip_dcl.pictures.plots import rank_figure
 
 WHOLE = View()
 COLUMNS = ["direction", "dicom_id", "subject_id", "phrase", "box", "rank", "rank_tolerant", "n_candidates"]

@@ -15,8 +15,8 @@ from typing import NoReturn
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from medclip_dcl.command_line import add_import_option, in_words, one_line_errors, whole_number
-from medclip_dcl.errors import UserError
+from medclip_dcl.common.command_line import add_import_option, in_words, one_line_errors, whole_number
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.experiments.cells import LOG_FILE, End, is_done
 from medclip_dcl.experiments.choice import write_choices
 from medclip_dcl.experiments.grid import Cell, Experiment

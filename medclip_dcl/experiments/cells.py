@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from medclip_dcl.common.files import write_text
 from medclip_dcl.experiments.grid import Cell
-from medclip_dcl.files import write_text
-from medclip_dcl.report.saved_results import CONFIG_FILE, RESULTS_FILE
-from medclip_dcl.training.run_folder import FIT_FILE
+from medclip_dcl.runs.run_folder import FIT_FILE
+from medclip_dcl.runs.saved import CONFIG_FILE, RESULTS_FILE
 
 LOG_FILE, ERROR_FILE = "log.txt", "error.txt"
 _LOCK_FILE = ".lock"
@@ -87,7 +87,7 @@ def failed(cell: Cell, error: str) -> End:
 
 def _run_commands(cell: Cell, commands: Sequence[str], modules: Sequence[str]) -> End | None:
     """None if all of them came to their end."""
-    from medclip_dcl.cli import main
+    from medclip_dcl.command.cli import main
 
     for command in commands:
         if command == "fit" and (cell.folder / FIT_FILE).is_file():

@@ -8,8 +8,8 @@ from typing import Any
 import pandas as pd
 import yaml
 
+from medclip_dcl.common.files import write_text
 from medclip_dcl.experiments.grid import Experiment, Level, filled, merged
-from medclip_dcl.files import write_text
 from medclip_dcl.report.statistics import means, paired_differences
 
 COMBINATION = "levels"

@@ -15,9 +15,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import ScalarFormatter
 
-from medclip_dcl.errors import UserError
-from medclip_dcl.evaluation.figures import COLOURS, MUTED, write_figure
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.experiments.grid import Experiment, Level
+from medclip_dcl.pictures.plots import COLOURS, MUTED, write_figure
 from medclip_dcl.report.charts import chart
 from medclip_dcl.report.statistics import means, paired_differences
 

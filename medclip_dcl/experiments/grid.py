@@ -9,9 +9,9 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from medclip_dcl.command_line import yaml_value
-from medclip_dcl.evaluation.summaries import DIRECTIONS, GROUNDING, KS
-from medclip_dcl.files import read_yaml
+from medclip_dcl.common.command_line import yaml_value
+from medclip_dcl.common.files import read_yaml
+from medclip_dcl.metrics.summaries import DIRECTIONS, GROUNDING, KS
 from medclip_dcl.report.intervals import CLASSIFICATIONS
 
 FACTS = {

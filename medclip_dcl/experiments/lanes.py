@@ -11,10 +11,10 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any, cast
 
-from medclip_dcl.command_line import available_cores
+from medclip_dcl.common.command_line import available_cores
+from medclip_dcl.common.processes import begin_worker
 from medclip_dcl.experiments.cells import End, failed, run_cell
 from medclip_dcl.experiments.grid import Cell
-from medclip_dcl.processes import begin_worker
 
 CONTEXT: Any = multiprocessing.get_context("spawn")
 _SECONDS_TO_SAVE = 300.0

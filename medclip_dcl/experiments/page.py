@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pandas as pd
 
+from medclip_dcl.common.files import write_text
 from medclip_dcl.experiments.cells import LOG_FILE, error_of, is_done
 from medclip_dcl.experiments.figures import draw_figures
 from medclip_dcl.experiments.grid import Experiment
 from medclip_dcl.experiments.page_tables import ALPHA, tables
 from medclip_dcl.experiments.patients import N_DRAWS
-from medclip_dcl.files import write_text
 from medclip_dcl.report.page import render_template
 from medclip_dcl.report.tables import NOTHING
 

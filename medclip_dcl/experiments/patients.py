@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from medclip_dcl.common.files import write_parquet
 from medclip_dcl.experiments.grid import Experiment, Outcome
-from medclip_dcl.files import write_parquet
 from medclip_dcl.report.intervals import (
     Predictions,
     bootstrap_numbers,
@@ -17,7 +17,7 @@ from medclip_dcl.report.intervals import (
     read_predictions,
     require_same_cases,
 )
-from medclip_dcl.report.saved_results import RESULTS_FILE
+from medclip_dcl.runs.saved import RESULTS_FILE
 
 N_DRAWS = 1000
 SEED = 0

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from medclip_dcl.command.config_keys import check_arguments, message, nearest
-from medclip_dcl.errors import MissingFileError, UserError
+from medclip_dcl.common.errors import MissingFileError, UserError
+from medclip_dcl.common.files import read_yaml
 from medclip_dcl.experiments.grid import FACTS, PATHS, VALIDATION, Experiment, Level, Outcome
-from medclip_dcl.files import read_yaml
 
 COMMANDS = ("fit", "validate", "test", "predict")
 FIGURES: dict[str, dict[str, bool]] = {

@@ -10,12 +10,13 @@ from typing import Any
 
 import pandas as pd
 
-from medclip_dcl.errors import UserError
-from medclip_dcl.evaluation.summaries import by_path
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.files import write_json, write_parquet
 from medclip_dcl.experiments.cells import is_done
 from medclip_dcl.experiments.grid import AT, FACTS, VALIDATION, Cell, Experiment, Outcome
-from medclip_dcl.files import write_json, write_parquet
-from medclip_dcl.report.saved_results import (
+from medclip_dcl.metrics.summaries import by_path
+from medclip_dcl.runs.run_folder import FIT_FILE, METRICS_FILE
+from medclip_dcl.runs.saved import (
     CONFIG_FILE,
     RESULTS_FILE,
     differing_settings,
@@ -23,7 +24,6 @@ from medclip_dcl.report.saved_results import (
     read_parquet,
     read_results,
 )
-from medclip_dcl.training.run_folder import FIT_FILE, METRICS_FILE
 
 EXPERIMENT_FILE, TABLE_FILE = "experiment.json", "results.parquet"
 FORMAT_VERSION = 1

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from medclip_dcl.command_line import add_import_option, one_line_errors
+from medclip_dcl.common.command_line import add_import_option, one_line_errors
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from transformers import BertTokenizer
 
-from medclip_dcl.encoders.image import TORCHVISION_WIDTH, ResNetRegions, to_torchvision_names
-from medclip_dcl.encoders.pretrained import load_tokenizer, save_language_model
-from medclip_dcl.encoders.text import BertSentences
-from medclip_dcl.errors import UserError
-from medclip_dcl.files import write_text
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.files import write_text
+from medclip_dcl.common.weight_files import read_settings, safetensors_bytes, write_safetensors
+from medclip_dcl.networks.bert_folder import load_tokenizer, save_language_model
+from medclip_dcl.networks.image_encoder import TORCHVISION_WIDTH, ResNetRegions, to_torchvision_names
 from medclip_dcl.networks.image_text import ImageTextNetwork
+from medclip_dcl.networks.text_encoder import BertSentences
 from medclip_dcl.report.page import render_template
-from medclip_dcl.weight_files import read_settings, safetensors_bytes, write_safetensors
 
 PROJECTION_FILE = "projection.safetensors"
 
@@ -52,6 +52,7 @@ def export_text_encoder(network: ImageTextNetwork, folder: Path) -> None:
             "max_tokens": encoder.max_tokens,
             "final_period": encoder.final_period,
         },
+        Path(__file__).parent,
     )
     files = {
         PROJECTION_FILE: safetensors_bytes(encoder.projection.state_dict()),

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from medclip_dcl.errors import MissingFileError, UserError, WorseResultError
-from medclip_dcl.evaluation.calibration import CALIBRATION_FILE, Calibration
+from medclip_dcl.common.errors import MissingFileError, UserError, WorseResultError
+from medclip_dcl.common.files import write_text
+from medclip_dcl.common.weight_files import CONFIG_FILE, WEIGHTS_FILE, is_exported
+from medclip_dcl.export.card import CARD_FILE, RESULTS, model_card
 from medclip_dcl.export.onnx_files import IMAGE_FILE, TEXT_FILE, TOKENIZER_FILE
-from medclip_dcl.files import write_text
-from medclip_dcl.inference import ImageTextInference, load
+from medclip_dcl.inference.model import ImageTextInference, load
+from medclip_dcl.metrics.calibration import CALIBRATION_FILE, Calibration
 from medclip_dcl.networks.image_text import ImageTextNetwork
-from medclip_dcl.report.card import CARD_FILE, RESULTS, model_card
-from medclip_dcl.weight_files import CONFIG_FILE, WEIGHTS_FILE, is_exported
 
 ONNX_FILES = (IMAGE_FILE, TEXT_FILE, TOKENIZER_FILE)
 FILES = (CONFIG_FILE, WEIGHTS_FILE, CALIBRATION_FILE, CARD_FILE, *ONNX_FILES)

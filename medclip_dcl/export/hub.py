@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from medclip_dcl.errors import UserError
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.export.folder import FILES
 
 WARNING = (

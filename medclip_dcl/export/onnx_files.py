@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from medclip_dcl.errors import UserError
-from medclip_dcl.files import write_bytes, write_text
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.files import write_bytes, write_text
 from medclip_dcl.networks.image_text import ImageTextNetwork
 
 IMAGE_FILE = "image_encoder.onnx"

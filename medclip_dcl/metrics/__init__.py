@@ -1,4 +1,4 @@
-"""Metrics of grounding, retrieval and the mean classifier: pure functions on tensors."""
+"""Metrics of grounding, retrieval and calibration, and means by rows: pure functions."""
 
 from medclip_dcl.metrics.grounding import (
     Agreement,
@@ -10,31 +10,17 @@ from medclip_dcl.metrics.grounding import (
     default_thresholds,
     mean_iou,
 )
-from medclip_dcl.metrics.mean_classifier import (
-    MeanClassifierMetrics,
-    average_k_metrics,
-    class_means,
-    mean_classifier_metrics,
-    mean_classifier_predictions,
-    mean_classifier_scores,
-)
 from medclip_dcl.metrics.retrieval import cosine_retrieval_ranks, retrieval_metrics, retrieval_ranks
 
 __all__ = [
     "Agreement",
     "BoxedHeatMap",
-    "MeanClassifierMetrics",
     "Rectangle",
-    "average_k_metrics",
     "box_bounds",
     "box_mask",
-    "class_means",
     "contrast_to_noise_ratio",
     "cosine_retrieval_ranks",
     "default_thresholds",
-    "mean_classifier_metrics",
-    "mean_classifier_predictions",
-    "mean_classifier_scores",
     "mean_iou",
     "retrieval_metrics",
     "retrieval_ranks",

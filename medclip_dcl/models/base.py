@@ -12,22 +12,25 @@ from pytorch_lightning import Callback, LightningModule
 from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor, nn
 
+from medclip_dcl.common.devices import widest_float
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.formats import CHECKPOINT, VERSION_KEY
+from medclip_dcl.common.parts import build_part, part_config
 from medclip_dcl.data.images import images_of_other_data
 from medclip_dcl.data.link import ImageSettings
-from medclip_dcl.distributed import widest_float
-from medclip_dcl.errors import UserError
-from medclip_dcl.formats import CHECKPOINT, VERSION_KEY, drop_hyper_parameters
 from medclip_dcl.models.optimisation import learning_rates
 from medclip_dcl.models.seeded_batches import seeded_batches
+from medclip_dcl.networks.base import DescribedNetwork
 from medclip_dcl.networks.classifier import FindingNetwork
-from medclip_dcl.networks.image_only import ImageOnlyNetwork
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.initial_weights import TakenOver, take_over
-from medclip_dcl.parts import build_part, part_config
 
 
 class TrainedModel(LightningModule):
     """A model whose training resumes exactly and whose checkpoints describe it in plain values."""
+
+    tests_untrained = False
+    """True: `fit` keeps the untrained weights, and `test` evaluates them beside the trained ones."""
 
     def configure_callbacks(self) -> list[Callback]:
         """Dropout is a function of (seed, epoch, batch, process)."""
@@ -39,7 +42,10 @@ class TrainedModel(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint[VERSION_KEY] = CHECKPOINT.version
-        drop_hyper_parameters(checkpoint)
+        # Lightning's copies of constructor arguments may be Python objects, which cannot be loaded safely.
+        for key in ("hyper_parameters", "hparams_name", "hparams_type"):
+            checkpoint.pop(key, None)
+            checkpoint.pop(f"datamodule_{key}", None)
         checkpoint.update(self.description())
 
     def log_training(self, loss: Tensor, count: int, figures: Mapping[str, Any]) -> None:
@@ -70,7 +76,7 @@ class TrainedModel(LightningModule):
 class NetworkModel(TrainedModel):
     """A model around a network that describes itself."""
 
-    network: ImageTextNetwork | FindingNetwork | ImageOnlyNetwork
+    network: DescribedNetwork
     kind: str
     """Kind of model, in messages."""
     parts: tuple[str, ...]
@@ -86,7 +92,7 @@ class NetworkModel(TrainedModel):
         there, here = checkpoint.get("network", {}), self.network.config()
         if not set(self.parts) <= there.keys():
             raise UserError(f"the checkpoint is not of {self.kind}{self.instead_of_other_kinds}")
-        CHECKPOINT.upgrade(checkpoint, "the checkpoint")
+        CHECKPOINT.check(checkpoint, "the checkpoint")
         if others := [part for part in self.parts if not _is_same(there[part], here[part])]:
             raise UserError(
                 f"the checkpoint was trained with another {' and '.join(others)} (settings, tokenizer or findings "

@@ -12,23 +12,23 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.utils.data import DataLoader
 
-from medclip_dcl.data.link import LabelledData, LabelledRequirements
-from medclip_dcl.distributed import (
+from medclip_dcl.common.distributed import (
     gather_objects,
     gather_with_grad,
     global_count,
     is_distributed,
     rank_and_size,
 )
-from medclip_dcl.encoders.image import RegionEncoder
-from medclip_dcl.errors import UserError, check_options
-from medclip_dcl.findings import CHEX5
+from medclip_dcl.common.errors import UserError, check_options
+from medclip_dcl.common.findings import CHEX5
+from medclip_dcl.common.parts import build_part
+from medclip_dcl.common.weight_files import load_exactly, read_model
+from medclip_dcl.data.link import LabelledData, LabelledRequirements
 from medclip_dcl.models.base import ImageModel
 from medclip_dcl.models.optimisation import adamw_warmup_cosine, parameter_groups
 from medclip_dcl.networks.classifier import FindingNetwork
+from medclip_dcl.networks.image_encoder import RegionEncoder
 from medclip_dcl.networks.initial_weights import TakenOver
-from medclip_dcl.parts import build_part
-from medclip_dcl.weight_files import load_exactly, read_model
 
 _OPTIONS = (
     *("frozen", "learning_rate", "encoder_learning_rate", "layer_decay"),

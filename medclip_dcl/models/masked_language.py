@@ -13,20 +13,20 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import Tensor
 from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 
+from medclip_dcl.common.distributed import global_mean
+from medclip_dcl.common.errors import UserError, check_options
+from medclip_dcl.common.formats import CHECKPOINT
+from medclip_dcl.common.weight_files import load_exactly, read_model
 from medclip_dcl.data.link import ReportsRequirements, TokenizedSentences, trainer_data
-from medclip_dcl.distributed import global_mean
-from medclip_dcl.encoders.masked_language import last_hidden_states, masked_language_losses
-from medclip_dcl.encoders.pretrained import (
+from medclip_dcl.models.base import TrainedModel
+from medclip_dcl.models.optimisation import adamw_warmup_cosine, parameter_groups
+from medclip_dcl.networks.bert_folder import (
     bert_config,
     load_masked_language_model,
     resolve_folder,
     save_language_model,
 )
-from medclip_dcl.errors import UserError, check_options
-from medclip_dcl.formats import CHECKPOINT
-from medclip_dcl.models.base import TrainedModel
-from medclip_dcl.models.optimisation import adamw_warmup_cosine, parameter_groups
-from medclip_dcl.weight_files import load_exactly, read_model
+from medclip_dcl.networks.masked_language import last_hidden_states, masked_language_losses
 
 _WEIGHTS_PREFIX = "language_model."
 
@@ -35,7 +35,7 @@ def _described(checkpoint: Any, source: str) -> dict[str, Any]:
     """The language model's part of a checkpoint, in this program's format."""
     if not isinstance(checkpoint, dict) or "language_model" not in checkpoint:
         raise UserError(f"{source} is not of a language model: it has no description of one")
-    CHECKPOINT.upgrade(checkpoint, source)
+    CHECKPOINT.check(checkpoint, source)
     return checkpoint["language_model"]
 
 

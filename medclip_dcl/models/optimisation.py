@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from medclip_dcl.errors import UserError
+from medclip_dcl.common.errors import UserError
 
 
 def adamw_warmup_cosine(

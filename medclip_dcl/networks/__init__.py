@@ -1,1 +1,37 @@
-"""Networks that describe and rebuild themselves, and the initialisation of one from existing weights."""
+"""Encoders, similarities, and networks that describe and rebuild themselves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from medclip_dcl.common.lazy import lazy
+
+if TYPE_CHECKING:
+    from medclip_dcl.networks.classifier import FindingNetwork as FindingNetwork
+    from medclip_dcl.networks.image_encoder import RegionEncoder as RegionEncoder
+    from medclip_dcl.networks.image_encoder import ResNetRegions as ResNetRegions
+    from medclip_dcl.networks.image_text import ImageTextNetwork as ImageTextNetwork
+    from medclip_dcl.networks.similarity import LSE as LSE
+    from medclip_dcl.networks.similarity import GlobalCosine as GlobalCosine
+    from medclip_dcl.networks.similarity import LSENonLocal as LSENonLocal
+    from medclip_dcl.networks.similarity import NonLocal as NonLocal
+    from medclip_dcl.networks.similarity import Similarity as Similarity
+    from medclip_dcl.networks.text_encoder import BertSentences as BertSentences
+    from medclip_dcl.networks.text_encoder import SentenceEncoder as SentenceEncoder
+
+_MODULES = {
+    "BertSentences": "text_encoder",
+    "FindingNetwork": "classifier",
+    "GlobalCosine": "similarity",
+    "ImageTextNetwork": "image_text",
+    "LSE": "similarity",
+    "LSENonLocal": "similarity",
+    "NonLocal": "similarity",
+    "RegionEncoder": "image_encoder",
+    "ResNetRegions": "image_encoder",
+    "SentenceEncoder": "text_encoder",
+    "Similarity": "similarity",
+}
+
+__all__ = [*_MODULES]
+__getattr__ = lazy(__name__, _MODULES)

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from medclip_dcl.errors import UserError, check_choice
+from medclip_dcl.common.errors import UserError, check_choice
 from medclip_dcl.pictures.geometry import GEOMETRIES
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -24,7 +24,15 @@ def check_side(setting: str, value: object) -> None:
         raise UserError(f"{setting}: expected a whole number of pixels from 1 to 10,000, found {value!r}")
 
 
-class ImageNetwork(nn.Module):
+class DescribedNetwork(nn.Module):
+    """A network that describes itself."""
+
+    def config(self) -> dict[str, Any]:
+        """Plain values from which the network can be built again."""
+        raise NotImplementedError
+
+
+class ImageNetwork(DescribedNetwork):
     """A network of radiographs that knows the images that it was trained with; its arguments are those of subclasses.
 
     Raises:

@@ -11,13 +11,13 @@ from typing import Literal
 
 from torch import Tensor
 
-from medclip_dcl.encoders.image import ResNetRegions, from_torchvision_names, resnet_depth
-from medclip_dcl.encoders.pretrained import load_bert_config, load_part
-from medclip_dcl.encoders.text import BertSentences
-from medclip_dcl.errors import UserError
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.weight_files import load_exactly, read_state_dict
+from medclip_dcl.networks.bert_folder import load_bert_config, load_part
+from medclip_dcl.networks.image_encoder import ResNetRegions, from_torchvision_names, resnet_depth
 from medclip_dcl.networks.image_text import ImageTextNetwork
-from medclip_dcl.similarity import GlobalCosine
-from medclip_dcl.weight_files import load_exactly, read_state_dict
+from medclip_dcl.networks.similarity import GlobalCosine
+from medclip_dcl.networks.text_encoder import BertSentences
 
 _RESNET = "encoder.encoder."
 _PROJECTOR = "projector.model."

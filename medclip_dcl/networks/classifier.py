@@ -9,12 +9,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from medclip_dcl.encoders.image import RegionEncoder
-from medclip_dcl.errors import UserError
-from medclip_dcl.formats import NETWORK, VERSION_KEY
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.formats import NETWORK, VERSION_KEY
+from medclip_dcl.common.parts import build_part, part_config
 from medclip_dcl.metrics.linear_probe import standardisation
 from medclip_dcl.networks.base import IMAGENET_MEAN, IMAGENET_STD, ImageNetwork
-from medclip_dcl.parts import build_part, part_config
+from medclip_dcl.networks.image_encoder import RegionEncoder
 
 
 class FindingNetwork(ImageNetwork):
@@ -106,7 +106,7 @@ class FindingNetwork(ImageNetwork):
         if "findings" not in config:
             raise UserError("the description is not of a classifier: it names no findings")
         config = dict(config)
-        NETWORK.upgrade(config, "this classifier")
+        NETWORK.check(config, "this classifier")
         return cls(
             build_part(config["image_encoder"], RegionEncoder),
             config["findings"],

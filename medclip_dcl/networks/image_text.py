@@ -14,17 +14,23 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from medclip_dcl.encoders.image import RegionEncoder
-from medclip_dcl.encoders.pretrained import settings_fingerprint, weights_fingerprint
-from medclip_dcl.encoders.text import SentenceEncoder
-from medclip_dcl.errors import UserError
-from medclip_dcl.files import write_text
-from medclip_dcl.formats import NETWORK, VERSION_KEY
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.files import write_text
+from medclip_dcl.common.formats import NETWORK, VERSION_KEY
+from medclip_dcl.common.parts import build_part, part_config
+from medclip_dcl.common.weight_files import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    load_exactly,
+    read_model,
+    write_safetensors,
+)
 from medclip_dcl.networks.base import IMAGENET_MEAN, IMAGENET_STD, ImageNetwork, check_side
-from medclip_dcl.parts import build_part, part_config
+from medclip_dcl.networks.bert_folder import settings_fingerprint, weights_fingerprint
+from medclip_dcl.networks.image_encoder import RegionEncoder
+from medclip_dcl.networks.similarity import LSENonLocal, Similarity
+from medclip_dcl.networks.text_encoder import SentenceEncoder
 from medclip_dcl.pictures.geometry import View
-from medclip_dcl.similarity import LSENonLocal, Similarity
-from medclip_dcl.weight_files import CONFIG_FILE, WEIGHTS_FILE, load_exactly, read_model, write_safetensors
 
 
 class ImageTextNetwork(ImageNetwork):
@@ -170,16 +176,16 @@ class ImageTextNetwork(ImageNetwork):
                 similarity of medclip_dcl or of a module that is already imported.
         """
         config = dict(config)
-        NETWORK.upgrade(config, "this model")
+        NETWORK.check(config, "this model")
         if "findings" in config:
             raise UserError(
                 "this model is a classifier of findings and knows no text; load it with "
-                "medclip_dcl.models.classifier.Classifier.load_from_checkpoint"
+                "medclip_dcl.models.Classifier.load_from_checkpoint"
             )
         if "projection_dim" in config:
             raise UserError(
                 "this model is one of images alone and knows no text; load its network with "
-                "medclip_dcl.networks.image_only.ImageOnlyNetwork.from_pretrained"
+                "medclip_dcl.unimodal.ImageOnlyNetwork.from_pretrained"
             )
         return cls(
             build_part(config["image_encoder"], RegionEncoder),

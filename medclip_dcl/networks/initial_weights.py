@@ -12,7 +12,12 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import BertConfig
 
-from medclip_dcl.encoders.image import (
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.parts import part_config
+from medclip_dcl.common.weight_files import compare_state_dicts, read_model, read_settings
+from medclip_dcl.networks.base import IMAGENET_MEAN, IMAGENET_STD
+from medclip_dcl.networks.classifier import FindingNetwork
+from medclip_dcl.networks.image_encoder import (
     BACKBONE,
     CLASSIFIER,
     NO_LAST_STAGE,
@@ -20,13 +25,8 @@ from medclip_dcl.encoders.image import (
     as_torchvision_resnet,
     from_torchvision_names,
 )
-from medclip_dcl.encoders.text import FUNCTION_OF_BERT
-from medclip_dcl.errors import UserError
-from medclip_dcl.networks.base import IMAGENET_MEAN, IMAGENET_STD
-from medclip_dcl.networks.classifier import FindingNetwork
 from medclip_dcl.networks.image_text import ImageTextNetwork
-from medclip_dcl.parts import part_config
-from medclip_dcl.weight_files import compare_state_dicts, read_model, read_settings
+from medclip_dcl.networks.text_encoder import FUNCTION_OF_BERT
 
 PARTS = ("image_encoder", "text_encoder", "similarity")
 WITHOUT_PROJECTION = {

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from medclip_dcl.errors import UserError
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.objectives.class_probability import ClassProbability, ConstantClassProbability
 from medclip_dcl.objectives.negative_weights import NegativeWeights
 

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
-from medclip_dcl.errors import UserError, check_choice
+from medclip_dcl.common.errors import UserError, check_choice
 from medclip_dcl.objectives.contrastive import checked
 
 USUAL_MEDIAN = (1e-4, 0.5)

@@ -6,18 +6,53 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from medclip_dcl.distributed import gather_with_grad, global_mean, local_offset
-from medclip_dcl.errors import UserError, check_choice
+from medclip_dcl.common.distributed import gather_with_grad, global_mean, local_offset
+from medclip_dcl.common.errors import UserError, check_choice
+from medclip_dcl.networks.similarity import Similarity
 from medclip_dcl.objectives.anchor_losses import AnchorLoss, Anchors
 from medclip_dcl.objectives.class_probability import ClassProbability, ConstantClassProbability
 from medclip_dcl.objectives.contrastive import contrastive_loss, contrastive_statistics
 from medclip_dcl.objectives.near_texts import NearTexts
 from medclip_dcl.objectives.negative_weights import NegativeWeights
-from medclip_dcl.objectives.pairing import SAME_TEXT, Pairing, known_to_fit, with_known
-from medclip_dcl.similarity import Similarity
+
+SAME_TEXT = ("negative", "positive", "ignore")
+"""Policies for a candidate that is known to fit: it shares the study or a sentence of the batch with the anchor."""
+
+
+class Pairing(NamedTuple):
+    """Positives and negatives of each anchor among the candidates; a candidate may be neither."""
+
+    is_positive: Bool[Tensor, "anchor candidate"]
+    is_negative: Bool[Tensor, "anchor candidate"]
+
+
+def known_to_fit(
+    image_of_sentence: Int[Tensor, "sentence"],
+    sentence_id: Int[Tensor, "sentence"],
+    study_of_image: Int[Tensor, "image"],
+) -> Bool[Tensor, "sentence image"]:
+    """Images that a sentence of the batch is known to fit: of its own study, or with the same sentence in the batch.
+
+    Args:
+        image_of_sentence: number of each sentence's image.
+        sentence_id: equal for equal texts.
+        study_of_image: study of each image, by its number.
+    """
+    numbers = torch.arange(len(study_of_image), device=sentence_id.device)
+    # Sentences with the same text of each image, counted: `unique` would read how many texts there are.
+    is_same_text = (sentence_id[:, None] == sentence_id).float()
+    says = is_same_text @ (image_of_sentence[:, None] == numbers).float() > 0
+    return says | (study_of_image[image_of_sentence][:, None] == study_of_image)
+
+
+def with_known(pairing: Pairing, is_known: Bool[Tensor, "anchor candidate"], same_text: str) -> Pairing:
+    """Treat known fits as further positives (same_text "positive") or as neither ("ignore")."""
+    is_positive = pairing.is_positive | is_known if same_text == "positive" else pairing.is_positive
+    return Pairing(is_positive, pairing.is_negative & ~is_known)
+
 
 # Draws of images as anchors are not those of sentences: no batch has so many images.
 _IMAGE_KEY = 2**31

@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from medclip_dcl.distributed import gather_with_grad
-from medclip_dcl.errors import UserError, check_least
+from medclip_dcl.common.distributed import gather_with_grad
+from medclip_dcl.common.errors import UserError, check_least
 from medclip_dcl.objectives.anchor_losses import AnchorLoss, Anchors
 
 

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
-from medclip_dcl.errors import UserError, check_choice
+from medclip_dcl.common.errors import UserError, check_choice
 from medclip_dcl.objectives.negative_weights import cosines, cosines_of_pairs
 
 COMPARED = ("sentences", "reports")

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from medclip_dcl.errors import UserError
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.objectives.anchor_losses import AnchorLoss, Anchors
 from medclip_dcl.objectives.contrastive import (
     at_least_float32,

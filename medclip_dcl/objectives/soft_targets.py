@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from medclip_dcl.errors import UserError
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.objectives.anchor_losses import AnchorLoss, Anchors
 from medclip_dcl.objectives.negative_weights import cosines
 

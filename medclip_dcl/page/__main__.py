@@ -8,8 +8,8 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from medclip_dcl.command_line import add_import_option, one_line_errors, whole_number
-from medclip_dcl.errors import UserError
+from medclip_dcl.common.command_line import add_import_option, one_line_errors, whole_number
+from medclip_dcl.common.errors import UserError
 
 ADDRESS = "127.0.0.1"
 PORT = 8501
@@ -34,7 +34,7 @@ def serve(model: str, port: int) -> None:
         if (error.name or "").split(".")[0] not in ("starlette", "uvicorn"):
             raise
         raise UserError(f"the page requires starlette and uvicorn: {INSTALL}") from error
-    from medclip_dcl.inference import load
+    from medclip_dcl.inference.model import load
 
     # Before the model is loaded, and held from here on.
     with _listening(port) as listening:

@@ -30,9 +30,9 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from medclip_dcl.errors import UserError
-from medclip_dcl.heat_maps import limits
-from medclip_dcl.inference import ImageTextInference
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.inference.heat_maps import limits
+from medclip_dcl.inference.model import ImageTextInference
 from medclip_dcl.page.picture import draw_picture
 from medclip_dcl.page.viewer import MOST_SENTENCES, ForgottenImageError, Viewer
 from medclip_dcl.pictures.overlay import overlay

@@ -13,7 +13,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
-from medclip_dcl.heat_maps import limits
+from medclip_dcl.inference.heat_maps import limits
 from medclip_dcl.pictures.overlay import COLOUR_MAP, overlay
 
 _DPI = 100

@@ -14,10 +14,10 @@ import numpy as np
 from jaxtyping import Float, UInt8
 from PIL import Image
 
-from medclip_dcl.errors import UserError
-from medclip_dcl.evaluation.calibration import Calibration
-from medclip_dcl.findings import CHEX5
-from medclip_dcl.inference import EncodedImage, ImageTextInference
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.findings import CHEX5
+from medclip_dcl.inference.model import EncodedImage, ImageTextInference
+from medclip_dcl.metrics.calibration import Calibration
 from medclip_dcl.pictures.grey import UnusableImageError
 from medclip_dcl.pictures.image_file import read_grey
 from medclip_dcl.pictures.inputs import LEAST_SIDE

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from PIL import Image
 
-from medclip_dcl.errors import check_choice
+from medclip_dcl.common.errors import check_choice
 
 GEOMETRIES = ("stretch", "shortest", "pad")
 

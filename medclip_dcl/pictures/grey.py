@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Num, UInt8
 from PIL import Image
 
-from medclip_dcl.errors import UserError
+from medclip_dcl.common.errors import UserError
 
 MOST_PIXELS = 100_000_000
 """Larger images are refused before they are decoded, as decompression bombs; radiographs have at most a quarter."""

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
-from medclip_dcl.errors import MissingFileError, UserError
+from medclip_dcl.common.errors import MissingFileError, UserError
 from medclip_dcl.pictures.geometry import View, fit
 from medclip_dcl.pictures.grey import UnusableImageError, require_readable_size, to_grey
 from medclip_dcl.pictures.image_file import read_grey

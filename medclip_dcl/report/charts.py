@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from medclip_dcl.evaluation.figures import COLOURS, MUTED, draw_ranks, lay_out, plain_log_labels
+from medclip_dcl.pictures.plots import COLOURS, MUTED, draw_ranks, lay_out, plain_log_labels
 from medclip_dcl.report.intervals import Interval
 
 _TEXT = "#010203"

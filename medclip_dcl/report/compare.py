@@ -20,9 +20,9 @@ from typing import Any
 
 import pandas as pd
 
-from medclip_dcl.command_line import one_line_errors
-from medclip_dcl.evaluation.summaries import by_path
-from medclip_dcl.files import write_json, write_text
+from medclip_dcl.common.command_line import one_line_errors
+from medclip_dcl.common.files import write_json, write_text
+from medclip_dcl.metrics.summaries import by_path
 from medclip_dcl.report.intervals import (
     LEVEL,
     N_DRAWS,
@@ -38,16 +38,6 @@ from medclip_dcl.report.intervals import (
     require_same_cases,
 )
 from medclip_dcl.report.page import render_template
-from medclip_dcl.report.saved_results import (
-    SavedResultsError,
-    command_of_test,
-    describe_checkpoint,
-    describe_image_size,
-    differing_settings,
-    read_config,
-    read_reported,
-    setting,
-)
 from medclip_dcl.report.statistics import ALPHA, means, paired_differences
 from medclip_dcl.report.tables import (
     NOTHING,
@@ -61,6 +51,16 @@ from medclip_dcl.report.tables import (
     filled,
     interval_cell,
     why_left_out,
+)
+from medclip_dcl.runs.saved import (
+    SavedResultsError,
+    command_of_test,
+    describe_checkpoint,
+    describe_image_size,
+    differing_settings,
+    read_config,
+    read_reported,
+    setting,
 )
 
 FORMAT_VERSION = 2

@@ -2,7 +2,7 @@
 
 Boxes and images of one patient are not independent, so patients are drawn with replacement (the cluster bootstrap:
 Davison and Hinkley 1997, section 3.8), and intervals are percentiles of the draws (Efron and Tibshirani 1993, chapter
-13). The metrics are those of ``medclip_dcl.evaluation.summaries``, with the number of times that each row's patient
+13). The metrics are those of ``medclip_dcl.metrics.summaries``, with the number of times that each row's patient
 was drawn as its weight, which equals repeating the rows. The draws depend on the patients, their number and the seed
 alone: all metrics of an evaluation, and all runs tested on the same patients, share them, so that the difference of
 two runs is paired.
@@ -24,8 +24,8 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from medclip_dcl.evaluation import summaries
-from medclip_dcl.report.saved_results import (
+from medclip_dcl.metrics import summaries
+from medclip_dcl.runs.saved import (
     SavedResultsError,
     command_of_test,
     read_parquet,

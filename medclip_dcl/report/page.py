@@ -32,13 +32,14 @@ _LATEX = str.maketrans(
 )
 
 
-def render_template(template: str, content: Mapping[str, Any]) -> str:
+def render_template(template: str, content: Mapping[str, Any], folder: Path | None = None) -> str:
     """Fill in a template of this folder; HTML is escaped by itself, Markdown and LaTeX by the filters `md` and `tex`.
 
-    A variable stands in {{ }}, in LaTeX in << >>. One that is not given is an error.
+    Other packages keep theirs in a `folder` of their own. A variable stands in {{ }}, in LaTeX in << >>. One that is
+    not given is an error.
     """
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        loader=jinja2.FileSystemLoader([*([folder] if folder else ()), Path(__file__).parent]),
         autoescape=jinja2.select_autoescape(["html"]),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

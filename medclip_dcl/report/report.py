@@ -18,13 +18,15 @@ from typing import Any
 import pandas as pd
 from PIL import Image
 
-from medclip_dcl.command_line import one_line_errors
-from medclip_dcl.evaluation.figures import draw_roc
-from medclip_dcl.files import write_text
-from medclip_dcl.report import calibration, charts, tables
+from medclip_dcl.common.command_line import one_line_errors
+from medclip_dcl.common.files import write_text
+from medclip_dcl.pictures.plots import draw_roc
+from medclip_dcl.report import charts, tables
+from medclip_dcl.report import reliability as calibration
 from medclip_dcl.report.intervals import intervals_of_rows, method
 from medclip_dcl.report.page import render_template
-from medclip_dcl.report.saved_results import (
+from medclip_dcl.report.subgroups import describe_run
+from medclip_dcl.runs.saved import (
     SavedResultsError,
     command_of_test,
     describe_checkpoint,
@@ -34,7 +36,6 @@ from medclip_dcl.report.saved_results import (
     read_reported,
     value_at,
 )
-from medclip_dcl.report.subgroup_tables import describe_run
 
 REPORT_FILE = "report.html"
 

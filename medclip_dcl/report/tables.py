@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from medclip_dcl.evaluation.summaries import DIRECTIONS, KS, by_path
-from medclip_dcl.findings import CHEX5
+from medclip_dcl.common.findings import CHEX5
+from medclip_dcl.metrics.summaries import DIRECTIONS, KS, by_path
 from medclip_dcl.report.intervals import Interval
-from medclip_dcl.report.saved_results import value_at
+from medclip_dcl.runs.saved import value_at
 
 Results = Mapping[str, Any]
 Intervals = Mapping[str, Mapping[str, Interval]]

@@ -14,8 +14,8 @@ from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 from transformers import BertTokenizer
 
-from medclip_dcl.encoders.masked_bert import MaskedCopies
-from medclip_dcl.encoders.pretrained import word_pieces
+from medclip_dcl.networks.bert_folder import word_pieces
+from medclip_dcl.scoring.masked_bert import MaskedCopies
 
 _EDGES = 2  # [CLS] and [SEP]
 

@@ -1,1 +1,1 @@
-"""Run folders, checkpoints, and callbacks of training."""
+"""Callbacks of training: checkpoints, averages, records, what is watched."""

@@ -11,7 +11,7 @@ from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 from torch.optim.swa_utils import AveragedModel
 
-from medclip_dcl.errors import UserError
+from medclip_dcl.common.errors import UserError
 
 _LARGEST_SHARE = 0.05
 

@@ -11,9 +11,10 @@ from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import Tensor
 
-from medclip_dcl.errors import UserError
-from medclip_dcl.files import link
-from medclip_dcl.weight_files import BEST, read_model
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.files import link
+from medclip_dcl.common.weight_files import read_model
+from medclip_dcl.runs.checkpoint_files import BEST
 
 _NAMES = ("best", "last", "new", "previous", "unreadable", "untrained")
 """Checkpoints of a run."""

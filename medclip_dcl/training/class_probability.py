@@ -11,13 +11,13 @@ import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.utilities import rank_zero_info
 
+from medclip_dcl.common.files import write_parquet
 from medclip_dcl.data.examples import column
 from medclip_dcl.data.image_text import ImageTextDataModule
 from medclip_dcl.data.link import trainer_data
-from medclip_dcl.files import write_parquet
 from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.objectives.class_probability import unusual_median
-from medclip_dcl.training.run_folder import CLASS_PROBABILITY_FILE
+from medclip_dcl.runs.run_folder import CLASS_PROBABILITY_FILE
 
 
 class ClassProbabilityTable(Callback):

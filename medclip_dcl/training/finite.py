@@ -23,8 +23,8 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
-from medclip_dcl.distributed import gather_objects, greatest_of_all, rank_and_size
-from medclip_dcl.errors import UserError
+from medclip_dcl.common.distributed import gather_objects, greatest_of_all, rank_and_size
+from medclip_dcl.common.errors import UserError
 
 IDENTITIES = ("dicom_id", "study_id", "sentence_id", "index")
 SKIPPED_STEPS = 50

@@ -7,8 +7,8 @@ from typing import Any
 
 from jsonargparse import Namespace
 
-from medclip_dcl.data.images import USUAL_SIZE, image_settings, usual_crop
-from medclip_dcl.weight_files import SavedModel
+from medclip_dcl.common.weight_files import SavedModel
+from medclip_dcl.data.images import USUAL_SIZE, usual_crop
 
 
 def fill_image_sizes(config: Namespace, known: Mapping[str, Any], trains: bool = True) -> None:
@@ -47,12 +47,6 @@ def trained_images(source: SavedModel) -> dict[str, Any]:
     }
     before = (source.checkpoint.get("initial_weights") or {}).get("image_size")
     return known if before is None else {**known, "image_size_before": before}
-
-
-def shown_images(data: object) -> dict[str, Any]:
-    """The size and geometry at which a datamodule shows images; empty for one without images."""
-    shown = image_settings(data)
-    return {} if shown is None else {"image_size": shown.image_size, "geometry": shown.geometry}
 
 
 def other_images(source: SavedModel, shown: Mapping[str, Any]) -> list[str]:

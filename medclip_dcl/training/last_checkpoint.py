@@ -7,29 +7,26 @@ import os
 import signal
 import threading
 import time
-import zipfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning_fabric.plugins import TorchCheckpointIO
-from pytorch_lightning import LightningModule, Trainer
-from pytorch_lightning.callbacks import Checkpoint
+from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.callbacks import Checkpoint, EMAWeightAveraging, WeightAveraging
 from pytorch_lightning.trainer.states import TrainerFn
-from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
+from pytorch_lightning.utilities import rank_zero_info
 from torch.optim.lr_scheduler import LambdaLR
 
+from medclip_dcl.common.distributed import gather_objects, greatest_of_all, is_distributed
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.files import replacing, sync_folder
 from medclip_dcl.data.samplers import ResumableLoader
-from medclip_dcl.distributed import gather_objects, greatest_of_all, is_distributed
-from medclip_dcl.errors import UserError
-from medclip_dcl.files import link, replacing, sync_folder
-from medclip_dcl.training.last_epoch import is_last_step
-from medclip_dcl.weight_files import BEST, LAST, read_torch_file
+from medclip_dcl.runs.checkpoint_files import NEW, ResumeError, remove_leftovers, rotate
+from medclip_dcl.training.throughput import Arrival, Throughput
 
-PREVIOUS, UNREADABLE = "previous.ckpt", "unreadable.ckpt"
-_NEW = "new.ckpt"
 _WEIGHTS = ("state_dict", "optimizer_states", "current_model_state")
 """Large entries of a checkpoint, which hold tensors alone."""
 
@@ -38,10 +35,6 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 _LEAST_SECONDS = 60.0
 """Interval of saving before a validation, which may be long."""
-
-
-class ResumeError(UserError):
-    """A run cannot be resumed; the message says what to do."""
 
 
 class Stopped(SystemExit):
@@ -82,62 +75,6 @@ def _require_loadable(name: str, state: Any) -> None:
             f"checkpoint: the state of {name} could not be loaded again; expected tensors and plain values, such as "
             "float(x) for a number of NumPy and str(x) for a path"
         ) from error
-
-
-def rotate(folder: Path) -> None:
-    """Make new.ckpt the last checkpoint and the last one the previous; two are readable at every moment."""
-    new, last, previous = (folder / name for name in (_NEW, LAST, PREVIOUS))
-    if last.exists():
-        link(last, previous)
-    os.replace(new, last)
-    sync_folder(folder)
-
-
-def find_readable(folder: Path) -> Path | None:
-    """The last checkpoint, or the previous one if the last cannot be read; None if there is neither.
-
-    A damaged file is renamed to unreadable.ckpt, so that the next rotation keeps the readable one. Several processes
-    may do this at once.
-
-    Raises:
-        ResumeError: there are checkpoints, but none can be read; names the problem of each.
-    """
-    problems: dict[Path, str] = {}
-    for file in (folder / LAST, folder / PREVIOUS):
-        if not file.is_file():
-            continue
-        problem = whats_wrong(file)
-        if problem is not None:
-            problems[file] = problem
-            continue
-        for bad, why in problems.items():
-            rank_zero_warn(f"{bad} cannot be read ({why}): the run continues from the one before it, {file}")
-            with suppress(FileNotFoundError):  # another process was quicker
-                os.replace(bad, folder / UNREADABLE)
-        return file
-    if problems:
-        what = "; ".join(f"{file}: {problem}" for file, problem in problems.items())
-        raise ResumeError(
-            f"no checkpoint of the run can be read ({what}); restore one of them from a backup, or continue from "
-            f"another with --ckpt_path (e.g. {folder / BEST}), or delete {folder.parent} to train anew"
-        )
-    return None
-
-
-def whats_wrong(file: Path) -> str | None:
-    """Reason why a checkpoint cannot be read; None if all of it can (every byte is read and its checksum compared)."""
-    try:
-        with zipfile.ZipFile(file) as archive:
-            broken = archive.testzip()
-        if broken is not None:
-            return f"the checksum of {broken} is wrong"
-        content = read_torch_file(file)
-    except (PermissionError, MemoryError):  # not a problem of the file, which must not be set aside
-        raise
-    except Exception as error:  # whatever a damaged file makes the readers say
-        size = file.stat().st_size if file.is_file() else 0
-        return f"{size} bytes, {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-    return None if "loops" in content else "it is not a checkpoint of training"
 
 
 class StopSignals:
@@ -213,7 +150,7 @@ class LastCheckpoint(Checkpoint):
         _follow_schedule(trainer)
         was_asked = trainer.received_sigterm
         if trainer.is_global_zero:
-            _remove_leftovers(self.folder)
+            remove_leftovers(self.folder)
         self._signals.install()
         if was_asked:
             self._signals.requested = signal.SIGTERM
@@ -290,7 +227,7 @@ class LastCheckpoint(Checkpoint):
     def _save(self, trainer: Trainer) -> None:
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        trainer.save_checkpoint(self.folder / _NEW, weights_only=False)
+        trainer.save_checkpoint(self.folder / NEW, weights_only=False)
         if trainer.is_global_zero:
             rotate(self.folder)
         # A launcher could kill the first process if another one ended before the files are renamed.
@@ -321,12 +258,6 @@ def _follow_schedule(trainer: Trainer) -> None:
             )
         for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate
-
-
-def _remove_leftovers(folder: Path) -> None:
-    """Delete the unfinished files of a killed run."""
-    for file in (folder / _NEW, *folder.glob(".*.ckpt.tmp")):
-        file.unlink(missing_ok=True)
 
 
 def _is_in_training(trainer: Trainer) -> bool:
@@ -387,3 +318,72 @@ def _moved(value: Any, old: str, new: str) -> Any:
     if isinstance(value, Mapping):
         return {_moved(key, old, new): _moved(item, old, new) for key, item in value.items()}
     return value
+
+
+class LastEpoch(Callback):
+    """Training ends with a validation and a row of metrics.
+
+    Otherwise a run shorter than check_val_every_n_epoch would have no best checkpoint, and one shorter than
+    log_every_n_steps no row. It comes after a Timer and before `Throughput` (`in_order`).
+    """
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # A run resumed in the middle of its last epoch has no on_train_epoch_start.
+        self.on_train_epoch_start(trainer, pl_module)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if _is_last_epoch(trainer):
+            _validate_in_this_epoch(trainer)
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        if (trainer.is_last_batch and _is_last_epoch(trainer)) or is_last_step(trainer):
+            # At a stop Lightning logs and, in an epoch with validation, validates.
+            trainer.should_stop = True
+        if trainer.should_stop:  # as well of a Timer
+            _validate_in_this_epoch(trainer)
+
+
+def is_last_step(trainer: Trainer) -> bool:
+    """True once trainer.max_steps were made."""
+    return 0 <= trainer.max_steps <= trainer.global_step
+
+
+def _is_last_epoch(trainer: Trainer) -> bool:
+    return trainer.current_epoch + 1 == trainer.max_epochs
+
+
+def _validate_in_this_epoch(trainer: Trainer) -> None:
+    if trainer.check_val_every_n_epoch is not None:  # None: by batches, in every epoch
+        trainer.check_val_every_n_epoch = 1
+
+
+def in_order(callbacks: Iterable[Callback]) -> list[Callback]:
+    """Sort callbacks where the order matters; otherwise as given.
+
+    - `Arrival` first and `Throughput` last: the time of other callbacks is not waiting for a batch.
+    - Averaged weights after all evaluations, so that these have summarised before the weights are swapped back.
+    - Then checkpoints, then `LastEpoch` (after a Timer).
+
+    Raises:
+        UserError: Lightning's EMAWeightAveraging, which spoils integer buffers; or several averages.
+    """
+    listed = list(callbacks)
+    averages = [one for one in listed if isinstance(one, WeightAveraging)]
+    if any(isinstance(one, EMAWeightAveraging) for one in averages):
+        raise UserError(
+            "trainer.callbacks: Lightning's EMAWeightAveraging also averages integer buffers, which moves the "
+            "positions of a BERT; remove it and set ema_decay instead"
+        )
+    if len(averages) > 1:
+        names = ", ".join(type(one).__name__ for one in averages)
+        raise UserError(
+            f"one average of the weights at most: found {names}; set ema_decay: null, or remove one"
+        )
+    return sorted(listed, key=_place)
+
+
+def _place(callback: Callback) -> int:
+    if isinstance(callback, Arrival):
+        return -1
+    kinds = (WeightAveraging, Checkpoint, LastEpoch, Throughput)
+    return next((1 + place for place, kind in enumerate(kinds) if isinstance(callback, kind)), 0)

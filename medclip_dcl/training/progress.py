@@ -12,7 +12,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import TQDMProgressBar
 from pytorch_lightning.utilities import rank_zero_info
 
-from medclip_dcl.command_line import in_words
+from medclip_dcl.common.command_line import in_words
 
 _FIRST_SECONDS = 15.0
 """Time of the first estimate and least time between two lines: earlier steps also load and compile."""

@@ -18,8 +18,8 @@ from medclip_dcl import load
 from medclip_dcl.ask import __main__ as ask
 from medclip_dcl.ask import loading
 from medclip_dcl.ask.score_table import ScoreTable
-from medclip_dcl.errors import UserError
-from medclip_dcl.findings import CHEX5
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.pictures.overlay import overlay
 from tests.small import export_network, platt_calibration
 

@@ -31,10 +31,8 @@ import torch
 from results_file import write_section
 from torch.nn.functional import normalize
 
+from medclip_dcl.common.devices import device_name
 from medclip_dcl.data.image_text import EvaluationTables
-from medclip_dcl.distributed import device_name
-from medclip_dcl.encoders.image import ResNetRegions
-from medclip_dcl.encoders.text import SentenceEncoder
 from medclip_dcl.evaluation import Grounding, Retrieval
 from medclip_dcl.metrics import (
     box_mask,
@@ -43,8 +41,10 @@ from medclip_dcl.metrics import (
     mean_iou,
     retrieval_ranks,
 )
+from medclip_dcl.networks.image_encoder import ResNetRegions
 from medclip_dcl.networks.image_text import ImageTextNetwork
-from medclip_dcl.similarity import at_image_size
+from medclip_dcl.networks.similarity import at_image_size
+from medclip_dcl.networks.text_encoder import SentenceEncoder
 
 HERE = Path(__file__).resolve()
 HEIGHT, WIDTH = 3056, 2544

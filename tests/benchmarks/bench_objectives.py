@@ -31,9 +31,10 @@ from results_file import write_section
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, cross_entropy, normalize
 
-from medclip_dcl.distributed import device_name
-from medclip_dcl.objectives import LanguageModelClassProbability, contrastive_loss, simclr_loss
-from medclip_dcl.similarity import LSENonLocal
+from medclip_dcl.common.devices import device_name
+from medclip_dcl.networks.similarity import LSENonLocal
+from medclip_dcl.objectives import LanguageModelClassProbability, contrastive_loss
+from medclip_dcl.unimodal.simclr import simclr_loss
 
 HERE = Path(__file__).resolve()
 TITLE = "Objectives and similarity"
@@ -81,7 +82,7 @@ def training_step(batch: int) -> Callable[[], None]:
     # Imported here: torchvision and transformers would weigh on every measurement of memory.
     from transformers import BertConfig, BertModel
 
-    from medclip_dcl.encoders.image import ResNetRegions
+    from medclip_dcl.networks.image_encoder import ResNetRegions
 
     encoder = ResNetRegions(18).to(DEVICE)
     bert = BertModel(BertConfig(), add_pooling_layer=False).to(DEVICE)

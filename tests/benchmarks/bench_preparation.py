@@ -34,7 +34,7 @@ from results_file import write_section
 
 from data_prep.command import worker_processes
 from data_prep.sources.images import Job, prepare_image
-from medclip_dcl.command_line import available_cores
+from medclip_dcl.common.command_line import available_cores
 
 HERE = Path(__file__).resolve()
 REAL = Path(os.environ.get("MEDCLIP_DCL_REAL_DATA", HERE.parents[2].parent / "shared" / "data"))

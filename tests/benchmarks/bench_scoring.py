@@ -46,8 +46,8 @@ from results_file import write_section
 from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 
 from data_prep.text.sentences import passages, split_sentences
-from medclip_dcl.distributed import device_name
-from medclip_dcl.encoders.pretrained import load_tokenizer, word_pieces
+from medclip_dcl.common.devices import device_name
+from medclip_dcl.networks.bert_folder import load_tokenizer, word_pieces
 from medclip_dcl.scoring import ScoringPlan, default_token_budget, pseudo_log_likelihood, score_batches
 
 HERE = Path(__file__).resolve()

@@ -19,10 +19,10 @@ import torch
 from results_file import write_section
 from torch import Tensor
 
+from medclip_dcl.data.by_length import pieces_by_length
 from medclip_dcl.data.prepared import PreparedSet
-from medclip_dcl.encoders.by_length import pieces_by_length
-from medclip_dcl.encoders.text import BertSentences
 from medclip_dcl.networks.image_text import pad_tokens
+from medclip_dcl.networks.text_encoder import BertSentences
 
 TITLE = "Sentences in pieces of like length"
 

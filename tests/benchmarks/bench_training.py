@@ -42,19 +42,19 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory
 from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 
-from medclip_dcl.distributed import best_precision, device_name
-from medclip_dcl.encoders.by_length import pieces_by_length
-from medclip_dcl.encoders.image import ResNetRegions
-from medclip_dcl.encoders.pretrained import save_language_model
-from medclip_dcl.encoders.text import BertSentences
+from medclip_dcl.common.devices import best_precision, device_name
+from medclip_dcl.data.by_length import pieces_by_length
 from medclip_dcl.models.image_text import ImageTextModel
+from medclip_dcl.networks.bert_folder import save_language_model
+from medclip_dcl.networks.image_encoder import ResNetRegions
 from medclip_dcl.networks.image_text import ImageTextNetwork
+from medclip_dcl.networks.similarity import LSENonLocal
+from medclip_dcl.networks.text_encoder import BertSentences
 from medclip_dcl.objectives import LanguageModelClassProbability
 from medclip_dcl.pictures.transforms import augment, load_grey
-from medclip_dcl.similarity import LSENonLocal
 from medclip_dcl.training.averaging import AveragedWeights
 from medclip_dcl.training.finite import FiniteCheck
-from medclip_dcl.training.order import in_order
+from medclip_dcl.training.last_checkpoint import in_order
 from medclip_dcl.training.throughput import Throughput
 
 HERE = Path(__file__).resolve()

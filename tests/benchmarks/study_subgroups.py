@@ -27,7 +27,7 @@ from data_prep.phantom import __main__ as phantom
 from data_prep.phantom import release
 from data_prep.phantom.people import PATIENTS_FILE
 from data_prep.phantom.studies import PlannedStudy, plan_studies
-from medclip_dcl import cli
+from medclip_dcl.command import cli
 from medclip_dcl.report.subgroups import FOUND, subgroup_table
 
 TITLE = "Gaps between groups that are found"

@@ -20,11 +20,11 @@ from pytest import approx
 from pytorch_lightning.callbacks import EarlyStopping
 
 from medclip_dcl import load
-from medclip_dcl.cli import _is_about_settings, main
+from medclip_dcl.command.cli import _is_about_settings, main
+from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.data.prepared import PreparedSet
-from medclip_dcl.findings import CHEX5
+from medclip_dcl.runs.run_folder import RunFolder
 from medclip_dcl.training.best_checkpoint import best_mode
-from medclip_dcl.training.run_folder import RunFolder
 from tests.command.small_runs import CLASSIFICATION, small
 
 
@@ -164,7 +164,7 @@ def test_a_finished_run_is_trained_longer(finished, small_set, small_bert, tmp_p
     run = shutil.copytree(finished, tmp_path / "run")
     # Killed between any two of its writes, the same command goes on.
     monkeypatch.setattr(
-        "medclip_dcl.training.run_folder.write_text", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+        "medclip_dcl.runs.run_folder.write_text", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
     )
     longer = ["fit", *small(run, small_set, small_bert), "--trainer.max_epochs", "3"]
     with pytest.raises(KeyboardInterrupt):
@@ -512,7 +512,7 @@ def test_a_run_starts_from_another_runs_weights_and_outlives_them(finished, smal
     arguments = small(run, small_set, small_bert, objective="infonce")
     arguments += [
         "--model.init_args.init_from", str(source), "--data.init_args.image_size", "64",
-        "--model.init_args.similarity", "medclip_dcl.similarity.GlobalCosine", "--trainer.limit_val_batches", "2",
+        "--model.init_args.similarity", "medclip_dcl.networks.GlobalCosine", "--trainer.limit_val_batches", "2",
         *CLASSIFICATION,
     ]  # fmt: skip
     main(["fit", *arguments])
@@ -580,7 +580,7 @@ class Code:
     ("change", "message"),
     [
         ({"callbacks": Code()}, "Python objects are not opened"),
-        ({"format_version": 99}, "format version 99, this prog"),
+        ({"format_version": 99}, "found version 99"),
     ],
 )
 def test_a_checkpoint_that_cannot_be_trusted_or_read_is_refused(change, message, finished, tmp_path, capsys):

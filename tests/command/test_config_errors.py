@@ -10,11 +10,11 @@ from urllib.error import URLError
 import pytest
 from pytorch_lightning.cli import LightningCLI
 
-from medclip_dcl.cli import main
 from medclip_dcl.command import lightning_cli
+from medclip_dcl.command.cli import main
 from medclip_dcl.command.config_keys import TOP, check_arguments
 from medclip_dcl.command.lightning_cli import MedclipCLI
-from medclip_dcl.errors import UserError
+from medclip_dcl.common.errors import UserError
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 DEMO = str(CONFIGS / "demo.yaml")
@@ -54,8 +54,8 @@ def said(capsys, *arguments: str) -> str:
         ([f"{DATA}batch_size", "abc"], ["data.init_args.batch_size: expected int, found abc"]),
         (["--trainer.max_epochs", "abc"], ["trainer.max_epochs: expected int or null, found abc"]),
         (["--ema_decay", "1.5"], ["ema_decay", "below 1", "found 1.5"]),
-        ([f"{MODEL}similarity", "medclip_dcl.similarity.LSEE"], ["model.init_args.similarity", "LSEE", "mean LSE?"]),
-        ([f"{MODEL}similarity", "medclip_dcl.similarty.LSE"], ["similarty", "mean similarity?"]),
+        ([f"{MODEL}similarity", "medclip_dcl.networks.LSEE"], ["model.init_args.similarity", "LSEE", "mean LSE?"]),
+        ([f"{MODEL}similarity", "medclip_dcl.similarty.LSE"], ["similarty", "medclip_dcl.similarty.LSE"]),
         ([f"{MODEL}class_probability", "nowhere.Mine"], ["no module nowhere", "nowhere.Mine", "PYTHONPATH"]),
         ([f"{MODEL}similarity", "torch.nn.Linear"], ["model.init_args.similarity", "Similarity", "torch.nn.Linear"]),
         (["--config", "nowhere.yaml"], ["config", "nowhere.yaml"]),
@@ -110,8 +110,8 @@ def test_options_that_lightning_refuses_are_one_line(capsys, small_set, small_be
     assert "trainer: " in line and "val_check_interval" in line
 
 
-FULL = "model: {class_path: medclip_dcl.models.image_text.ImageTextModel, init_args: {similarity: %s}}"
-OTHER = "{class_path: medclip_dcl.similarity.LSE, init_args: {attention: mean}}"
+FULL = "model: {class_path: medclip_dcl.models.ImageTextModel, init_args: {similarity: %s}}"
+OTHER = "{class_path: medclip_dcl.networks.LSE, init_args: {attention: mean}}"
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_a_mistake_is_refused_before_lightning_is_imported_in_the_parsers_words(
     with pytest.raises(UserError) as mistake:
         check_arguments(["fit", "--config", DEMO, *arguments])
     assert line == f"medclip_dcl: error: {mistake.value}"
-    monkeypatch.setattr("medclip_dcl.cli.check_arguments", lambda arguments: None)
+    monkeypatch.setattr("medclip_dcl.command.cli.check_arguments", lambda arguments: None)
     assert said(capsys, *arguments) == line
 
 
@@ -207,7 +207,7 @@ def test_a_value_that_is_refused_later_is_refused_before_lightning_is_imported(o
         ["--config", str(CONFIGS / "mimic_cxr.yaml"), "--config", str(CONFIGS / "small_machine.yaml")],
         ["--config", str(CONFIGS / "finetune.yaml"), "--config", str(CONFIGS / "linear_probe.yaml")],
         # Another class, whose own setting it is; one whose module is not looked into; a short name; a short way.
-        [*OF_DEMO, f"{MODEL}similarity=medclip_dcl.similarity.LSE", f"{MODEL}similarity.init_args.gamma2", "8"],
+        [*OF_DEMO, f"{MODEL}similarity=medclip_dcl.networks.LSE", f"{MODEL}similarity.init_args.gamma2", "8"],
         [*OF_DEMO, f"{MODEL}similarity", "users.Similarity", f"{MODEL}similarity.init_args.mine", "8"],
         [*OF_DEMO, f"{MODEL}similarity", "LSE", f"{MODEL}similarity.init_args.dim", "8"],
         [*OF_DEMO, "--model.learning_rate", "3"],

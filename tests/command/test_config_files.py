@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from medclip_dcl.cli import main
+from medclip_dcl.command.cli import main
 from medclip_dcl.command.config_keys import check_arguments
-from medclip_dcl.errors import UserError
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.files import read_yaml
 from medclip_dcl.experiments.plan import read_experiment
-from medclip_dcl.files import read_yaml
 from tests.command.small_runs import DEMO
 
 PROMPTS = {"Edema": ["Kein Hinweis für Ödem", "Hinweis für Ödem"]}
 CALLBACK = {"class_path": "medclip_dcl.evaluation.ZeroShotClassification", "init_args": {"prompts": PROMPTS}}
-ENCODER = {"class_path": "medclip_dcl.encoders.image.ResNetRegions", "init_args": {"depth": 18}}
+ENCODER = {"class_path": "medclip_dcl.networks.ResNetRegions", "init_args": {"depth": 18}}
 FIT = ["fit", "--config", DEMO, "--run_folder", "run", "--print_config"]
 
 

@@ -11,7 +11,7 @@ import yaml
 
 from data_prep.encode import main as encode
 from medclip_dcl import load
-from medclip_dcl.cli import main
+from medclip_dcl.command.cli import main
 from tests.command.small_runs import ROOT, small
 
 

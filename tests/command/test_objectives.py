@@ -6,9 +6,9 @@ import pandas as pd
 import pytest
 import yaml
 
-from medclip_dcl.cli import main
+from medclip_dcl.command.cli import main
+from medclip_dcl.common.parts import part_config
 from medclip_dcl.models.image_text import ImageTextModel
-from medclip_dcl.parts import part_config
 from tests.command.small_runs import ROOT, small
 
 OBJECTIVES = sorted((ROOT / "configs/objective").glob("*.yaml"))

@@ -15,13 +15,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.files import write_json
 from medclip_dcl.data.fields import IMAGE_FIELDS
 from medclip_dcl.data.image_text import ImageTextDataModule
 from medclip_dcl.data.link import ImageTextRequirements
 from medclip_dcl.data.prepared import PreparedDataError, write_table
-from medclip_dcl.encoders.text import BertSentences
-from medclip_dcl.errors import UserError
-from medclip_dcl.files import write_json
+from medclip_dcl.networks.text_encoder import BertSentences
 from medclip_dcl.pictures.geometry import Seen, View
 from medclip_dcl.pictures.transforms import load_grey, to_input
 

@@ -12,11 +12,11 @@ import pandas as pd
 import pytest
 import torch
 
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.findings import CHEXPERT
 from medclip_dcl.data.labelled import LabelledDataModule, draw_patients
 from medclip_dcl.data.link import LabelledRequirements
 from medclip_dcl.data.prepared import PreparedDataError, write_table
-from medclip_dcl.errors import UserError
-from medclip_dcl.findings import CHEXPERT
 from medclip_dcl.pictures.transforms import load_grey, to_input
 
 FINDINGS = ("Pneumonia", "Edema", "Fracture")

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import torch
 
+from medclip_dcl.common.files import write_json, write_parquet
 from medclip_dcl.data.prepared import (
     FORMAT_VERSION,
     PreparedDataError,
@@ -21,7 +22,6 @@ from medclip_dcl.data.prepared import (
     write_table,
     write_text_embedding,
 )
-from medclip_dcl.files import write_json, write_parquet
 from medclip_dcl.objectives import LanguageModelClassProbability
 
 
@@ -63,8 +63,8 @@ def test_missing_folder_and_unfinished_set(tmp_path):
 @pytest.mark.parametrize(
     ("version", "message"),
     [
-        (99, "format version 99, this program reads up to version 3; .* prepare"),
-        (2, "format version 2, which this program .version 3. no longer reads; .* prepare"),
+        (99, "format version 3, found version 99; .* prepare"),
+        (2, "format version 3, found version 2; .* prepare"),
     ],
 )
 def test_another_format_version(copy, version, message):
@@ -279,7 +279,7 @@ def test_files_that_are_damaged_are_named(copy):
     [
         (
             [],
-            r"dataset\.json: expected a prepared data set of medclip_dcl, found a list; or prepare the set again",
+            r"dataset\.json: expected a prepared data set .*, found version none; .* prepare the set again",
         ),
         ({"format_version": FORMAT_VERSION}, r"dataset\.json, phantom: expected bool, found 'None'"),
         (

@@ -10,12 +10,12 @@ import pandas as pd
 import pytest
 import torch
 
+from medclip_dcl.common.files import write_json
 from medclip_dcl.data.link import ReportsRequirements
 from medclip_dcl.data.masking import SPECIAL_TOKENS, Masking
 from medclip_dcl.data.prepared import FORMAT_VERSION, PreparedDataError, write_table
 from medclip_dcl.data.reports import LengthSampler, ReportsDataModule, train_word_pieces
-from medclip_dcl.encoders.masked_language import IGNORED
-from medclip_dcl.files import write_json
+from medclip_dcl.networks.masked_language import IGNORED
 
 TEXTS = [
     "No pneumothorax.",  # 0: studies 1, 2, 3 (train) and 11 (validate); twice in study 1

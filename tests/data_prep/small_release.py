@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 
-from medclip_dcl.findings import CHEXPERT
+from medclip_dcl.common.findings import CHEXPERT
 
 WIDTH, HEIGHT = 34, 21
 

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.command import progress, run_command, worker_processes
+from data_prep.command import progress, worker_processes
 from data_prep.sources.releases import ReleaseError
-from medclip_dcl.errors import UserError
-from medclip_dcl.files import write_text
+from medclip_dcl.common.command_line import run_command
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.files import write_text
 
 ROOT = Path(__file__).parents[2]
 

@@ -21,6 +21,7 @@ from transformers import BertConfig, BertModel
 import data_prep.embed_sentences
 from data_prep.embed_sentences import main, report_cosines
 from data_prep.text.sentences import passages, split_sentences
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.data.prepared import (
     PreparedDataError,
     PreparedSet,
@@ -28,7 +29,7 @@ from medclip_dcl.data.prepared import (
     report_embedding,
     write_table,
 )
-from medclip_dcl.encoders.pretrained import (
+from medclip_dcl.networks.bert_folder import (
     ModelFolderError,
     load_bert,
     load_masked_language_model,
@@ -36,7 +37,6 @@ from medclip_dcl.encoders.pretrained import (
     save_language_model,
     weights_fingerprint,
 )
-from medclip_dcl.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 # A budget of which two of the set's sentences that have one length fill no batch.

@@ -17,7 +17,7 @@ import data_prep.encode
 from data_prep.encode import PROGRESS_FILE, Progress, RowFile, main
 from medclip_dcl.data.features import Features
 from medclip_dcl.data.prepared import PreparedSet
-from medclip_dcl.inference import load
+from medclip_dcl.inference.model import load
 from medclip_dcl.pictures.transforms import centre_crop, load_grey, to_input
 from tests.small import export_network
 

@@ -14,10 +14,10 @@ from matplotlib.figure import Figure
 from data_prep import eta_report
 from data_prep.eta_report import main
 from data_prep.scores.eta_estimates import Estimates, LogLinearFit, bound_term, count_sentences, estimate
+from medclip_dcl.common.errors import UserError, WorseResultError
+from medclip_dcl.common.files import write_json
+from medclip_dcl.common.findings import CHEXPERT
 from medclip_dcl.data.prepared import FORMAT_VERSION, PreparedDataError, PreparedSet, write_table
-from medclip_dcl.errors import UserError, WorseResultError
-from medclip_dcl.files import write_json
-from medclip_dcl.findings import CHEXPERT
 from medclip_dcl.objectives import LanguageModelClassProbability
 from medclip_dcl.training.class_probability import _report_quantiles
 

@@ -17,11 +17,11 @@ from data_prep.folder import Settings, prepare
 from data_prep.sources.preparation import summary
 from data_prep.sources.releases import ReleaseError
 from data_prep.sources.rows import draw_split
+from medclip_dcl.common.findings import CHEXPERT
 from medclip_dcl.data.image_text import ImageTextDataModule
 from medclip_dcl.data.link import ReportsRequirements
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
 from medclip_dcl.data.reports import ReportsDataModule
-from medclip_dcl.findings import CHEXPERT
 
 ROOT = Path(__file__).parents[2]
 

@@ -18,16 +18,16 @@ from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 
 from data_prep.score_sentences import main
 from data_prep.scores import language_model
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.files import write_json
 from medclip_dcl.data.prepared import FORMAT_VERSION, PreparedDataError, PreparedSet, write_table
-from medclip_dcl.encoders.pretrained import (
+from medclip_dcl.networks.bert_folder import (
     ModelFolderError,
     load_masked_language_model,
     load_tokenizer,
     save_language_model,
     weights_fingerprint,
 )
-from medclip_dcl.errors import UserError
-from medclip_dcl.files import write_json
 from medclip_dcl.scoring import pseudo_log_likelihood
 from tests.processes import in_processes
 

@@ -11,11 +11,11 @@ import pandas as pd
 import pytest
 import torch
 
-from medclip_dcl.cli import main
+from medclip_dcl.command.cli import main
+from medclip_dcl.common.findings import CHEXPERT
 from medclip_dcl.data.prepared import write_table
-from medclip_dcl.encoders.image import ResNetRegions
-from medclip_dcl.findings import CHEXPERT
 from medclip_dcl.models.classifier import Classifier
+from medclip_dcl.networks.image_encoder import ResNetRegions
 from tests.evaluation.classifier_runs import words
 
 

@@ -14,17 +14,17 @@ import yaml
 from sklearn.metrics import brier_score_loss
 
 from medclip_dcl import load
-from medclip_dcl.cli import main as medclip_dcl
+from medclip_dcl.command.cli import main as medclip_dcl
+from medclip_dcl.common.files import write_parquet
+from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.data.prepared import PreparedSet, write_table
-from medclip_dcl.evaluation import summaries
 from medclip_dcl.evaluation.calibrate import SCORES_FILE, calibrate, main
-from medclip_dcl.evaluation.calibration import CALIBRATION_FILE, Calibration
 from medclip_dcl.evaluation.classification import ZeroShotClassification
-from medclip_dcl.files import write_parquet
-from medclip_dcl.findings import CHEX5
-from medclip_dcl.inference import ImageTextInference
+from medclip_dcl.inference.model import ImageTextInference
+from medclip_dcl.metrics import summaries
+from medclip_dcl.metrics.calibration import CALIBRATION_FILE, Calibration
 from medclip_dcl.networks.image_text import ImageTextNetwork
-from medclip_dcl.training.run_folder import IMAGES_FILE
+from medclip_dcl.runs.run_folder import IMAGES_FILE
 from tests.command.small_runs import CLASSIFICATION, small
 
 

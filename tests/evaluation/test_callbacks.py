@@ -25,19 +25,19 @@ from torch.nn.functional import avg_pool2d
 from torch.utils.data import DataLoader
 
 import medclip_dcl.evaluation.base as base
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.data.image_text import EvaluationTables
-from medclip_dcl.encoders.image import RegionEncoder
-from medclip_dcl.encoders.text import BertSentences, SentenceEncoder
-from medclip_dcl.errors import UserError
 from medclip_dcl.evaluation import Grounding, ResultsWriter, Retrieval, ZeroShotClassification
 from medclip_dcl.evaluation.grounding import boxes_by_image, chosen_examples
 from medclip_dcl.evaluation.retrieval import box_features, by_chance
 from medclip_dcl.experiments.grid import PATHS
+from medclip_dcl.networks.image_encoder import RegionEncoder
 from medclip_dcl.networks.image_text import ImageTextNetwork
+from medclip_dcl.networks.similarity import GlobalCosine
+from medclip_dcl.networks.text_encoder import BertSentences, SentenceEncoder
 from medclip_dcl.pictures.geometry import View
 from medclip_dcl.report.intervals import bootstrap_intervals
 from medclip_dcl.report.report import render
-from medclip_dcl.similarity import GlobalCosine
 
 STRIDE, ROWS, COLUMNS = 4, 3, 5
 N_IMAGES = 23

@@ -14,15 +14,15 @@ import yaml
 
 from data_prep.biovil import main as export_biovil
 from medclip_dcl import load
-from medclip_dcl.cli import main
+from medclip_dcl.command.cli import main
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.data.prepared import write_table
-from medclip_dcl.encoders.image import ResNetRegions
-from medclip_dcl.encoders.text import BertSentences
-from medclip_dcl.errors import UserError
-from medclip_dcl.findings import CHEX5
+from medclip_dcl.networks.image_encoder import ResNetRegions
 from medclip_dcl.networks.image_text import ImageTextNetwork
+from medclip_dcl.networks.similarity import LSENonLocal
+from medclip_dcl.networks.text_encoder import BertSentences
 from medclip_dcl.report.report import render
-from medclip_dcl.similarity import LSENonLocal
 from tests.command.small_runs import CLASSIFICATION
 from tests.networks.test_biovil import image_state, write_text_folder
 
@@ -176,7 +176,7 @@ def test_biovils_weights_from_the_published_names_to_results(small_bert, small_s
     results = json.loads((run / "results.json").read_text())
     assert results["protocol"]["classification"]["prompt_punctuation"].startswith("a period is added")
     config = json.loads((folder / "config.json").read_text())
-    assert config["similarity"]["class_path"] == "medclip_dcl.similarity.GlobalCosine"
+    assert config["similarity"]["class_path"] == "medclip_dcl.networks.GlobalCosine"
     # `load` shows images at the export's own size.
     config["image_size"] = 64
     (folder / "config.json").write_text(json.dumps(config))

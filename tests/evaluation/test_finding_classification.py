@@ -15,11 +15,11 @@ import yaml
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from data_prep import mimic_cxr
-from medclip_dcl.cli import main
-from medclip_dcl.encoders.image import ResNetRegions
+from medclip_dcl.command.cli import main
+from medclip_dcl.common.findings import CHEXPERT
 from medclip_dcl.evaluation.finding_classification import FindingClassification
-from medclip_dcl.findings import CHEXPERT
 from medclip_dcl.models.classifier import Classifier
+from medclip_dcl.networks.image_encoder import ResNetRegions
 from medclip_dcl.report.compare import compare, write_comparison
 from medclip_dcl.report.intervals import (
     Predictions,
@@ -262,7 +262,7 @@ def test_an_interrupted_run_continues_without_its_source(labelled_set, encoder, 
 
 
 def test_a_run_from_nothing_on_one_finding(labelled_set, tmp_path):
-    more = ["--model.init_args.image_encoder", "medclip_dcl.encoders.image.ResNetRegions"]
+    more = ["--model.init_args.image_encoder", "medclip_dcl.networks.ResNetRegions"]
     more += ["--model.init_args.image_encoder.init_args.stride", "16", "--trainer.max_epochs", "1"]
     more += ["--data.init_args.image_size", "32"]
     main(
@@ -303,8 +303,8 @@ def test_errors_come_without_a_traceback_and_say_what_to_do(labelled_set, encode
 
 
 def test_a_checkpoint_of_another_kind_is_refused_with_the_remedy(tuned, small_bert, tmp_path, capsys):
-    from medclip_dcl.encoders.text import BertSentences
     from medclip_dcl.networks.image_text import ImageTextNetwork
+    from medclip_dcl.networks.text_encoder import BertSentences
 
     network = ImageTextNetwork(
         ResNetRegions(dim=5, stride=16, width=8), BertSentences(str(small_bert), dim=5), None

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 
-from medclip_dcl.cli import main
+from medclip_dcl.command.cli import main
 from medclip_dcl.data.prepared import write_table
 from tests.evaluation.classifier_runs import results, words
 from tests.processes import in_processes

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from medclip_dcl.data.image_only import ImageOnlyDataModule
 from medclip_dcl.experiments.grid import merged
 from medclip_dcl.experiments.plan import check_cells, read_experiment
+from medclip_dcl.unimodal.data import ImageOnlyDataModule
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "configs/experiments").glob("*.yaml"))

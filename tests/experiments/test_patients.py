@@ -17,7 +17,7 @@ from medclip_dcl.experiments.patients import over_patients
 from medclip_dcl.experiments.plan import read_experiment
 from medclip_dcl.experiments.table import results_table
 from medclip_dcl.report.intervals import patient_draws
-from medclip_dcl.report.saved_results import SavedResultsError
+from medclip_dcl.runs.saved import SavedResultsError
 from tests.experiments.grids import write_grid
 from tests.experiments.test_report import text_of
 

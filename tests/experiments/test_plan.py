@@ -7,7 +7,7 @@ import re
 import pytest
 import yaml
 
-from medclip_dcl.errors import UserError
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.experiments.__main__ import main
 from medclip_dcl.experiments.plan import check_cells, read_experiment
 from medclip_dcl.experiments.table import claim_folder

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from medclip_dcl.errors import UserError
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.experiments.figures import draw_figures
 from medclip_dcl.experiments.page import write_report
 from medclip_dcl.experiments.plan import read_experiment

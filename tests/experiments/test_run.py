@@ -12,8 +12,8 @@ import pandas as pd
 import pytest
 import yaml
 
-from medclip_dcl.command_line import in_words
-from medclip_dcl.errors import UserError
+from medclip_dcl.common.command_line import in_words
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.experiments import lanes
 from medclip_dcl.experiments.cells import End, error_of, run_cell
 from medclip_dcl.experiments.grid import Cell
@@ -152,7 +152,7 @@ def test_a_changed_configuration_file_of_a_level_is_another_grid(copy):
 
 
 def test_callbacks_of_a_configuration_count_although_settings_change_some_of_their_arguments(tmp_path):
-    evaluation = "medclip_dcl.evaluation.ImageOnlyEvaluation"
+    evaluation = "medclip_dcl.unimodal.ImageOnlyEvaluation"
     own = [{"class_path": evaluation, "init_args": {"embedding_map": True}}]
     file = write_grid(tmp_path, settings=SETTINGS | {"trainer.callbacks": own}, **NO_FIGURES)
     base = tmp_path / "configs/base.yaml"

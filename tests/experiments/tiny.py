@@ -13,8 +13,8 @@ from pytorch_lightning import LightningModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from medclip_dcl.common.files import write_json
 from medclip_dcl.data.samplers import EpochDataModule, EpochSampler
-from medclip_dcl.files import write_json
 from medclip_dcl.models.seeded_batches import SeededBatches
 
 

@@ -9,6 +9,7 @@ import torch
 
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from tests.export.small import small_network, write_run
+from tests.report.conftest import make_predictions, make_tested_run, measured
 
 
 @pytest.fixture(scope="module")
@@ -20,3 +21,6 @@ def network(small_bert) -> ImageTextNetwork:
 @pytest.fixture(scope="module")
 def run(network, tmp_path_factory) -> Path:
     return write_run(tmp_path_factory.mktemp("runs") / "mine", network)
+
+
+__all__ = ["make_predictions", "make_tested_run", "measured"]

@@ -12,16 +12,16 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoTokenizer, BertModel
 
-from medclip_dcl.encoders.image import RegionEncoder, ResNetRegions
-from medclip_dcl.encoders.pretrained import load_bert
-from medclip_dcl.encoders.text import BertSentences, SentenceEncoder
-from medclip_dcl.errors import UserError
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.weight_files import safetensors_bytes
 from medclip_dcl.export.__main__ import main
 from medclip_dcl.export.encoders import export_image_encoder, export_text_encoder
+from medclip_dcl.networks.bert_folder import load_bert
 from medclip_dcl.networks.classifier import FindingNetwork
+from medclip_dcl.networks.image_encoder import RegionEncoder, ResNetRegions
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.initial_weights import take_over
-from medclip_dcl.weight_files import safetensors_bytes
+from medclip_dcl.networks.text_encoder import BertSentences, SentenceEncoder
 from tests.export.small import small_network
 
 TEXTS = ["No pneumothorax.", "There is a patchy opacity in the right lower lung.", "Edema."]

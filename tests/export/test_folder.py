@@ -12,10 +12,10 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from medclip_dcl import load
-from medclip_dcl.evaluation.calibration import Calibration
+from medclip_dcl.common.formats import NETWORK
 from medclip_dcl.export.__main__ import main
 from medclip_dcl.export.folder import export_model
-from medclip_dcl.formats import NETWORK
+from medclip_dcl.metrics.calibration import Calibration
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from tests.small import platt_calibration
 
@@ -199,7 +199,7 @@ def of_nan(folder):
     [
         (
             newer,
-            r"config.json: .* of format version 2, this program reads up to version 1; update medclip_dcl",
+            r"config.json: expected .* of format version 1, found version 2",
         ),
         (truncated("model.safetensors"), "model.safetensors is not a safetensors file, or it is truncated"),
         (truncated("config.json"), "config.json is not JSON, or it is truncated: .*copy it again"),

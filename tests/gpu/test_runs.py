@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from medclip_dcl import load
-from medclip_dcl.cli import main
-from medclip_dcl.distributed import device_name
+from medclip_dcl.command.cli import main
+from medclip_dcl.common.devices import device_name
 from tests.command.small_runs import small
-from tests.evaluation.test_image_only import words as images_alone
 from tests.models.test_resuming import CASES, Case, Kill, run
 from tests.small import PatchRegions
+from tests.unimodal.test_evaluation import words as images_alone
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("undrawn")]
 

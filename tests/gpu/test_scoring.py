@@ -11,7 +11,7 @@ import torch
 from transformers import BertConfig, BertForMaskedLM
 
 from data_prep.score_sentences import main
-from medclip_dcl.encoders.pretrained import load_tokenizer, save_language_model
+from medclip_dcl.networks.bert_folder import load_tokenizer, save_language_model
 
 pytestmark = pytest.mark.gpu
 

@@ -55,10 +55,10 @@ def model_of(name: str, bert: str) -> ImageTextModel:
     parts: dict[str, Any] = {
         "image_encoder": {"class_path": "tests.small.PatchRegions", "init_args": {"dim": 16}},
         "text_encoder": {
-            "class_path": "medclip_dcl.encoders.text.BertSentences",
+            "class_path": "medclip_dcl.networks.BertSentences",
             "init_args": {"pretrained": bert, "dim": 16, "dropout": 0.0},
         },
-        "similarity": {"class_path": "medclip_dcl.similarity.LSENonLocal", "init_args": {"dim": 16}},
+        "similarity": {"class_path": "medclip_dcl.networks.LSENonLocal", "init_args": {"dim": 16}},
     }
     said = yaml.safe_load(OBJECTIVES[name].read_text())["model"]["init_args"]
     # A deep network from random weights multiplies rounding errors: the gradient of bfloat16 would be noise.

@@ -17,16 +17,16 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 
 from medclip_dcl import load
+from medclip_dcl.common.findings import CHEX5, CHEXPERT
 from medclip_dcl.data.labelled import LabelledDataModule
-from medclip_dcl.encoders.image import RegionEncoder, ResNetRegions
-from medclip_dcl.encoders.text import BertSentences
-from medclip_dcl.findings import CHEX5, CHEXPERT
 from medclip_dcl.models.classifier import Classifier, finding_losses
 from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.networks.classifier import FindingNetwork
+from medclip_dcl.networks.image_encoder import RegionEncoder, ResNetRegions
 from medclip_dcl.networks.image_text import ImageTextNetwork
+from medclip_dcl.networks.similarity import LSENonLocal
+from medclip_dcl.networks.text_encoder import BertSentences
 from medclip_dcl.pictures.transforms import load_grey, to_input
-from medclip_dcl.similarity import LSENonLocal
 
 NAN = float("nan")
 WHOLE: dict[str, Any] = {"crop_size": None, "brightness": 0.0, "contrast": 0.0}

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from medclip_dcl.encoders.masked_language import MaskedLanguageHead
-from medclip_dcl.errors import UserError
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.models.image_text import ImageTextModel
+from medclip_dcl.networks.masked_language import MaskedLanguageHead
 from tests.models.test_resuming import Case, Kill, build, run, train
 from tests.small import PatchRegions
 
@@ -52,7 +52,7 @@ def test_a_compiled_run_is_the_run(data, embedded_set, small_bert, tmp_path, mon
     # Dropout would draw other numbers.
     monkeypatch.setattr("tests.models.test_resuming.PatchRegions", lambda dropout: PatchRegions())
     # Pieces of one sentence, too.
-    monkeypatch.setattr("medclip_dcl.encoders.by_length._PASS", 1)
+    monkeypatch.setattr("medclip_dcl.data.by_length._PASS", 1)
     run(case(False, **data), tmp_path / "eager", embedded_set, small_bert)
     assert not counters["stats"]
     run(case(True, **data), tmp_path / "compiled", embedded_set, small_bert)

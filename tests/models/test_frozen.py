@@ -13,13 +13,13 @@ from pytorch_lightning import Trainer
 
 from data_prep.encode import main as encode
 from medclip_dcl.data.image_text import ImageTextDataModule
-from medclip_dcl.encoders.image import ResNetRegions
-from medclip_dcl.encoders.text import BertSentences
 from medclip_dcl.evaluation import Grounding, Retrieval, ZeroShotClassification
-from medclip_dcl.inference import load
+from medclip_dcl.inference.model import load
 from medclip_dcl.models.image_text import ImageTextModel
+from medclip_dcl.networks.image_encoder import ResNetRegions
+from medclip_dcl.networks.similarity import LSENonLocal
+from medclip_dcl.networks.text_encoder import BertSentences
 from medclip_dcl.objectives import ConstantClassProbability
-from medclip_dcl.similarity import LSENonLocal
 from tests.models.test_image_text import Losses, trainer
 
 BACKBONES = ["image_encoder.backbone", "text_encoder.transformer"]

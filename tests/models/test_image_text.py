@@ -11,12 +11,10 @@ import pytest
 import torch
 from pytorch_lightning import Callback, LightningDataModule, Trainer
 
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.data import by_length
 from medclip_dcl.data.image_text import ImageTextDataModule
-from medclip_dcl.encoders import by_length
-from medclip_dcl.encoders.image import RegionEncoder
-from medclip_dcl.encoders.text import BertSentences
-from medclip_dcl.errors import UserError
-from medclip_dcl.inference import load
+from medclip_dcl.inference.model import load
 from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.models.optimisation import (
     adamw_warmup_cosine,
@@ -24,13 +22,15 @@ from medclip_dcl.models.optimisation import (
     parameter_groups,
     warmup_cosine,
 )
+from medclip_dcl.networks.image_encoder import RegionEncoder
+from medclip_dcl.networks.similarity import LSENonLocal
+from medclip_dcl.networks.text_encoder import BertSentences
 from medclip_dcl.objectives import (
     ClassProbability,
     LanguageModelClassProbability,
     NegativeWeights,
     contrastive_loss,
 )
-from medclip_dcl.similarity import LSENonLocal
 from medclip_dcl.training.class_probability import ClassProbabilityTable
 from tests.objectives.test_anchor_losses import Proud, Scaled
 from tests.small import PatchRegions
@@ -88,7 +88,7 @@ def test_training_learns_and_the_checkpoint_loads_anywhere(small_bert, data, tmp
     assert fit.logged_metrics["train/class_probability"] > 0
     fit.save_checkpoint(tmp_path / "a.ckpt")
     # Another folder, and no way back to the language model's folder.
-    monkeypatch.setattr("medclip_dcl.encoders.text.resolve_folder", None)
+    monkeypatch.setattr("medclip_dcl.networks.text_encoder.resolve_folder", None)
     loaded = load(tmp_path / "a.ckpt")
     texts = ["No pneumothorax.", "Mild pulmonary edema."]
     expected = model.eval().network.embed_texts(texts)

@@ -19,16 +19,16 @@ from torch.utils import checkpoint
 
 from medclip_dcl.data.image_text import ImageTextDataModule
 from medclip_dcl.data.reports import ReportsDataModule
-from medclip_dcl.encoders.image import ResNetRegions
-from medclip_dcl.encoders.text import BertSentences
 from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.models.masked_language import BertArchitecture, MaskedLanguageModel
+from medclip_dcl.networks.image_encoder import ResNetRegions
+from medclip_dcl.networks.similarity import LSENonLocal
+from medclip_dcl.networks.text_encoder import BertSentences
 from medclip_dcl.objectives import LanguageModelClassProbability
-from medclip_dcl.similarity import LSENonLocal
 from medclip_dcl.training import progress
 from medclip_dcl.training.averaging import AveragedWeights
 from medclip_dcl.training.finite import FiniteCheck
-from medclip_dcl.training.order import in_order
+from medclip_dcl.training.last_checkpoint import in_order
 from medclip_dcl.training.progress import TimeLeft, progress_bar
 from medclip_dcl.training.throughput import Throughput
 from tests.small import PatchRegions

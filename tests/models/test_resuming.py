@@ -23,16 +23,17 @@ from torch import Tensor
 from medclip_dcl.data.image_text import ImageTextDataModule
 from medclip_dcl.data.reports import ReportsDataModule
 from medclip_dcl.data.samplers import EpochDataModule
-from medclip_dcl.encoders.text import BertSentences
 from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.models.masked_language import BertArchitecture, MaskedLanguageModel
 from medclip_dcl.models.seeded_batches import seed_of_batch
+from medclip_dcl.networks.similarity import LSENonLocal
+from medclip_dcl.networks.text_encoder import BertSentences
 from medclip_dcl.objectives import IndividualTemperatures, ResampleByTextSimilarity
-from medclip_dcl.similarity import LSENonLocal
-from medclip_dcl.training.last_checkpoint import AtomicCheckpointIO, LastCheckpoint, Stopped, find_readable
-from medclip_dcl.training.last_epoch import LastEpoch
-from medclip_dcl.training.record import MetricsFile, RunRecord
-from medclip_dcl.training.run_folder import RunFolder
+from medclip_dcl.runs.checkpoint_files import find_readable
+from medclip_dcl.runs.loggers import MetricsFile
+from medclip_dcl.runs.run_folder import RunFolder
+from medclip_dcl.training.last_checkpoint import AtomicCheckpointIO, LastCheckpoint, LastEpoch, Stopped
+from medclip_dcl.training.record import RunRecord
 from tests.small import PatchRegions
 
 EPOCHS = 3

@@ -14,11 +14,12 @@ from lightning_fabric.utilities.apply_func import move_data_to_device
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from medclip_dcl.encoders.by_length import pieces_by_length, rows_of
-from medclip_dcl.encoders.image import RegionEncoder
-from medclip_dcl.encoders.masked_language import masked_places
-from medclip_dcl.encoders.text import SentenceEncoder
+from medclip_dcl.data.by_length import pieces_by_length, rows_of
 from medclip_dcl.models.image_text import ImageTextModel
+from medclip_dcl.networks.image_encoder import RegionEncoder
+from medclip_dcl.networks.masked_language import masked_places
+from medclip_dcl.networks.similarity import LSE, GlobalCosine, LSENonLocal, NonLocal
+from medclip_dcl.networks.text_encoder import SentenceEncoder
 from medclip_dcl.objectives import (
     ConstantClassProbability,
     HardNegatives,
@@ -34,14 +35,13 @@ from medclip_dcl.objectives import (
     SoftTargets,
     TrueNegatives,
 )
-from medclip_dcl.similarity import LSE, GlobalCosine, LSENonLocal, NonLocal
-from tests import test_distributed as distributed
+from tests.common import test_distributed as distributed
 from tests.models import test_classifier as classifier
-from tests.models import test_image_only as image_only
 from tests.models import test_image_text as image_text
 from tests.models import test_resuming as resuming
-from tests.objectives import test_views as views
 from tests.processes import in_processes
+from tests.unimodal import test_model as image_only
+from tests.unimodal import test_views as views
 
 IMAGES, SENTENCES = (3, 2), (4, 5)
 LM = LanguageModelClassProbability(a=0.25, k=0.1)

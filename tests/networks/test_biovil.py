@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn.functional import batch_norm, conv2d, gelu, layer_norm, linear
 from transformers import AutoTokenizer, BertModel
 
-from medclip_dcl.errors import UserError
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.networks.biovil import load_biovil
 
 DIM = 8

@@ -13,12 +13,12 @@ from pytorch_lightning import Trainer
 
 from medclip_dcl import load
 from medclip_dcl.data.image_text import ImageTextDataModule
-from medclip_dcl.encoders.image import RegionEncoder, ResNetRegions
-from medclip_dcl.encoders.text import BertSentences
 from medclip_dcl.models.image_text import ImageTextModel
+from medclip_dcl.networks.image_encoder import RegionEncoder, ResNetRegions
 from medclip_dcl.networks.image_text import ImageTextNetwork
+from medclip_dcl.networks.similarity import LSENonLocal
+from medclip_dcl.networks.text_encoder import BertSentences
 from medclip_dcl.objectives import ConstantClassProbability
-from medclip_dcl.similarity import LSENonLocal
 from tests.small import PatchRegions
 
 

@@ -12,14 +12,14 @@ import torch
 import torchvision
 from safetensors.torch import save_file
 
-from medclip_dcl.encoders.image import ResNetRegions
-from medclip_dcl.encoders.text import BertSentences
+from medclip_dcl.common.parts import part_config
+from medclip_dcl.common.weight_files import read_model
 from medclip_dcl.networks.classifier import FindingNetwork
+from medclip_dcl.networks.image_encoder import ResNetRegions
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.initial_weights import TakenOver, take_over
-from medclip_dcl.parts import part_config
-from medclip_dcl.similarity import GlobalCosine, LSENonLocal
-from medclip_dcl.weight_files import read_model
+from medclip_dcl.networks.similarity import GlobalCosine, LSENonLocal
+from medclip_dcl.networks.text_encoder import BertSentences
 
 
 def same(a, b) -> bool:
@@ -36,14 +36,18 @@ def network(small_bert) -> ImageTextNetwork:
 
 def checkpoint(network, prefix="network.") -> dict:
     state = {f"{prefix}{name}": value for name, value in network.state_dict().items()}
-    return {"network": network.config(), "state_dict": state, "objective": {}}
+    return {"format_version": 1, "network": network.config(), "state_dict": state, "objective": {}}
 
 
 def classifier(network, prefix) -> dict:
     """As a classifier's checkpoint: the image encoder and a head."""
     state = {f"{prefix}image_encoder.{k}": x for k, x in network.image_encoder.state_dict().items()}
     state["head.weight"] = torch.zeros(3, 6)
-    return {"network": {"image_encoder": part_config(network.image_encoder)}, "state_dict": state}
+    return {
+        "format_version": 1,
+        "network": {"image_encoder": part_config(network.image_encoder)},
+        "state_dict": state,
+    }
 
 
 def finding_network(encoder=None) -> FindingNetwork:
@@ -168,7 +172,7 @@ def test_another_similarity_starts_as_configured_and_is_listed(network, small_be
     assert said[3] == "  similarity: none, it starts as configured: similarity.log_gamma2"
     assert said[4] == f"  of the source, not used: {', '.join(left_out)}"
     assert said[5].startswith(
-        "  settings that differ: similarity.class_path: medclip_dcl.similarity.LSENonLocal (con"
+        "  settings that differ: similarity.class_path: medclip_dcl.networks.LSENonLocal (con"
     )
 
 
@@ -316,13 +320,13 @@ class Code:
         ("a.ckpt", {"state_dict": {"w": torch.zeros(1)}}, "no description of its network"),
         (
             "a.ckpt",
-            {"network": {"x": 1}, "state_dict": {"w": torch.zeros(1)}},
+            {"format_version": 1, "network": {"x": 1}, "state_dict": {"w": torch.zeros(1)}},
             "no description of its network",
         ),
-        ("a.ckpt", {"network": {"image_encoder": {}}}, "is not a state dict"),
+        ("a.ckpt", {"format_version": 1, "network": {"image_encoder": {}}}, "is not a state dict"),
         (
             "a.ckpt",
-            {"network": {"image_encoder": {}}, "state_dict": {"head": torch.zeros(1)}},
+            {"format_version": 1, "network": {"image_encoder": {}}, "state_dict": {"head": torch.zeros(1)}},
             r"has no tensor of one \(image_encoder",
         ),
         (
@@ -339,7 +343,7 @@ class Code:
         ("a.pth", Code(), "copy the file again, or give one of tensors"),
         (
             "a.ckpt",
-            {"network": {}, "state_dict": {"w": torch.zeros(1)}, "x": Code()},
+            {"format_version": 1, "network": {}, "state_dict": {"w": torch.zeros(1)}, "x": Code()},
             "Python objects are not",
         ),
     ],

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from medclip_dcl.errors import UserError
-from medclip_dcl.findings import CHEXPERT
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.findings import CHEXPERT
+from medclip_dcl.networks.similarity import GlobalCosine
 from medclip_dcl.objectives import (
     AnchorLoss,
     Anchors,
@@ -20,7 +21,6 @@ from medclip_dcl.objectives import (
     contrastive_loss,
 )
 from medclip_dcl.objectives.in_batch import InBatchObjective
-from medclip_dcl.similarity import GlobalCosine
 from tests.objectives.test_in_batch import IMAGE_OF, SENTENCE_ID, make_batch
 
 

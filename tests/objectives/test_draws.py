@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from medclip_dcl.objectives.draws import uniform
+from medclip_dcl.objectives.negative_weights import uniform
 
 MASK = 2**64 - 1
 

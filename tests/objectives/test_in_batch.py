@@ -7,11 +7,10 @@ import math
 import pytest
 import torch
 
-from medclip_dcl.findings import CHEXPERT
+from medclip_dcl.common.findings import CHEXPERT
+from medclip_dcl.networks.similarity import GlobalCosine
 from medclip_dcl.objectives import LanguageModelClassProbability, RemoveByLabel
-from medclip_dcl.objectives.in_batch import InBatchObjective
-from medclip_dcl.objectives.pairing import known_to_fit
-from medclip_dcl.similarity import GlobalCosine
+from medclip_dcl.objectives.in_batch import InBatchObjective, known_to_fit
 
 IMAGE_OF = [0, 0, 1, 2, 3, 3]
 SENTENCE_ID = [5, 6, 7, 6, 8, 9]

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from medclip_dcl.errors import UserError
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.networks.similarity import GlobalCosine
 from medclip_dcl.objectives import Anchors, ConstantClassProbability, IndividualTemperatures
 from medclip_dcl.objectives.in_batch import InBatchObjective
-from medclip_dcl.similarity import GlobalCosine
 from tests.objectives.test_in_batch import make_batch
 
 GAMMA2 = 5.0

@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
+from medclip_dcl.networks.similarity import GlobalCosine
 from medclip_dcl.objectives import LanguageModelClassProbability, NearTexts
 from medclip_dcl.objectives.in_batch import InBatchObjective
-from medclip_dcl.similarity import GlobalCosine
 from tests.objectives.test_in_batch import IMAGE_OF, by_loop, knows, make_batch
 from tests.objectives.test_negative_weights import cosine
 

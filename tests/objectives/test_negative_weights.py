@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from medclip_dcl.findings import CHEX5, CHEXPERT
+from medclip_dcl.common.findings import CHEX5, CHEXPERT
 from medclip_dcl.objectives import (
     HardNegatives,
     RemoveByLabel,

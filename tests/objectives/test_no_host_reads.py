@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from medclip_dcl.networks.similarity import LSE, GlobalCosine, LSENonLocal, NonLocal
 from medclip_dcl.objectives import (
     ConstantClassProbability,
     HardNegatives,
@@ -27,10 +28,9 @@ from medclip_dcl.objectives import (
     contrastive,
     contrastive_loss,
     sigmoid_loss,
-    simclr_loss,
 )
 from medclip_dcl.objectives.in_batch import InBatchObjective
-from medclip_dcl.similarity import LSE, GlobalCosine, LSENonLocal, NonLocal
+from medclip_dcl.unimodal.simclr import simclr_loss
 
 IMAGES, SENTENCES, REGIONS, DIM = 7, 11, 9, 16
 FIELDS: dict[str, Callable[[int], torch.Tensor]] = {

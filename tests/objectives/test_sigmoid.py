@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from medclip_dcl.errors import UserError
-from medclip_dcl.findings import CHEXPERT
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.findings import CHEXPERT
+from medclip_dcl.networks.similarity import GlobalCosine
 from medclip_dcl.objectives import (
     LanguageModelClassProbability,
     RemoveByLabel,
@@ -19,7 +20,6 @@ from medclip_dcl.objectives import (
     sigmoid_loss,
 )
 from medclip_dcl.objectives.in_batch import InBatchObjective
-from medclip_dcl.similarity import GlobalCosine
 from tests.objectives.test_in_batch import IMAGE_OF, by_loop, make_batch
 
 

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from medclip_dcl.networks.similarity import GlobalCosine
 from medclip_dcl.objectives import (
     ConstantClassProbability,
     ReweightByTextSimilarity,
@@ -14,7 +15,6 @@ from medclip_dcl.objectives import (
     contrastive_loss,
 )
 from medclip_dcl.objectives.in_batch import InBatchObjective
-from medclip_dcl.similarity import GlobalCosine
 from tests.objectives.test_in_batch import IMAGE_OF, STUDY, knows, make_batch
 from tests.objectives.test_negative_weights import cosine
 

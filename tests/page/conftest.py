@@ -13,11 +13,11 @@ import torch
 from PIL import Image
 
 from medclip_dcl import load
-from medclip_dcl.encoders.image import ResNetRegions
-from medclip_dcl.encoders.text import BertSentences
-from medclip_dcl.inference import ImageTextInference
+from medclip_dcl.inference.model import ImageTextInference
+from medclip_dcl.networks.image_encoder import ResNetRegions
 from medclip_dcl.networks.image_text import ImageTextNetwork
-from medclip_dcl.similarity import LSENonLocal
+from medclip_dcl.networks.similarity import LSENonLocal
+from medclip_dcl.networks.text_encoder import BertSentences
 from tests.small import platt_calibration
 
 uvicorn = pytest.importorskip("uvicorn", reason="pip install -e '.[test]' installs uvicorn")

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from medclip_dcl.errors import UserError
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.page import app
 from medclip_dcl.pictures.overlay import overlay
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from medclip_dcl.errors import UserError
-from medclip_dcl.findings import CHEX5
-from medclip_dcl.heat_maps import limits
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.findings import CHEX5
+from medclip_dcl.inference.heat_maps import limits
 from medclip_dcl.page import viewer as viewer_module
 from medclip_dcl.page.viewer import ForgottenImageError, Viewer
 

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from data_prep.sources.images import Job, Outcome, prepare_image
-from medclip_dcl.inference import as_grey
+from medclip_dcl.inference.model import as_grey
 from medclip_dcl.pictures import dicom
 from medclip_dcl.pictures.grey import UnusableImageError
 from medclip_dcl.pictures.image_file import read_grey

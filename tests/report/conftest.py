@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from medclip_dcl.findings import CHEX5
+from medclip_dcl.common.findings import CHEX5
 
 N_PATIENTS = 31
 PHRASE = "SECRET words of a report"

@@ -13,11 +13,11 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from medclip_dcl.evaluation import summaries
+from medclip_dcl.metrics import summaries
 from medclip_dcl.report.compare import FILES, compare, main, paper_number, tables
 from medclip_dcl.report.intervals import bootstrap_differences, bootstrap_intervals
 from medclip_dcl.report.page import latex_text, markdown_text
-from medclip_dcl.report.saved_results import SavedResultsError, read_config
+from medclip_dcl.runs.saved import SavedResultsError, read_config
 
 DRAWS = 100
 AS_PUBLISHED = [

@@ -20,7 +20,7 @@ from medclip_dcl.report.intervals import (
     patient_draws,
     read_predictions,
 )
-from medclip_dcl.report.saved_results import SavedResultsError
+from medclip_dcl.runs.saved import SavedResultsError
 
 MIN_CASES = 3
 

@@ -14,12 +14,12 @@ import pandas as pd
 import pytest
 from markupsafe import Markup
 
-from medclip_dcl.evaluation.figures import heat_map_figure, write_figure
-from medclip_dcl.findings import CHEX5
+from medclip_dcl.common.findings import CHEX5
+from medclip_dcl.pictures.plots import heat_map_figure, write_figure
 from medclip_dcl.report import charts
 from medclip_dcl.report.report import main, render, write_report
-from medclip_dcl.report.saved_results import SavedResultsError
 from medclip_dcl.report.tables import DESCRIPTIONS
+from medclip_dcl.runs.saved import SavedResultsError
 
 SCRIPT = "<script>alert('no')</script> & \"effusion\""
 

@@ -13,14 +13,13 @@ from scipy import stats
 from sklearn.metrics import roc_auc_score
 
 from medclip_dcl import load
-from medclip_dcl.evaluation import summaries
+from medclip_dcl.export.card import model_card
+from medclip_dcl.metrics import summaries
 from medclip_dcl.report import charts, subgroups
-from medclip_dcl.report.card import model_card
 from medclip_dcl.report.intervals import Predictions, patient_draws
 from medclip_dcl.report.report import render
-from medclip_dcl.report.saved_results import SavedResultsError
-from medclip_dcl.report.subgroup_tables import describe
-from medclip_dcl.report.subgroups import joint_p, subgroup_table, table_of_groups
+from medclip_dcl.report.subgroups import describe, joint_p, subgroup_table, table_of_groups
+from medclip_dcl.runs.saved import SavedResultsError
 from tests.small import export_network
 
 N_IMAGES = 240
@@ -354,7 +353,7 @@ def test_the_card_has_the_same_gaps(make_tested_run, small_bert, tmp_path, monke
     sex = np.where(images["subject_id"] % 2 == 0, "F", "M")
     images.assign(sex=sex).to_parquet(run / "predictions/images.parquet")
     network = load(export_network(small_bert, tmp_path / "model")).network
-    monkeypatch.setattr("medclip_dcl.report.card.weights_fingerprint", lambda network: "weights0")
+    monkeypatch.setattr("medclip_dcl.export.card.weights_fingerprint", lambda network: "weights0")
     section = model_card(run, network, "x").split("## Subgroups")[1].split("## Limits")[0]
     content = describe(subgroup_table(run))
     assert content is not None and "F − M" in section

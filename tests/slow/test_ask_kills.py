@@ -15,10 +15,10 @@ import pytest
 import torch
 from PIL import Image
 
-from medclip_dcl.encoders.image import ResNetRegions
-from medclip_dcl.encoders.text import BertSentences
+from medclip_dcl.networks.image_encoder import ResNetRegions
 from medclip_dcl.networks.image_text import ImageTextNetwork
-from medclip_dcl.similarity import LSENonLocal
+from medclip_dcl.networks.similarity import LSENonLocal
+from medclip_dcl.networks.text_encoder import BertSentences
 
 ROOT = Path(__file__).resolve().parents[2]
 

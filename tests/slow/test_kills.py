@@ -20,8 +20,8 @@ import pandas as pd
 import pytest
 import torch
 
+from medclip_dcl.common.files import write_json
 from medclip_dcl.data.prepared import FORMAT_VERSION, write_table
-from medclip_dcl.files import write_json
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -204,7 +204,7 @@ def test_two_processes_killed_and_stopped(small_set, small_bert, tmp_path):
 WAITS_IN_VALIDATION = """
 import os, sys, time
 from pathlib import Path
-from medclip_dcl.cli import main
+from medclip_dcl.command.cli import main
 from medclip_dcl.models.image_text import ImageTextModel
 
 whole = ImageTextModel.validation_step

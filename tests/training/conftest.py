@@ -11,11 +11,11 @@ import torch
 from pytorch_lightning import Callback, Trainer
 
 from medclip_dcl.data.image_text import ImageTextDataModule
-from medclip_dcl.encoders.image import RegionEncoder
-from medclip_dcl.encoders.text import BertSentences
 from medclip_dcl.models.image_text import ImageTextModel
-from medclip_dcl.similarity import LSENonLocal
-from medclip_dcl.training.order import in_order
+from medclip_dcl.networks.image_encoder import RegionEncoder
+from medclip_dcl.networks.similarity import LSENonLocal
+from medclip_dcl.networks.text_encoder import BertSentences
+from medclip_dcl.training.last_checkpoint import in_order
 from tests.small import PatchRegions
 
 ROOT = Path(__file__).resolve().parents[2]

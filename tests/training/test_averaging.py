@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from transformers import BertForMaskedLM
 
 from medclip_dcl import load
-from medclip_dcl.cli import main
-from medclip_dcl.encoders.pretrained import weights_fingerprint
+from medclip_dcl.command.cli import main
 from medclip_dcl.models.image_text import ImageTextModel
-from medclip_dcl.similarity import LSENonLocal
+from medclip_dcl.networks.bert_folder import weights_fingerprint
+from medclip_dcl.networks.similarity import LSENonLocal
 from medclip_dcl.training.averaging import AveragedWeights
 from medclip_dcl.training.finite import FiniteCheck
-from medclip_dcl.training.order import in_order
+from medclip_dcl.training.last_checkpoint import in_order
 from medclip_dcl.training.throughput import Throughput
 
 DECAY = 0.9

@@ -13,14 +13,14 @@ from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 from torch.utils.data import DataLoader
 
-from medclip_dcl.errors import UserError
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.weight_files import read_model
 from medclip_dcl.training.best_checkpoint import (
     BestCheckpoint,
     best_mode,
     check_callbacks,
     complete_selection,
 )
-from medclip_dcl.weight_files import read_model
 
 NAN = math.nan
 AUC = {"monitor": "validate/auc", "filename": "best"}

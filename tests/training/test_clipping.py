@@ -10,12 +10,12 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch.nn.utils import get_total_norm
 
 from medclip_dcl.data.image_text import ImageTextDataModule
-from medclip_dcl.encoders.image import ResNetRegions
-from medclip_dcl.encoders.text import BertSentences
 from medclip_dcl.models.image_text import ImageTextModel
-from medclip_dcl.similarity import LSENonLocal
+from medclip_dcl.networks.image_encoder import ResNetRegions
+from medclip_dcl.networks.similarity import LSENonLocal
+from medclip_dcl.networks.text_encoder import BertSentences
 from medclip_dcl.training.finite import FiniteCheck
-from medclip_dcl.training.order import in_order
+from medclip_dcl.training.last_checkpoint import in_order
 
 CLIP = 0.125
 

@@ -14,10 +14,10 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.plugins import MixedPrecision
 from torch import Tensor, nn
 
-from medclip_dcl.cli import main
-from medclip_dcl.encoders.image import RegionEncoder
+from medclip_dcl.command.cli import main
 from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.models.masked_language import MaskedLanguageModel
+from medclip_dcl.networks.image_encoder import RegionEncoder
 from medclip_dcl.objectives import contrastive
 from medclip_dcl.training import finite
 from medclip_dcl.training.finite import FiniteCheck, NonFiniteError

@@ -11,18 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from medclip_dcl.errors import UserError
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.runs.checkpoint_files import ResumeError, find_readable, rotate, whats_wrong
 from medclip_dcl.training import last_checkpoint as resuming
-from medclip_dcl.training.last_checkpoint import (
-    AtomicCheckpointIO,
-    LastCheckpoint,
-    ResumeError,
-    Stopped,
-    StopSignals,
-    find_readable,
-    rotate,
-    whats_wrong,
-)
+from medclip_dcl.training.last_checkpoint import AtomicCheckpointIO, LastCheckpoint, Stopped, StopSignals
 
 
 class Crash(BaseException):
@@ -138,7 +130,7 @@ def test_trouble_that_is_not_the_files_sets_no_checkpoint_aside(tmp_path, monkey
         raise trouble
 
     (tmp_path / "last.ckpt").write_bytes(b"whole")
-    monkeypatch.setattr("medclip_dcl.training.last_checkpoint.zipfile.ZipFile", refuse)
+    monkeypatch.setattr("medclip_dcl.runs.checkpoint_files.zipfile.ZipFile", refuse)
     with pytest.raises(type(trouble)):
         find_readable(tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]

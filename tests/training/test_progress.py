@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from pytorch_lightning.callbacks import TQDMProgressBar
 
-from medclip_dcl.cli import main
+from medclip_dcl.command.cli import main
 from medclip_dcl.training import progress
 from medclip_dcl.training.progress import TimeLeft, progress_bar
 from tests.command.small_runs import small

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from medclip_dcl.data.prepared import PreparedSet
-from medclip_dcl.training.run_folder import RunFolder, RunFolderError
+from medclip_dcl.runs.run_folder import RunFolder, RunFolderError
 
 Tables = tuple[pd.DataFrame, pd.DataFrame]
 

@@ -15,9 +15,9 @@ import pytest
 from jsonargparse import Namespace
 from pytorch_lightning.utilities import rank_zero_only
 
-from medclip_dcl.cli import main
+from medclip_dcl.command.cli import main
 from medclip_dcl.command.lightning_cli import _own_environment
-from medclip_dcl.training.run_folder import LOCK_FILE, RunFolder, RunFolderError, _own_note
+from medclip_dcl.runs.run_folder import LOCK_FILE, RunFolder, RunFolderError, _own_note
 from tests.command.small_runs import small
 
 NOTE = {"host": "node1", "process": 7, "begun": "1", "time": "a day", "job": "77", "start": 0}

@@ -14,7 +14,7 @@ import pytest
 import torch
 from pytorch_lightning import LightningModule, Trainer
 
-from medclip_dcl.cli import main
+from medclip_dcl.command.cli import main
 from medclip_dcl.training import throughput
 from medclip_dcl.training.throughput import Throughput
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from medclip_dcl.cli import main
+from medclip_dcl.command.cli import main
 from medclip_dcl.models.image_text import ImageTextModel
 from tests.processes import in_processes
 from tests.training.test_clipping import CLIP, fit

@@ -13,7 +13,7 @@ from scipy.stats import spearmanr
 from data_prep.phantom.catalogue import FILE, SECTIONS, Catalogue, Entry, catalogue
 from data_prep.phantom.findings import CATEGORIES, PARTS, SIDES, ZONES, StudyState
 from data_prep.phantom.studies import SPLITS, draw_state, forced_in_test, plan_studies
-from medclip_dcl.findings import CHEX5, CHEXPERT
+from medclip_dcl.common.findings import CHEX5, CHEXPERT
 
 CLASSES = catalogue()
 PLAIN = {

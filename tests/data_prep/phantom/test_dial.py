@@ -23,9 +23,9 @@ from data_prep.phantom.rates import RARE_FINDINGS, Rates, ordinary, other_rates,
 from data_prep.phantom.release import write_phantom
 from data_prep.phantom.reports import Report, chexpert_labels, true_labels, write_report
 from data_prep.phantom.studies import draw_state
+from medclip_dcl.common.findings import CHEX5, CHEXPERT
 from medclip_dcl.data.prepared import PreparedSet
-from medclip_dcl.findings import CHEX5, CHEXPERT
-from medclip_dcl.report.card_facts import data_facts
+from medclip_dcl.export.card_facts import data_facts
 
 CLASSES = catalogue()
 DRAWN = 400

@@ -23,7 +23,7 @@ from data_prep.sources.images import (
     read_stamp,
     require_space,
 )
-from medclip_dcl.errors import UserError
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.pictures import image_file
 
 

@@ -19,7 +19,7 @@ from data_prep.sources.releases import (
     read_ms_cxr,
     read_truth,
 )
-from medclip_dcl.findings import CHEXPERT
+from medclip_dcl.common.findings import CHEXPERT
 
 A, B = "0000000a-00000000-00000000-00000000-00000001", "0000000b-00000000-00000000-00000000-00000002"
 METADATA = (

@@ -1,0 +1,98 @@
+"""The command line: ``python -m medclip_dcl fit | validate | test | predict``.
+
+A run folder holds one run: `fit` continues an unfinished run, leaves a finished one alone and refuses another's
+folder. `test` evaluates the untrained network beside the trained one.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+
+from medclip_dcl.command.config_keys import check_arguments
+from medclip_dcl.common.command_line import take_imports
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.processes import let_threads_sleep
+
+
+def main(args: Sequence[str] | None = None, *, are_typed: bool = True) -> None:
+    """Run one command; a mistake of the user ends with one line and status 2.
+
+    Args:
+        args: arguments of the command line; None for those of the process.
+        are_typed: a class path among them imports its module; False: modules of ``--import`` alone, as in files.
+    """
+    let_threads_sleep()  # here for the script medclip-dcl, which `python -m` does not start
+    modules, args = take_imports(sys.argv[1:] if args is None else args, "medclip_dcl")
+    try:
+        check_arguments(args)
+        _lightning_cli()(args, [*modules, *(_class_paths(args) if are_typed else ())])
+        return
+    except Exception as error:
+        about_input = next((cause for cause in _causes(error) if isinstance(cause, UserError)), None)
+        if about_input is None and _is_about_settings(error):
+            about_input = UserError(f"trainer: {' '.join(str(error).split())}")
+        if about_input is not None:
+            print(f"medclip_dcl: error: {about_input}", file=sys.stderr)
+            raise SystemExit(2) from error
+        fault = _unwrapped(error)
+    # A bug of this program or of a user's class keeps its traceback.
+    raise fault
+
+
+@functools.cache
+def _lightning_cli() -> Callable[[Sequence[str], Sequence[str]], None]:
+    """The function that runs a command. It is imported after the check, because Lightning takes seconds.
+
+    The modules are kept from garbage collection, which would look through them during the import, later and at the
+    end of the process, and take two more seconds.
+    """
+    gc.collect()  # what is garbage by now would be kept, too
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        from medclip_dcl.command.lightning_cli import run
+    finally:
+        if enabled:
+            gc.enable()
+    gc.freeze()
+    return run
+
+
+def _class_paths(args: Sequence[str]) -> list[str]:
+    """Dotted names among the arguments, without names of files."""
+    values = [
+        word for word, before in zip(args, ["", *args], strict=False) if before not in ("--config", "-c")
+    ]
+    return re.findall(r"(?<![\w./-])[^\W\d]\w*(?:\.\w+)+(?![\w./-])", "\n".join(values))
+
+
+def _unwrapped(error: Exception) -> BaseException:
+    """The error that a constructor raised, without the parser's, which repeats the configuration."""
+    return next(cause for cause in _causes(error) if not (cause.__cause__ and _is_of(cause, "jsonargparse")))
+
+
+def _is_about_settings(error: Exception) -> bool:
+    """True for Lightning's own errors about its settings and metrics, such as a monitored metric that is not logged."""
+    is_of_kind = isinstance(error, ValueError | RuntimeError) or "Misconfiguration" in type(error).__name__
+    return is_of_kind and _is_of(error, "pytorch_lightning")
+
+
+def _is_of(error: BaseException, library: str) -> bool:
+    *_, last = traceback.walk_tb(error.__traceback__)
+    return last[0].f_globals["__name__"].split(".")[0] == library
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and its causes; the parser wraps errors of the classes that it builds."""
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Files, formats, errors, devices and processes: what every package stands on."""

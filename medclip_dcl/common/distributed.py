@@ -1,0 +1,119 @@
+"""Differentiable gather of ragged rows across processes, gathers of plain values, name and precision of a device."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Shaped
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+def is_distributed() -> bool:
+    """True inside an initialised process group of more than one process."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def rank_and_size() -> tuple[int, int]:
+    """(rank, number of processes); (0, 1) outside a process group."""
+    return (dist.get_rank(), dist.get_world_size()) if is_distributed() else (0, 1)
+
+
+_NOT_DIFFERENTIABLE_TWICE = (
+    "gather_with_grad supports only loss.backward(): several processes support neither torch.func nor a second "
+    "derivative (create_graph=True); compute them in one process"
+)
+
+
+class _GatherRagged(torch.autograd.Function):
+    """Forward: the rows of all ranks in rank order. Backward: summed over ranks, then this rank's slice."""
+
+    @staticmethod
+    def forward(rows: Tensor, counts: list[int], rank: int) -> Tensor:
+        padded = rows.new_zeros((max(counts), *rows.shape[1:]))
+        padded[: rows.shape[0]] = rows
+        gathered = [torch.empty_like(padded) for _ in counts]
+        dist.all_gather(gathered, padded)
+        return torch.cat([part[:n] for part, n in zip(gathered, counts, strict=True)])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, list[int], int], output: Tensor) -> None:
+        _, counts, rank = inputs
+        ctx.start, ctx.count = sum(counts[:rank]), counts[rank]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(_NOT_DIFFERENTIABLE_TWICE)
+        total = gradient.contiguous().clone()
+        dist.all_reduce(total)
+        return total[ctx.start : ctx.start + ctx.count], None, None
+
+    @staticmethod
+    def vmap(*arguments: Any) -> None:
+        raise RuntimeError(_NOT_DIFFERENTIABLE_TWICE)
+
+
+def gather_with_grad(rows: Shaped[Tensor, "local ..."]) -> Shaped[Tensor, "all ..."]:
+    """Rows of all processes, in rank order; the counts may differ from rank to rank.
+
+    The backward pass sums the gradients of all ranks. Under DistributedDataParallel, which averages parameter
+    gradients, a loss that every rank computes as (sum over local anchors) * world size / (global number of
+    anchors) then has exactly the gradient of one process with the concatenated batch.
+
+    Outside a process group it returns its argument.
+    """
+    if not is_distributed():
+        return rows
+    return _GatherRagged.apply(rows, _counts(rows.shape[0], rows.device), dist.get_rank())
+
+
+def global_mean(values: Shaped[Tensor, "local"]) -> Shaped[Tensor, ""]:
+    """Mean over all processes' values, scaled so that averaging gradients over ranks gives the global gradient.
+
+    On each rank: sum(values) * world size / (global count). Averaged over ranks it is the global mean.
+    """
+    if not is_distributed():
+        return values.mean()
+    return values.sum() * (dist.get_world_size() / global_count(values.shape[0], values.device))
+
+
+def global_count(count: int, device: torch.device | None = None) -> int:
+    """Sum of the counts of all processes."""
+    if not is_distributed():
+        return count
+    total = torch.tensor(count, device=device)
+    dist.all_reduce(total)
+    return int(total)
+
+
+def local_offset(count: int, device: torch.device | None = None) -> int:
+    """Number of rows of all lower ranks, where this rank has `count`: index of its first row after a gather."""
+    return sum(_counts(count, device)[: dist.get_rank()]) if is_distributed() else 0
+
+
+def _counts(count: int, device: torch.device | None) -> list[int]:
+    """The counts of all processes, by rank."""
+    mine = torch.tensor([count], device=device)
+    counts = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(counts, mine)
+    return [int(count) for count in counts]
+
+
+def gather_objects(value: T) -> list[T]:
+    """The values of all processes, by rank; plain Python objects, no gradient."""
+    if not is_distributed():
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def greatest_of_all(values: Shaped[Tensor, "..."]) -> Shaped[Tensor, "..."]:
+    """The greatest of all processes' values, element by element, on each of them; overwrites `values`."""
+    if is_distributed():
+        dist.all_reduce(values, op=dist.ReduceOp.MAX)
+    return values

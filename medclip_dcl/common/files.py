@@ -1,0 +1,162 @@
+"""Atomic writing (a file is there whole or not at all, also after a kill or a power cut), and reading of YAML."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pandas as pd
+import yaml
+
+from medclip_dcl.common.errors import MissingFileError, UserError
+
+
+@contextmanager
+def replacing(file: Path, *, one_writer: bool = False, durable: bool = True) -> Iterator[BinaryIO]:
+    """Open a temporary file beside `file` for writing, and rename it to `file` once its content is on the disk.
+
+    Makes the folder if needed. When the block raises, the temporary file is removed and `file` stays as it was.
+
+    Args:
+        file: the file to write.
+        one_writer: no two processes write this file at once; what a kill leaves behind is then overwritten by the next
+            attempt. Otherwise the temporary name is unique among processes and machines.
+        durable: wait until the disk has the content, without which a power cut may leave an empty file.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_name(f".{file.name}.tmp" if one_writer else f".{file.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        with temporary.open("wb") as stream:
+            yield stream
+            if durable:
+                stream.flush()
+                os.fsync(stream.fileno())
+        os.replace(temporary, file)
+    except Exception as error:
+        if isinstance(error, OSError):
+            error.filename = str(file)  # a full disk does not name it
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def link(file: Path, name: Path) -> None:
+    """Give a file another name atomically; a copy where the file system has no hard links."""
+    temporary = name.with_name(f".{name.name}.tmp")
+    temporary.unlink(missing_ok=True)
+    try:
+        os.link(file, temporary)
+    except OSError:
+        shutil.copyfile(file, temporary)
+    os.replace(temporary, name)
+    temporary.unlink(missing_ok=True)  # it stays where both were links to one file already
+
+
+def write_bytes(content: bytes, file: Path, *, durable: bool = True) -> None:
+    """Write a file atomically; see `replacing`."""
+    with replacing(file, durable=durable) as stream:
+        stream.write(content)
+
+
+def write_text(text: str, file: Path) -> None:
+    """Write a text file in UTF-8 atomically."""
+    write_bytes(text.encode(), file)
+
+
+def write_json(value: Mapping[str, Any], file: Path) -> None:
+    """Write strict JSON with sorted keys atomically.
+
+    Raises:
+        ValueError: a number is NaN or infinite (JSON has neither; write null).
+    """
+    write_text(json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n", file)
+
+
+def write_parquet(frame: pd.DataFrame, file: Path) -> None:
+    """Write a table as Parquet atomically."""
+    with replacing(file) as stream:
+        frame.to_parquet(stream, index=False)
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring a folder's names to the disk: a file that was renamed in it stays renamed after a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_text(file: Path) -> str:
+    """Read a text file in UTF-8, whatever the locale.
+
+    Raises:
+        MissingFileError: no such file.
+        UserError: not readable, or not UTF-8.
+    """
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except FileNotFoundError as error:
+        raise MissingFileError(f"no file {file}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file} is not UTF-8 ({error}); save it in UTF-8") from error
+    except OSError as error:
+        raise UserError(f"{file} is not readable: {error}") from error
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Refuses a duplicate key, of which YAML would keep the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [(key.tag, str(key.value)) for key, _ in node.value]
+        for place, (key, _) in enumerate(node.value):
+            if keys[place] in keys[:place]:
+                raise UserError(
+                    f"line {key.start_mark.line + 1}: {key.value} is listed more than once; keep one"
+                )
+        return super().construct_mapping(node, deep)
+
+
+def parse_yaml(text: str, where: object) -> Any:
+    """Content of a YAML text, which `where` names in a `UserError`: not readable, or a duplicate key."""
+    try:
+        return yaml.load(text, _Loader)
+    except UserError as error:
+        raise UserError(f"{where}, {error}") from error
+    except (ValueError, yaml.YAMLError) as error:
+        raise UserError(f"{where} is not readable YAML: {' '.join(str(error).split())}") from error
+
+
+def read_yaml(file: Path) -> dict[str, Any]:
+    """Read a YAML file of keys with values.
+
+    Raises:
+        MissingFileError: no such file.
+        UserError: not readable, a duplicate key, or something else.
+    """
+    found = parse_yaml(read_text(file), file)
+    if not isinstance(found, Mapping):
+        raise UserError(f"{file}: expected keys with values, found {found!r}")
+    return dict(found)
+
+
+def digest(*parts: Any) -> str:
+    """Digest of bytes and contiguous arrays one after the other."""
+    found = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        found.update(part)
+    return found.hexdigest()
+
+
+def digest_of_file(file: Path) -> str:
+    """Digest of a file's bytes; "" for one that cannot be read."""
+    try:
+        return digest(file.read_bytes())
+    except OSError:
+        return ""

@@ -1,0 +1,129 @@
+"""Findings and their prompts: CheXpert's label columns, CheX5's pairs of prompts, and user-defined prompts."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+from medclip_dcl.common.errors import MissingFileError, UserError
+
+CHEXPERT: tuple[str, ...] = (
+    "Atelectasis",
+    "Cardiomegaly",
+    "Consolidation",
+    "Edema",
+    "Enlarged Cardiomediastinum",
+    "Fracture",
+    "Lung Lesion",
+    "Lung Opacity",
+    "No Finding",
+    "Pleural Effusion",
+    "Pleural Other",
+    "Pneumonia",
+    "Pneumothorax",
+    "Support Devices",
+)
+"""Label columns of ``mimic-cxr-2.0.0-chexpert.csv.gz``, in the release's order."""
+
+
+class Prompts(NamedTuple):
+    """A pair of sentences, one of which is true of an image (zero-shot classification)."""
+
+    negative: str
+    positive: str
+
+
+CHEX5: dict[str, Prompts] = {
+    "Cardiomegaly": Prompts("Heart size normal", "Cardiomegaly"),
+    "Edema": Prompts("No pulmonary edema", "Pulmonary edema"),
+    "Pleural Effusion": Prompts("No pleural effusions", "Pleural effusions"),
+    "Pneumonia": Prompts("No signs of pneumonia", "Findings suggesting pneumonia"),
+    "Pneumothorax": Prompts("No pneumothorax", "Pneumothorax"),
+}
+"""Prompts of Wang et al., MLHC 2023, table 2, keyed by CheXpert column, in the order of their table 3."""
+
+Texts: TypeAlias = "str | Sequence[str]"
+PromptSource: TypeAlias = "Mapping[str, Sequence[Texts]] | str | Path"
+"""Finding -> (negative, positive), each one prompt or several; or the path of a YAML file that holds such pairs."""
+
+PromptEnsembles: TypeAlias = "dict[str, tuple[tuple[str, ...], tuple[str, ...]]]"
+"""Finding -> negative and positive prompts."""
+
+
+def read_prompts(prompts: PromptSource, owner: str = "prompts") -> PromptEnsembles:
+    """Prompt ensembles from pairs or from a YAML file of pairs (``configs/prompts/chexpert14.yaml``).
+
+    Args:
+        prompts: the pairs, or the file.
+        owner: names the pairs in an error; a file names itself.
+
+    Raises:
+        UserError: the file is missing or not YAML; no finding; a finding that stands there twice, without two prompts,
+            or with an empty or a duplicate one. Names the file and the finding.
+    """
+    if isinstance(prompts, (str, Path)):
+        owner = f"{owner}, {prompts}"
+        prompts = _of_file(Path(os.path.expanduser(prompts)), owner)
+    if not isinstance(prompts, Mapping) or not prompts:
+        raise UserError(
+            f"{owner}: prompts name no finding: expected finding: [negative, positive], found {prompts!r}"
+        )
+    return {str(finding): _pair(pair, f"{owner}: {finding}") for finding, pair in prompts.items()}
+
+
+def _of_file(file: Path, owner: str) -> Any:
+    from medclip_dcl.common.files import parse_yaml, read_text
+
+    try:
+        return parse_yaml(read_text(file), owner)
+    except MissingFileError as error:
+        raise MissingFileError(
+            f"{owner}: no such file; expected a YAML file of finding: [negative, positive], such as "
+            "configs/prompts/chexpert14.yaml"
+        ) from error
+
+
+def _pair(pair: Any, owner: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Negative and positive prompts, each one or several."""
+    listed = isinstance(pair, Sequence) and not isinstance(pair, str)
+    both = [(texts,) if isinstance(texts, str) else texts for texts in pair] if listed else []
+    if len(both) != 2 or not all(_are_texts(texts) for texts in both):
+        raise UserError(f"{owner} needs a negative and a positive prompt: found {pair!r}")
+    for texts in both:
+        if len(set(texts)) < len(texts):
+            raise UserError(f"{owner} has a duplicate prompt: {list(texts)}")
+    return tuple(both[0]), tuple(both[1])
+
+
+def _are_texts(texts: Any) -> bool:
+    return (
+        isinstance(texts, Sequence)
+        and len(texts) > 0
+        and all(isinstance(text, str) and text.strip() for text in texts)
+    )
+
+
+def in_order(findings: Iterable[str]) -> list[str]:
+    """CheX5's findings first, in their order; then the others in the given order."""
+    listed = list(findings)
+    return [*(name for name in CHEX5 if name in listed), *(name for name in listed if name not in CHEX5)]
+
+
+def require_labelled(asked: Iterable[str], labelled: Sequence[str], owner: str) -> None:
+    """Refuse a finding that a data set does not label.
+
+    Raises:
+        UserError: names the finding, one of similar spelling, and the labelled findings.
+    """
+    for finding in asked:
+        if finding not in labelled:
+            by_letters = {name.lower(): name for name in labelled}
+            alike = difflib.get_close_matches(finding.lower(), by_letters, n=1)
+            meant = f" (did you mean {by_letters[alike[0]]!r}?)" if alike else ""
+            raise UserError(
+                f"{owner}: the data set does not label {finding!r}{meant}; it labels "
+                f"{', '.join(labelled) or 'no finding at all: prepare it from a source with labels'}"
+            )

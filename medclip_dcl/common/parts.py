@@ -1,0 +1,58 @@
+"""Parts of a model that describe themselves in plain values, and are rebuilt from their description."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from medclip_dcl.common.errors import UserError
+
+Part = TypeVar("Part")
+
+
+@runtime_checkable
+class Describable(Protocol):
+    """An object that returns the arguments from which it can be rebuilt."""
+
+    def config(self) -> dict[str, Any]: ...
+
+
+def part_config(part: Describable) -> dict[str, Any]:
+    """Class path and arguments of a part, in plain values, for a checkpoint."""
+    return {"class_path": class_path(type(part)), "init_args": part.config()}
+
+
+def class_path(kind: type) -> str:
+    """Shortest path from which a class can be imported, as configurations name it."""
+    name, parts = kind.__qualname__, kind.__module__.split(".")
+    homes = [".".join(parts[:length]) for length in range(1, len(parts) + 1)]
+    home = next((x for x in homes if getattr(sys.modules.get(x), name, None) is kind), kind.__module__)
+    return f"{home}.{name}"
+
+
+def build_part(config: dict[str, Any], base: type[Part]) -> Part:
+    """Rebuild a part from its `part_config`, without importing or calling anything else that a checkpoint names.
+
+    Raises:
+        UserError: the class is not a `base`, or its module is neither part of medclip_dcl nor already imported.
+    """
+    return part_class(config["class_path"], base)(**config["init_args"])
+
+
+def part_class(class_path: str, base: type[Part]) -> type[Part]:
+    """The class that a checkpoint names.
+
+    Raises:
+        UserError: as `build_part`.
+    """
+    module_name, _, class_name = class_path.rpartition(".")
+    if module_name.split(".")[0] == "medclip_dcl":
+        importlib.import_module(module_name)
+    kind = getattr(sys.modules.get(module_name), class_name, None)
+    if not (isinstance(kind, type) and issubclass(kind, base)):
+        raise UserError(
+            f"the checkpoint names {class_path}, which is not a known {base.__name__}; if the class is your own, add "
+            f"--import {module_name} to the command (in Python: import {module_name} before loading)"
+        )
+    return kind

@@ -1,0 +1,290 @@
+"""Weights on disk: state dicts, training checkpoints and exported folders, read as data without running their code."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+from zipfile import is_zipfile
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+
+from medclip_dcl.common.errors import MissingFileError, UserError
+from medclip_dcl.common.files import write_bytes
+from medclip_dcl.common.formats import CHECKPOINT, NETWORK, VERSION_KEY
+
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
+
+_SAFETENSORS = ".safetensors"
+_SETTINGS = "medclip_dcl"
+_LFS_POINTER = b"version https://git-lfs"
+_MODULE = "network."
+# Names in an error; a wrong architecture differs in hundreds.
+_MOST_NAMES = 20
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """A training checkpoint, an exported folder, or a file with a state dict alone.
+
+    Attributes:
+        path: of the file or folder.
+        network: configuration of its network; empty where the file has none.
+        checkpoint: content of a training checkpoint in today's format; empty for the others.
+    """
+
+    path: Path
+    network: dict[str, Any] = field(default_factory=dict)
+    checkpoint: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def state(self) -> dict[str, Tensor]:
+        """All tensors, under the names in the file.
+
+        Raises:
+            UserError: truncated, or not a state dict.
+        """
+        if self.checkpoint:
+            return as_state_dict(self.checkpoint.get("state_dict"), self.path)
+        return read_state_dict(self.path / WEIGHTS_FILE if self.path.is_dir() else self.path)
+
+    @property
+    def prefix(self) -> str:
+        """Prefix of the network's tensors: a LightningModule holds it as ``network``."""
+        return _MODULE if any(name.startswith(_MODULE) for name in self.state) else ""
+
+    def tensors(self, part: str = "") -> dict[str, Tensor]:
+        """Tensors of the network, or of its part of that name, under their own names."""
+        start = f"{self.prefix}{part}." if part else self.prefix
+        return {
+            name.removeprefix(start): value for name, value in self.state.items() if name.startswith(start)
+        }
+
+    @property
+    def progress(self) -> dict[str, int]:
+        """Epoch, counted from 1, and optimiser steps of a training checkpoint (0, 0: untrained); else empty."""
+        if "loops" not in self.checkpoint:
+            return {}
+        epochs = self.checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["ready"]
+        return {"epoch": epochs, "step": self.checkpoint["global_step"]}
+
+    def require_network(self) -> dict[str, Any]:
+        """The configuration of the network.
+
+        Raises:
+            UserError: the file has none.
+        """
+        if "image_encoder" not in self.network:
+            raise UserError(
+                f"{self.path} is not a checkpoint of an image-text model, a classifier or a model of images alone: it "
+                "has no description of its network"
+            )
+        return self.network
+
+    def require_checkpoint(self) -> dict[str, Any]:
+        """The content of a training checkpoint that describes its network.
+
+        Raises:
+            UserError: an exported folder, or there is no description.
+        """
+        self.require_network()
+        if not self.checkpoint:
+            raise UserError(f"{self.path} is not a checkpoint of training; give a .ckpt file of a run")
+        return self.checkpoint
+
+
+def read_model(path: str | Path, map_location: Any = "cpu") -> SavedModel:
+    """Read a checkpoint of `fit`, a folder of `save_pretrained`, or a state dict (.pth or .safetensors).
+
+    Raises:
+        MissingFileError: nothing at `path`, or a file of the folder is missing.
+        UserError: truncated, not loadable safely, or of a newer format.
+    """
+    path = Path(os.path.expanduser(path))
+    if path.is_dir():
+        return SavedModel(path, _read_exported_config(path))
+    if not path.is_file():
+        raise MissingFileError(f"no file and no folder {path}; give a checkpoint or an exported folder")
+    content = {} if path.suffix == _SAFETENSORS else read_torch_file(path, map_location)
+    if not (isinstance(content, dict) and {"state_dict", "network"} & content.keys()):
+        return SavedModel(path)
+    if VERSION_KEY not in content:  # of another program
+        return SavedModel(path, {}, content)
+    CHECKPOINT.check(content, str(path))
+    network = content.get("network")
+    return SavedModel(path, network if isinstance(network, dict) else {}, content)
+
+
+def kind_of_network(network: Mapping[str, Any]) -> str:
+    """Kind of the model whose network is described, as the models name it."""
+    if "findings" in network:
+        return "a classifier"
+    return "a model of images alone" if "projection_dim" in network else "an image-text model"
+
+
+def compare_state_dicts(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> str:
+    """Names of the tensors that are missing, unexpected or of another shape; empty where `found` fits."""
+    problems = {
+        "missing": sorted(expected.keys() - found.keys()),
+        "unexpected": sorted(found.keys() - expected.keys()),
+        "of another shape": [
+            f"{name} {tuple(found[name].shape)} instead of {tuple(value.shape)}"
+            for name, value in expected.items()
+            if name in found and found[name].shape != value.shape
+        ],
+    }
+    return ", ".join(f"{problem} {_some(names)}" for problem, names in problems.items() if names)
+
+
+def load_exactly(module: nn.Module, state: Mapping[str, Tensor], source: str | Path) -> None:
+    """Load a state dict in which no tensor is missing, unexpected, of another shape or NaN.
+
+    Raises:
+        UserError: names the tensors that do not fit or hold a NaN, and `source`.
+    """
+    if problems := compare_state_dicts(module.state_dict(), state):
+        raise UserError(f"{source}: weights do not fit the network; {problems}")
+    if broken := [name for name, value in state.items() if value.isnan().any()]:
+        raise UserError(f"{source}: weights are NaN in {_some(broken)}; give an earlier checkpoint")
+    module.load_state_dict(state)
+
+
+def _some(names: list[str]) -> str:
+    rest = len(names) - _MOST_NAMES
+    return f"{names[:_MOST_NAMES]} and {rest} more" if rest > 0 else str(names)
+
+
+def read_torch_file(file: str | Path, map_location: Any = "cpu") -> Any:
+    """Content of a file of `torch.save`, tensors and plain values only.
+
+    Raises:
+        MissingFileError: no such file.
+        UserError: truncated, not written by `torch.save`, or with Python objects in it.
+    """
+    file = Path(file)
+    if not file.is_file():
+        raise MissingFileError(f"no file {file}")
+    try:
+        # Memory-mapped, so that unused parts, such as the optimizer's state, are not read.
+        mapped = is_zipfile(file) and map_location == "cpu"
+        return torch.load(file, map_location=map_location, weights_only=True, mmap=mapped)
+    except (PermissionError, MemoryError, torch.OutOfMemoryError):
+        raise
+    # The unpickler fails on other bytes with many exceptions, OSError (EINVAL) among them.
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        if isinstance(error, UnpicklingError):
+            # Torch's own message advises unsafe loading.
+            reason = "it was not written by torch.save, or holds more than tensors and plain values"
+        raise UserError(
+            f"{file} is not a checkpoint that can be loaded safely, or it is truncated: {reason}; copy the file "
+            "again, or give one of tensors and plain values (files that hold Python objects are not opened)"
+        ) from error
+
+
+def read_state_dict(file: str | Path) -> dict[str, Tensor]:
+    """Names and tensors of a .safetensors file, or of a state dict saved by `torch.save`.
+
+    Raises:
+        MissingFileError: no such file.
+        UserError: truncated, or anything but names and tensors.
+    """
+    file = Path(file)
+    if file.suffix != _SAFETENSORS:
+        return as_state_dict(read_torch_file(file), file)
+    if not file.is_file():
+        raise MissingFileError(f"no file {file}")
+    try:
+        # For an unreadable file safetensors reports that it is missing.
+        with file.open("rb") as stream:
+            is_pointer = stream.read(len(_LFS_POINTER)) == _LFS_POINTER
+        if is_pointer:
+            raise UserError(
+                f"{file} is a pointer of Git LFS, not the weights; run `git lfs pull` in its folder"
+            )
+        return load_file(file)
+    except PermissionError:
+        raise
+    except (SafetensorError, OSError) as error:
+        raise UserError(
+            f"{file} is not a safetensors file, or it is truncated: {error}; copy it again"
+        ) from error
+
+
+def write_safetensors(
+    state: dict[str, Tensor], file: Path, settings: Mapping[str, Any] | None = None
+) -> None:
+    """Write tensors as safetensors, atomically; `settings` (JSON) are kept in the file's header."""
+    write_bytes(safetensors_bytes(state, settings), file)
+
+
+def safetensors_bytes(state: dict[str, Tensor], settings: Mapping[str, Any] | None = None) -> bytes:
+    """Content of a file of `write_safetensors`."""
+    metadata = (
+        {"format": "pt"} if settings is None else {"format": "pt", _SETTINGS: json.dumps(dict(settings))}
+    )
+    return save({name: value.detach().cpu().contiguous() for name, value in state.items()}, metadata=metadata)
+
+
+def read_settings(file: Path) -> dict[str, Any]:
+    """The settings that `write_safetensors` put into a readable file's header; empty for any other file."""
+    if file.suffix != _SAFETENSORS:
+        return {}
+    with safe_open(file, framework="pt") as stream:
+        return json.loads((stream.metadata() or {}).get(_SETTINGS, "{}"))
+
+
+def as_state_dict(content: Any, file: str | Path) -> dict[str, Tensor]:
+    """`content` if it maps names to tensors.
+
+    Raises:
+        UserError: it is something else; names the file.
+    """
+    if (
+        isinstance(content, dict)
+        and content
+        and all(isinstance(name, str) and isinstance(value, Tensor) for name, value in content.items())
+    ):
+        return dict(content)
+    found = sorted(map(str, content))[:8] if isinstance(content, dict) else type(content).__name__
+    raise UserError(f"{file} is not a state dict (names and tensors): it holds {found}")
+
+
+def is_exported(folder: Path) -> bool:
+    """True for a folder written by `save_pretrained`, complete or not."""
+    file = folder / CONFIG_FILE
+    return file.is_file() and b'"image_encoder"' in file.read_bytes()
+
+
+def _read_exported_config(folder: Path) -> dict[str, Any]:
+    for name in (CONFIG_FILE, WEIGHTS_FILE):
+        if not (folder / name).is_file():
+            raise MissingFileError(
+                f"{folder} is not an exported medclip_dcl model: {name} is missing; give a run folder or an exported "
+                "folder, copy all of its files, or write it again: python -m medclip_dcl.export RUN FOLDER"
+            )
+    file = folder / CONFIG_FILE
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{file} is not JSON, or it is truncated: {error}; copy it again") from error
+    if not isinstance(config, dict) or "image_encoder" not in config:
+        kind = config.get("model_type") if isinstance(config, dict) else None
+        found = (
+            f"a {kind} of transformers (for text_encoder.init_args.pretrained)" if kind else "something else"
+        )
+        raise UserError(
+            f"{file} does not describe an image-text network, but {found}; give a run folder, a .ckpt file, or a "
+            "folder of python -m medclip_dcl.export RUN FOLDER"
+        )
+    NETWORK.check(config, str(file))
+    return config

@@ -1,0 +1,380 @@
+"""Load a trained model and apply it to images, without Lightning, data sets or the original paths.
+
+>>> from medclip_dcl import load                                        # doctest: +SKIP
+>>> model = load("runs/demo")                                           # doctest: +SKIP
+>>> model.classify("chest.jpg")                                         # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float, UInt8
+from PIL import Image
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from medclip_dcl.common.devices import usable_device
+from medclip_dcl.common.errors import MissingFileError, UserError
+from medclip_dcl.common.findings import CHEX5, PromptSource, read_prompts
+from medclip_dcl.common.weight_files import CONFIG_FILE, WEIGHTS_FILE, is_exported
+from medclip_dcl.inference.heat_maps import HeatMaps
+from medclip_dcl.metrics.calibration import CALIBRATION_FILE, Calibration
+from medclip_dcl.networks.image_text import ImageTextNetwork
+from medclip_dcl.networks.similarity import cosine_heat_maps
+from medclip_dcl.pictures.inputs import ImageLike, Images, as_grey, each_image, network_input
+from medclip_dcl.runs.checkpoint_files import checkpoint_of_run
+
+if TYPE_CHECKING:
+    from medclip_dcl.pictures.figure import ShownFigure
+
+Scorer: TypeAlias = "Callable[[np.ndarray], np.ndarray]"
+
+BATCH_SIZE = 16
+"""Images read and encoded at a time."""
+
+
+def load(
+    source: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
+) -> ImageTextInference:
+    """Load a model from a run, a training checkpoint, an exported folder, or a Hugging Face repository.
+
+    Args:
+        source: a run folder (its best checkpoint by validation, else the last), a .ckpt file of `fit`, a folder of
+            `save_pretrained`, or a repository id.
+        device: of the model.
+        dtype: of the encoders' arithmetic; with bfloat16 or float16 (autocast) the weights stay in float32, and so do
+            similarities and heat maps.
+
+    Raises:
+        MissingFileError: nothing at `source`, and no such repository can be reached.
+        UserError: not a model of medclip_dcl, weights that do not fit, or a device that cannot be used.
+    """
+    path = folder = Path(os.path.expanduser(source))
+    if (path / "checkpoints").is_dir() and not is_exported(path):
+        path = _checkpoint_of_run(path)
+    if path.suffix in (".yaml", ".json") or (path / "dataset.json").is_file():
+        raise UserError(f"{path} is not a model: give a run folder, a checkpoint or an exported folder")
+    device = usable_device(device)
+    if not path.exists():
+        path = folder = _download(str(source))
+    network = ImageTextNetwork.from_pretrained(path)
+    calibration = _own_calibration(folder / CALIBRATION_FILE, network)
+    return ImageTextInference(network.to(device), dtype, calibration)
+
+
+def _own_calibration(file: Path, network: ImageTextNetwork) -> Calibration | None:
+    """The calibration in a file, if there is one and it was fitted to this network."""
+    if not file.is_file():
+        return None
+    calibration, own = Calibration.read(file), network.fingerprint()
+    has_scale = math.isclose(calibration.scale, network.similarity.gamma2.item(), rel_tol=1e-4)
+    if calibration.fingerprint == own and has_scale:
+        return calibration
+    warnings.warn(
+        f"{file} was fitted to another model ({calibration.fingerprint}) than the one that is loaded ({own}) and is "
+        "left out; calibrate the run again: python -m medclip_dcl.evaluation.calibrate RUN",
+        stacklevel=3,
+    )
+    return None
+
+
+def _checkpoint_of_run(folder: Path) -> Path:
+    file = checkpoint_of_run(folder / "checkpoints")
+    if file is None:
+        raise MissingFileError(
+            f"{folder / 'checkpoints'} holds neither best.ckpt nor last.ckpt; wait for the run's first checkpoint, or "
+            "give a .ckpt file"
+        )
+    if file.name != "best.ckpt":
+        warnings.warn(f"{folder} has no best.ckpt by validation yet: loading {file}", stacklevel=3)
+    return file
+
+
+def _download(repository: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(
+            snapshot_download(repository, allow_patterns=[CONFIG_FILE, WEIGHTS_FILE, CALIBRATION_FILE])
+        )
+    except (OSError, ValueError) as error:
+        raise MissingFileError(
+            f"no file or folder {repository}, and no Hugging Face repository of that name could be downloaded"
+        ) from error
+
+
+@dataclass(frozen=True)
+class EncodedImage:
+    """Regions of an image, from which `ImageTextInference.heat_maps` draws without encoding the image again.
+
+    Attributes:
+        grey: the image; `dataclasses.replace` it by a smaller copy for smaller heat maps.
+        feature_map: projected regions in their places.
+    """
+
+    grey: Image.Image
+    feature_map: Float[Tensor, "1 dim region_row region_column"]
+
+
+class ImageTextInference:
+    """A trained image-text network applied to paths (also of DICOM files), PIL images or uint8 arrays.
+
+    Methods take one or several images, and return an empty result for an empty list. Several may be any iterable: they
+    are read `batch_size` at a time, and only results are kept. Images are converted to grey and fitted to the network's
+    evaluation size like its training images (`medclip_dcl.pictures.geometry`); with geometry "shortest" the model sees
+    the middle square. An image of one grey level gets its result and a ConstantImageWarning.
+
+    Args:
+        network: in evaluation mode.
+        dtype: of the encoders' arithmetic, see `load`.
+        calibration: fitted to this network by ``python -m medclip_dcl.evaluation.calibrate``; None for none. Its
+            `findings` hold the thresholds.
+
+    Raises, in all methods:
+        UserError: an image that cannot be used (see `medclip_dcl.pictures.inputs.as_grey`), an empty text, or one that
+            is longer than the text encoder takes.
+    """
+
+    def __init__(
+        self,
+        network: ImageTextNetwork,
+        dtype: torch.dtype = torch.float32,
+        calibration: Calibration | None = None,
+    ) -> None:
+        self.network = network.eval()
+        self.dtype, self.calibration = dtype, calibration
+
+    def similarity(
+        self, images: Images, texts: str | Sequence[str], batch_size: int = BATCH_SIZE
+    ) -> Float[np.ndarray, "image text"]:
+        """Similarity of every image with every text, in [-1, 1] (the logits divided by gamma^2)."""
+        sentences = self._sentences(texts)
+        parts = [self._similarity(inputs, sentences) for inputs in self._inputs(images, batch_size)]
+        return np.concatenate([np.empty((0, len(sentences)), np.float32), *parts])
+
+    def heat_map(self, image: ImageLike, text: str) -> Float[np.ndarray, "height width"]:
+        """Cosine of the text with the image's regions, bilinearly interpolated to the image's own pixels.
+
+        NaN outside the middle square with geometry "shortest".
+
+        Raises:
+            TypeError: not one image and one text.
+        """
+        if not isinstance(text, str):
+            raise TypeError(
+                f"heat_map takes one text, a string, got {type(text).__name__}; call it for each text"
+            )
+        return self.heat_maps(image, [text]).in_image(0)
+
+    @torch.inference_mode()
+    def heat_maps(self, image: ImageLike | EncodedImage, texts: str | Sequence[str]) -> HeatMaps:
+        """Heat maps and similarities of several texts in one image, encoding it once unless it is an EncodedImage."""
+        listed = _texts(texts)
+        sentences = self._sentences(listed)
+        encoded = image if isinstance(image, EncodedImage) else self.encode_image(image)
+        regions = cosine_heat_maps(encoded.feature_map[0], sentences).cpu()
+        similarity = self._similarity_of(encoded.feature_map, sentences)[0]
+        return HeatMaps(encoded.grey, tuple(listed), similarity, regions, self.network.view)
+
+    @torch.inference_mode()
+    def encode_image(self, image: ImageLike) -> EncodedImage:
+        """Encode an image once, for several calls of `heat_maps`."""
+        grey = as_grey(image)
+        return EncodedImage(grey, self._feature_map(np.stack([network_input(grey, self.network.view)])))
+
+    def show(self, image: ImageLike, text: str) -> ShownFigure:
+        """A figure of the image and the text's heat map over it; shows itself as the last line of a notebook's cell."""
+        return self.show_all(image, [text])
+
+    def show_all(self, image: ImageLike, texts: str | Sequence[str]) -> ShownFigure:
+        """A figure of the image and each text's heat map over it, all with the same colours.
+
+        It is a plain matplotlib Figure, unknown to pyplot: save it by `figure.savefig("chest.png")`.
+        """
+        return self.heat_maps(image, texts).figure()
+
+    def classify(
+        self,
+        images: Images,
+        prompts: PromptSource | None = None,
+        calibrated: bool = False,
+        batch_size: int = BATCH_SIZE,
+    ) -> pd.DataFrame:
+        """Zero-shot scores: similarity with the positive minus that with the negative prompt.
+
+        Above 0 the positive prompt fits better. The differences are not probabilities and not calibrated.
+
+        Args:
+            images: one or several.
+            prompts: finding -> (negative, positive), each a prompt or several whose scores are averaged; or a YAML
+                file of them (configs/prompts/chexpert14.yaml). None: CheX5's, or with `calibrated` those of the
+                calibration.
+            calibrated: return probabilities; NaN for a finding that had too few cases to calibrate.
+            batch_size: images at a time.
+
+        Returns:
+            One row per image, one column per finding; the index holds paths where images are paths.
+
+        Raises:
+            UserError: invalid prompts, see `findings.read_prompts`; `calibrated` without a calibration,
+                with prompts that it was not fitted to, or with findings of which none is calibrated.
+        """
+        calibration = self.require_calibration() if calibrated else None
+        index: list[str | int] = []
+
+        def named() -> Iterator[ImageLike]:
+            for place, image in enumerate(each_image(images)):
+                index.append(str(image) if isinstance(image, (str, Path)) else place)
+                yield image
+
+        pairs = (
+            calibration.prompts(prompts)
+            if calibration
+            else read_prompts(CHEX5 if prompts is None else prompts)
+        )
+        parts = list(map(self.scorer(pairs), self._inputs(named(), batch_size)))
+        differences = np.concatenate([np.empty((0, len(pairs)), np.float32), *parts])
+        table = pd.DataFrame(differences, index=index, columns=list(pairs))
+        return calibration.probabilities(table) if calibration else table
+
+    def scorer(self, prompts: PromptSource = CHEX5) -> Scorer:
+        """A function with the scores of `classify` for images that were read elsewhere; prompts are encoded once.
+
+        It maps a batch of `medclip_dcl.pictures.inputs.network_input` to differences (image, finding).
+        """
+        pairs = read_prompts(prompts)
+        ensembles = [texts for pair in pairs.values() for texts in pair]
+        owners = [f"a prompt of {name}" for name, pair in pairs.items() for texts in pair for _ in texts]
+        sentences = self._sentences([text for texts in ensembles for text in texts], owners)
+        ends = np.cumsum([len(texts) for texts in ensembles])[:-1]
+
+        def score(
+            inputs: UInt8[np.ndarray, "image side side"],
+        ) -> Float[np.ndarray, "image finding"]:
+            scores = np.split(self._similarity(inputs, sentences), ends, axis=1)
+            means = np.stack([part.mean(axis=1) for part in scores], axis=1)
+            return means[:, 1::2] - means[:, ::2]
+
+        return score
+
+    @torch.inference_mode()
+    def embed_images(self, images: Images, batch_size: int = BATCH_SIZE) -> Float[np.ndarray, "image dim"]:
+        """Mean of each image's projected regions, of length 1.
+
+        Its cosine with a sentence differs from `similarity` if that depends on single regions (LSE+NL).
+        """
+        parts = [
+            normalize(self.network.regions(self._feature_map(inputs)).mean(1), dim=-1).cpu().numpy()
+            for inputs in self._inputs(images, batch_size)
+        ]
+        return np.concatenate([np.empty((0, self.network.image_encoder.dim), np.float32), *parts])
+
+    @torch.inference_mode()
+    def embed_texts(self, texts: str | Sequence[str]) -> Float[np.ndarray, "text dim"]:
+        """Sentence embeddings, of length 1."""
+        return normalize(self._sentences(texts), dim=-1).cpu().numpy()
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Export config.json (with the tokenizer), model.safetensors and calibration.json (if any) for `load`.
+
+        `python -m medclip_dcl.export` also writes a model card, made from the run folder.
+        Vocabulary and weights derive from the training reports: share the folder only as their terms allow.
+        """
+        file = Path(folder) / CALIBRATION_FILE
+        self.network.save_pretrained(folder)
+        file.unlink(missing_ok=True)
+        if self.calibration is not None:
+            self.calibration.write(file)
+
+    def require_calibration(self) -> Calibration:
+        """The model's calibration.
+
+        Raises:
+            UserError: it has none.
+        """
+        if self.calibration is None:
+            raise UserError(
+                "this model has no calibration: run python -m medclip_dcl.evaluation.calibrate RUN, and load RUN again"
+            )
+        return self.calibration
+
+    def _inputs(self, images: Images, batch_size: int) -> Iterator[UInt8[np.ndarray, "image side side"]]:
+        if batch_size < 1:
+            raise UserError(f"batch_size must be at least 1, got {batch_size}")
+        view = self.network.view
+        squares = (network_input(as_grey(image), view) for image in each_image(images))
+        while batch := list(islice(squares, batch_size)):
+            yield np.stack(batch)
+
+    @torch.inference_mode()
+    def _similarity(
+        self, inputs: UInt8[np.ndarray, "image side side"], sentences: Float[Tensor, "text dim"]
+    ) -> Float[np.ndarray, "image text"]:
+        return self._similarity_of(self._feature_map(inputs), sentences)
+
+    def _similarity_of(
+        self, feature_map: Float[Tensor, "image dim row column"], sentences: Float[Tensor, "text dim"]
+    ) -> Float[np.ndarray, "image text"]:
+        similarity = self.network.similarity
+        logits = similarity(self.network.regions(feature_map), sentences)
+        if not logits.isfinite().all():
+            raise UserError(f"scores are not finite in {self.dtype}; use float32, or another checkpoint")
+        return (logits / similarity.gamma2).T.cpu().numpy()
+
+    def _feature_map(
+        self, inputs: UInt8[np.ndarray, "image side side"]
+    ) -> Float[Tensor, "image dim row column"]:
+        grey = torch.from_numpy(inputs).to(self.network.mean.device)
+        with self._arithmetic():
+            return self.network.feature_map((grey.float() / 255)[:, None].expand(-1, 3, -1, -1)).float()
+
+    @torch.inference_mode()
+    def _sentences(
+        self, texts: str | Sequence[str], owners: Sequence[str] | None = None
+    ) -> Float[Tensor, "text dim"]:
+        """Sentence embeddings; `owners` name the texts in an error, which does not quote them."""
+        listed = _texts(texts)
+        for place, is_cut in enumerate(self.network.text_encoder.are_truncated(listed)):
+            if is_cut:
+                name = owners[place] if owners is not None else f"the text at position {place}"
+                raise UserError(
+                    f"{name}, of {len(listed[place].split())} words, is longer than the text encoder takes; split it "
+                    "into sentences"
+                )
+        with self._arithmetic():
+            return self.network.embed_texts(listed).float()
+
+    def _arithmetic(self) -> torch.autocast:
+        device = self.network.mean.device.type
+        return torch.autocast(device, self.dtype, enabled=self.dtype != torch.float32)
+
+
+def _texts(texts: str | Sequence[str]) -> list[str]:
+    """One text or several, as a list.
+
+    Raises:
+        TypeError: anything but strings.
+        UserError: an empty text.
+    """
+    listed = [texts] if isinstance(texts, str) or not isinstance(texts, Iterable) else list(texts)
+    for place, text in enumerate(listed):
+        if not isinstance(text, str):
+            raise TypeError(
+                f"texts must be a string or a list of strings, got {type(text).__name__} at position {place}"
+            )
+        if not text.strip():
+            raise UserError(
+                f"the text at position {place} is empty; give a sentence, such as 'No pneumothorax.'"
+            )
+    return listed

@@ -1,0 +1,320 @@
+"""Calibrated probabilities and thresholds of zero-shot findings: fitting, applying, and calibration.json.
+
+A zero-shot score is the similarity of an image with the positive prompt minus that with the negative one. The network's
+own logit is ``gamma^2 * score`` (``scale`` below): the softmax over the two prompts gives the positive one its sigmoid.
+Two maps turn logits into probabilities:
+
+    platt       p = sigmoid(logit / temperature + offset), fitted to Platt's smoothed targets (Platt 1999, section 2.2),
+                so that perfectly separated cases have a finite fit, too
+    isotonic    the least-squares ascending step function (Zadrozny and Elkan 2002), linear between its knots, kept
+                within [1 / (n + 2), (n + 1) / (n + 2)] for n cases, so that no probability is 0 or 1
+
+A finding with fewer than `PLATT_PATIENTS` patients with a positive or with a negative case has no calibration; one with
+at least `ISOTONIC_PATIENTS` of both has the isotonic map (choices). A probability is that among patients with the
+prevalence of the fitted cases, and of images whose report mentions the finding; elsewhere it needs to be fitted again.
+
+calibration.json lies in a run folder, and in an export beside config.json and model.safetensors:
+
+    format_version      1
+    fingerprint         weights (16 hexadecimal digits, `weights_fingerprint`), image_size, geometry of the network
+    scale               gamma^2, the network's logit for a score of 1
+    target              {"sensitivity": 0.95} or {"specificity": 0.9}: what the thresholds were chosen for
+    data                source, fingerprint, folder (its name) and phantom of the prepared set, use ("validate"), and
+                        its evaluated images and patients
+    findings            name -> negative, positive: the prompts, each a list whose scores are averaged
+                                n_positive, n_negative: cases; patients_positive, patients_negative: of these cases
+                                method: "platt", "isotonic", or null where there is no calibration
+                                reason: why there is none; "" otherwise
+                                parameters: temperature and offset; or logits and probabilities, the knots; or {}
+                                threshold: probability from which on an image counts as positive; null without method
+                                sensitivity, specificity: of the fitted cases at the threshold; null without method
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Bool, Float, Shaped
+from scipy.special import expit
+
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.files import write_text
+from medclip_dcl.common.findings import PromptSource, read_prompts
+from medclip_dcl.common.formats import CALIBRATION, VERSION_KEY
+
+CALIBRATION_FILE = "calibration.json"
+PLATT_PATIENTS = 20
+"""Patients with a positive, and with a negative case, that a fit of two parameters needs: ten for each (choice)."""
+ISOTONIC_PATIENTS = 500
+"""Likewise for an isotonic fit, which overfits some hundred cases (choice)."""
+TARGETS = ("sensitivity", "specificity")
+
+_AGAIN = "calibrate again: python -m medclip_dcl.evaluation.calibrate RUN"
+_ROUNDING = 1e-9
+
+Logits = Float[np.ndarray, " case"]
+Labels = Bool[np.ndarray, " case"]
+
+
+@dataclass(frozen=True)
+class FindingCalibration:
+    """Calibration of one finding: an entry of calibration.json, see there."""
+
+    negative: tuple[str, ...]
+    positive: tuple[str, ...]
+    n_positive: int
+    n_negative: int
+    patients_positive: int
+    patients_negative: int
+    method: str | None = None
+    reason: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    threshold: float | None = None
+    sensitivity: float | None = None
+    specificity: float | None = None
+
+    @property
+    def prompts(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Negative and positive prompts."""
+        return self.negative, self.positive
+
+    def __post_init__(self) -> None:
+        found = self.parameters
+        if self.method == "platt":
+            is_valid = 0 < found["temperature"] < math.inf and math.isfinite(found["offset"])
+        elif self.method == "isotonic":
+            knots = np.array([[-math.inf, *found["logits"], math.inf], [0, *found["probabilities"], 1]])
+            is_valid = knots.shape[1] > 2 and bool((np.diff(knots) >= 0).all())
+        else:
+            is_valid = self.method is None
+        if not is_valid:
+            raise UserError(
+                f"parameters of the method {self.method} are out of range: {str(dict(found))[:99]}"
+            )
+        for name in ("threshold", "sensitivity", "specificity"):
+            # A threshold just above 1 calls nothing positive.
+            if not ((share := getattr(self, name)) is None or 0 <= share < 1 + _ROUNDING):
+                raise UserError(f"{name} is out of range: {share}")
+
+    def probabilities(self, logits: Logits) -> Float[np.ndarray, " case"]:
+        """Calibrated probabilities of the network's logits; NaN without a calibration."""
+        if self.method == "platt":
+            return expit(logits / self.parameters["temperature"] + self.parameters["offset"])
+        if self.method == "isotonic":
+            return np.interp(logits, self.parameters["logits"], self.parameters["probabilities"])
+        return np.full(len(logits), np.nan)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Content of calibration.json, see there."""
+
+    fingerprint: Mapping[str, Any]
+    scale: float
+    target: Mapping[str, float]
+    data: Mapping[str, Any]
+    findings: Mapping[str, FindingCalibration]
+
+    def calibrated(self) -> list[str]:
+        """Findings that have a calibration."""
+        return [finding for finding, one in self.findings.items() if one.method is not None]
+
+    def prompts(self, asked: PromptSource | None = None) -> dict[str, Any]:
+        """Prompts by finding, of all findings or of those that are asked for.
+
+        Raises:
+            UserError: an asked finding was not fitted, or was fitted with other prompts, or none of them has a
+                calibration.
+        """
+        own = {finding: one.prompts for finding, one in self.findings.items()}
+        pairs = own if asked is None else read_prompts(asked)
+        for finding, pair in pairs.items():
+            if finding not in own:
+                raise UserError(
+                    f"{finding} is not calibrated, only {', '.join(own)} ({_AGAIN} --prompts FILE)"
+                )
+            if pair != own[finding]:
+                raise UserError(
+                    f"{finding} is calibrated with the prompts {own[finding]}, not {pair} ({_AGAIN} --prompts FILE)"
+                )
+        if all(self.findings[finding].method is None for finding in pairs):
+            reasons = (f"{finding}: {self.findings[finding].reason}" for finding in pairs)
+            raise UserError(f"none of these findings is calibrated: {'; '.join(reasons)}")
+        return pairs
+
+    def probabilities(self, scores: pd.DataFrame) -> pd.DataFrame:
+        """Probabilities of score differences (image, finding); a finding without a calibration is NaN."""
+        columns = {
+            finding: self.findings[str(finding)].probabilities(
+                self.scale * scores[finding].to_numpy("float64")
+            )
+            for finding in scores
+        }
+        return pd.DataFrame(columns, index=scores.index, columns=scores.columns)
+
+    def write(self, file: Path) -> None:
+        """Write calibration.json atomically; findings keep their order."""
+        write_text(self.to_json(), file)
+
+    def to_json(self) -> str:
+        """Text of calibration.json."""
+        content = {VERSION_KEY: CALIBRATION.version, **asdict(self)}
+        return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+    @classmethod
+    def read(cls, file: Path) -> Calibration:
+        """Read calibration.json.
+
+        Raises:
+            UserError: damaged, of a newer format version, or not a calibration.
+        """
+        again, finding = f"delete it and {_AGAIN}", "findings"
+        try:
+            content = json.loads(file.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise UserError(f"{file} is not readable JSON ({error}); {again}") from error
+        CALIBRATION.check(content, str(file))
+        try:
+            findings = {}
+            for finding, found in content.pop("findings").items():
+                pair = read_prompts({finding: (found.pop("negative"), found.pop("positive"))})[finding]
+                findings[finding] = FindingCalibration(*pair, **found)
+            del content[VERSION_KEY]
+            return cls(findings=findings, **content)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            reason = error if isinstance(error, UserError) else repr(error)
+            raise UserError(
+                f"{file} is not a calibration of medclip_dcl ({finding}: {reason}); {again}"
+            ) from error
+
+
+def fit_finding(
+    logits: Logits,
+    labels: Labels,
+    patients: Shaped[np.ndarray, " case"],
+    target: Mapping[str, float],
+    prompts: tuple[tuple[str, ...], tuple[str, ...]],
+) -> FindingCalibration:
+    """Calibration and threshold of one finding, or the reason why there is none.
+
+    Args:
+        logits: of the network, by case.
+        labels: True for positive cases.
+        patients: of the cases.
+        target: see `choose_threshold`.
+        prompts: negative and positive, of which the logits are.
+    """
+    found = FindingCalibration(
+        *prompts,
+        n_positive=int(labels.sum()),
+        n_negative=int((~labels).sum()),
+        patients_positive=len(np.unique(patients[labels])),
+        patients_negative=len(np.unique(patients[~labels])),
+    )
+    fewest = min(found.patients_positive, found.patients_negative)
+    if fewest < PLATT_PATIENTS:
+        return replace(
+            found,
+            reason=f"{found.patients_positive} patients with a positive and {found.patients_negative} with a negative "
+            f"case; a calibration needs {PLATT_PATIENTS} of each",
+        )
+    slope, offset = fit_platt(logits, labels)
+    if slope <= 0:
+        return replace(found, reason="positive cases do not score above negative ones")
+    if fewest >= ISOTONIC_PATIENTS:
+        found = replace(found, method="isotonic", parameters=fit_isotonic(logits, labels))
+    else:
+        found = replace(found, method="platt", parameters={"temperature": 1 / slope, "offset": offset})
+    probabilities = found.probabilities(logits)
+    threshold = choose_threshold(probabilities, labels, target)
+    is_above = probabilities >= threshold
+    return replace(
+        found,
+        threshold=threshold,
+        sensitivity=float(is_above[labels].mean()),
+        specificity=float((~is_above)[~labels].mean()),
+    )
+
+
+def fit_platt(logits: Logits, labels: Labels) -> tuple[float, float]:
+    """Slope (1 / temperature) and offset of ``p = sigmoid(slope * logit + offset)``, by maximum likelihood.
+
+    Targets are (n_positive + 1) / (n_positive + 2) and 1 / (n_negative + 2) instead of 1 and 0 (Platt 1999).
+    """
+    from scipy.optimize import minimize
+
+    n_positive, n_negative = labels.sum(), (~labels).sum()
+    targets = np.where(labels, (n_positive + 1) / (n_positive + 2), 1 / (n_negative + 2))
+    centre, spread = logits.mean(), logits.std()
+    if not spread > 0:
+        return 0.0, float(np.log(targets.mean() / (1 - targets.mean())))
+    design = np.stack([(logits - centre) / spread, np.ones(len(logits))], axis=1)
+
+    def loss(weights: np.ndarray) -> float:
+        found = design @ weights
+        return float(np.mean(np.logaddexp(0, found) - targets * found))
+
+    def gradient(weights: np.ndarray) -> np.ndarray:
+        return design.T @ (expit(design @ weights) - targets) / len(targets)
+
+    def hessian(weights: np.ndarray) -> np.ndarray:
+        p = expit(design @ weights)
+        return (design.T * (p * (1 - p))) @ design / len(targets)
+
+    found = minimize(
+        loss, np.zeros(2), jac=gradient, hess=hessian, method="trust-exact", options={"gtol": 1e-9}
+    )
+    slope = found.x[0] / spread
+    return float(slope), float(found.x[1] - slope * centre)
+
+
+def fit_isotonic(logits: Logits, labels: Labels) -> dict[str, list[float]]:
+    """Knots of the ascending step function with the least squared error: logits and probabilities."""
+    from sklearn.isotonic import IsotonicRegression
+
+    least = 1 / (len(labels) + 2)
+    fitted = IsotonicRegression(y_min=least, y_max=1 - least).fit(logits, labels)
+    return {"logits": fitted.X_thresholds_.tolist(), "probabilities": fitted.y_thresholds_.tolist()}
+
+
+def check_target(target: Mapping[str, float]) -> tuple[str, float]:
+    """Name and share of a threshold's target.
+
+    Raises:
+        UserError: not one of `TARGETS`, or not in (0, 1].
+    """
+    if len(target) == 1:
+        [(name, share)] = target.items()
+        if name in TARGETS and 0 < share <= 1:
+            return name, share
+    raise UserError(f"a threshold is chosen for a sensitivity or a specificity in (0, 1], got {dict(target)}")
+
+
+def choose_threshold(
+    probabilities: Float[np.ndarray, " case"], labels: Labels, target: Mapping[str, float]
+) -> float:
+    """The threshold that reaches a sensitivity (the highest such) or a specificity (the lowest such).
+
+    A case is called positive at or above it. It lies half-way between two cases, so that rounding changes none of
+    them. Tied cases are called alike, so that more than the target may be reached.
+
+    Raises:
+        UserError: see `check_target`.
+    """
+    name, share = check_target(target)
+    if name == "sensitivity":
+        values = np.sort(probabilities[labels])[::-1]
+        last = values[math.ceil(share * len(values) - _ROUNDING) - 1]
+        return float(last + probabilities[probabilities < last].max(initial=0)) / 2
+    values = np.sort(probabilities[~labels])
+    last = values[math.ceil(share * len(values) - _ROUNDING) - 1]
+    above = float(probabilities[probabilities > last].min(initial=1))
+    # Above 1, and nothing is positive, if too many negative cases have the probability 1.
+    return (float(last) + above) / 2 if above > last else float(np.nextafter(1, 2))

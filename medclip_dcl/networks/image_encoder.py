@@ -1,0 +1,352 @@
+"""Image encoder: a ResNet cut before its pooling, each region projected."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torchvision
+from jaxtyping import Float
+from torch import Tensor, nn
+from torchvision.models import ResNet
+from torchvision.models.resnet import BasicBlock, Bottleneck
+
+from medclip_dcl.common.errors import MissingFileError, UserError, check_choice, check_least
+from medclip_dcl.common.weight_files import compare_state_dicts, read_state_dict
+
+IMAGENET = "imagenet"
+BACKBONE = {"conv1": 0, "bn1": 1, "layer1": 4, "layer2": 5, "layer3": 6, "layer4": 7}
+"""Parts of torchvision's ResNet -> their indices in `ResNetRegions.backbone`."""
+CLASSIFIER = ("fc.weight", "fc.bias")
+"""Tensors of torchvision's classifier, which an encoder of regions does not have."""
+
+NO_LAST_STAGE = (
+    "the file ends before layer4, as encoders of stride 16 do; set image_encoder.init_args.stride: 16"
+)
+
+TORCHVISION_WIDTH = 64
+"""Channels of the first stage of torchvision's ResNets."""
+
+_LAST_STAGE = "layer4."
+_CLASSIFIER = "fc."
+_DEPTHS: dict[tuple[bool, int], Literal[18, 34, 50]] = {(False, 2): 18, (False, 6): 34, (True, 6): 50}
+"""(has bottlenecks, blocks of the third stage) -> depth."""
+RESNET_STAGES: dict[int, tuple[type[BasicBlock | Bottleneck], tuple[int, ...]]] = {
+    18: (BasicBlock, (2, 2, 2, 2)),
+    34: (BasicBlock, (3, 4, 6, 3)),
+    50: (Bottleneck, (3, 4, 6, 3)),
+}
+"""Depth -> block and number of blocks in each stage."""
+
+
+class RegionEncoder(nn.Module):
+    """Base class: images to a map of region embeddings.
+
+    Attributes:
+        dim: size of a region's embedding.
+        stride: pixels for each region, in both directions.
+    """
+
+    dim: int
+    stride: int
+
+    @property
+    def feature_dim(self) -> int:
+        """Channels of `features`."""
+        return self.dim
+
+    @property
+    def trunk(self) -> nn.Module:
+        """The part that computes `features`: all of it where there is no projection."""
+        return self
+
+    def config(self) -> dict[str, Any]:
+        """Arguments that rebuild the encoder, without its weights."""
+        raise NotImplementedError
+
+    def trunk_settings(self) -> dict[str, Any]:
+        """Settings, in plain values, on which `features` depend besides the weights."""
+        return self.config()
+
+    def features(
+        self, images: Float[Tensor, "image 3 height width"]
+    ) -> Float[Tensor, "image channel region_row region_column"]:
+        """Input of the projection into the common space; the regions themselves where there is none."""
+        return self(images)
+
+    def project(
+        self, features: Float[Tensor, "image channel region_row region_column"]
+    ) -> Float[Tensor, "image dim region_row region_column"]:
+        """Region embeddings from `features`, which are these themselves where there is no projection."""
+        return features
+
+    def feature_layers(self) -> list[list[nn.Parameter]]:
+        """Parameters that compute `features`, by layer from the input on; one layer unless a subclass overrides it."""
+        return [list(self.parameters())]
+
+    def forward(
+        self, images: Float[Tensor, "image 3 height width"]
+    ) -> Float[Tensor, "image dim region_row region_column"]:
+        """Region embeddings, not normalised; `images` are normalised by the network's mean and deviation."""
+        raise NotImplementedError
+
+
+class _Centred(nn.Sequential):
+    """A backbone whose last stage has its input without the first row and column.
+
+    Beginning at the second of an even number, its strided kernels are centred half a cell further down and right, and
+    pad both sides alike.
+    """
+
+    def forward(
+        self, images: Float[Tensor, "image 3 height width"]
+    ) -> Float[Tensor, "image channel region_row region_column"]:
+        maps, *stages, last = (images, *self)
+        for stage in stages:
+            maps = stage(maps)
+        return last(maps[..., 1:, 1:])
+
+
+class ResNetRegions(RegionEncoder):
+    """ResNet up to its last (stride 32) or its last but one stage (stride 16), then a projection of each region.
+
+    ResNet-18 at stride 32 is SSD's encoder: 512-d features, 15 x 15 regions at 480 px, mapped to 128-d. Stride 16
+    stops after layer3 (256-d) and suits small images.
+
+    Args:
+        depth: 18, 34 or 50.
+        stride: 32 or 16 pixels per region.
+        dim: size of the projected regions.
+        weights: initial weights: null for random ones, "imagenet" for torchvision's (downloaded once by
+            torchvision), or the path of a torchvision state dict (.pth or .safetensors, also of
+            `python -m medclip_dcl.export --image_encoder`). ImageNet is a choice, not from the paper.
+        projection: "linear" maps each region linearly, as SSD does; "mlp" is BioViL's projection (Boecking et al.,
+            ECCV 2022): 1 x 1 convolution to `dim`, BatchNorm, ReLU, 1 x 1 convolution. Its layers have the names and
+            biases of BioViL's published weights (``projector.model.{0,1,3}``: no bias before BatchNorm).
+        width: channels of the first stage; those of the others and the features grow with it. 64 is torchvision's
+            ResNet; with fewer, which suit a CPU and small data, initial weights are random.
+        centred: true: the receptive field of a region is centred in the middle of its cell of stride x stride pixels,
+            where heat maps show the region; the last stage has its input without the first row and column, and the
+            sides of the images must be multiples of the stride. false: torchvision's ResNet, centred on the cell's
+            first pixel, half a cell further up and left (choice, not from the paper; how much of that training makes
+            up for is chance: docs/results.md).
+
+    Raises:
+        UserError: an unknown depth, stride or projection; a width below 1; `weights` with a width other than 64; a
+            weight file whose tensors do not fit.
+        MissingFileError: no file at `weights`.
+    """
+
+    def __init__(
+        self,
+        depth: Literal[18, 34, 50] = 18,
+        stride: Literal[16, 32] = 32,
+        dim: int = 128,
+        weights: str | None = None,
+        projection: Literal["linear", "mlp"] = "linear",
+        width: int = TORCHVISION_WIDTH,
+        centred: bool = False,
+    ) -> None:
+        super().__init__()
+        check_least("image_encoder", {"dim": (dim, 1), "width": (width, 1)})
+        check_choice("image_encoder.depth", depth, (18, 34, 50))
+        check_choice("image_encoder.stride", stride, (16, 32))
+        check_choice("image_encoder.projection", projection, ("linear", "mlp"))
+        self.depth, self.stride, self.dim, self.projection_kind = depth, stride, dim, projection
+        self.width, self.centred = width, centred
+        # jsonargparse reads null as "None" on the command line, two classes deep.
+        weights = None if weights == "None" else weights
+        if width == TORCHVISION_WIDTH:
+            resnet = _resnet(depth, weights, stride)
+            stages = [resnet.layer1, resnet.layer2, resnet.layer3, resnet.layer4]
+            stem = [resnet.conv1, resnet.bn1, resnet.relu, resnet.maxpool]
+        elif weights is None:
+            stem, stages = _stem(width), resnet_stages(depth, width)
+        else:
+            raise UserError(
+                f"image encoder: weights {weights} are of torchvision's ResNet of width {TORCHVISION_WIDTH}, not of "
+                f"{width}; leave width out, or set weights: null"
+            )
+        kept = stages if stride == 32 else stages[:3]
+        self.backbone = (_Centred if centred else nn.Sequential)(*stem, *kept)
+        if width != TORCHVISION_WIDTH:
+            draw_kernels(self.backbone)
+        self.projection = _projection(projection, self.feature_dim, dim)
+
+    @property
+    def trunk(self) -> nn.Module:
+        return self.backbone
+
+    @property
+    def feature_dim(self) -> int:
+        """Channels of the last stage."""
+        return self.width * (8 if self.stride == 32 else 4) * (4 if self.depth == 50 else 1)
+
+    def config(self) -> dict[str, Any]:
+        config: dict[str, Any] = {"depth": self.depth, "stride": self.stride, "dim": self.dim}
+        # Omitted where they are the defaults, so that checkpoints older than these options describe the same encoder.
+        if self.projection_kind != "linear":
+            config["projection"] = self.projection_kind
+        if self.width != TORCHVISION_WIDTH:
+            config["width"] = self.width
+        return {**config, **self._centring()}
+
+    def trunk_settings(self) -> dict[str, Any]:
+        return {"depth": self.depth, "stride": self.stride, **self._centring()}
+
+    def _centring(self) -> dict[str, bool]:
+        """Omitted where it is the default, as above."""
+        return {"centred": True} if self.centred else {}
+
+    def features(
+        self, images: Float[Tensor, "image 3 height width"]
+    ) -> Float[Tensor, "image channel region_row region_column"]:
+        """Output of the last stage, after its ReLU."""
+        return self.backbone(images.contiguous(memory_format=torch.channels_last))
+
+    def feature_layers(self) -> list[list[nn.Parameter]]:
+        """The stem (first convolution and its BatchNorm), then each stage, without the projection."""
+        places = [(0, 1), *((place,) for place in range(BACKBONE["layer1"], len(self.backbone)))]
+        return [[p for place in layer for p in self.backbone[place].parameters()] for layer in places]
+
+    def project(
+        self, features: Float[Tensor, "image channel region_row region_column"]
+    ) -> Float[Tensor, "image dim region_row region_column"]:
+        return self.projection(features)
+
+    def forward(
+        self, images: Float[Tensor, "image 3 height width"]
+    ) -> Float[Tensor, "image dim region_row region_column"]:
+        return self.project(self.features(images))
+
+
+def _projection(kind: str, channels: int, dim: int) -> nn.Module:
+    """From features of the backbone to regions in the common space."""
+    if kind == "linear":
+        return nn.Conv2d(channels, dim, kernel_size=1)
+    return nn.Sequential(
+        nn.Conv2d(channels, dim, kernel_size=1, bias=False),
+        nn.BatchNorm2d(dim),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(dim, dim, kernel_size=1),
+    )
+
+
+def _stem(width: int) -> list[nn.Module]:
+    """The layers before torchvision's first stage, with `width` channels."""
+    convolution = nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False)
+    return [convolution, nn.BatchNorm2d(width), nn.ReLU(inplace=True), nn.MaxPool2d(3, stride=2, padding=1)]
+
+
+def resnet_stages(depth: int, width: int) -> list[nn.Sequential]:
+    """The four stages of torchvision's ResNet, with `width` channels in the blocks of the first.
+
+    Parameters have torchvision's names; `draw_kernels` gives them its initial values.
+    """
+    block, counts = RESNET_STAGES[depth]
+    stages, inputs = [], width
+    for place, count in enumerate(counts):
+        planes, stride, shortcut = width * 2**place, 1 if place == 0 else 2, None
+        outputs = planes * block.expansion
+        if stride != 1 or inputs != outputs:
+            convolution = nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False)
+            shortcut = nn.Sequential(convolution, nn.BatchNorm2d(outputs))
+        others = [block(outputs, planes) for _ in range(count - 1)]
+        stages.append(nn.Sequential(block(inputs, planes, stride, shortcut), *others))
+        inputs = outputs
+    return stages
+
+
+def draw_kernels(module: nn.Module) -> None:
+    """Draw the kernels as torchvision's ResNet does (He et al., 2015)."""
+    for part in module.modules():
+        if isinstance(part, nn.Conv2d):
+            nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
+
+
+def _resnet(depth: int, weights: str | None, stride: int) -> ResNet:
+    """torchvision's ResNet with the wanted initial weights."""
+    build = getattr(torchvision.models, f"resnet{depth}")
+    if weights is None:
+        return build(weights=None)
+    if weights == IMAGENET:
+        try:
+            return build(weights="IMAGENET1K_V1")
+        except OSError as error:
+            raise UserError(
+                f'image encoder weights: "imagenet" could not be downloaded ({error}); give the path of a state dict '
+                f"of torchvision's ResNet-{depth} (.pth), or null for random weights"
+            ) from error
+    if not Path(weights).is_file():
+        raise MissingFileError(
+            f'image encoder weights: no file {weights} (a state dict of torchvision, "imagenet" or null)'
+        )
+    resnet = build(weights=None)
+    state = as_torchvision_resnet(read_state_dict(weights), weights, depth)
+    if stride == 32 and not any(name.startswith(_LAST_STAGE) for name in state):
+        raise UserError(f"image encoder weights {weights}: {NO_LAST_STAGE}")
+    # The classifier is not part of the encoder.
+    taken = {name: value for name, value in state.items() if name not in CLASSIFIER}
+    resnet.load_state_dict({**resnet.state_dict(), **taken})
+    return resnet
+
+
+def as_torchvision_resnet(
+    state: dict[str, Tensor], source: str | Path, depth: int | None = None
+) -> dict[str, Tensor]:
+    """`state` if it is that of torchvision's ResNet.
+
+    Its classifier may have any number of classes. Classifier and last stage may be absent, as in the file of an encoder
+    of regions.
+
+    Args:
+        state: under torchvision's names.
+        source: named in errors.
+        depth: 18, 34 or 50; None to take it from the names.
+
+    Raises:
+        UserError: not of that network; names the tensors that are missing, unexpected or of another shape.
+    """
+    depth = depth or resnet_depth(state)
+    with torch.device("meta"):
+        expected = getattr(torchvision.models, f"resnet{depth or 18}")(weights=None).state_dict()
+    for part in (_LAST_STAGE, _CLASSIFIER):
+        if not any(name.startswith(part) for name in state):
+            expected = {name: value for name, value in expected.items() if not name.startswith(part)}
+    any_classes = {name: expected[name] for name in CLASSIFIER if name in state}
+    if problems := compare_state_dicts(expected, {**state, **any_classes}):
+        raise UserError(
+            f"image encoder weights {source}: not a torchvision ResNet-{depth or '18, -34 or -50'} state dict; "
+            f"{problems}"
+        )
+    return state
+
+
+def from_torchvision_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A torchvision state dict under the names of `ResNetRegions`, without its classifier."""
+    return {_backbone_name(name): value for name, value in state.items() if name not in CLASSIFIER}
+
+
+def to_torchvision_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The backbone of a state dict of `ResNetRegions` under torchvision's names, without its projection."""
+    parts = {str(place): part for part, place in BACKBONE.items()}
+    found = {}
+    for name, value in state.items():
+        if name.startswith("backbone."):
+            _, place, rest = name.split(".", maxsplit=2)
+            found[f"{parts[place]}.{rest}"] = value
+    return found
+
+
+def _backbone_name(name: str) -> str:
+    part, _, rest = name.partition(".")
+    return f"backbone.{BACKBONE[part]}.{rest}" if part in BACKBONE else name
+
+
+def resnet_depth(names: Iterable[str]) -> Literal[18, 34, 50] | None:
+    """18, 34 or 50 from torchvision's names of the third stage; None for any other network."""
+    third = {name.removeprefix("layer3.") for name in names if name.startswith("layer3.")}
+    blocks = {name.split(".")[0] for name in third}
+    return _DEPTHS.get(("0.conv3.weight" in third, len(blocks)))

@@ -1,0 +1,351 @@
+"""Sentence encoder: BERT, pooled over its tokens and projected."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from jaxtyping import Float, Int
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+from transformers import BertConfig, BertForMaskedLM, BertModel
+
+from medclip_dcl.common.errors import UserError, check_choice, check_least
+from medclip_dcl.common.weight_files import SavedModel, is_exported, read_model
+from medclip_dcl.networks.bert_folder import (
+    load_bert,
+    load_masked_language_model,
+    load_tokenizer,
+    resolve_folder,
+)
+from medclip_dcl.networks.masked_language import (
+    MaskedLanguageHead,
+    is_token,
+    last_hidden_states,
+    masked_language_losses,
+)
+
+FUNCTION_OF_BERT = ("num_attention_heads", "hidden_act", "layer_norm_eps", "position_embedding_type")
+"""Settings of a BERT that change what it computes but none of its tensors."""
+
+
+class SentenceEncoder(nn.Module):
+    """Base class: tokens of sentences to one embedding per sentence.
+
+    Attributes:
+        dim: size of an embedding.
+        tokenizer: splits text into tokens; padding and special tokens are set up.
+        has_masked_language_head: True if it can predict masked tokens.
+    """
+
+    dim: int
+    tokenizer: Tokenizer
+    has_masked_language_head: bool = False
+
+    @property
+    def transformer(self) -> nn.Module:
+        """The pretrained part, which may have its own learning rate."""
+        raise NotImplementedError
+
+    def config(self) -> dict[str, Any]:
+        """Arguments that rebuild the encoder, without its weights."""
+        raise NotImplementedError
+
+    def transformer_settings(self) -> dict[str, Any]:
+        """Settings, in plain values, on which `states` depend besides the transformer's weights."""
+        return self.config()
+
+    def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of each text with [CLS] and [SEP], not padded."""
+        raise NotImplementedError
+
+    def are_truncated(self, texts: Sequence[str]) -> list[bool]:
+        """True for each text that is longer than the encoder takes, so that `tokenize` drops its end."""
+        if not hasattr(self, "tokenizer"):
+            return [False] * len(texts)
+        return [bool(encoding.overflowing) for encoding in self.tokenizer.encode_batch(list(texts))]
+
+    def truncated_share(self, texts: Sequence[str]) -> str:
+        """Number and share of the texts that `tokenize` cuts, for a warning; "" for none."""
+        return share_of_truncated(sum(self.are_truncated(texts)), len(texts))
+
+    def forward(
+        self, tokens: Int[Tensor, "sentence token"], lengths: Int[Tensor, " sentence"]
+    ) -> Float[Tensor, "sentence dim"]:
+        """Sentence embeddings, not normalised; `tokens` beyond `lengths` are padding."""
+        raise NotImplementedError
+
+    def states(
+        self, tokens: Int[Tensor, "sentence token"], lengths: Int[Tensor, " sentence"]
+    ) -> Float[Tensor, "sentence hidden"]:
+        """Output of `transformer` for each sentence: the input of `project`.
+
+        Raises:
+            UserError: the encoder does not separate the two, which only precomputed features need.
+        """
+        raise UserError(
+            f"text encoder: {type(self).__name__} does not say where its transformer ends; implement `states` and "
+            "`project` (SentenceEncoder) to compute its states in advance"
+        )
+
+    def project(self, states: Float[Tensor, "sentence hidden"]) -> Float[Tensor, "sentence dim"]:
+        """Sentence embeddings from `states`."""
+        raise NotImplementedError
+
+    def masked_language_loss(
+        self,
+        tokens: Int[Tensor, "sentence token"],
+        lengths: Int[Tensor, " sentence"],
+        labels: Int[Tensor, "sentence token"],
+        places: Int[Tensor, " masked"],
+    ) -> Float[Tensor, " masked"]:
+        """-log P of each masked token; `labels` are -100 at unmasked tokens, `places` those of the others."""
+        raise NotImplementedError
+
+    def freeze_masked_language_head(self) -> None:
+        """Exclude the head from training."""
+        raise NotImplementedError
+
+
+class BertSentences(SentenceEncoder):
+    """BERT (CXR-BERT), pooled last hidden state, projection to `dim`.
+
+    Give either `pretrained`, or `bert` and `tokenizer` as returned by `config` (weights are then random until they are
+    loaded). The configurations take CXR-BERT-general as `pretrained` (choice, not from the paper, which names
+    CXR-BERT alone).
+
+    Args:
+        pretrained: a Hugging Face folder or repository id of a BERT, e.g.
+            microsoft/BiomedVLP-CXR-BERT-general, or the export of configs/language_model.yaml; or a checkpoint or an
+            exported folder of an image-text model, whose BERT and tokenizer are used.
+        dim: size of the projected sentences.
+        max_tokens: longer sentences are truncated to this many tokens, [CLS] and [SEP] included.
+        dropout: dropout of the transformer, in [0, 1); null keeps the model's own.
+        final_period: True ends every text with a period if it has no closing mark, so that prompts look like
+            the sentences of reports (choice).
+        pooling: "cls" takes the hidden state of [CLS] (choice, not from the paper); "mean" the mean over all
+            tokens, [CLS] and [SEP] included, which suits a BERT whose [CLS] was never trained for a task.
+        projection: "linear", as in SSD; "mlp" is BioViL's projection (Boecking et al., ECCV 2022): linear map to `dim`,
+            GELU, LayerNorm, linear map. Its layers have the names, biases and epsilon of the published
+            ``cls_projection_head``. It starts from random weights.
+        masked_language_head: True also loads the folder's masked-language-model head, for `masked_language_loss`
+            (BioViL's joint loss). Only that loss trains the head, so that every training step must include it.
+        bert: configuration of the transformer (BertConfig fields).
+        tokenizer: content of tokenizer.json.
+
+    Raises:
+        UserError: both or neither source; an unknown pooling or projection; max_tokens above the model's number of
+            positions; a folder that does not fit, or lacks a requested head (see encoders.pretrained).
+    """
+
+    masked_language_head: MaskedLanguageHead | None
+
+    def __init__(
+        self,
+        pretrained: str | None = None,
+        dim: int = 128,
+        max_tokens: int = 128,
+        dropout: float | None = None,
+        final_period: bool = True,
+        pooling: Literal["cls", "mean"] = "cls",
+        projection: Literal["linear", "mlp"] = "linear",
+        masked_language_head: bool = False,
+        *,
+        bert: dict[str, Any] | None = None,
+        tokenizer: str | None = None,
+    ) -> None:
+        super().__init__()
+        if (pretrained is None) == (bert is None or tokenizer is None):
+            raise UserError(
+                "text encoder: give either pretrained (a folder or repository id), or bert and tokenizer"
+            )
+        check_least("text_encoder", {"dim": (dim, 1), "max_tokens": (max_tokens, 3)})
+        check_choice("text_encoder.pooling", pooling, ("cls", "mean"))
+        check_choice("text_encoder.projection", projection, ("linear", "mlp"))
+        trained = None if pretrained is None else _trained_encoder(pretrained)
+        if trained is not None:
+            bert, tokenizer = (_arguments(trained)[name] for name in ("bert", "tokenizer"))
+        if pretrained is not None and trained is None:
+            folder = resolve_folder(pretrained)
+            model = load_masked_language_model(folder) if masked_language_head else load_bert(folder)
+            self.tokenizer = Tokenizer.from_str(load_tokenizer(folder).backend_tokenizer.to_str())
+        else:
+            config = BertConfig(**(bert or {}))
+            model = (
+                BertForMaskedLM(config)
+                if masked_language_head
+                else BertModel(config, add_pooling_layer=False)
+            )
+            self.tokenizer = Tokenizer.from_str(str(tokenizer))
+        self.bert = model.bert if masked_language_head else model
+        self.masked_language_head = MaskedLanguageHead(model) if masked_language_head else None
+        self.has_masked_language_head = masked_language_head
+        if dropout is not None:
+            _set_dropout(self.bert, dropout)
+        positions = self.bert.config.max_position_embeddings
+        if not 3 <= max_tokens <= positions:
+            raise UserError(
+                f"max_tokens must lie in [3, {positions}] for this text encoder, got {max_tokens}"
+            )
+        self.dim, self.max_tokens = dim, max_tokens
+        self.final_period, self.pooling, self.projection_kind = final_period, pooling, projection
+        self.tokenizer.no_padding()
+        self.tokenizer.enable_truncation(max_tokens)
+        # A literal "[SEP]" in a report is text, not the end of the sentence.
+        self.tokenizer.encode_special_tokens = True
+        self.projection = _projection(projection, self.bert.config.hidden_size, dim)
+        if trained is not None:
+            self._take_transformer(trained)
+
+    @property
+    def transformer(self) -> nn.Module:
+        """BERT, with its masked-language-model head if it has one."""
+        if self.masked_language_head is None:
+            return self.bert
+        return nn.ModuleList([self.bert, self.masked_language_head])
+
+    def config(self) -> dict[str, Any]:
+        bert = self.bert.config.to_diff_dict()
+        for key in ("transformers_version", "model_type", "architectures", "dtype", "_name_or_path"):
+            bert.pop(key, None)
+        config = {
+            "dim": self.dim,
+            "max_tokens": self.max_tokens,
+            "final_period": self.final_period,
+            "pooling": self.pooling,
+            "bert": bert,
+            "tokenizer": self.tokenizer.to_str(),
+        }
+        # Omitted where it is the default, so that checkpoints older than this option describe the same encoder.
+        if self.projection_kind != "linear":
+            config["projection"] = self.projection_kind
+        if self.masked_language_head is not None:
+            config["masked_language_head"] = True
+        return config
+
+    def transformer_settings(self) -> dict[str, Any]:
+        own = {"max_tokens": self.max_tokens, "final_period": self.final_period, "pooling": self.pooling}
+        bert = {name: getattr(self.bert.config, name, None) for name in FUNCTION_OF_BERT}
+        return {**own, **bert, "tokenizer": self.tokenizer.to_str()}
+
+    def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
+        return [encoding.ids for encoding in self.tokenizer.encode_batch(self._closed(texts))]
+
+    def are_truncated(self, texts: Sequence[str]) -> list[bool]:
+        return super().are_truncated(self._closed(texts))
+
+    def forward(
+        self, tokens: Int[Tensor, "sentence token"], lengths: Int[Tensor, " sentence"]
+    ) -> Float[Tensor, "sentence dim"]:
+        return self.project(self.states(tokens, lengths))
+
+    def states(
+        self, tokens: Int[Tensor, "sentence token"], lengths: Int[Tensor, " sentence"]
+    ) -> Float[Tensor, "sentence hidden"]:
+        """Pooled last hidden states."""
+        hidden = last_hidden_states(self.bert, tokens, lengths)
+        if self.pooling == "cls":
+            return hidden[:, 0]
+        total = hidden.masked_fill(~is_token(tokens, lengths)[..., None], 0.0).sum(dim=1)
+        return total / lengths[:, None]
+
+    def project(self, states: Float[Tensor, "sentence hidden"]) -> Float[Tensor, "sentence dim"]:
+        return self.projection(states)
+
+    def masked_language_loss(
+        self,
+        tokens: Int[Tensor, "sentence token"],
+        lengths: Int[Tensor, " sentence"],
+        labels: Int[Tensor, "sentence token"],
+        places: Int[Tensor, " masked"],
+    ) -> Float[Tensor, " masked"]:
+        """-log P of each masked token (Devlin et al., NAACL 2019), not reduced, in float32, row by row.
+
+        Raises:
+            RuntimeError: the encoder was built without its head.
+        """
+        head = self.masked_language_head
+        if head is None:
+            raise RuntimeError(
+                "text encoder: no masked-language-model head; build it with masked_language_head: true"
+            )
+        words = self.bert.embeddings.word_embeddings.weight
+        hidden = last_hidden_states(self.bert, tokens, lengths)
+        return masked_language_losses(hidden, labels, places, lambda rows: head(rows, words))
+
+    def freeze_masked_language_head(self) -> None:
+        if self.masked_language_head is not None:
+            self.masked_language_head.requires_grad_(False)
+
+    def _closed(self, texts: Sequence[str]) -> list[str]:
+        return [with_final_period(text) for text in texts] if self.final_period else list(texts)
+
+    def _take_transformer(self, saved: SavedModel) -> None:
+        """Load all weights but the projection's from a trained encoder of the same configuration."""
+        own, state = self.state_dict(), saved.tensors("text_encoder")
+        wanted = [name for name in own if not name.startswith("projection.")]
+        if missing := [name for name in wanted if name not in state]:
+            raise UserError(
+                f"{saved.path}: its text encoder has no {', '.join(missing)}; choose masked_language_head: false, or "
+                "a model that was trained with a head"
+            )
+        self.load_state_dict({**own, **{name: state[name] for name in wanted}})
+
+
+def share_of_truncated(count: int, total: int) -> str:
+    """A warning about sentences that are longer than the encoder takes; "" for none."""
+    if not count:
+        return ""
+    return f"{count:,} of {total:,} sentences ({count / total:.2%}) are longer than max_tokens: their end is cut off"
+
+
+def _trained_encoder(source: str) -> SavedModel | None:
+    """The checkpoint or exported folder of an image-text model; None for a BERT folder or a repository id.
+
+    Raises:
+        UserError: a file or folder without a BERT as its text encoder.
+    """
+    path = Path(source).expanduser()
+    if not (path.is_file() or is_exported(path)):
+        return None
+    saved = read_model(path)
+    if not {"bert", "tokenizer"} <= _arguments(saved).keys():
+        raise UserError(f"{source} has no BERT as its text encoder; give a BERT folder (pretrained)")
+    return saved
+
+
+def _arguments(saved: SavedModel) -> dict[str, Any]:
+    """The text encoder's arguments in a description of a network; empty if it has none."""
+    return saved.require_network().get("text_encoder", {}).get("init_args", {})
+
+
+def _projection(kind: str, hidden_size: int, dim: int) -> nn.Module:
+    """Projection of the pooled hidden state into the common space."""
+    if kind == "linear":
+        return nn.Linear(hidden_size, dim)
+    return nn.Sequential(
+        OrderedDict(
+            dense_to_hidden=nn.Linear(hidden_size, dim),
+            activation=nn.GELU(),
+            LayerNorm=nn.LayerNorm(dim, eps=1e-12),
+            dense_to_output=nn.Linear(dim, dim),
+        )
+    )
+
+
+def with_final_period(text: str) -> str:
+    """The text with a final period, unless it ends with punctuation."""
+    stripped = text.rstrip()
+    return stripped if stripped.endswith((".", "?", "!", ":", ";")) else stripped + "."
+
+
+def _set_dropout(bert: BertModel, dropout: float) -> None:
+    """Set one dropout probability in all modules of the transformer and in its configuration."""
+    if not 0 <= dropout < 1:
+        raise UserError(f"dropout must lie in [0, 1), got {dropout}")
+    bert.config.hidden_dropout_prob = bert.config.attention_probs_dropout_prob = dropout
+    for module in bert.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = dropout

@@ -1,0 +1,1 @@
+"""The run folder: its rules, checkpoint files, loggers, and the reading of saved results."""

@@ -1,0 +1,350 @@
+"""The rules of a run folder: it holds one run, which is continued, extended or left alone. Without Lightning."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import pandas as pd
+import yaml
+
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.files import digest, read_yaml, write_json, write_parquet, write_text
+from medclip_dcl.runs.checkpoint_files import checkpoint_of_run, find_readable
+from medclip_dcl.runs.saved import CONFIG_FILE, IMAGE_DIGESTS, differing_settings
+
+if TYPE_CHECKING:
+    from medclip_dcl.data.prepared import PreparedSet
+
+FIT_FILE = "fit.json"
+INITIAL_WEIGHTS_FILE = "initial_weights.json"
+CLASS_PROBABILITY_FILE = "class_probability.parquet"
+METRICS_FILE = "metrics.csv"
+UNTRAINED_CHECKPOINT = "untrained.ckpt"
+DATA_FILE = "data.json"
+IMAGES_FILE = "data_images.parquet"
+TESTS = "tests"
+"""Folder in a run folder for results that are not those of its own network on its own set."""
+LOCK_FILE = "training.lock"
+LENGTH = "trainer.max_epochs"
+_OF_THE_END = ("results.json", "predictions", "figures", "report.html", "calibration.json", TESTS)
+"""Measured or drawn at the end of training."""
+
+
+class RunFolderError(UserError):
+    """The run folder holds another run, or lacks what a command needs; the message says what to do."""
+
+
+class RunFolder:
+    """The folder of one run, made at the first write."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.checkpoints = self.folder / "checkpoints"
+
+    @classmethod
+    def of(cls, checkpoint: str | Path) -> RunFolder:
+        """The run of a checkpoint; for any other file a folder that holds no run."""
+        path = Path(checkpoint).expanduser().absolute()
+        return cls(path if path.is_dir() else path.parent.parent)
+
+    @property
+    def is_finished(self) -> bool:
+        """True once `fit` has come to its end."""
+        return (self.folder / FIT_FILE).is_file()
+
+    def saved_config(self) -> dict[str, Any]:
+        """The run's resolved configuration; empty for a new run.
+
+        Raises:
+            RunFolderError: it cannot be read, or the folder is a file.
+        """
+        if self.folder.exists() and not self.folder.is_dir():
+            raise RunFolderError(f"{self.folder} is a file; --run_folder takes a folder")
+        file = self.folder / CONFIG_FILE
+        if not file.is_file():
+            return {}
+        try:
+            return read_yaml(file)
+        except UserError as error:
+            raise RunFolderError(f"{error}; restore it, or choose another --run_folder") from error
+
+    def check(
+        self,
+        config: Mapping[str, Any],
+        data: Mapping[str, Any],
+        complete: Callable[[dict[str, Any]], Mapping[str, Any]] = dict,
+    ) -> bool:
+        """Refuse a folder that holds anything but this run; every process calls it, before any waits for another.
+
+        Args:
+            config: resolved configuration of the run.
+            data: identity of the prepared data set (its fingerprint).
+            complete: adds the defaults of newer options to the saved configuration.
+
+        Returns:
+            True if the folder holds this run with fewer epochs, which `extend` allows more.
+
+        Raises:
+            RunFolderError: another configuration (names the keys that differ), other data, or files of unknown
+                origin.
+        """
+        found: Mapping[str, Any] = self.saved_config()
+        if not found:
+            if (self.folder / METRICS_FILE).exists() or self.checkpoints.exists():
+                raise RunFolderError(
+                    f"{self.folder} holds results but no {CONFIG_FILE}: not a run of this program; "
+                    "choose another --run_folder"
+                )
+            return False
+        if found != config:
+            found = complete(dict(found))
+        differing = differing_settings(found, config)
+        before, now = ((x.get("trainer") or {}).get("max_epochs") or 0 for x in (found, config))
+        is_longer = differing.keys() == {LENGTH} and 0 < before < now
+        if differing and not is_longer:
+            raise self.other_run(differing, found)
+        if self.data().get("fingerprint", data.get("fingerprint")) != data.get("fingerprint"):
+            raise RunFolderError(
+                f"{self.folder} already holds a run on other data: the prepared set has changed since; "
+                "choose another --run_folder, or delete this one to train again"
+            )
+        return is_longer
+
+    def other_run(self, differing: Iterable[str], saved: Mapping[str, Any]) -> RunFolderError:
+        """The error about settings that differ from the run's, with the commands that go on from that run."""
+        file = self.folder / CONFIG_FILE
+        if not self.is_finished:
+            advice = f", or continue that run with --config {file}"
+        else:
+            advice = (
+                f"; or train that run, which is finished, longer: --config {file} --{LENGTH} NUMBER above "
+                f"{saved.get('trainer', {}).get('max_epochs')}"
+            )
+            if "init_from" in saved.get("model", {}).get("init_args", {}):
+                start = f"--model.init_args.init_from {self.checkpoint_to_test()}"
+                advice = f" and start from its weights by {start}{advice}"
+        return RunFolderError(
+            f"{self.folder} already holds another run: its {CONFIG_FILE} differs in {', '.join(sorted(differing))}; "
+            f"choose another --run_folder{advice}"
+        )
+
+    def extend(self, config: Mapping[str, Any]) -> None:
+        """Allow the run more epochs; one process calls it, after `check`.
+
+        Results of its earlier end are renamed (results_12_epochs.json), so that they are not taken for the longer
+        run's. Killed at any moment, the same command does the rest.
+
+        Raises:
+            RunFolderError: there is no checkpoint to continue from.
+        """
+        if self.checkpoint_to_resume() is None:
+            raise RunFolderError(
+                f"{self.checkpoints} holds no last.ckpt: the run cannot be trained longer; choose another --run_folder"
+            )
+        if self.is_finished:
+            epochs = json.loads((self.folder / FIT_FILE).read_text(encoding="utf-8")).get("epochs")
+            for path in (self.folder / name for name in _OF_THE_END):
+                earlier = path.with_name(f"{path.stem}_{epochs}_epochs{path.suffix}")
+                if path.exists():
+                    shutil.rmtree(earlier, ignore_errors=True)
+                    os.replace(path, earlier)
+            # Before the configuration: a run with that of more epochs would be taken for finished.
+            (self.folder / FIT_FILE).unlink()
+        self._write_config(config)
+
+    def data(self) -> dict[str, Any]:
+        """Identity of the set of the training; empty where it is not known."""
+        file = self.folder / DATA_FILE
+        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+    def is_own(self, checkpoint: Path) -> bool:
+        """True for a checkpoint of this run's training; for any checkpoint in a folder that holds no run."""
+        is_there = checkpoint.absolute().parent.resolve() == self.checkpoints.resolve()
+        return not self.saved_config() or (is_there and checkpoint.name != UNTRAINED_CHECKPOINT)
+
+    def folder_of_test(self, checkpoint: Path, other_set: str = "") -> Path:
+        """Folder for results: the run's, or one in tests/ for another's checkpoint or another set, by its name."""
+        parts = [f"on_{other_set}"] if other_set else []
+        if not self.is_own(checkpoint):
+            path = checkpoint.resolve()
+            run = [path.parent.parent.name] if path.parent.name == self.checkpoints.name else []
+            parts = [*run, path.stem, digest(str(path).encode())[:6], *parts]
+        return self.folder / TESTS / "_".join(parts) if parts else self.folder
+
+    def images(self) -> pd.DataFrame:
+        """Images of the set of the training, as far as they are known, see `PreparedSet.image_digests`."""
+        file = self.folder / IMAGES_FILE
+        return pd.read_parquet(file) if file.is_file() else pd.DataFrame(columns=IMAGE_DIGESTS)
+
+    def require_untrained(self, prepared: PreparedSet, evaluated: Iterable[str]) -> None:
+        """Refuse to evaluate the run on images that it was trained on, or on other images of these patients.
+
+        Args:
+            prepared: the set.
+            evaluated: dicom_id of its images that are evaluated.
+
+        Raises:
+            RunFolderError: names the number of images, and the first.
+        """
+        if self.data().get("fingerprint") == prepared.fingerprint:
+            return
+        known, images = self.images(), prepared.image_digests()
+        trained = known[known["use"] == "train"]
+        is_trained = images["digest"].isin(trained["digest"])
+        people = set(images.loc[is_trained, "subject_id"])
+        # The same originals, prepared in another way. Phantoms of one seed have the same names, and other images.
+        both = images.merge(known, on="dicom_id", suffixes=("", "_there"))
+        same = both[both["original"] == both["original_there"]]
+        if len(same) > len(both) / 2:
+            is_trained |= images["dicom_id"].isin(trained["dicom_id"])
+            if (same["subject_id"] == same["subject_id_there"]).all():
+                people |= set(trained["subject_id"])
+        is_evaluated = images["dicom_id"].isin(list(evaluated))
+        of_people = images[is_evaluated & images["subject_id"].isin(people)]
+        if len(of_people):
+            raise RunFolderError(
+                f"{prepared.folder}: {int((is_evaluated & is_trained).sum()):,} of {int(is_evaluated.sum()):,} images "
+                f"to evaluate are training images of {self.folder}, and {len(of_people):,} are of its training "
+                f"patients (first: {of_people['dicom_id'].iloc[0]}); use a set with the split of the training"
+            )
+
+    @contextmanager
+    def locked(self) -> Iterator[str]:
+        """Keep other processes from training in this folder; one process of a job calls it, after `check`.
+
+        The lock is the system's and ends with this process, which leaves a note in the file. A note without a lock is
+        that of a process that was killed, or on another host where locks end at a host or do not exist: the run is
+        taken over, also by a requeued job whose earlier start holds a lock on a node that is gone.
+
+        Yields:
+            The process that the run is taken over from; "" for none.
+
+        Raises:
+            RunFolderError: another process trains in this folder.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        file, own = self.folder / LOCK_FILE, _own_note()
+        stream = file.open("a+", encoding="utf-8")
+        is_other = _is_locked(stream)
+        found = _note_in(stream)  # by this stream: closing another one would end the lock
+        if is_other and found.get("job") == own["job"] and found.get("start", 0) < own["start"]:
+            stream.close()
+            file.unlink()
+            stream = file.open("a+", encoding="utf-8")
+            is_other = _is_locked(stream)
+        with stream:
+            named = f"process {found.get('process')} on {found.get('host')}, since {found.get('time')}"
+            if is_other:
+                raise RunFolderError(
+                    f"{self.folder} is being trained by {named}; wait for its end, or choose another --run_folder. If "
+                    f"that process is gone, delete {file}"
+                )
+            stream.truncate(0)
+            stream.write(json.dumps(own))
+            stream.flush()
+            try:
+                yield named if found else ""
+            finally:
+                file.unlink(missing_ok=True)
+
+    def claim(
+        self, config: Mapping[str, Any], data: Mapping[str, Any], images: pd.DataFrame | None = None
+    ) -> bool:
+        """Write config.yaml, data.json and data_images.parquet unless they exist; one process calls it, after `check`.
+
+        Returns:
+            True if they were written.
+        """
+        if (self.folder / CONFIG_FILE).is_file():
+            return False
+        write_json(data, self.folder / DATA_FILE)
+        if images is not None:
+            write_parquet(images, self.folder / IMAGES_FILE)
+        self._write_config(config)
+        return True
+
+    def _write_config(self, config: Mapping[str, Any]) -> None:
+        write_text(yaml.safe_dump(dict(config), sort_keys=False), self.folder / CONFIG_FILE)
+
+    def give_up_claim(self) -> None:
+        """Undo `claim` unless training has begun, so that the corrected command finds the folder free."""
+        if (self.folder / METRICS_FILE).exists() or any(self.checkpoints.glob("*.ckpt")):
+            return
+        names = (CONFIG_FILE, DATA_FILE, IMAGES_FILE, LOCK_FILE, INITIAL_WEIGHTS_FILE, CLASS_PROBABILITY_FILE)
+        for name in names:
+            (self.folder / name).unlink(missing_ok=True)
+        for folder in (self.checkpoints, self.folder):
+            if folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
+
+    def checkpoint_to_resume(self) -> Path | None:
+        """The last readable checkpoint; None if there is none yet.
+
+        Raises:
+            ResumeError: there are checkpoints, but none can be read.
+        """
+        return find_readable(self.checkpoints)
+
+    def checkpoint_to_test(self) -> Path:
+        """The best checkpoint by validation, else the last.
+
+        Raises:
+            RunFolderError: the run has none.
+        """
+        file = checkpoint_of_run(self.checkpoints)
+        if file is None:
+            raise RunFolderError(
+                f"{self.checkpoints} holds no checkpoint; train first (python -m medclip_dcl fit --run_folder "
+                f"{self.folder} ...) or give --ckpt_path"
+            )
+        return file
+
+
+def _is_locked(stream: IO[str]) -> bool:
+    """Lock a file for this process; True if another has it. Without locks the note in it decides, on one host."""
+    try:
+        # Not flock, whose lock a forked loader process keeps for some seconds after this one was killed.
+        fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return True
+    except OSError:
+        note = _note_in(stream)
+        return note.get("host") == socket.gethostname() and note["begun"] == _begun(note["process"]) != ""
+    return False
+
+
+def _note_in(stream: IO[str]) -> dict[str, Any]:
+    stream.seek(0)
+    try:
+        return json.load(stream)
+    except ValueError:
+        return {}
+
+
+def _own_note() -> dict[str, Any]:
+    """This process, and its job with the number of earlier starts."""
+    return {
+        "host": socket.gethostname(),
+        "process": os.getpid(),
+        "begun": _begun(os.getpid()),
+        "time": time.strftime("%Y-%m-%d %H:%M:%S"),
+        "job": os.environ.get("SLURM_JOB_ID"),
+        "start": int(os.environ.get("SLURM_RESTART_COUNT", 0)),
+    }
+
+
+def _begun(process: int) -> str:
+    """Start of a process in the kernel's clock ticks, by which a later one of the same number differs."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
+    except OSError:
+        return ""

@@ -1,0 +1,188 @@
+"""Reading of a tested run folder, without Lightning."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.files import read_yaml
+
+RESULTS_FORMAT_VERSION = 1
+CONFIG_FILE = "config.yaml"
+RESULTS_FILE = "results.json"
+IMAGE_DIGESTS = ["dicom_id", "subject_id", "use", "digest", "original"]
+"""Columns of data_images.parquet; original: height, width and bytes of the original file."""
+NOT_COMPARED = (
+    "checkpoint.dirpath",
+    "checkpoint_minutes",
+    "ckpt_path",
+    "config",
+    "prediction_format",
+    "run_folder",
+    "share_patient_data",
+    "trainer.default_root_dir",
+    "weights_only",
+    "data.init_args.num_workers",
+    "data.init_args.predict_use",
+    "data.init_args.test_reports",
+    "trainer.accelerator",
+    "trainer.devices",
+    "trainer.enable_progress_bar",
+    "trainer.logger",
+    "trainer.num_nodes",
+    "trainer.strategy",
+    "untrained",
+)
+"""Settings of the place, the hardware and the tests of a run, which may change when it continues."""
+IMAGES_ALONE = "image_only"
+"""Section of results.json of runs of images alone."""
+_PARTS = ("metrics", "protocol", "counts", "notes", "checkpoint", "dataset", "precision", "versions")
+
+
+class SavedResultsError(UserError):
+    """A run folder cannot be read or compared."""
+
+
+def read_results(run: Path, suffix: str = "") -> dict[str, Any] | None:
+    """Read results<suffix>.json of a run folder; None if there is none.
+
+    Raises:
+        SavedResultsError: not readable, of another format version, or incomplete.
+    """
+    file = run / f"results{suffix}.json"
+    if not file.is_file():
+        return None
+    found = read_json(file)
+    if found.get("format_version") != RESULTS_FORMAT_VERSION:
+        raise SavedResultsError(
+            f"{file}: format version {found.get('format_version')}, this program reads version"
+            f" {RESULTS_FORMAT_VERSION}; test the run again"
+        )
+    missing = [part for part in _PARTS if part not in found]
+    if missing:
+        raise SavedResultsError(f"{file} has no {missing[0]!r}; test the run again")
+    return found
+
+
+def read_reported(run: Path, suffix: str = "") -> dict[str, Any] | None:
+    """As `read_results`, of a run that the reports and tables of radiographs know.
+
+    Raises:
+        SavedResultsError: also where the run is of images alone.
+    """
+    found = read_results(run, suffix)
+    if found is not None and IMAGES_ALONE in found["metrics"]:
+        raise SavedResultsError(
+            f"{run} is a run of images alone, for which there is no such report: its numbers are in "
+            f"results{suffix}.json, those of each test image in predictions{suffix}/{IMAGES_ALONE}.parquet"
+        )
+    return found
+
+
+def value_at(metrics: Any, path: str) -> Any:
+    """A number in the metrics of results.json by its path, keys joined by "/"; None if there is none."""
+    if not isinstance(metrics, Mapping):
+        return None
+    if path in metrics:
+        return metrics[path]
+    # A category may itself hold a "/".
+    inner = (value_at(metrics[key], path[len(key) + 1 :]) for key in metrics if path.startswith(f"{key}/"))
+    return next((value for value in inner if value is not None), None)
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Read a JSON file of a run folder.
+
+    Raises:
+        SavedResultsError: not readable.
+    """
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise SavedResultsError(
+            f"{file} is not readable JSON ({error}); delete it and run the command that wrote it"
+        ) from error
+
+
+def read_parquet(file: Path) -> pd.DataFrame:
+    """Read a table of a run folder.
+
+    Raises:
+        SavedResultsError: not readable.
+    """
+    try:
+        return pd.read_parquet(file)
+    except (OSError, ValueError) as error:
+        raise SavedResultsError(
+            f"{file} is not a readable Parquet file ({error}); delete it and run the command that wrote it"
+        ) from error
+
+
+def read_config(run: Path) -> dict[str, Any] | None:
+    """Read config.yaml of a run folder; None if there is none, as in the test of an exported model.
+
+    Raises:
+        SavedResultsError: not readable.
+    """
+    file = run / CONFIG_FILE
+    if not file.is_file():
+        return None
+    try:
+        return read_yaml(file)
+    except UserError as error:
+        raise SavedResultsError(f"{error}; restore it") from error
+
+
+def differing_settings(old: Any, new: Any, name: str = "") -> dict[str, tuple[Any, Any]]:
+    """Dotted name of each entry that differs, except `NOT_COMPARED` -> its old and its new value.
+
+    Numbers stand for places in lists of equal length.
+    """
+    if name in NOT_COMPARED or old == new:
+        return {}
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        old, new = (dict(enumerate(values)) for values in (old, new))
+    if not (isinstance(old, Mapping) and isinstance(new, Mapping)):
+        return {name: (old, new)}
+    found: dict[str, tuple[Any, Any]] = {}
+    for key in old.keys() | new.keys():
+        found |= differing_settings(old.get(key), new.get(key), f"{name}.{key}" if name else str(key))
+    return found
+
+
+def setting(config: Any, name: str) -> Any:
+    """A setting by its dotted name; None if there is none."""
+    for key in name.split("."):
+        if isinstance(config, list):
+            config = dict(zip(map(str, range(len(config))), config, strict=True))
+        config = config.get(key) if isinstance(config, Mapping) else None
+    return config
+
+
+def describe_image_size(results: Mapping[str, Any]) -> str | None:
+    """Size of the tested images, with the sizes of the training if they differ; None if unknown."""
+    images = results.get("images", {})
+    shown, trained = images.get("shown", {}).get("image_size"), images.get("trained", {})
+    if shown is None:
+        return None
+    others = {
+        "trained at": trained.get("image_size"),
+        "started from weights of": trained.get("image_size_before"),
+    }
+    return ", ".join([f"{shown} pixels", *(f"{k} {x}" for k, x in others.items() if x not in (None, shown))])
+
+
+def describe_checkpoint(checkpoint: Mapping[str, Any]) -> str | None:
+    """File, epoch and steps of the entry `checkpoint` of results.json, as far as known."""
+    file, epoch = checkpoint["file"], checkpoint.get("epoch")
+    return file if epoch is None else f"{file}, epoch {epoch} ({checkpoint['step']} steps)"
+
+
+def command_of_test(run: Path) -> str:
+    """The command that writes the results of a run."""
+    return f"python -m medclip_dcl test --config {run / 'config.yaml'} --run_folder {run}"

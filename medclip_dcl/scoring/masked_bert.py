@@ -1,0 +1,420 @@
+"""log P(token | sentence with that token masked) from a BERT, without the work that copies of a sentence share.
+
+The copies of a sentence differ only in their masked tokens. So the first layer's queries, keys and values are computed
+once for each sentence and once for [MASK] at each position; the last layer is computed at the masked position only,
+without keys and values of its own, and so is the vocabulary head. All copies of a batch have the same length: no
+padding, no attention mask. Memory passes dominate beside the matrix products, so biases are fused into passes that are
+made anyway. The result equals that of the whole model up to rounding.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import warnings
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import gelu, layer_norm, linear, scaled_dot_product_attention
+from transformers import BertForMaskedLM
+from transformers.activations import GELUActivation
+from transformers.models.bert import modeling_bert
+
+from medclip_dcl.common.devices import widest_float
+
+# Modules of a plain BertForMaskedLM, besides activations.
+_PLAIN = {
+    *(BertForMaskedLM, nn.ModuleList, nn.Linear, nn.LayerNorm, nn.Embedding, nn.Dropout),
+    *(modeling_bert.BertModel, modeling_bert.BertEmbeddings, modeling_bert.BertEncoder),
+    *(modeling_bert.BertLayer, modeling_bert.BertAttention, modeling_bert.BertSelfAttention),
+    *(modeling_bert.BertSelfOutput, modeling_bert.BertIntermediate, modeling_bert.BertOutput),
+    *(modeling_bert.BertOnlyMLMHead, modeling_bert.BertLMPredictionHead),
+    modeling_bert.BertPredictionHeadTransform,
+}
+# Tokens per pass through the layers on a CPU.
+_LAYERS_TOKENS = 4096
+# Rows of logits in memory at a time (CPU, GPU): on a GPU 0.5 GB for a vocabulary of 30,522 in float32; on a CPU blocks
+# of rows and columns that stay in the cache.
+_HEAD_ROWS = (1024, 4096)
+_HEAD_COLUMNS = 1024
+# Largest bias of a token whose exponential can be applied as a separate factor.
+_MODERATE_BIAS = 20.0
+# Smallest sum of exponentials beside which those that underflowed are negligible.
+_SMALL_TOTAL = 1e-20
+# Tokens per call of the whole model.
+_WHOLE_TOKENS = 4096
+
+
+@dataclass(frozen=True)
+class MaskedCopies:
+    """Copies of sentences of one length, each with some positions masked, and the positions to score.
+
+    Attributes:
+        tokens: (sentence, token) ids with [CLS] and [SEP], nothing masked.
+        sentence: (copy,) row of `tokens`.
+        is_masked: (copy, token).
+        query_copy: (query,) copy of each query; None: query i belongs to copy i.
+        query_position: (query,) masked column whose token is scored.
+    """
+
+    tokens: Int[Tensor, "sentence token"]
+    sentence: Int[Tensor, " copy"]
+    is_masked: Bool[Tensor, "copy token"]
+    query_copy: Int[Tensor, " query"] | None
+    query_position: Int[Tensor, " query"]
+
+    @property
+    def copy_of_query(self) -> Int[Tensor, " query"]:
+        """(query,) copy of each query."""
+        if self.query_copy is None:
+            return torch.arange(len(self.query_position), device=self.query_position.device)
+        return self.query_copy
+
+    @property
+    def targets(self) -> Int[Tensor, " query"]:
+        """(query,) token that is scored."""
+        return self.tokens[self.sentence[self.copy_of_query], self.query_position]
+
+    def split(self, size: int) -> list[MaskedCopies]:
+        """Parts of `size` copies; `sentence` and `query_copy` must be ascending."""
+        return [self._part(start, start + size) for start in range(0, len(self.sentence), size)]
+
+    def _part(self, start: int, stop: int) -> MaskedCopies:
+        sentence = self.sentence[start:stop]
+        first, last = int(sentence[0]), int(sentence[-1])
+        queries, query_copy = slice(start, stop), None
+        if self.query_copy is not None:
+            queries = slice(*(int((self.query_copy < edge).sum()) for edge in (start, stop)))
+            query_copy = self.query_copy[queries] - start
+        return MaskedCopies(
+            tokens=self.tokens[first : last + 1],
+            sentence=sentence - first,
+            is_masked=self.is_masked[start:stop],
+            query_copy=query_copy,
+            query_position=self.query_position[queries],
+        )
+
+
+class StoppedError(RuntimeError):
+    """A running call was stopped."""
+
+
+def masked_bert(model: BertForMaskedLM, mask_id: int) -> MaskedBert:
+    """The fast scorer if the model is transformers' plain BERT; else the whole model for each copy, with a warning."""
+    reason = _unknown_part(model)
+    if reason is None:
+        return SharedMaskedBert(model, mask_id)
+    warnings.warn(
+        f"scoring: {reason}, so every copy goes through the whole model, which is slower; results are the same",
+        stacklevel=2,
+    )
+    return WholeMaskedBert(model, mask_id)
+
+
+class WholeMaskedBert:
+    """The whole model for each copy; works with any model.
+
+    Attributes:
+        takes_threads: True if several threads may call it at a time.
+    """
+
+    takes_threads = False
+
+    def __init__(self, model: BertForMaskedLM, mask_id: int) -> None:
+        self.model, self.mask_id = model, mask_id
+
+    def log_probability(self, copies: MaskedCopies) -> Float[Tensor, " query"]:
+        """log P of each query's token, at least float32."""
+        masked = copies.tokens[copies.sentence].masked_fill(copies.is_masked, self.mask_id)
+        copy_of_query, targets = copies.copy_of_query, copies.targets
+        found = torch.empty(len(targets), device=masked.device, dtype=widest_float(masked.device))
+        # Few copies at a time: the logits cover all positions.
+        rows = max(1, _WHOLE_TOKENS // masked.shape[1])
+        for start in range(0, len(masked), rows):
+            some = (copy_of_query >= start) & (copy_of_query < start + rows)
+            logits = self.model(input_ids=masked[start : start + rows]).logits
+            logits = logits[copy_of_query[some] - start, copies.query_position[some]]
+            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+            chosen = logits.gather(1, targets[some][:, None])[:, 0] - logits.logsumexp(dim=1)
+            found[some] = chosen.to(found.dtype)
+        return found
+
+    def stop(self) -> None:
+        """Does nothing: a single thread calls it."""
+
+
+class SharedMaskedBert:
+    """A plain BERT without shared work and unused outputs.
+
+    Attributes:
+        takes_threads: True if several threads may call it at a time.
+    """
+
+    takes_threads = True
+
+    def __init__(self, model: BertForMaskedLM, mask_id: int) -> None:
+        self.mask_id = mask_id
+        self.stopped = threading.Event()
+        self.embeddings, self.transform = model.bert.embeddings, model.cls.predictions.transform
+        self.head = _Head(model.cls.predictions.decoder)
+        layers = list(model.bert.encoder.layer)
+        # Each layer's output includes the bias that the next one would add.
+        biases = [layer.attention.output.dense.bias for layer in layers]
+        self.first_bias = biases[0]
+        self.layers = [_Layer(layer, bias) for layer, bias in zip(layers, [*biases[1:], None], strict=True)]
+
+    def log_probability(self, copies: MaskedCopies) -> Float[Tensor, " query"]:
+        """log P of each query's token, at least float32."""
+        parts = [copies]
+        if _is_on_host(copies.tokens):
+            parts = copies.split(max(1, _LAYERS_TOKENS // copies.tokens.shape[1]))
+        rows = torch.cat([self._rows(part) for part in parts])
+        return self.head.log_probability(self.transform(rows), copies.targets)
+
+    def stop(self) -> None:
+        """Make running calls in other threads end soon, with `StoppedError`."""
+        self.stopped.set()
+
+    def _rows(self, copies: MaskedCopies) -> Float[Tensor, "query width"]:
+        """Output of the last layer at each query's position."""
+        first, *others = self.layers
+        of_sentence = self.embeddings(input_ids=copies.tokens) + self.first_bias
+        of_mask = (
+            self.embeddings(input_ids=torch.full_like(copies.tokens[:1], self.mask_id)) + self.first_bias
+        )
+        copied = _Copied(copies)
+        hidden = copied(of_sentence, of_mask)
+        one_query_each = copies.query_copy is None
+        if others or not one_query_each:
+            hidden = first.after_projection(
+                hidden, copied(first.projected(of_sentence), first.projected(of_mask))
+            )
+        for layer in others[:-1] if one_query_each else others:
+            if self.stopped.is_set():
+                raise StoppedError
+            hidden = layer.after_projection(hidden, layer.projected(hidden))
+        if one_query_each:
+            return self.layers[-1].at(hidden, copies.query_position)
+        return hidden[copies.copy_of_query, copies.query_position]
+
+
+MaskedBert = SharedMaskedBert | WholeMaskedBert
+
+
+class _Copied:
+    """Expands values of sentences, and of [MASK] at each position, to the copies."""
+
+    def __init__(self, copies: MaskedCopies) -> None:
+        self.sentence, self.is_masked = copies.sentence, copies.is_masked
+        # On a GPU the host would wait for the device.
+        self.places = copies.is_masked.nonzero(as_tuple=True) if _is_on_host(copies.tokens) else None
+
+    def __call__(
+        self, of_sentence: Float[Tensor, "sentence token part"], of_mask: Float[Tensor, "1 token part"]
+    ) -> Float[Tensor, "copy token part"]:
+        found = of_sentence.index_select(0, self.sentence)
+        if self.places is None:
+            return torch.where(self.is_masked[..., None], of_mask, found, out=found)
+        copy, token = self.places
+        found[copy, token] = of_mask[0, token]
+        return found
+
+
+def _is_on_host(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu"
+
+
+class _Layer:
+    """One transformer layer with fused query, key and value projections.
+
+    The input is x + b, where b is the bias that the layer adds to x after attention: the norm before has added it. As
+    W x = W (x + b) - W b, the biases of the projections compensate. The norm after attention adds the last bias of the
+    layer in the same way. A bias of the keys shifts all logits of a query equally and drops out.
+
+    Args:
+        layer: of transformers.
+        next_bias: added to the output; None: nothing.
+    """
+
+    def __init__(self, layer: modeling_bert.BertLayer, next_bias: Tensor | None) -> None:
+        attention, output = layer.attention.self, layer.attention.output
+        self.heads, self.scale = attention.num_attention_heads, attention.scaling
+        self.weights = tuple(part.weight for part in (attention.query, attention.key, attention.value))
+        self.weight = torch.cat(self.weights)
+        self.query_bias = _bias_without(attention.query, output.dense.bias)
+        self.value_bias = _bias_without(attention.value, output.dense.bias)
+        self.bias = torch.cat([self.query_bias, torch.zeros_like(self.query_bias), self.value_bias])
+        self.attention_output = output.dense.weight
+        self.attention_norm = _Norm(output.LayerNorm, layer.output.dense.bias)
+        self.wide_weight = layer.intermediate.dense.weight
+        self.wide_bias = _bias_without(layer.intermediate.dense, layer.output.dense.bias)
+        self.activation = layer.intermediate.intermediate_act_fn
+        self.narrow = layer.output.dense.weight
+        self.norm = _Norm(layer.output.LayerNorm, next_bias)
+
+    def projected(self, hidden: Float[Tensor, "*row width"]) -> Float[Tensor, "*row three_widths"]:
+        """Queries, keys and values side by side."""
+        return linear(hidden, self.weight, self.bias)
+
+    def after_projection(
+        self, hidden: Float[Tensor, "copy token width"], projected: Float[Tensor, "copy token three_widths"]
+    ) -> Float[Tensor, "copy token width"]:
+        """The layer's output from its input and the input's projection; overwrites the input."""
+        query, key, value = projected.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        attended = scaled_dot_product_attention(query, key, value, scale=self.scale)
+        return self._after_attention(hidden, attended.transpose(1, 2).flatten(2))
+
+    def at(
+        self, hidden: Float[Tensor, "copy token width"], position: Int[Tensor, " copy"]
+    ) -> Float[Tensor, "copy width"]:
+        """The layer's output at one position of each copy.
+
+        With one query per copy, W_q x . W_k y = (W_k^T W_q x) . y, and the weighted sum of W_v y is W_v times that of
+        y: width^2 operations per copy instead of per token.
+        """
+        rows = hidden[torch.arange(len(hidden), device=hidden.device), position]
+        query_weight, *others = self.weights
+        query = linear(rows, query_weight, self.query_bias) * self.scale
+        query = query.unflatten(-1, (self.heads, -1)).transpose(0, 1)
+        key, value = (weight.unflatten(0, (self.heads, -1)) for weight in others)
+        logits = (query @ key).transpose(0, 1) @ hidden.transpose(1, 2)
+        seen = (logits.softmax(dim=-1) @ hidden).transpose(0, 1)
+        attended = (seen @ value.transpose(1, 2)).transpose(0, 1).flatten(1) + self.value_bias
+        return self._after_attention(rows, attended)
+
+    def _after_attention(
+        self, hidden: Float[Tensor, "*row width"], attended: Float[Tensor, "*row width"]
+    ) -> Float[Tensor, "*row width"]:
+        hidden = self.attention_norm(_add_product(hidden, attended, self.attention_output))
+        wide = _linear(hidden, self.wide_weight, self.wide_bias)
+        return self.norm(_add_product(hidden, _activated(self.activation, wide), self.narrow))
+
+
+class _Norm:
+    """LayerNorm with an additional bias."""
+
+    def __init__(self, norm: nn.LayerNorm, added: Tensor | None) -> None:
+        self.shape, self.weight, self.eps = norm.normalized_shape, norm.weight, norm.eps
+        self.bias = norm.bias if added is None else norm.bias + added
+
+    def __call__(self, hidden: Float[Tensor, "*row width"]) -> Float[Tensor, "*row width"]:
+        return layer_norm(hidden, self.shape, self.weight, self.bias, self.eps)
+
+
+def _bias_without(projection: nn.Linear, added: Float[Tensor, " width"]) -> Float[Tensor, " wide"]:
+    """The bias with which the projection of x + added equals that of x."""
+    parts = (projection.bias, projection.weight, added)
+    bias, weight, more = (part.to(widest_float(added.device)) for part in parts)
+    return (bias - weight @ more).to(projection.bias.dtype)
+
+
+def _takes_blas(tensor: Tensor) -> bool:
+    """True if a BLAS computes matrix products, which adds no bias; else oneDNN."""
+    return _is_on_host(tensor) and tensor.dtype in (torch.float32, torch.float64)
+
+
+def _linear(
+    rows: Float[Tensor, "*row width"], weight: Float[Tensor, "wide width"], bias: Float[Tensor, " wide"]
+) -> Float[Tensor, "*row wide"]:
+    """rows W^T + bias."""
+    # Torch would copy the bias first and add the product to it, which is one more pass.
+    return (rows @ weight.t()).add_(bias) if _takes_blas(rows) else linear(rows, weight, bias)
+
+
+def _activated(activation: nn.Module, wide: Float[Tensor, "*row wide"]) -> Float[Tensor, "*row wide"]:
+    """activation(wide), in place for GELU."""
+    # There is no functional in-place gelu.
+    if type(activation) is GELUActivation and activation.act is gelu:
+        found: Tensor = torch.ops.aten.gelu_(wide)
+        return found
+    activated: Tensor = activation(wide)
+    return activated
+
+
+def _add_product(
+    hidden: Float[Tensor, "*row width"], rows: Float[Tensor, "*row wide"], weight: Float[Tensor, "width wide"]
+) -> Float[Tensor, "*row width"]:
+    """hidden + rows W^T, in place."""
+    hidden.view(-1, hidden.shape[-1]).addmm_(rows.flatten(0, -2), weight.t())
+    return hidden
+
+
+class _Head:
+    """The vocabulary head after its transform: log-softmax at one token per row, at least float32."""
+
+    def __init__(self, decoder: nn.Linear) -> None:
+        self.decoder = decoder
+        self.precise = torch.promote_types(decoder.weight.dtype, torch.float32)
+        bias = decoder.bias.to(self.precise)
+        # exp(z + b) = exp(z) exp(b): the matrix product that sums over the vocabulary applies moderate biases.
+        self.has_moderate_bias = bool(bias.abs().amax() < _MODERATE_BIAS)
+        self.exponential_bias = bias.exp()
+
+    def log_probability(
+        self, hidden: Float[Tensor, "query width"], targets: Int[Tensor, " query"]
+    ) -> Float[Tensor, " query"]:
+        """log P of the targets over the vocabulary, some rows at a time."""
+        rows = _HEAD_ROWS[not _is_on_host(hidden)]
+        parts = zip(hidden.split(rows), targets.split(rows), strict=True)
+        return torch.cat([self._of_some(some, tokens) for some, tokens in parts])
+
+    def _of_some(
+        self, hidden: Float[Tensor, "query width"], targets: Int[Tensor, " query"]
+    ) -> Float[Tensor, " query"]:
+        if not _is_on_host(hidden) or not self.has_moderate_bias:
+            return self._at_once(hidden, targets)
+        found = self._by_blocks(hidden, targets)
+        # Logits whose exponentials overflow or underflow, or that are not finite.
+        return found if found.isfinite().all() else self._at_once(hidden, targets)
+
+    def _at_once(
+        self, hidden: Float[Tensor, "query width"], targets: Int[Tensor, " query"]
+    ) -> Float[Tensor, " query"]:
+        logits = self.decoder(hidden).to(self.precise)
+        here = logits.gather(1, targets[:, None])[:, 0]
+        largest = logits.amax(dim=1, keepdim=True)
+        return here - largest[:, 0] - logits.sub_(largest).exp_().sum(dim=1).log_()
+
+    def _by_blocks(
+        self, hidden: Float[Tensor, "query width"], targets: Int[Tensor, " query"]
+    ) -> Float[Tensor, " query"]:
+        """The same in blocks of the vocabulary whose logits stay in the cache."""
+        here, total = hidden.new_zeros(2, len(hidden), dtype=self.precise)
+        blocks = range(0, len(self.exponential_bias), _HEAD_COLUMNS)
+        in_block = (targets // _HEAD_COLUMNS).bincount(minlength=len(blocks)).tolist()
+        for start, rows in zip(blocks, targets.argsort().split(in_block), strict=True):
+            block = slice(start, start + _HEAD_COLUMNS)
+            logits = (hidden @ self.decoder.weight[block].t()).to(self.precise)
+            here[rows] = logits[rows, targets[rows] - start]
+            total += logits.exp_() @ self.exponential_bias[block]
+        # Underflow is negligible unless the total is small.
+        total = total.where(total > _SMALL_TOTAL, math.nan)
+        found = here.double() + self.decoder.bias[targets] - total.double().log_()
+        return found.clamp_(max=0.0)  # rounding
+
+
+def _unknown_part(model: BertForMaskedLM) -> str | None:
+    """A part of the model that is not transformers' plain BERT; None if there is none."""
+    if type(model) is not BertForMaskedLM:
+        return f"the model is a {type(model).__name__}, not BertForMaskedLM itself"
+    if model.config.is_decoder:
+        return "the model is a decoder"
+    if not len(model.bert.encoder.layer):
+        return "the model has no layers"
+    hooks = torch.nn.modules.module
+    if hooks._global_forward_hooks or hooks._global_forward_pre_hooks:
+        return "there is a forward hook for all modules"
+    activations = {id(layer.intermediate.intermediate_act_fn) for layer in model.bert.encoder.layer}
+    activations.add(id(getattr(model.cls.predictions.transform, "transform_act_fn", None)))
+    for name, module in model.named_modules():
+        if module._forward_hooks or module._forward_pre_hooks:
+            return f"module {name or type(model).__name__} has a forward hook"
+        if "forward" in vars(module):
+            return f"module {name or type(model).__name__} has a forward of its own"
+        if type(module) not in _PLAIN and id(module) not in activations:
+            return f"module {name} is a {type(module).__name__}, which plain BERT does not have"
+        if isinstance(module, (nn.Linear, nn.LayerNorm)) and module.bias is None:
+            return f"module {name} has no bias"
+    return None

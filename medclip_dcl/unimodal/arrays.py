@@ -1,0 +1,282 @@
+"""Small labelled images in memory: scikit-learn's digits, CIFAR-10 and STL10."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int64, UInt8
+from PIL import Image
+from torch import Tensor
+
+from medclip_dcl.common.errors import MissingFileError, UserError
+
+UNLABELLED = -1
+CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+_SSD = ("dog", "frog", "horse", "ship", "truck")
+_CIFAR10_SHAPE, _STL10_SHAPE = (3, 32, 32), (3, 96, 96)
+_ARRAY_PARTS = {
+    ("numpy", "ndarray"),
+    ("numpy", "dtype"),
+    ("numpy.core.multiarray", "_reconstruct"),
+    ("numpy._core.multiarray", "_reconstruct"),
+}
+"""Globals that an unpickled array of numbers may name."""
+
+
+@dataclass(frozen=True)
+class ImageArrays:
+    """Training and test images with their classes.
+
+    Attributes:
+        name: of the data set.
+        classes: names by label.
+        train: training images; the unlabelled ones, if any, are the last.
+        train_labels: positions in `classes`; -1 for an unlabelled image.
+        test: test images.
+        test_labels: positions in `classes`.
+        selected: classes of which the fraction r is kept where nothing else is chosen.
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    train: UInt8[Tensor, "train_image channel side side"]
+    train_labels: Int64[Tensor, " train_image"]
+    test: UInt8[Tensor, "test_image channel side side"]
+    test_labels: Int64[Tensor, " test_image"]
+    selected: tuple[str, ...]
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the class names, images and labels."""
+        digest = hashlib.sha256(repr(self.classes).encode())
+        for array in (self.train, self.train_labels, self.test, self.test_labels):
+            digest.update(repr(tuple(array.shape)).encode())
+            digest.update(array.contiguous().numpy().data)
+        return digest.hexdigest()
+
+
+def read_digits() -> ImageArrays:
+    """The 1,797 digits of 8 x 8 pixels that come with scikit-learn, in 256 grey levels.
+
+    They have no official split: a third of each class is for the test, drawn once and for all (choice). The writers
+    are not known, so that both parts have digits of the same hands.
+    """
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    grey = torch.from_numpy(np.round(images * (255 / 16)).astype(np.uint8)).reshape(-1, 1, 8, 8)
+    is_test = np.zeros(len(labels), dtype=bool)
+    for label in range(10):
+        of_class = np.random.default_rng([0, label]).permutation(np.flatnonzero(labels == label))
+        is_test[of_class[: round(len(of_class) / 3)]] = True
+    train, test = torch.from_numpy(~is_test), torch.from_numpy(is_test)
+    label_of = torch.from_numpy(labels.astype(np.int64))
+    classes = tuple(str(label) for label in range(10))
+    return ImageArrays(
+        "digits", classes, grey[train], label_of[train], grey[test], label_of[test], selected=classes[5:]
+    )
+
+
+def read_cifar10(folder: Path) -> ImageArrays:
+    """CIFAR-10 from its official Python batches, binary batches, or the Parquet files of the Hugging Face data set.
+
+    Args:
+        folder: that holds the files, or their usual folder: cifar-10-batches-py, cifar-10-batches-bin or plain_text.
+
+    Raises:
+        MissingFileError: the folder, or a file of its layout, is not there.
+        UserError: names the file that is not of the layout, is truncated, or has other images or labels.
+    """
+    for place in (
+        folder,
+        *(folder / name for name in ("cifar-10-batches-py", "cifar-10-batches-bin", "plain_text")),
+    ):
+        for suffix, read in (("", _read_python_batch), (".bin", _read_binary_batch)):
+            if (place / f"data_batch_1{suffix}").is_file():
+                files = [place / f"data_batch_{number}{suffix}" for number in range(1, 6)]
+                return _cifar10(files, [place / f"test_batch{suffix}"], read)
+        if train := sorted(place.glob("train-*.parquet")):
+            test = sorted(place.glob("test-*.parquet")) or [place / "test-00000-of-00001.parquet"]
+            return _cifar10(train, test, _read_parquet)
+    raise MissingFileError(
+        f"data.folder: found no CIFAR-10 in {folder}; expected the files data_batch_1 (Python batches), "
+        "data_batch_1.bin (binary batches) or train-*.parquet (Hugging Face), unpacked"
+    )
+
+
+def _cifar10(
+    train: Sequence[Path], test: Sequence[Path], read: Callable[[Path], tuple[np.ndarray, np.ndarray]]
+) -> ImageArrays:
+    arrays = []
+    for files in (train, test):
+        parts = [read(_existing(file)) for file in files]
+        for file, (_, labels) in zip(files, parts, strict=True):
+            _check_labels(file, labels, 0, len(CIFAR10) - 1)
+        images, labels = (np.concatenate(part) for part in zip(*parts, strict=True))
+        arrays += [torch.from_numpy(images), torch.from_numpy(labels.astype(np.int64))]
+    train_images, train_labels, test_images, test_labels = arrays
+    return ImageArrays("cifar10", CIFAR10, train_images, train_labels, test_images, test_labels, _SSD)
+
+
+class _ArraysUnpickler(pickle.Unpickler):
+    """Reads plain values and arrays; a pickle that names anything else, which could run code, is refused."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _ARRAY_PARTS:
+            raise pickle.UnpicklingError(f"it names {module}.{name}, which a batch of images does not need")
+        return super().find_class(module, name)
+
+
+def _read_python_batch(file: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Images and labels of a pickled batch."""
+    try:
+        with file.open("rb") as stream:
+            # Written by Python 2, whose strings are bytes.
+            batch = _ArraysUnpickler(stream, encoding="latin1").load()
+    except Exception as error:  # which ones damaged bytes raise is not limited
+        raise UserError(f"{file} is not a Python batch of CIFAR-10, or is truncated ({error})") from error
+    parts = batch if isinstance(batch, dict) else {"": batch}
+    images, labels = parts.get("data"), parts.get("labels")
+    if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or not isinstance(labels, list):
+        found = ", ".join(f"{key} {type(value).__name__}".strip() for key, value in parts.items())
+        raise UserError(
+            f"{file}: expected a dictionary with data, an array of uint8, and labels, a list; found {found}"
+        )
+    if images.shape != (len(labels), 3072):
+        raise UserError(
+            f"{file}: expected data of the shape ({len(labels)}, 3072) for {len(labels)} labels, found {images.shape}"
+        )
+    return images.reshape(-1, *_CIFAR10_SHAPE), np.array(labels)
+
+
+def _read_binary_batch(file: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Images and labels of a binary batch: a byte of the label, then 3,072 of the image."""
+    rows = _rows(file, 3073)
+    return rows[:, 1:].reshape(-1, *_CIFAR10_SHAPE), rows[:, 0]
+
+
+def _read_parquet(file: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Images and labels of a Parquet file: columns img (or image) with bytes of a PNG or JPEG file, and label."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(file)
+        name = "img" if "img" in table.column_names else "image"
+        encoded = table[name].combine_chunks().field("bytes")
+        labels = table["label"].to_numpy()
+    except (pa.ArrowException, AttributeError, KeyError) as error:
+        raise UserError(
+            f"{file} is not a Parquet file of CIFAR-10 with the columns img (or image) with bytes, and label ({error})"
+        ) from error
+    images = np.empty((len(labels), *_CIFAR10_SHAPE), dtype=np.uint8)
+    for row, content in enumerate(encoded.to_pylist()):
+        try:
+            with Image.open(io.BytesIO(content), formats=("PNG", "JPEG")) as image:
+                size, pixels = image.size, image.convert("RGB")
+        except OSError as error:
+            raise UserError(
+                f"{file}: the image of row {row} is not a PNG or JPEG image, or is damaged"
+            ) from error
+        if size != (32, 32):
+            raise UserError(
+                f"{file}: expected images of 32 x 32 pixels, found {size[0]} x {size[1]} in row {row}"
+            )
+        images[row] = np.asarray(pixels).transpose(2, 0, 1)
+    return images, labels
+
+
+def read_stl10(folder: Path) -> ImageArrays:
+    """STL10 from its official binary files; unlabeled_X.bin, which has no labels, may be missing.
+
+    Args:
+        folder: that holds the files, or stl10_binary with them.
+
+    Raises:
+        MissingFileError: the folder or a file is not there.
+        UserError: names the file that is truncated, or has other labels.
+    """
+    place = folder / "stl10_binary" if (folder / "stl10_binary").is_dir() else folder
+    classes = tuple(_existing(place / "class_names.txt").read_text(encoding="utf-8").split())
+    images, labels = {}, {}
+    for use in ("train", "test"):
+        images[use] = _stl10_images(_existing(place / f"{use}_X.bin"))
+        file = _existing(place / f"{use}_y.bin")
+        labels[use] = np.fromfile(file, dtype=np.uint8).astype(np.int64) - 1
+        if len(labels[use]) != len(images[use]):
+            raise UserError(
+                f"{file}: expected a label for each of the {len(images[use])} images, found {len(labels[use])}"
+            )
+        _check_labels(file, labels[use] + 1, 1, len(classes))
+    train = [images["train"]]
+    if (place / "unlabeled_X.bin").is_file():
+        train.append(_stl10_images(place / "unlabeled_X.bin"))
+        labels["train"] = np.append(labels["train"], np.full(len(train[1]), UNLABELLED))
+    return ImageArrays(
+        "stl10",
+        classes,
+        _in_memory(train),
+        torch.from_numpy(labels["train"]),
+        _in_memory([images["test"]]),
+        torch.from_numpy(labels["test"]),
+        selected=classes[len(classes) // 2 :],
+    )
+
+
+def _in_memory(parts: Sequence[np.ndarray]) -> Tensor:
+    """Images of all parts, row by row, copied once: the unlabelled ones take 3 GB."""
+    whole = np.empty((sum(map(len, parts)), *_STL10_SHAPE), dtype=np.uint8)
+    return torch.from_numpy(np.concatenate(parts, out=whole))
+
+
+def _stl10_images(file: Path) -> np.ndarray:
+    """Images of a file, which holds them column by column; read from the disk when they are used."""
+    return _rows(file, 3 * 96 * 96).reshape(-1, *_STL10_SHAPE).swapaxes(2, 3)
+
+
+def _rows(file: Path, length: int) -> np.ndarray:
+    """Bytes of a file in rows."""
+    size = file.stat().st_size
+    if not size or size % length:
+        raise UserError(
+            f"{file} has {size:,} bytes, not a multiple of the {length:,} of an image: truncated, or not an STL10 file"
+        )
+    return np.memmap(file, dtype=np.uint8, mode="r").reshape(-1, length)
+
+
+def _check_labels(file: Path, labels: np.ndarray, least: int, greatest: int) -> None:
+    if not np.issubdtype(labels.dtype, np.integer):
+        raise UserError(f"{file}: expected integer labels, found {labels.dtype}")
+    if not len(labels) or labels.min() < least or labels.max() > greatest:
+        found = f"{labels.min()} to {labels.max()}" if len(labels) else "none"
+        raise UserError(f"{file}: expected labels from {least} to {greatest}, found {found}")
+
+
+def _existing(file: Path) -> Path:
+    if not file.is_file():
+        raise MissingFileError(f"data.folder: there is no file {file}")
+    return file
+
+
+SOURCES: dict[str, Callable[[Path], ImageArrays]] = {"cifar10": read_cifar10, "stl10": read_stl10}
+"""Readers of the data sets that have a folder."""
+
+
+def read_images(source: str, folder: str | None) -> ImageArrays:
+    """Images of "digits", or of one of `SOURCES` from its folder.
+
+    Raises:
+        MissingFileError: the folder does not exist.
+    """
+    if folder is None:
+        return read_digits()
+    if not Path(folder).is_dir():
+        raise MissingFileError(f"data.folder: no folder {folder} (looked at {Path(folder).absolute()})")
+    return SOURCES[source](Path(folder))

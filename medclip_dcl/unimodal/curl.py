@@ -1,0 +1,225 @@
+"""CURL's hinge and logistic losses on margins between inner products, for pairs and for blocks of similar points."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.objectives.contrastive import at_least_float32, reduce_losses
+from medclip_dcl.unimodal.views import ViewsObjective
+
+LOSSES = ("hinge", "logistic")
+
+
+def margin_loss(margins: Float[Tensor, "*batch rival"], loss: str = "logistic") -> Float[Tensor, "*batch"]:
+    """Multi-class loss of the margins v by which the right class leads its rivals.
+
+    Saunshi et al., ICML 2019, section 2::
+
+        hinge     max{ 0, 1 + max_i(-v_i) }
+        logistic  log2( 1 + sum_i exp(-v_i) )
+
+    Both are convex, fall in every v_i and bound the error: at least 1 where a margin is 0 or below. Times ln 2,
+    the logistic loss is softmax cross entropy.
+
+    Args:
+        margins: v; half precision is computed in float32.
+        loss: "hinge" or "logistic".
+
+    Raises:
+        ValueError: no rival, an unknown loss.
+
+    Example:
+        >>> margin_loss(torch.tensor([0.5, 2.0]), "hinge").item()
+        0.5
+    """
+    if loss not in LOSSES:
+        raise ValueError(f'loss must be "hinge" or "logistic", got {loss!r}')
+    if margins.ndim == 0 or margins.shape[-1] == 0:
+        raise ValueError(f"margins must hold at least one rival each, got shape {tuple(margins.shape)}")
+    margins = at_least_float32(margins)
+    if loss == "hinge":
+        return (1 - margins.amin(-1)).clamp(min=0)
+    log_rivals = torch.logsumexp(-margins, -1)
+    # logaddexp and not one logsumexp with the 0: the loss of a margin of 50 is exp(-50) and not 0.
+    return torch.logaddexp(log_rivals, torch.zeros_like(log_rivals)) / math.log(2)
+
+
+def k_negative_loss(
+    anchors: Float[Tensor, "anchor dim"],
+    positives: Float[Tensor, "anchor dim"],
+    negatives: Float[Tensor, "anchor negative dim"],
+    *,
+    loss: str = "logistic",
+    reduction: str = "mean",
+) -> Float[Tensor, ""] | Float[Tensor, "anchor"]:
+    """CURL's unsupervised loss with k negatives (Saunshi et al., ICML 2019, definition 2.3, eq. 5 and 6).
+
+    `margin_loss` of ``v_i = f(x)^T (f(x+) - f(x_i-))``, i = 1..k.
+
+    Args:
+        anchors: embeddings f(x), of any norm; half precision is computed in float32.
+        positives: f(x+), x+ from the class of x.
+        negatives: f(x_i-), from the marginal, the class of x included.
+        loss: "hinge" or "logistic".
+        reduction: "mean", "sum" or "none".
+
+    Returns:
+        A scalar, or (anchor,) with reduction "none".
+
+    Raises:
+        ValueError: shapes that do not fit, no anchor, no negative, an unknown loss or reduction.
+
+    Example:
+        >>> x, other = torch.tensor([[1.0, 0.0]]), torch.tensor([[[0.0, 1.0]]])
+        >>> k_negative_loss(x, x, other, loss="hinge").item()  # the margin is 1
+        0.0
+    """
+    _check_axes(
+        anchors=(anchors, ("anchor", "dim")),
+        positives=(positives, ("anchor", "dim")),
+        negatives=(negatives, ("anchor", "negative", "dim")),
+    )
+    return _k_negative_loss(anchors, positives, negatives, loss, reduction)
+
+
+def block_loss(
+    anchors: Float[Tensor, "anchor dim"],
+    positives: Float[Tensor, "anchor point dim"],
+    negatives: Float[Tensor, "anchor negative point dim"],
+    *,
+    loss: str = "logistic",
+    reduction: str = "mean",
+) -> Float[Tensor, ""] | Float[Tensor, "anchor"]:
+    """CURL's loss on blocks of b similar points (Saunshi et al., ICML 2019, eq. 12).
+
+    `k_negative_loss` of the blocks' means: a block stands in for its class mean, the classifier that is evaluated
+    later. It never exceeds the mean of the b losses that pair the blocks point by point (Jensen: proposition 6.2).
+    The paper writes one negative block and leaves several to the analogy with its equation 5.
+
+    Args:
+        anchors: embeddings f(x), of any norm; half precision is computed in float32.
+        positives: of a block of b points from the class of x.
+        negatives: of k blocks; the points of a block share a class, drawn from the marginal.
+        loss: "hinge" or "logistic".
+        reduction: "mean", "sum" or "none".
+
+    Returns:
+        A scalar, or (anchor,) with reduction "none".
+
+    Raises:
+        ValueError: shapes that do not fit, no anchor, no negative, an empty block, an unknown loss or reduction.
+    """
+    _check_axes(
+        anchors=(anchors, ("anchor", "dim")),
+        positives=(positives, ("anchor", "point", "dim")),
+        negatives=(negatives, ("anchor", "negative", "point", "dim")),
+    )
+    return _k_negative_loss(
+        anchors,
+        at_least_float32(positives).mean(1),
+        at_least_float32(negatives).mean(2),
+        loss,
+        reduction,
+    )
+
+
+class Blocks(ViewsObjective):
+    """CURL's loss on blocks of b views, b + 1 views of each image (Saunshi et al., ICML 2019, eq. 12, with k blocks).
+
+    Each view is an anchor. Its positive block are the b other views of its image; its negative blocks are as many
+    views of each of the k images that follow in the batch, cyclically: a batch is shuffled, so that they are drawn
+    from the marginal, the anchor's class included. Embeddings are taken as they are, not normalised. That views
+    stand for points of a class, that every view is an anchor, and that blocks serve several anchors are choices.
+
+    Args:
+        size: b, at least 1 (2: as the paper has it for CIFAR-100).
+        k: negative blocks of an anchor, at least 1.
+        loss: "hinge" or "logistic".
+
+    Raises:
+        ValueError: size or k below 1; when called: fewer than k other images in the batch, an unknown loss.
+    """
+
+    def __init__(self, size: int = 2, k: int = 1, loss: Literal["hinge", "logistic"] = "logistic") -> None:
+        super().__init__()
+        if size < 1 or k < 1:
+            raise UserError(f"a block and its negatives must be at least 1, got size {size} and k {k}")
+        self.size, self.k, self.loss = size, k, loss
+        self.n_views, self.least_images = size + 1, k + 1
+
+    def config(self) -> dict[str, Any]:
+        return {"size": self.size, "k": self.k, "loss": self.loss}
+
+    def loss_of_batch(
+        self, embeddings: Float[Tensor, "view image dim"], fields: Mapping[str, Tensor]
+    ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
+        """Mean loss of the views; there are no figures."""
+        views, images, _ = embeddings.shape
+        if images <= self.k:
+            raise ValueError(
+                f"k {self.k} negatives need a batch of at least {self.k + 1} images, got {images}"
+            )
+        blocks = torch.stack(
+            [embeddings[[view for view in range(views) if view != own]].mean(0) for own in range(views)]
+        )
+        following = torch.arange(images)[:, None] + torch.arange(1, self.k + 1)
+        negatives = blocks[:, (following % images).to(blocks.device)]
+        loss = k_negative_loss(
+            embeddings.flatten(0, 1), blocks.flatten(0, 1), negatives.flatten(0, 1), loss=self.loss
+        )
+        return loss, {}
+
+
+class KNegatives(Blocks):
+    """CURL's loss with k negatives, two views of each image (Saunshi et al., ICML 2019, definition 2.3).
+
+    Each view is an anchor, the other view of its image the positive, and one view of each of the k images that follow
+    in the batch a negative: `Blocks` of one view.
+
+    Args:
+        k: negatives of an anchor, at least 1.
+        loss: "hinge" or "logistic".
+
+    Raises:
+        ValueError: as `Blocks`.
+    """
+
+    def __init__(self, k: int = 1, loss: Literal["hinge", "logistic"] = "logistic") -> None:
+        super().__init__(1, k, loss)
+
+    def config(self) -> dict[str, Any]:
+        return {"k": self.k, "loss": self.loss}
+
+
+def _k_negative_loss(
+    anchors: Tensor, positives: Tensor, negatives: Tensor, loss: str, reduction: str
+) -> Tensor:
+    anchors, positives, negatives = map(at_least_float32, (anchors, positives, negatives))
+    # The difference comes first: inner products of large embeddings would cancel. Sums of products and not matrix
+    # products: autocast leaves them in float32.
+    margins = (anchors[:, None] * (positives[:, None] - negatives)).sum(-1)
+    return reduce_losses(margin_loss(margins, loss), reduction)
+
+
+def _check_axes(**tensors: tuple[Tensor, tuple[str, ...]]) -> None:
+    """Every axis of one name has one size, at least 1."""
+    sizes: dict[str, int] = {}
+    for name, (tensor, axes) in tensors.items():
+        found = tuple(tensor.shape)
+        known = ", ".join(f"{axis} = {sizes[axis]}" for axis in axes if axis in sizes)
+        fits = len(found) == len(axes) and all(
+            size == sizes.setdefault(axis, size) for axis, size in zip(axes, found, strict=True)
+        )
+        if not fits:
+            raise ValueError(
+                f"{name} must be ({', '.join(axes)}){known and ' with ' + known}, got shape {found}"
+            )
+        if 0 in found:
+            raise ValueError(f"{name} must hold at least one {axes[found.index(0)]}, got shape {found}")

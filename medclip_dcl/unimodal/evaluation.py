@@ -1,0 +1,378 @@
+"""Evaluation of features of images alone: linear probes, nearest neighbours, the mean classifier."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float, Int
+from pytorch_lightning import LightningModule, Trainer
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from medclip_dcl.common.distributed import gather_with_grad
+from medclip_dcl.common.errors import UserError, check_least
+from medclip_dcl.data.link import trainer_data
+from medclip_dcl.evaluation.base import DescribedData, Evaluation, EvaluationResult
+from medclip_dcl.evaluation.embedding_map import embedding_map
+from medclip_dcl.metrics.linear_probe import draw_labelled, fit_linear_probes, standardisation
+from medclip_dcl.unimodal.mean_classifier import (
+    average_k_metrics,
+    check_number_of_tasks,
+    class_means,
+    mean_classifier_metrics,
+    mean_classifier_predictions,
+)
+from medclip_dcl.unimodal.neighbours import neighbour_predictions
+from medclip_dcl.unimodal.network import ImageOnlyNetwork
+
+MAP = "embedding_map"
+
+
+class ImageOnlyEvaluation(Evaluation):
+    """Accuracy of classifiers on the frozen features of the encoder, before the projection.
+
+    On validation: ``validate/knn_accuracy``, each training image classified by its nearest neighbours among the others.
+    On test, trained on features of the training images without augmentation, and measured on the test images: softmax
+    linear probes on all labels and on fractions of them (SSD, figure 2), weighted nearest neighbours, and the mean
+    classifier with its average over tasks of k + 1 classes (CURL). The last two see features of length 1: contrastive
+    losses compare directions, and CURL's theory bounds the norm (choice). Training images without a label are left out.
+
+    Args:
+        label_fractions: shares of the training labels on which linear probes are trained, each in (0, 1]; every class
+            keeps at least one image.
+        label_draws: draws of the labels of a fraction below 1; the accuracy is their mean.
+        label_seed: of the draws and of the order of the probes' minibatches.
+        probe_epochs: passes over the drawn images (SSD: 100).
+        probe_learning_rate: of Adam, constant (SSD: 1e-3).
+        probe_weight_decay: of Adam (SSD: 1e-6).
+        probe_batch_size: images in a step of a probe (choice).
+        standardise: true: the probe sees features with mean 0 and deviation 1 among the training images, because
+            contrastive objectives leave their scale free (choice; the papers do not).
+        k: nearest neighbours (DCL's public code: 200); all where there are fewer.
+        temperature: of the neighbours' weights.
+        average_k: rivals k of the average supervised loss, over all tasks of k + 1 classes.
+        embedding_map: true: t-SNE of test images into predictions/embedding_map.parquet (SSD, figure 4).
+        map_images: at most this many test images on the map, drawn by label_seed.
+        map_perplexity: approximate number of neighbours on the map.
+
+    Raises:
+        UserError: an option out of its range.
+    """
+
+    section = "image_only"
+
+    def __init__(
+        self,
+        label_fractions: Sequence[float] = (1.0,),
+        label_draws: int = 1,
+        label_seed: int = 0,
+        probe_epochs: int = 100,
+        probe_learning_rate: float = 1e-3,
+        probe_weight_decay: float = 1e-6,
+        probe_batch_size: int = 128,
+        standardise: bool = True,
+        k: int = 200,
+        temperature: float = 0.5,
+        average_k: Sequence[int] = (1,),
+        embedding_map: bool = False,
+        map_images: int = 2000,
+        map_perplexity: float = 30.0,
+    ) -> None:
+        super().__init__()
+        check_least(
+            "ImageOnlyEvaluation",
+            {
+                "label_draws": (label_draws, 1),
+                "label_seed": (label_seed, 0),
+                "probe_epochs": (probe_epochs, 1),
+                "probe_batch_size": (probe_batch_size, 1),
+                "k": (k, 1),
+                "map_images": (map_images, 1),
+            },
+        )
+        if not label_fractions or not all(0 < fraction <= 1 for fraction in label_fractions):
+            raise UserError(
+                f"ImageOnlyEvaluation: label_fractions must be numbers in (0, 1], got {list(label_fractions)}"
+            )
+        if not all(rivals >= 1 for rivals in average_k):
+            raise UserError(f"ImageOnlyEvaluation: average_k must be at least 1, got {list(average_k)}")
+        if not min(probe_learning_rate, temperature, map_perplexity) > 0 or not probe_weight_decay >= 0:
+            raise UserError(
+                "ImageOnlyEvaluation: probe_learning_rate, temperature and map_perplexity must be above 0 and "
+                "probe_weight_decay at least 0; found "
+                f"{probe_learning_rate}, {temperature}, {map_perplexity}, {probe_weight_decay}"
+            )
+        self.label_fractions = sorted({float(x) for x in label_fractions}, reverse=True)
+        self.label_draws, self.label_seed = label_draws, label_seed
+        self.probe: dict[str, Any] = {
+            "epochs": probe_epochs,
+            "learning_rate": probe_learning_rate,
+            "weight_decay": probe_weight_decay,
+            "batch_size": probe_batch_size,
+        }
+        self.standardise = standardise
+        self.k, self.temperature, self.average_k = k, temperature, sorted(set(average_k))
+        self.embedding_map, self.map_images, self.map_perplexity = embedding_map, map_images, map_perplexity
+        self._parts: list[_Images] = []
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Check model and classes before anything is computed; the datamodule is set up by now."""
+        network = getattr(pl_module, "network", None)
+        if not isinstance(network, ImageOnlyNetwork):
+            raise UserError(
+                "ImageOnlyEvaluation evaluates a model with an ImageOnlyNetwork as `network`; "
+                f"{type(pl_module).__name__} has {type(network).__name__}"
+            )
+        classes = _described(trainer).dataset()["classes"]
+        if self.average_k and max(self.average_k) >= len(classes):
+            raise UserError(
+                f"ImageOnlyEvaluation: average_k {max(self.average_k)} needs more than {len(classes)} classes; "
+                f"give at most {len(classes) - 1}"
+            )
+        for k in self.average_k:
+            check_number_of_tasks(len(classes), k)
+
+    # Collecting
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._parts = []
+
+    def on_validation_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any
+    ) -> None:
+        self._collect(outputs)
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        images = self._gathered()
+        images = images.of(images.class_id >= 0)
+        if trainer.sanity_checking or len(images.index) < 2:
+            return
+        found = self._neighbours(images, None)
+        accuracy = (found == images.class_id).double().mean()
+        pl_module.log("validate/knn_accuracy", accuracy.float(), sync_dist=True, batch_size=1, prog_bar=True)
+
+    def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._parts, self.results = [], {}
+
+    def on_test_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
+        self._collect(outputs)
+
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        started = time.perf_counter()
+        images = self._gathered()
+        self.results = self._evaluated(images, _described(trainer).dataset())
+        self.log_results(pl_module, "test", self.results)
+        self.seconds = time.perf_counter() - started
+
+    def _collect(self, outputs: Mapping[str, Tensor]) -> None:
+        images = outputs["index"]
+        is_test = outputs.get("is_test", torch.zeros_like(images, dtype=torch.bool))
+        self._parts.append(_Images(outputs["features"].float(), images, outputs["class_id"], is_test))
+
+    def _gathered(self) -> _Images:
+        """All images of all processes, each once, by index."""
+        parts, self._parts = self._parts, []
+        own = _Images(
+            *(torch.cat([getattr(part, name) for part in parts]) for name in _Images.__annotations__)
+        )
+        features = gather_with_grad(own.features)
+        numbers = gather_with_grad(torch.stack([own.index, own.class_id, own.is_test.long()], 1))
+        # A padded loader serves images twice.
+        places = {int(index): place for place, index in enumerate(numbers[:, 0].tolist())}
+        rows = torch.tensor([places[index] for index in sorted(places)], device=features.device)
+        index, class_id, is_test = numbers[rows].T
+        images = _Images(features[rows], index, class_id, is_test.bool())
+        if n_broken := int((~images.features.isfinite().all(1)).sum()):
+            raise UserError(
+                f"the features of {n_broken} of {len(rows)} images are not finite: training has diverged"
+            )
+        return images
+
+    # Evaluating
+
+    def _evaluated(self, images: _Images, dataset: Mapping[str, Any]) -> dict[str, EvaluationResult]:
+        classes = list(dataset["classes"])
+        is_labelled = images.class_id >= 0
+        train, test = images.of(is_labelled & ~images.is_test), images.of(is_labelled & images.is_test)
+        result = EvaluationResult(
+            metrics={},
+            scalars={},
+            protocol=self._protocol(),
+            counts={"training_images": len(train.index), "test_images": len(test.index)},
+        )
+        results = {self.section: result}
+        parts = ((train, "training", "train_images"), (test, "test", "test_images"))
+        for part, name, _ in parts:
+            there = set(part.class_id.tolist())
+            if absent := [one for place, one in enumerate(classes) if place not in there]:
+                result.notes.append(
+                    f"{self.section}: not evaluated, no {name} image of {', '.join(absent)} was served: the run was "
+                    "limited to some batches"
+                )
+                return results
+        for part, name, key in parts:
+            expected = sum(dataset.get(key, {}).get(one, 0) for one in classes)
+            if (count := len(part.index)) < expected:
+                result.notes.append(
+                    f"{self.section}: {expected - count} of {expected} {name} images were not evaluated: the run "
+                    "was limited to some batches"
+                )
+        is_selected = torch.isin(
+            test.class_id, test.class_id.new_tensor([classes.index(x) for x in dataset["selected"]])
+        )
+        probed = self._probe(train, test, is_selected, len(classes), result)
+        neighbours = self._neighbours(train, test)
+        directions, tested = (normalize(part.features, dim=1) for part in (train, test))
+        means = class_means(directions, train.class_id, len(classes))
+        of_means = mean_classifier_predictions(tested, means)
+        metrics = mean_classifier_metrics(tested, test.class_id, means)
+        result.metrics |= {
+            "knn": {"accuracy": float((neighbours == test.class_id).double().mean())},
+            "mean_classifier": metrics._asdict(),
+            "average_k": {
+                str(k): average_k_metrics(tested, test.class_id, means, k)._asdict() for k in self.average_k
+            },
+        }
+        result.scalars = {
+            "linear_probe_accuracy": result.metrics["linear_probe"][str(self.label_fractions[0])]["accuracy"],
+            "knn_accuracy": result.metrics["knn"]["accuracy"],
+            "mean_classifier_accuracy": metrics.accuracy,
+        }
+        names = np.array(classes, dtype=object)
+        result.predictions = pd.DataFrame(
+            {
+                "index": test.index.cpu().numpy(),
+                **{
+                    name: names[found.cpu().numpy()]
+                    for name, found in (
+                        ("class", test.class_id),
+                        ("linear_probe", probed),
+                        ("knn", neighbours),
+                        ("mean_classifier", of_means),
+                    )
+                },
+            }
+        )
+        if self.embedding_map:
+            results[MAP] = self._map(test, is_selected, names)
+        return results
+
+    def _probe(
+        self,
+        train: _Images,
+        test: _Images,
+        is_selected: Bool[Tensor, " image"],
+        n_classes: int,
+        result: EvaluationResult,
+    ) -> Int[Tensor, " image"]:
+        """Add the accuracy of the linear probes; classes by the first of those with the most labels."""
+        shift, scale = torch.zeros(()), torch.ones(())
+        if self.standardise:
+            shift, scale = standardisation(train.features)
+        features, tested = ((part.features - shift) / scale for part in (train, test))
+        labels = train.class_id.cpu().numpy()
+        first = None
+        groups = {
+            "linear_probe": torch.ones_like(is_selected),
+            "linear_probe_selected": is_selected,
+            "linear_probe_others": ~is_selected,
+        }
+        result.metrics |= {name: {} for name in groups}
+        result.counts["labels"] = {}
+        for fraction in self.label_fractions:
+            # All labels can be drawn in one way.
+            draws = 1 if fraction == 1 else self.label_draws
+            drawn = torch.from_numpy(draw_labelled(labels, fraction, draws, self.label_seed))
+            probes = fit_linear_probes(
+                features,
+                train.class_id,
+                drawn.to(features.device),
+                n_classes,
+                seed=self.label_seed,
+                **self.probe,
+            )
+            predicted = probes.predictions(tested)
+            first = predicted[0] if first is None else first
+            is_right = predicted == test.class_id
+            for name, of_group in groups.items():
+                by_draw = is_right[:, of_group].double().mean(1).tolist() if of_group.any() else []
+                accuracy = float(np.mean(by_draw)) if by_draw else None
+                result.metrics[name][str(fraction)] = {"accuracy": accuracy, "by_draw": by_draw}
+            result.counts["labels"][str(fraction)] = drawn.shape[1]
+        assert first is not None
+        return first
+
+    def _neighbours(self, train: _Images, test: _Images | None) -> Int[Tensor, " image"]:
+        queries = None if test is None else test.features
+        return neighbour_predictions(
+            queries, train.features, train.class_id, k=self.k, temperature=self.temperature
+        )
+
+    def _map(self, test: _Images, is_selected: Bool[Tensor, " image"], names: np.ndarray) -> EvaluationResult:
+        count = len(test.index)
+        drawn = np.random.default_rng(self.label_seed).permutation(count)[: self.map_images]
+        drawn.sort()
+        vectors = normalize(test.features, dim=1).cpu().numpy()[drawn]
+        places = embedding_map(vectors, self.map_perplexity, self.label_seed)
+        predictions = pd.DataFrame(
+            {
+                "index": test.index.cpu().numpy()[drawn],
+                "class": names[test.class_id.cpu().numpy()[drawn]],
+                "is_selected": is_selected.cpu().numpy()[drawn],
+                "x": places[:, 0],
+                "y": places[:, 1],
+            }
+        )
+        protocol = {
+            "embedding": "features of the encoder, length 1",
+            "perplexity": self.map_perplexity,
+            "most_images": self.map_images,
+            "seed": self.label_seed,
+        }
+        return EvaluationResult({}, {}, protocol, {"images": len(drawn)}, predictions=predictions)
+
+    def _protocol(self) -> dict[str, Any]:
+        return {
+            "features": "of the encoder, before the projection, of images without augmentation",
+            "linear_probe": {
+                **self.probe,
+                "standardised": self.standardise,
+                "label_draws": self.label_draws,
+                "label_seed": self.label_seed,
+            },
+            "knn": {"k": self.k, "temperature": self.temperature, "features": "length 1"},
+            "mean_classifier": {
+                "features": "length 1",
+                "accuracy and loss": "inner products with class means; mean within a class, then over classes",
+                "loss": "logistic",
+            },
+        }
+
+
+@dataclass(frozen=True)
+class _Images:
+    """Features of images, their places among training and test images, and their classes (-1: unlabelled)."""
+
+    features: Float[Tensor, "image feature"]
+    index: Int[Tensor, " image"]
+    class_id: Int[Tensor, " image"]
+    is_test: Bool[Tensor, " image"]
+
+    def of(self, rows: Bool[Tensor, " image"]) -> _Images:
+        return _Images(self.features[rows], self.index[rows], self.class_id[rows], self.is_test[rows])
+
+
+def _described(trainer: Trainer) -> DescribedData:
+    data = trainer_data(trainer)
+    if not isinstance(data, DescribedData):
+        raise UserError(
+            "ImageOnlyEvaluation needs a datamodule that describes its classes (`dataset`), such as "
+            f"ImageOnlyDataModule; found {type(data).__name__}"
+        )
+    return data

@@ -1,0 +1,252 @@
+"""The mean classifier, whose weights are the class means, and its average over tasks of k + 1 classes (CURL).
+
+Its scores are inner products, not distances: a class mean of a larger norm attracts more.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.unimodal.curl import margin_loss
+
+_MAX_TASKS = 100_000
+_ELEMENTS_PER_CHUNK = 2**23
+"""Margins compared at a time: bounds the extra memory whatever the number of tasks."""
+
+
+class MeanClassifierMetrics(NamedTuple):
+    """Metrics of one task, or their average over tasks."""
+
+    loss: float
+    accuracy: float
+
+
+def class_means(
+    embeddings: Float[Tensor, "case dim"], labels: Int[Tensor, "case"], n_classes: int | None = None
+) -> Float[Tensor, "class dim"]:
+    """Rows W of the mean classifier: the mean embedding of each class (Saunshi et al., ICML 2019, definition 2.1).
+
+    Args:
+        embeddings: f(x).
+        labels: class of each case, from 0.
+        n_classes: default: the largest label plus one.
+
+    Returns:
+        Summed in float64, in the embeddings' precision, float32 at least.
+
+    Raises:
+        ValueError: a class without a case, a label outside [0, n_classes), an embedding that is not finite.
+    """
+    if n_classes is None:
+        n_classes = int(labels.max()) + 1 if labels.numel() else 0
+    _check_cases(embeddings, labels, n_classes)
+    counts = torch.bincount(labels, minlength=n_classes)
+    _require_cases(counts, torch.ones_like(counts, dtype=torch.bool))
+    sums = embeddings.new_zeros((n_classes, embeddings.shape[1]), dtype=torch.float64)
+    sums.index_add_(0, labels, embeddings.double())
+    dtype = torch.promote_types(embeddings.dtype, torch.float32)
+    return (sums / counts[:, None]).to(dtype)
+
+
+def mean_classifier_scores(
+    embeddings: Float[Tensor, "case dim"], means: Float[Tensor, "class dim"]
+) -> Float[Tensor, "case class"]:
+    """Inner product of each case with each class mean, W f(x), in float64."""
+    return embeddings.double() @ means.double().T
+
+
+def mean_classifier_predictions(
+    embeddings: Float[Tensor, "case dim"], means: Float[Tensor, "class dim"]
+) -> Int[Tensor, "case"]:
+    """Class with the highest score; the first of those that tie."""
+    return mean_classifier_scores(embeddings, means).argmax(1)
+
+
+def mean_classifier_metrics(
+    embeddings: Float[Tensor, "case dim"],
+    labels: Int[Tensor, "case"],
+    means: Float[Tensor, "class dim"],
+    *,
+    loss: str = "logistic",
+) -> MeanClassifierMetrics:
+    """Supervised loss and accuracy of the mean classifier on the task of all classes (CURL, section 2).
+
+    The expectation over cases is that within a class first, then over the equally likely classes: it does not depend
+    on how many cases a class has. A case whose class ties with t others for the highest score counts 1/(1 + t) as
+    correct.
+
+    Args:
+        embeddings: f(x) of the labelled cases.
+        labels: class of each case, from 0.
+        means: of :func:`class_means`, from these cases or from others.
+        loss: "hinge" or "logistic", as in :func:`medclip_dcl.objectives.margin_loss`.
+
+    Raises:
+        ValueError: as :func:`average_k_metrics`.
+
+    Example:
+        >>> points = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+        >>> mean_classifier_metrics(points, torch.tensor([0, 1]), points, loss="hinge")
+        MeanClassifierMetrics(loss=0.0, accuracy=1.0)
+    """
+    n_classes = len(means)
+    return _average(
+        embeddings,
+        labels,
+        means,
+        tasks=torch.arange(n_classes)[None],
+        task_weights=torch.ones(1, dtype=torch.float64),
+        class_weights=_class_distribution(None, n_classes, least=2),
+        loss=loss,
+    )
+
+
+def average_k_metrics(
+    embeddings: Float[Tensor, "case dim"],
+    labels: Int[Tensor, "case"],
+    means: Float[Tensor, "class dim"],
+    k: int,
+    *,
+    class_distribution: Float[Tensor, "class"] | None = None,
+    loss: str = "logistic",
+    labels_are_uniform: bool = True,
+) -> MeanClassifierMetrics:
+    """Loss and accuracy of the mean classifier, averaged over tasks of k + 1 distinct classes.
+
+    The average supervised loss (Saunshi et al., ICML 2019, definition 2.2): the k + 1 classes are independent draws
+    from rho, given that all differ, so that a task T has the probability ``prod_{c in T} rho(c)`` up to a constant.
+    (Draws one after the other without replacement are another distribution unless rho is uniform.) Within a task
+    cases are averaged as in :func:`mean_classifier_metrics`. CURL's tables call it avg-(k + 1).
+
+    Args:
+        embeddings: f(x) of the labelled cases.
+        labels: class of each case, from 0.
+        means: of :func:`class_means`, from these cases or from others.
+        k: rivals of the right class, at least 1; k is also the number of negatives in CURL's unsupervised loss.
+        class_distribution: rho; default uniform. A class of probability 0 is in no task and needs no case.
+        loss: "hinge" or "logistic".
+        labels_are_uniform: the classes of a task are equally likely (CURL); False: likely as in rho (SSD, A.2).
+
+    Raises:
+        ValueError: k below 1 or fewer than k + 1 classes; rho that is not a distribution; a class without a case; a
+            label outside the classes; an embedding that is not finite; more than 100,000 tasks; an unknown
+            loss; unfit shapes.
+    """
+    if k < 1:
+        raise ValueError(f"k must be at least 1, the rivals of the right class: found {k}")
+    n_classes = len(means)
+    rho = _class_distribution(class_distribution, n_classes, least=k + 1)
+    possible = rho.nonzero().flatten()
+    check_number_of_tasks(len(possible), k)
+    # torch.combinations would fill a mask of classes ** (k + 1).
+    tasks = torch.tensor(list(itertools.combinations(possible.tolist(), k + 1)), device=possible.device)
+    task_weights = rho[tasks].log().sum(1).softmax(0)
+    class_weights = torch.ones_like(rho) if labels_are_uniform else rho
+    return _average(embeddings, labels, means, tasks, task_weights, class_weights, loss)
+
+
+def check_number_of_tasks(n_classes: int, k: int) -> None:
+    """Refuse more tasks of k + 1 classes than :func:`average_k_metrics` enumerates.
+
+    Raises:
+        UserError: there are more than 100,000.
+    """
+    number = math.comb(n_classes, k + 1)
+    if number > _MAX_TASKS:
+        raise UserError(
+            f"average_k: {number:,} tasks of {k + 1} among {n_classes} classes are too many to enumerate"
+            f" (at most {_MAX_TASKS:,}); give another k"
+        )
+
+
+def _average(
+    embeddings: Tensor,
+    labels: Tensor,
+    means: Tensor,
+    tasks: Tensor,
+    task_weights: Tensor,
+    class_weights: Tensor,
+    loss: str,
+) -> MeanClassifierMetrics:
+    """Mean over tasks (which sum to 1 in weight), their classes (weighted within a task), and a class's cases."""
+    _check_cases(embeddings, labels, len(means))
+    if not means.isfinite().all():
+        raise ValueError("means must be finite: an embedding is NaN or infinite")
+    in_tasks = torch.zeros(len(means), dtype=torch.bool)
+    in_tasks[tasks.flatten()] = True
+    _require_cases(torch.bincount(labels.cpu(), minlength=len(means)), in_tasks)
+
+    shares = class_weights[tasks]
+    weights = task_weights[:, None] * shares / shares.sum(1, keepdim=True)
+    total_loss = total_accuracy = 0.0
+    for c in in_tasks.nonzero().flatten().tolist():
+        is_class = tasks == c
+        members = tasks[is_class.any(1)]
+        rivals = members[members != c].view(len(members), -1)
+        scores = mean_classifier_scores(embeddings[labels == c], means)
+        margins = scores[:, c, None] - scores
+        per_chunk = max(1, _ELEMENTS_PER_CHUNK // max(1, len(margins) * rivals.shape[1]))
+        for some, weight in zip(rivals.split(per_chunk), weights[is_class].split(per_chunk), strict=True):
+            leads = margins[:, some.to(margins.device)]
+            weight = weight.to(margins.device)
+            total_loss += float(margin_loss(leads, loss).mean(0) @ weight)
+            correct = (leads >= 0).all(2) / (1 + (leads == 0).sum(2)).double()
+            total_accuracy += float(correct.mean(0) @ weight)
+    return MeanClassifierMetrics(total_loss, total_accuracy)
+
+
+def _class_distribution(distribution: Tensor | None, n_classes: int, least: int) -> Tensor:
+    """Checked, in float64 on the CPU, summing to 1; uniform for None."""
+    if distribution is None:
+        distribution = torch.ones(n_classes, dtype=torch.float64) / n_classes
+    if distribution.shape != (n_classes,):
+        raise ValueError(
+            f"the class distribution must have one probability for each of {n_classes} classes:"
+            f" found shape {tuple(distribution.shape)}"
+        )
+    rho = distribution.detach().double().cpu()
+    if not bool((rho >= 0).all()) or abs(float(rho.sum()) - 1) > 1e-4:
+        raise ValueError(
+            f"the class distribution must be at least 0 and sum to 1: found {[round(p, 6) for p in rho.tolist()]}"
+        )
+    n_possible = int((rho > 0).sum())
+    if n_possible < least:
+        raise ValueError(
+            f"a task of {least} classes needs as many of probability above 0: found {n_possible}"
+        )
+    return rho / rho.sum()
+
+
+def _check_cases(embeddings: Tensor, labels: Tensor, n_classes: int) -> None:
+    if embeddings.ndim != 2 or labels.shape != embeddings.shape[:1]:
+        raise ValueError(
+            f"embeddings must be (case, dim) and labels (case,): found {tuple(embeddings.shape)} and"
+            f" {tuple(labels.shape)}"
+        )
+    wrong = (~embeddings.isfinite().all(dim=1)).nonzero().flatten()
+    if len(wrong):
+        raise ValueError(
+            f"embeddings must be finite: {len(wrong)} of {len(embeddings)} cases hold NaN or infinity"
+            f" (first: case {wrong[0]})"
+        )
+    outside = ((labels < 0) | (labels >= n_classes)).nonzero().flatten()
+    if len(outside):
+        raise ValueError(
+            f"case {outside[0]} has label {labels[outside[0]]}: expected one of the {n_classes} classes from 0"
+        )
+
+
+def _require_cases(counts: Tensor, is_needed: Tensor) -> None:
+    empty = ((counts == 0) & is_needed).nonzero().flatten()
+    if len(counts) == 0 or len(empty):
+        first = f" (first: class {empty[0]})" if len(empty) else ""
+        raise ValueError(
+            f"{len(empty)} of {len(counts)} classes have no case{first}; leave them out or add some"
+        )

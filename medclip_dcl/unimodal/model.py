@@ -1,0 +1,138 @@
+"""ImageOnlyModel: contrastive training on several views of each image, without text (SimCLR)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Adam, Optimizer
+
+from medclip_dcl.common.errors import UserError, check_options
+from medclip_dcl.common.parts import part_config
+from medclip_dcl.common.weight_files import load_exactly, read_model
+from medclip_dcl.data.link import ViewsProvided, ViewsRequirements
+from medclip_dcl.models.base import NetworkModel
+from medclip_dcl.unimodal.encoders import SmallImageEncoder
+from medclip_dcl.unimodal.network import ImageOnlyNetwork
+from medclip_dcl.unimodal.views import ViewsObjective, build_objective
+
+
+class ImageOnlyModel(NetworkModel):
+    """Contrastive training of an encoder of images: the views of an image are alike, those of others are not.
+
+    Validation and test steps give the encoder's features, not the projection's, to `ImageOnlyEvaluation`. In a training
+    step all views of all images pass the network at once, so that BatchNorm sees them together; with several processes
+    each normalises its own unless `trainer.sync_batchnorm` is set.
+
+    Args:
+        image_encoder: images to features. It comes before the objective, and no objective draws random numbers when it
+            is built: under one seed every objective starts from the same weights.
+        objective: the loss of the views' embeddings.
+        projection_dim: size of the embeddings; null: the loss sees the features.
+        hidden: size of the projection's hidden layer; null: that of the features (choice).
+        batch_norm: true puts BatchNorm before the ReLU of the projection, as in DCL's public code.
+        learning_rate: of Adam, constant (SSD and DCL: 1e-3).
+        weight_decay: of Adam, on all parameters (SSD: 1e-6).
+    """
+
+    network: ImageOnlyNetwork
+    kind = "a model of images alone"
+    tests_untrained = True
+    parts = ("image_encoder", "projection_dim", "hidden", "batch_norm")
+
+    def __init__(
+        self,
+        image_encoder: SmallImageEncoder,
+        objective: ViewsObjective,
+        projection_dim: int | None = 128,
+        hidden: int | None = None,
+        batch_norm: bool = False,
+        learning_rate: float = 1e-3,
+        weight_decay: float = 1e-6,
+    ) -> None:
+        super().__init__()
+        check_options({"learning_rate": learning_rate}, {"weight_decay": weight_decay})
+        self.network = ImageOnlyNetwork(image_encoder, projection_dim, hidden, batch_norm)
+        self.objective = objective
+        self.learning_rate, self.weight_decay = learning_rate, weight_decay
+        # Fails now, not at the first checkpoint, for an objective that cannot describe itself.
+        self.description()
+
+    def requirements(self) -> ViewsRequirements:
+        """Requirements of the datamodule: views of each image, and the fields of the objective."""
+        return ViewsRequirements(self.objective.n_views, tuple(self.objective.requires))
+
+    def use_data(self, data: ViewsProvided, stage: str) -> None:
+        """Check that the encoder takes the images, and the objective a batch of them."""
+        channels = self.network.image_encoder.channels
+        if channels != data.channels:
+            raise UserError(
+                f"model.image_encoder takes images of {channels} channels, those of the data have {data.channels}; set "
+                f"model.init_args.image_encoder.init_args.channels: {data.channels}"
+            )
+        if stage == "fit" and data.batch_size < (least := self.objective.least_images):
+            raise UserError(
+                f"{type(self.objective).__name__} needs a batch of at least {least} images, data.batch_size is "
+                f"{data.batch_size}; raise it, or lower the objective's number of negatives"
+            )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Embeddings (image, dim)."""
+        return self.network(images)
+
+    def training_step(self, batch: dict[str, Any], batch_index: int) -> Tensor:
+        loss, figures = self._loss(batch)
+        self.log_training(loss, batch["images"].shape[1], figures)
+        return loss
+
+    def _loss(self, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss of the images of all processes, and figures to watch."""
+        views: Tensor = batch["images"]
+        embeddings = self.network(views.flatten(0, 1)).unflatten(0, views.shape[:2])
+        return self.objective(embeddings, batch)
+
+    def validation_step(self, batch: dict[str, Any], batch_index: int) -> dict[str, Any]:
+        """Features for the callback."""
+        return {**batch, "features": self.network.features(batch["images"])}
+
+    test_step = validation_step
+
+    def on_validation_epoch_start(self) -> None:
+        """Do nothing: there is no validation loss; the callback logs the accuracy of nearest neighbours."""
+
+    on_validation_epoch_end = on_validation_epoch_start
+
+    def configure_optimizers(self) -> Optimizer:
+        """Adam at a constant rate; an objective may learn, too."""
+        parameters = [p for p in self.parameters() if p.requires_grad]
+        return Adam(parameters, lr=self.learning_rate, weight_decay=self.weight_decay)
+
+    def description(self) -> dict[str, Any]:
+        """The network and the options of the training in plain values."""
+        options = {
+            "objective": part_config(self.objective),
+            "learning_rate": self.learning_rate,
+            "weight_decay": self.weight_decay,
+        }
+        return {**super().description(), "image_only": options}
+
+    @classmethod
+    def load_from_checkpoint(  # type: ignore[override]
+        cls, checkpoint_path: str | Path, map_location: Any = "cpu"
+    ) -> ImageOnlyModel:
+        """The model of a checkpoint, in evaluation mode."""
+        checkpoint = read_model(checkpoint_path, map_location).require_checkpoint()
+        network = ImageOnlyNetwork.from_config(checkpoint["network"])
+        options = dict(checkpoint["image_only"])
+        objective = build_objective(options.pop("objective"))
+        model = cls(
+            network.image_encoder,
+            objective,
+            network.projection_dim,
+            network.hidden,
+            network.batch_norm,
+            **options,
+        )
+        load_exactly(model, checkpoint["state_dict"], str(checkpoint_path))
+        return model.eval()

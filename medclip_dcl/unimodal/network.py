@@ -1,0 +1,102 @@
+"""The network of images alone: an encoder and a projection in one nn.Module that describes and rebuilds itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from medclip_dcl.common.errors import UserError, check_least
+from medclip_dcl.common.formats import NETWORK, VERSION_KEY
+from medclip_dcl.common.parts import build_part, part_config
+from medclip_dcl.common.weight_files import load_exactly, read_model
+from medclip_dcl.networks.base import DescribedNetwork
+from medclip_dcl.unimodal.encoders import SmallImageEncoder
+
+
+class ImageOnlyNetwork(DescribedNetwork):
+    """Features of images, and their projection into the space of the contrastive loss (SimCLR).
+
+    Args:
+        image_encoder: images to features.
+        projection_dim: size of the embeddings (SSD and DCL: 128); None for the features themselves.
+        hidden: size of the projection's hidden layer; None for that of the features.
+        batch_norm: True puts BatchNorm before the ReLU of the projection.
+
+    Raises:
+        UserError: a size below 1.
+    """
+
+    def __init__(
+        self,
+        image_encoder: SmallImageEncoder,
+        projection_dim: int | None = 128,
+        hidden: int | None = None,
+        batch_norm: bool = False,
+    ) -> None:
+        super().__init__()
+        check_least("model", {"projection_dim": (projection_dim, 1), "hidden": (hidden, 1)})
+        self.image_encoder = image_encoder
+        self.projection_dim, self.hidden, self.batch_norm = projection_dim, hidden, batch_norm
+        self.projection: nn.Module = nn.Identity()
+        if projection_dim is not None:
+            features = image_encoder.feature_dim
+            inner = features if hidden is None else hidden
+            self.projection = nn.Sequential(
+                # BatchNorm has a bias of its own.
+                nn.Linear(features, inner, bias=not batch_norm),
+                *([nn.BatchNorm1d(inner)] if batch_norm else []),
+                nn.ReLU(inplace=True),
+                nn.Linear(inner, projection_dim),
+            )
+
+    def features(self, images: Float[Tensor, "image channel height width"]) -> Float[Tensor, "image feature"]:
+        """Features of images in [0, 1], which linear probes use."""
+        return self.image_encoder(images)
+
+    def forward(self, images: Float[Tensor, "image channel height width"]) -> Float[Tensor, "image dim"]:
+        """Embeddings, not normalised to length 1."""
+        return self.projection(self.features(images))
+
+    def config(self) -> dict[str, Any]:
+        """Plain values (JSON) from which `from_config` builds the same network with random weights."""
+        return {
+            VERSION_KEY: NETWORK.version,
+            "image_encoder": part_config(self.image_encoder),
+            "projection_dim": self.projection_dim,
+            "hidden": self.hidden,
+            "batch_norm": self.batch_norm,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> ImageOnlyNetwork:
+        """Build a network from the result of `config`.
+
+        Raises:
+            UserError: not of images alone, an unsupported format version, or an unknown encoder (see `build_part`).
+        """
+        if "projection_dim" not in config:
+            raise UserError("the description is not of a network of images alone: it names no projection_dim")
+        config = dict(config)
+        NETWORK.check(config, "this network of images alone")
+        return cls(
+            build_part(config["image_encoder"], SmallImageEncoder),
+            config["projection_dim"],
+            config["hidden"],
+            config["batch_norm"],
+        )
+
+    @classmethod
+    def from_pretrained(cls, source: str | Path) -> ImageOnlyNetwork:
+        """Load the network of a checkpoint of `fit`, in evaluation mode.
+
+        Raises:
+            MissingFileError: nothing there.
+            UserError: see `from_config`; or weights that do not fit.
+        """
+        saved = read_model(source)
+        network = cls.from_config(saved.require_network())
+        load_exactly(network, saved.tensors(), saved.path)
+        return network.eval()

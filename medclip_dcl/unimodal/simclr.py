@@ -1,0 +1,323 @@
+"""Image-only contrastive loss of views (SimCLR), debiased or unbiased, in blocks of rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.parts import build_part, part_config
+from medclip_dcl.objectives.class_probability import ClassProbability
+from medclip_dcl.objectives.contrastive import (
+    Rows,
+    at_least_float32,
+    losses_of_rows,
+    reduce_losses,
+    statistics_of_rows,
+)
+from medclip_dcl.unimodal.views import ViewsObjective
+
+# Logits of a block: 1 MiB of float32 stays in a CPU's second-level cache (choice, measured), 16 MiB fill another
+# device (choice, not measured).
+_BLOCK_LOGITS = {"cpu": 2**18}
+_BLOCK_LOGITS_ELSEWHERE = 2**22
+_FEWEST_ROWS = 16
+
+_NOT_IN_BLOCKS = (
+    "simclr_loss in several blocks supports neither torch.func nor a second derivative (create_graph=True): set block "
+    "to the number of views, 2 * images"
+)
+
+
+def simclr_loss(
+    first: Tensor,
+    second: Tensor,
+    *,
+    gamma2: float = 2.0,
+    class_probability: float | Tensor = 0.0,
+    extra_views: Tensor | None = None,
+    class_id: Tensor | None = None,
+    reduction: str = "mean",
+    block: int | None = None,
+) -> Tensor:
+    """Contrastive loss between two views of each image, corrected for false negatives.
+
+    The 2B views are the anchors, first views before second ones; the other view of the image is the positive x+,
+    the views of all other images are the N = 2B - 2 negatives u_n (Chuang et al., NeurIPS 2020, eq. 7 and 8; Wang et
+    al., MLHC 2023, section 3.1). With s = gamma^2 * cosine::
+
+        g    = max{ 1/(1-eta) * [ mean_n exp s(x,u_n) - eta * mean_m exp s(x,v_m) ],  exp(-gamma^2) }
+        loss = -log  exp s(x,x+) / ( exp s(x,x+) + N * g )
+
+    The M positives v_m are x+ and the image's extra views, which are neither anchors nor negatives: N and the
+    numerator do not depend on M (figure 3 there).
+
+    With `class_id` the views of other classes alone are negatives, weighted to count N: with eta = 0 the unbiased loss
+    (eq. 2 there, Q = N). Another eta then corrects for false negatives that are not there.
+
+    Without them equal to `contrastive_loss` of the (2B, 2B) matrix without its diagonal, but only one block of its rows
+    is in memory at a time: the backward pass computes each block again. Computed in float32 or float64.
+
+    Args:
+        first: (image, dim) embeddings of the first views, of any norm: they are normalised here.
+        second: (image, dim) embeddings of the second views.
+        gamma2: gamma^2, one over the temperature; above 0 (2: SSD and DCL).
+        class_probability: eta in [0, 1): the chance that another image is of the anchor's class; one number,
+            (image,) or (2 * image,).
+        extra_views: (view, image, dim), M - 1 further views of each image, for the correction alone.
+        class_id: (image,) integers, equal for images of a class, for the unbiased loss.
+        reduction: "mean", "sum" or "none".
+        block: rows of a block; None chooses by device. `torch.func` and second derivatives need all 2B rows in one
+            block, as None has them up to 512 views on a CPU.
+
+    Returns:
+        A scalar, or (2 * image,) with reduction "none". An anchor without negatives costs 0.
+
+    Raises:
+        ValueError: no embeddings or shapes that do not fit, gamma2 or block out of range, eta of another shape or
+            outside [0, 1), an unknown reduction.
+
+    Example:
+        >>> first = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+        >>> round(simclr_loss(first, first).item(), 4)
+        0.2395
+    """
+    _check(first, second, extra_views, class_id, gamma2, block)
+    eta = _of_views(class_probability, len(first))
+    with torch.autocast(device_type=first.device.type, enabled=False):
+        rows = _rows_of_views(first, second, extra_views, class_id, gamma2, block)
+        return reduce_losses(losses_of_rows(rows, eta, -gamma2), reduction)
+
+
+class SimCLR(ViewsObjective):
+    """SimCLR's loss, debiased: `simclr_loss` as an objective, with a fixed gamma.
+
+    Args:
+        class_probability: eta of each image; None for 0, which is SimCLR without a correction.
+        gamma2: gamma^2, one over the temperature; above 0 (2: SSD and DCL).
+        n_positives: M, at least 1; each beyond the first is a further view of every image.
+        unbiased: True leaves out the negatives of the anchor's class, `class_id`: supervised, and without a class
+            probability the unbiased loss (DCL, eq. 2). With one it shows the cost of a correction without a cause.
+
+    Raises:
+        ValueError: gamma2 or n_positives out of range; M above 1 without a class probability, where further views
+            change nothing.
+    """
+
+    def __init__(
+        self,
+        class_probability: ClassProbability | None = None,
+        gamma2: float = 2.0,
+        n_positives: int = 1,
+        unbiased: bool = False,
+    ) -> None:
+        super().__init__()
+        if not (gamma2 > 0 and math.isfinite(gamma2)):
+            raise UserError(f"gamma2 must be finite and above 0, got {gamma2}")
+        if n_positives < 1:
+            raise UserError(f"n_positives must be at least 1, got {n_positives}")
+        if n_positives > 1 and class_probability is None:
+            raise UserError(
+                f"n_positives {n_positives} without a class probability changes nothing: further views are in its "
+                "correction alone; set class_probability, or n_positives: 1"
+            )
+        self.class_probability, self.gamma2 = class_probability, gamma2
+        self.n_positives, self.unbiased = n_positives, unbiased
+        self.n_views = n_positives + 1
+        of_rule = () if class_probability is None else class_probability.requires
+        self.requires = tuple(dict.fromkeys((*of_rule, *(("class_id",) if unbiased else ()))))
+        self.config()  # fails now, not at the first checkpoint, for a rule that cannot describe itself
+
+    def config(self) -> dict[str, Any]:
+        rule = self.class_probability
+        return {
+            "class_probability": None if rule is None else part_config(rule),
+            "gamma2": self.gamma2,
+            "n_positives": self.n_positives,
+            "unbiased": self.unbiased,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> SimCLR:
+        rule = config["class_probability"]
+        built = None if rule is None else build_part(rule, ClassProbability)
+        return cls(**{**config, "class_probability": built})
+
+    def loss_of_batch(
+        self, embeddings: Float[Tensor, "view image dim"], fields: Mapping[str, Tensor]
+    ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
+        """Loss; share of anchors at the floor, mean eta, mean false-negative mass, share of capped etas."""
+        first, second, *_ = embeddings
+        extra = embeddings[2:] if self.n_views > 2 else None
+        class_id = fields["class_id"] if self.unbiased else None
+        rows = _rows_of_views(first, second, extra, class_id, self.gamma2, None)
+        if self.class_probability is None:
+            return losses_of_rows(rows, 0.0, -self.gamma2).mean(), {}
+        known = {name: fields[name] for name in self.class_probability.requires}
+        eta = _of_views(self.class_probability(**known), len(first))
+        figures = statistics_of_rows(rows, eta, -self.gamma2)._asdict()
+        figures["capped"] = torch.as_tensor(self.class_probability.share_capped)
+        return losses_of_rows(rows, eta, -self.gamma2).mean(), figures
+
+
+def _of_views(class_probability: float | Tensor, images: int) -> float | Tensor:
+    """Eta of the 2 * image anchors, or one number."""
+    if isinstance(class_probability, Tensor) and class_probability.dim():
+        if class_probability.shape not in ((images,), (2 * images,)):
+            raise ValueError(
+                f"class_probability must be a number or of shape ({images},) or ({2 * images},), "
+                f"got {tuple(class_probability.shape)}"
+            )
+        return class_probability.repeat(2 * images // len(class_probability))
+    return class_probability
+
+
+def _rows_of_views(
+    first: Tensor,
+    second: Tensor,
+    extra_views: Tensor | None,
+    class_id: Tensor | None,
+    gamma2: float,
+    block: int | None,
+) -> Rows:
+    """Statistics of the logits of the 2 * image anchors."""
+    images = len(first)
+    views = normalize(at_least_float32(torch.cat([first, second])), dim=1)
+    positive = (gamma2 * (views[:images] * views[images:]).sum(1)).repeat(2)
+    log_count = positive.new_full((2 * images,), 2 * images - 2).log()
+    log_mean_positive = None
+    if extra_views is not None:
+        extra = normalize(at_least_float32(extra_views), dim=2).repeat(1, 2, 1)
+        logits = torch.cat([positive[None], gamma2 * (views * extra).sum(2)])
+        log_mean_positive = logits.logsumexp(0) - math.log(len(logits))
+    log_sum_negative = _log_sum_negatives(views, gamma2, block, class_id)
+    if class_id is not None:
+        # The sum over the negatives that are left, scaled to N of them.
+        ordered = class_id.sort().values
+        of_class = torch.searchsorted(ordered, class_id, right=True) - torch.searchsorted(ordered, class_id)
+        left = (2 * (images - of_class)).to(log_count.dtype).repeat(2)
+        log_sum_negative = log_sum_negative + (log_count - left.log()).where(left > 0, 0)
+        log_count = log_count.where(left > 0, -math.inf)
+    return Rows(
+        log_sum_negative=log_sum_negative,
+        log_count=log_count,
+        positive_logits=positive[:, None],
+        is_positive=torch.ones(2 * images, 1, dtype=torch.bool, device=views.device),
+        log_mean_positive=log_mean_positive,
+    )
+
+
+def _log_sum_negatives(views: Tensor, gamma2: float, block: int | None, class_id: Tensor | None) -> Tensor:
+    """(view,) log-sum-exp of each view's logits with the views of other images, or of other classes."""
+    count = len(views)
+    if block is None:
+        block = max(_FEWEST_ROWS, _BLOCK_LOGITS.get(views.device.type, _BLOCK_LOGITS_ELSEWHERE) // count)
+    if count == 2:
+        return views.new_full((2,), -math.inf)
+    if class_id is not None:
+        class_id = class_id.repeat(2)
+    if block >= count:
+        return _logits_of_negatives(views, gamma2 * views.T, class_id, 0, count).logsumexp(1)
+    bounds = [(start, min(start + block, count)) for start in range(0, count, block)]
+    return _BlockedLogSum.apply(views, gamma2, class_id, bounds)
+
+
+def _logits_of_negatives(
+    views: Tensor, scaled: Tensor, class_id: Tensor | None, start: int, stop: int
+) -> Tensor:
+    """Rows start to stop of the logits; -inf at the view itself and at its positive, or at its class."""
+    if class_id is not None:
+        is_same = class_id[start:stop, None] == class_id
+        return (views[start:stop] @ scaled).masked_fill_(is_same, -math.inf)
+    rows = torch.arange(start, stop, device=views.device)
+    excluded = torch.stack([rows, (rows + len(views) // 2) % len(views)], 1)
+    return (views[start:stop] @ scaled).scatter_(1, excluded, -math.inf)
+
+
+class _BlockedLogSum(torch.autograd.Function):
+    """`_logits_of_negatives(...).logsumexp(1)`, block by block of rows, in the backward pass again.
+
+    With a_i the gradient of row i and p_ij its softmax, the gradient of view i is gamma^2 sum_j (a_i p_ij + a_j p_ji)
+    z_j: the logits are symmetric, so a block of rows suffices. By hand because torch's `checkpoint` of the same blocks
+    needs 3.6 x the time at 2B = 8,192.
+    """
+
+    @staticmethod
+    def forward(
+        views: Tensor, gamma2: float, class_id: Tensor | None, bounds: list[tuple[int, int]]
+    ) -> Tensor:
+        scaled = gamma2 * views.T
+        rows = [_logits_of_negatives(views, scaled, class_id, *bound).logsumexp(1) for bound in bounds]
+        return torch.cat(rows)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        views, ctx.gamma2, class_id, ctx.bounds = inputs
+        ctx.save_for_backward(views, class_id, output)
+
+    @staticmethod
+    def jvp(*arguments: Any) -> NoReturn:
+        raise RuntimeError(_NOT_IN_BLOCKS)
+
+    vmap = jvp
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(_NOT_IN_BLOCKS)
+        views, class_id, log_sum = ctx.saved_tensors
+        if class_id is not None:
+            log_sum = log_sum.masked_fill(log_sum == -math.inf, 0)  # without negatives exp(-inf - 0) is 0
+        found = []
+        with torch.autocast(device_type=views.device.type, enabled=False):
+            scaled = ctx.gamma2 * views.T
+            for start, stop in ctx.bounds:
+                logits = _logits_of_negatives(views, scaled, class_id, start, stop)
+                of_others = (logits - log_sum).exp_().mul_(gradient)
+                own = logits.sub_(log_sum[start:stop, None]).exp_().mul_(gradient[start:stop, None])
+                found.append(own.add_(of_others) @ views)
+        return torch.cat(found).mul_(ctx.gamma2), None, None, None
+
+
+def _check(
+    first: Tensor,
+    second: Tensor,
+    extra_views: Tensor | None,
+    class_id: Tensor | None,
+    gamma2: float,
+    block: int | None,
+) -> None:
+    if first.dim() != 2 or not first.is_floating_point() or not len(first):
+        raise ValueError(
+            f"first must be floating point of shape (image, dim), image at least 1, got {first.dtype} "
+            f"{tuple(first.shape)}"
+        )
+    if second.shape != first.shape or second.dtype != first.dtype:
+        raise ValueError(
+            f"second must be {first.dtype} of shape {tuple(first.shape)} as first is, got {second.dtype} "
+            f"{tuple(second.shape)}"
+        )
+    if extra_views is not None and (
+        extra_views.dim() != 3
+        or not len(extra_views)
+        or extra_views.shape[1:] != first.shape
+        or extra_views.dtype != first.dtype
+    ):
+        raise ValueError(
+            f"extra_views must be {first.dtype} of shape (view, {', '.join(map(str, first.shape))}), view at least 1, "
+            f"got {extra_views.dtype} {tuple(extra_views.shape)}"
+        )
+    if class_id is not None and (class_id.shape != first.shape[:1] or class_id.is_floating_point()):
+        raise ValueError(
+            f"class_id must be integers of shape ({len(first)},), got {class_id.dtype} {tuple(class_id.shape)}"
+        )
+    if not (gamma2 > 0 and math.isfinite(gamma2)):
+        raise ValueError(f"gamma2 must be finite and above 0, got {gamma2}")
+    if block is not None and block < 1:
+        raise ValueError(f"block must be at least 1 row, got {block}")

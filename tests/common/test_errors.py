@@ -1,0 +1,52 @@
+"""What is not among the choices of a setting is refused, by the setting's name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.data.image_text import ImageTextDataModule
+from medclip_dcl.data.labelled import LabelledDataModule
+from medclip_dcl.data.reports import ReportsDataModule
+from medclip_dcl.evaluation import FindingClassification, Grounding, ZeroShotClassification
+from medclip_dcl.networks.image_encoder import ResNetRegions
+from medclip_dcl.networks.similarity import LSENonLocal
+from medclip_dcl.networks.text_encoder import BertSentences
+from medclip_dcl.objectives import KnownClassProbability, NearTexts
+from medclip_dcl.objectives.in_batch import InBatchObjective
+from medclip_dcl.unimodal.data import ImageOnlyDataModule
+from medclip_dcl.unimodal.encoders import SmallImageResNet
+
+
+@pytest.mark.usefixtures("_shapes_unchecked")  # annotations are checked with them
+@pytest.mark.parametrize(
+    ("build", "setting"),
+    [
+        (lambda **x: ImageOnlyDataModule(folder="set", **x), "data.source"),
+        (lambda **x: ImageTextDataModule("set", **x), "data.sentences"),
+        (lambda **x: LabelledDataModule("set", **x), "data.uncertain"),
+        (lambda **x: LabelledDataModule("set", **x), "data.blank"),
+        (lambda **x: ReportsDataModule("set", **x), "data.sampling"),
+        (ResNetRegions, "image_encoder.depth"),
+        (ResNetRegions, "image_encoder.stride"),
+        (ResNetRegions, "image_encoder.projection"),
+        (SmallImageResNet, "image_encoder.depth"),
+        (lambda **x: BertSentences("model", **x), "text_encoder.pooling"),
+        (lambda **x: BertSentences("model", **x), "text_encoder.projection"),
+        (LSENonLocal, "similarity.attention"),
+        (KnownClassProbability, "class_probability.share"),
+        (InBatchObjective, "model.same_text"),
+        (NearTexts, "near_texts.compare"),
+        (ZeroShotClassification, "ZeroShotClassification.ensemble"),
+        (FindingClassification, "FindingClassification.blank"),
+        (Grounding, "Grounding.heat_map_size"),
+        (Grounding, "Grounding.interpolation"),
+    ],
+)
+def test_a_value_that_is_not_among_the_choices_is_refused(build: Callable[..., Any], setting: str) -> None:
+    name = setting.partition(".")[2]
+    with pytest.raises(UserError, match=rf"^{setting} must be one of .*, got 'else'$"):
+        build(**{name: "else"})

@@ -1,0 +1,442 @@
+"""load() and what a notebook asks of it."""
+
+from __future__ import annotations
+
+import io
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from jaxtyping import config as jaxtyping_config
+from matplotlib import pyplot
+from matplotlib.figure import Figure
+from PIL import Image
+
+from data_prep.sources.images import Job, prepare_image
+from medclip_dcl import load
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.findings import CHEX5
+from medclip_dcl.inference.model import ImageTextInference
+from medclip_dcl.metrics.calibration import Calibration
+from medclip_dcl.networks.image_text import ImageTextNetwork
+from medclip_dcl.pictures.inputs import ConstantImageWarning, as_grey, network_input
+from medclip_dcl.pictures.overlay import overlay
+from medclip_dcl.pictures.transforms import centre_crop, load_grey
+
+
+@pytest.fixture(scope="module")
+def grey():
+    return np.random.default_rng(0).integers(0, 256, (90, 70)).astype(np.uint8)
+
+
+TEXTS = ["No pneumothorax.", "Mild pulmonary edema.", "The lungs are clear."]
+
+
+def test_similarity_is_the_logits_over_gamma2(model, grey):
+    found = model.similarity([grey, grey[:, ::-1].copy()], TEXTS)
+    assert found.shape == (2, 3) and np.abs(found).max() <= 1
+    resized = Image.fromarray(grey).resize((64, 64), Image.Resampling.BICUBIC)
+    pixels = torch.from_numpy(np.asarray(resized).astype(np.float32) / 255).expand(1, 3, 64, 64)
+    with torch.no_grad():
+        logits = model.network(pixels, *model.network.tokenize(TEXTS))
+    np.testing.assert_allclose(found[0], logits[:, 0].numpy() / 14, rtol=1e-4)
+
+
+def test_paths_images_and_arrays_are_the_same_image(model, grey, tmp_path):
+    Image.fromarray(grey).save(tmp_path / "a.png")
+    colour = np.repeat(grey[..., None], 3, axis=2)
+    images = [grey, colour, Image.fromarray(grey), str(tmp_path / "a.png"), tmp_path / "a.png"]
+    found = model.similarity(images, "No pneumothorax.")
+    assert found.shape == (5, 1)
+    np.testing.assert_allclose(found, found[0, 0], atol=1e-6)
+    assert model.similarity(grey, TEXTS).shape == (1, 3)
+
+
+def test_heat_map_has_the_images_own_pixels_and_regions_values(model, grey):
+    heat_map = model.heat_map(grey, TEXTS[0])
+    assert heat_map.shape == (90, 70) and np.abs(heat_map).max() <= 1
+    with torch.no_grad():
+        inputs = network_input(Image.fromarray(grey), model.network.view)
+        regions = model.network.regions(model._feature_map(np.stack([inputs])))[0]
+        sentence = model.network.embed_texts(TEXTS[:1])[0]
+    cosines = torch.cosine_similarity(regions, sentence[None]).view(4, 4).numpy()
+    # The image's corners lie in the corner regions, beyond their centres: bilinear interpolation is constant there.
+    corners = heat_map[[0, 0, -1, -1], [0, -1, 0, -1]]
+    np.testing.assert_allclose(corners, cosines[[0, 0, -1, -1], [0, -1, 0, -1]], atol=1e-5)
+
+
+def test_heat_maps_of_an_encoded_image_are_those_of_the_image(model, grey):
+    encoded = model.encode_image(grey)
+    found, expected = model.heat_maps(encoded, TEXTS), model.heat_maps(grey, TEXTS)
+    np.testing.assert_allclose(found.in_image(2), expected.in_image(2), atol=1e-6)
+    np.testing.assert_allclose(found.similarity, expected.similarity, atol=1e-6)
+    # Every third row of the image lies in the middle of a row of the smaller heat map.
+    smaller = model.heat_maps(replace(encoded, grey=Image.new("L", (70, 30))), TEXTS[:1]).in_image(0)
+    np.testing.assert_allclose(smaller, model.heat_map(grey, TEXTS[0])[1::3], atol=1e-6)
+
+
+def test_classify_is_positive_minus_negative(model, grey, tmp_path):
+    Image.fromarray(grey).save(tmp_path / "a.png")
+    frame = model.classify([tmp_path / "a.png", grey])
+    assert list(frame.columns) == list(CHEX5) and list(frame.index) == [str(tmp_path / "a.png"), 1]
+    prompts = CHEX5["Edema"]
+    scores = model.similarity(grey, [prompts.negative, prompts.positive])[0]
+    assert frame["Edema"].iloc[1] == pytest.approx(scores[1] - scores[0], abs=1e-6)
+    assert list(model.classify(grey, {"x": ("no x", "x")}).columns) == ["x"]
+
+
+def test_classify_takes_ensembles_and_files_of_prompts(model, grey, tmp_path):
+    (tmp_path / "prompts.yaml").write_text("x: [no x, [x, much x]]\ny: [no y, y]\n")
+    frame = model.classify([grey, grey[::-1]], tmp_path / "prompts.yaml")
+    scores = model.similarity([grey, grey[::-1]], ["no x", "x", "much x", "no y", "y"])
+    expected = [scores[:, 1:3].mean(1) - scores[:, 0], scores[:, 4] - scores[:, 3]]
+    assert list(frame.columns) == ["x", "y"]
+    np.testing.assert_allclose(frame.to_numpy(), np.stack(expected, axis=1), atol=1e-6)
+
+
+def test_embeddings_have_length_one(model, grey):
+    assert np.linalg.norm(model.embed_images([grey, grey]), axis=1) == pytest.approx([1, 1])
+    assert np.linalg.norm(model.embed_texts(TEXTS), axis=1) == pytest.approx([1, 1, 1])
+
+
+def test_export_of_an_export_is_the_same(model, grey, tmp_path):
+    model.save_pretrained(tmp_path / "again")
+    assert np.array_equal(load(tmp_path / "again").similarity(grey, TEXTS), model.similarity(grey, TEXTS))
+
+
+def test_deep_files_and_images_are_scaled_from_their_own_range_as_in_preparation(model, grey, tmp_path):
+    whole_range = np.asarray(Image.fromarray(grey)).astype(np.uint16)
+    whole_range[0, :2] = 0, 255
+    deep = Image.fromarray(whole_range * 37 + 900)
+    deep.save(tmp_path / "deep.png")
+    shallow = whole_range.astype(np.uint8)
+    found = model.similarity([shallow, deep, tmp_path / "deep.png"], TEXTS)
+    np.testing.assert_allclose(found, found[:1].repeat(3, axis=0), atol=1e-6)
+
+
+def test_a_file_that_cannot_be_used_is_named(model, tmp_path):
+    (tmp_path / "a.jpg").write_bytes(b"no picture")
+    with pytest.raises(ValueError, match="a.jpg: not an image file of a known format"):
+        model.classify(tmp_path / "a.jpg")
+    with pytest.raises(FileNotFoundError, match="b.jpg: no such file; check the path"):
+        model.classify(tmp_path / "b.jpg")
+    with pytest.raises(UserError, match="is a folder; give the image files in it"):
+        model.classify(tmp_path)
+    (tmp_path / "huge.pgm").write_bytes(b"P5 20000 10000 255\n")
+    with pytest.raises(UserError, match="huge.pgm: image .*large.* give a smaller copy"):
+        model.classify(tmp_path / "huge.pgm")
+
+
+def of_geometry(model, geometry, prepared_size=None):
+    config = {**model.network.config(), "geometry": geometry, "prepared_size": prepared_size}
+    network = ImageTextNetwork.from_config(config)
+    network.load_state_dict(model.network.state_dict())
+    return ImageTextInference(network)
+
+
+def test_a_model_of_padded_images_pads(model, grey):
+    # 64 x 32 pixels are fitted to 64 without scaling: 16 columns of padding on both sides.
+    narrow, padded = grey[:64, :32], np.zeros((64, 64), np.uint8)
+    padded[:, 16:48] = narrow
+    of_padded = of_geometry(model, "pad")
+    np.testing.assert_allclose(
+        of_padded.similarity(narrow, TEXTS), model.similarity(padded, TEXTS), atol=1e-6
+    )
+    whole = model.heat_map(padded, TEXTS[0])
+    np.testing.assert_allclose(of_padded.heat_map(narrow, TEXTS[0]), whole[:, 16:48], atol=1e-6)
+
+
+def test_a_model_of_middle_squares_looks_there_alone(model, grey):
+    wide = np.concatenate([grey[:64], grey[26:]], axis=1)[:, :100]
+    of_middle = of_geometry(model, "shortest")
+    middle = wide[:, 18:82]
+    np.testing.assert_allclose(of_middle.similarity(wide, TEXTS), model.similarity(middle, TEXTS), atol=1e-6)
+    heat_map = of_middle.heat_map(wide, TEXTS[0])
+    assert np.isnan(heat_map[:, :18]).all() and np.isnan(heat_map[:, 82:]).all()
+    np.testing.assert_allclose(heat_map[:, 18:82], model.heat_map(middle, TEXTS[0]), atol=1e-6)
+
+
+@pytest.mark.parametrize("geometry", ["stretch", "pad", "shortest"])
+def test_images_are_fitted_as_they_were_for_training(model, geometry, tmp_path):
+    job = Job(tmp_path / "a.png", tmp_path / "a.jpg", 128, geometry)
+    waves = np.add.outer(np.sin(np.arange(360) / 30), np.cos(np.arange(280) / 20))
+    Image.fromarray((127 + 60 * waves).astype(np.uint8)).save(job.source)
+    prepare_image(job)
+    trained = centre_crop(load_grey(job.target, 64), 64).astype(float)
+    asked = network_input(as_grey(job.source), of_geometry(model, geometry, 128).network.view)
+    # JPEG lies between them, which shows at the edge of the padding.
+    assert np.abs(asked - trained).mean() < 1
+    if geometry != "stretch":
+        assert np.abs(network_input(as_grey(job.source), model.network.view) - trained).mean() > 10
+
+
+def test_exports_keep_their_geometry_and_older_ones_have_none(model, tmp_path):
+    of_geometry(model, "pad", 96).save_pretrained(tmp_path / "padded")
+    loaded = load(tmp_path / "padded").network
+    assert (loaded.geometry, loaded.prepared_size) == ("pad", 96)
+    older = model.network.config()
+    del older["geometry"], older["prepared_size"]
+    network = ImageTextNetwork.from_config(older)
+    assert (network.geometry, network.prepared_size) == ("stretch", None)
+    with pytest.raises(ValueError, match="geometry must be one of"):
+        ImageTextNetwork.from_config({**older, "geometry": "crop"})
+
+
+def test_a_run_folder_loads_its_best_checkpoint_else_its_last(model, grey, tmp_path):
+    checkpoints = tmp_path / "run/checkpoints"
+    checkpoints.mkdir(parents=True)
+    with pytest.raises(FileNotFoundError, match="holds neither best.ckpt nor last.ckpt"):
+        load(tmp_path / "run")
+    network = model.network
+    for name, gain in (("last", 1.0), ("best", 3.0)):
+        state = {f"network.{key}": value * gain for key, value in network.state_dict().items()}
+        torch.save(
+            {"format_version": 1, "network": network.config(), "state_dict": state},
+            checkpoints / f"{name}.ckpt",
+        )
+        if name == "last":
+            with pytest.warns(UserWarning, match="no best.ckpt .* loading .*last.ckpt"):
+                assert load(tmp_path / "run").network.similarity.gamma2.item() == pytest.approx(14.0)
+    assert load(tmp_path / "run").network.similarity.gamma2.item() == pytest.approx(100.0)
+    torch.save(
+        {"format_version": 1, "network": {**network.config(), "findings": []}, "state_dict": {}},
+        checkpoints / "best.ckpt",
+    )
+    with pytest.raises(ValueError, match="this model is a classifier of findings"):
+        load(tmp_path / "run")
+
+
+def test_images_of_all_sizes_give_the_same_in_batches_as_one_by_one(model):
+    generator = np.random.default_rng(1)
+    images = [
+        generator.integers(0, 256, size).astype(np.uint8) for size in [(90, 70), (64, 64), (31, 200)] * 2
+    ]
+    images = images[:5]
+    one_by_one = np.concatenate([model.similarity(image, TEXTS) for image in images])
+    np.testing.assert_allclose(model.similarity(images, TEXTS, batch_size=2), one_by_one, atol=1e-5)
+    scores = pd.concat([model.classify(image) for image in images])
+    np.testing.assert_allclose(model.classify(images, batch_size=3), scores, atol=1e-5)
+    vectors = np.concatenate([model.embed_images(image) for image in images])
+    np.testing.assert_allclose(model.embed_images(images, batch_size=4), vectors, atol=1e-5)
+    with pytest.raises(UserError, match="batch_size must be at least 1, got 0"):
+        model.similarity(images, TEXTS, batch_size=0)
+
+
+def test_images_are_read_a_batch_at_a_time(model, grey, monkeypatch):
+    given, seen = [], []
+
+    def images():
+        for place in range(7):
+            given.append(place)
+            yield grey
+
+    encode = model.network.feature_map
+
+    def noted(inputs):
+        seen.append((len(given), len(inputs)))
+        return encode(inputs)
+
+    monkeypatch.setattr(model.network, "feature_map", noted)
+    assert list(model.classify(images(), batch_size=3).index) == list(range(7))
+    assert seen == [(3, 3), (6, 3), (7, 1)]
+
+
+def test_bfloat16_is_close_and_leaves_the_weights_alone(model, exported, grey, tmp_path):
+    lower = load(exported, dtype=torch.bfloat16)
+    np.testing.assert_allclose(lower.similarity(grey, TEXTS), model.similarity(grey, TEXTS), atol=0.03)
+    found = lower.heat_map(grey, TEXTS[0])
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, model.heat_map(grey, TEXTS[0]), atol=0.03)
+    assert not np.array_equal(found, model.heat_map(grey, TEXTS[0]))
+    assert lower.embed_texts(TEXTS).dtype == lower.embed_images(grey).dtype == np.float32
+    lower.save_pretrained(tmp_path / "again")
+    assert np.array_equal(load(tmp_path / "again").similarity(grey, TEXTS), model.similarity(grey, TEXTS))
+
+
+def test_heat_maps_of_several_texts_are_those_of_each_in_common_colours(model, grey):
+    maps = model.heat_maps(grey, TEXTS)
+    np.testing.assert_allclose(maps.similarity, model.similarity(grey, TEXTS)[0], atol=1e-6)
+    each = np.stack([model.heat_map(grey, text) for text in TEXTS])
+    np.testing.assert_allclose(np.stack([maps.in_image(i) for i in range(3)]), each, atol=1e-6)
+    assert maps.limits == pytest.approx((each.min(), each.max()), abs=1e-6)
+    assert np.array_equal(maps.overlay(1), overlay(grey, maps.in_image(1), limits=maps.limits))
+
+
+def test_scores_that_are_not_finite_are_refused(model, grey):
+    network = ImageTextNetwork.from_config(model.network.config())
+    state = model.network.state_dict()
+    network.load_state_dict({**state, "image_encoder.projection.bias": torch.full((16,), torch.inf)})
+    with pytest.raises(UserError, match="scores are not finite in torch.float32; use float32, or another"):
+        ImageTextInference(network).classify(grey)
+
+
+def test_no_prompts_are_not_those_of_chex5(model, grey):
+    with pytest.raises(UserError, match="prompts name no finding"):
+        model.classify(grey, {})
+
+
+def test_a_figure_without_a_text_is_refused(model, grey):
+    with pytest.raises(UserError, match="at least one sentence"):
+        model.show_all(grey, [])
+
+
+def test_a_figure_shows_itself_and_pyplot_does_not_know_it(model, grey):
+    figure = model.show_all(grey, TEXTS)
+    titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
+    scores = model.similarity(grey, TEXTS)[0]
+    assert titles == [f"{text}\nsimilarity {score:.2f}" for text, score in zip(TEXTS, scores, strict=True)]
+    shown = Image.open(io.BytesIO(figure._repr_png_()))
+    assert shown.format == "PNG" and shown.width > 2 * shown.height
+    assert isinstance(figure, Figure)
+    one = model.show(grey, "Costs $5 or $6, _x_^")  # no mathematics
+    assert one._repr_png_() and pyplot.get_fignums() == []
+
+
+def test_a_constant_image_gives_a_result_and_a_warning(model, tmp_path):
+    Image.new("L", (40, 30), 7).save(tmp_path / "flat.png")
+    with pytest.warns(ConstantImageWarning, match="flat.png: all pixels have grey level 7"):
+        assert np.isfinite(model.classify(tmp_path / "flat.png").to_numpy()).all()
+    with pytest.warns(ConstantImageWarning):
+        assert model.show(np.zeros((40, 30), np.uint8), TEXTS[0])._repr_png_()
+
+
+def test_empty_and_overlong_texts_are_refused(model, grey):
+    with pytest.raises(UserError, match="text at position 1 is empty; give a sentence"):
+        model.similarity(grey, ["x", "  "])
+    longest = "edema " * 125
+    assert model.embed_texts(longest + ".").shape == (1, 16)  # with [CLS] and [SEP] 128 tokens
+    for text in (longest + "edema .", longest + "edema"):  # the period is added
+        with pytest.raises(
+            UserError, match="position 1, of 12[67] words, is longer .* split it into sentences"
+        ):
+            model.heat_maps(grey, ["x", text])
+    with pytest.raises(UserError, match="a prompt of wet, of 126 words, is longer"):
+        model.classify(grey, {"air": ("no x", "x"), "wet": ("dry", ["damp", longest + "edema"])})
+
+
+def test_a_device_that_cannot_be_used_is_refused(exported):
+    with pytest.raises(UserError, match="device gpu cannot be used .*; use cpu"):
+        load(exported, device="gpu")
+
+
+def test_empty_lists_give_empty_results(model, grey):
+    assert model.similarity([], TEXTS).shape == (0, 3)
+    assert model.similarity([grey], []).shape == (1, 0)
+    assert model.embed_images([]).shape == (0, 16) and model.embed_texts([]).shape == (0, 16)
+    empty = model.classify([])
+    assert len(empty) == 0 and list(empty.columns) == list(CHEX5)
+
+
+@pytest.fixture
+def without_type_checks():
+    """Own errors are seen only where jaxtyping does not speak first, as in production."""
+    jaxtyping_config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping_config.update("jaxtyping_disable", False)
+
+
+def test_what_is_no_text_and_no_image_is_named(model, grey, without_type_checks):
+    channels_first = np.stack([grey] * 3)
+    for call, error, message in (
+        (lambda: model.heat_map(grey, ["x"]), TypeError, "heat_map takes one text, a string, got list"),
+        (lambda: model.heat_map([grey], "x"), TypeError, "an image must be a path, .* got list"),
+        (lambda: model.heat_map(channels_first, "x"), ValueError, r"got \(3, 90, 70\)"),
+        (lambda: model.classify(grey, ["Edema"]), ValueError, r"expected finding: \[negative, positive\]"),
+        (lambda: model.classify(None), TypeError, "an image must be a path, .* got NoneType"),
+        (lambda: model.classify(channels_first), ValueError, r"shape \(3, 90, 70\) .*transpose\(1, 2, 0\)"),
+        (lambda: model.similarity(grey, ["x", ["y"]]), TypeError, "got list at position 1"),
+        (lambda: model.similarity(grey, None), TypeError, "texts must be .* got NoneType"),
+    ):
+        with pytest.raises(error, match=message):
+            call()
+    assert model.similarity(channels_first[:2], "x").shape == (2, 1)
+
+
+HUGE = np.broadcast_to(np.uint8(0), (10_000, 20_000))
+
+
+@pytest.mark.parametrize(
+    "image, error, message",
+    [
+        (np.zeros((4, 4)), TypeError, "must be uint8, got float64"),
+        (np.zeros((4, 4, 2), np.uint8), ValueError, r"shape \(H, W\) or \(H, W, 3\), got \(4, 4, 2\)"),
+        (Image.fromarray(np.array([[0, np.nan]], np.float32)), ValueError, "grey levels are NaN or infinite"),
+        (
+            np.zeros((1, 1), np.uint8),
+            UserError,
+            "image: image of 1 x 1 pixels; .* at least 8 .* give the original",
+        ),
+        (np.zeros((500, 7), np.uint8), UserError, "image of 7 x 500 pixels"),
+        (np.zeros((0, 7), np.uint8), UserError, r"got \(0, 7\)"),
+        (HUGE, UserError, "image of 20,000 x 10,000 pixels; .* 100,000,000 .* give a smaller copy"),
+    ],
+)
+def test_bad_images(model, image, error, message):
+    with pytest.raises(error, match=message):
+        model.similarity([image], "x")
+
+
+def test_bad_sources(model, tmp_path):
+    model.save_pretrained(tmp_path / "newer")
+    config = tmp_path / "newer/config.json"
+    config.write_text(config.read_text().replace('"format_version": 1', '"format_version": 99'))
+    with pytest.raises(UserError, match="of format version 1, found version 99"):
+        load(tmp_path / "newer")
+    (tmp_path / "newer/model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match="model.safetensors is missing; give a run folder"):
+        load(tmp_path / "newer")
+    with pytest.raises(FileNotFoundError, match="config.json is missing"):
+        load(tmp_path)
+    (tmp_path / "a.ckpt").write_bytes(b"PK\x03\x04 truncated")
+    with pytest.raises(
+        ValueError, match="a.ckpt is not a checkpoint that can be loaded safely, or it is truncated"
+    ):
+        load(tmp_path / "a.ckpt")
+    torch.save({"format_version": 1, "network": Path("here")}, tmp_path / "c.ckpt")
+    for name, content in (("c.ckpt", None), ("picture.ckpt", b"\xff\xd8\xff\xe0 a JPEG file")):
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match="or holds more than tensors and plain values") as caught:
+            load(tmp_path / name)
+        assert "weights_only" not in str(caught.value), "torch's advice is to load it unsafely"
+    torch.save({"state_dict": {}}, tmp_path / "b.ckpt")
+    with pytest.raises(ValueError, match="b.ckpt is not a checkpoint of an image-text model"):
+        load(tmp_path / "b.ckpt")
+
+
+def test_a_repository_that_cannot_be_reached(monkeypatch):
+    def offline(*args, **kwargs):
+        raise OSError("offline")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
+    with pytest.raises(
+        FileNotFoundError, match="no file or folder nobody/nothing, and no Hugging Face repository"
+    ):
+        load("nobody/nothing")
+
+
+def test_a_repository_keeps_its_calibration(model, tmp_path, monkeypatch):
+    """As the Hub's: the files that are asked for, and no others, are copied."""
+    repository = tmp_path / "repository"
+    calibration = Calibration(model.network.fingerprint(), 14.0, {"sensitivity": 0.95}, {}, {})
+    ImageTextInference(model.network, calibration=calibration).save_pretrained(repository)
+
+    def download(name, *, allow_patterns):
+        copy = tmp_path / "cache"
+        copy.mkdir()
+        for file in repository.iterdir():
+            if file.name in allow_patterns:
+                shutil.copy(file, copy)
+        return str(copy)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert load("owner/name").calibration == calibration
+
+
+def test_the_wrapper_puts_the_network_in_evaluation_mode(model):
+    assert not ImageTextInference(model.network.train()).network.training

@@ -1,0 +1,120 @@
+"""Weighted metrics against scikit-learn and numpy on repeated rows; which findings have a number."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.metrics import accuracy_score, average_precision_score, roc_auc_score
+
+from medclip_dcl.metrics.summaries import (
+    classification,
+    once,
+    recalls,
+    values_of,
+    weighted_auc,
+    weighted_average_precision,
+    weighted_mean,
+    weighted_median,
+)
+
+
+@pytest.mark.parametrize("n", [2, 7, 77])
+@pytest.mark.parametrize("decimals", [0, 1, 6])
+def test_weighted_metrics_are_those_of_repeated_rows(n, decimals):
+    """Weights of 1, weights that leave rows out, and a draw that loses every positive row; with ties."""
+    random = np.random.default_rng(n + decimals)
+    positive = random.random(n) < 0.3
+    positive[:2] = True, False
+    scores = np.round(30 * random.normal(size=n) + positive, decimals)
+    weights = np.stack([np.ones(n), *random.integers(0, 4, (13, n)), ~positive]).astype(float)
+    auc, precision = (f(scores, positive, weights) for f in (weighted_auc, weighted_average_precision))
+    with_nan = np.where(np.arange(n) == 0, np.nan, scores)
+    means, medians = weighted_mean(with_nan, weights), weighted_median(scores, weights)
+    assert np.isnan(auc[-1]) and np.isnan(precision[-1])
+    for draw, of_rows in enumerate(weights):
+        rows = np.repeat(np.arange(n), of_rows.astype(int))
+        if positive[rows].any():
+            assert precision[draw] == pytest.approx(average_precision_score(positive[rows], scores[rows]))
+            if not positive[rows].all():
+                assert auc[draw] == pytest.approx(roc_auc_score(positive[rows], scores[rows]))
+        if (rows > 0).any():
+            assert means[draw] == pytest.approx(scores[rows[rows > 0]].mean())
+        if len(rows):
+            assert medians[draw] == np.median(scores[rows])
+    nothing = np.zeros((1, n))
+    assert np.isnan(weighted_mean(scores, nothing)).all() and np.isnan(weighted_median(scores, nothing)).all()
+
+
+def test_a_mean_with_weights_of_one_is_numpys_to_the_last_bit():
+    values = np.random.default_rng(0).normal(size=1003)
+    assert weighted_mean(values, np.ones((1, 1003)))[0] == values.mean()
+
+
+def test_auc_tells_large_scores_apart_and_a_constant_score_is_chance():
+    positive = np.array([False, True, False])
+    assert weighted_auc(np.array([40.0, 60.0, 50.0]), positive, np.ones((1, 3))) == 1.0
+    assert weighted_auc(np.full(3, 0.1), positive, np.ones((1, 3))) == 0.5
+
+
+def test_average_precision_by_hand():
+    # Above 3: one of one; above 1: two of four (two tied); the third positive is the last of five.
+    scores, positive = np.array([3.0, 1.0, 1.0, 1.0, -2.0]), np.array([True, False, True, False, True])
+    found = weighted_average_precision(scores, positive, np.ones((1, 5)))
+    assert found == pytest.approx((1 + 2 / 4 + 3 / 5) / 3)
+
+
+def cases_of(finding: str, labels: list[int], **scores) -> pd.DataFrame:
+    return pd.DataFrame({"finding": finding, "label": labels, "subject_id": range(len(labels)), **scores})
+
+
+def test_zero_shot_numbers_are_those_of_the_score_difference():
+    random = np.random.default_rng(3)
+    labels = random.integers(0, 2, 83)
+    positive, negative = random.normal(size=(2, 83)) + 5
+    cases = cases_of("Edema", labels.tolist(), score_positive=positive, score_negative=negative)
+    found = values_of(classification(cases, once(cases)))
+    expected = {
+        "auc": roc_auc_score(labels, positive - negative),
+        "acc": accuracy_score(labels, positive > negative),
+    }
+    assert found["by_finding"]["Edema"] == pytest.approx(expected) and found["acc"] == expected["acc"]
+
+
+def test_logits_have_an_average_precision_and_ties_at_zero_predict_absence():
+    logits = [2.0, -1.0, 0.0, 0.5, -3.0]
+    cases = cases_of("Edema", [1, 1, 1, 0, 0], logit=logits)
+    found = values_of(classification(cases, once(cases), 2))
+    assert found["auc"] == pytest.approx(4 / 6) and found["acc"] == pytest.approx(2 / 5)
+    assert found["average_precision"] == pytest.approx(average_precision_score(cases["label"], logits))
+
+
+@pytest.mark.parametrize(("positives", "negatives"), [(4, 50), (50, 4), (0, 9), (0, 0)])
+def test_findings_with_too_few_cases_have_no_number_and_are_not_averaged(positives, negatives):
+    few = [1] * positives + [0] * negatives
+    enough = [1, 0] * 5
+    cases = pd.concat(
+        [
+            cases_of("Few", few, logit=np.zeros(len(few))),
+            cases_of("Enough", enough, logit=np.array(enough) * 2.0 - 1),
+        ]
+    )
+    found = values_of(classification(cases, once(cases), findings=["Few", "Enough"]))
+    assert set(found["by_finding"]["Few"].values()) == {None}
+    assert found["by_finding"]["Enough"]["auc"] == found["auc"] == found["average_precision"] == 1.0
+    nothing = values_of(classification(cases[:0], once(cases[:0]), findings=["Few"]))
+    assert nothing["auc"] is None and nothing["by_finding"]["Few"]["acc"] is None
+
+
+def test_scores_that_are_nan_are_named():
+    cases = cases_of("Edema", [0, 1], logit=[0.1, np.nan])
+    with pytest.raises(ValueError, match="scores: 1 of 2 are NaN; an embedding is NaN"):
+        classification(cases, once(cases))
+
+
+def test_recalls_by_hand():
+    ranks = [1.0, 10.0, 10.5, 51.0, 100.0, 101.0]
+    queries = pd.DataFrame({"direction": ["image_to_text"] * 6 + ["text_to_image"], "rank": [*ranks, 1.0]})
+    found = values_of(recalls(queries, once(queries)))
+    assert found["image_to_text"] == {"R@10": 2 / 6, "R@50": 3 / 6, "R@100": 5 / 6, "MedR": 30.75}
+    assert found["recall"] == pytest.approx((10 / 6 + 3) / 6) and found["medr"] == 15.875

@@ -1,0 +1,184 @@
+"""Checkpoints load anywhere; others are refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pytorch_lightning import Trainer
+
+from medclip_dcl import load
+from medclip_dcl.common.formats import CHECKPOINT
+from medclip_dcl.data.image_text import ImageTextDataModule
+from medclip_dcl.data.reports import ReportsDataModule
+from medclip_dcl.models.image_text import ImageTextModel
+from medclip_dcl.models.masked_language import MaskedLanguageModel
+from medclip_dcl.networks.image_encoder import ResNetRegions
+from medclip_dcl.networks.image_text import ImageTextNetwork
+from medclip_dcl.networks.similarity import LSENonLocal
+from medclip_dcl.networks.text_encoder import BertSentences
+
+
+def quick(folder: Path, **options: Any) -> Trainer:
+    off: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    return Trainer(default_root_dir=folder, accelerator="cpu", enable_checkpointing=False, **off, **options)
+
+
+def test_a_default_that_another_library_does_not_say_is_no_difference(of_python, tmp_path):
+    file, model = of_python
+    content = torch.load(file, weights_only=True)
+    bert = content["network"]["text_encoder"]["init_args"]["bert"]
+    bert.pop("use_cache", None)
+    bert.pop("layer_norm_eps", None)
+    model.on_load_checkpoint(content)
+    bert["layer_norm_eps"] = 1e-5
+    with pytest.raises(ValueError, match="trained with another text_encoder"):
+        model.on_load_checkpoint(content)
+    content = torch.load(file, weights_only=True)
+    content["network"]["similarity"]["init_args"]["sharpness"] = 4.0
+    with pytest.raises(ValueError, match="trained with another similarity"):
+        model.on_load_checkpoint(content)
+
+
+class Keeping(ImageTextModel):
+    """A user's model that keeps its arguments, as Lightning advises: encoders and all."""
+
+    def __init__(self, image_encoder, text_encoder, similarity) -> None:
+        super().__init__(image_encoder, text_encoder, similarity, learning_rate=0.003, warmup_steps=0)
+        self.save_hyperparameters()
+
+
+class KeepingData(ImageTextDataModule):
+    def __init__(self, folder: str, something: object) -> None:
+        super().__init__(folder, image_size=48, crop_size=32, batch_size=8, num_workers=0)
+        self.save_hyperparameters()
+
+
+@pytest.fixture(scope="module")
+def of_python(small_set, small_bert, tmp_path_factory) -> tuple[Path, ImageTextModel]:
+    """A checkpoint made from Python objects, whose data and language model are gone."""
+    folder = tmp_path_factory.mktemp("of_python")
+    data, text = (shutil.copytree(x, folder / "old" / x.name) for x in (small_set, small_bert))
+    torch.manual_seed(4)
+    encoders = ResNetRegions(dim=6, stride=16), BertSentences(str(text), dim=6)
+    model = Keeping(*encoders, LSENonLocal(dim=6))
+    trainer = quick(folder, max_steps=1, limit_val_batches=0)
+    trainer.fit(model, KeepingData(str(data), object()))
+    trainer.save_checkpoint(folder / "old/a.ckpt")
+    shutil.move(folder / "old/a.ckpt", folder / "a.ckpt")
+    shutil.rmtree(folder / "old")
+    return folder / "a.ckpt", model.eval()
+
+
+TEXTS = ["No pneumothorax.", "Mild pulmonary edema."]
+
+
+def test_a_checkpoint_of_python_objects_loads_anywhere(of_python):
+    file, model = of_python
+    again = ImageTextModel.load_from_checkpoint(file)
+    assert again.learning_rate == 0.003 and again.network.config() == model.network.config()
+    assert torch.equal(again.network.embed_texts(TEXTS), model.network.embed_texts(TEXTS))
+    assert torch.equal(load(file).network.embed_texts(TEXTS), model.network.embed_texts(TEXTS))
+    content = torch.load(file, weights_only=True)
+    assert content["format_version"] == CHECKPOINT.version
+    assert not [key for key in content if "hyper_parameters" in key or "hparams" in key]
+
+
+@pytest.fixture(scope="module")
+def language_model(small_set, small_bert, tmp_path_factory) -> Path:
+    """A language model's checkpoint, whose data and first weights are gone."""
+    folder = tmp_path_factory.mktemp("language_model")
+    text, data = (shutil.copytree(x, folder / x.name) for x in (small_bert, small_set))
+    model = MaskedLanguageModel(pretrained=str(text), learning_rate=0.003, warmup_steps=0)
+    trainer = quick(folder, max_steps=1, limit_val_batches=0)
+    trainer.fit(model, ReportsDataModule(str(data), batch_size=8, max_tokens=20))
+    trainer.save_checkpoint(folder / "a.ckpt")
+    for old in (text, data):
+        shutil.rmtree(old)
+    return folder / "a.ckpt"
+
+
+def test_a_language_model_of_python_objects_loads_anywhere(language_model):
+    model = MaskedLanguageModel.load_from_checkpoint(language_model)
+    assert model.learning_rate == 0.003 and not model.training
+    weights = torch.load(language_model, weights_only=True)["state_dict"]
+    assert weights and all(torch.equal(model.state_dict()[name], value) for name, value in weights.items())
+
+
+def edited(file: Path, folder: Path, **changes: Any) -> Path:
+    content = torch.load(file, weights_only=True)
+    torch.save({**content, **changes}, folder / "edited.ckpt")
+    return folder / "edited.ckpt"
+
+
+def test_newer_checkpoints_are_refused_with_both_versions(of_python, language_model, tmp_path):
+    message = f"expected a checkpoint of format version {CHECKPOINT.version}, found version 99"
+    file = edited(of_python[0], tmp_path, format_version=99)
+    for read in (load, ImageTextModel.load_from_checkpoint):
+        with pytest.raises(ValueError, match=f"edited.ckpt: {message}"):
+            read(file)
+    model = edited(language_model, tmp_path, format_version=99)
+    with pytest.raises(ValueError, match=message):
+        MaskedLanguageModel.load_from_checkpoint(model)
+
+
+def test_training_does_not_continue_from_a_newer_checkpoint(of_python, small_set, tmp_path):
+    file, model = of_python
+    data = ImageTextDataModule(str(small_set), image_size=48, crop_size=32, batch_size=8, num_workers=0)
+    newer = edited(file, tmp_path, format_version=99)
+    with pytest.raises(ValueError, match="the checkpoint: expected a checkpoint .* found version 99"):
+        quick(tmp_path, max_steps=2).fit(
+            ImageTextModel.load_from_checkpoint(file), data, ckpt_path=newer, weights_only=True
+        )
+
+
+class Code:
+    def __reduce__(self):
+        return (print, ("code of the file ran",))
+
+
+READERS = (load, ImageTextModel.load_from_checkpoint, MaskedLanguageModel.load_from_checkpoint)
+
+
+@pytest.mark.parametrize("read", READERS, ids=("load", "image_text", "language_model"))
+def test_bad_files_are_refused(read, of_python, language_model, tmp_path, capsys):
+    whole = language_model if read is READERS[2] else of_python[0]
+    for length in (0, 100, whole.stat().st_size // 2, whole.stat().st_size - 1):
+        (tmp_path / "part.ckpt").write_bytes(whole.read_bytes()[:length])
+        with pytest.raises(
+            ValueError, match="part.ckpt is not a checkpoint that can be loaded safely, or it is trunc"
+        ):
+            read(tmp_path / "part.ckpt")
+    with pytest.raises(ValueError, match="files that hold Python objects are not opened"):
+        read(edited(whole, tmp_path, callbacks={"x": Code()}))
+    assert "code of the file ran" not in capsys.readouterr().out
+    torch.save({"epoch": 3, "state_dict": {"weight": torch.zeros(2)}}, tmp_path / "other.ckpt")
+    with pytest.raises(ValueError, match="other.ckpt is no.*it has no description of"):
+        read(tmp_path / "other.ckpt")
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        read(tmp_path / "nowhere.ckpt")
+
+
+def test_exported_folders_that_are_incomplete_are_refused(of_python, tmp_path):
+    folder = tmp_path / "exported"
+    load(of_python[0]).save_pretrained(folder)
+    for name in ("config.json", "model.safetensors"):
+        whole = (folder / name).read_bytes()
+        (folder / name).write_bytes(whole[: len(whole) // 2])
+        with pytest.raises(ValueError, match=f"{name} is not .*, or it is truncated"):
+            load(folder)
+        (folder / name).unlink()
+        with pytest.raises(FileNotFoundError, match=f"{name} is missing"):
+            load(folder)
+        (folder / name).write_bytes(whole)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "format_version": 99}))
+    with pytest.raises(
+        ValueError,
+        match="config.json: expected a network configuration of format version 1, found version 99",
+    ):
+        ImageTextNetwork.from_pretrained(folder)

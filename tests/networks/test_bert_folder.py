@@ -1,0 +1,435 @@
+"""Loading and writing BERT folders: CXR-BERT's exact files, complete or refused by name."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, BertForPreTraining, BertModel
+
+from medclip_dcl.common import weight_files
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.networks import bert_folder as pretrained
+from medclip_dcl.networks.bert_folder import (
+    ModelFolderError,
+    load_bert,
+    load_bert_config,
+    load_masked_language_model,
+    load_tokenizer,
+    resolve_folder,
+    save_language_model,
+    weights_fingerprint,
+    word_pieces,
+)
+
+SMALL = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 20}
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh", "no", "##rmal", "heart", "size", "."]
+
+
+def cxr_bert_weights(config: BertConfig, is_specialized: bool) -> dict[str, Tensor]:
+    """Random weights under the published checkpoints' key names (older versions' position_ids among them)."""
+    model = BertForPreTraining(config)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    del state["cls.seq_relationship.weight"], state["cls.seq_relationship.bias"]
+    state["bert.embeddings.position_ids"] = torch.arange(config.max_position_embeddings)[None]
+    if is_specialized:
+        for part, shape in (("dense_to_hidden", (128, config.hidden_size)), ("dense_to_output", (128, 128))):
+            state[f"cls_projection_head.{part}.weight"] = torch.randn(shape)
+            state[f"cls_projection_head.{part}.bias"] = torch.randn(128)
+        state["cls_projection_head.LayerNorm.weight"] = torch.randn(128)
+        state["cls_projection_head.LayerNorm.bias"] = torch.randn(128)
+    return state
+
+
+@pytest.fixture(params=["general-bin", "general-safetensors", "specialized-bin", "specialized-safetensors"])
+def cxr_bert(request: pytest.FixtureRequest, real_data: Path, tmp_path: Path) -> Path:
+    """A folder in CXR-BERT's format: its own config.json (smaller layers) and tokenizer, random weights."""
+    kind, file_format = request.param.split("-")
+    folder = tmp_path / f"cxr-bert-{kind}"
+    folder.mkdir()
+    for file in (real_data / "cxr_bert_tokenizer").iterdir():
+        shutil.copyfile(file, folder / file.name)
+    raw = {**json.loads((folder / "config.json").read_text()), **SMALL}
+    (folder / "config.json").write_text(json.dumps(raw))
+    config = BertConfig(**SMALL, vocab_size=30522, max_position_embeddings=512)
+    weights = cxr_bert_weights(config, kind == "specialized")
+    if file_format == "bin":
+        torch.save(weights, folder / "pytorch_model.bin")
+    else:
+        save_file(weights, folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """A plain language model folder with a vocabulary of 18 pieces."""
+    return write_small(tmp_path / "small")
+
+
+def write_small(folder: Path) -> Path:
+    config = BertConfig(**SMALL, vocab_size=len(PIECES), max_position_embeddings=9)
+    model = BertForMaskedLM(config)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(folder)
+    (folder / "vocab.txt").write_text("\n".join(PIECES) + "\n")
+    return folder
+
+
+def stored(folder: Path) -> dict[str, Tensor]:
+    if (folder / "model.safetensors").exists():
+        return load_file(folder / "model.safetensors")
+    return torch.load(folder / "pytorch_model.bin", weights_only=True)
+
+
+def edit_json(file: Path, **changes: object) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def without(folder: Path, *keys: str) -> None:
+    state = load_file(folder / "model.safetensors")
+    save_file(
+        {key: value for key, value in state.items() if not key.startswith(keys)}, folder / "model.safetensors"
+    )
+
+
+def test_cxr_bert_encoder_and_head_hold_the_files_values(cxr_bert: Path) -> None:
+    state = stored(cxr_bert)
+    encoder, language_model = load_bert(cxr_bert), load_masked_language_model(cxr_bert)
+    assert encoder.training and language_model.training
+    assert encoder.pooler is None
+    assert encoder.config.hidden_dropout_prob == 0.25
+    for name, value in encoder.state_dict().items():
+        assert torch.equal(value, state[f"bert.{name}"]), name
+    for name, value in language_model.state_dict().items():
+        assert torch.equal(value, state[name]), name
+
+
+def test_cxr_bert_tokenizer_is_built_without_its_remote_class(cxr_bert: Path) -> None:
+    tokenizer = load_tokenizer(cxr_bert)
+    assert len(tokenizer) == 30522
+    special = (tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.cls_token_id, tokenizer.sep_token_id)
+    assert (*special, tokenizer.mask_token_id) == (0, 1, 2, 3, 4)
+    assert tokenizer.tokenize("No Pneumothorax.") == ["no", "pneumothorax", "."]
+
+
+def test_word_pieces_are_those_of_the_tokenizer_itself(
+    real_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole reports of Open-i and odd texts, whatever the tokenizer was used for before."""
+    tokenizer = load_tokenizer(real_data / "cxr_bert_tokenizer")
+    reports = pd.read_csv(real_data / "openi" / "openi_reports.csv")["findings"].dropna()[:300]
+    odd = ["", " ", "a [SEP] b[MASK]", "[CLS]", "XXXX ___ caf\u00e9 \u4e00 \x00\t\n", "a" * 300, "no " * 700]
+    texts = [*reports, *odd]
+    expected = tokenizer(texts, add_special_tokens=False, split_special_tokens=True, verbose=False)
+    tokenizer(texts[:3], truncation=True, max_length=4, padding="max_length")
+    monkeypatch.setattr(pretrained, "_TOKENISED_AT_ONCE", 100)
+    assert list(word_pieces(tokenizer, texts)) == expected["input_ids"]
+    assert list(word_pieces(tokenizer, [])) == []
+    # As it was for whoever uses it afterwards.
+    assert tokenizer("a [SEP]", add_special_tokens=False)["input_ids"][-1] == tokenizer.sep_token_id
+
+
+def test_language_model_computes_what_transformers_computes(cxr_bert: Path) -> None:
+    config = BertConfig(**SMALL, vocab_size=30522, max_position_embeddings=512)
+    reference = BertForMaskedLM(config).eval()
+    reference.load_state_dict(
+        {key: value for key, value in stored(cxr_bert).items() if key in reference.state_dict()}
+    )
+    tokens = torch.tensor([[2, 700, 4, 31, 3]])
+    ours = load_masked_language_model(cxr_bert).eval()(tokens).logits
+    assert torch.equal(ours, reference(tokens).logits)
+
+
+def test_decoder_stays_tied_to_the_word_embeddings(small: Path) -> None:
+    model = load_masked_language_model(small)
+    assert model.cls.predictions.decoder.weight is model.bert.embeddings.word_embeddings.weight
+    assert model.cls.predictions.decoder.bias is model.cls.predictions.bias
+
+
+def test_plain_bert_model_folder_loads_without_prefix(small: Path, tmp_path: Path) -> None:
+    expected = load_bert(small)
+    BertModel.from_pretrained(small).save_pretrained(tmp_path / "bare")
+    assert weights_fingerprint(load_bert(tmp_path / "bare")) == weights_fingerprint(expected)
+
+
+def test_first_releases_layer_norm_names_are_read(small: Path) -> None:
+    expected = weights_fingerprint(load_masked_language_model(small))
+    state = load_file(small / "model.safetensors")
+    old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    for new_name, old_name in old.items():
+        state = {key.replace(new_name, old_name): value for key, value in state.items()}
+    save_file(state, small / "model.safetensors")
+    assert weights_fingerprint(load_masked_language_model(small)) == expected
+
+
+def test_loading_leaves_the_random_state_alone(small: Path) -> None:
+    before = torch.get_rng_state()
+    load_bert(small)
+    load_masked_language_model(small)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_fingerprint_is_of_the_values_only(small: Path, tmp_path: Path) -> None:
+    rounded = {key: value.half() for key, value in load_file(small / "model.safetensors").items()}
+    prints = []
+    for name, state in (
+        ("half", rounded),
+        ("single", {key: value.float() for key, value in rounded.items()}),
+    ):
+        shutil.copytree(small, tmp_path / name)
+        save_file(state, tmp_path / name / "model.safetensors")
+        prints.append(weights_fingerprint(load_masked_language_model(tmp_path / name)))
+    assert prints[0] == prints[1]
+    model = load_masked_language_model(small)
+    assert len(prints[0]) == 16 and weights_fingerprint(model) != prints[0]
+    before = weights_fingerprint(model)
+    with torch.no_grad():
+        model.cls.predictions.bias[3] += 1e-6
+    assert weights_fingerprint(model) != before
+
+
+def test_saved_folder_loads_here_and_with_plain_transformers(cxr_bert: Path, tmp_path: Path) -> None:
+    model, tokenizer = load_masked_language_model(cxr_bert), load_tokenizer(cxr_bert)
+    folder = tmp_path / "out" / "language_model"
+    for _ in range(2):  # the second replaces the first
+        save_language_model(model, tokenizer, folder)
+    assert sorted(file.name for file in folder.iterdir()) == [
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+    assert [entry.name for entry in folder.parent.iterdir()] == ["language_model"]
+    assert "auto_map" not in (folder / "tokenizer_config.json").read_text()
+    theirs, info = BertForMaskedLM.from_pretrained(folder, output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    assert weights_fingerprint(theirs) == weights_fingerprint(model)
+    assert weights_fingerprint(load_masked_language_model(folder)) == weights_fingerprint(model)
+    text = "Naïve ___ HEART size, 3.5cm"
+    for again in (AutoTokenizer.from_pretrained(folder), load_tokenizer(folder)):
+        assert again(text)["input_ids"] == tokenizer(text)["input_ids"]
+
+
+def test_an_untied_decoder_is_kept(small: Path, tmp_path: Path) -> None:
+    edit_json(small / "config.json", tie_word_embeddings=False)
+    _untie(small)
+    model = load_masked_language_model(small)
+    with torch.no_grad():
+        model.cls.predictions.decoder.bias += 1
+    save_language_model(model, load_tokenizer(small), tmp_path / "saved")
+    tokens = torch.tensor([[2, 7, 4, 3]])
+    expected = model.eval()(tokens).logits
+    assert torch.equal(load_masked_language_model(tmp_path / "saved").eval()(tokens).logits, expected)
+    assert torch.equal(BertForMaskedLM.from_pretrained(tmp_path / "saved").eval()(tokens).logits, expected)
+
+
+def test_a_cased_tokenizer_stays_cased(small: Path, tmp_path: Path) -> None:
+    (small / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": False}))
+    assert load_tokenizer(small).tokenize("heart HEART") == ["heart", "[UNK]"]
+    save_language_model(load_masked_language_model(small), load_tokenizer(small), tmp_path / "saved")
+    (tmp_path / "saved" / "tokenizer_config.json").unlink()
+    assert load_tokenizer(tmp_path / "saved").tokenize("heart HEART") == ["heart", "[UNK]"]
+
+
+def test_saving_refuses_to_replace_another_folder(small: Path, tmp_path: Path) -> None:
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.tex").write_text("precious")
+    with pytest.raises(FileExistsError, match="thesis exists and is not a language model folder"):
+        save_language_model(load_masked_language_model(small), load_tokenizer(small), tmp_path / "thesis")
+    assert (tmp_path / "thesis" / "chapter.tex").exists()
+
+
+def test_folder_without_head_is_refused_for_scoring_but_serves_as_encoder(small: Path) -> None:
+    without(small, "cls.")
+    load_bert(small)
+    with pytest.raises(ModelFolderError) as caught:
+        load_masked_language_model(small)
+    message = str(caught.value)
+    assert "model.safetensors: no masked-language-model head (missing cls.predictions.bias" in message
+    assert "configs/language_model.yaml" in message
+
+
+def _drop_a_layer(folder: Path) -> None:
+    without(folder, "bert.encoder.layer.1.output.dense")
+
+
+def _add_a_layer(folder: Path) -> None:
+    state = load_file(folder / "model.safetensors")
+    save_file(
+        {**state, "bert.encoder.layer.2.output.dense.bias": torch.ones(12)}, folder / "model.safetensors"
+    )
+
+
+def _narrow(folder: Path) -> None:
+    edit_json(folder / "config.json", intermediate_size=19)
+
+
+def _untie(folder: Path) -> None:
+    state = load_file(folder / "model.safetensors")
+    decoder = state["bert.embeddings.word_embeddings.weight"] + 1
+    save_file({**state, "cls.predictions.decoder.weight": decoder}, folder / "model.safetensors")
+
+
+def _half_a_head(folder: Path) -> None:
+    without(folder, "cls.predictions.transform.dense")
+
+
+def _truncate(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:1000])
+
+
+def _pickle(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    with (folder / "pytorch_model.bin").open("wb") as file:
+        pickle.dump({"run": print}, file, protocol=2)
+
+
+def _no_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_drop_a_layer, r"missing \['bert\.encoder\.layer\.1\.output\.dense\.bias', 'bert\.encoder"),
+        (_add_a_layer, r"unexpected \['bert\.encoder\.layer\.2\.output\.dense\.bias'"),
+        (
+            _narrow,
+            r"of another shape .*intermediate\.dense\.bias \(20,\) instead of \(19,\)",
+        ),
+        (_untie, r"cls\.predictions\.decoder\.weight differs from bert\.embeddings"),
+        (_half_a_head, r"missing \['cls\.predictions\.transform\.dense\.bias'"),
+        (_truncate, r"model\.safetensors is not a safetensors file, or it is truncated"),
+        (
+            _pickle,
+            r"pytorch_model\.bin is not a checkpoint that can be loaded safely.*holds more than tensors",
+        ),
+        (_no_weights, r"no weights: neither model\.safetensors nor pytorch_model\.bin is there"),
+    ],
+)
+def test_weights_that_are_not_exactly_the_models_are_refused(small: Path, damage, message: str) -> None:
+    damage(small)
+    with pytest.raises(UserError, match=message):
+        load_masked_language_model(small)
+
+
+def test_weights_that_may_not_be_read_are_not_called_damaged(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(file: Path, *_: object) -> None:
+        raise PermissionError(13, "Permission denied", str(file))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(PermissionError):
+        weight_files.read_state_dict(small / "model.safetensors")
+
+
+def test_encoder_alone_is_as_strict(small: Path) -> None:
+    _drop_a_layer(small)
+    with pytest.raises(UserError, match=r"missing \['encoder\.layer\.1\.output\.dense\.bias'"):
+        load_bert(small)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "roberta"}, r"model_type is 'roberta', expected one of \['bert', 'cxr-bert'\]"),
+        ({"hidden_size": "12"}, "expected positive integers, found hidden_size = '12'"),
+        (
+            {"position_embedding_type": "relative_key"},
+            "position_embedding_type 'relative_key', expected 'absolute'",
+        ),
+        ({"is_decoder": True}, "is_decoder is true"),
+        ({"num_attention_heads": 5}, "hidden_size 12 is not a multiple of num_attention_heads 5"),
+    ],
+)
+def test_configuration_of_another_model_is_refused(
+    small: Path, changes: dict[str, object], message: str
+) -> None:
+    edit_json(small / "config.json", **changes)
+    with pytest.raises(ModelFolderError, match=message):
+        load_bert_config(small)
+
+
+def test_configuration_names_what_is_missing(small: Path) -> None:
+    raw = json.loads((small / "config.json").read_text())
+    del raw["num_hidden_layers"], raw["vocab_size"]
+    (small / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(ModelFolderError, match="missing vocab_size, num_hidden_layers"):
+        load_bert_config(small)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "message"),
+    [
+        ([*PIECES, "extra"], r"tokenizer does not fit the weights: 19 tokens, but 18 embedding rows"),
+        ([f"piece{i}" for i in range(18)], r"does not fit the weights: no \[PAD\] \(pad_token\), \[UNK\]"),
+        ([*PIECES[1:5], "[PAD]", *PIECES[5:]], r"\[PAD\] has id 4, config\.json says 0"),
+    ],
+)
+def test_tokenizer_of_another_model_is_refused(small: Path, pieces: list[str], message: str) -> None:
+    (small / "vocab.txt").write_text("\n".join(pieces))
+    with pytest.raises(ModelFolderError, match=message):
+        load_tokenizer(small)
+
+
+def test_a_far_smaller_tokenizer_is_refused_but_rounded_rows_are_not(small: Path) -> None:
+    edit_json(small / "config.json", vocab_size=128)
+    assert len(load_tokenizer(small)) == 18
+    edit_json(small / "config.json", vocab_size=30522)
+    with pytest.raises(ModelFolderError, match="18 tokens, but 30522 embedding rows"):
+        load_tokenizer(small)
+
+
+def test_folder_without_tokenizer_is_refused(small: Path) -> None:
+    (small / "vocab.txt").unlink()
+    with pytest.raises(ModelFolderError, match=r"no tokenizer: neither tokenizer\.json nor vocab\.txt"):
+        load_tokenizer(small)
+
+
+def test_tokenizer_of_another_kind_is_refused(small: Path) -> None:
+    (small / "tokenizer.json").write_text(
+        json.dumps({"model": {"type": "BPE", "vocab": {}}, "normalizer": None})
+    )
+    with pytest.raises(ModelFolderError, match=r"expected BERT's tokenizer .* found \('BPE', None, None\)"):
+        load_tokenizer(small)
+
+
+def test_folder_or_repository(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolve_folder(str(small)) == small
+    asked = []
+
+    def snapshot_download(repository: str, allow_patterns: list[str]) -> str:
+        asked.append((repository, allow_patterns))
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    assert resolve_folder("microsoft/BiomedVLP-CXR-BERT-general") == tmp_path
+    assert [("model.safetensors" in patterns, "pytorch_model.bin" in patterns) for _, patterns in asked] == [
+        (True, False),
+        (False, True),
+    ]
+    assert not any(name.endswith((".py", "*")) for _, patterns in asked for name in patterns)
+
+
+@pytest.mark.parametrize("error", [OSError("no network\nlong advice"), ValueError("Repo id must be")])
+def test_neither_folder_nor_repository(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def snapshot_download(repository: str, allow_patterns: list[str]) -> str:
+        raise error
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    reason = str(error).splitlines()[0]
+    pattern = rf"model 'some/where' is neither an existing folder .* nor a Hugging Face .* \({reason}\)"
+    with pytest.raises(ModelFolderError, match=pattern):
+        resolve_folder("some/where")

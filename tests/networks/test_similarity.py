@@ -1,0 +1,332 @@
+"""Similarities against loops over the reconstructed formulas, pair by pair and region by region.
+
+Then what makes them fast and small: parts of the images, blocks of maps, and backward passes of their own.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+
+import pytest
+import torch
+from torch.nn.functional import cosine_similarity, interpolate
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from medclip_dcl.networks import similarity as similarity_module
+from medclip_dcl.networks.similarity import LSE, GlobalCosine, LSENonLocal, NonLocal, at_image_size
+from medclip_dcl.objectives import contrastive_loss
+
+ALL = [GlobalCosine, LSE, NonLocal, LSENonLocal]
+
+
+def loop_lse(v, t, r):
+    c = [cosine_similarity(x, t, dim=0).item() for x in v]
+    return math.log(sum(math.exp(r * x) for x in c) / len(c)) / r
+
+
+def loop_non_local(v, t, q):
+    c = torch.stack([cosine_similarity(x, t, dim=0) for x in v])
+    m = int(c.argmax())
+    scores = torch.stack([q(x) @ q(v[m]) for x in v]) / math.sqrt(v.shape[1])
+    z = (scores.softmax(0)[:, None] * v).sum(0)
+    return cosine_similarity(z, t, dim=0).item()
+
+
+def loop_self_attention(v, t, q):
+    z = []
+    for x in v:
+        scores = torch.stack([q(y) @ q(x) for y in v]) / math.sqrt(v.shape[1])
+        z.append((scores.softmax(0)[:, None] * v).sum(0))
+    return cosine_similarity(torch.stack(z).mean(0), t, dim=0).item()
+
+
+@pytest.mark.parametrize("images, regions, sentences, dim", [(1, 1, 1, 8), (3, 7, 5, 16)])
+@torch.no_grad()
+def test_every_similarity_equals_its_loop(images, regions, sentences, dim):
+    v = torch.randn(images, regions, dim, dtype=torch.float64)
+    t = torch.randn(sentences, dim, dtype=torch.float64)
+    both = LSENonLocal(dim=dim, sharpness=3.0).double()
+    pooled = LSENonLocal(dim=dim, attention="mean").double()
+    non_local = NonLocal(dim=dim).double()
+    for s in range(sentences):
+        for b in range(images):
+            lse = loop_lse(v[b], t[s], 3.0)
+            expected = {
+                LSE(sharpness=3.0).double(): lse,
+                GlobalCosine().double(): cosine_similarity(v[b].mean(0), t[s], dim=0).item(),
+                non_local: loop_non_local(v[b], t[s], non_local.q),
+                both: (lse + loop_non_local(v[b], t[s], both.q)) / 2,
+                pooled: (loop_lse(v[b], t[s], 5.0) + loop_self_attention(v[b], t[s], pooled.q)) / 2,
+            }
+            for similarity, value in expected.items():
+                assert similarity(v, t)[s, b].item() == pytest.approx(14 * value, rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_logits_are_bounded_by_gamma2_and_shaped_sentence_image(kind):
+    similarity = kind()
+    v = torch.randn(3, 9, 128)
+    t = torch.cat([v[0, :1], torch.randn(4, 128)])
+    logits = similarity(v, t)
+    assert logits.shape == (5, 3)
+    assert logits.abs().max() <= similarity.gamma2 * (1 + 1e-6)
+    assert [name for name, m in similarity.named_modules() if isinstance(m, torch.nn.Linear)] in ([], ["q"])
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_uniform_regions_equal_to_the_sentence_reach_gamma2(kind):
+    t = torch.randn(1, 128)
+    similarity = kind()
+    assert similarity(t[None].expand(1, 6, 128), t).item() == pytest.approx(14.0, rel=1e-5)
+
+
+def test_gamma_is_learned_capped_and_can_be_fixed():
+    similarity = LSE(gamma2=90.0)
+    with torch.no_grad():
+        similarity.log_gamma2.add_(1.0)
+    assert similarity.gamma2.item() == pytest.approx(100.0)
+    similarity.clamp_gamma_()
+    similarity.gamma2.backward()
+    assert similarity.log_gamma2.grad is not None and similarity.log_gamma2.grad.item() > 0
+    assert not LSE(learn_gamma=False).log_gamma2.requires_grad
+
+
+def test_computed_in_float32_under_autocast():
+    similarity = LSENonLocal(dim=16)
+    v, t = torch.randn(2, 5, 16), torch.randn(3, 16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits = similarity(v, t)
+    torch.testing.assert_close(logits, similarity(v, t), rtol=0, atol=0)
+
+
+WITH_MAPS = {
+    "LSE": lambda dim: LSE(sharpness=7.0),
+    "NL": lambda dim: NonLocal(dim=dim),
+    "LSE+NL": lambda dim: LSENonLocal(dim=dim),
+    "LSE+NL of the mean": lambda dim: LSENonLocal(dim=dim, attention="mean"),
+}
+
+
+def value_and_gradients(similarity, regions, sentences, forward=None):
+    """Logits, and gradients of a random combination of them, by name."""
+    v, t = regions.detach().clone().requires_grad_(), sentences.detach().clone().requires_grad_()
+    similarity.zero_grad()
+    logits = (forward or similarity)(v, t)
+    weight = torch.randn(logits.shape, generator=torch.Generator().manual_seed(1)).to(logits.dtype)
+    (logits * weight).sum().backward()
+    of_parameters = {name: p.grad.clone() for name, p in similarity.named_parameters()}
+    return {"logits": logits.detach(), "regions": v.grad, "sentences": t.grad, **of_parameters}
+
+
+def plain_scores(similarity, regions, sentences):
+    """The reconstructed formulas in plain operations, one image after the other, for autograd."""
+    columns = []
+    for v in regions:
+        c = cosine_similarity(sentences[:, None], v, dim=-1)
+        r = getattr(similarity, "sharpness", 1.0)
+        lse = (torch.logsumexp(r * c, 1) - math.log(len(v))) / r
+        if isinstance(similarity, LSE):
+            columns.append(lse)
+            continue
+        q = similarity.q(v)
+        z = (q @ q.T / math.sqrt(v.shape[1])).softmax(1) @ v
+        z = z.mean(0)[None] if similarity.attention == "mean" else z[c.argmax(1)]
+        non_local = cosine_similarity(z, sentences, dim=-1)
+        columns.append(non_local if type(similarity) is NonLocal else (lse + non_local) / 2)
+    return torch.stack(columns, 1)
+
+
+@pytest.mark.parametrize("name", WITH_MAPS)
+@pytest.mark.parametrize("images, regions, sentences, dim", [(3, 7, 5, 4), (2, 3, 6, 8), (1, 1, 1, 5)])
+def test_gradients_equal_those_of_plain_operations(name, images, regions, sentences, dim, monkeypatch):
+    monkeypatch.setitem(similarity_module._BLOCK_ELEMENTS, "cpu", 2 * sentences * regions)
+    similarity = WITH_MAPS[name](dim).double()
+    # As the network gives them: a transposed feature map.
+    v = torch.randn(images, dim, regions, dtype=torch.float64).transpose(1, 2)
+    t = torch.randn(sentences, dim, dtype=torch.float64)
+    found = value_and_gradients(similarity, v, t)
+
+    def plain(v, t):
+        return similarity.gamma2 * plain_scores(similarity, v, t)
+
+    for part, expected in value_and_gradients(similarity, v, t, plain).items():
+        torch.testing.assert_close(found[part], expected, rtol=1e-10, atol=1e-12, msg=part)
+
+
+# dim 8 is more than the 5 regions, dim 3 fewer: two ways to look up the critical region.
+@pytest.mark.parametrize("name, dim", [("LSE", 3), ("NL", 8), ("LSE+NL", 3), ("LSE+NL of the mean", 3)])
+def test_torch_func_and_second_derivatives(name, dim):
+    similarity = WITH_MAPS[name](dim).double()
+    v = torch.randn(3, 2, 5, dim, dtype=torch.float64)
+    t = torch.randn(3, 4, dim, dtype=torch.float64)
+
+    def energy(v, t):
+        return (similarity(v, t) ** 2).sum()
+
+    logits = torch.func.vmap(similarity)(v, t)
+    gradients = torch.func.vmap(torch.func.grad(energy, (0, 1)))(v, t)
+    for i in range(3):
+        torch.testing.assert_close(logits[i], similarity(v[i], t[i]).detach())
+        leaves = [x[i].clone().requires_grad_() for x in (v, t)]
+        for found, expected in zip(gradients, torch.autograd.grad(energy(*leaves), leaves), strict=True):
+            torch.testing.assert_close(found[i], expected)
+    assert torch.autograd.gradgradcheck(energy, (v[0].requires_grad_(), t[0].requires_grad_()))
+    v, t = v[1].detach(), t[1]
+    hessian = torch.func.hessian(energy, 1)(v, t)
+    torch.testing.assert_close(hessian, torch.func.jacrev(torch.func.jacrev(energy, 1), 1)(v, t))
+
+
+def test_parts_of_the_images_under_torch_func_are_refused_in_a_line():
+    similarity = LSE()
+    similarity.map_budget = 1
+    with pytest.raises(RuntimeError, match="12 cosines exceed map_budget = 1, .* LSE.map_budget = None"):
+        torch.func.grad(lambda v: similarity(v, torch.randn(2, 4)).sum())(torch.randn(2, 3, 4))
+
+
+class _Largest(TorchDispatchMode):
+    """The most elements that any result of an operation has."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        result = function(*arguments, **(keywords or {}))
+        for part in result if isinstance(result, tuple) else (result,):
+            if isinstance(part, torch.Tensor):
+                self.elements = max(self.elements, part.numel())
+        return result
+
+
+@pytest.mark.parametrize("name", WITH_MAPS)
+@pytest.mark.parametrize("dim", [4, 16])
+def test_parts_of_the_images_change_no_value_and_no_gradient(name, dim):
+    dtype, tolerance = torch.float64, 1e-12
+    similarity = WITH_MAPS[name](dim).to(dtype)
+    v, t = torch.randn(7, 9, dim, dtype=dtype), torch.randn(11, dim, dtype=dtype)
+    whole = value_and_gradients(similarity, v, t)
+    for images in (1, 3):
+        similarity.map_budget = images * 11 * 9
+        for part, found in value_and_gradients(similarity, v, t).items():
+            torch.testing.assert_close(found, whole[part], rtol=tolerance, atol=tolerance, msg=part)
+        with torch.no_grad():
+            torch.testing.assert_close(similarity(v, t), whole["logits"], rtol=tolerance, atol=tolerance)
+    similarity.map_budget = 1  # less than one image: one image at a time
+    torch.testing.assert_close(similarity(v, t), whole["logits"], rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", WITH_MAPS)
+@pytest.mark.parametrize("dim", [8, 64])
+def test_parts_of_the_images_bound_every_tensor(name, dim):
+    similarity = WITH_MAPS[name](dim)
+    v, t = torch.randn(24, 30, dim, requires_grad=True), torch.randn(100, dim, requires_grad=True)
+    similarity.map_budget = budget = max(
+        2 * 100 * 30, v.numel()
+    )  # the regions and their gradient are the input's
+    with _Largest() as largest:
+        similarity(v, t).sum().backward()
+    assert largest.elements <= budget < 24 * 100 * 30
+
+
+def test_without_parts_no_tensor_is_larger_than_sentences_x_images_x_regions():
+    v, t = torch.randn(6, 30, 64, requires_grad=True), torch.randn(100, 64, requires_grad=True)
+    with _Largest() as largest:
+        LSENonLocal(dim=64)(v, t).sum().backward()
+    assert largest.elements <= 6 * 30 * 100
+
+
+def test_runs_are_bitwise_alike():
+    similarity = LSENonLocal(dim=16)
+    v, t = torch.randn(9, 25, 16), torch.randn(40, 16)
+    first, second = (value_and_gradients(similarity, v, t) for _ in range(2))
+    assert all(torch.equal(first[part], second[part]) for part in first)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", WITH_MAPS)
+@pytest.mark.parametrize("budget", [2**25, 1])
+def test_half_precision_at_the_largest_gamma_equals_float32(dtype, name, budget):
+    similarity = WITH_MAPS[name](16)
+    similarity.map_budget = budget
+    with torch.no_grad():
+        similarity.log_gamma2.fill_(math.log(100.0))
+    v, t = torch.randn(6, 9, 16).to(dtype), torch.randn(6, 16).to(dtype)
+    v[2] = t[2]  # logits from -100 to 100
+
+    def run(v, t, autocast):
+        v, t = v.clone().requires_grad_(), t.clone().requires_grad_()
+        with torch.autocast("cpu", dtype=dtype, enabled=autocast):
+            loss = contrastive_loss(
+                similarity(v, t), torch.arange(6), class_probability=0.3, floor=-similarity.gamma2
+            )
+        leaves = [v, t, *similarity.parameters()]
+        return [loss.detach(), *torch.autograd.grad(loss, leaves)]
+
+    precision = torch.finfo(dtype).eps
+    for found, expected in zip(run(v, t, True), run(v.float(), t.float(), False), strict=True):
+        assert found.isfinite().all()
+        # What stays in float32 is the same; gradients of half-precision leaves are rounded to them.
+        tolerance = 1e-5 if found.dtype == torch.float32 else precision
+        torch.testing.assert_close(found.float(), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_config_builds_the_same_similarity(kind):
+    first = kind(gamma2=3.0)
+    second = kind(**first.config())
+    second.load_state_dict(first.state_dict())
+    v, t = torch.randn(2, 5, 128), torch.randn(3, 128)
+    torch.testing.assert_close(first(v, t), second(v, t), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    "kind, regions, sentences, message",
+    [
+        (
+            LSENonLocal,
+            (2, 9, 16),
+            (3, 16),
+            r"LSENonLocal .* \(image, region, 128\) .* \(2, 9, 16\) and \(3, 16\)",
+        ),
+        (GlobalCosine, (2, 9, 16), (3, 8), r"GlobalCosine .* \(image, region, dim\) .* and \(3, 8\)"),
+        (LSE, (9, 16), (3, 16), r"LSE .* \(9, 16\) and"),
+        (LSE, (2, 0, 16), (3, 16), r"LSE .* \(2, 0, 16\) and"),
+    ],
+)
+def test_wrong_shapes_are_named(kind, regions, sentences, message):
+    forward = inspect.unwrap(kind.forward)  # without the checks of the tests, as users call it
+    with pytest.raises(ValueError, match=message):
+        forward(kind(), torch.zeros(regions), torch.zeros(sentences))
+
+
+@pytest.mark.parametrize(
+    "build, message",
+    [
+        (lambda: LSE(sharpness=0.0), "sharpness must be finite and above 0, got 0.0"),
+        (lambda: GlobalCosine(gamma2=0.0), "gamma2 must lie in"),
+        (lambda: GlobalCosine(gamma2=101.0), "max_gamma2 = 100.0"),
+    ],
+)
+def test_bad_settings(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+@pytest.mark.parametrize(
+    "rows, columns, height, width", [(3, 5, 31, 52), (7, 4, 7, 9), (1, 6, 11, 6), (16, 16, 9, 500)]
+)
+@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
+def test_regions_in_the_middle_of_their_cells_are_torchs_interpolation(rows, columns, height, width, mode):
+    heat_map = torch.rand(rows, columns) * 2 - 1
+    options = {"mode": mode, "align_corners": False} if mode == "bilinear" else {"mode": "nearest-exact"}
+    expected = interpolate(heat_map[None, None], size=(height, width), **options)[0, 0]
+    assert torch.equal(at_image_size(heat_map, height, width, interpolation=mode), expected)
+
+
+def test_a_heat_map_is_right_at_the_regions_centres():
+    heat_map = torch.rand(3, 4)
+    # 9 pixels a region: region (i, j) is seen at (9 i + 4, 9 j + 4).
+    found = at_image_size(heat_map, 27, 36)
+    torch.testing.assert_close(found[4::9, 4::9], heat_map)
+    assert torch.equal(found[:5, :5], heat_map[:1, :1].expand(5, 5))
+    with pytest.raises(ValueError, match="interpolation must be one of .* got 'cubic'"):
+        at_image_size(heat_map, 5, 5, interpolation="cubic")

@@ -1,0 +1,108 @@
+"""The sentence encoder: BERT's pooled hidden states, whatever else is in the batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import BertModel
+
+from medclip_dcl.networks.image_text import pad_tokens
+from medclip_dcl.networks.text_encoder import BertSentences, with_final_period
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+@torch.no_grad()
+def test_equals_transformers_and_ignores_padding(small_bert, pooling):
+    encoder = BertSentences(str(small_bert), dim=8, pooling=pooling).eval()
+    reference = BertModel.from_pretrained(small_bert, add_pooling_layer=False).eval()
+    ids = encoder.tokenize(["No pneumothorax.", "Small left pleural effusion, unchanged from ___."])
+    tokens, lengths = pad_tokens(ids)
+    found = encoder(tokens, lengths)
+    for row, pieces in enumerate(ids):
+        hidden = reference(torch.tensor([pieces])).last_hidden_state[0]
+        pooled = hidden[0] if pooling == "cls" else hidden.mean(dim=0)
+        torch.testing.assert_close(found[row], encoder.projection(pooled), rtol=1e-4, atol=1e-5)
+
+
+def test_starts_in_train_mode_with_dropout(small_bert):
+    encoder = BertSentences(str(small_bert), dropout=0.4)
+    assert encoder.training and encoder.bert.training
+    tokens, lengths = pad_tokens(encoder.tokenize(["No pneumothorax."]))
+    assert not torch.equal(encoder(tokens, lengths), encoder(tokens, lengths))
+    assert {m.p for m in encoder.modules() if isinstance(m, torch.nn.Dropout)} == {0.4}
+
+
+def test_texts_and_prompts_end_alike(small_bert):
+    encoder = BertSentences(str(small_bert))
+    assert encoder.tokenize(["No pneumothorax"]) == encoder.tokenize(["no PNEUMOTHORAX. "])
+    assert with_final_period("Why?") == "Why?"
+    plain = BertSentences(str(small_bert), final_period=False)
+    assert len(plain.tokenize(["No pneumothorax"])[0]) == len(encoder.tokenize(["No pneumothorax"])[0]) - 1
+
+
+def test_special_tokens_in_a_text_are_text_and_long_texts_are_cut(small_bert):
+    encoder = BertSentences(str(small_bert), max_tokens=12)
+    (ids,) = encoder.tokenize(["clear [SEP] clear"])
+    assert ids.count(3) == 1 and ids[-1] == 3
+    (ids,) = encoder.tokenize(["clear " * 100])
+    assert len(ids) == 12 and ids[0] == 2 and ids[-1] == 3
+    cut = encoder.truncated_share(["clear", "clear " * 10, "clear " * 9])
+    assert cut == "1 of 3 sentences (33.33%) are longer than max_tokens: their end is cut off"
+    assert encoder.truncated_share(["clear"]) == ""
+
+
+@torch.no_grad()
+def test_config_rebuilds_without_the_folder(small_bert):
+    first = BertSentences(str(small_bert), dim=8, max_tokens=20, dropout=0.4, pooling="mean").eval()
+    second = BertSentences(**first.config()).eval()
+    second.load_state_dict(first.state_dict())
+    texts = ["Mild pulmonary edema.", "unseen wörd"]
+    assert first.tokenize(texts) == second.tokenize(texts)
+    tokens, lengths = pad_tokens(first.tokenize(texts))
+    assert torch.equal(first(tokens, lengths), second(tokens, lengths))
+    assert second.bert.config.hidden_dropout_prob == 0.4
+
+
+@torch.no_grad()
+def test_mlp_is_biovils_two_layers(small_bert):
+    encoder = BertSentences(str(small_bert), dim=3, projection="mlp").eval()
+    shapes = {name: tuple(value.shape) for name, value in encoder.projection.state_dict().items()}
+    assert shapes == {
+        **{"dense_to_hidden.weight": (3, 32), "dense_to_hidden.bias": (3,)},
+        **{"LayerNorm.weight": (3,), "LayerNorm.bias": (3,)},
+        **{"dense_to_output.weight": (3, 3), "dense_to_output.bias": (3,)},
+    }
+    weights = {name: torch.randn(shape) for name, shape in shapes.items()}
+    encoder.projection.load_state_dict(weights)
+    tokens, lengths = pad_tokens(encoder.tokenize(["No pneumothorax.", "Small left pleural effusion."]))
+    mask = (torch.arange(tokens.shape[1]) < lengths[:, None]).long()
+    for row, pooled in enumerate(encoder.bert(tokens, attention_mask=mask).last_hidden_state[:, 0]):
+        hidden = weights["dense_to_hidden.weight"] @ pooled + weights["dense_to_hidden.bias"]
+        hidden = hidden * 0.5 * (1 + torch.erf(hidden / 2**0.5))
+        hidden = (hidden - hidden.mean()) / (hidden.var(unbiased=False) + 1e-12).sqrt()
+        hidden = hidden * weights["LayerNorm.weight"] + weights["LayerNorm.bias"]
+        expected = weights["dense_to_output.weight"] @ hidden + weights["dense_to_output.bias"]
+        torch.testing.assert_close(encoder(tokens, lengths)[row], expected, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_config_names_the_projection_only_where_it_is_not_the_default(small_bert):
+    before_the_option = {"dim", "max_tokens", "final_period", "pooling", "bert", "tokenizer"}
+    plain = BertSentences(str(small_bert))
+    assert set(plain.config()) == before_the_option
+    assert set(plain.projection.state_dict()) == {"weight", "bias"}
+    first = BertSentences(str(small_bert), dim=8, projection="mlp").eval()
+    assert set(first.config()) == before_the_option | {"projection"}
+    second = BertSentences(**first.config()).eval()
+    second.load_state_dict(first.state_dict())
+    tokens, lengths = pad_tokens(first.tokenize(["Mild pulmonary edema."]))
+    assert torch.equal(first(tokens, lengths), second(tokens, lengths))
+
+
+def test_refusals(small_bert):
+    with pytest.raises(ValueError, match="give either pretrained"):
+        BertSentences()
+    with pytest.raises(ValueError, match=r"max_tokens must lie in \[3, 128\] for this text encoder, got 200"):
+        BertSentences(str(small_bert), max_tokens=200)
+    with pytest.raises(ValueError, match=r"dropout must lie in \[0, 1\), got 1.0"):
+        BertSentences(str(small_bert), dropout=1.0, max_tokens=20)

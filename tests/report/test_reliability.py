@@ -1,0 +1,170 @@
+"""The report's section on calibration, of made-up predictions."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.metrics import brier_score_loss
+
+from medclip_dcl.common.findings import CHEX5
+from medclip_dcl.metrics import calibration
+from medclip_dcl.metrics.calibration import Calibration, fit_finding
+from medclip_dcl.report.intervals import patient_draws
+from medclip_dcl.report.reliability import perfect_error, section
+from medclip_dcl.report.report import render
+from medclip_dcl.report.tables import Table
+from medclip_dcl.runs.saved import SavedResultsError, read_results
+
+SCALE = 6.0
+
+
+@pytest.fixture(scope="module")
+def run(make_tested_run, make_predictions, tmp_path_factory) -> Path:
+    """A tested run with a calibration by other patients' predictions; Edema has none."""
+    folder = make_tested_run(tmp_path_factory.mktemp("runs") / "a", untrained=None)
+    results = json.loads((folder / "results.json").read_text())
+    results["images"] = {"shown": {"image_size": 48, "geometry": "stretch"}, "trained": {}}
+    results["protocol"]["classification"] |= {
+        "view": "whole image",
+        "prompts": {f: {"negative": pair.negative, "positive": pair.positive} for f, pair in CHEX5.items()},
+    }
+    (folder / "results.json").write_text(json.dumps(results))
+    cases = make_predictions(seed=5)["classification"]
+    found = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(calibration, "PLATT_PATIENTS", 2)
+        for finding, (negative, positive) in CHEX5.items():
+            rows = cases[cases["finding"] == finding]
+            patients = rows["subject_id"].to_numpy() * (finding != "Edema")
+            logits = SCALE * (rows["score_positive"] - rows["score_negative"]).to_numpy()
+            labels = (rows["label"] == 1).to_numpy()
+            target = {"specificity": 0.7}
+            found[finding] = fit_finding(logits, labels, patients, target, ((negative,), (positive,)))
+    Calibration(
+        fingerprint={"weights": "weights0", "image_size": 48, "geometry": "stretch"},
+        scale=SCALE,
+        target=target,
+        data={"fingerprint": "other", "folder": "clinic", "patients": 31},
+        findings=found,
+    ).write(folder / "calibration.json")
+    return folder
+
+
+def content(folder: Path) -> dict:
+    results = read_results(folder)
+    assert results is not None
+    found = section(folder, results, pd.read_parquet(folder / "predictions/classification.parquet"))
+    assert found is not None
+    return found
+
+
+@pytest.fixture(scope="module")
+def tables(run) -> list[Table]:
+    return content(run)["tables"]
+
+
+def test_numbers_are_of_the_test_cases_before_and_after_the_map(run, tables):
+    errors, thresholds = tables
+    own = Calibration.read(run / "calibration.json")
+    cases = pd.read_parquet(run / "predictions/classification.parquet")
+    by_finding = {row.label: [cell.text for cell in row.cells] for row in errors.rows}
+    assert list(by_finding) == ["Cardiomegaly", "Pleural Effusion", "Pneumonia", "Pneumothorax"]
+    for finding, texts in by_finding.items():
+        rows = cases[cases["finding"] == finding]
+        logits = (SCALE * (rows["score_positive"] - rows["score_negative"])).to_numpy()
+        labels, parameters = rows["label"].to_numpy(), own.findings[finding].parameters
+        before = 1 / (1 + np.exp(-logits))
+        after = 1 / (1 + np.exp(-logits / parameters["temperature"] - parameters["offset"]))
+        assert texts[0] == f"{(labels == 1).sum()} / {(labels == 0).sum()}"
+        for place, p in ((6, before), (7, after)):
+            assert texts[place] == f"{brier_score_loss(labels, p):.3f}"
+        assert texts[8] == f"{labels.mean() * (1 - labels.mean()):.3f}"
+        shown = next(row for row in thresholds.rows if row.label == finding)
+        is_above = after >= own.findings[finding].threshold
+        assert [cell.text for cell in shown.cells[3:]] == [
+            f"{is_above[labels == 1].mean():.3f}",
+            f"{(~is_above)[labels == 0].mean():.3f}",
+        ]
+        assert shown.cells[4].interval.startswith("[")
+
+
+def test_intervals_draw_patients(run, tables):
+    cell = tables[1].rows[1].cells[3]
+    own = Calibration.read(run / "calibration.json").findings["Pleural Effusion"]
+    cases = pd.read_parquet(run / "predictions/classification.parquet").query("finding != 'Edema'")
+    counts = patient_draws(cases["subject_id"].nunique(), 2000, 0)[1:]
+    rows = cases[(cases["finding"] == "Pleural Effusion") & (cases["label"] == 1)]
+    p = own.probabilities(SCALE * (rows["score_positive"] - rows["score_negative"]).to_numpy())
+    places = np.searchsorted(np.unique(cases["subject_id"]), rows["subject_id"])
+    repeated = ((p >= own.threshold).repeat(count[places].astype(int)) for count in counts)
+    low, high = np.quantile([x.mean() for x in repeated], [0.025, 0.975])
+    assert cell.interval == f"[{low:.3f}, {high:.3f}]"
+
+
+def test_the_page_shows_curves_and_says_what_it_is(run):
+    page = render(run)
+    assert page.count('id="reliability') >= 4 and "Edema: not calibrated: 1 patients with a positive" in page
+    assert "The probabilities hold at the prevalence of the validate cases" in page
+    assert "validate patients of another set, clinic" in page
+    assert "Thresholds chosen for a specificity of 0.7 on validate patients" in page
+
+
+@pytest.mark.parametrize(
+    "keys, value, message",
+    [
+        (("fingerprint", "weights"), "0f", "weights 'weights0' instead of '0f'"),
+        (("fingerprint", "image_size"), 64, "image size 48 instead of 64"),
+        (
+            ("fingerprint", "geometry"),
+            "pad",
+            "part of the image 'whole image' instead of 'whole image, padded'",
+        ),
+        (("findings", "Edema", "positive"), ["oedema"], "prompts of Edema"),
+    ],
+)
+def test_a_calibration_of_another_test_is_named_and_not_shown(run, tmp_path, keys, value, message):
+    copy = shutil.copytree(run, tmp_path / "a")
+    whole = json.loads((copy / "calibration.json").read_text())
+    inner = whole
+    for key in keys[:-1]:
+        inner = inner[key]
+    inner[keys[-1]] = value
+    (copy / "calibration.json").write_text(json.dumps(whole))
+    found = content(copy)
+    assert message in found["reason"] and "calibrate again" in found["reason"]
+    if keys[-1] == "weights":
+        assert "calibration.json does not belong to this test" in render(copy)
+
+
+def test_another_precision_of_the_test_is_said(run):
+    results = read_results(run)
+    assert results is not None
+    cases = pd.read_parquet(run / "predictions/classification.parquet")
+    for precision, is_said in (("32-true", False), ("bf16-mixed", True)):
+        found = section(run, {**results, "precision": precision}, cases)
+        assert found is not None
+        assert any("bf16-mixed precision" in note for note in found["notes"]) == is_said
+
+
+def test_a_damaged_file_is_one_error(run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "a")
+    (copy / "calibration.json").write_text("{")
+    with pytest.raises(SavedResultsError, match="calibration.json is not readable JSON"):
+        render(copy)
+
+
+def test_the_error_of_a_perfect_model_is_what_many_simulated_tests_have_on_average():
+    p = np.array([0.31] * 40 + [0.86] * 10)
+    # |mean of n labels - p| of each bin, from the binomial distribution, weighted by its share.
+    expected = 0.0
+    for share, n in ((0.31, 40), (0.86, 10)):
+        k = np.arange(n + 1)
+        chances = np.array([math.comb(n, i) for i in range(n + 1)]) * share**k * (1 - share) ** (n - k)
+        expected += n / 50 * (chances * np.abs(k / n - share)).sum()
+    assert perfect_error(p) == pytest.approx(expected, abs=0.005)

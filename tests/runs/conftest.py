@@ -1,0 +1,5 @@
+"""Arguments of small runs."""
+
+from tests.training.conftest import arguments
+
+__all__ = ["arguments"]

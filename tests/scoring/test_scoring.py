@@ -1,0 +1,651 @@
+"""Pseudo-log-likelihood: equal to the definition, whatever the batching."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jaxtyping
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from transformers import BertConfig, BertForMaskedLM, BertTokenizer
+from transformers.models.bert.modeling_bert import BertOutput
+
+from medclip_dcl.networks.bert_folder import load_tokenizer
+from medclip_dcl.scoring import (
+    NotFiniteError,
+    ScoringPlan,
+    pseudo_log_likelihood,
+    score_batches,
+    scoring_progress,
+)
+from medclip_dcl.scoring.masked_bert import MaskedCopies, SharedMaskedBert
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+WORDS = ["no", "pneumo", "##thorax", "##thor", "##ax", "heart", "size", "normal", "is", ".", ",", "[", "]"]
+PIECES = [*SPECIAL, *WORDS, "sep", "mask", "small", "left", "effusion", "##s", "1", "2"]
+POSITIONS = 23
+SENTENCES = [
+    "No pneumothorax.",
+    "Heart size is normal.",
+    "small left pneumothorax, small left effusions.",
+    "no pneumothorax .",  # the same word pieces as the first
+    "",
+    "heart",
+    "Heart size is normal.",
+    "a word it does not know.",
+    "1 2, 1 2, 1 2 pneumothoraxs, normal normal is no.",
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> BertTokenizer:
+    return BertTokenizer(vocab={piece: number for number, piece in enumerate(PIECES)})
+
+
+@pytest.fixture(scope="module")
+def model() -> BertForMaskedLM:
+    """Random weights large enough that neighbours matter; odd sizes; dropout that would show in train mode."""
+    torch.manual_seed(3)
+    config = BertConfig(
+        vocab_size=len(PIECES),
+        hidden_size=21,
+        num_hidden_layers=3,
+        num_attention_heads=3,
+        intermediate_size=17,
+        max_position_embeddings=POSITIONS,
+        hidden_dropout_prob=0.3,
+        attention_probs_dropout_prob=0.3,
+    )
+    network = BertForMaskedLM(config)
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    return network.eval()
+
+
+def naive(model: BertForMaskedLM, tokenizer: BertTokenizer, ids: list[int], hidden: Callable) -> float:
+    """The definition, one masked copy at a time, all logits; `hidden(t)` are the positions masked for piece t."""
+    row = [tokenizer.cls_token_id, *ids, tokenizer.sep_token_id]
+    total = 0.0
+    for target in range(1, len(row) - 1):
+        copy = [tokenizer.mask_token_id if at in hidden(target) else piece for at, piece in enumerate(row)]
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([copy])).logits[0, target]
+        total += logits.log_softmax(0)[row[target]].item()
+    return total
+
+
+def by_definition(model: BertForMaskedLM, tokenizer: BertTokenizer, sentences: list[str]) -> list[float]:
+    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in sentences]
+    return [naive(model, tokenizer, row, lambda t: {t}) if row else math.nan for row in ids]
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
+def test_equals_the_definition(
+    model: BertForMaskedLM, tokenizer: BertTokenizer, dtype: torch.dtype, tolerance: float
+) -> None:
+    network = model.to(dtype)
+    try:
+        found = pseudo_log_likelihood(network, tokenizer, SENTENCES)
+        expected = by_definition(network, tokenizer, SENTENCES)
+    finally:
+        model.float()
+    assert found["log_p"].tolist() == pytest.approx(expected, rel=tolerance, nan_ok=True)
+    assert found["text"].tolist() == SENTENCES
+    assert found["n_tokens"].tolist() == [4, 5, 10, 4, 0, 1, 5, 7, 17]
+    assert found["n_unknown"].tolist() == [0, 0, 0, 0, 0, 0, 0, 6, 0]
+    assert list(found.dtypes.astype(str)) == ["object", "int64", "float64", "int64"]
+
+
+def test_equal_sentences_get_equal_values_and_different_ones_do_not(
+    model: BertForMaskedLM, tokenizer: BertTokenizer
+) -> None:
+    log_p = pseudo_log_likelihood(model, tokenizer, SENTENCES)["log_p"]
+    assert log_p[0] == log_p[3] and log_p[1] == log_p[6]
+    assert log_p.nunique() == len(SENTENCES) - 3
+
+
+@pytest.mark.parametrize("budget", [-1, 1, 7, 50, 4096])
+def test_token_budget_changes_nothing_but_rounding(
+    model: BertForMaskedLM, tokenizer: BertTokenizer, budget: int
+) -> None:
+    """1 and 7 split every sentence by masked position, 50 some."""
+    reference = pseudo_log_likelihood(model, tokenizer, SENTENCES)["log_p"]
+    found = pseudo_log_likelihood(model, tokenizer, SENTENCES, token_budget=budget)["log_p"]
+    assert found.tolist() == pytest.approx(reference.tolist(), rel=1e-5, nan_ok=True)
+
+
+def test_budget_bounds_the_batches(model: BertForMaskedLM, tokenizer: BertTokenizer) -> None:
+    plan = ScoringPlan(tokenizer, SENTENCES, positions=POSITIONS, token_budget=30)
+    assert max(map(plan.work, plan.batches)) <= 30
+    sizes = []
+    hook = model.register_forward_pre_hook(
+        lambda module, args, kwargs: sizes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    with pytest.warns(UserWarning, match="module BertForMaskedLM has a forward hook"):
+        pseudo_log_likelihood(model, tokenizer, SENTENCES, token_budget=30)
+    hook.remove()
+    assert max(rows * length for rows, length in sizes) <= 30
+    # Six distinct sentences with word pieces; each piece once; no padding.
+    assert sum(rows for rows, _ in sizes) == 4 + 5 + 10 + 1 + 7 + 17
+    assert {length for _, length in sizes} == {3, 6, 7, 9, 12, 19}
+
+
+def test_a_sentences_score_does_not_depend_on_its_company(
+    model: BertForMaskedLM, tokenizer: BertTokenizer
+) -> None:
+    together = pseudo_log_likelihood(model, tokenizer, SENTENCES)["log_p"]
+    reversed_order = pseudo_log_likelihood(model, tokenizer, SENTENCES[::-1])["log_p"][::-1]
+    alone = [pseudo_log_likelihood(model, tokenizer, [text])["log_p"][0] for text in SENTENCES]
+    assert alone == pytest.approx(together.tolist(), rel=1e-5, nan_ok=True)
+    assert reversed_order.tolist() == pytest.approx(together.tolist(), rel=1e-5, nan_ok=True)
+
+
+def test_within_word_l2r_masks_the_rest_of_the_word(model: BertForMaskedLM, tokenizer: BertTokenizer) -> None:
+    # [CLS] no pneumo ##thor ##ax ##s . heart effusion ##s [SEP]
+    ids = [
+        tokenizer.convert_tokens_to_ids(piece)
+        for piece in ["no", "pneumo", "##thor", "##ax", "##s", ".", "heart"]
+    ]
+    ids += [tokenizer.convert_tokens_to_ids(piece) for piece in ["effusion", "##s"]]
+    hidden = {1: {1}, 2: {2, 3, 4, 5}, 3: {3, 4, 5}, 4: {4, 5}, 5: {5}, 6: {6}, 7: {7}, 8: {8, 9}, 9: {9}}
+    vocabulary = {piece: number for number, piece in enumerate(PIECES)}
+    vocabulary["##never"] = vocabulary.pop("##thorax")  # so that pneumothorax is three pieces
+    without_thorax = BertTokenizer(vocab=vocabulary)
+    text = "no pneumothoraxs. heart effusions"
+    assert without_thorax(text, add_special_tokens=False)["input_ids"] == ids
+    found = pseudo_log_likelihood(model, without_thorax, [text, "heart"], within_word_l2r=True)["log_p"]
+    assert found[0] == pytest.approx(naive(model, tokenizer, ids, hidden.__getitem__), rel=1e-5)
+    original = pseudo_log_likelihood(model, without_thorax, [text, "heart"])["log_p"]
+    assert abs(found[0] - original[0]) > 1e-3
+    assert found[1] == original[1]
+
+
+def test_a_literal_special_token_is_text(model: BertForMaskedLM, tokenizer: BertTokenizer) -> None:
+    text = "heart [SEP] size [MASK]."
+    spelled = ["heart", "[", "sep", "]", "size", "[", "mask", "]", "."]
+    ids = tokenizer.convert_tokens_to_ids(spelled)
+    found = pseudo_log_likelihood(model, tokenizer, [text])
+    assert found["n_tokens"][0] == 9
+    assert found["log_p"][0] == pytest.approx(naive(model, tokenizer, ids, lambda t: {t}), rel=1e-5)
+
+
+def test_model_is_scored_in_eval_mode_and_left_as_it_was(
+    model: BertForMaskedLM, tokenizer: BertTokenizer
+) -> None:
+    expected = pseudo_log_likelihood(model, tokenizer, SENTENCES)
+    rough = pseudo_log_likelihood(model, tokenizer, SENTENCES, dtype=torch.bfloat16)
+    model.train()
+    try:
+        # A copy of the model computes in the other type.
+        found = pseudo_log_likelihood(model, tokenizer, SENTENCES, dtype=torch.bfloat16)
+        pd.testing.assert_frame_equal(found, rough)
+        model.bert.embeddings.eval()
+        found = pseudo_log_likelihood(model, tokenizer, SENTENCES)
+        assert model.training and model.bert.encoder.training and not model.bert.embeddings.training
+        with pytest.raises(ValueError):
+            pseudo_log_likelihood(model, tokenizer, ["heart " * 50])
+        assert model.training
+    finally:
+        model.eval()
+    pd.testing.assert_frame_equal(found, expected)
+
+
+def test_bfloat16_model_sums_in_higher_precision(model: BertForMaskedLM, tokenizer: BertTokenizer) -> None:
+    expected = pseudo_log_likelihood(model, tokenizer, SENTENCES)["log_p"]
+    rough = pseudo_log_likelihood(copy.deepcopy(model).bfloat16(), tokenizer, SENTENCES)["log_p"]
+    assert rough.tolist() == pytest.approx(expected.tolist(), rel=0.05, nan_ok=True)
+    assert rough.tolist() != pytest.approx(expected.tolist(), rel=1e-6, nan_ok=True)
+
+
+def test_dtype_computes_in_another_type_and_leaves_the_model(
+    model: BertForMaskedLM, tokenizer: BertTokenizer
+) -> None:
+    expected = pseudo_log_likelihood(copy.deepcopy(model).bfloat16(), tokenizer, SENTENCES)["log_p"]
+    found = pseudo_log_likelihood(model, tokenizer, SENTENCES, dtype=torch.bfloat16)["log_p"]
+    assert found.tolist() == pytest.approx(expected.tolist(), nan_ok=True)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
+def test_float16_that_overflows_is_an_error(model: BertForMaskedLM, tokenizer: BertTokenizer) -> None:
+    large = copy.deepcopy(model)
+    with torch.no_grad():
+        large.bert.encoder.layer[1].attention.output.LayerNorm.weight.mul_(5000)
+        large.bert.encoder.layer[1].intermediate.dense.weight.mul_(50)
+    sentences = ["", "Heart size is normal."]
+    assert pseudo_log_likelihood(large, tokenizer, sentences)["log_p"].notna().tolist() == [False, True]
+    with pytest.raises(NotFiniteError, match="sentence 1 has no finite log probability: in float16") as error:
+        pseudo_log_likelihood(large, tokenizer, sentences, dtype=torch.float16)
+    assert error.value.index == 1
+
+
+def test_per_token_values_add_up(model: BertForMaskedLM, tokenizer: BertTokenizer) -> None:
+    found = pseudo_log_likelihood(model, tokenizer, SENTENCES, per_token=True)
+    assert [len(values) for values in found["token_log_p"]] == found["n_tokens"].tolist()
+    sums = [values.sum() if len(values) else math.nan for values in found["token_log_p"]]
+    assert sums == pytest.approx(found["log_p"].tolist(), nan_ok=True)
+    ids = tokenizer("Heart size is normal.", add_special_tokens=False)["input_ids"]
+    row = [tokenizer.cls_token_id, *ids, tokenizer.sep_token_id]
+    masked = [*row[:3], tokenizer.mask_token_id, *row[4:]]
+    logits = model(input_ids=torch.tensor([masked])).logits[0, 3]
+    assert found["token_log_p"][1][2] == pytest.approx(logits.log_softmax(0)[row[3]].item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 8])
+@pytest.mark.parametrize("budget", [7, 4096])
+def test_mask_every_masks_every_kth_piece_at_once(
+    model: BertForMaskedLM, tokenizer: BertTokenizer, every: int, budget: int
+) -> None:
+    found = pseudo_log_likelihood(model, tokenizer, SENTENCES, mask_every=every, token_budget=budget)["log_p"]
+    for text, log_p in zip(SENTENCES, found, strict=True):
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        hidden = {t: set(range((t - 1) % every + 1, len(ids) + 1, every)) for t in range(1, len(ids) + 1)}
+        if ids:
+            assert log_p == pytest.approx(naive(model, tokenizer, ids, hidden.__getitem__), rel=1e-5)
+    exact = pseudo_log_likelihood(model, tokenizer, SENTENCES)
+    is_exact = exact["n_tokens"] <= every
+    assert ((found - exact["log_p"]).abs() < 1e-4)[is_exact & found.notna()].all()
+    assert ((found - exact["log_p"]).abs() > 1e-4)[~is_exact].all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"mask_every": 0},
+            "mask_every must be an integer, at least 1, and cannot be combined with within_word_l2r, got",
+        ),
+        ({"mask_every": 2.5}, "mask_every 2.5, within_word_l2r False"),
+        ({"mask_every": 4, "within_word_l2r": True}, "mask_every 4, within_word_l2r True"),
+        ({"token_budget": 64.5}, "token_budget must be an integer number of tokens, got 64.5"),
+        ({"dtype": "float16"}, r"dtype must be one of torch\.float32, .* or None, got 'float16'"),
+        ({"dtype": torch.int8}, r"dtype must be one of .*, got torch\.int8"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(
+    model: BertForMaskedLM, tokenizer: BertTokenizer, options: dict[str, Any], message: str
+) -> None:
+    # The annotations are checked only while the tests run: users meet the function without them.
+    with pytest.raises(ValueError, match=message), jaxtyping_off():
+        pseudo_log_likelihood(model, tokenizer, SENTENCES, **options)
+
+
+def test_a_tokenizer_of_another_model_is_refused(model: BertForMaskedLM) -> None:
+    larger = BertTokenizer(vocab={piece: i for i, piece in enumerate([*PIECES, "edema"])})
+    pseudo_log_likelihood(model, larger, ["no effusion"])
+    message = f"token number {len(PIECES)}, but the model has {len(PIECES)} tokens, numbered from 0"
+    with pytest.raises(ValueError, match=message):
+        pseudo_log_likelihood(model, larger, ["no edema"])
+    other = {piece: i + 100 * (piece == "[SEP]") for i, piece in enumerate(PIECES)}
+    with pytest.raises(ValueError, match="token number 103, but"):
+        pseudo_log_likelihood(model, BertTokenizer(vocab=other), ["no effusion"])
+
+
+@contextmanager
+def jaxtyping_off() -> Iterator[None]:
+    """Without the checks of types that run in tests."""
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    try:
+        yield
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", before)
+
+
+def test_a_forward_of_its_own_is_respected(model: BertForMaskedLM, tokenizer: BertTokenizer) -> None:
+    other = copy.deepcopy(model)
+    layer = other.bert.encoder.layer[1].output
+    plain = layer.forward
+    layer.forward = lambda *tensors: 1.5 * plain(*tensors)
+    with pytest.warns(UserWarning, match=r"module bert\.encoder\.layer\.1\.output has a forward of its own"):
+        found = pseudo_log_likelihood(other, tokenizer, SENTENCES)["log_p"]
+    expected = by_definition(other, tokenizer, SENTENCES)
+    assert found.tolist() == pytest.approx(expected, rel=1e-5, nan_ok=True)
+    assert expected[0] != pytest.approx(by_definition(model, tokenizer, SENTENCES[:1])[0], rel=1e-3)
+    message = r"bert\.encoder\.layer\.1\.output has a forward of its own, .*convert the model itself"
+    with pytest.raises(ValueError, match=message):
+        pseudo_log_likelihood(other, tokenizer, SENTENCES, dtype=torch.bfloat16)
+
+
+class ScaledLinear(torch.nn.Linear):
+    """A projection that is more than a linear layer."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return 1.5 * super().forward(input)
+
+
+class ScaledOutput(BertOutput):
+    """The end of a layer, with a turn of its own."""
+
+    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
+        return 1.5 * super().forward(*tensors)
+
+
+class ScaledLogits(BertForMaskedLM):
+    """A model whose own forward does more than its parts."""
+
+    def forward(self, **inputs: Any) -> Any:
+        output = super().forward(**inputs)
+        output.logits = output.logits / 2
+        return output
+
+
+@pytest.mark.parametrize("kind", ["layer's end", "whole model"])
+def test_parts_that_only_look_like_berts_are_respected(
+    model: BertForMaskedLM, tokenizer: BertTokenizer, kind: str
+) -> None:
+    other = copy.deepcopy(model)
+    if kind == "layer's end":
+        other.bert.encoder.layer[2].output.__class__ = ScaledOutput
+    else:
+        other.__class__ = ScaledLogits
+    with pytest.warns(UserWarning, match="ScaledOutput|ScaledLogits"):
+        found = pseudo_log_likelihood(other, tokenizer, SENTENCES)["log_p"]
+    expected = by_definition(other, tokenizer, SENTENCES)
+    assert found.tolist() == pytest.approx(expected, rel=1e-5, nan_ok=True)
+    assert expected[0] != pytest.approx(by_definition(model, tokenizer, SENTENCES[:1])[0], rel=1e-3)
+
+
+def test_a_model_with_other_layers_is_scored_whole_and_says_so_once(
+    model: BertForMaskedLM, tokenizer: BertTokenizer
+) -> None:
+    other = copy.deepcopy(model)
+    dense = other.bert.encoder.layer[1].output.dense
+    scaled = ScaledLinear(dense.in_features, dense.out_features)
+    scaled.load_state_dict(dense.state_dict())
+    other.bert.encoder.layer[1].output.dense = scaled
+    with pytest.warns(
+        UserWarning,
+        match=r"module bert\.encoder\.layer\.1\.output\.dense is a ScaledLinear, which plain BERT does not have",
+    ) as caught:
+        found = pseudo_log_likelihood(other, tokenizer, SENTENCES, token_budget=20)["log_p"]
+    assert sum("whole model" in str(warning.message) for warning in caught) == 1
+    assert found.tolist() == pytest.approx(by_definition(other, tokenizer, SENTENCES), rel=1e-5, nan_ok=True)
+
+
+@pytest.mark.parametrize("layers", [1, 2, 4])
+@pytest.mark.parametrize("options", [{}, {"within_word_l2r": True}, {"mask_every": 3}])
+def test_shared_work_changes_nothing(tokenizer: BertTokenizer, layers: int, options: dict[str, Any]) -> None:
+    torch.manual_seed(layers)
+    config = BertConfig(
+        vocab_size=len(PIECES),
+        hidden_size=30,
+        num_hidden_layers=layers,
+        num_attention_heads=5,
+        intermediate_size=13,
+        max_position_embeddings=POSITIONS,
+        hidden_act="gelu_new",
+    )
+    network = BertForMaskedLM(config).eval().double()
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    shared = pseudo_log_likelihood(network, tokenizer, SENTENCES, token_budget=40, **options)
+    hook = network.bert.encoder.layer[0].register_forward_hook(lambda *_: None)
+    with pytest.warns(UserWarning, match=r"module bert\.encoder\.layer\.0 has a forward hook"):
+        whole = pseudo_log_likelihood(network, tokenizer, SENTENCES, token_budget=40, **options)
+    hook.remove()
+    pd.testing.assert_frame_equal(shared, whole, rtol=1e-12)
+
+
+def test_batches_are_fixed_by_the_list_and_their_order_does_not_matter(
+    model: BertForMaskedLM, tokenizer: BertTokenizer
+) -> None:
+    plan = ScoringPlan(tokenizer, SENTENCES, positions=POSITIONS, token_budget=30)
+    values = plan.empty_values()
+    order = list(range(len(plan.batches)))[::-1]
+    for number, found in score_batches(model, plan, order):
+        assert torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+        values[plan.places(number)] = found
+    assert order and not any(map(math.isnan, values))
+    expected = pseudo_log_likelihood(model, tokenizer, SENTENCES, token_budget=30)
+    pd.testing.assert_frame_equal(plan.table(values), expected)
+    other = ScoringPlan(tokenizer, SENTENCES[::-1], positions=POSITIONS, token_budget=30)
+    assert other.fingerprint != plan.fingerprint
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    """Sets the number of torch's threads, which is as before afterwards."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def threads_of_a_new_thread() -> int:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(torch.get_num_threads).result()
+
+
+def scoring_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("scoring")]
+
+
+def test_number_of_threads_changes_no_bit(
+    model: BertForMaskedLM,
+    tokenizer: BertTokenizer,
+    threads: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Batches that are done out of order come in order."""
+    plan = ScoringPlan(tokenizer, SENTENCES, positions=POSITIONS, token_budget=20)
+    numbers = range(len(plan.batches))
+    assert len(numbers) > 10
+    threads(1)
+    expected = dict(score_batches(model, plan, numbers))
+    original, seen = SharedMaskedBert.log_probability, set()
+
+    def late(self: SharedMaskedBert, copies: MaskedCopies) -> torch.Tensor:
+        is_own = threading.current_thread() in scoring_threads()
+        seen.add((is_own, torch.get_num_threads(), torch.is_inference_mode_enabled()))
+        time.sleep(random.random() / 100)
+        return original(self, copies)
+
+    monkeypatch.setattr(SharedMaskedBert, "log_probability", late)
+    threads(3)
+    found = list(score_batches(model, plan, numbers))
+    assert [number for number, _ in found] == list(numbers)
+    assert all(np.array_equal(values, expected[number]) for number, values in found)
+    assert seen == {(True, 1, True)}
+
+
+@pytest.mark.parametrize(("count", "expected"), [(1, (False, 5)), (2, (True, 2)), (5, (True, 1))])
+def test_few_batches_share_all_threads(
+    model: BertForMaskedLM,
+    tokenizer: BertTokenizer,
+    threads: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
+    count: int,
+    expected: tuple[bool, int],
+) -> None:
+    """Fewer batches than threads leave none idle; who does some of a plan computes as who does all."""
+    plan = ScoringPlan(tokenizer, SENTENCES, positions=POSITIONS, token_budget=20)
+    plan.batches = plan.batches[:count]
+    original, seen = SharedMaskedBert.log_probability, set()
+
+    def watched(self: SharedMaskedBert, copies: MaskedCopies) -> torch.Tensor:
+        seen.add((threading.current_thread() in scoring_threads(), torch.get_num_threads()))
+        return original(self, copies)
+
+    monkeypatch.setattr(SharedMaskedBert, "log_probability", watched)
+    threads(5)
+    whole = dict(score_batches(model, plan, range(count)))
+    (last,) = score_batches(model, plan, [count - 1])
+    assert seen == {expected}
+    assert np.array_equal(last[1], whole[count - 1])
+    assert torch.get_num_threads() == threads_of_a_new_thread() == 5
+
+
+def test_threads_end_and_leave_torchs_number_as_it_was(
+    model: BertForMaskedLM,
+    tokenizer: BertTokenizer,
+    threads: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads(3)
+    plan = ScoringPlan(tokenizer, SENTENCES, positions=POSITIONS, token_budget=20)
+    batches = score_batches(model, plan, range(len(plan.batches)))
+    next(batches)
+    assert len(scoring_threads()) == 3 and threads_of_a_new_thread() == 3
+    batches.close()
+    assert not scoring_threads() and threads_of_a_new_thread() == 3
+
+    def broken(self: SharedMaskedBert, copies: MaskedCopies) -> torch.Tensor:
+        raise RuntimeError("out of memory, say")
+
+    monkeypatch.setattr(SharedMaskedBert, "log_probability", broken)
+    with pytest.raises(RuntimeError, match="out of memory, say"):
+        list(score_batches(model, plan, range(len(plan.batches))))
+    assert not scoring_threads() and threads_of_a_new_thread() == 3
+
+
+def test_an_autocast_of_the_callers_changes_nothing(
+    model: BertForMaskedLM, tokenizer: BertTokenizer, threads: Callable[[int], None]
+) -> None:
+    expected = pseudo_log_likelihood(model, tokenizer, SENTENCES)
+    for number in (1, 3):
+        threads(number)
+        with torch.autocast("cpu", torch.bfloat16):
+            pd.testing.assert_frame_equal(pseudo_log_likelihood(model, tokenizer, SENTENCES), expected)
+
+
+def test_a_model_of_other_parts_is_called_by_one_thread(
+    model: BertForMaskedLM, tokenizer: BertTokenizer, threads: Callable[[int], None]
+) -> None:
+    threads(3)
+    network, seen = copy.deepcopy(model), set()
+    network.bert.encoder.layer[0].register_forward_hook(lambda *_: seen.add(threading.current_thread()))
+    with pytest.warns(UserWarning, match="has a forward hook"):
+        pseudo_log_likelihood(network, tokenizer, SENTENCES, token_budget=20)
+    assert seen == {threading.current_thread()}
+
+
+def test_nothing_and_only_empty_sentences(model: BertForMaskedLM, tokenizer: BertTokenizer) -> None:
+    none = pseudo_log_likelihood(model, tokenizer, [])
+    assert list(none.columns) == ["text", "n_tokens", "log_p", "n_unknown"] and len(none) == 0
+    empty = pseudo_log_likelihood(model, tokenizer, ["", "  "])
+    assert empty["n_tokens"].tolist() == [0, 0] and empty["log_p"].isna().all()
+
+
+def test_longest_sentence_is_scored_and_one_more_is_refused(
+    model: BertForMaskedLM, tokenizer: BertTokenizer
+) -> None:
+    longest = "heart " * (POSITIONS - 2)
+    assert pseudo_log_likelihood(model, tokenizer, [longest])["log_p"].notna().all()
+    message = r"sentence 1 has 22 tokens, the model takes at most 21 \(besides \[CLS\] and \[SEP\]\)"
+    with pytest.raises(ValueError, match=message):
+        pseudo_log_likelihood(model, tokenizer, ["heart", longest + "heart"])
+    found = pseudo_log_likelihood(model, tokenizer, ["heart", longest + "size", longest], truncate=True)
+    assert found["truncated"].tolist() == [False, True, False]
+    assert found["n_tokens"].tolist() == [1, 21, 21]
+    assert found["log_p"][1] == found["log_p"][2]
+
+
+@pytest.mark.parametrize(
+    ("sentences", "message"),
+    [
+        ("heart", "sequence of strings, got a single string"),
+        (["heart", None], "sentence 1 must be a string, got NoneType"),
+        ([math.nan], "sentence 0 must be a string, got float"),
+    ],
+)
+def test_what_is_no_list_of_sentences_is_refused(
+    model: BertForMaskedLM, tokenizer: BertTokenizer, sentences: object, message: str
+) -> None:
+    # The annotations are checked only while the tests run: users meet the function without them.
+    with pytest.raises(TypeError, match=message):
+        inspect.unwrap(pseudo_log_likelihood)(model, tokenizer, sentences)
+
+
+def test_half_a_surrogate_pair_is_named(model: BertForMaskedLM, tokenizer: BertTokenizer) -> None:
+    with pytest.raises(
+        ValueError, match="sentence 1 holds half of a surrogate pair at character 6, which is no"
+    ):
+        pseudo_log_likelihood(model, tokenizer, ["heart", "heart \ud800"])
+
+
+def test_sentences_may_come_one_by_one(model: BertForMaskedLM, tokenizer: BertTokenizer) -> None:
+    whole = pseudo_log_likelihood(model, tokenizer, SENTENCES)
+    with jaxtyping_off():
+        found = pseudo_log_likelihood(model, tokenizer, iter(SENTENCES))  # type: ignore[arg-type]
+    pd.testing.assert_frame_equal(found, whole)
+
+
+def test_a_model_without_layers_is_scored_the_slow_way(
+    model: BertForMaskedLM, tokenizer: BertTokenizer
+) -> None:
+    without = copy.deepcopy(model)
+    without.bert.encoder.layer = torch.nn.ModuleList()
+    with pytest.warns(UserWarning, match="the model has no layers"):
+        found = pseudo_log_likelihood(without, tokenizer, SENTENCES)["log_p"]
+    assert found.tolist() == pytest.approx(
+        by_definition(without, tokenizer, SENTENCES), rel=1e-6, nan_ok=True
+    )
+
+
+def test_a_hook_for_all_modules_is_respected(model: BertForMaskedLM, tokenizer: BertTokenizer) -> None:
+    def softened(module: torch.nn.Module, _: Any, output: Any) -> Any:
+        return output * 1.1 if isinstance(module, torch.nn.LayerNorm) else None
+
+    plain = pseudo_log_likelihood(model, tokenizer, SENTENCES)["log_p"]
+    handle = torch.nn.modules.module.register_module_forward_hook(softened)
+    try:
+        with pytest.warns(UserWarning, match="there is a forward hook for all modules"):
+            found = pseudo_log_likelihood(model, tokenizer, SENTENCES)["log_p"]
+        expected = by_definition(model, tokenizer, SENTENCES)
+    finally:
+        handle.remove()
+    assert found.tolist() == pytest.approx(expected, rel=1e-5, nan_ok=True)
+    assert abs(found[0] - plain[0]) > 1e-3
+
+
+def test_a_model_of_several_types_is_converted_as_a_whole(
+    model: BertForMaskedLM, tokenizer: BertTokenizer
+) -> None:
+    mixed = copy.deepcopy(model).bfloat16()
+    mixed.bert.encoder.float()
+    expected = pseudo_log_likelihood(copy.deepcopy(mixed).bfloat16(), tokenizer, SENTENCES)["log_p"]
+    found = pseudo_log_likelihood(mixed, tokenizer, SENTENCES, dtype=torch.bfloat16)["log_p"]
+    assert found.equals(expected)
+
+
+def test_progress_goes_to_standard_error_and_shows_no_text(
+    model: BertForMaskedLM, tokenizer: BertTokenizer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pseudo_log_likelihood(model, tokenizer, ["heart size", "heart", "heart"], progress=True)
+    captured = capsys.readouterr()
+    assert captured.out == "" and "heart" not in captured.err
+    assert "11.0/11.0" in captured.err and "2 of 2 sentences" in captured.err
+    plan = ScoringPlan(tokenizer, ["heart size"], positions=POSITIONS, token_budget=64)
+    for is_shown, numbers in ((True, []), (False, None)):
+        with scoring_progress(plan, is_shown, numbers):
+            pass
+    assert capsys.readouterr().err == ""
+    with scoring_progress(plan, True, None, "rank 0 of 16") as report:
+        report(0)
+    assert "rank 0 of 16" in capsys.readouterr().err
+
+
+def test_real_sentences_equal_the_definition(real_data: Path) -> None:
+    """Open-i's own words through CXR-BERT's own tokenizer."""
+    tokenizer = load_tokenizer(real_data / "cxr_bert_tokenizer")
+    config = BertConfig(
+        hidden_size=24, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24, vocab_size=30522
+    )
+    network = BertForMaskedLM(config).eval()
+    findings = pd.read_csv(real_data / "openi" / "openi_reports.csv")["findings"].dropna()
+    sentences = [part.strip() for text in findings[:12] for part in text.split(". ")]
+    found = pseudo_log_likelihood(network, tokenizer, sentences)
+    chosen = list(range(0, len(sentences), 9))
+    expected = by_definition(network, tokenizer, [sentences[i] for i in chosen])
+    assert found["log_p"][chosen].tolist() == pytest.approx(expected, rel=1e-6)

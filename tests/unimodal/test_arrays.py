@@ -1,0 +1,332 @@
+"""Readers of small labelled images: each layout gives the same arrays; files that are not of it are named."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import struct
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from medclip_dcl.common.errors import MissingFileError, UserError
+from medclip_dcl.unimodal.arrays import CIFAR10, ImageArrays, read_images
+
+TRAIN, TEST = 3, 4
+"""Images of a batch file."""
+
+
+def pixels(count: int, seed: int) -> np.ndarray:
+    """Images (image, 3, 32, 32)."""
+    return np.random.default_rng(seed).integers(256, size=(count, 3, 32, 32), dtype=np.uint8)
+
+
+def labels_of(count: int, first: int) -> np.ndarray:
+    """Every class is among those of all training files."""
+    return np.arange(3 * first, 3 * first + count) * 7 % 10
+
+
+def png(image: np.ndarray) -> bytes:
+    """A file of an image (3, row, column)."""
+    file = io.BytesIO()
+    Image.fromarray(image.transpose(1, 2, 0)).save(file, "PNG")
+    return file.getvalue()
+
+
+BATCHES = {
+    **{f"data_batch_{n}": (pixels(TRAIN, n), labels_of(TRAIN, n)) for n in range(1, 6)},
+    "test_batch": (pixels(TEST, 6), labels_of(TEST, 6)),
+}
+
+
+def python_2_batch(images: np.ndarray, labels: np.ndarray) -> bytes:
+    """A batch as Python 2 pickled it, whose strings are byte strings; as the official files are."""
+
+    def text(value: bytes) -> bytes:
+        return b"U" + bytes([len(value)]) + value
+
+    array = (
+        b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85" + text(b"b") + b"\x87R"
+        b"(K\x01J"
+        + struct.pack("<i", len(images))
+        + b"M\x00\x0c\x86cnumpy\ndtype\n"
+        + text(b"u1")
+        + b"K\x00K\x01\x87R"
+        b"(K\x03" + text(b"|") + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89"
+        b"T" + struct.pack("<i", images.size) + images.tobytes() + b"tb"
+    )
+    values = b"](" + b"".join(b"K" + bytes([label]) for label in labels) + b"e"
+    name = text(b"batch_label") + text(b"training batch 1 of 5")
+    return b"\x80\x02}(" + name + text(b"data") + array + text(b"labels") + values + b"u."
+
+
+def python_3_batch(images: np.ndarray, labels: np.ndarray) -> bytes:
+    return pickle.dumps({"data": images.reshape(len(images), -1), "labels": labels.tolist()})
+
+
+def binary_batch(images: np.ndarray, labels: np.ndarray) -> bytes:
+    return b"".join(bytes([label]) + image.tobytes() for image, label in zip(images, labels, strict=True))
+
+
+def write_batches(folder: Path, layout: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    encode = {"python_2": python_2_batch, "python_3": python_3_batch, "binary": binary_batch}[layout]
+    for name, batch in BATCHES.items():
+        (folder / f"{name}{'.bin' if layout == 'binary' else ''}").write_bytes(encode(*batch))
+    return folder
+
+
+def write_parquet(folder: Path, column: str = "img") -> Path:
+    """Parquet files with PNG images, those for training in two files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = {"train-00000-of-00002": [1, 2], "train-00001-of-00002": [3, 4, 5], "test-00000-of-00001": [6]}
+    batches = list(BATCHES.values())
+    for name, numbers in parts.items():
+        images, labels = (np.concatenate(x) for x in zip(*(batches[n - 1] for n in numbers), strict=True))
+        files = [{"bytes": png(x), "path": None} for x in images]
+        pd.DataFrame({column: files, "label": labels}).to_parquet(folder / f"{name}.parquet")
+    return folder
+
+
+def write_stl10(folder: Path, unlabelled: int = 5) -> tuple[Path, dict[str, np.ndarray]]:
+    """The binary files, which hold each channel of an image column by column."""
+    folder.mkdir(parents=True, exist_ok=True)
+    generator = np.random.default_rng(7)
+    images = {
+        use: generator.integers(256, size=(count, 3, 96, 96), dtype=np.uint8)
+        for use, count in (("train", 20), ("test", 12), ("unlabeled", unlabelled))
+        if count
+    }
+    for use, arrays in images.items():
+        with (folder / f"{use}_X.bin").open("wb") as stream:
+            for image in arrays:
+                for channel in image:
+                    for column in range(96):
+                        stream.write(channel[:, column].tobytes())
+        if use != "unlabeled":
+            (folder / f"{use}_y.bin").write_bytes(bytes(i % 10 + 1 for i in range(len(arrays))))
+    names = "airplane bird car cat deer dog horse monkey ship truck"
+    (folder / "class_names.txt").write_text(names.replace(" ", "\n") + "\n")
+    return folder, images
+
+
+def assert_are_the_batches(found: ImageArrays) -> None:
+    train = [BATCHES[f"data_batch_{n}"] for n in range(1, 6)]
+    assert np.array_equal(found.train.numpy(), np.concatenate([images for images, _ in train]))
+    assert np.array_equal(found.train_labels.numpy(), np.concatenate([labels for _, labels in train]))
+    assert np.array_equal(found.test.numpy(), BATCHES["test_batch"][0])
+    assert np.array_equal(found.test_labels.numpy(), BATCHES["test_batch"][1])
+    assert found.classes == CIFAR10 and found.selected == ("dog", "frog", "horse", "ship", "truck")
+
+
+@pytest.mark.parametrize("is_inside", [True, False])
+@pytest.mark.parametrize(
+    ("layout", "usual"),
+    [
+        ("python_2", "cifar-10-batches-py"),
+        ("python_3", "cifar-10-batches-py"),
+        ("binary", "cifar-10-batches-bin"),
+        ("parquet", "plain_text"),
+    ],
+)
+def test_every_layout_of_cifar10_gives_the_same_arrays(layout, usual, is_inside, tmp_path):
+    folder = tmp_path / usual if is_inside else tmp_path
+    write_parquet(folder) if layout == "parquet" else write_batches(folder, layout)
+    assert_are_the_batches(read_images("cifar10", str(tmp_path)))
+
+
+def test_the_image_column_of_parquet_files_may_have_its_other_name(tmp_path):
+    assert_are_the_batches(read_images("cifar10", str(write_parquet(tmp_path, "image"))))
+
+
+def linked(folder: Path, train: Path, test: Path) -> str:
+    """Folder whose training and test files are these."""
+    folder.mkdir()
+    for use, file in (("train", train), ("test", test)):
+        (folder / f"{use}-00000-of-00001.parquet").symlink_to(file.resolve())
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def real_cifar10(real_data) -> Path:
+    if not (real_data / "cifar10").is_dir():
+        pytest.skip(f"no {real_data / 'cifar10'}")
+    return real_data / "cifar10"
+
+
+def test_the_real_test_images_of_cifar10(real_cifar10, tmp_path):
+    (file,) = real_cifar10.glob("plain_text/test-*.parquet")
+    small = write_parquet(tmp_path / "small") / "test-00000-of-00001.parquet"
+    found = read_images("cifar10", linked(tmp_path / "both", small, file))
+    assert found.test.shape == (10_000, 3, 32, 32)
+    assert found.test_labels.bincount().tolist() == [1_000] * 10
+    # The original order: cat, ship, ship, airplane, frog; and the mean colour that is known of the set.
+    assert found.test_labels[:5].tolist() == [3, 8, 8, 0, 6]
+    means = (found.test.float().mean((0, 2, 3)) / 255).tolist()
+    assert means == pytest.approx([0.4942, 0.4851, 0.4504], abs=5e-4)
+
+
+@pytest.mark.slow
+def test_the_real_cifar10(real_cifar10):
+    found = read_images("cifar10", str(real_cifar10))
+    assert found.train.shape == (50_000, 3, 32, 32) and len(found.test) == 10_000
+    assert found.train_labels.bincount().tolist() == [5_000] * 10
+    # Frog, truck, truck, deer, automobile.
+    assert found.train_labels[:5].tolist() == [6, 9, 9, 4, 1]
+    means = (found.train.float().mean((0, 2, 3)) / 255).tolist()
+    assert means == pytest.approx([0.4914, 0.4822, 0.4465], abs=5e-4)
+
+
+def test_stl10_is_read_column_by_column(tmp_path):
+    folder, images = write_stl10(tmp_path / "stl10_binary")
+    found = read_images("stl10", str(tmp_path))
+    assert np.array_equal(found.train.numpy(), np.concatenate([images["train"], images["unlabeled"]]))
+    assert np.array_equal(found.test.numpy(), images["test"])
+    assert found.train_labels.tolist() == [*range(10), *range(10)] + [-1] * 5
+    assert found.test_labels.tolist() == [*range(10), 0, 1]
+    assert found.classes[0] == "airplane" and found.selected == ("dog", "horse", "monkey", "ship", "truck")
+    (folder / "unlabeled_X.bin").unlink()
+    labelled = read_images("stl10", str(folder))
+    assert np.array_equal(labelled.train.numpy(), images["train"])
+    assert labelled.train_labels.tolist() == [*range(10), *range(10)]
+
+
+def test_digits_are_split_by_class():
+    found = read_images("digits", None)
+    bunch = load_digits()
+    assert (len(found.train), len(found.test)) == (1198, 599)
+    assert found.train.shape[1:] == (1, 8, 8) and found.train.max() == 255
+    for label in range(10):
+        count = int((bunch.target == label).sum())
+        assert int((found.test_labels == label).sum()) == round(count / 3)
+        assert int((found.train_labels == label).sum()) == count - round(count / 3)
+    both = torch.cat([found.train, found.test]).flatten(1).tolist()
+    originals = np.round(bunch.data * 255 / 16).astype(int).tolist()
+    assert sorted(both) == sorted(originals), "every image is in one part"
+    # Each image keeps its label.
+    label_of = {tuple(row): label for row, label in zip(originals, bunch.target.tolist(), strict=True)}
+    assert [label_of[tuple(row)] for row in both] == [
+        *found.train_labels.tolist(),
+        *found.test_labels.tolist(),
+    ]
+
+
+def test_the_fingerprint_is_of_every_value():
+    found = read_images("digits", None)
+    before = found.fingerprint()
+    assert read_images("digits", None).fingerprint() == before
+    for name in ("train", "train_labels", "test", "test_labels"):
+        changed = read_images("digits", None)
+        getattr(changed, name)[7] += 1
+        assert changed.fingerprint() != before, name
+
+
+class Attack:
+    """A pickle that runs a program when it is loaded."""
+
+    def __reduce__(self):
+        return os.mkdir, ("attacked",)
+
+
+def test_a_batch_that_would_run_code_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = write_batches(tmp_path, "python_3")
+    (folder / "data_batch_3").write_bytes(pickle.dumps({"data": Attack(), "labels": [1]}))
+    with pytest.raises(UserError, match=r"data_batch_3 is not a Python batch .* names posix.mkdir"):
+        read_images("cifar10", str(folder))
+    assert not Path("attacked").exists()
+
+
+def damage(file: Path, content: bytes | None) -> None:
+    if content is None:
+        file.unlink()
+    else:
+        file.write_bytes(content)
+
+
+GOOD = BATCHES["data_batch_2"]
+
+
+@pytest.mark.parametrize(
+    ("layout", "name", "content", "words"),
+    [
+        ("python_2", "data_batch_4", None, ["no file", "data_batch_4"]),
+        ("python_2", "test_batch", None, ["no file", "test_batch"]),
+        ("python_2", "data_batch_2", python_2_batch(*GOOD)[:5000], ["data_batch_2", "truncated"]),
+        ("python_2", "data_batch_2", b"", ["data_batch_2", "truncated"]),
+        ("python_2", "data_batch_2", b"\x1f\x8b\x08 an archive", ["data_batch_2", "not a Python batch"]),
+        ("python_3", "data_batch_2", pickle.dumps([1, 2]), ["data_batch_2", "dictionary", "list"]),
+        ("python_3", "data_batch_2", pickle.dumps({"data": 3}), ["data_batch_2", "labels", "found data int"]),
+        ("python_3", "data_batch_2", python_3_batch(GOOD[0][:, :, :31], GOOD[1]), ["(3, 3072)", "(3, 2976)"]),
+        ("python_3", "data_batch_2", python_3_batch(GOOD[0], GOOD[1][:2]), ["data_batch_2", "(2, 3072)", "2 labels"]),
+        ("python_3", "data_batch_2", python_3_batch(GOOD[0], np.array([0, 10, 3])), ["0 to 9", "0 to 10"]),
+        ("binary", "data_batch_5.bin", None, ["no file", "data_batch_5.bin"]),
+        ("binary", "data_batch_2.bin", binary_batch(*GOOD)[:-1], ["data_batch_2.bin", "9,218 bytes", "3,073"]),
+        ("binary", "data_batch_2.bin", b"", ["data_batch_2.bin", "0 bytes"]),
+        ("binary", "test_batch.bin", binary_batch(GOOD[0], np.array([3, 250, 3])), ["test_batch.bin", "3 to 250"]),
+        ("parquet", "test-00000-of-00001.parquet", None, ["no file", "test-00000"]),
+        ("parquet", "train-00001-of-00002.parquet", b"PAR1", ["train-00001", "not a Parquet file of CIFAR-10"]),
+        ("stl10", "train_X.bin", None, ["no file", "train_X.bin"]),
+        ("stl10", "class_names.txt", None, ["no file", "class_names.txt"]),
+        ("stl10", "test_X.bin", bytes(27_647), ["test_X.bin", "27,647 bytes", "27,648"]),
+        ("stl10", "unlabeled_X.bin", bytes(5), ["unlabeled_X.bin", "5 bytes"]),
+        ("stl10", "train_y.bin", bytes([1, 2]), ["train_y.bin", "each of the 20 images", "found 2"]),
+        ("stl10", "train_y.bin", bytes(range(20)), ["train_y.bin", "1 to 10", "0 to 19"]),
+    ],
+)  # fmt: skip
+def test_a_damaged_file_is_named_in_one_line(layout, name, content, words, tmp_path):
+    if layout == "stl10":
+        write_stl10(tmp_path)
+    elif layout == "parquet":
+        write_parquet(tmp_path)
+    else:
+        write_batches(tmp_path, layout)
+    damage(tmp_path / name, content)
+    with pytest.raises(MissingFileError if content is None else UserError) as error:
+        read_images("stl10" if layout == "stl10" else "cifar10", str(tmp_path))
+    assert all(part in str(error.value) for part in words), error.value
+    assert "\n" not in str(error.value)
+
+
+BLACK = png(np.zeros((3, 32, 32), np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"img": [{"bytes": png(np.zeros((3, 32, 31), np.uint8))}], "label": [1]}, ["32 x 32", "31 x 32 in row 0"]),
+        ({"img": [{"bytes": BLACK}, {"bytes": b"?"}], "label": [1, 2]}, ["row 1", "not a PNG or JPEG"]),
+        ({"img": [{"bytes": BLACK}, {"bytes": None}], "label": [1, 2]}, ["row 1", "not a PNG or JPEG"]),
+        ({"img": [{"path": "a.png"}], "label": [1]}, ["columns img (or image) with bytes"]),
+        ({"img": [3], "label": [1]}, ["columns img (or image) with bytes"]),
+        ({"img": [{"bytes": BLACK}], "fine_label": [1]}, ["columns img (or image) with bytes", "label"]),
+        ({"picture": [{"bytes": BLACK}], "label": [1]}, ["columns img (or image) with bytes"]),
+        ({"img": [{"bytes": BLACK}], "label": [10]}, ["labels from 0 to 9", "10"]),
+        ({"img": [{"bytes": BLACK}], "label": ["frog"]}, ["integer labels"]),
+        ({"img": [], "label": []}, ["train-0.parquet"]),
+    ],
+)  # fmt: skip
+def test_parquet_files_of_another_content_are_named(columns, words, tmp_path):
+    for use in ("train", "test"):
+        pd.DataFrame(columns).to_parquet(tmp_path / f"{use}-0.parquet")
+    with pytest.raises(UserError) as error:
+        read_images("cifar10", str(tmp_path))
+    assert all(part in str(error.value) for part in ["train-0.parquet", *words]), error.value
+    assert "\n" not in str(error.value)
+
+
+def test_folders_without_the_files_are_named(tmp_path):
+    with pytest.raises(MissingFileError, match=r"no folder .*nowhere \(looked at /"):
+        read_images("cifar10", str(tmp_path / "nowhere"))
+    with pytest.raises(
+        MissingFileError, match=r"no CIFAR-10 in .*; expected the files data_batch_1 .*unpacked"
+    ):
+        read_images("cifar10", str(tmp_path))
+    with pytest.raises(MissingFileError, match="no file .*class_names.txt"):
+        read_images("stl10", str(tmp_path))

@@ -1,0 +1,255 @@
+"""CURL's losses against slow loops over their formulas; their convexity, gradients and errors."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from medclip_dcl.unimodal.curl import block_loss, k_negative_loss, margin_loss
+
+LOSSES = ["hinge", "logistic"]
+
+
+def dot(a, b):
+    return math.fsum(x * y for x, y in zip(a, b, strict=True))
+
+
+def loop_loss(anchors, positives, negatives, loss):
+    """Saunshi et al., definition 2.3, anchor by anchor in plain numbers."""
+    losses = []
+    for x, positive, rivals in zip(anchors, positives, negatives, strict=True):
+        margins = []
+        for rival in rivals:
+            margins.append(dot(x, [p - n for p, n in zip(positive, rival, strict=True)]))
+        if loss == "hinge":
+            losses.append(max(0.0, 1 + max(-v for v in margins)))
+        else:
+            losses.append(math.log2(1 + sum(math.exp(-v) for v in margins)))
+    return torch.tensor(losses, dtype=torch.float64)
+
+
+def mean_of(block):
+    return [math.fsum(column) / len(block) for column in zip(*block, strict=True)]
+
+
+def random_blocks(anchors, negatives, similar, dim, scale=1.0, dtype=torch.float64):
+    shapes = [(anchors, dim), (anchors, similar, dim), (anchors, negatives, similar, dim)]
+    return [(math.sqrt(scale) * torch.randn(shape, dtype=torch.float64)).to(dtype) for shape in shapes]
+
+
+@pytest.mark.parametrize(
+    "loss, anchors, negatives, dim, scale, dtype",
+    [
+        ("hinge", 3, 1, 5, 0.01, torch.float64),
+        ("logistic", 5, 23, 2, 30.0, torch.float64),
+        ("hinge", 5, 23, 2, 30.0, torch.float32),
+        ("logistic", 3, 1, 5, 0.01, torch.float32),
+        ("hinge", 5, 23, 2, 0.01, torch.bfloat16),
+        ("logistic", 3, 1, 5, 30.0, torch.bfloat16),
+    ],
+)
+def test_equals_the_loop(loss, anchors, negatives, dim, scale, dtype):
+    x, positives, rivals = random_blocks(anchors, negatives, 1, dim, scale, dtype)
+    expected = loop_loss(x.tolist(), positives[:, 0].tolist(), rivals[:, :, 0].tolist(), loss)
+    found = k_negative_loss(x, positives[:, 0], rivals[:, :, 0], loss=loss, reduction="none")
+    assert found.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    tolerance = 1e-10 if dtype == torch.float64 else 1e-4
+    torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance * scale)
+    for reduction, value in (("mean", expected.mean()), ("sum", expected.sum())):
+        found = k_negative_loss(x, positives[:, 0], rivals[:, :, 0], loss=loss, reduction=reduction)
+        torch.testing.assert_close(found.double(), value, rtol=tolerance, atol=anchors * tolerance * scale)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("anchors, negatives, similar, dim", [(2, 1, 3, 4), (5, 3, 2, 1), (3, 7, 5, 3)])
+def test_block_loss_equals_the_loop_over_block_means(loss, anchors, negatives, similar, dim):
+    x, positives, rivals = random_blocks(anchors, negatives, similar, dim)
+    positive_means = [mean_of(block) for block in positives.tolist()]
+    rival_means = [[mean_of(block) for block in blocks] for blocks in rivals.tolist()]
+    expected = loop_loss(x.tolist(), positive_means, rival_means, loss)
+    found = block_loss(x, positives, rivals, loss=loss, reduction="none")
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_blocks_of_one_point_are_the_plain_loss(loss):
+    x, positives, rivals = random_blocks(7, 5, 1, 3)
+    plain = k_negative_loss(x, positives[:, 0], rivals[:, :, 0], loss=loss)
+    assert block_loss(x, positives, rivals, loss=loss).item() == plain.item()
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("scale", [0.1, 1.0, 10.0])
+def test_block_loss_is_at_most_the_mean_over_pairings(loss, scale):
+    # Proposition 6.2 by Jensen, sample by sample: point by point, and over every choice of points from the blocks.
+    similar, negatives = 3, 2
+    x, positives, rivals = random_blocks(11, negatives, similar, 4, scale)
+    block = block_loss(x, positives, rivals, loss=loss, reduction="none")
+    point_by_point = torch.stack(
+        [
+            k_negative_loss(x, positives[:, j], rivals[:, :, j], loss=loss, reduction="none")
+            for j in range(similar)
+        ]
+    ).mean(0)
+    choices = []
+    for i, *js in itertools.product(range(similar), repeat=1 + negatives):
+        chosen = torch.stack([rivals[:, n, j] for n, j in enumerate(js)], dim=1)
+        choices.append(k_negative_loss(x, positives[:, i], chosen, loss=loss, reduction="none"))
+    assert (block <= point_by_point + 1e-12).all()
+    assert (block <= torch.stack(choices).mean(0) + 1e-12).all()
+    assert (block < point_by_point - 1e-3).any()
+
+
+def test_logistic_loss_of_one_negative_by_hand():
+    margins = torch.tensor([-2.0, 0.0, 3.0])
+    expected = torch.log2(1 + torch.exp(-margins))
+    torch.testing.assert_close(margin_loss(margins[:, None], "logistic"), expected)
+    # x = (1, 2), x+ - x- = (1, 0.5): the margin is 2.
+    x, positive, negative = (
+        torch.tensor([[1.0, 2.0]]),
+        torch.tensor([[1.0, 1.0]]),
+        torch.tensor([[[0.0, 0.5]]]),
+    )
+    assert k_negative_loss(x, positive, negative).item() == pytest.approx(math.log2(1 + math.exp(-2)))
+    assert k_negative_loss(x, positive, negative, loss="hinge").item() == 0
+    assert k_negative_loss(x / 4, positive, negative, loss="hinge").item() == 0.5
+
+
+def test_both_losses_are_one_at_margin_zero_and_count_rivals_differently():
+    assert margin_loss(torch.zeros(1), "hinge").item() == margin_loss(torch.zeros(1), "logistic").item() == 1
+    assert margin_loss(torch.zeros(7), "hinge").item() == 1
+    assert margin_loss(torch.zeros(7), "logistic").item() == 3
+
+
+def test_logistic_loss_is_cross_entropy_in_bits():
+    scores = torch.randn(9, 5, dtype=torch.float64)
+    expected = torch.nn.functional.cross_entropy(scores, torch.zeros(9, dtype=torch.int64), reduction="none")
+    found = margin_loss(scores[:, :1] - scores[:, 1:], "logistic") * math.log(2)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(
+    "loss, scale, dtype",
+    [
+        ("hinge", 1e-3, torch.float32),
+        ("logistic", 1.0, torch.float64),
+        ("hinge", 1e3, torch.float64),
+        ("logistic", 1e8, torch.float32),
+    ],
+)
+def test_gradients_are_finite_everywhere(loss, scale, dtype):
+    tensors = [t.requires_grad_() for t in random_blocks(6, 4, 3, 5, scale, dtype)]
+    value = block_loss(*tensors, loss=loss)
+    gradients = torch.autograd.grad(value, tensors)
+    assert value.isfinite() and all(gradient.isfinite().all() for gradient in gradients)
+    assert any(gradient.any() for gradient in gradients)
+
+
+def test_gradient_of_the_logistic_loss_is_the_share_of_the_rivals():
+    # d/dv_i of log2(1 + sum exp(-v)) = -exp(-v_i) / (1 + sum exp(-v)) / ln 2; also where exp(-v) overflows float32.
+    margins = torch.tensor([[0.5, -1.0], [-500.0, -501.0], [500.0, 501.0]], requires_grad=True)
+    margin_loss(margins, "logistic").sum().backward()
+    found = margins.grad.tolist() if margins.grad is not None else []
+    total = 1 + math.exp(-0.5) + math.exp(1.0)
+    odds = math.e / (1 + math.e)
+    expected = [[-math.exp(-0.5) / total, -math.exp(1.0) / total], [odds - 1, -odds], [0.0, 0.0]]
+    for row, values in zip(found, expected, strict=True):
+        assert [g * math.log(2) for g in row] == pytest.approx(values, abs=1e-6)
+
+
+def test_gradients_equal_finite_differences():
+    tensors = [t.requires_grad_() for t in random_blocks(3, 2, 2, 3)]
+    for loss in LOSSES:
+        assert torch.autograd.gradcheck(lambda *t, loss=loss: block_loss(*t, loss=loss), tensors)
+
+
+def test_a_large_margin_keeps_its_small_loss():
+    found = margin_loss(torch.tensor([[50.0]]), "logistic").item()
+    assert found == pytest.approx(math.exp(-50) / math.log(2), rel=1e-5)
+    assert margin_loss(torch.tensor([[-1e30]]), "logistic").item() == pytest.approx(
+        1e30 / math.log(2), rel=1e-6
+    )
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_half_precision_does_not_overflow(loss):
+    # Inner products of 3 * 300 * 300 and sums over a block of 7 * 30,000 leave float16.
+    x = torch.full((1, 3), 300.0, dtype=torch.float16)
+    positives = torch.full((1, 7, 3), 30_000.0, dtype=torch.float16)
+    negatives = torch.full((1, 1, 7, 3), 30_016.0, dtype=torch.float16)
+    margin = 3 * 300.0 * (30_000.0 - 30_016.0)
+    expected = 1 - margin if loss == "hinge" else -margin / math.log(2)
+    assert block_loss(x, positives, negatives, loss=loss).item() == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_block_means_of_half_precision_are_not_rounded_to_it(dtype):
+    tensors = random_blocks(9, 4, 3, 5, 10.0, dtype)
+    expected = block_loss(*[t.double() for t in tensors], reduction="none").float()
+    torch.testing.assert_close(block_loss(*tensors, reduction="none"), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_autocast_changes_nothing():
+    x, positives, rivals = random_blocks(5, 4, 3, 17, 10.0, torch.float32)
+    expected = block_loss(x, positives, rivals)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert block_loss(x, positives, rivals).item() == expected.item()
+
+
+X, P, N = torch.zeros(5, 3), torch.zeros(5, 3), torch.zeros(5, 2, 3)
+
+
+@pytest.mark.usefixtures("_shapes_unchecked")
+@pytest.mark.parametrize(
+    "tensors, options, message",
+    [
+        ((X[0], P, N), {}, "anchors must be (anchor, dim), got shape (3,)"),
+        ((X, P[:4], N), {}, "positives must be (anchor, dim) with anchor = 5, dim = 3, got shape (4, 3)"),
+        (
+            (X, P, N[:, :, :2]),
+            {},
+            "negatives must be (anchor, negative, dim) with anchor = 5, dim = 3, got shape (5, 2, 2)",
+        ),
+        ((X, P, N[:, :0]), {}, "negatives must hold at least one negative, got shape (5, 0, 3)"),
+        ((X[:0], P[:0], N[:0]), {}, "anchors must hold at least one anchor, got shape (0, 3)"),
+        ((X, P, N), {"loss": "Hinge"}, 'loss must be "hinge" or "logistic", got \'Hinge\''),
+        ((X, P, N), {"reduction": "max"}, 'reduction must be "mean", "sum" or "none", got \'max\''),
+    ],
+)
+def test_bad_input(tensors, options, message):
+    with pytest.raises(ValueError) as error:
+        k_negative_loss(*tensors, **options)
+    assert str(error.value) == message
+
+
+@pytest.mark.usefixtures("_shapes_unchecked")
+@pytest.mark.parametrize(
+    "tensors, message",
+    [
+        (
+            (X, P, N[:, :, None]),
+            "positives must be (anchor, point, dim) with anchor = 5, dim = 3, got shape (5, 3)",
+        ),
+        (
+            (X, P[:, None], torch.zeros(5, 2, 4, 3)),
+            "negatives must be (anchor, negative, point, dim) with anchor = 5, point = 1, dim = 3,"
+            " got shape (5, 2, 4, 3)",
+        ),
+        (
+            (X, P[:, None][:, :0], N[:, :, None]),
+            "positives must hold at least one point, got shape (5, 0, 3)",
+        ),
+    ],
+)
+def test_bad_blocks(tensors, message):
+    with pytest.raises(ValueError) as error:
+        block_loss(*tensors)
+    assert str(error.value) == message
+
+
+def test_margins_without_a_rival_are_refused():
+    with pytest.raises(ValueError, match=r"at least one rival each, got shape \(4, 0\)"):
+        margin_loss(torch.zeros(4, 0))

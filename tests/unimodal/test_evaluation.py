@@ -1,0 +1,315 @@
+"""Images alone by the command line: training, the evaluation of features, its results, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import yaml
+from jsonargparse import Namespace
+from sklearn.linear_model import LogisticRegression
+from sklearn.neighbors import KNeighborsClassifier
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from medclip_dcl import load
+from medclip_dcl.command.cli import main
+from medclip_dcl.command.described_network import take_network_from
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.weight_files import read_model
+from medclip_dcl.report.report import render
+from medclip_dcl.runs.saved import SavedResultsError
+from medclip_dcl.unimodal.data import ImageOnlyDataModule
+from medclip_dcl.unimodal.evaluation import ImageOnlyEvaluation, _Images
+from medclip_dcl.unimodal.network import ImageOnlyNetwork
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs/image_only"
+CLASSES = ["0", "3", "5", "6"]
+
+
+def words(run: Path, *more: str, **evaluation: Any) -> list[str]:
+    """Arguments of a run of seconds on four classes of the digits, of which two are thinned."""
+    options = {
+        "label_fractions": [1.0, 0.2],
+        "label_draws": 3,
+        "k": 7,
+        "average_k": [1, 3],
+        "embedding_map": True,
+    }
+    callback = {
+        "class_path": "medclip_dcl.unimodal.ImageOnlyEvaluation",
+        "init_args": {**options, "probe_learning_rate": 0.02, "map_images": 40, **evaluation},
+    }
+    own = run.parent / f"{run.name}.yaml"
+    own.write_text(yaml.safe_dump({"trainer": {"callbacks": [callback]}}))
+    return [
+        "--config", str(CONFIGS / "digits.yaml"),
+        "--config", str(CONFIGS / "objective/dcl_true.yaml"),
+        "--config", str(own),
+        "--run_folder", str(run),
+        "--trainer.max_epochs", "4",
+        "--trainer.log_every_n_steps", "1",
+        "--trainer.enable_progress_bar", "false",
+        "--model.init_args.image_encoder.init_args.width", "6",
+        "--data.init_args.classes", json.dumps(CLASSES),
+        "--data.init_args.fraction", "0.5",
+        "--data.init_args.batch_size", "64",
+        *more,
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tested(undrawn, tmp_path_factory) -> Path:
+    run = tmp_path_factory.mktemp("images_alone") / "run"
+    main(["fit", *words(run)])
+    main(["test", "--config", str(run / "config.yaml")])
+    return run
+
+
+@pytest.fixture(scope="module")
+def results(tested) -> dict[str, Any]:
+    return json.loads((tested / "results.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def features(tested) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Features and classes of training and test images, computed apart from the datamodule's loaders."""
+    network = ImageOnlyNetwork.from_pretrained(tested / "checkpoints/last.ckpt")
+    module = ImageOnlyDataModule(classes=CLASSES, fraction=0.5)
+    module.load("test")
+    images = module.chosen
+    with torch.no_grad():
+        train, test = (network.features(x / 255) for x in (images.train, images.test))
+    return train, images.train_labels, test, images.test_labels
+
+
+def test_a_run_leaves_what_is_documented(tested, results):
+    assert {x.name for x in (tested / "checkpoints").iterdir()} == {
+        "last.ckpt",
+        "previous.ckpt",
+        "untrained.ckpt",
+    }
+    assert {x.name for x in (tested / "predictions").iterdir()} == {
+        "image_only.parquet",
+        "embedding_map.parquet",
+    }
+    assert results["checkpoint"]["file"] == "checkpoints/last.ckpt"
+    assert results["dataset"]["classes"] == CLASSES and results["dataset"]["selected"] == ["5", "6"]
+    kept = results["dataset"]["train_images"]
+    assert (
+        kept["5"] < 0.6 * kept["0"]
+        and sum(kept.values()) == results["counts"]["image_only"]["training_images"]
+    )
+    untrained = json.loads((tested / "results_untrained.json").read_text(encoding="utf-8"))
+    assert untrained["dataset"] == results["dataset"] and untrained["protocol"] == results["protocol"]
+    assert untrained["checkpoint"]["weights"] != results["checkpoint"]["weights"]
+    metrics = pd.read_csv(tested / "metrics.csv")
+    assert metrics["validate/knn_accuracy"].notna().sum() == 1
+    assert (metrics["train/images_per_second"].dropna() > 0).all()
+    assert metrics["train/class_probability"].iloc[0] == pytest.approx(1 / 4, abs=0.1)
+
+
+def test_nearest_neighbours_are_scikit_learns(tested, results, features):
+    train, train_labels, test, test_labels = features
+    neighbours = KNeighborsClassifier(7, weights=lambda x: np.exp((1 - x**2 / 2) / 0.5))
+    neighbours.fit(normalize(train).numpy(), train_labels.numpy())
+    found = results["metrics"]["image_only"]["knn"]["accuracy"]
+    assert found == pytest.approx(neighbours.score(normalize(test).numpy(), test_labels.numpy()), abs=1e-9)
+    own = [
+        KNeighborsClassifier(7, weights=lambda x: np.exp((1 - x**2 / 2) / 0.5))
+        .fit(np.delete(normalize(train).numpy(), place, 0), np.delete(train_labels.numpy(), place))
+        .predict(normalize(train).numpy()[place : place + 1])[0]
+        == train_labels[place]
+        for place in range(len(train))
+    ]
+    logged = pd.read_csv(tested / "metrics.csv")["validate/knn_accuracy"].dropna().item()
+    assert logged == pytest.approx(np.mean(own), abs=1e-6)
+
+
+def test_linear_probes_are_near_logistic_regression(results, features):
+    train, train_labels, test, test_labels = features
+    shift, scale = train.mean(0), train.std(0, correction=0)
+    reference = LogisticRegression(max_iter=1000).fit(((train - shift) / scale).numpy(), train_labels.numpy())
+    found = results["metrics"]["image_only"]["linear_probe"]
+    expected = reference.score(((test - shift) / scale).numpy(), test_labels.numpy())
+    assert found["1.0"]["accuracy"] == pytest.approx(expected, abs=0.04) and expected > 0.8
+    assert len(found["1.0"]["by_draw"]) == 1 and len(set(found["0.2"]["by_draw"])) > 1
+    assert found["0.2"]["accuracy"] == pytest.approx(np.mean(found["0.2"]["by_draw"]))
+    assert results["counts"]["image_only"]["labels"]["0.2"] == pytest.approx(0.2 * len(train), abs=2)
+
+
+def test_the_mean_classifier_is_a_loop(results, features):
+    train, train_labels, test, test_labels = (normalize(x) if x.dim() == 2 else x for x in features)
+    means = torch.stack([train[train_labels == c].double().mean(0) for c in range(4)])
+    scores = test.double() @ means.T
+    is_right = scores.argmax(1) == test_labels
+    by_class = [is_right[test_labels == c].double().mean().item() for c in range(4)]
+    found = results["metrics"]["image_only"]
+    assert found["mean_classifier"]["accuracy"] == pytest.approx(np.mean(by_class), abs=1e-6)
+    # Three rivals of four classes: the task of all.
+    assert found["average_k"]["3"] == pytest.approx(found["mean_classifier"], abs=1e-9)
+    pairs = [
+        (scores[test_labels == a][:, a] > scores[test_labels == a][:, b]).double().mean().item()
+        for a in range(4)
+        for b in range(4)
+        if a != b
+    ]
+    assert found["average_k"]["1"]["accuracy"] == pytest.approx(np.mean(pairs), abs=1e-6)
+
+
+def test_predictions_hold_the_accuracies(tested, results, features):
+    rows = pd.read_parquet(tested / "predictions/image_only.parquet")
+    found = results["metrics"]["image_only"]
+    train_labels, test_labels = features[1], features[3]
+    assert rows["class"].tolist() == [CLASSES[c] for c in test_labels]
+    assert rows["index"].tolist() == list(range(len(train_labels), len(train_labels) + len(test_labels)))
+    is_right = rows["linear_probe"] == rows["class"]
+    assert is_right.mean() == pytest.approx(found["linear_probe"]["1.0"]["accuracy"])
+    is_selected = rows["class"].isin(["5", "6"])
+    assert is_right[is_selected].mean() == pytest.approx(found["linear_probe_selected"]["1.0"]["accuracy"])
+    assert is_right[~is_selected].mean() == pytest.approx(found["linear_probe_others"]["1.0"]["accuracy"])
+    assert (rows["knn"] == rows["class"]).mean() == pytest.approx(found["knn"]["accuracy"])
+    by_class = (rows["mean_classifier"] == rows["class"]).groupby(rows["class"]).mean()
+    assert by_class.mean() == pytest.approx(found["mean_classifier"]["accuracy"])
+    placed = pd.read_parquet(tested / "predictions/embedding_map.parquet")
+    assert len(placed) == 40 and np.isfinite(placed[["x", "y"]]).all(axis=None)
+    both = placed.merge(rows, on="index", suffixes=("", "_of_rows"))
+    assert (both["class"] == both["class_of_rows"]).all() and (
+        both["is_selected"] == both["class"].isin(["5", "6"])
+    ).all()
+
+
+def test_testing_again_gives_the_same_bytes_but_for_timings(tested, results, tmp_path):
+    run = shutil.copytree(tested, tmp_path / "run")
+    (run / "results_untrained.json").unlink()
+    main(["test", "--config", str(run / "config.yaml"), "--run_folder", str(run), "--untrained", "false"])
+    again = json.loads((run / "results.json").read_text(encoding="utf-8"))
+    assert {**again, "timings": 0} == {**results, "timings": 0}
+    assert not (run / "results_untrained.json").exists()
+
+
+def test_a_run_can_do_without_the_untrained_network(tmp_path):
+    main(["fit", *words(tmp_path / "run", "--untrained", "false", "--trainer.max_epochs", "1")])
+    assert {x.name for x in (tmp_path / "run/checkpoints").iterdir()} == {"last.ckpt"}
+
+
+def test_reports_of_radiographs_name_a_run_of_images_alone(tested):
+    with pytest.raises(SavedResultsError, match="is a run of images alone.*predictions/image_only.parquet"):
+        render(tested)
+    with pytest.raises(UserError, match="images alone and knows no text"):
+        load(tested)
+
+
+def test_a_test_limited_to_some_batches_says_so(tested, tmp_path, capsys):
+    run = shutil.copytree(tested, tmp_path / "run")
+    options = ["--config", str(run / "config.yaml"), "--run_folder", str(run), "--untrained", "false"]
+    for batches, is_evaluated, note in [
+        (1, False, "image_only: not evaluated, no test image of 0, 3, 5, 6 was served"),
+        (9, True, "image_only: 26 of 241 test images were not evaluated"),
+    ]:
+        main(["test", *options, "--trainer.limit_test_batches", str(batches)])
+        found = json.loads((run / "results.json").read_text(encoding="utf-8"))
+        assert bool(found["metrics"]["image_only"]) == is_evaluated
+        assert found["notes"]["image_only"][0].startswith(note)
+
+
+@pytest.mark.parametrize(
+    "more, evaluation, message",
+    [
+        ((), {"label_fractions": [0.5, 0.0]}, "label_fractions must be numbers in (0, 1], got [0.5, 0.0]"),
+        ((), {"average_k": [4]}, "average_k 4 needs more than 4 classes"),
+        ((), {"k": 0}, "ImageOnlyEvaluation.k must be at least 1, got 0"),
+        ((), {"temperature": 0.0}, "temperature and map_perplexity must be above 0"),
+        (("--model.init_args.projection_dim", "0"), {}, "model.projection_dim must be at least 1, got 0"),
+        (("--model.init_args.image_encoder.init_args.channels", "3"), {}, "takes images of 3 channels"),
+        (
+            ("--model.init_args.image_encoder.init_args.wdith", "3"),
+            {},
+            "did you mean width? (a setting of SmallConvNet)",
+        ),
+        (("--data.init_args.classes", '["0", "x"]'), {}, "digits has no class x"),
+        (
+            (
+                *("--config", str(CONFIGS / "objective/logistic.yaml")),
+                *("--model.init_args.objective.init_args.k", "64"),
+            ),
+            {},
+            "KNegatives needs a batch of at least 65 images, data.batch_size is 64",
+        ),
+        (("--untrained", "maybe"), {}, "untrained: expected bool, found maybe"),
+        (("--model.init_args.learning_rate", "-1"), {}, "learning_rate must be above 0, got -1"),
+    ],
+)
+def test_mistakes_end_with_one_line(more, evaluation, message, tmp_path, capsys):
+    run = tmp_path / "run"
+    with pytest.raises(SystemExit) as stopped:
+        main(["fit", *words(run, *more, **evaluation)])
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
+    assert not run.exists()
+
+
+def test_too_many_tasks_of_classes_are_refused_before_training(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("medclip_dcl.unimodal.mean_classifier._MAX_TASKS", 5)
+    with pytest.raises(SystemExit):
+        main(["fit", *words(tmp_path / "run")])
+    assert "average_k: 6 tasks of 2 among 4 classes are too many" in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_without_an_objective_says_what_is_missing(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["fit", "--config", str(CONFIGS / "digits.yaml"), "--run_folder", str(tmp_path / "run")])
+    assert (
+        "error: model.init_args: objective is missing, which ImageOnlyModel needs; set it, or add a --config"
+        in capsys.readouterr().err
+    )
+
+
+def test_predict_says_where_predictions_are(tested, capsys):
+    with pytest.raises(SystemExit):
+        main(["predict", "--config", str(tested / "config.yaml")])
+    assert (
+        "`test` writes the classes of the test images to predictions/image_only.parquet"
+        in capsys.readouterr().err
+    )
+
+
+def test_a_checkpoint_of_another_kind_is_refused(tested, tmp_path):
+    """Without text, nothing is said of starting a classifier from it."""
+    source = read_model(tested / "checkpoints/last.ckpt")
+    radiographs = Namespace(class_path="medclip_dcl.models.Classifier", init_args=Namespace())
+    with pytest.raises(
+        UserError, match=r"is of a model of images alone, this configuration of a classifier \(.*\)$"
+    ):
+        take_network_from(source, radiographs)
+    other = Namespace(class_path="medclip_dcl.unimodal.ImageOnlyModel", init_args=Namespace(hidden=3))
+    take_network_from(source, other)
+    assert other.init_args.hidden is None and other.init_args.image_encoder.init_args.width == 6
+
+
+def test_unlabelled_images_train_no_classifier():
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.tensor([0, 1, -1, 0, 1, -1, -1, 1])
+    images = _Images(
+        torch.randn(8, 3, generator=generator),
+        torch.arange(8),
+        labels,
+        torch.tensor([False] * 6 + [True] * 2),
+    )
+    images = images.of(torch.tensor([True] * 8))
+    callback = ImageOnlyEvaluation(probe_epochs=1, k=2)
+    dataset = {"classes": ["a", "b"], "selected": []}
+    found = callback._evaluated(images, dataset)["image_only"]
+    assert found.counts["training_images"] == 4 and found.counts["test_images"] == 1
+    assert "no test image of a was served" in found.notes[0]
+    images.class_id[6] = 0
+    found = callback._evaluated(images, dataset)["image_only"]
+    assert found.metrics["linear_probe_selected"]["1.0"] == {"accuracy": None, "by_draw": []}
+    assert found.metrics["linear_probe_others"] == found.metrics["linear_probe"]

@@ -1,0 +1,313 @@
+"""The mean classifier against scikit-learn and loops, its average over tasks, and what CURL proves about it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+
+import pytest
+import torch
+from sklearn.metrics import accuracy_score, hinge_loss, log_loss
+from sklearn.neighbors import NearestCentroid
+
+import medclip_dcl.unimodal.mean_classifier as mean_classifier_module
+from medclip_dcl.unimodal.curl import margin_loss
+from medclip_dcl.unimodal.mean_classifier import (
+    average_k_metrics,
+    class_means,
+    mean_classifier_metrics,
+    mean_classifier_predictions,
+    mean_classifier_scores,
+)
+from medclip_dcl.unimodal.synthetic_classes import SyntheticClasses
+
+LOSSES = ["hinge", "logistic"]
+
+
+def labelled(counts, dim, spread=1.0):
+    """Gaussian clusters with `counts` cases, in random order."""
+    labels = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    labels = labels[torch.randperm(len(labels))]
+    centres = torch.randn(len(counts), dim, dtype=torch.float64)
+    return centres[labels] + spread * torch.randn(len(labels), dim, dtype=torch.float64), labels
+
+
+def loop_average(embeddings, labels, means, task_chances, loss, shares):
+    """Definition 2.2, task by task and case by case: {classes: chance} and the classes' shares within a task."""
+    scores = (embeddings @ means.T).tolist()
+    total_loss = total_accuracy = 0.0
+    for task, chance in task_chances.items():
+        for c in task:
+            cases = [row for row, label in zip(scores, labels.tolist(), strict=True) if label == c]
+            share = shares[c] / sum(shares[other] for other in task)
+            for row in cases:
+                margins = [row[c] - row[other] for other in task if other != c]
+                if loss == "hinge":
+                    value = max(0.0, 1 + max(-v for v in margins))
+                else:
+                    value = math.log2(1 + sum(math.exp(-v) for v in margins))
+                total_loss += chance * share * value / len(cases)
+                total_accuracy += chance * share * (min(margins) > 0) / len(cases)
+    return total_loss, total_accuracy
+
+
+def chances_of_draws(rho, n_ways):
+    """Ordered independent draws from rho, those with a repetition thrown away."""
+    chances: Counter = Counter()
+    for draws in itertools.product(range(len(rho)), repeat=n_ways):
+        if len(set(draws)) == n_ways:
+            chances[tuple(sorted(draws))] += math.prod(rho[c] for c in draws)
+    total = sum(chances.values())
+    return {task: chance / total for task, chance in chances.items() if chance > 0}
+
+
+def test_class_means_are_scikit_learns_centroids():
+    embeddings, labels = labelled([3, 1, 7, 5], 6)
+    expected = NearestCentroid().fit(embeddings.numpy(), labels.numpy()).centroids_
+    torch.testing.assert_close(class_means(embeddings, labels), torch.from_numpy(expected))
+    assert class_means(embeddings.half(), labels).dtype == torch.float32
+
+
+def test_half_precision_means_do_not_overflow():
+    embeddings = torch.full((9, 1), 60_000.0, dtype=torch.float16)
+    assert class_means(embeddings, torch.zeros(9, dtype=torch.int64)).item() == embeddings[0].item()
+
+
+def test_with_means_of_one_norm_it_is_the_nearest_centroid():
+    embeddings, labels = labelled([9, 4, 11, 6, 8], 3, spread=2.0)
+    means = class_means(embeddings, labels)
+    embeddings = embeddings + (torch.nn.functional.normalize(means) - means)[labels]
+    expected = NearestCentroid().fit(embeddings.numpy(), labels.numpy()).predict(embeddings.numpy())
+    found = mean_classifier_predictions(embeddings, class_means(embeddings, labels))
+    assert found.tolist() == expected.tolist()
+    assert 0.2 < accuracy_score(labels, found) < 1
+
+
+def test_scores_are_inner_products_and_not_distances():
+    means = torch.tensor([[1.0, 0.0], [4.0, 0.5]])
+    case = torch.tensor([[1.1, 0.0]])  # beside the first mean
+    assert mean_classifier_scores(case, means).tolist() == [[pytest.approx(1.1), pytest.approx(4.4)]]
+    assert mean_classifier_predictions(case, means).tolist() == [1]
+
+
+def test_one_task_equals_scikit_learn():
+    counts = [3, 8, 5, 2]
+    embeddings, labels = labelled(counts, 5)
+    means = class_means(embeddings, labels) + 0.2
+    weights = (0.25 / torch.tensor(counts))[labels].numpy()
+    scores = (embeddings @ means.T).numpy()
+    for loss in LOSSES:
+        found = mean_classifier_metrics(embeddings, labels, means, loss=loss)
+        if loss == "hinge":
+            expected = hinge_loss(labels.numpy(), scores, sample_weight=weights)
+        else:
+            chances = torch.from_numpy(scores).softmax(1).numpy()
+            expected = log_loss(labels.numpy(), chances, sample_weight=weights) / math.log(2)
+        assert found.loss == pytest.approx(expected, rel=1e-6)
+        assert found.accuracy == pytest.approx(
+            accuracy_score(labels.numpy(), scores.argmax(1), sample_weight=weights)
+        )
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("k", [1, 2, 4])
+@pytest.mark.parametrize("labels_are_uniform", [True, False])
+def test_average_over_all_tasks_equals_the_loop(loss, k, labels_are_uniform, monkeypatch):
+    monkeypatch.setattr(mean_classifier_module, "_ELEMENTS_PER_CHUNK", 11)
+    rho = [0.4, 0.05, 0.25, 0.0, 0.2, 0.1]
+    embeddings, labels = labelled([4, 3, 6, 2, 1, 5], 3)
+    means = class_means(embeddings, labels)
+    found = average_k_metrics(
+        embeddings,
+        labels,
+        means,
+        k,
+        class_distribution=torch.tensor(rho),
+        loss=loss,
+        labels_are_uniform=labels_are_uniform,
+    )
+    shares = [1.0] * 6 if labels_are_uniform else rho
+    expected = loop_average(embeddings, labels, means, chances_of_draws(rho, k + 1), loss, shares)
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
+def test_uniform_classes_are_the_default_and_all_classes_are_one_task():
+    embeddings, labels = labelled([4, 3, 6, 2], 3)
+    means = class_means(embeddings, labels)
+    found = average_k_metrics(embeddings, labels, means, 2)
+    uniform = torch.full((4,), 0.25)
+    assert average_k_metrics(embeddings, labels, means, 2, class_distribution=uniform) == pytest.approx(found)
+    one_task = mean_classifier_metrics(embeddings, labels, means)
+    assert average_k_metrics(embeddings, labels, means, 3) == pytest.approx(one_task)
+
+
+def test_one_task_of_twelve_classes_needs_no_memory():
+    """A mask of classes ** (k + 1) would have 12 ** 12 elements."""
+    means, labels = torch.eye(12), torch.arange(12)
+    assert average_k_metrics(means, labels, means, 11).accuracy == 1.0
+
+
+def test_more_cases_of_a_class_weigh_no_more():
+    embeddings, labels = labelled([2, 3, 2], 4)
+    means = class_means(embeddings, labels)
+    twice = (torch.cat([embeddings, embeddings[labels == 1]]), torch.cat([labels, labels[labels == 1]]))
+    assert average_k_metrics(*twice, means, 1) == pytest.approx(
+        average_k_metrics(embeddings, labels, means, 1)
+    )
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_a_collapsed_representation_is_chance(k):
+    embeddings, labels = torch.ones(15, 4), torch.arange(15) % 5
+    means = class_means(embeddings, labels)
+    hinge = average_k_metrics(embeddings, labels, means, k, loss="hinge")
+    logistic = average_k_metrics(embeddings, labels, means, k, loss="logistic")
+    assert hinge == pytest.approx((1, 1 / (k + 1)))
+    assert logistic == pytest.approx((math.log2(k + 1), 1 / (k + 1)))
+
+
+# What CURL proves, on classes of finitely many points, where every expectation is a sum.
+
+
+def synthetic(n_classes, n_points, dim, spread):
+    centres = torch.randn(n_classes, 1, dim, dtype=torch.float64)
+    points = centres + spread * torch.randn(n_classes, n_points, dim, dtype=torch.float64)
+    rho = torch.rand(n_classes, dtype=torch.float64) + 0.1
+    return SyntheticClasses(points, rho / rho.sum())
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_expectations_are_those_of_a_loop_over_points(loss):
+    classes = synthetic(2, 2, 3, 0.5)
+    draws = [(c, i, classes.class_probability[c].item() / 2) for c in range(2) for i in range(2)]
+    unsupervised = blocks = 0.0
+    for c, i, chance in draws:
+        for j, (r, n, of_negative) in itertools.product(range(2), draws):
+            x, positive, negative = classes.points[[c, c, r], [i, j, n]]
+            margin = x @ (positive - negative)
+            unsupervised += chance / 2 * of_negative * margin_loss(margin[None], loss).item()
+            for j2, n2 in itertools.product(range(2), repeat=2):
+                means = (positive + classes.points[c, j2]) / 2, (negative + classes.points[r, n2]) / 2
+                margin = x @ (means[0] - means[1])
+                blocks += chance / 8 * of_negative * margin_loss(margin[None], loss).item()
+    assert classes.unsupervised_loss(1, loss) == pytest.approx(unsupervised)
+    assert classes.block_loss(2, loss) == pytest.approx(blocks)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("spread", [0.1, 1.0])
+def test_the_losses_bound_the_mean_classifiers(loss, seed, spread):
+    # Lemma 4.3: L_sup^mu <= (L_un - tau) / (1 - tau), tau the chance of two equal classes. Proposition 6.2: with
+    # blocks the bound is tighter.
+    torch.manual_seed(seed)
+    classes = synthetic(4, 3, 3, spread)
+    tau = classes.collision
+    supervised = classes.supervised_loss(1, loss)
+    bounds = [(classes.unsupervised_loss(1, loss) - tau) / (1 - tau)]
+    bounds += [(classes.block_loss(b, loss) - tau) / (1 - tau) for b in (1, 2, 3)]
+    assert bounds[1] == pytest.approx(bounds[0])
+    assert supervised < bounds[3] < bounds[2] < bounds[1]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_without_spread_in_a_class_lemma_4_3_is_an_equality(loss):
+    classes = synthetic(5, 1, 3, 1.0)
+    tau = (classes.class_probability**2).sum().item()
+    expected = (1 - tau) * classes.supervised_loss(1, loss) + tau
+    assert classes.unsupervised_loss(1, loss) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_negatives_of_the_same_class_cost_at_least_one(loss):
+    # Section 4.2: the loss of a class against itself is at least 1 by Jensen, and more the wider the class.
+    losses = []
+    for spread in (0.0, 0.3, 1.0):
+        torch.manual_seed(0)
+        losses.append(synthetic(1, 4, 3, spread).unsupervised_loss(1, loss))
+    assert losses[0] == pytest.approx(1)
+    assert 1 < losses[1] < losses[2]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_with_two_negatives_means_cost_less_than_points(loss):
+    # Theorem B.1, step 1: Jensen with repeated classes left in.
+    classes = synthetic(3, 3, 2, 0.7)
+    points, rho = classes.points, classes.class_probability
+    means = points.mean(1)
+    with_means = 0.0
+    for c, first, second in itertools.product(range(3), repeat=3):
+        scores = points[c] @ means.T
+        margins = scores[:, c, None] - scores[:, [first, second]]
+        chance = float(rho[c] * rho[first] * rho[second])
+        with_means += chance * margin_loss(margins, loss).mean().item()
+    assert with_means < classes.unsupervised_loss(2, loss)
+
+
+E, Y, W = torch.ones(4, 3), torch.tensor([0, 1, 2, 1]), torch.ones(3, 3)
+
+
+@pytest.mark.usefixtures("_shapes_unchecked")
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        ((E, Y, W, 0), {}, "k must be at least 1, the rivals of the right class: found 0"),
+        ((E, Y, W, 3), {}, "a task of 4 classes needs as many of probability above 0: found 3"),
+        (
+            (E, Y, W, 1),
+            {"class_distribution": torch.tensor([1.0, 0.0, 0.0])},
+            "a task of 2 classes needs as many of probability above 0: found 1",
+        ),
+        (
+            (E, Y, W, 1),
+            {"class_distribution": torch.tensor([0.5, 0.75, -0.25])},
+            "the class distribution must be at least 0 and sum to 1: found [0.5, 0.75, -0.25]",
+        ),
+        (
+            (E, Y, W, 1),
+            {"class_distribution": torch.tensor([0.5, 0.4])},
+            "the class distribution must have one probability for each of 3 classes: found shape (2,)",
+        ),
+        ((E, Y[:3], W, 1), {}, "embeddings must be (case, dim) and labels (case,): found (4, 3) and (3,)"),
+        ((E, Y + 1, W, 1), {}, "case 2 has label 3: expected one of the 3 classes from 0"),
+        (
+            (E, Y % 2, W, 1),
+            {},
+            "1 of 3 classes have no case (first: class 2); leave them out or add some",
+        ),
+        (
+            (E * torch.tensor([[1.0], [math.nan], [math.inf], [1.0]]), Y, W, 1),
+            {},
+            "embeddings must be finite: 2 of 4 cases hold NaN or infinity (first: case 1)",
+        ),
+        ((E, Y, W * math.nan, 1), {}, "means must be finite: an embedding is NaN or infinite"),
+        ((E, Y, W, 1), {"loss": "softmax"}, 'loss must be "hinge" or "logistic", got \'softmax\''),
+    ],
+)
+def test_bad_input_is_named(arguments, options, message):
+    with pytest.raises(ValueError) as error:
+        average_k_metrics(*arguments, **options)
+    assert str(error.value) == message
+
+
+def test_too_many_tasks_are_refused_by_number():
+    with pytest.raises(ValueError) as error:
+        average_k_metrics(torch.eye(100), torch.arange(100), torch.eye(100), 9)
+    assert str(error.value) == (
+        "average_k: 17,310,309,456,440 tasks of 10 among 100 classes are too many to enumerate (at most 100,000);"
+        " give another k"
+    )
+
+
+def test_a_class_of_probability_zero_needs_no_case():
+    rho = torch.tensor([0.5, 0.5, 0.0])
+    found = average_k_metrics(E, Y % 2, W, 1, class_distribution=rho, loss="hinge")
+    assert found == (1.0, 0.5)
+
+
+def test_class_means_without_a_case_are_refused():
+    with pytest.raises(ValueError, match=r"1 of 3 classes have no case \(first: class 1\)"):
+        class_means(torch.ones(2, 4), torch.tensor([0, 2]))
+    with pytest.raises(ValueError, match="case 1 has label 2: expected one of the 2 classes from 0"):
+        class_means(torch.ones(2, 4), torch.tensor([0, 2]), n_classes=2)

@@ -1,0 +1,283 @@
+"""The model of images alone: initial weights, steps, checkpoints, resuming, two processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+import torch.distributed as dist
+import yaml
+from jsonargparse import ArgumentParser
+from pytorch_lightning import Callback, LightningModule, Trainer
+from torch import Tensor, nn
+
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.weight_files import kind_of_network
+from medclip_dcl.models.image_text import ImageTextModel
+from medclip_dcl.objectives import KnownClassProbability
+from medclip_dcl.runs.checkpoint_files import find_readable
+from medclip_dcl.runs.loggers import MetricsFile
+from medclip_dcl.runs.run_folder import RunFolder
+from medclip_dcl.training.finite import FiniteCheck, NonFiniteError
+from medclip_dcl.training.last_checkpoint import AtomicCheckpointIO, LastCheckpoint, LastEpoch
+from medclip_dcl.training.record import RunRecord
+from medclip_dcl.unimodal.data import ImageOnlyDataModule
+from medclip_dcl.unimodal.encoders import SmallConvNet, SmallImageEncoder
+from medclip_dcl.unimodal.evaluation import ImageOnlyEvaluation, _Images
+from medclip_dcl.unimodal.model import ImageOnlyModel
+from medclip_dcl.unimodal.simclr import SimCLR
+from tests.models.test_resuming import Kill, Killed, assert_same
+
+CONFIGS = Path(__file__).parents[2] / "configs/image_only"
+OBJECTIVES = sorted(path.stem for path in (CONFIGS / "objective").glob("*.yaml"))
+
+
+def true_eta() -> SimCLR:
+    return SimCLR(KnownClassProbability(max_eta=0.9))
+
+
+def model(**options: Any) -> ImageOnlyModel:
+    torch.manual_seed(3)
+    return ImageOnlyModel(SmallConvNet(4), true_eta(), **{"projection_dim": 8, **options})
+
+
+def data(**options: Any) -> ImageOnlyDataModule:
+    """Three classes of digits: 361 training images, of which two classes are thinned."""
+    few: dict[str, Any] = {
+        "classes": ["1", "5", "8"],
+        "fraction": 0.5,
+        "batch_size": 40,
+        "monitor_images": 50,
+    }
+    return ImageOnlyDataModule(**{**few, **options})
+
+
+# Initial weights
+
+
+def configured(objective: str) -> ImageOnlyModel:
+    """The model of the digits' configuration with an objective's, built as the command line does, under one seed."""
+    settings: dict[str, Any] = {}
+    for name in ("digits", f"objective/{objective}"):
+        of_file = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text(encoding="utf-8"))["model"]
+        settings = {
+            **settings,
+            **of_file,
+            "init_args": {**settings.get("init_args", {}), **of_file["init_args"]},
+        }
+    # As if the objective stood first in a file.
+    settings["init_args"] = dict(reversed(settings["init_args"].items()))
+    parser = ArgumentParser()
+    parser.add_subclass_arguments(LightningModule, "model")
+    parsed = parser.parse_object({"model": settings})
+    torch.manual_seed(11)
+    return parser.instantiate_classes(parsed).model
+
+
+def test_every_objective_starts_from_the_same_weights():
+    models = {name: configured(name) for name in OBJECTIVES}
+    assert {"cl", "dcl_low", "dcl_high", "dcl_true"} <= models.keys()
+    assert len({str(one.description()["image_only"]["objective"]) for one in models.values()}) == len(models)
+    for name, one in models.items():
+        assert_same(one.network.state_dict(), models["cl"].network.state_dict(), name)
+
+
+# Steps
+
+
+def views(images: int = 6) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    rho = torch.linspace(0.1, 0.4, images, dtype=torch.float64)
+    return {
+        "images": torch.rand(2, images, 1, 8, 8, generator=generator, dtype=torch.float64),
+        "index": torch.arange(images),
+        "class_id": torch.arange(images) % 3,
+        "rho": rho,
+        "lowest_rho": rho.min().expand(images),
+        "highest_rho": rho.max().expand(images),
+    }
+
+
+def test_a_loss_is_the_objectives_of_the_embeddings_of_all_views():
+    one = model().double()
+    batch = views()
+    loss, figures = one._loss(batch)
+    together = one.network(torch.cat([*batch["images"]]))
+    expected, _ = one.objective(torch.stack([together[:6], together[6:]]), {"rho": batch["rho"]})
+    assert torch.equal(loss, expected) and figures["class_probability"] > 0
+
+
+def test_the_encoder_must_take_the_channels_of_the_images(tmp_path):
+    colours = ImageOnlyModel(SmallConvNet(4, channels=3), true_eta())
+    with pytest.raises(
+        UserError, match=r"takes images of 3 channels, those of the data have 1; set .*channels: 1"
+    ):
+        train(tmp_path, colours, data())
+
+
+@pytest.mark.parametrize("name, value", [("learning_rate", 0.0), ("weight_decay", -1.0)])
+def test_options_out_of_range_are_refused(name, value):
+    with pytest.raises(UserError, match=f"model: {name} must be"):
+        model(**{name: value})
+
+
+def test_a_broken_loss_stops_the_run_and_names_the_images(tmp_path):
+    broken: Any = model()
+    broken.network.projection[2].bias.data[0] = float("nan")
+    with pytest.raises(NonFiniteError, match=r"the loss is not finite(.|\n)*  index: (\d+, ){39}\d+"):
+        train(tmp_path, broken, data(), FiniteCheck())
+
+
+# Checkpoints and resuming
+
+
+def train(folder: Path, one: ImageOnlyModel, images: ImageOnlyDataModule, *stops: Callback) -> None:
+    """Fit into a run folder as the command line does, from its last checkpoint if there is one."""
+    found = find_readable(folder / "checkpoints")
+    trainer = Trainer(
+        max_epochs=3,
+        default_root_dir=folder,
+        logger=[MetricsFile(folder)],
+        plugins=[AtomicCheckpointIO()],
+        callbacks=[*stops, ImageOnlyEvaluation(k=5), RunRecord(RunFolder(folder)), LastEpoch()],
+        log_every_n_steps=1,
+        num_sanity_val_steps=0,
+        check_val_every_n_epoch=2,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        accelerator="cpu",
+    )
+    trainer.callbacks.append(LastCheckpoint(folder / "checkpoints", 0.0))  # type: ignore[attr-defined]
+    trainer.fit(one, images, ckpt_path=None if found is None else str(found), weights_only=True)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    train(folder, model(), data())
+    return folder
+
+
+def test_a_run_killed_in_an_epoch_and_in_a_validation_ends_as_the_whole_one(whole, tmp_path):
+    stops = (
+        Kill("on_train_batch_end", 0, 3),
+        Kill("on_validation_batch_end", 1, 0),
+        Kill("on_train_batch_start", 2, 2, saved_until=1),
+    )
+    for stop in stops:
+        with pytest.raises(Killed):
+            train(tmp_path, model(), data(), stop)
+        torch.rand(5)  # another process has other random numbers
+    train(tmp_path, model(), data())
+    a, b = (torch.load(x / "checkpoints/last.ckpt", weights_only=True) for x in (whole, tmp_path))
+    for part in ("state_dict", "optimizer_states", "epoch", "global_step"):
+        assert_same(a[part], b[part], part)
+    rows = [pd.read_csv(x / "metrics.csv").drop(columns="time") for x in (whole, tmp_path)]
+    pd.testing.assert_frame_equal(rows[0], rows[1][rows[0].columns])
+    columns = ("train/loss", "train/class_probability", "validate/knn_accuracy")
+    assert all(rows[0][name].notna().any() for name in columns)
+
+
+def test_a_checkpoint_rebuilds_model_and_objective(whole):
+    file = whole / "checkpoints/last.ckpt"
+    found: Any = ImageOnlyModel.load_from_checkpoint(file)
+    assert not found.training and found.description() == model().description()
+    assert_same(found.state_dict(), torch.load(file, weights_only=True)["state_dict"])
+    assert not torch.equal(
+        found.network.projection[0].weight, model().network.get_parameter("projection.0.weight")
+    )
+    assert kind_of_network(found.network.config()) == ImageOnlyModel.kind
+
+
+@pytest.mark.parametrize(
+    "changed, message",
+    [({"projection_dim": 9}, "another projection_dim"), ({"batch_norm": True}, "another batch_norm")],
+)
+def test_weights_of_another_network_are_refused(whole, changed, message):
+    checkpoint = torch.load(whole / "checkpoints/last.ckpt", weights_only=True)
+    with pytest.raises(UserError, match=message):
+        model(**changed).on_load_checkpoint(checkpoint)
+    with pytest.raises(UserError, match="not of a model of images alone$"):
+        model().on_load_checkpoint({"network": {"image_encoder": {}}})
+    with pytest.raises(UserError, match="not of an image-text model; to start from its weights, give it as"):
+        ImageTextModel.on_load_checkpoint(_Unbuilt(), checkpoint)
+
+
+class _Unbuilt(ImageTextModel):
+    """An image-text model of which only the name of its kind is needed."""
+
+    def __init__(self) -> None:
+        LightningModule.__init__(self)
+        self.network = model().network  # type: ignore[assignment]
+
+
+# Two processes
+
+
+class Patches(SmallImageEncoder):
+    """Without BatchNorm, which normalises the images of each process by themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.feature_dim, self.channels = 5, 1
+        self.map = nn.Conv2d(1, 5, 4, stride=4)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.map(images).tanh().mean((2, 3))
+
+    def config(self) -> dict[str, Any]:
+        return {}
+
+
+def step(batch: dict[str, Tensor], world: int = 1) -> dict[str, Tensor]:
+    """Loss, and parameters after a step; gradients are averaged as DistributedDataParallel does."""
+    torch.manual_seed(5)
+    one = ImageOnlyModel(Patches(), true_eta(), 4).double()
+    optimizer = torch.optim.Adam(one.parameters(), lr=0.01)
+    loss, _ = one._loss(batch)
+    loss.backward()
+    for parameter in one.parameters():
+        if world > 1 and parameter.grad is not None:
+            dist.all_reduce(parameter.grad)
+            parameter.grad.div_(world)
+    optimizer.step()
+    return {"loss": loss.detach(), **{name: p.detach() for name, p in one.named_parameters()}}
+
+
+def evaluated() -> dict[str, Tensor]:
+    """Outputs of evaluation steps on 11 images, of which two are served twice."""
+    generator = torch.Generator().manual_seed(8)
+    index = torch.tensor([6, 0, 10, 3, 2, 9, 1, 8, 4, 7, 5, 0, 6])
+    features = torch.randn(11, 3, generator=generator)
+    return {"features": features[index], "index": index, "class_id": index % 4, "is_test": index > 6}
+
+
+def gathered(outputs: dict[str, Tensor]) -> _Images:
+    callback = ImageOnlyEvaluation()
+    for some in torch.arange(len(outputs["index"])).split(3):
+        callback._collect({name: values[some] for name, values in outputs.items()})
+    return callback._gathered()
+
+
+def steps_of_two_processes(rank: int, folder: Path) -> None:
+    """Called in each of two processes by tests/models/test_two_processes.py."""
+    own = slice(0, 4) if rank == 0 else slice(4, 6)
+    batch = {name: x[:, own] if name == "images" else x[own] for name, x in views().items()}
+    found = step(batch, world=2)
+    part = slice(0, 5) if rank == 0 else slice(5, 13)
+    images = gathered({name: values[part] for name, values in evaluated().items()})
+    torch.save({"step": found, "images": vars(images)}, folder / f"image_only{rank}.pt")
+
+
+def assert_steps_are_those_of_one_process(folder: Path) -> None:
+    expected, images = step(views()), vars(gathered(evaluated()))
+    assert images["index"].tolist() == list(range(11)) and images["is_test"].sum() == 4
+    for rank in range(2):
+        found = torch.load(folder / f"image_only{rank}.pt", weights_only=True)
+        for name, value in expected.items():
+            torch.testing.assert_close(found["step"][name], value, rtol=1e-12, atol=1e-14, msg=name)
+        assert_same(found["images"], images)

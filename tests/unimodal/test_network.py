@@ -1,0 +1,70 @@
+"""The network of images alone: its projection, its description, its weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.networks.image_text import ImageTextNetwork
+from medclip_dcl.unimodal.encoders import SmallConvNet
+from medclip_dcl.unimodal.network import ImageOnlyNetwork
+
+IMAGES = torch.rand(5, 1, 8, 8)
+
+
+def test_the_projection_has_two_layers_of_the_configured_sizes():
+    network: Any = ImageOnlyNetwork(SmallConvNet(2), projection_dim=3, hidden=7)
+    first, _, last = network.projection
+    hidden = (network.features(IMAGES) @ first.weight.T + first.bias).clamp(min=0)
+    torch.testing.assert_close(network(IMAGES), hidden @ last.weight.T + last.bias)
+    assert network.eval()(IMAGES).shape == (5, 3) and network.features(IMAGES).shape == (5, 8)
+
+
+def test_batch_norm_stands_before_the_relu_in_place_of_a_bias():
+    network: Any = ImageOnlyNetwork(SmallConvNet(2), 3, batch_norm=True)
+    kinds = [type(layer) for layer in network.projection]
+    assert kinds == [nn.Linear, nn.BatchNorm1d, nn.ReLU, nn.Linear]
+    assert network.projection[0].bias is None and network.projection[3].bias is not None
+
+
+def test_without_a_projection_embeddings_are_the_features():
+    network = ImageOnlyNetwork(SmallConvNet(2), projection_dim=None).eval()
+    assert torch.equal(network(IMAGES), network.features(IMAGES))
+
+
+@pytest.mark.parametrize("options", [(3, 7, True), (3, None, False), (None, None, False)])
+def test_a_checkpoint_rebuilds_the_network(options, tmp_path):
+    network = ImageOnlyNetwork(SmallConvNet(2), *options)
+    network(IMAGES)  # moves BatchNorm's statistics
+    state = {f"network.{name}": value for name, value in network.state_dict().items()}
+    torch.save(
+        {"format_version": 1, "network": network.config(), "state_dict": state}, tmp_path / "last.ckpt"
+    )
+    again = ImageOnlyNetwork.from_pretrained(tmp_path / "last.ckpt")
+    assert not again.training and again.config() == network.config()
+    assert torch.equal(again(IMAGES), network.eval()(IMAGES))
+    torch.save(
+        {"format_version": 1, "network": network.config(), "state_dict": dict(list(state.items())[1:])},
+        tmp_path / "less.ckpt",
+    )
+    with pytest.raises(UserError, match="missing.*layers.0.weight"):
+        ImageOnlyNetwork.from_pretrained(tmp_path / "less.ckpt")
+
+
+def test_networks_of_other_kinds_are_refused_by_name():
+    with pytest.raises(
+        UserError, match="images alone and knows no text; load its network with .*ImageOnlyNetwork"
+    ):
+        ImageTextNetwork.from_config(ImageOnlyNetwork(SmallConvNet(2)).config())
+    with pytest.raises(UserError, match="not of a network of images alone"):
+        ImageOnlyNetwork.from_config({"findings": ["Edema"]})
+
+
+@pytest.mark.parametrize("name, value", [("projection_dim", 0), ("hidden", -1)])
+def test_sizes_below_1_are_refused(name, value):
+    with pytest.raises(UserError, match=f"model.{name} must be at least 1, got {value}"):
+        ImageOnlyNetwork(SmallConvNet(2), **{name: value})

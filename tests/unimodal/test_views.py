@@ -1,0 +1,316 @@
+"""Objectives of images alone against loops and `simclr_loss`, their configurations, and two processes against one."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import jsonargparse
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.parts import part_config
+from medclip_dcl.objectives import (
+    ClassProbability,
+    ConstantClassProbability,
+    KnownClassProbability,
+    contrastive_statistics,
+)
+from medclip_dcl.unimodal.curl import Blocks, KNegatives
+from medclip_dcl.unimodal.simclr import SimCLR, simclr_loss
+from medclip_dcl.unimodal.views import ViewsObjective, build_objective
+
+CONFIGS = sorted((Path(__file__).parents[2] / "configs/image_only/objective").glob("*.yaml"))
+
+
+class Learned(ClassProbability):
+    """A rule of a user, with a parameter that is trained."""
+
+    requires = ("difficulty",)
+
+    def __init__(self, max_eta: float = 0.3) -> None:
+        super().__init__(max_eta)
+        self.scale = nn.Parameter(torch.tensor(0.5))
+
+    def config(self) -> dict[str, Any]:
+        return {"max_eta": self.max_eta}
+
+    def forward(self, difficulty: Tensor) -> Tensor:
+        return self.max_eta * torch.sigmoid(self.scale * difficulty)
+
+
+def fields(images: int) -> dict[str, Tensor]:
+    class_id = torch.arange(images) % 3
+    rho = torch.tensor([0.5, 0.4, 0.1])[class_id]
+    return {
+        "class_id": class_id,
+        "rho": rho,
+        "lowest_rho": torch.full((images,), 0.1),
+        "highest_rho": torch.full((images,), 0.5),
+        "difficulty": torch.linspace(-1, 1, images, dtype=torch.float64),
+    }
+
+
+def known(share: str = "rho", max_eta: float = 0.45) -> KnownClassProbability:
+    return KnownClassProbability(share=share, max_eta=max_eta)  # type: ignore[arg-type]
+
+
+# SimCLR.
+
+
+@pytest.mark.parametrize(
+    ("share", "eta", "m", "gamma2"),
+    [
+        ("rho", [0.45, 0.4, 0.1, 0.45, 0.4], 1, 9.0),
+        ("rho", [0.45, 0.4, 0.1, 0.45, 0.4], 4, 2.0),
+        ("lowest_rho", [0.1] * 5, 1, 2.0),
+        ("lowest_rho", [0.1] * 5, 2, 9.0),
+        ("highest_rho", [0.45] * 5, 2, 2.0),
+        ("highest_rho", [0.45] * 5, 4, 9.0),
+    ],
+)
+def test_simclr_is_its_loss_with_each_images_eta(share, eta, m, gamma2):
+    views = torch.randn(m + 1, 5, 4, dtype=torch.float64)
+    objective = SimCLR(known(share), gamma2=gamma2, n_positives=m)
+    assert (objective.n_views, objective.requires) == (m + 1, (share,))
+    loss, figures = objective(views, fields(5))
+    extra = views[2:] if m > 1 else None
+    expected = simclr_loss(*views[:2], gamma2=gamma2, class_probability=torch.tensor(eta), extra_views=extra)
+    torch.testing.assert_close(loss, expected)
+    assert figures["class_probability"].item() == pytest.approx(sum(eta) / 5)
+    assert figures["capped"].item() == pytest.approx(eta.count(0.45) / 5)
+    # The figures, from the whole matrix: the positive's column is replaced by the mean over the M positives.
+    anchors = normalize(views[:2], dim=2).flatten(0, 1)
+    logits = gamma2 * anchors @ anchors.T
+    own = (torch.arange(10) + 5) % 10
+    of_image = (normalize(views, dim=2).repeat(1, 2, 1) * anchors).sum(2) * gamma2
+    of_image[0, :5] = of_image[1, 5:] = -math.inf  # the anchor itself
+    logits[torch.arange(10), own] = of_image.logsumexp(0) - math.log(m)
+    statistics = contrastive_statistics(
+        logits,
+        own,
+        class_probability=torch.tensor(eta).repeat(2),
+        floor=-gamma2,
+        weights=1 - torch.eye(10),
+    )
+    for name, value in statistics._asdict().items():
+        torch.testing.assert_close(figures[name], value)
+
+
+def test_simclr_without_a_class_probability_and_unbiased():
+    views = torch.randn(2, 7, 4)
+    loss, figures = SimCLR()(views, {})
+    assert loss.item() == simclr_loss(*views).item() and figures == {}
+    of_zero, _ = SimCLR(ConstantClassProbability(0.0))(views, {})
+    assert of_zero.item() == loss.item()
+    objective = SimCLR(unbiased=True, gamma2=5.0)
+    loss, figures = objective(views, fields(7))
+    assert (objective.n_views, objective.requires, figures) == (2, ("class_id",), {})
+    assert loss.item() == simclr_loss(*views, gamma2=5.0, class_id=fields(7)["class_id"]).item()
+    objective = SimCLR(known(), unbiased=True)
+    loss, _ = objective(views, fields(7))
+    assert objective.requires == ("rho", "class_id")
+    eta = known()(rho=fields(7)["rho"])
+    expected = simclr_loss(
+        *views, class_id=fields(7)["class_id"], class_probability=eta, gamma2=objective.gamma2
+    )
+    assert loss.item() == expected.item()
+
+
+# CURL's losses.
+
+
+def loop_of_blocks(views, k, loss):
+    """Every view of every image against the following k images of the batch, in plain numbers."""
+    count, images, dim = views.shape
+    values = views.tolist()
+
+    def mean_without(own, image):
+        others = [values[view][image % images] for view in range(count) if view != own]
+        return [math.fsum(x[d] for x in others) / len(others) for d in range(dim)]
+
+    losses = []
+    for view in range(count):
+        for image in range(images):
+            x, positive = values[view][image], mean_without(view, image)
+            margins = []
+            for step in range(1, k + 1):
+                negative = mean_without(view, image + step)
+                margins.append(math.fsum(a * (p - n) for a, p, n in zip(x, positive, negative, strict=True)))
+            hinge = max(0.0, 1 + max(-v for v in margins))
+            losses.append(hinge if loss == "hinge" else math.log2(1 + sum(math.exp(-v) for v in margins)))
+    return math.fsum(losses) / len(losses)
+
+
+@pytest.mark.parametrize(
+    "size, images, dim, k, loss",
+    [
+        (1, 2, 3, 1, "hinge"),
+        (2, 2, 3, 1, "logistic"),
+        (1, 5, 1, 3, "logistic"),
+        (5, 5, 1, 3, "hinge"),
+        (2, 7, 4, 6, "hinge"),
+        (5, 7, 4, 6, "logistic"),
+    ],
+)
+def test_blocks_equal_the_loop(size, images, dim, k, loss):
+    views = torch.randn(size + 1, images, dim, dtype=torch.float64)
+    objective = Blocks(size, k, loss)
+    assert (objective.n_views, objective.requires) == (size + 1, ())
+    found, figures = objective(views, {})
+    assert found.item() == pytest.approx(loop_of_blocks(views, k, loss)) and figures == {}
+    if size == 1:
+        assert KNegatives(k, loss)(views, {})[0].item() == found.item()
+
+
+@pytest.mark.parametrize("objective", [KNegatives(2, "hinge"), KNegatives(3), Blocks(2, 2, "logistic")])
+def test_gradients_of_blocks_equal_finite_differences(objective):
+    views = torch.randn(objective.n_views, 4, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: objective(x, {})[0], (views,))
+
+
+def test_inner_products_are_not_normalised():
+    views = torch.randn(2, 6, 3)
+    assert KNegatives()(4 * views, {})[0].item() != pytest.approx(KNegatives()(views, {})[0].item(), rel=0.1)
+
+
+# All of them.
+
+
+def built(file: Path, *arguments: str) -> ViewsObjective:
+    """The objective of a configuration, as the command line builds it."""
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    parser.add_argument("--config", action="config")
+    parser.add_argument("--model.init_args.objective", type=ViewsObjective)
+    config = parser.parse_args(["--config", str(file), *arguments])
+    return parser.instantiate(config).model.init_args.objective
+
+
+@pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.stem)
+def test_configurations_are_complete_and_rebuilt_from_a_checkpoint(file):
+    objective = built(file)
+    text = file.read_text()
+    for kind in (type(objective), *[type(x) for x in objective.children()]):
+        for argument in set(inspect.signature(kind).parameters) - {"table"}:
+            assert f"{argument}:" in text, f"no {argument} of {kind.__name__}"
+    for line in text.splitlines():
+        assert "#" in line or "class_path" in line or line.rstrip().endswith(":"), f"no explanation: {line}"
+    views = torch.randn(objective.n_views, 7, 4)
+    loss, _ = objective(views, fields(7))
+    saved = json.loads(json.dumps(part_config(objective)))
+    again = build_objective(saved)
+    assert type(again) is type(objective)
+    assert again(views, fields(7))[0].item() == loss.item()
+
+
+def test_the_configurations_differ_where_they_should():
+    objectives = {file.stem: built(file) for file in CONFIGS}
+    expected = {f"dcl_true_m{m}": m + 1 for m in (2, 4, 8)} | {"blocks": 3}
+    assert {name: objective.n_views for name, objective in objectives.items()} == {
+        "cl": 2, "dcl_low": 2, "dcl_high": 2, "dcl_true": 2, "unbiased": 2, "hinge": 2, "logistic": 2, **expected
+    }  # fmt: skip
+    views = torch.randn(9, 7, 4)
+    losses = {
+        name: objective(views[: objective.n_views], fields(7))[0].item()
+        for name, objective in objectives.items()
+    }
+    assert len(set(losses.values())) == len(CONFIGS)
+
+
+@pytest.mark.parametrize("name", ["cl", "dcl_true_m4", "unbiased", "hinge", "blocks"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_autocast_leaves_the_loss_in_float32(name, dtype):
+    (file,) = [file for file in CONFIGS if file.stem == name]
+    objective = built(file)
+    views = (10 * torch.randn(objective.n_views, 7, 16)).to(dtype)
+    with torch.autocast("cpu", dtype=dtype):
+        loss, _ = objective(views, fields(7))
+    expected, _ = objective(views.float(), fields(7))
+    assert loss.dtype == torch.float32 and loss.item() == expected.item()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: SimCLR(gamma2=0.0), "gamma2 must be finite and above 0, got 0.0"),
+        (lambda: SimCLR(n_positives=0), "n_positives must be at least 1, got 0"),
+        (lambda: SimCLR(n_positives=2), "n_positives 2 without a class probability changes nothing"),
+        (lambda: SimCLR(unbiased=True, n_positives=2), "n_positives 2 without a class probability"),
+        (lambda: KNegatives(0), "must be at least 1, got size 1 and k 0"),
+        (lambda: Blocks(0), "must be at least 1, got size 0 and k 1"),
+        (lambda: build_objective({"class_path": "torch.nn.Identity", "init_args": {}}), "not a known ViewsObjective"),
+    ],
+)  # fmt: skip
+def test_mistakes_of_the_user(make, message):
+    with pytest.raises(UserError, match=message):
+        make()
+
+
+def test_views_and_fields_that_do_not_fit():
+    assert KNegatives(4).least_images == 5
+    with pytest.raises(ValueError, match="k 4 negatives need a batch of at least 5 images, got 4"):
+        KNegatives(4)(torch.ones(2, 4, 3), {})
+    with pytest.raises(ValueError, match="SimCLR takes 3 views of each image, got 2"):
+        SimCLR(known(), n_positives=2)(torch.ones(2, 4, 3), fields(4))
+    with pytest.raises(ValueError, match=r"SimCLR needs the fields \['rho'\], got \['class_id'\]"):
+        SimCLR(known())(torch.ones(2, 4, 3), {"class_id": torch.arange(4)})
+
+
+# Two processes; tests/models/test_two_processes.py has the processes in which this runs.
+
+COUNTS = (3, 4)
+OBJECTIVES = {
+    "cl": SimCLR(),
+    "true": SimCLR(known()),
+    "learned_m3": SimCLR(Learned(), n_positives=3),
+    "unbiased": SimCLR(unbiased=True),
+    "hinge": KNegatives(4, "hinge"),
+    "blocks": Blocks(2, 5),
+}
+
+
+def step(objective: ViewsObjective, own: slice, world: int = 1) -> dict[str, Tensor]:
+    """Loss and gradients with these images of the batch; averaged as DistributedDataParallel does."""
+    generator = torch.Generator().manual_seed(7)
+    images = torch.randn(objective.n_views, sum(COUNTS), 6, dtype=torch.float64, generator=generator)
+    encoder = torch.randn(6, 4, dtype=torch.float64, generator=generator, requires_grad=True)
+    objective.zero_grad()
+    of_images = {name: values[own] for name, values in fields(sum(COUNTS)).items()}
+    loss, figures = objective(images[:, own] @ encoder, of_images)
+    loss.backward()
+    found = {"loss": loss.detach(), **figures}
+    for name, parameter in {"encoder": encoder, **dict(objective.named_parameters())}.items():
+        assert parameter.grad is not None
+        if world > 1:
+            dist.all_reduce(parameter.grad)
+            parameter.grad.div_(world)
+        found[name] = parameter.grad.clone()
+    return found
+
+
+def steps_of_two_processes(rank: int, folder: Path) -> None:
+    """A step of every objective, saved by each rank."""
+    own = slice(sum(COUNTS[:rank]), sum(COUNTS[: rank + 1]))
+    torch.save(
+        {name: step(objective, own, 2) for name, objective in OBJECTIVES.items()}, folder / f"views{rank}.pt"
+    )
+
+
+def assert_steps_are_those_of_one_process(folder: Path) -> None:
+    for rank in range(2):
+        found = torch.load(folder / f"views{rank}.pt", weights_only=True)
+        for name, objective in OBJECTIVES.items():
+            expected = step(objective, slice(None))
+            assert expected["encoder"].abs().max() > 1e-4
+            assert found[name].keys() == expected.keys()
+            for key, value in expected.items():
+                torch.testing.assert_close(
+                    found[name][key], value, rtol=1e-10, atol=1e-12, msg=f"{name}: {key}"
+                )
