@@ -57,8 +57,7 @@ def last_hidden_states(
 def _attention(bert: BertModel, device: torch.device) -> AbstractContextManager[None]:
     """By plain matrix products in training on a CPU below float32.
 
-    Torch's fused attention takes two to ten times as long backwards there (tests/benchmarks/RESULTS.md, "Attention
-    below float32").
+    Torch's fused attention takes two to ten times as long backwards there (measured in bfloat16).
     """
     if device.type != "cpu" or not bert.training:
         return nullcontext()

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from results_file import write_section
+from results_file import HERE, command, write_section
 
 from medclip_dcl import load
 from medclip_dcl.ask import __main__ as ask
@@ -33,9 +33,10 @@ TITLE = "Ask"
 BATCH = 32
 START, SHARE = 5.0, 0.8
 _PEAK = (
-    "import resource, sys; from medclip_dcl import load; from pathlib import Path;"
+    "import sys; sys.path.insert(0, sys.argv[3]); from results_file import process_memory;"
+    "from medclip_dcl import load; from pathlib import Path;"
     "files = sorted(Path(sys.argv[2]).rglob('*.jpg')); load(sys.argv[1]).classify(files);"
-    "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)"
+    "print(process_memory()['VmHWM'] / 2**20)"
 )
 
 
@@ -46,7 +47,7 @@ def seconds(work: Callable[[], object]) -> tuple[float, float]:
     return time.perf_counter() - wall, time.process_time() - own
 
 
-def command(*words: str) -> tuple[float, float]:
+def process_seconds(*words: str) -> tuple[float, float]:
     """Wall time and CPU time of a Python process."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     wall = time.perf_counter()
@@ -60,7 +61,10 @@ def cold_start(model: str, image: Path, rounds: int, folder: Path) -> list[str]:
     """From the start of Python to a written heat map, beyond `import torch`."""
     asked = ("-m", "medclip_dcl.ask", "--model", model, str(image), "--text", "Cardiomegaly.")
     found = [
-        (command("-c", "import torch"), command(*asked, "--output", str(folder / "heat_maps")))
+        (
+            process_seconds("-c", "import torch"),
+            process_seconds(*asked, "--output", str(folder / "heat_maps")),
+        )
         for _ in range(rounds)
     ]
     torch_wall, torch_own = (statistics.median(first[i] for first, _ in found) for i in (0, 1))
@@ -111,7 +115,10 @@ def memory(model: str, few: Path, many: Path) -> list[str]:
     peaks = []
     for folder in (few, many):
         done = subprocess.run(
-            [sys.executable, "-c", _PEAK, model, str(folder)], check=True, capture_output=True, text=True
+            [sys.executable, "-c", _PEAK, model, str(folder), str(HERE)],
+            check=True,
+            capture_output=True,
+            text=True,
         )
         peaks.append((len(image_files_in(folder)), float(done.stdout)))
     text = ", ".join(f"{peak:,.0f} MiB at {n:,} images" for n, peak in peaks)
@@ -148,7 +155,7 @@ def main() -> None:
             f"{os.cpu_count()} cores at the end); torch {torch.__version__}; the demo's model ({view}, {view.size} "
             f"pixels), {options.copies} copies of each of {len(files)} real chest X-rays (JPEG), CheX5's prompts, "
             f"batches of {BATCH}; medians of {options.rounds} interleaved rounds. "
-            "`python tests/benchmarks/bench_ask.py --model runs/demo --images FOLDER`",
+            f"`{command()}`",
             "",
             "| what | measured | asked for |",
             "|---|---|---|",

@@ -21,14 +21,13 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from results_file import write_section
+from results_file import command, medians, process_memory, write_section
 from torch.nn.functional import normalize
 
 from medclip_dcl.common.devices import device_name
@@ -59,18 +58,6 @@ def iou_by_loop(heat_map: torch.Tensor, mask: torch.Tensor) -> float:
         above = heat_map > threshold
         total += float((above & mask).sum() / (above | mask).sum())
     return total / 41
-
-
-def medians(methods: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Median seconds of each method; their rounds are interleaved, after one that does not count."""
-    seconds: dict[str, list[float]] = {name: [] for name in methods}
-    for number in range(rounds + 1):
-        for name, run in methods.items():
-            start = time.perf_counter()
-            run()
-            if number:
-                seconds[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values) for name, values in seconds.items()}
 
 
 def overlap(rounds: int) -> str:
@@ -105,26 +92,19 @@ def all_ranks(boxes: torch.Tensor, phrases: torch.Tensor, group: torch.Tensor) -
     ]
 
 
-def memory_of_process() -> dict[str, int]:
-    """Resident bytes of this process now (VmRSS) and at most (VmHWM)."""
-    # Not getrusage: its peak is inherited from the process that started this one.
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.startswith("Vm")}
-
-
 def extra_memory(count: int) -> tuple[int, float]:
     """Bytes beyond the embeddings at most, and seconds; called in a process of its own."""
     all_ranks(*embeddings(100))  # libraries load their parts at first use
     data = embeddings(count)
-    before, start = memory_of_process()["VmRSS"], time.perf_counter()
+    before, start = process_memory()["VmRSS"], time.perf_counter()
     all_ranks(*data)
-    return memory_of_process()["VmHWM"] - before, time.perf_counter() - start
+    return process_memory()["VmHWM"] - before, time.perf_counter() - start
 
 
 def retrieval(count: int = 20_000, checked: int = 2_000) -> str:
     """Memory at 20,000, equality at 2,000."""
-    command = [sys.executable, str(HERE), "--extra_memory", str(count)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    words = [sys.executable, str(HERE), "--extra_memory", str(count)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
     extra, seconds = (float(word) for word in done.stdout.split()[-2:])
     boxes, phrases, group = embeddings(checked)
     # Equal phrases are scored once and repeated, so that they tie exactly in the full matrix, too.
@@ -241,10 +221,9 @@ def main() -> None:
     if options.extra_memory is not None:
         print(*extra_memory(options.extra_memory))
         return
-    command = f"python {HERE.relative_to(HERE.parents[2])} {' '.join(sys.argv[1:])}".rstrip()
     lines = [
         f"{device_name(torch.device('cpu'))}, {platform.machine()}; torch {torch.__version__}; random data; medians of "
-        f"{options.rounds} interleaved rounds, float32. `{command}`",
+        f"{options.rounds} interleaved rounds, float32. `{command()}`",
         "",
         "| what | measured | asked for |",
         "|---|---|---|",
@@ -252,7 +231,6 @@ def main() -> None:
         retrieval(),
         whole(options.images, options.rounds),
     ]
-    print("\n".join(lines))
     write_section("Evaluation", lines)
 
 

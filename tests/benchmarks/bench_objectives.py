@@ -18,16 +18,14 @@ from __future__ import annotations
 import argparse
 import math
 import platform
-import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from results_file import write_section
+from results_file import command, medians, process_memory, write_section
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, cross_entropy, normalize
 
@@ -43,20 +41,6 @@ GAMMA2 = 14.0
 VIEWS, DIM = 8192, 128
 SENTENCES, IMAGES, REGIONS = 512, 64, 225
 TOKENS = 24  # of a sentence; the mean of Open-i is about half: a short step makes the share larger, a long one smaller
-
-
-def medians(methods: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Median seconds of each method over interleaved rounds, after one that is not counted."""
-    seconds: dict[str, list[float]] = {name: [] for name in methods}
-    for counted in [False] + [True] * rounds:
-        for name, run in methods.items():
-            start = time.perf_counter()
-            run()
-            if DEVICE.type == "cuda":
-                torch.cuda.synchronize()
-            if counted:
-                seconds[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values) for name, values in seconds.items()}
 
 
 def losses_of(batch: int) -> dict[str, Callable[[], Any]]:
@@ -255,16 +239,13 @@ def peak_memory(name: str) -> float:
         simclr_methods()[name]()
     if DEVICE.type == "cuda":
         return torch.cuda.max_memory_allocated() / 2**20
-    # Not getrusage: its peak is inherited from the process that started this one.
-    status = Path("/proc/self/status").read_text(encoding="utf-8")
-    (line,) = [line for line in status.splitlines() if line.startswith("VmHWM")]
-    return int(line.split()[1]) / 1024
+    return process_memory()["VmHWM"] / 2**20
 
 
 def peak_of(name: str) -> float:
     """`peak_memory` in a fresh process."""
-    command = [sys.executable, str(HERE), "--peak_memory", name]
-    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1])
+    words = [sys.executable, str(HERE), "--peak_memory", name]
+    return float(subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()[-1])
 
 
 def main() -> None:
@@ -280,10 +261,9 @@ def main() -> None:
         print(peak_memory(options.peak_memory))
         return
     torch.manual_seed(0)
-    command = f"python {HERE.relative_to(HERE.parents[2])} {' '.join(sys.argv[1:])}".rstrip()
     lines = [
         f"{device_name(DEVICE)}, {platform.machine()}; torch {torch.__version__}; float32, random data and weights; "
-        f"medians of {options.rounds} interleaved rounds. `{command}`",
+        f"medians of {options.rounds} interleaved rounds. `{command()}`",
         "",
         *cost_of_debiasing(options.step_batch, options.loss_rounds, options.step_rounds),
         "",
@@ -291,9 +271,6 @@ def main() -> None:
         "",
         *similarity_lines(options.rounds),
     ]
-    if DEVICE.type == "cpu":
-        lines += ["", "No GPU was at hand: nothing of this is measured on CUDA."]
-    print("\n".join(lines))
     write_section(TITLE, lines)
 
 

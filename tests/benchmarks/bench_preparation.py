@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import PIL
 from PIL import Image
-from results_file import write_section
+from results_file import command, write_section
 
 from data_prep.command import worker_processes
 from data_prep.sources.images import Job, prepare_image
@@ -173,15 +173,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7, help="one more is not counted")
     parser.add_argument("--workers", type=int, default=available_cores())
     options = parser.parse_args()
-    command = f"python {HERE.relative_to(HERE.parents[2])} {' '.join(sys.argv[1:])}".rstrip()
     lines = [
         f"{available_cores()} CPU cores, {platform.machine()}; Pillow {PIL.__version__}; {options.images} grey JPEG "
         f"files of {WIDTH} x {HEIGHT} pixels (real chest X-rays, enlarged, with noise); medians of {options.rounds} "
-        f"interleaved rounds. `{command}`",
+        f"interleaved rounds. `{command()}`",
         "",
         *measured(options.images, options.rounds + 1, options.workers),
     ]
-    print("\n".join(lines))
     write_section(TITLE, lines)
 
 

@@ -22,11 +22,11 @@ from __future__ import annotations
 import argparse
 import copy
 import functools
+import operator
 import os
 import statistics
 import subprocess
 import sys
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -42,7 +42,7 @@ import numpy as np
 import pandas as pd
 import torch
 import transformers
-from results_file import write_section
+from results_file import command, process_memory, timed, write_section
 from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 
 from data_prep.text.sentences import passages, split_sentences
@@ -189,17 +189,8 @@ def floor(model: BertForMaskedLM, plan: ScoringPlan, dtype: torch.dtype) -> Call
     return run
 
 
-def timed(run: Callable[[], Any]) -> tuple[float, Any]:
-    """Seconds that a call took, and what it returned."""
-    start = time.perf_counter()
-    result = run()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter() - start, result
-
-
-def compare(size: str, per_stratum: int, rounds: int, low: torch.dtype) -> tuple[list[str], dict[str, float]]:
-    """Rows of the table for one model size, and the ratios that were asked for, by name."""
+def compare(size: str, per_stratum: int, rounds: int, low: torch.dtype) -> list[str]:
+    """Rows of the table for one model size."""
     tokenizer = load_tokenizer(REAL / "cxr_bert_tokenizer")
     sentences = chosen_sentences(tokenizer, per_stratum)
     model = random_model(size)
@@ -232,7 +223,6 @@ def compare(size: str, per_stratum: int, rounds: int, low: torch.dtype) -> tuple
     median = {name: statistics.median(values) for name, values in seconds.items()}
     expected = np.array(scores["naive float32"])
     lines: list[str] = []
-    found: dict[str, float] = {}
     for name in methods:
         if name.startswith("floor"):
             continue
@@ -244,15 +234,7 @@ def compare(size: str, per_stratum: int, rounds: int, low: torch.dtype) -> tuple
             f"{median['naive, all float32'] / median[name]:.2f} | {to_minicons} | "
             f"{median[floor_name] / median[name]:.2f} | {error:.1e} |"
         )
-        if name.startswith("ours"):
-            kind = f"{size} {name.split()[-1]}"
-            found[f"{kind}, naive"] = median["naive float32"] / median[name]
-            found[f"{kind}, all"] = median["naive, all float32"] / median[name]
-            found[f"{kind}, floor"] = median[floor_name] / median[name]
-            found[f"{kind}, error"] = error
-            if scorer is not None:
-                found[f"{kind}, minicons"] = median["minicons float32"] / median[name]
-    return lines, found
+    return lines
 
 
 def operations(config: BertConfig, plan: ScoringPlan) -> int:
@@ -340,12 +322,8 @@ class WithRepeats(ScoringPlan):
         self.starts = np.concatenate([[0], np.cumsum([len(row) for row in rows], dtype=np.int64)])
 
 
-def deduplication(rounds: int, low: torch.dtype) -> tuple[list[str], dict[str, float]]:
-    """All of Open-i with its repeats against its distinct word-piece sequences, for this engine and the naive loop.
-
-    Returns:
-        What was found, in words and by name.
-    """
+def deduplication(rounds: int, low: torch.dtype) -> str:
+    """All of Open-i with its repeats against its distinct word-piece sequences, for this engine and the naive loop."""
     tokenizer = load_tokenizer(REAL / "cxr_bert_tokenizer")
     sentences = openi_sentences()
     model = random_model("small").to(low)
@@ -364,24 +342,15 @@ def deduplication(rounds: int, low: torch.dtype) -> tuple[list[str], dict[str, f
     for size in SIZES:
         config = random_model(size).config
         ratios[size] = operations(config, plans[0]) / operations(config, plans[1])
-    lines = [
+    naive_ratios = {size: operator.truediv(*naive_seconds(size, plans[1], rounds)) for size in SIZES}
+    return (
         f"All of Open-i: {len(sentences):,} sentences, {plans[1].n_distinct:,} distinct word-piece sequences. "
         f"{NAMES['small']}, {_short(low)}, all scored: {repeated:.1f} s, each once: {distinct:.1f} s, "
         f"**{repeated / distinct:.2f} x** faster (medians of {rounds} interleaved rounds; by the number of operations "
-        f"{ratios['small']:.2f} x, for BERT-base {ratios['base']:.2f} x).",
-    ]
-    found = {"engine": repeated / distinct}
-    for size in SIZES:
-        repeated, distinct = naive_seconds(size, plans[1], rounds)
-        found[f"naive {size}"] = repeated / distinct
-        lines += [
-            "",
-            f"The naive loop, {NAMES[size]}, float32, log-softmax of all logits: {repeated:,.0f} s with the repeats, "
-            f"{distinct:,.0f} s each once, {repeated / distinct:.2f} x (from {SAMPLED} of either, spread evenly over "
-            f"their lengths; medians of {rounds} interleaved rounds). By so much more the engine, which scores each "
-            "once either way, leads it on all of Open-i than on distinct sentences.",
-        ]
-    return lines, found
+        f"{ratios['small']:.2f} x, for BERT-base {ratios['base']:.2f} x). The naive loop (float32, all logits) takes "
+        f"{naive_ratios['base']:.2f} (BERT-base) and {naive_ratios['small']:.2f} times as long with the repeats: by so "
+        f"much more the engine leads it on all of Open-i (from {SAMPLED} sentences, spread evenly over their lengths)."
+    )
 
 
 def naive_seconds(size: str, plan: ScoringPlan, rounds: int) -> list[float]:
@@ -417,18 +386,15 @@ def peak_memory(count: int) -> int:
     lengths = generator.integers(3, 6, size=count)
     sentences = [" ".join(generator.choice(words, size=n)) for n in lengths]
     pseudo_log_likelihood(BertForMaskedLM(config), tokenizer, sentences)
-    # Not getrusage: its peak is inherited from the process that started this one.
-    status = Path("/proc/self/status").read_text(encoding="utf-8")
-    (line,) = [line for line in status.splitlines() if line.startswith("VmHWM")]
-    return int(line.split()[1]) * 1024
+    return process_memory()["VmHWM"]
 
 
 def memory() -> str:
     """Peak memory at 20,000 and at 200,000 sentences."""
     peaks = []
     for count in (20_000, 200_000):
-        command = [sys.executable, str(HERE), "--peak_memory", str(count)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        words = [sys.executable, str(HERE), "--peak_memory", str(count)]
+        done = subprocess.run(words, capture_output=True, text=True, check=True)
         peaks.append(int(done.stdout.split()[-1]))
     few, many = (peak / 2**20 for peak in peaks)
     return (
@@ -442,30 +408,6 @@ def cpu() -> tuple[str, bool]:
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     fields = {key.strip(): value for key, _, value in (line.partition(":") for line in lines)}
     return fields.get("model name", "unknown CPU").strip(), "amx_bf16" in fields.get("flags", "").split()
-
-
-def asked_for(found: dict[str, float], low: str, has_amx: bool) -> list[str]:
-    """Goals of the engine beside the measurements, as a table; the goal of bfloat16 is one for AMX."""
-    lines = ["| asked for | at least | found |", "|---|---|---|"]
-    for what, goal, name in (
-        ("BERT-base, float32: x naive", 1.5, "base float32, naive"),
-        ("BERT-base, float32: x minicons", 2.1, "base float32, minicons"),
-        ("BERT-base, float32: share of the floor", 0.8, "base float32, floor"),
-        (f"BERT-base, {low}: x naive", 6, f"base {low}, naive"),
-        (f"BERT-base, {low}: x minicons", 8, f"base {low}, minicons"),
-        ("4 layers x 256, float32: x naive", 6.5, "small float32, naive"),
-        ("4 layers x 256, float32: x naive, all", 6.5, "small float32, all"),
-        (f"4 layers x 256, {low}: x naive", 15, f"small {low}, naive"),
-        (f"4 layers x 256, {low}: x naive, all", 15, f"small {low}, all"),
-        ("repeats: this engine, all scored against each once", 1.8, "engine"),
-        ("repeats: the naive loop, BERT-base", 1.8, "naive base"),
-        ("repeats: the naive loop, 4 layers x 256", 1.8, "naive small"),
-    ):
-        if name in found:
-            is_about_amx = low in what and not has_amx
-            missed = ", without AMX" if is_about_amx else "" if found[name] >= goal else ", missed"
-            lines.append(f"| {what} | {goal} | {found[name]:.2f}{missed} |")
-    return lines
 
 
 def _short(dtype: torch.dtype) -> str:
@@ -500,37 +442,29 @@ def main() -> None:
         if options.device == "cuda" and not torch.cuda.is_available():
             sys.exit("--device cuda: torch finds no CUDA device")
         lines = bulk(torch.device(options.device), options.gpu_sentences or 500_000)
-        print("\n".join(lines))
         if options.device == "cuda":
             write_section("Sentence scoring on a GPU", lines)
+        else:
+            print("\n".join(lines))
         return
     sizes = ["base", "small"] if options.model == "both" else [options.model]
     device, (name, has_amx) = torch.device("cpu"), cpu()
     amx = "with AMX" if has_amx else "without AMX"
     versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
-    command = f"python {HERE.relative_to(HERE.parents[2])} {' '.join(sys.argv[1:])}".rstrip()
     lines = [
         f"{device_name(device)}, {name} {amx}; {versions}; distinct Open-i sentences from {STRATA} strata of "
         f"length, {options.sentences} each (BERT-base: a fourth), random weights; medians of {options.rounds} "
-        f"interleaved rounds; the largest relative error. `{command}`",
+        f"interleaved rounds; the largest relative error. `{command()}`",
         "",
         "| model | method | seconds | x naive | x naive, all | x minicons | share of the floor | relative error |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    found: dict[str, float] = {}
     for size in sizes:
         count = options.sentences if size == "small" else max(1, options.sentences // 4)
-        rows, ratios = compare(size, count, options.rounds, getattr(torch, options.dtype))
-        lines += rows
-        found |= ratios
-    rows, ratios = deduplication(options.rounds, getattr(torch, options.dtype))
-    lines += ["", *rows]
+        lines += compare(size, count, options.rounds, getattr(torch, options.dtype))
+    lines += ["", deduplication(options.rounds, getattr(torch, options.dtype))]
     if not options.no_memory:
         lines += ["", memory()]
-    lines += ["", *asked_for(found | ratios, options.dtype, has_amx)]
-    if not torch.cuda.is_available():
-        lines += ["", "No GPU was at hand: speed on CUDA is not measured."]
-    print("\n".join(lines))
     write_section(f"Sentence scoring, CPU {amx}", lines)
 
 

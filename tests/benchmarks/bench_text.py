@@ -16,7 +16,7 @@ import time
 
 import numpy as np
 import torch
-from results_file import write_section
+from results_file import command, write_section
 from torch import Tensor
 
 from medclip_dcl.data.by_length import pieces_by_length
@@ -46,7 +46,7 @@ def main() -> None:
     lines = [
         f"{platform.machine()}, one thread, float32; torch {torch.__version__}; {options.data}, BERT of "
         f"{bert.num_hidden_layers} layers x {bert.hidden_size}; forward and backward, medians of {options.batches} "
-        "batches, the ways in turn. `python tests/benchmarks/bench_text.py`",
+        f"batches, the ways in turn. `{command()}`",
         "",
         "| batch | sentences | tokens | padded | in pieces | pieces | whole, CPU s | in pieces, CPU s | ratio |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -54,7 +54,6 @@ def main() -> None:
     for images in options.images:
         for draws_one in (True, False):
             lines.append(row(encoder, of_study, texts, images, draws_one, options.batches))
-    print("\n".join(lines))
     write_section(TITLE, lines)
 
 

@@ -20,7 +20,7 @@ from importlib.metadata import version
 from itertools import product
 from pathlib import Path
 
-from results_file import write_section
+from results_file import command, write_section
 
 WAYS: dict[str, dict[str, str]] = {
     "one thread": {"OMP_NUM_THREADS": "1"},
@@ -71,8 +71,8 @@ def work_seconds(model: str, steps: int, work: str, settings: dict[str, str]) ->
     """Median seconds of one kind of work on 16 images or 24 sentences in a process with these settings."""
     names = {name for way in WAYS.values() for name in way}
     plain = {name: value for name, value in os.environ.items() if name not in names}
-    command = [sys.executable, "-c", WORK, model, str(steps), work]
-    done = subprocess.run(command, env=plain | settings, check=True, capture_output=True, text=True)
+    words = [sys.executable, "-c", WORK, model, str(steps), work]
+    done = subprocess.run(words, env=plain | settings, check=True, capture_output=True, text=True)
     return float(done.stdout)
 
 
@@ -108,7 +108,7 @@ def main() -> None:
         f"evaluation ({WORKS['evaluation']}) of 16 images of 128 pixels with 48 sentences; its BERT scoring "
         f"{WORKS['naive_scoring']}. Seconds, median of {options.steps}, medians of {options.rounds} rounds; "
         f"alone / beside one busy process; load before the start {before:.1f}. "
-        "`python tests/benchmarks/bench_threads.py --model runs/demo`",
+        f"`{command()}`",
         "",
         "| way | " + " | ".join(WORKS).replace("_", " ") + " |",
         "|---|" + "---|" * len(WORKS),
@@ -120,7 +120,6 @@ def main() -> None:
         ]
         lines.append(f"| {way} | {' | '.join(cells)} |")
     write_section("Threads that wait", lines)
-    print("\n".join(lines))
 
 
 def cpu() -> str:

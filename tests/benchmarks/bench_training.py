@@ -37,7 +37,7 @@ import numpy as np
 import torch
 from PIL import Image
 from pytorch_lightning import Callback, LightningModule, Trainer
-from results_file import write_section
+from results_file import command, process_memory, write_section
 from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory
 from transformers import BertConfig, BertForMaskedLM, BertTokenizer
@@ -245,9 +245,7 @@ def peak_memory(device: str) -> float:
     """Peak in GiB: of the device's allocations, or of the process's resident memory."""
     if device == "cuda":
         return torch.cuda.max_memory_allocated() / 2**30
-    status = Path("/proc/self/status").read_text(encoding="utf-8")
-    (line,) = [line for line in status.splitlines() if line.startswith("VmHWM")]
-    return int(line.split()[1]) / 2**20
+    return process_memory()["VmHWM"] / 2**30
 
 
 def loader_milliseconds(count: int = 40) -> float:
@@ -297,7 +295,6 @@ def report(rows: list[dict[str, Any]], options: argparse.Namespace, loader: floa
     """The section of RESULTS.md."""
     by_compile = [part for x in (False, True) if (part := [row for row in rows if row["compile"] == x])]
     fastest = min(at(part, "seconds", BATCH) for part in by_compile)
-    command = f"python {HERE.relative_to(HERE.parents[2])} {' '.join(sys.argv[1:])}".rstrip()
     largest = max(by_compile[0], key=lambda row: row["batch"])
     costs = "; ".join(
         f"{name} {1e3 * value:.1f} ms ({value / largest['seconds']:.2%} of the step)"
@@ -309,7 +306,7 @@ def report(rows: list[dict[str, Any]], options: argparse.Namespace, loader: floa
     return [
         f"{device_name(torch.device(options.device))}, {platform.machine()}; torch {torch.__version__}; "
         f"{options.precision}; ResNet-18 at {CROP} px, BERT-base with {WORD_PIECES} word pieces a sentence, LSE+NL, "
-        f"dcl_lm, AdamW, clipping, ema_decay; random data and weights; medians of {options.steps} steps. `{command}`",
+        f"dcl_lm, AdamW, clipping, ema_decay; random data and weights; medians of {options.steps} steps. `{command()}`",
         "",
         f"| batch | compile | seconds a step | images a second | bare encoders, s | their share of the step | "
         f"the same, weights in channels-last, s | AdamW, ms | fused AdamW, ms | peak, GiB ({kind}) |",
@@ -374,9 +371,6 @@ def main() -> None:
         sys.exit("no row was measured")
     lines = report(rows, options, loader_milliseconds())
     lines += [part for line in failed for part in ("", line)]
-    if options.device == "cpu":
-        lines += ["", "No GPU was at hand: nothing of this is measured on CUDA."]
-    print("\n".join(lines))
     write_section(TITLE, lines)
 
 

@@ -20,7 +20,7 @@ from unittest.mock import patch
 
 import pandas as pd
 import torch
-from results_file import write_section
+from results_file import command, write_section
 
 from data_prep import mimic_cxr
 from data_prep.phantom import __main__ as phantom
@@ -108,14 +108,13 @@ def main() -> None:
     planted = ", ".join(f"{name} {mean[path]:+.2f}" for path, name in names.items())
     lines = [
         f"Phantoms of {arguments.studies} studies, of which 22% are tested, seeds 1 to {arguments.seeds}; checkpoint of"
-        f" `make demo`; CPU, 1 thread, {platform.machine()}; torch {torch.__version__}.",
+        f" `make demo`; CPU, 1 thread, {platform.machine()}; torch {torch.__version__}. `{command()}`",
         "",
         "| phantom | runs with a marked gap |",
         "|---|---|",
         f"| women's test images degraded (mean gap: {planted}) | {n_found} of {arguments.seeds}, by sex |",
         f"| none | {n_false} of {arguments.seeds}, by view, sex or age |",
     ]
-    print("\n".join(lines))
     write_section(TITLE, lines)
 
 
