@@ -33,6 +33,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SETUP = configparser.ConfigParser()
 SETUP.read(ROOT / "setup.cfg")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+RESULTS = ROOT / "tests/benchmarks/RESULTS.md"
 
 
 class Parsed(BaseException):
@@ -194,28 +195,6 @@ def test_documented_options_exist():
     assert [name for name in sorted(named) if name.rpartition(".")[2] not in known] == []
 
 
-def demo_commands() -> list[list[str]]:
-    """Words of the commands that `make demo` runs on a fresh machine."""
-    done = subprocess.run(
-        ["make", "--always-make", "--dry-run", "demo"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    lines = done.stdout.replace("\\\n", " ").splitlines()
-    return [shlex.split(line) for line in lines if " -m data_prep" in line or " -m medclip_dcl" in line]
-
-
-def test_the_demo_goes_the_documented_way():
-    documented = {
-        tuple(words[2:4]) if "medclip_dcl" in words else words[2]
-        for words in COMMANDS.values()
-        if len(words) > 3
-    }
-    for words in demo_commands():
-        assert (tuple(words[2:4]) if words[2] == "medclip_dcl" else words[2]) in {
-            *documented,
-            "medclip_dcl.report",
-        }
-
-
 @pytest.fixture(scope="module")
 def calibrated(model, tmp_path_factory) -> Path:
     """The exported network with a calibration of the five findings."""
@@ -244,19 +223,36 @@ def test_python_blocks_run(page, block, calibrated, full_resnet, tmp_path, monke
         assert capsys.readouterr().out == shown
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def anchors(text: str) -> set[str]:
+    """Anchors of a page's headings, as GitHub makes them."""
+    return {
+        re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
+        for title in re.findall(r"^#+ (.*)", text, re.M)
+    }
+
+
+@pytest.mark.parametrize("page", [*PAGES, RESULTS], ids=lambda page: page.name)
 def test_links_and_named_files_exist(page):
     text = page.read_text(encoding="utf-8")
-    for link in re.findall(r"\]\(((?!http)[^)#]+)", text):
-        assert (page.parent / link).exists(), link
+    for link, anchor in re.findall(r"\]\(((?!http)[^)#]*)#?([^)]*)\)", text):
+        target = page.parent / link if link else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target.read_text(encoding="utf-8")), f"{link}#{anchor}"
     for path in re.findall(r"(?:configs|tests|medclip_dcl|data_prep)/[\w/]+\.(?:yaml|sbatch|py|md)", text):
         assert (ROOT / path).exists(), path
-    for anchor in re.findall(r"\]\(#([^)]+)\)", text):
-        assert anchor in {
-            re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
-            for title in re.findall(r"^#+ (.*)", text, re.M)
-        }
 
 
-def test_the_readme_takes_three_screens():
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+def test_each_table_and_benchmark_is_named():
+    results = (ROOT / "docs/results.md").read_text(encoding="utf-8")
+    assert [
+        file.name for file in ROOT.glob("docs/results/*.csv") if f"(results/{file.name})" not in results
+    ] == []
+    named = set(re.findall(r"tests/benchmarks/(\w+)\.py", RESULTS.read_text(encoding="utf-8")))
+    assert named == {file.stem for file in RESULTS.parent.glob("*_*.py")} - {"results_file"}
+
+
+@pytest.mark.parametrize(
+    ("page", "limit"), [("README.md", 150), ("docs/results.md", 200), ("tests/benchmarks/RESULTS.md", 200)]
+)
+def test_pages_stay_short(page, limit):
+    assert len((ROOT / page).read_text(encoding="utf-8").splitlines()) <= limit

@@ -161,7 +161,7 @@ def test_labels_are_few(run, phantom, tmp_path):
 
 
 @pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda file: file.stem)
-def test_a_notebook_is_short_and_opens_with_its_question(file):
+def test_notebooks_are_short_and_open_with_questions(file):
     first = json.loads(file.read_text(encoding="utf-8"))["cells"][0]
     assert first["cell_type"] == "markdown" and first["source"][0].startswith("# ")
     assert first["source"][0].strip().endswith("?")
