@@ -142,7 +142,7 @@ def compare_state_dicts(expected: Mapping[str, Tensor], found: Mapping[str, Tens
             if name in found and found[name].shape != value.shape
         ],
     }
-    return ", ".join(f"{problem} {_some(names)}" for problem, names in problems.items() if names)
+    return ", ".join(f"{problem} {some_of(names)}" for problem, names in problems.items() if names)
 
 
 def load_exactly(module: nn.Module, state: Mapping[str, Tensor], source: str | Path) -> None:
@@ -153,12 +153,18 @@ def load_exactly(module: nn.Module, state: Mapping[str, Tensor], source: str | P
     """
     if problems := compare_state_dicts(module.state_dict(), state):
         raise UserError(f"{source}: weights do not fit the network; {problems}")
-    if broken := [name for name, value in state.items() if value.isnan().any()]:
-        raise UserError(f"{source}: weights are NaN in {_some(broken)}; give an earlier checkpoint")
+    check_numbers(state, source)
     module.load_state_dict(state)
 
 
-def _some(names: list[str]) -> str:
+def check_numbers(state: Mapping[str, Tensor], source: str | Path) -> None:
+    """Refuse weights that are NaN, by name."""
+    if broken := [name for name, value in state.items() if value.isnan().any()]:
+        raise UserError(f"{source}: weights are NaN in {some_of(broken)}; give an earlier checkpoint")
+
+
+def some_of(names: list[str]) -> str:
+    """The first names, and the number of others."""
     rest = len(names) - _MOST_NAMES
     return f"{names[:_MOST_NAMES]} and {rest} more" if rest > 0 else str(names)
 
