@@ -59,10 +59,6 @@ def read_prompts(prompts: PromptSource, owner: str = "prompts") -> PromptEnsembl
     Args:
         prompts: the pairs, or the file.
         owner: names the pairs in an error; a file names itself.
-
-    Raises:
-        UserError: the file is missing or not YAML; no finding; a finding that stands there twice, without two prompts,
-            or with an empty or a duplicate one. Names the file and the finding.
     """
     if isinstance(prompts, (str, Path)):
         owner = f"{owner}, {prompts}"
@@ -113,11 +109,7 @@ def in_order(findings: Iterable[str]) -> list[str]:
 
 
 def require_labelled(asked: Iterable[str], labelled: Sequence[str], owner: str) -> None:
-    """Refuse a finding that a data set does not label.
-
-    Raises:
-        UserError: names the finding, one of similar spelling, and the labelled findings.
-    """
+    """Refuse a finding that a data set does not label."""
     for finding in asked:
         if finding not in labelled:
             by_letters = {name.lower(): name for name in labelled}

@@ -48,11 +48,7 @@ class SavedModel:
 
     @cached_property
     def state(self) -> dict[str, Tensor]:
-        """All tensors, under the names in the file.
-
-        Raises:
-            UserError: truncated, or not a state dict.
-        """
+        """All tensors, under the names in the file."""
         if self.checkpoint:
             return as_state_dict(self.checkpoint.get("state_dict"), self.path)
         return read_state_dict(self.path / WEIGHTS_FILE if self.path.is_dir() else self.path)
@@ -78,11 +74,7 @@ class SavedModel:
         return {"epoch": epochs, "step": self.checkpoint["global_step"]}
 
     def require_network(self) -> dict[str, Any]:
-        """The configuration of the network.
-
-        Raises:
-            UserError: the file has none.
-        """
+        """The configuration of the network."""
         if "image_encoder" not in self.network:
             raise UserError(
                 f"{self.path} is not a checkpoint of an image-text model, a classifier or a model of images alone: it "
@@ -91,11 +83,7 @@ class SavedModel:
         return self.network
 
     def require_checkpoint(self) -> dict[str, Any]:
-        """The content of a training checkpoint that describes its network.
-
-        Raises:
-            UserError: an exported folder, or there is no description.
-        """
+        """The content of a training checkpoint that describes its network."""
         self.require_network()
         if not self.checkpoint:
             raise UserError(f"{self.path} is not a checkpoint of training; give a .ckpt file of a run")
@@ -103,12 +91,7 @@ class SavedModel:
 
 
 def read_model(path: str | Path, map_location: Any = "cpu") -> SavedModel:
-    """Read a checkpoint of `fit`, a folder of `save_pretrained`, or a state dict (.pth or .safetensors).
-
-    Raises:
-        MissingFileError: nothing at `path`, or a file of the folder is missing.
-        UserError: truncated, not loadable safely, or of a newer format.
-    """
+    """Read a checkpoint of `fit`, a folder of `save_pretrained`, or a state dict (.pth or .safetensors)."""
     path = Path(os.path.expanduser(path))
     if path.is_dir():
         return SavedModel(path, _read_exported_config(path))
@@ -146,11 +129,7 @@ def compare_state_dicts(expected: Mapping[str, Tensor], found: Mapping[str, Tens
 
 
 def load_exactly(module: nn.Module, state: Mapping[str, Tensor], source: str | Path) -> None:
-    """Load a state dict in which no tensor is missing, unexpected, of another shape or NaN.
-
-    Raises:
-        UserError: names the tensors that do not fit or hold a NaN, and `source`.
-    """
+    """Load a state dict in which no tensor is missing, unexpected, of another shape or NaN."""
     if problems := compare_state_dicts(module.state_dict(), state):
         raise UserError(f"{source}: weights do not fit the network; {problems}")
     check_numbers(state, source)
@@ -170,12 +149,7 @@ def some_of(names: list[str]) -> str:
 
 
 def read_torch_file(file: str | Path, map_location: Any = "cpu") -> Any:
-    """Content of a file of `torch.save`, tensors and plain values only.
-
-    Raises:
-        MissingFileError: no such file.
-        UserError: truncated, not written by `torch.save`, or with Python objects in it.
-    """
+    """Content of a file of `torch.save`, tensors and plain values only."""
     file = Path(file)
     if not file.is_file():
         raise MissingFileError(f"no file {file}")
@@ -198,12 +172,7 @@ def read_torch_file(file: str | Path, map_location: Any = "cpu") -> Any:
 
 
 def read_state_dict(file: str | Path) -> dict[str, Tensor]:
-    """Names and tensors of a .safetensors file, or of a state dict saved by `torch.save`.
-
-    Raises:
-        MissingFileError: no such file.
-        UserError: truncated, or anything but names and tensors.
-    """
+    """Names and tensors of a .safetensors file, or of a state dict saved by `torch.save`."""
     file = Path(file)
     if file.suffix != _SAFETENSORS:
         return as_state_dict(read_torch_file(file), file)
@@ -250,11 +219,7 @@ def read_settings(file: Path) -> dict[str, Any]:
 
 
 def as_state_dict(content: Any, file: str | Path) -> dict[str, Tensor]:
-    """`content` if it maps names to tensors.
-
-    Raises:
-        UserError: it is something else; names the file.
-    """
+    """`content` if it maps names to tensors."""
     if (
         isinstance(content, dict)
         and content

@@ -167,9 +167,6 @@ class ImageTextInference:
         """Cosine of the text with the image's regions, bilinearly interpolated to the image's own pixels.
 
         NaN outside the middle square with geometry "shortest".
-
-        Raises:
-            TypeError: not one image and one text.
         """
         if not isinstance(text, str):
             raise TypeError(
@@ -298,11 +295,7 @@ class ImageTextInference:
             self.calibration.write(file)
 
     def require_calibration(self) -> Calibration:
-        """The model's calibration.
-
-        Raises:
-            UserError: it has none.
-        """
+        """The model's calibration."""
         if self.calibration is None:
             raise UserError(
                 "this model has no calibration: run python -m medclip_dcl.evaluation.calibrate RUN, and load RUN again"
@@ -361,12 +354,7 @@ class ImageTextInference:
 
 
 def _texts(texts: str | Sequence[str]) -> list[str]:
-    """One text or several, as a list.
-
-    Raises:
-        TypeError: anything but strings.
-        UserError: an empty text.
-    """
+    """One text or several, as a list."""
     listed = [texts] if isinstance(texts, str) or not isinstance(texts, Iterable) else list(texts)
     for place, text in enumerate(listed):
         if not isinstance(text, str):

@@ -34,9 +34,6 @@ class DescribedNetwork(nn.Module):
 
 class ImageNetwork(DescribedNetwork):
     """A network of radiographs that knows the images that it was trained with; its arguments are those of subclasses.
-
-    Raises:
-        UserError: an unknown geometry; a size, mean or std out of its range.
     """
 
     mean: Tensor

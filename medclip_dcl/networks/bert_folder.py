@@ -236,9 +236,6 @@ def save_language_model(
         tokenizer: of the model.
         folder: to write.
         further_files: name -> content of other files of the folder.
-
-    Raises:
-        FileExistsError: the folder holds something other than a language model.
     """
     folder = Path(folder)
     if folder.exists() and (

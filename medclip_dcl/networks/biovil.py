@@ -38,10 +38,6 @@ def load_biovil(
         image_weights: ``biovil_image_resnet50_proj_size_128.pt``.
         text_folder: Hugging Face folder of BiomedVLP-CXR-BERT-specialized.
         final_period: True ends prompts and phrases with a period, as in `BertSentences`.
-
-    Raises:
-        MissingFileError: no file at `image_weights`.
-        UserError: not BioViL's weights; names the tensors that are missing, unexpected or of another shape.
     """
     file = Path(image_weights)
     folder = Path(text_folder)

@@ -97,12 +97,7 @@ class FindingNetwork(ImageNetwork):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> FindingNetwork:
-        """Build a network from the result of `config`.
-
-        Raises:
-            UserError: not of a classifier, an unsupported format version, or an unknown image encoder (see
-                `build_part`).
-        """
+        """Build a network from the result of `config`."""
         if "findings" not in config:
             raise UserError("the description is not of a classifier: it names no findings")
         config = dict(config)

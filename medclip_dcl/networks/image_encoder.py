@@ -305,9 +305,6 @@ def as_torchvision_resnet(
         state: under torchvision's names.
         source: named in errors.
         depth: 18, 34 or 50; None to take it from the names.
-
-    Raises:
-        UserError: not of that network; names the tensors that are missing, unexpected or of another shape.
     """
     depth = depth or resnet_depth(state)
     with torch.device("meta"):

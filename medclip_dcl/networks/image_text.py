@@ -169,12 +169,7 @@ class ImageTextNetwork(ImageNetwork):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> ImageTextNetwork:
-        """Build a network from the result of `config`.
-
-        Raises:
-            UserError: an unsupported format version, a model without text, or a part whose class is not an encoder or
-                similarity of medclip_dcl or of a module that is already imported.
-        """
+        """Build a network from the result of `config`."""
         config = dict(config)
         NETWORK.check(config, "this model")
         if "findings" in config:

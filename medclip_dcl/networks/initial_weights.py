@@ -103,11 +103,6 @@ def take_over(
         parts: those of "image_encoder", "text_encoder" and "similarity" to take, or of an encoder all but its
             projection: "image_encoder.backbone", "text_encoder.transformer"; None for all that the source has. For a
             classifier, "image_encoder" alone.
-
-    Raises:
-        MissingFileError: nothing at `source`, or an exported folder is incomplete.
-        UserError: unreadable; another architecture, vocabulary or tokenization; a tensor without a counterpart; a
-            requested part that is not there. The message names the tensors and the settings to change.
     """
     found = _read(source)
     wanted = _wanted(parts, found)
@@ -206,11 +201,7 @@ def _wanted(names: Sequence[str] | None, found: _Source) -> dict[str, bool]:
 
 
 def _fit(module: nn.Module, part: str, found: _Source, has_projection: bool = True) -> _Fit:
-    """Match a part of the source with the network's, or all of it but its projection.
-
-    Raises:
-        UserError: they do not fit; names the tensors, and the settings with which they would.
-    """
+    """Match a part of the source with the network's, or all of it but its projection."""
     state, expected = found.parts[part], module.state_dict()
     if not has_projection:
         state, expected = (

@@ -65,9 +65,6 @@ def at_image_size(
         heat_map: one value per region.
         height: of the image, pixels; ``width`` likewise.
         interpolation: "bilinear" between the regions' centres, or "nearest" centre.
-
-    Raises:
-        ValueError: another interpolation.
     """
     if interpolation not in INTERPOLATIONS:
         raise ValueError(f"interpolation must be one of {INTERPOLATIONS}, got {interpolation!r}")
@@ -120,11 +117,7 @@ class Similarity(nn.Module):
         return dict(self._initial)
 
     def forward(self, regions: Regions, sentences: Sentences) -> Logits:
-        """Logits of all pairs, computed in float32 or float64 even under autocast.
-
-        Raises:
-            ValueError: shapes that do not fit each other or the similarity.
-        """
+        """Logits of all pairs, computed in float32 or float64 even under autocast."""
         dim = getattr(self, "dim", "dim")
         fits = regions.dim() == 3 and sentences.dim() == 2 and regions.shape[2] == sentences.shape[1]
         if not fits or dim not in ("dim", regions.shape[2]) or not regions.shape[1]:

@@ -80,11 +80,7 @@ class SentenceEncoder(nn.Module):
     def states(
         self, tokens: Int[Tensor, "sentence token"], lengths: Int[Tensor, " sentence"]
     ) -> Float[Tensor, "sentence hidden"]:
-        """Output of `transformer` for each sentence: the input of `project`.
-
-        Raises:
-            UserError: the encoder does not separate the two, which only precomputed features need.
-        """
+        """Output of `transformer` for each sentence: the input of `project`."""
         raise UserError(
             f"text encoder: {type(self).__name__} does not say where its transformer ends; implement `states` and "
             "`project` (SentenceEncoder) to compute its states in advance"
@@ -261,11 +257,7 @@ class BertSentences(SentenceEncoder):
         labels: Int[Tensor, "sentence token"],
         places: Int[Tensor, " masked"],
     ) -> Float[Tensor, " masked"]:
-        """-log P of each masked token (Devlin et al., NAACL 2019), not reduced, in float32, row by row.
-
-        Raises:
-            RuntimeError: the encoder was built without its head.
-        """
+        """-log P of each masked token (Devlin et al., NAACL 2019), not reduced, in float32, row by row."""
         head = self.masked_language_head
         if head is None:
             raise RuntimeError(
@@ -302,11 +294,7 @@ def share_of_truncated(count: int, total: int) -> str:
 
 
 def _trained_encoder(source: str) -> SavedModel | None:
-    """The checkpoint or exported folder of an image-text model; None for a BERT folder or a repository id.
-
-    Raises:
-        UserError: a file or folder without a BERT as its text encoder.
-    """
+    """The checkpoint or exported folder of an image-text model; None for a BERT folder or a repository id."""
     path = Path(source).expanduser()
     if not (path.is_file() or is_exported(path)):
         return None

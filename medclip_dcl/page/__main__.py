@@ -22,9 +22,6 @@ def serve(model: str, port: int) -> None:
     Args:
         model: as of `medclip_dcl.load`.
         port: from 0 to 65535; 0 takes a free one.
-
-    Raises:
-        UserError: a missing package, a port that is not free, or not a model.
     """
     try:
         import uvicorn

@@ -195,11 +195,7 @@ def _answering(answer: Callable[[bytes], Response | dict[str, Any]]) -> Callable
 
 
 def _question(content: bytes) -> dict[str, Any]:
-    """Read the image's token, sentences, threshold and opacity of a request in JSON.
-
-    Raises:
-        UserError: it is not such a request.
-    """
+    """Read the image's token, sentences, threshold and opacity of a request in JSON."""
     try:
         asked = {"opacity": 1, **json.loads(content)}
         sentences, threshold = asked["sentences"][:MOST_SENTENCES], asked["threshold"]

@@ -42,10 +42,6 @@ class DistinctPieces:
         row: (sentence,) which distinct sequence each sentence is.
         is_truncated: (sentence,) True where a sentence was too long.
         rows_by_length: number of tokens -> distinct sequences of that length, in the order of the list; longest first.
-
-    Raises:
-        ValueError: without `truncate`, a sentence with more tokens than the model has positions (names its index
-            and length).
     """
 
     def __init__(
