@@ -32,8 +32,7 @@ def class_path(kind: type) -> str:
 
 
 def build_part(config: dict[str, Any], base: type[Part]) -> Part:
-    """Rebuild a part from its `part_config`, without importing or calling anything else that a checkpoint names.
-    """
+    """Rebuild a part from its `part_config`, without importing or calling anything else that a checkpoint names."""
     return part_class(config["class_path"], base)(**config["init_args"])
 
 

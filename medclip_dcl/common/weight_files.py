@@ -114,6 +114,13 @@ def kind_of_network(network: Mapping[str, Any]) -> str:
     return "a model of images alone" if "projection_dim" in network else "an image-text model"
 
 
+def require_kind(network: Mapping[str, Any], kind: str) -> None:
+    """Refuse the description of a network of another version or kind."""
+    NETWORK.check(network, "this model")
+    if (found := kind_of_network(network)) != kind:
+        raise UserError(f"this model: expected {kind}, found {found}; load it with the class of its own kind")
+
+
 def compare_state_dicts(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> str:
     """Names of the tensors that are missing, unexpected or of another shape; empty where `found` fits."""
     problems = {

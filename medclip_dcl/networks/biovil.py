@@ -49,7 +49,9 @@ def load_biovil(
         str(folder), dim=dim, max_tokens=positions, final_period=final_period, projection="mlp"
     )
     load_exactly(image_encoder, state, file)
-    saved = next(folder / name for name in (WEIGHTS_FILE, "pytorch_model.bin") if (folder / name).is_file())
+    saved = folder / WEIGHTS_FILE
+    if not saved.is_file():
+        saved = folder / "pytorch_model.bin"
     projection = {
         name.removeprefix(_TEXT_PROJECTION): x
         for name, x in read_state_dict(saved).items()

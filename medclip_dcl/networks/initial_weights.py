@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,8 +19,6 @@ from medclip_dcl.networks.classifier import FindingNetwork
 from medclip_dcl.networks.image_encoder import (
     BACKBONE,
     CLASSIFIER,
-    NO_LAST_STAGE,
-    TORCHVISION_WIDTH,
     as_torchvision_resnet,
     from_torchvision_names,
 )
@@ -168,16 +165,8 @@ def _read(source: str | Path) -> _Source:
         )
     config = saved.require_network()
     parts = {part: saved.tensors(part) for part in PARTS if part in config}
-    if not parts["image_encoder"]:
-        raise UserError(f"{path} describes an image encoder but has no tensor of one (image_encoder.*)")
     known = {f"{saved.prefix}{part}.{name}" for part, state in parts.items() for name in state}
-    others = sorted(saved.state.keys() - known)
-    if others and len(parts) == len(PARTS):
-        raise UserError(
-            f"{path}: tensors that no image-text network has: {others}; give a folder of the network alone: "
-            "medclip_dcl.load(PATH).save_pretrained(FOLDER)"
-        )
-    return _Source(path, config, parts, others)
+    return _Source(path, config, parts, sorted(saved.state.keys() - known))
 
 
 def _wanted(names: Sequence[str] | None, found: _Source) -> dict[str, bool]:
@@ -188,10 +177,6 @@ def _wanted(names: Sequence[str] | None, found: _Source) -> dict[str, bool]:
     if not names or (unknown := sorted(set(names) - set(known))):
         raise UserError(f"init_parts must name some of {known}, got {unknown if names else 'none'}")
     parts = [WITHOUT_PROJECTION.get(name, name) for name in names]
-    if len(set(parts)) < len(parts):
-        raise UserError(
-            f"init_parts must name each part once, with its projection or without, got {[*names]}"
-        )
     if missing := sorted(set(parts) - set(found.parts)):
         raise UserError(
             f"{found.path} has no {' and no '.join(missing)}: remove it from init_parts; available: "
@@ -209,9 +194,9 @@ def _fit(module: nn.Module, part: str, found: _Source, has_projection: bool = Tr
             for tensors in (state, expected)
         )
     if part not in found.config:
-        return _fit_torchvision(state, expected, part_config(module)["init_args"])  # type: ignore[arg-type]
+        return _fit_torchvision(state, expected)
     there, here = _described(found.config[part]), _described(part_config(module))  # type: ignore[arg-type]
-    settings = _differences(part, type(module), there, here)
+    settings = _differences(part, there, here)
     if there["class_path"] != here["class_path"]:
         if part == "similarity":
             return _Fit({}, settings)
@@ -236,24 +221,16 @@ def _fit(module: nn.Module, part: str, found: _Source, has_projection: bool = Tr
     return _Fit(state, settings)
 
 
-def _fit_torchvision(
-    state: dict[str, Tensor], expected: Mapping[str, Tensor], settings: Mapping[str, Any]
-) -> _Fit:
-    if (width := settings.get("width", TORCHVISION_WIDTH)) != TORCHVISION_WIDTH:
-        raise UserError(
-            f"image_encoder: its width is {width}, that of the file's ResNet {TORCHVISION_WIDTH}; leave "
-            "image_encoder.init_args.width out"
-        )
+def _fit_torchvision(state: dict[str, Tensor], expected: Mapping[str, Tensor]) -> _Fit:
     last = f"backbone.{BACKBONE['layer4']}."
     if not any(name.startswith(last) for name in expected):
         # An encoder of stride 16 ends before the last stage.
         state = {name: value for name, value in state.items() if not name.startswith(last)}
-    elif not any(name.startswith(last) for name in state):
-        raise UserError(f"image_encoder: {NO_LAST_STAGE}")
     backbone = {name: x for name, x in expected.items() if not name.startswith(_PROJECTION)}
     if problems := compare_state_dicts(backbone, state):
         raise UserError(
-            f"image_encoder: {problems}; set image_encoder.init_args.depth to the depth of the file's ResNet"
+            f"image_encoder: {problems}; set image_encoder.init_args to the file's ResNet: its depth, width 64, and "
+            "stride 16 if it ends before layer4"
         )
     return _Fit(state)
 
@@ -275,13 +252,11 @@ def _described(config: dict[str, Any]) -> dict[str, Any]:
     return {**config, "init_args": arguments}
 
 
-def _differences(part: str, kind: type, there: dict[str, Any], here: dict[str, Any]) -> list[str]:
+def _differences(part: str, there: dict[str, Any], here: dict[str, Any]) -> list[str]:
     """Settings of the source's part that differ from the configured ones; not the tokenizer."""
     if there["class_path"] != here["class_path"]:
         return [f"{part}.class_path: {there['class_path']} (configured: {here['class_path']})"]
-    # Descriptions omit options that are newer than they are.
-    defaults = {name: x.default for name, x in inspect.signature(kind).parameters.items()}
-    a, b = (_flat({**defaults, **config["init_args"]}) for config in (there, here))
+    a, b = (_flat(config["init_args"]) for config in (there, here))
     return [
         f"{part}.init_args.{name}: {a.get(name)} (configured: {b.get(name)})"
         for name in sorted(a.keys() | b.keys())

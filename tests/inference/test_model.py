@@ -174,16 +174,10 @@ def test_images_are_fitted_as_they_were_for_training(model, geometry, tmp_path):
         assert np.abs(network_input(as_grey(job.source), model.network.view) - trained).mean() > 10
 
 
-def test_exports_keep_their_geometry_and_older_ones_have_none(model, tmp_path):
+def test_exports_keep_their_geometry(model, tmp_path):
     of_geometry(model, "pad", 96).save_pretrained(tmp_path / "padded")
     loaded = load(tmp_path / "padded").network
     assert (loaded.geometry, loaded.prepared_size) == ("pad", 96)
-    older = model.network.config()
-    del older["geometry"], older["prepared_size"]
-    network = ImageTextNetwork.from_config(older)
-    assert (network.geometry, network.prepared_size) == ("stretch", None)
-    with pytest.raises(ValueError, match="geometry must be one of"):
-        ImageTextNetwork.from_config({**older, "geometry": "crop"})
 
 
 def test_a_run_folder_loads_its_best_checkpoint_else_its_last(model, grey, tmp_path):
@@ -206,7 +200,7 @@ def test_a_run_folder_loads_its_best_checkpoint_else_its_last(model, grey, tmp_p
         {"format_version": 1, "network": {**network.config(), "findings": []}, "state_dict": {}},
         checkpoints / "best.ckpt",
     )
-    with pytest.raises(ValueError, match="this model is a classifier of findings"):
+    with pytest.raises(ValueError, match="expected an image-text model, found a classifier"):
         load(tmp_path / "run")
 
 
