@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from medclip_dcl.common.errors import MissingFileError, UserError
+from medclip_dcl.common.errors import UserError
 
 CHEXPERT: tuple[str, ...] = (
     "Atelectasis",
@@ -61,25 +61,15 @@ def read_prompts(prompts: PromptSource, owner: str = "prompts") -> PromptEnsembl
         owner: names the pairs in an error; a file names itself.
     """
     if isinstance(prompts, (str, Path)):
+        from medclip_dcl.common.files import parse_yaml, read_text
+
         owner = f"{owner}, {prompts}"
-        prompts = _of_file(Path(os.path.expanduser(prompts)), owner)
+        prompts = parse_yaml(read_text(Path(os.path.expanduser(prompts))), owner)
     if not isinstance(prompts, Mapping) or not prompts:
         raise UserError(
             f"{owner}: prompts name no finding: expected finding: [negative, positive], found {prompts!r}"
         )
     return {str(finding): _pair(pair, f"{owner}: {finding}") for finding, pair in prompts.items()}
-
-
-def _of_file(file: Path, owner: str) -> Any:
-    from medclip_dcl.common.files import parse_yaml, read_text
-
-    try:
-        return parse_yaml(read_text(file), owner)
-    except MissingFileError as error:
-        raise MissingFileError(
-            f"{owner}: no such file; expected a YAML file of finding: [negative, positive], such as "
-            "configs/prompts/chexpert14.yaml"
-        ) from error
 
 
 def _pair(pair: Any, owner: str) -> tuple[tuple[str, ...], tuple[str, ...]]:

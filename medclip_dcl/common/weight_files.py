@@ -26,7 +26,6 @@ WEIGHTS_FILE = "model.safetensors"
 
 _SAFETENSORS = ".safetensors"
 _SETTINGS = "medclip_dcl"
-_LFS_POINTER = b"version https://git-lfs"
 _MODULE = "network."
 # Names in an error; a wrong architecture differs in hundreds.
 _MOST_NAMES = 20
@@ -158,8 +157,6 @@ def some_of(names: list[str]) -> str:
 def read_torch_file(file: str | Path, map_location: Any = "cpu") -> Any:
     """Content of a file of `torch.save`, tensors and plain values only."""
     file = Path(file)
-    if not file.is_file():
-        raise MissingFileError(f"no file {file}")
     try:
         # Memory-mapped, so that unused parts, such as the optimizer's state, are not read.
         mapped = is_zipfile(file) and map_location == "cpu"
@@ -181,24 +178,16 @@ def read_torch_file(file: str | Path, map_location: Any = "cpu") -> Any:
 def read_state_dict(file: str | Path) -> dict[str, Tensor]:
     """Names and tensors of a .safetensors file, or of a state dict saved by `torch.save`."""
     file = Path(file)
-    if file.suffix != _SAFETENSORS:
-        return as_state_dict(read_torch_file(file), file)
     if not file.is_file():
         raise MissingFileError(f"no file {file}")
+    if file.suffix != _SAFETENSORS:
+        return as_state_dict(read_torch_file(file), file)
     try:
-        # For an unreadable file safetensors reports that it is missing.
-        with file.open("rb") as stream:
-            is_pointer = stream.read(len(_LFS_POINTER)) == _LFS_POINTER
-        if is_pointer:
-            raise UserError(
-                f"{file} is a pointer of Git LFS, not the weights; run `git lfs pull` in its folder"
-            )
         return load_file(file)
-    except PermissionError:
-        raise
     except (SafetensorError, OSError) as error:
         raise UserError(
-            f"{file} is not a safetensors file, or it is truncated: {error}; copy it again"
+            f"{file} is not a safetensors file that may be read, or it is truncated: {error}; copy it again (with `git "
+            "lfs pull` from a repository)"
         ) from error
 
 
@@ -256,13 +245,9 @@ def _read_exported_config(folder: Path) -> dict[str, Any]:
     except ValueError as error:
         raise UserError(f"{file} is not JSON, or it is truncated: {error}; copy it again") from error
     if not isinstance(config, dict) or "image_encoder" not in config:
-        kind = config.get("model_type") if isinstance(config, dict) else None
-        found = (
-            f"a {kind} of transformers (for text_encoder.init_args.pretrained)" if kind else "something else"
-        )
         raise UserError(
-            f"{file} does not describe an image-text network, but {found}; give a run folder, a .ckpt file, or a "
-            "folder of python -m medclip_dcl.export RUN FOLDER"
+            f"{file} does not describe a network of medclip_dcl; give a run folder, a .ckpt file, or a folder of "
+            "python -m medclip_dcl.export RUN FOLDER"
         )
     NETWORK.check(config, str(file))
     return config

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -63,8 +63,6 @@ def load(
     path = folder = Path(os.path.expanduser(source))
     if (path / "checkpoints").is_dir() and not is_exported(path):
         path = _checkpoint_of_run(path)
-    if path.suffix in (".yaml", ".json") or (path / "dataset.json").is_file():
-        raise UserError(f"{path} is not a model: give a run folder, a checkpoint or an exported folder")
     device = usable_device(device)
     if not path.exists():
         path = folder = _download(str(source))
@@ -168,10 +166,6 @@ class ImageTextInference:
 
         NaN outside the middle square with geometry "shortest".
         """
-        if not isinstance(text, str):
-            raise TypeError(
-                f"heat_map takes one text, a string, got {type(text).__name__}; call it for each text"
-            )
         return self.heat_maps(image, [text]).in_image(0)
 
     @torch.inference_mode()
@@ -355,12 +349,8 @@ class ImageTextInference:
 
 def _texts(texts: str | Sequence[str]) -> list[str]:
     """One text or several, as a list."""
-    listed = [texts] if isinstance(texts, str) or not isinstance(texts, Iterable) else list(texts)
+    listed = [texts] if isinstance(texts, str) else list(texts)
     for place, text in enumerate(listed):
-        if not isinstance(text, str):
-            raise TypeError(
-                f"texts must be a string or a list of strings, got {type(text).__name__} at position {place}"
-            )
         if not text.strip():
             raise UserError(
                 f"the text at position {place} is empty; give a sentence, such as 'No pneumothorax.'"

@@ -229,8 +229,8 @@ def _fit_torchvision(state: dict[str, Tensor], expected: Mapping[str, Tensor]) -
     backbone = {name: x for name, x in expected.items() if not name.startswith(_PROJECTION)}
     if problems := compare_state_dicts(backbone, state):
         raise UserError(
-            f"image_encoder: {problems}; set image_encoder.init_args to the file's ResNet: its depth, width 64, and "
-            "stride 16 if it ends before layer4"
+            f"image_encoder: {problems}; set image_encoder.init_args to the file's ResNet: its depth and width 64; "
+            "if it ends before layer4, set image_encoder.init_args.stride: 16"
         )
     return _Fit(state)
 

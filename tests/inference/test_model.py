@@ -273,11 +273,6 @@ def test_no_prompts_are_not_those_of_chex5(model, grey):
         model.classify(grey, {})
 
 
-def test_a_figure_without_a_text_is_refused(model, grey):
-    with pytest.raises(UserError, match="at least one sentence"):
-        model.show_all(grey, [])
-
-
 def test_a_figure_shows_itself_and_pyplot_does_not_know_it(model, grey):
     figure = model.show_all(grey, TEXTS)
     titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
@@ -333,17 +328,14 @@ def without_type_checks():
     jaxtyping_config.update("jaxtyping_disable", False)
 
 
-def test_what_is_no_text_and_no_image_is_named(model, grey, without_type_checks):
+def test_what_is_not_an_image_is_named(model, grey, without_type_checks):
     channels_first = np.stack([grey] * 3)
     for call, error, message in (
-        (lambda: model.heat_map(grey, ["x"]), TypeError, "heat_map takes one text, a string, got list"),
         (lambda: model.heat_map([grey], "x"), TypeError, "an image must be a path, .* got list"),
         (lambda: model.heat_map(channels_first, "x"), ValueError, r"got \(3, 90, 70\)"),
         (lambda: model.classify(grey, ["Edema"]), ValueError, r"expected finding: \[negative, positive\]"),
         (lambda: model.classify(None), TypeError, "an image must be a path, .* got NoneType"),
         (lambda: model.classify(channels_first), ValueError, r"shape \(3, 90, 70\) .*transpose\(1, 2, 0\)"),
-        (lambda: model.similarity(grey, ["x", ["y"]]), TypeError, "got list at position 1"),
-        (lambda: model.similarity(grey, None), TypeError, "texts must be .* got NoneType"),
     ):
         with pytest.raises(error, match=message):
             call()
