@@ -154,16 +154,15 @@ def _ask_image(
     """Draw the texts' heat maps over one image; its rows of scores.csv, and why it cannot be used or ""."""
     from PIL import Image
 
+    from medclip_dcl.ask.loading import read_image
     from medclip_dcl.ask.score_table import shown
     from medclip_dcl.common.files import replacing
-    from medclip_dcl.pictures.inputs import as_grey, constant
+    from medclip_dcl.pictures.inputs import constant
 
-    try:
-        grey = as_grey(image)
-    except (UserError, OSError) as error:
-        reason = " ".join(str(error).split()).removeprefix(f"{image}: ")
-        print(f"warning: {shown(image)!r}: {reason}", file=sys.stderr)
-        return [{"image": shown(image), "error": reason}], f"{shown(image)}: {reason}"
+    grey = read_image(image)
+    if isinstance(grey, str):
+        print(f"warning: {shown(image)!r}: {grey}", file=sys.stderr)
+        return [{"image": shown(image), "error": grey}], f"{shown(image)}: {grey}"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         maps = model.heat_maps(grey, texts)
@@ -313,7 +312,10 @@ def _images(options: argparse.Namespace) -> list[str]:
         else:
             found.append(str(Path(name)))
     if options.list is not None:
-        lines = filter(None, map(str.strip, read_text(options.list).split("\n")))
+        text = read_text(options.list)
+        if "\0" in text:
+            raise UserError(f"--list {options.list}: expected text, found NUL characters; save it in UTF-8")
+        lines = filter(None, map(str.strip, text.split("\n")))
         found += [str(Path(os.path.expanduser(line))) for line in lines]
     if not found:
         raise UserError(f"--list {options.list} is empty; give one path in each line")

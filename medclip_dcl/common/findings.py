@@ -56,9 +56,7 @@ PromptEnsembles: TypeAlias = "dict[str, tuple[tuple[str, ...], tuple[str, ...]]]
 def read_prompts(prompts: PromptSource, owner: str = "prompts") -> PromptEnsembles:
     """Prompt ensembles from pairs or from a YAML file of pairs (``configs/prompts/chexpert14.yaml``).
 
-    Args:
-        prompts: the pairs, or the file.
-        owner: names the pairs in an error; a file names itself.
+    `owner` names the pairs in an error; a file names itself.
     """
     if isinstance(prompts, (str, Path)):
         from medclip_dcl.common.files import parse_yaml, read_text

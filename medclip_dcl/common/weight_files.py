@@ -186,7 +186,7 @@ def read_state_dict(file: str | Path) -> dict[str, Tensor]:
         return load_file(file)
     except (SafetensorError, OSError) as error:
         raise UserError(
-            f"{file} is not a safetensors file that may be read, or it is truncated: {error}; copy it again (with `git "
+            f"{file} is not a safetensors file, or it is truncated: {error}; copy it again (with `git "
             "lfs pull` from a repository)"
         ) from error
 

@@ -231,11 +231,7 @@ def save_language_model(
     The folder is written under a temporary name and renamed; an older language model of that name is replaced. It also
     loads with ``from_pretrained`` of the model's class and of ``AutoTokenizer`` of transformers.
 
-    Args:
-        model: BERT, with or without its masked-language-model head.
-        tokenizer: of the model.
-        folder: to write.
-        further_files: name -> content of other files of the folder.
+    `further_files` are others of the folder: name -> content.
     """
     folder = Path(folder)
     if folder.exists() and (

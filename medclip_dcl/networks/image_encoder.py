@@ -286,11 +286,6 @@ def as_torchvision_resnet(
 
     Its classifier may have any number of classes. Classifier and last stage may be absent, as in the file of an encoder
     of regions.
-
-    Args:
-        state: under torchvision's names.
-        source: named in errors.
-        depth: 18, 34 or 50; None to take it from the names.
     """
     depth = depth or resnet_depth(state)
     with torch.device("meta"):

@@ -34,7 +34,7 @@ WITHOUT_PROJECTION = {
 
 _HEAD = "masked_language_head."
 _PROJECTION = "projection."
-_TOKENIZER_PARTS = ("normalizer", "pre_tokenizer", "post_processor")
+_TOKENIZER_PARTS = ("model", "added_tokens", "normalizer", "pre_tokenizer", "post_processor")
 _SAME_BERT = "set text_encoder.init_args.pretrained to the BERT that the source was trained with"
 
 
@@ -237,8 +237,10 @@ def _fit_torchvision(state: dict[str, Tensor], expected: Mapping[str, Tensor]) -
 
 def _check_text_encoder(there: dict[str, Any], here: dict[str, Any], settings: list[str]) -> None:
     """Refuse another tokenization, and settings of a BERT that its tensors do not show."""
-    if reason := _other_tokens(there.get("tokenizer"), here.get("tokenizer")):
-        raise UserError(f"text_encoder: {reason}, so that its weights belong to other tokens; {_SAME_BERT}")
+    if _splitting(there.get("tokenizer")) != _splitting(here.get("tokenizer")):
+        raise UserError(
+            f"text_encoder: another tokenizer, so that its weights belong to other tokens; {_SAME_BERT}"
+        )
     functional = tuple(f"text_encoder.init_args.bert.{name}: " for name in FUNCTION_OF_BERT)
     if others := [line for line in settings if line.startswith(functional)]:
         raise UserError(f"text_encoder: another BERT, with {', '.join(others)}; {_SAME_BERT}")
@@ -272,25 +274,10 @@ def _flat(settings: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _other_tokens(there: str | None, here: str | None) -> str:
-    """Difference between two tokenizers; empty if they tokenize alike. Does not quote any token."""
-    if there == here:
-        return ""
-    if there is None or here is None:
-        return "its tokenizer is of another kind"
-    a, b = json.loads(there), json.loads(here)
-    old, new = (
-        {**x["model"]["vocab"], **{token["content"]: token["id"] for token in x.get("added_tokens") or []}}
-        for x in (a, b)
-    )
-    if old != new:
-        moved = sum(new.get(token) != number for token, number in old.items())
-        return (
-            f"its vocabulary has {len(old)} tokens, the configured one {len(new)}, and {moved} of the source's are "
-            "missing or have another id"
-        )
-    others = [name for name in _TOKENIZER_PARTS if a.get(name) != b.get(name)]
-    return f"its tokenizer splits text in another way ({', '.join(others)})" if others else ""
+def _splitting(tokenizer: str | None) -> list[Any]:
+    """Parts of a tokenizer that decide how it splits a text, and the tokens' ids."""
+    raw = json.loads(tokenizer or "{}")
+    return [raw.get(name) for name in _TOKENIZER_PARTS]
 
 
 def _in_groups(names: Sequence[str], most: int = 8) -> str:

@@ -60,11 +60,7 @@ def at_image_size(
     """Resize a heat map of regions to the image that they cover; constant beyond the outermost centres.
 
     Regions lie in the middle of their cells, as in torch's ``interpolate`` with ``align_corners=False``.
-
-    Args:
-        heat_map: one value per region.
-        height: of the image, pixels; ``width`` likewise.
-        interpolation: "bilinear" between the regions' centres, or "nearest" centre.
+    `interpolation` is "bilinear" between the regions' centres, or of the "nearest" centre.
     """
     mode = {"nearest": "nearest-exact", "bilinear": "bilinear"}[interpolation]
     return interpolate(heat_map[None, None], size=(height, width), mode=mode)[0, 0]

@@ -25,12 +25,7 @@ class Options:
 
 
 def serve(model: str, port: int) -> None:
-    """Load a model and serve its page on 127.0.0.1 until interrupted.
-
-    Args:
-        model: as of `medclip_dcl.load`.
-        port: from 0 to 65535; 0 takes a free one.
-    """
+    """Load a model and serve its page on 127.0.0.1 until interrupted."""
     try:
         import uvicorn
 

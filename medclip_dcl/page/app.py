@@ -59,12 +59,7 @@ _EXAMPLES = (
 
 
 def make_app(model: ImageTextInference, name: str) -> Starlette:
-    """The page of a model.
-
-    Args:
-        model: loaded once, for everybody who opens the page.
-        name: of the model, shown on the page.
-    """
+    """The page of a model, which serves everybody who opens the page."""
     viewer = Viewer(model)
     page = jinja2.Template(
         (FOLDER / "page.html").read_text(encoding="utf-8"), autoescape=True, undefined=jinja2.StrictUndefined

@@ -70,9 +70,6 @@ class Viewer:
     """A model and the images that pages show, each known by a token that only its own page has.
 
     Methods may be called from several threads; the model works for one at a time.
-
-    Args:
-        model: loaded.
     """
 
     def __init__(self, model: ImageTextInference) -> None:

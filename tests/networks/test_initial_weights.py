@@ -228,7 +228,7 @@ def more_heads(folder) -> None:
     [
         (
             swap_words,
-            "vocabulary has (\\d+) tokens, the configured one \\1, and 2 of the source's are missing",
+            "another tokenizer, so that its weights belong to other tokens",
         ),
         (more_heads, r"another BERT, with .*num_attention_heads: 2 \(configured: 4\)"),
     ],
@@ -251,7 +251,7 @@ def test_another_way_of_splitting_text_is_refused(network, small_bert, tmp_path)
     assert '"lowercase":true' in arguments["tokenizer"]
     arguments["tokenizer"] = arguments["tokenizer"].replace('"lowercase":true', '"lowercase":false')
     torch.save(content, tmp_path / "a.ckpt")
-    with pytest.raises(ValueError, match=r"splits text in another way \(normalizer\)"):
+    with pytest.raises(ValueError, match="another tokenizer"):
         take_over(build(small_bert), tmp_path / "a.ckpt")
 
 
