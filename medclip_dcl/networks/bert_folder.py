@@ -234,12 +234,6 @@ def save_language_model(
     `further_files` are others of the folder: name -> content.
     """
     folder = Path(folder)
-    if folder.exists() and (
-        not folder.is_dir() or (any(folder.iterdir()) and not (folder / CONFIG_FILE).is_file())
-    ):
-        raise FileExistsError(
-            f"{folder} exists and is not a language model folder; move it away or choose another name"
-        )
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Fixed names, so that the next attempt removes the remains of a kill.
     temporary, replaced = (folder.with_name(f".{folder.name}.{end}") for end in ("tmp", "old"))
@@ -251,7 +245,8 @@ def save_language_model(
     _drop_machine_settings(temporary / "tokenizer_config.json")
     for name, content in (further_files or {}).items():
         (temporary / name).write_bytes(content)
-    if others := {file.name for file in folder.glob("*")} - {file.name for file in temporary.iterdir()}:
+    there = [folder] if folder.is_file() else folder.glob("*")
+    if others := {file.name for file in there} - {file.name for file in temporary.iterdir()}:
         shutil.rmtree(temporary)
         raise FileExistsError(f"{folder} also holds {min(others)}; move it away or choose another name")
     if folder.exists():
@@ -264,12 +259,9 @@ def _read_json(file: Path) -> dict[str, Any]:
     if not file.is_file():
         raise ModelFolderError(f"{file.parent} is not a model folder: {file.name} is missing")
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
+        return json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ModelFolderError(f"{file}: not readable as JSON ({error}); copy the file again") from error
-    if not isinstance(value, dict):
-        raise ModelFolderError(f"{file}: expected a JSON object, found {type(value).__name__}")
-    return value
 
 
 def _normalizer(folder: Path) -> dict[str, Any]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 from transformers import BertConfig
@@ -31,6 +31,9 @@ WITHOUT_PROJECTION = {
     "text_encoder.transformer": "text_encoder",
 }
 """Name of an encoder's part before its projection -> the encoder."""
+
+_Fit: TypeAlias = tuple[dict[str, Tensor], list[str]]
+"""Tensors that a part takes, and settings that differ without changing a tensor."""
 
 _HEAD = "masked_language_head."
 _PROJECTION = "projection."
@@ -116,7 +119,7 @@ def take_over(
             f"{found.path}: training cannot start from it: {'; '.join(problems.values())}{instead}"
         )
     before = network.state_dict()
-    new = {f"{part}.{name}": value for part, fit in fits.items() for name, value in fit.state.items()}
+    new = {f"{part}.{name}": value for part, (state, _) in fits.items() for name, value in state.items()}
     network.load_state_dict({**before, **new})
     if "image_encoder" in wanted:
         network.set_normalisation(
@@ -128,7 +131,7 @@ def take_over(
         taken=[name for name in before if name in new],
         kept=[name for name in before if name not in new],
         left_out=[*(name for name in there if name not in new), *found.others],
-        settings=[line for fit in fits.values() for line in fit.settings],
+        settings=[line for _, settings in fits.values() for line in settings],
         image_size=found.config.get("image_size") if "image_encoder" in wanted else None,
     )
 
@@ -141,14 +144,6 @@ class _Source:
     config: dict[str, Any]
     parts: dict[str, dict[str, Tensor]]
     others: list[str]
-
-
-@dataclass(frozen=True)
-class _Fit:
-    """Tensors that a part takes, and settings that differ without changing a tensor."""
-
-    state: dict[str, Tensor]
-    settings: list[str] = field(default_factory=list)
 
 
 def _read(source: str | Path) -> _Source:
@@ -185,7 +180,7 @@ def _wanted(names: Sequence[str] | None, found: _Source) -> dict[str, bool]:
     return {part: part in names for part in PARTS if part in parts}
 
 
-def _fit(module: nn.Module, part: str, found: _Source, has_projection: bool = True) -> _Fit:
+def _fit(module: nn.Module, part: str, found: _Source, has_projection: bool) -> _Fit:
     """Match a part of the source with the network's, or all of it but its projection."""
     state, expected = found.parts[part], module.state_dict()
     if not has_projection:
@@ -199,17 +194,11 @@ def _fit(module: nn.Module, part: str, found: _Source, has_projection: bool = Tr
     settings = _differences(part, there, here)
     if there["class_path"] != here["class_path"]:
         if part == "similarity":
-            return _Fit({}, settings)
+            return {}, settings
         raise UserError(f"{part} is of another class; set {settings[0]}")
     if part == "text_encoder":
         _check_text_encoder(there["init_args"], here["init_args"], settings)
-        has_head = any(name.startswith(_HEAD) for name in state)
-        if has_head and not any(name.startswith(_HEAD) for name in expected):
-            raise UserError(
-                f"text_encoder: unexpected {sorted(name for name in state if name.startswith(_HEAD))}; set "
-                "text_encoder.init_args.masked_language_head: true (it stays idle without masked_language_weight)"
-            )
-        if not has_head:  # keep that of the configured BERT, if any
+        if not any(name.startswith(_HEAD) for name in state):  # keep that of the configured BERT, if any
             expected = {name: x for name, x in expected.items() if not name.startswith(_HEAD)}
     if problems := compare_state_dicts(expected, state):
         remedy = (
@@ -218,7 +207,7 @@ def _fit(module: nn.Module, part: str, found: _Source, has_projection: bool = Tr
             else "the settings agree, the code does not"
         )
         raise UserError(f"{part}: {problems}; {remedy}")
-    return _Fit(state, settings)
+    return state, settings
 
 
 def _fit_torchvision(state: dict[str, Tensor], expected: Mapping[str, Tensor]) -> _Fit:
@@ -232,7 +221,7 @@ def _fit_torchvision(state: dict[str, Tensor], expected: Mapping[str, Tensor]) -
             f"image_encoder: {problems}; set image_encoder.init_args to the file's ResNet: its depth and width 64; "
             "if it ends before layer4, set image_encoder.init_args.stride: 16"
         )
-    return _Fit(state)
+    return state, []
 
 
 def _check_text_encoder(there: dict[str, Any], here: dict[str, Any], settings: list[str]) -> None:

@@ -137,9 +137,6 @@ class Viewer:
         self, shown: ShownImage, sentences: Sequence[str]
     ) -> list[Float[np.ndarray, "height width"]]:
         """Heat map of each sentence at the size of the shown picture; NaN where the model sees nothing."""
-        for sentence in sentences:
-            if problem := self.problem(sentence):
-                raise UserError(problem)
         with self._model_lock:
             found = {
                 sentence: shown.heat_maps[sentence]

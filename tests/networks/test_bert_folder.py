@@ -237,7 +237,7 @@ def test_a_cased_tokenizer_stays_cased(small: Path, tmp_path: Path) -> None:
 def test_saving_refuses_to_replace_another_folder(small: Path, tmp_path: Path) -> None:
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.tex").write_text("precious")
-    with pytest.raises(FileExistsError, match="thesis exists and is not a language model folder"):
+    with pytest.raises(FileExistsError, match="thesis also holds chapter.tex; move it away"):
         save_language_model(load_masked_language_model(small), load_tokenizer(small), tmp_path / "thesis")
     assert (tmp_path / "thesis" / "chapter.tex").exists()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from transformers import BertModel
@@ -53,7 +55,7 @@ def test_special_tokens_in_a_text_are_text_and_long_texts_are_cut(small_bert):
 
 @torch.no_grad()
 def test_config_rebuilds_without_the_folder(small_bert):
-    options = {"pooling": "mean", "projection": "mlp"}
+    options: dict[str, Any] = {"pooling": "mean", "projection": "mlp"}
     first = BertSentences(str(small_bert), dim=8, max_tokens=20, dropout=0.4, **options).eval()
     second = BertSentences(**first.config()).eval()
     second.load_state_dict(first.state_dict())
