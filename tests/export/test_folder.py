@@ -207,7 +207,7 @@ def of_nan(folder):
             lambda folder: (folder / "model.safetensors").unlink(),
             "model.safetensors is missing; .*write it again",
         ),
-        (pointer, "model.safetensors is not a safetensors file .*git lfs pull"),
+        (pointer, "model.safetensors is not a safetensors file, .*git lfs pull"),
         (
             of_bert,
             "does not describe a network of medclip_dcl; give a run",
