@@ -198,6 +198,9 @@ def _load(kind: type[Bert], folder: Path, ignored: tuple[str, ...], **arguments:
             )
         raise ModelFolderError(f"{folder}: weights do not fit config.json: {listed}; {remedy}")
     check_numbers(model.state_dict(), folder)
+    for parameter in model.parameters():
+        # Until here it lies in the file, and would change with it.
+        parameter.data = parameter.data.clone()
     return model.train()
 
 

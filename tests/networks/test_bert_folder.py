@@ -58,6 +58,8 @@ def cxr_bert(request: pytest.FixtureRequest, real_data: Path, tmp_path: Path) ->
     folder.mkdir()
     for file in (real_data / "cxr_bert_tokenizer").iterdir():
         shutil.copyfile(file, folder / file.name)
+    for name in ("configuration_cxrbert.py", "modeling_cxrbert.py"):  # named by auto_map
+        (folder / name).write_text("raise AssertionError('the code of the folder ran')")
     raw = {**json.loads((folder / "config.json").read_text()), **SMALL}
     (folder / "config.json").write_text(json.dumps(raw))
     config = BertConfig(**SMALL, vocab_size=30522, max_position_embeddings=512)
@@ -387,6 +389,18 @@ def test_a_folder_without_head_serves_as_encoder(small: Path) -> None:
 def test_embedding_rows_may_be_rounded_up(small: Path) -> None:
     edit_json(small / "config.json", vocab_size=128)
     assert len(load_tokenizer(small)) == 18
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_a_loaded_model_does_not_change_with_its_file(small: Path, name: str) -> None:
+    if name == "pytorch_model.bin":
+        torch.save(load_file(small / "model.safetensors"), small / name)
+        (small / "model.safetensors").unlink()
+    model = load_masked_language_model(small)
+    before = weights_fingerprint(model)
+    with (small / name).open("r+b") as file:
+        file.write(bytes((small / name).stat().st_size))
+    assert weights_fingerprint(model) == before
 
 
 def test_a_model_in_several_files_is_loaded(small: Path, tmp_path: Path) -> None:
