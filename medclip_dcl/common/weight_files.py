@@ -246,7 +246,7 @@ def _read_exported_config(folder: Path) -> dict[str, Any]:
         raise UserError(f"{file} is not JSON, or it is truncated: {error}; copy it again") from error
     if not isinstance(config, dict) or "image_encoder" not in config:
         raise UserError(
-            f"{file} does not describe a network of medclip_dcl; give a run folder, a .ckpt file, or a folder of "
+            f"{file} does not describe an image-text network; give a run folder, a .ckpt file, or a folder of "
             "python -m medclip_dcl.export RUN FOLDER"
         )
     NETWORK.check(config, str(file))

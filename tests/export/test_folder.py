@@ -210,7 +210,7 @@ def of_nan(folder):
         (pointer, "model.safetensors is not a safetensors file, .*git lfs pull"),
         (
             of_bert,
-            "does not describe a network of medclip_dcl; give a run",
+            "does not describe an image-text network; give a run",
         ),
         (setting("image_size", 0), "exported: image_size: expected a whole number of pixels .*, found 0"),
         (setting("prepared_size", -1), "exported: prepared_size: expected a whole number .*, found -1"),
