@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.errors import MissingFileError, UserError
 
 CHEXPERT: tuple[str, ...] = (
     "Atelectasis",
@@ -62,7 +62,12 @@ def read_prompts(prompts: PromptSource, owner: str = "prompts") -> PromptEnsembl
         from medclip_dcl.common.files import parse_yaml, read_text
 
         owner = f"{owner}, {prompts}"
-        prompts = parse_yaml(read_text(Path(os.path.expanduser(prompts))), owner)
+        try:
+            prompts = parse_yaml(read_text(Path(os.path.expanduser(prompts))), owner)
+        except MissingFileError as error:
+            raise MissingFileError(
+                f"{owner}: no such file; give YAML of pairs, such as configs/prompts/chexpert14.yaml"
+            ) from error
     if not isinstance(prompts, Mapping) or not prompts:
         raise UserError(
             f"{owner}: prompts name no finding: expected finding: [negative, positive], found {prompts!r}"

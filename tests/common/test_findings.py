@@ -47,7 +47,7 @@ def test_a_file_may_hold_ensembles(tmp_path):
         ("Edema: [No edema, [Edema, Edema]]", "Edema has a duplicate prompt"),
         ("Edema: [No edema, Edema]\nx: [no x, x]\nEdema: [Dry, Wet]", "Edema is listed more than once"),
         ("Edema: [No edema", "is not readable YAML"),
-        (None, ""),
+        (None, "no such file"),
     ],
 )
 def test_an_error_names_the_file_and_the_finding(tmp_path, text, message):
