@@ -117,17 +117,8 @@ def _check(options: argparse.Namespace) -> None:
     """Refuse options that contradict each other, before anything slow is imported."""
     if not options.images and options.list is None:
         raise UserError("give image files or folders, or --list FILE")
-    if options.prompts is not None and not options.classify:
-        raise UserError("--prompts belongs to --classify; with --text give the sentences themselves")
-    if options.calibrated and not options.classify:
-        raise UserError("--calibrated belongs to --classify; similarities of sentences are not calibrated")
-    if not options.classify:
-        if options.output.suffix in (".csv", ".parquet") or os.path.isfile(options.output):
-            raise UserError(
-                f"--output {options.output}: with --text give a folder; heat maps are files in it"
-            )
-        if empty := [place for place, text in enumerate(options.text, start=1) if not text.strip()]:
-            raise UserError(f"--text number {empty[0]} is empty; give a sentence, such as 'No pneumothorax.'")
+    if (options.prompts is not None or options.calibrated) and not options.classify:
+        raise UserError("--prompts and --calibrated belong to --classify; leave them out with --text")
 
 
 def draw_heat_maps(options: argparse.Namespace) -> None:
@@ -163,16 +154,15 @@ def _ask_image(
     """Draw the texts' heat maps over one image; its rows of scores.csv, and why it cannot be used or ""."""
     from PIL import Image
 
+    from medclip_dcl.ask.loading import read_image
     from medclip_dcl.ask.score_table import shown
     from medclip_dcl.common.files import replacing
-    from medclip_dcl.pictures.inputs import as_grey, constant
+    from medclip_dcl.pictures.inputs import constant
 
-    try:
-        grey = as_grey(image)
-    except (UserError, OSError) as error:
-        reason = " ".join(str(error).split()).removeprefix(f"{image}: ")
-        print(f"warning: {shown(image)!r}: {reason}", file=sys.stderr)
-        return [{"image": shown(image), "error": reason}], f"{shown(image)}: {reason}"
+    grey = read_image(image)
+    if isinstance(grey, str):
+        print(f"warning: {shown(image)!r}: {grey}", file=sys.stderr)
+        return [{"image": shown(image), "error": grey}], f"{shown(image)}: {grey}"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         maps = model.heat_maps(grey, texts)
@@ -304,12 +294,9 @@ def _meaning(model: ImageTextInference, dtype: str) -> dict[str, Any]:
 
 
 def _images(options: argparse.Namespace) -> list[str]:
-    """Distinct image files in their order; folders are searched.
+    """Distinct image files in their order; folders are searched."""
+    from medclip_dcl.common.files import read_text
 
-    Raises:
-        MissingFileError: an image, folder or list that was named does not exist.
-        UserError: a folder without images, an empty list.
-    """
     found: list[str] = []
     for name in map(os.path.expanduser, options.images):
         try:
@@ -325,25 +312,14 @@ def _images(options: argparse.Namespace) -> list[str]:
         else:
             found.append(str(Path(name)))
     if options.list is not None:
-        found += _listed(options.list)
+        text = read_text(options.list)
+        if "\0" in text:
+            raise UserError(f"--list {options.list}: expected text, found NUL characters; save it in UTF-8")
+        lines = filter(None, map(str.strip, text.split("\n")))
+        found += [str(Path(os.path.expanduser(line))) for line in lines]
+    if not found:
+        raise UserError(f"--list {options.list} is empty; give one path in each line")
     return list(dict.fromkeys(found))
-
-
-def _listed(file: Path) -> list[str]:
-    try:
-        text = file.read_bytes().decode("utf-8-sig")
-    except FileNotFoundError as error:
-        raise MissingFileError(f"--list {file}: no such file; give a text file of paths") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"--list {file}: not readable as text ({error}); give one path in each line"
-        ) from error
-    paths = [str(Path(os.path.expanduser(line.strip()))) for line in text.split("\n") if line.strip()]
-    if "\0" in text:
-        raise UserError(f"--list {file}: not readable as text (NUL characters); save it in UTF-8")
-    if not paths:
-        raise UserError(f"--list {file} is empty; give one path in each line")
-    return paths
 
 
 def _load(options: argparse.Namespace) -> ImageTextInference:

@@ -40,13 +40,18 @@ class ReadFile(NamedTuple):
     warning: str = ""
 
 
-class ImageFiles(Dataset[ReadFile]):
-    """Image files, read when they are asked for.
+def read_image(name: str) -> Image.Image | str:
+    """The image in a file, or the reason why it cannot be used."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConstantImageWarning)
+            return as_grey(name)
+    except (UserError, OSError) as error:
+        return " ".join(str(error).split()).removeprefix(f"{name}: ")
 
-    Args:
-        names: paths.
-        view: of the network.
-    """
+
+class ImageFiles(Dataset[ReadFile]):
+    """Image files, read when they are asked for."""
 
     def __init__(self, names: Sequence[str], view: View) -> None:
         self.names = list(names)
@@ -57,31 +62,16 @@ class ImageFiles(Dataset[ReadFile]):
 
     def __getitem__(self, place: int) -> ReadFile:
         name = self.names[place]
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", ConstantImageWarning)
-                grey = as_grey(name)
-        except (UserError, OSError) as error:
-            reason = " ".join(str(error).split()).removeprefix(f"{name}: ")
-            return ReadFile(name, None, error=reason)
+        grey = read_image(name)
+        if isinstance(grey, str):
+            return ReadFile(name, None, error=grey)
         return ReadFile(name, network_input(grey, self.view), warning=constant(grey))
 
 
 def read_in_batches(
     names: Sequence[str], view: View, batch_size: int, workers: int
 ) -> Iterator[list[ReadFile]]:
-    """Read files in their order, `batch_size` at a time.
-
-    Args:
-        names: paths.
-        view: of the network.
-        batch_size: at least 1.
-        workers: loader processes, which read ahead; 0 reads in this process. Never more than the batches after the
-            first.
-
-    Raises:
-        UserError: a loader process was killed.
-    """
+    """Read files in their order, `batch_size` at a time, in loader processes ahead; without workers in this one."""
     n_batches = -(-len(names) // batch_size)
     # Arrays, not tensors: they come through a pipe, so that a small /dev/shm is enough.
     loader = DataLoader(
@@ -105,9 +95,6 @@ def image_files_in(folder: Path) -> list[Path]:
     """Image files in a folder and its subfolders, sorted: by suffix, and DICOM by content; hidden ones are left out.
 
     Linked folders are searched, too, and each folder once. Unreadable folders are among the files: `as_grey` says why.
-
-    Raises:
-        UserError: there are none.
     """
     known = {suffix for suffix, kind in Image.registered_extensions().items() if kind in FORMATS}
     found: list[Path] = []

@@ -30,11 +30,7 @@ def best_precision(accelerator: Any = "auto") -> str:
 
 
 def usable_device(device: str | torch.device) -> torch.device:
-    """The device, with its number.
-
-    Raises:
-        UserError: it cannot be used here.
-    """
+    """The device, with its number."""
     try:
         return torch.empty(0, device=device).device
     # Torch's own errors for a device without a driver, one it was not built for, and an unknown name.

@@ -33,12 +33,7 @@ def check_choice(setting: str, value: object, choices: Collection[object]) -> No
 
 
 def check_least(part: str, values: Mapping[str, tuple[int | float | None, int]]) -> None:
-    """Refuse settings of a part below their least value; None is allowed.
-
-    Args:
-        part: of the configuration, e.g. "data".
-        values: name -> (value, least value).
-    """
+    """Refuse settings of a part, name -> (value, least value), below their least value; None is allowed."""
     for name, (value, least) in values.items():
         if value is not None and not value >= least:
             raise UserError(f"{part}.{name} must be at least {least}, got {value}")

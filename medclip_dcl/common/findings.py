@@ -56,34 +56,23 @@ PromptEnsembles: TypeAlias = "dict[str, tuple[tuple[str, ...], tuple[str, ...]]]
 def read_prompts(prompts: PromptSource, owner: str = "prompts") -> PromptEnsembles:
     """Prompt ensembles from pairs or from a YAML file of pairs (``configs/prompts/chexpert14.yaml``).
 
-    Args:
-        prompts: the pairs, or the file.
-        owner: names the pairs in an error; a file names itself.
-
-    Raises:
-        UserError: the file is missing or not YAML; no finding; a finding that stands there twice, without two prompts,
-            or with an empty or a duplicate one. Names the file and the finding.
+    `owner` names the pairs in an error; a file names itself.
     """
     if isinstance(prompts, (str, Path)):
+        from medclip_dcl.common.files import parse_yaml, read_text
+
         owner = f"{owner}, {prompts}"
-        prompts = _of_file(Path(os.path.expanduser(prompts)), owner)
+        try:
+            prompts = parse_yaml(read_text(Path(os.path.expanduser(prompts))), owner)
+        except MissingFileError as error:
+            raise MissingFileError(
+                f"{owner}: no such file; give YAML of pairs, such as configs/prompts/chexpert14.yaml"
+            ) from error
     if not isinstance(prompts, Mapping) or not prompts:
         raise UserError(
             f"{owner}: prompts name no finding: expected finding: [negative, positive], found {prompts!r}"
         )
     return {str(finding): _pair(pair, f"{owner}: {finding}") for finding, pair in prompts.items()}
-
-
-def _of_file(file: Path, owner: str) -> Any:
-    from medclip_dcl.common.files import parse_yaml, read_text
-
-    try:
-        return parse_yaml(read_text(file), owner)
-    except MissingFileError as error:
-        raise MissingFileError(
-            f"{owner}: no such file; expected a YAML file of finding: [negative, positive], such as "
-            "configs/prompts/chexpert14.yaml"
-        ) from error
 
 
 def _pair(pair: Any, owner: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -113,11 +102,7 @@ def in_order(findings: Iterable[str]) -> list[str]:
 
 
 def require_labelled(asked: Iterable[str], labelled: Sequence[str], owner: str) -> None:
-    """Refuse a finding that a data set does not label.
-
-    Raises:
-        UserError: names the finding, one of similar spelling, and the labelled findings.
-    """
+    """Refuse a finding that a data set does not label."""
     for finding in asked:
         if finding not in labelled:
             by_letters = {name.lower(): name for name in labelled}

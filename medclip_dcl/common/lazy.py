@@ -12,10 +12,6 @@ def lazy(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
     """The ``__getattr__`` of a package: ``from PACKAGE import Name`` imports the name's module alone.
 
     So a light module of a package can be imported without what the others need (Lightning, transformers).
-
-    Args:
-        package: its ``__name__``.
-        modules: from each public name to its module in the package.
     """
 
     def __getattr__(name: str) -> Any:

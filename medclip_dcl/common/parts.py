@@ -32,20 +32,12 @@ def class_path(kind: type) -> str:
 
 
 def build_part(config: dict[str, Any], base: type[Part]) -> Part:
-    """Rebuild a part from its `part_config`, without importing or calling anything else that a checkpoint names.
-
-    Raises:
-        UserError: the class is not a `base`, or its module is neither part of medclip_dcl nor already imported.
-    """
+    """Rebuild a part from its `part_config`, without importing or calling anything else that a checkpoint names."""
     return part_class(config["class_path"], base)(**config["init_args"])
 
 
 def part_class(class_path: str, base: type[Part]) -> type[Part]:
-    """The class that a checkpoint names.
-
-    Raises:
-        UserError: as `build_part`.
-    """
+    """The class that a checkpoint names."""
     module_name, _, class_name = class_path.rpartition(".")
     if module_name.split(".")[0] == "medclip_dcl":
         importlib.import_module(module_name)

@@ -26,7 +26,6 @@ WEIGHTS_FILE = "model.safetensors"
 
 _SAFETENSORS = ".safetensors"
 _SETTINGS = "medclip_dcl"
-_LFS_POINTER = b"version https://git-lfs"
 _MODULE = "network."
 # Names in an error; a wrong architecture differs in hundreds.
 _MOST_NAMES = 20
@@ -48,11 +47,7 @@ class SavedModel:
 
     @cached_property
     def state(self) -> dict[str, Tensor]:
-        """All tensors, under the names in the file.
-
-        Raises:
-            UserError: truncated, or not a state dict.
-        """
+        """All tensors, under the names in the file."""
         if self.checkpoint:
             return as_state_dict(self.checkpoint.get("state_dict"), self.path)
         return read_state_dict(self.path / WEIGHTS_FILE if self.path.is_dir() else self.path)
@@ -78,11 +73,7 @@ class SavedModel:
         return {"epoch": epochs, "step": self.checkpoint["global_step"]}
 
     def require_network(self) -> dict[str, Any]:
-        """The configuration of the network.
-
-        Raises:
-            UserError: the file has none.
-        """
+        """The configuration of the network."""
         if "image_encoder" not in self.network:
             raise UserError(
                 f"{self.path} is not a checkpoint of an image-text model, a classifier or a model of images alone: it "
@@ -91,11 +82,7 @@ class SavedModel:
         return self.network
 
     def require_checkpoint(self) -> dict[str, Any]:
-        """The content of a training checkpoint that describes its network.
-
-        Raises:
-            UserError: an exported folder, or there is no description.
-        """
+        """The content of a training checkpoint that describes its network."""
         self.require_network()
         if not self.checkpoint:
             raise UserError(f"{self.path} is not a checkpoint of training; give a .ckpt file of a run")
@@ -103,12 +90,7 @@ class SavedModel:
 
 
 def read_model(path: str | Path, map_location: Any = "cpu") -> SavedModel:
-    """Read a checkpoint of `fit`, a folder of `save_pretrained`, or a state dict (.pth or .safetensors).
-
-    Raises:
-        MissingFileError: nothing at `path`, or a file of the folder is missing.
-        UserError: truncated, not loadable safely, or of a newer format.
-    """
+    """Read a checkpoint of `fit`, a folder of `save_pretrained`, or a state dict (.pth or .safetensors)."""
     path = Path(os.path.expanduser(path))
     if path.is_dir():
         return SavedModel(path, _read_exported_config(path))
@@ -131,6 +113,13 @@ def kind_of_network(network: Mapping[str, Any]) -> str:
     return "a model of images alone" if "projection_dim" in network else "an image-text model"
 
 
+def require_kind(network: Mapping[str, Any], kind: str) -> None:
+    """Refuse the description of a network of another version or kind."""
+    NETWORK.check(network, "this model")
+    if (found := kind_of_network(network)) != kind:
+        raise UserError(f"this model: expected {kind}, found {found}; load it with the class of its own kind")
+
+
 def compare_state_dicts(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> str:
     """Names of the tensors that are missing, unexpected or of another shape; empty where `found` fits."""
     problems = {
@@ -142,37 +131,32 @@ def compare_state_dicts(expected: Mapping[str, Tensor], found: Mapping[str, Tens
             if name in found and found[name].shape != value.shape
         ],
     }
-    return ", ".join(f"{problem} {_some(names)}" for problem, names in problems.items() if names)
+    return ", ".join(f"{problem} {some_of(names)}" for problem, names in problems.items() if names)
 
 
 def load_exactly(module: nn.Module, state: Mapping[str, Tensor], source: str | Path) -> None:
-    """Load a state dict in which no tensor is missing, unexpected, of another shape or NaN.
-
-    Raises:
-        UserError: names the tensors that do not fit or hold a NaN, and `source`.
-    """
+    """Load a state dict in which no tensor is missing, unexpected, of another shape or NaN."""
     if problems := compare_state_dicts(module.state_dict(), state):
         raise UserError(f"{source}: weights do not fit the network; {problems}")
-    if broken := [name for name, value in state.items() if value.isnan().any()]:
-        raise UserError(f"{source}: weights are NaN in {_some(broken)}; give an earlier checkpoint")
+    check_numbers(state, source)
     module.load_state_dict(state)
 
 
-def _some(names: list[str]) -> str:
+def check_numbers(state: Mapping[str, Tensor], source: str | Path) -> None:
+    """Refuse weights that are NaN, by name."""
+    if broken := [name for name, value in state.items() if value.isnan().any()]:
+        raise UserError(f"{source}: weights are NaN in {some_of(broken)}; give an earlier checkpoint")
+
+
+def some_of(names: list[str]) -> str:
+    """The first names, and the number of others."""
     rest = len(names) - _MOST_NAMES
     return f"{names[:_MOST_NAMES]} and {rest} more" if rest > 0 else str(names)
 
 
 def read_torch_file(file: str | Path, map_location: Any = "cpu") -> Any:
-    """Content of a file of `torch.save`, tensors and plain values only.
-
-    Raises:
-        MissingFileError: no such file.
-        UserError: truncated, not written by `torch.save`, or with Python objects in it.
-    """
+    """Content of a file of `torch.save`, tensors and plain values only."""
     file = Path(file)
-    if not file.is_file():
-        raise MissingFileError(f"no file {file}")
     try:
         # Memory-mapped, so that unused parts, such as the optimizer's state, are not read.
         mapped = is_zipfile(file) and map_location == "cpu"
@@ -192,31 +176,18 @@ def read_torch_file(file: str | Path, map_location: Any = "cpu") -> Any:
 
 
 def read_state_dict(file: str | Path) -> dict[str, Tensor]:
-    """Names and tensors of a .safetensors file, or of a state dict saved by `torch.save`.
-
-    Raises:
-        MissingFileError: no such file.
-        UserError: truncated, or anything but names and tensors.
-    """
+    """Names and tensors of a .safetensors file, or of a state dict saved by `torch.save`."""
     file = Path(file)
-    if file.suffix != _SAFETENSORS:
-        return as_state_dict(read_torch_file(file), file)
     if not file.is_file():
         raise MissingFileError(f"no file {file}")
+    if file.suffix != _SAFETENSORS:
+        return as_state_dict(read_torch_file(file), file)
     try:
-        # For an unreadable file safetensors reports that it is missing.
-        with file.open("rb") as stream:
-            is_pointer = stream.read(len(_LFS_POINTER)) == _LFS_POINTER
-        if is_pointer:
-            raise UserError(
-                f"{file} is a pointer of Git LFS, not the weights; run `git lfs pull` in its folder"
-            )
         return load_file(file)
-    except PermissionError:
-        raise
     except (SafetensorError, OSError) as error:
         raise UserError(
-            f"{file} is not a safetensors file, or it is truncated: {error}; copy it again"
+            f"{file} is not a safetensors file, or it is truncated: {error}; copy it again (with `git "
+            "lfs pull` from a repository)"
         ) from error
 
 
@@ -244,11 +215,7 @@ def read_settings(file: Path) -> dict[str, Any]:
 
 
 def as_state_dict(content: Any, file: str | Path) -> dict[str, Tensor]:
-    """`content` if it maps names to tensors.
-
-    Raises:
-        UserError: it is something else; names the file.
-    """
+    """`content` if it maps names to tensors."""
     if (
         isinstance(content, dict)
         and content
@@ -278,13 +245,9 @@ def _read_exported_config(folder: Path) -> dict[str, Any]:
     except ValueError as error:
         raise UserError(f"{file} is not JSON, or it is truncated: {error}; copy it again") from error
     if not isinstance(config, dict) or "image_encoder" not in config:
-        kind = config.get("model_type") if isinstance(config, dict) else None
-        found = (
-            f"a {kind} of transformers (for text_encoder.init_args.pretrained)" if kind else "something else"
-        )
         raise UserError(
-            f"{file} does not describe an image-text network, but {found}; give a run folder, a .ckpt file, or a "
-            "folder of python -m medclip_dcl.export RUN FOLDER"
+            f"{file} does not describe an image-text network; give a run folder, a .ckpt file, or a folder of "
+            "python -m medclip_dcl.export RUN FOLDER"
         )
     NETWORK.check(config, str(file))
     return config

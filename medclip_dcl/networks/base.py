@@ -33,11 +33,7 @@ class DescribedNetwork(nn.Module):
 
 
 class ImageNetwork(DescribedNetwork):
-    """A network of radiographs that knows the images that it was trained with; its arguments are those of subclasses.
-
-    Raises:
-        UserError: an unknown geometry; a size, mean or std out of its range.
-    """
+    """A network of radiographs that describes the images that it was trained with."""
 
     mean: Tensor
     std: Tensor
@@ -82,6 +78,5 @@ class ImageNetwork(DescribedNetwork):
 
     @staticmethod
     def image_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments that `image_config` describes, with defaults where models of earlier versions lack them."""
-        known = {name: config[name] for name in ("image_size", "mean", "std")}
-        return {**known, "geometry": config.get("geometry", "stretch"), "crop_size": config.get("crop_size")}
+        """The arguments that `image_config` describes."""
+        return {name: config[name] for name in ("image_size", "mean", "std", "geometry", "crop_size")}

@@ -1,37 +1,42 @@
 """Read and write BERT folders, such as CXR-BERT's, exactly and without remote code.
 
-CXR-BERT (Boecking et al., ECCV 2022) is a plain BERT whose repositories carry their own Python code, which is never
-run here: configuration, tokenizer and weights are read as data, and the file must hold exactly the model's tensors, but
-for the exceptions listed by name below.
+CXR-BERT (Boecking et al., ECCV 2022) is a plain BERT whose repositories carry their own Python code. The classes of
+model and tokenizer are named here instead of taken from the folder, so that transformers never runs that code.
 """
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import BertConfig, BertForMaskedLM, BertModel, BertTokenizer
+from transformers.utils import logging
 
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.common.weight_files import (
-    CONFIG_FILE,
-    WEIGHTS_FILE,
-    load_exactly,
-    read_state_dict,
-    write_safetensors,
-)
+from medclip_dcl.common.weight_files import CONFIG_FILE, check_numbers, some_of
 
-TORCH_FILE = "pytorch_model.bin"
-TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "tokenizer_config.json", "special_tokens_map.json")
+Bert = TypeVar("Bert", BertModel, BertForMaskedLM)
+
+# Downloaded from a repository, and the weights in PyTorch's format only where there are no safetensors.
+_FILES = (
+    CONFIG_FILE,
+    "tokenizer.json",
+    "vocab.txt",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "model*.safetensors",
+    "model.safetensors.index.json",
+)
+_TORCH_FILES = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
 
 # Entries of config.json that are not settings of a BERT: names of remote code, classes and library versions.
 _NOT_BERT_SETTINGS = (
@@ -44,28 +49,16 @@ _NOT_BERT_SETTINGS = (
     "torch_dtype",
     "transformers_version",
 )
-_SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-    "max_position_embeddings",
-)
-_MODEL_TYPES = ("bert", "cxr-bert")
+# Settings of config.json that transformers' BERT ignores -> values that it computes with.
+_ONLY = {"model_type": ("bert", "cxr-bert"), "position_embedding_type": ("absolute",), "is_decoder": (False,)}
 
 _MLM_HEAD = "cls.predictions."
-_WORD_EMBEDDINGS = "bert.embeddings.word_embeddings.weight"
-_DECODER_WEIGHT = f"{_MLM_HEAD}decoder.weight"
-_DECODER_BIAS = f"{_MLM_HEAD}decoder.bias"
-_HEAD_BIAS = f"{_MLM_HEAD}bias"
-
-# Weights that a file may hold and the model does not need: buffers of older versions, the pooler, the
+# Weights that a file may hold and no model here needs: buffers of older versions, the pooler, the
 # next-sentence-prediction head, CXR-BERT-specialized's projection.
 _IGNORED_WEIGHTS = (
-    "bert.embeddings.position_ids",
-    "bert.embeddings.token_type_ids",
-    "bert.pooler.",
+    "embeddings.position_ids",
+    "embeddings.token_type_ids",
+    "pooler.",
     "cls.seq_relationship.",
     "cls_projection_head.",
 )
@@ -80,104 +73,61 @@ class ModelFolderError(UserError):
 
 
 def resolve_folder(name_or_path: str | Path) -> Path:
-    """Return a local folder, or the local copy of a Hugging Face repository, downloaded if needed.
-
-    Only configuration, tokenizer and weights are downloaded, never code; the PyTorch file only where there are no
-    safetensors.
-
-    Raises:
-        ModelFolderError: neither an existing folder nor a reachable repository.
-    """
+    """Return a local folder, or the local copy of a Hugging Face repository, downloaded if needed, without its code."""
     from huggingface_hub import snapshot_download
 
     folder = Path(name_or_path).expanduser()
     if folder.is_dir():
         return folder
     try:
-        patterns = [CONFIG_FILE, *TOKENIZER_FILES]
-        snapshot = Path(snapshot_download(str(name_or_path), allow_patterns=[*patterns, WEIGHTS_FILE]))
-        if not (snapshot / WEIGHTS_FILE).is_file():
-            snapshot = Path(snapshot_download(str(name_or_path), allow_patterns=[*patterns, TORCH_FILE]))
+        snapshot = Path(snapshot_download(str(name_or_path), allow_patterns=[*_FILES]))
+        if not any(snapshot.glob("model*.safetensors")):
+            snapshot = Path(snapshot_download(str(name_or_path), allow_patterns=[*_FILES, *_TORCH_FILES]))
     except (OSError, ValueError) as error:
-        # The hub's messages have many lines.
-        reason = str(error).strip().splitlines()
         raise ModelFolderError(
             f"model {str(name_or_path)!r} is neither an existing folder (looked at {folder.absolute()}) nor a "
-            "Hugging Face repository that could be downloaded "
-            f"({reason[0] if reason else type(error).__name__}); give the path of a local copy, or check the "
-            "spelling and the network"
+            f"Hugging Face repository that could be downloaded ({_reason(error)}); give the path of a local copy, "
+            "or check the spelling and the network"
         ) from error
     return snapshot
 
 
 def load_bert_config(folder: str | Path) -> BertConfig:
-    """Read BERT's configuration from the folder's config.json, without remote code.
-
-    Raises:
-        ModelFolderError: no config.json, or it does not describe a BERT encoder; names the wrong entries.
-    """
+    """Read BERT's configuration from the folder's config.json, without remote code."""
     file = Path(folder) / CONFIG_FILE
     return bert_config(_read_json(file), str(file))
 
 
 def bert_config(raw: Mapping[str, Any], source: str) -> BertConfig:
-    """BERT's configuration from the content of a config.json; `source` names it in errors.
-
-    Raises:
-        ModelFolderError: it does not describe a BERT encoder.
-    """
-    found = raw.get("model_type", "bert")
-    if found not in _MODEL_TYPES:
-        raise ModelFolderError(
-            f"{source}: model_type is {found!r}, expected one of {list(_MODEL_TYPES)}; give a BERT folder"
-        )
-    if missing := [name for name in _SIZES if name not in raw]:
-        raise ModelFolderError(f"{source}: not a BERT configuration, missing {', '.join(missing)}")
-    if wrong := [f"{name} = {raw[name]!r}" for name in _SIZES if type(raw[name]) is not int or raw[name] < 1]:
-        raise ModelFolderError(f"{source}: expected positive integers, found {', '.join(wrong)}")
-    if raw.get("position_embedding_type", "absolute") != "absolute":
-        raise ModelFolderError(
-            f"{source}: position_embedding_type {raw['position_embedding_type']!r}, expected 'absolute'"
-        )
-    if raw.get("is_decoder", False):
-        raise ModelFolderError(f"{source}: is_decoder is true, expected an encoder")
-    if raw["hidden_size"] % raw["num_attention_heads"]:
-        raise ModelFolderError(
-            f"{source}: hidden_size {raw['hidden_size']} is not a multiple of "
-            f"num_attention_heads {raw['num_attention_heads']}"
-        )
+    """BERT's configuration from the content of a config.json; `source` names it in errors."""
+    for name, values in _ONLY.items():
+        if (found := raw.get(name, values[0])) not in values:
+            raise ModelFolderError(
+                f"{source}: {name}: expected {values[0]!r}, found {found!r}; give a BERT folder"
+            )
     return BertConfig(**{name: value for name, value in raw.items() if name not in _NOT_BERT_SETTINGS})
 
 
 def load_tokenizer(folder: str | Path) -> BertTokenizer:
-    """Load the folder's WordPiece tokenizer from tokenizer.json or vocab.txt, and check it against config.json.
-
-    It is built from the vocabulary: the class named in tokenizer_config.json (CXR-BERT's is remote code) is ignored,
-    its settings are used (lower case, accents, the names of the special tokens).
-
-    Raises:
-        ModelFolderError: no tokenizer.json, vocab.txt or config.json; not a BERT tokenizer; it does not fit the
-            weights.
-    """
+    """Load the folder's WordPiece tokenizer from tokenizer.json or vocab.txt, and check that it fits config.json."""
     folder = Path(folder)
-    config_file = folder / "tokenizer_config.json"
-    settings = _read_json(config_file) if config_file.is_file() else {}
-    vocabulary, normalizer = _read_vocabulary(folder)
-    names = {
-        f"{role}_token": _token_text(settings.get(f"{role}_token", f"[{role.upper()}]"))
-        for role in ("pad", "unk", "cls", "sep", "mask")
-    }
-    _check_fit(folder, vocabulary, names)
-    # tokenizer.json takes precedence: tokenizer_config.json may be incomplete.
-    return BertTokenizer(
-        vocab=vocabulary,
-        do_lower_case=bool(normalizer.get("lowercase", settings.get("do_lower_case", True))),
-        strip_accents=normalizer.get("strip_accents", settings.get("strip_accents")),
-        tokenize_chinese_chars=bool(
-            normalizer.get("handle_chinese_chars", settings.get("tokenize_chinese_chars", True))
-        ),
-        **names,
-    )
+    with _silent():
+        tokenizer = BertTokenizer.from_pretrained(folder, local_files_only=True, **_normalizer(folder))
+    config = load_bert_config(folder)
+    vocabulary = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False)
+    special = [tokenizer.pad_token, tokenizer.unk_token, tokenizer.cls_token, tokenizer.sep_token]
+    problem = ""
+    if missing := [token for token in (*special, tokenizer.mask_token) if token not in vocabulary]:
+        problem = f"no {', '.join(missing)} in its {len(vocabulary)} tokens"
+    elif not 0 <= config.vocab_size - len(tokenizer) < _EMBEDDING_ROWS_MULTIPLE:
+        problem = f"{len(tokenizer)} tokens, but {config.vocab_size} embedding rows (vocab_size)"
+    elif config.pad_token_id not in (None, tokenizer.pad_token_id):
+        problem = f"{special[0]} has id {tokenizer.pad_token_id}, config.json says {config.pad_token_id}"
+    if problem:
+        raise ModelFolderError(
+            f"{folder}: tokenizer does not fit the weights: {problem}; take both from the same model"
+        )
+    return tokenizer
 
 
 def word_pieces(tokenizer: BertTokenizer, texts: Sequence[str]) -> Iterator[list[int]]:
@@ -196,60 +146,62 @@ def word_pieces(tokenizer: BertTokenizer, texts: Sequence[str]) -> Iterator[list
 
 
 def load_bert(folder: str | Path) -> BertModel:
-    """Load the folder's BERT encoder in float32, without pooler, in train mode (so that dropout is active).
-
-    Accepts the weights of a `BertModel`, a `BertForMaskedLM`, a `BertForPreTraining`, and of both CXR-BERT releases.
-
-    Raises:
-        UserError: no config.json or no weights; a tensor is missing, unexpected or of another shape.
-    """
-    folder = Path(folder)
-    config = load_bert_config(folder)
-    state, file = _read_weights(folder)
-    with torch.random.fork_rng(devices=[]):
-        model = BertModel(config, add_pooling_layer=False)
-    encoder = {
-        key.removeprefix("bert."): value for key, value in state.items() if not key.startswith(_MLM_HEAD)
-    }
-    ignored = tuple(key.removeprefix("bert.") for key in _IGNORED_WEIGHTS)
-    load_exactly(model, _without(encoder, ignored), file)
-    return model.train()
+    """Load the folder's BERT encoder in float32, without pooler, in train mode (so that dropout is active)."""
+    return _load(BertModel, Path(folder), (*_IGNORED_WEIGHTS, _MLM_HEAD), add_pooling_layer=False)
 
 
 def load_masked_language_model(folder: str | Path) -> BertForMaskedLM:
-    """Load the folder's BERT with its masked-language-model head in float32, in train mode.
-
-    Raises:
-        UserError: no config.json, no weights or no such head; a tensor is missing, unexpected or of another shape; the
-            configuration says that the decoder is tied to the word embeddings, but they differ.
-    """
-    folder = Path(folder)
-    config = load_bert_config(folder)
-    state, file = _read_weights(folder)
-    with torch.random.fork_rng(devices=[]):
-        model = BertForMaskedLM(config)
-    if not any(key.startswith(_MLM_HEAD) for key in state):
+    """Load the folder's BERT with its masked-language-model head in float32, in train mode."""
+    model = _load(BertForMaskedLM, Path(folder), _IGNORED_WEIGHTS)
+    decoder, words = model.cls.predictions.decoder, model.bert.embeddings.word_embeddings
+    is_tied = decoder.weight is words.weight and decoder.bias is model.cls.predictions.bias
+    if model.config.tie_word_embeddings and not is_tied:
         raise ModelFolderError(
-            f"{file}: no masked-language-model head (missing {_HEAD_BIAS}, ...); use a folder with one, such as "
-            "microsoft/BiomedVLP-CXR-BERT-general, or the export of "
-            "`python -m medclip_dcl fit --config configs/language_model.yaml`"
+            f"{folder}: {_MLM_HEAD}decoder differs from the word embeddings, or its bias from {_MLM_HEAD}bias, but "
+            "config.json says that they are tied (tie_word_embeddings); copy the folder again"
         )
-    _fill_tied(state, is_tied=bool(config.tie_word_embeddings), file=file)
-    load_exactly(model, _without(state, _IGNORED_WEIGHTS), file)
+    return model
+
+
+def _load(kind: type[Bert], folder: Path, ignored: tuple[str, ...], **arguments: Any) -> Bert:
+    """Load exactly the tensors of a model, saved alone or as part of a larger one, in one file or several."""
+    config = load_bert_config(folder)
+    try:
+        with torch.random.fork_rng(devices=[]), _silent():
+            model, found = kind.from_pretrained(
+                folder,
+                config=config,
+                dtype=torch.float32,
+                local_files_only=True,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+                **arguments,
+            )
+    # Readers of both formats fail on other bytes with many exceptions.
+    except Exception as error:
+        raise ModelFolderError(
+            f"{folder}: the weights cannot be loaded ({_reason(error)}); copy the folder again (files that hold "
+            "Python objects are not opened)"
+        ) from error
+    missing = sorted(found["missing_keys"])
+    unexpected = sorted(
+        x for x in found["unexpected_keys"] if not x.removeprefix("bert.").startswith(ignored)
+    )
+    shapes = [f"{name} {tuple(a)} instead of {tuple(b)}" for name, a, b in sorted(found["mismatched_keys"])]
+    problems = {"missing": missing, "unexpected": unexpected, "of another shape": shapes}
+    if listed := ", ".join(f"{problem} {some_of(names)}" for problem, names in problems.items() if names):
+        remedy = "give the folder of a BERT"
+        if any(name.startswith(_MLM_HEAD) for name in missing):
+            remedy = (
+                "give a folder with a masked-language-model head, such as microsoft/BiomedVLP-CXR-BERT-general, or "
+                "the export of `python -m medclip_dcl fit --config configs/language_model.yaml`"
+            )
+        raise ModelFolderError(f"{folder}: weights do not fit config.json: {listed}; {remedy}")
+    check_numbers(model.state_dict(), folder)
+    for parameter in model.parameters():
+        # Until here it lies in the file, and would change with it.
+        parameter.data = parameter.data.clone()
     return model.train()
-
-
-def load_part(folder: str | Path, prefix: str) -> dict[str, Tensor]:
-    """Load the folder's weights whose names begin with `prefix`, which is removed.
-
-    Raises:
-        ModelFolderError: no weights, or none of that name.
-    """
-    state, file = _read_weights(Path(folder))
-    part = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
-    if not part:
-        raise ModelFolderError(f"{file}: no weights named {prefix}*; give a folder of a model that has them")
-    return part
 
 
 def weights_fingerprint(model: nn.Module) -> str:
@@ -282,38 +234,22 @@ def save_language_model(
     The folder is written under a temporary name and renamed; an older language model of that name is replaced. It also
     loads with ``from_pretrained`` of the model's class and of ``AutoTokenizer`` of transformers.
 
-    Args:
-        model: BERT, with or without its masked-language-model head.
-        tokenizer: of the model.
-        folder: to write.
-        further_files: name -> content of other files of the folder.
-
-    Raises:
-        FileExistsError: the folder holds something other than a language model.
+    `further_files` are others of the folder: name -> content.
     """
     folder = Path(folder)
-    if folder.exists() and (
-        not folder.is_dir() or (any(folder.iterdir()) and not (folder / CONFIG_FILE).is_file())
-    ):
-        raise FileExistsError(
-            f"{folder} exists and is not a language model folder; move it away or choose another name"
-        )
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Fixed names, so that the next attempt removes the remains of a kill.
     temporary, replaced = (folder.with_name(f".{folder.name}.{end}") for end in ("tmp", "old"))
     for leftover in (temporary, replaced):
         shutil.rmtree(leftover, ignore_errors=True)
-    config = copy.deepcopy(model.config)
-    config.architectures = [type(model).__name__]
-    config.save_pretrained(temporary)
-    tied = (_DECODER_WEIGHT, _DECODER_BIAS) if config.tie_word_embeddings else ()
-    state = {key: value.cpu().contiguous() for key, value in model.state_dict().items() if key not in tied}
-    write_safetensors(state, temporary / WEIGHTS_FILE)
+    with _silent():
+        model.save_pretrained(temporary)
     tokenizer.save_pretrained(temporary)
     _drop_machine_settings(temporary / "tokenizer_config.json")
     for name, content in (further_files or {}).items():
         (temporary / name).write_bytes(content)
-    if others := {file.name for file in folder.glob("*")} - {file.name for file in temporary.iterdir()}:
+    there = [folder] if folder.is_file() else folder.glob("*")
+    if others := {file.name for file in there} - {file.name for file in temporary.iterdir()}:
         shutil.rmtree(temporary)
         raise FileExistsError(f"{folder} also holds {min(others)}; move it away or choose another name")
     if folder.exists():
@@ -326,92 +262,45 @@ def _read_json(file: Path) -> dict[str, Any]:
     if not file.is_file():
         raise ModelFolderError(f"{file.parent} is not a model folder: {file.name} is missing")
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
+        return json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ModelFolderError(f"{file}: not readable as JSON ({error}); copy the file again") from error
-    if not isinstance(value, dict):
-        raise ModelFolderError(f"{file}: expected a JSON object, found {type(value).__name__}")
-    return value
 
 
-def _token_text(token: str | Mapping[str, Any]) -> str:
-    """A special token in tokenizer_config.json: a string or an object with `content`."""
-    return token if isinstance(token, str) else str(token["content"])
+def _normalizer(folder: Path) -> dict[str, Any]:
+    """Settings of tokenizer.json, of which transformers' class reads the vocabulary alone.
 
-
-def _read_vocabulary(folder: Path) -> tuple[dict[str, int], dict[str, Any]]:
-    """Tokens with their ids, and the normalizer's settings if there is a tokenizer.json."""
+    They take precedence over tokenizer_config.json, which may be incomplete.
+    """
     file = folder / "tokenizer.json"
-    if file.is_file():
-        raw = _read_json(file)
-        kinds = tuple((raw.get(part) or {}).get("type") for part in ("model", "normalizer", "pre_tokenizer"))
-        expected = ("WordPiece", "BertNormalizer", "BertPreTokenizer")
-        if kinds != expected:
-            raise ModelFolderError(f"{file}: expected BERT's tokenizer {expected}, found {kinds}")
-        vocabulary = dict(raw["model"]["vocab"])
-        vocabulary.update({token["content"]: token["id"] for token in raw.get("added_tokens", [])})
-        return vocabulary, raw["normalizer"]
-    file = folder / "vocab.txt"
     if not file.is_file():
-        raise ModelFolderError(f"{folder} has no tokenizer: neither tokenizer.json nor vocab.txt is there")
-    tokens = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    return {token.rstrip("\r"): index for index, token in enumerate(tokens)}, {}
+        return {}
+    raw = _read_json(file)
+    kinds = tuple((raw.get(part) or {}).get("type") for part in ("model", "normalizer", "pre_tokenizer"))
+    expected = ("WordPiece", "BertNormalizer", "BertPreTokenizer")
+    if kinds != expected:
+        raise ModelFolderError(f"{file}: expected BERT's tokenizer {expected}, found {kinds}")
+    names = {"lowercase": "do_lower_case", "handle_chinese_chars": "tokenize_chinese_chars"}
+    return {names.get(name, name): raw["normalizer"].get(name) for name in (*names, "strip_accents")}
 
 
-def _check_fit(folder: Path, vocabulary: Mapping[str, int], special: Mapping[str, str]) -> None:
-    """Check the tokenizer against config.json; the weights are checked when they are loaded."""
-    config = load_bert_config(folder)
-    rows = int(config.vocab_size)
-    complaint = f"{folder}: tokenizer does not fit the weights:"
-    advice = "; take tokenizer and weights from the same model"
-    if missing := [f"{token} ({role})" for role, token in special.items() if token not in vocabulary]:
-        raise ModelFolderError(f"{complaint} no {', '.join(missing)} in its {len(vocabulary)} tokens{advice}")
-    tokens = max(vocabulary.values()) + 1
-    if not 0 <= rows - tokens < _EMBEDDING_ROWS_MULTIPLE:
-        raise ModelFolderError(f"{complaint} {tokens} tokens, but {rows} embedding rows (vocab_size){advice}")
-    pad = vocabulary[special["pad_token"]]
-    if config.pad_token_id is not None and pad != config.pad_token_id:
-        raise ModelFolderError(
-            f"{complaint} {special['pad_token']} has id {pad}, config.json says {config.pad_token_id}{advice}"
-        )
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Without transformers' bars, and its tables of weights that are left out."""
+    verbosity, has_bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if has_bar:
+            logging.enable_progress_bar()
 
 
-def _read_weights(folder: Path) -> tuple[dict[str, Tensor], Path]:
-    """All tensors of the folder under the names of `BertForMaskedLM`, and their file."""
-    files = [folder / name for name in (WEIGHTS_FILE, TORCH_FILE) if (folder / name).is_file()]
-    if not files:
-        raise ModelFolderError(f"{folder} has no weights: neither {WEIGHTS_FILE} nor {TORCH_FILE} is there")
-    state = read_state_dict(files[0])
-    is_bare = not any(key.startswith("bert.") for key in state)  # saved by `BertModel`
-    renamed = {}
-    for key, value in state.items():
-        # BERT's first releases named them gamma and beta.
-        key = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", key)
-        key = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", key)
-        is_renamed = is_bare and key.startswith(("embeddings.", "encoder.", "pooler."))
-        renamed[f"bert.{key}" if is_renamed else key] = value
-    return renamed, files[0]
-
-
-def _fill_tied(state: dict[str, Tensor], is_tied: bool, file: Path) -> None:
-    """Add the second name of tied weights that are stored once; refuse tied weights that differ."""
-    pairs = [(_HEAD_BIAS, _DECODER_BIAS)]
-    if is_tied:
-        pairs.append((_WORD_EMBEDDINGS, _DECODER_WEIGHT))
-    for first, second in pairs:
-        if is_tied and first in state and second in state and not torch.equal(state[first], state[second]):
-            raise ModelFolderError(
-                f"{file}: {second} differs from {first}, but config.json says that they are tied"
-            )
-        for one, other in ((first, second), (second, first)):
-            # Missing embeddings are an error, even if the decoder is there.
-            if one in state and other not in state and other != _WORD_EMBEDDINGS:
-                state[other] = state[one]
-
-
-def _without(state: Mapping[str, Tensor], ignored: tuple[str, ...]) -> dict[str, Tensor]:
-    """The tensors whose names do not begin with any of `ignored`."""
-    return {key: value for key, value in state.items() if not key.startswith(ignored)}
+def _reason(error: Exception) -> str:
+    """The first sentence of a library's message; what follows is long, or advises unsafe loading."""
+    return re.split(r"\. |\n", str(error).strip(), maxsplit=1)[0] or type(error).__name__
 
 
 def _drop_machine_settings(file: Path) -> None:

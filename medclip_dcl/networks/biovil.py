@@ -12,8 +12,8 @@ from typing import Literal
 from torch import Tensor
 
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.common.weight_files import load_exactly, read_state_dict
-from medclip_dcl.networks.bert_folder import load_bert_config, load_part
+from medclip_dcl.common.weight_files import WEIGHTS_FILE, load_exactly, read_state_dict, some_of
+from medclip_dcl.networks.bert_folder import load_bert_config
 from medclip_dcl.networks.image_encoder import ResNetRegions, from_torchvision_names, resnet_depth
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.similarity import GlobalCosine
@@ -38,24 +38,26 @@ def load_biovil(
         image_weights: ``biovil_image_resnet50_proj_size_128.pt``.
         text_folder: Hugging Face folder of BiomedVLP-CXR-BERT-specialized.
         final_period: True ends prompts and phrases with a period, as in `BertSentences`.
-
-    Raises:
-        MissingFileError: no file at `image_weights`.
-        UserError: not BioViL's weights; names the tensors that are missing, unexpected or of another shape.
     """
     file = Path(image_weights)
+    folder = Path(text_folder)
     state, depth = _image_state(file)
-    if _LAST not in state:
-        raise UserError(f"{file}: not BioViL's image weights, missing {_PROJECTOR}3.weight")
     dim = int(state[_LAST].shape[0])
     image_encoder = ResNetRegions(depth=depth, dim=dim, projection="mlp")
-    positions = int(load_bert_config(text_folder).max_position_embeddings)
+    positions = int(load_bert_config(folder).max_position_embeddings)
     text_encoder = BertSentences(
-        str(text_folder), dim=dim, max_tokens=positions, final_period=final_period, projection="mlp"
+        str(folder), dim=dim, max_tokens=positions, final_period=final_period, projection="mlp"
     )
     load_exactly(image_encoder, state, file)
-    projection = load_part(text_folder, _TEXT_PROJECTION)
-    load_exactly(text_encoder.projection, projection, f"{text_folder}, {_TEXT_PROJECTION}*")
+    saved = folder / WEIGHTS_FILE
+    if not saved.is_file():
+        saved = folder / "pytorch_model.bin"
+    projection = {
+        name.removeprefix(_TEXT_PROJECTION): x
+        for name, x in read_state_dict(saved).items()
+        if name.startswith(_TEXT_PROJECTION)
+    }
+    load_exactly(text_encoder.projection, projection, f"{saved}, {_TEXT_PROJECTION}*")
     network = ImageTextNetwork(
         image_encoder,
         text_encoder,
@@ -71,11 +73,10 @@ def _image_state(file: Path) -> tuple[dict[str, Tensor], Literal[18, 34, 50]]:
     state = read_state_dict(file)
     resnet = {name.removeprefix(_RESNET): x for name, x in state.items() if name.startswith(_RESNET)}
     depth = resnet_depth(resnet)
-    if depth is None:
-        blocks = {name.split(".")[1] for name in resnet if name.startswith("layer3.")}
+    if depth is None or f"{_PROJECTOR}3.weight" not in state:
         raise UserError(
-            f"{file}: not BioViL's image weights: {len(blocks)} blocks named {_RESNET}layer3.*, expected those of "
-            "ResNet-18, -34 or -50"
+            f"{file}: expected BioViL's image weights ({_RESNET}* of ResNet-18, -34 or -50, {_PROJECTOR}3.weight), "
+            f"found {some_of(sorted(state))}; give biovil_image_resnet50_proj_size_128.pt"
         )
     others = {
         name.replace(_PROJECTOR, "projection."): x

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.formats import NETWORK, VERSION_KEY
 from medclip_dcl.common.parts import build_part, part_config
+from medclip_dcl.common.weight_files import require_kind
 from medclip_dcl.metrics.linear_probe import standardisation
 from medclip_dcl.networks.base import IMAGENET_MEAN, IMAGENET_STD, ImageNetwork
 from medclip_dcl.networks.image_encoder import RegionEncoder
@@ -33,9 +34,6 @@ class FindingNetwork(ImageNetwork):
         std: per channel; divides what remains.
         geometry: how images were fitted to a square in training, see `medclip_dcl.pictures.geometry`.
         crop_size: side of the random crops in training, in pixels; None if unknown.
-
-    Raises:
-        UserError: no finding, or duplicates.
     """
 
     feature_mean: Tensor
@@ -52,7 +50,11 @@ class FindingNetwork(ImageNetwork):
         crop_size: int | None = None,
     ) -> None:
         super().__init__(image_size, mean, std, geometry, crop_size)
-        self.findings = _checked_findings(findings)
+        if not findings or len(set(findings)) < len(findings):
+            raise UserError(
+                f"model.findings: expected distinct names, found {findings}; null takes CheX5's five"
+            )
+        self.findings = tuple(findings)
         self.image_encoder = image_encoder
         self.head = nn.Linear(image_encoder.feature_dim, len(self.findings))
         nn.init.zeros_(self.head.weight)
@@ -97,27 +99,10 @@ class FindingNetwork(ImageNetwork):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> FindingNetwork:
-        """Build a network from the result of `config`.
-
-        Raises:
-            UserError: not of a classifier, an unsupported format version, or an unknown image encoder (see
-                `build_part`).
-        """
-        if "findings" not in config:
-            raise UserError("the description is not of a classifier: it names no findings")
-        config = dict(config)
-        NETWORK.check(config, "this classifier")
+        """Build a network from the result of `config`."""
+        require_kind(config, "a classifier")
         return cls(
             build_part(config["image_encoder"], RegionEncoder),
             config["findings"],
             **cls.image_arguments(config),
         )
-
-
-def _checked_findings(findings: Sequence[str]) -> tuple[str, ...]:
-    found = tuple(findings)
-    if not found:
-        raise UserError("model.findings names no finding; null takes CheX5's five")
-    if twice := [name for name in found if found.count(name) > 1]:
-        raise UserError(f"model.findings names {twice[0]} twice")
-    return found

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchvision.models import ResNet
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
-from medclip_dcl.common.errors import MissingFileError, UserError, check_choice, check_least
+from medclip_dcl.common.errors import UserError, check_choice, check_least
 from medclip_dcl.common.weight_files import compare_state_dicts, read_state_dict
 
 IMAGENET = "imagenet"
@@ -21,10 +21,6 @@ BACKBONE = {"conv1": 0, "bn1": 1, "layer1": 4, "layer2": 5, "layer3": 6, "layer4
 """Parts of torchvision's ResNet -> their indices in `ResNetRegions.backbone`."""
 CLASSIFIER = ("fc.weight", "fc.bias")
 """Tensors of torchvision's classifier, which an encoder of regions does not have."""
-
-NO_LAST_STAGE = (
-    "the file ends before layer4, as encoders of stride 16 do; set image_encoder.init_args.stride: 16"
-)
 
 TORCHVISION_WIDTH = 64
 """Channels of the first stage of torchvision's ResNets."""
@@ -185,20 +181,11 @@ class ResNetRegions(RegionEncoder):
         return self.width * (8 if self.stride == 32 else 4) * (4 if self.depth == 50 else 1)
 
     def config(self) -> dict[str, Any]:
-        config: dict[str, Any] = {"depth": self.depth, "stride": self.stride, "dim": self.dim}
-        # Omitted where they are the defaults, so that checkpoints older than these options describe the same encoder.
-        if self.projection_kind != "linear":
-            config["projection"] = self.projection_kind
-        if self.width != TORCHVISION_WIDTH:
-            config["width"] = self.width
-        return {**config, **self._centring()}
+        own = {"dim": self.dim, "projection": self.projection_kind, "width": self.width}
+        return {**self.trunk_settings(), **own}
 
     def trunk_settings(self) -> dict[str, Any]:
-        return {"depth": self.depth, "stride": self.stride, **self._centring()}
-
-    def _centring(self) -> dict[str, bool]:
-        """Omitted where it is the default, as above."""
-        return {"centred": True} if self.centred else {}
+        return {"depth": self.depth, "stride": self.stride, "centred": self.centred}
 
     def features(
         self, images: Float[Tensor, "image 3 height width"]
@@ -279,14 +266,13 @@ def _resnet(depth: int, weights: str | None, stride: int) -> ResNet:
                 f'image encoder weights: "imagenet" could not be downloaded ({error}); give the path of a state dict '
                 f"of torchvision's ResNet-{depth} (.pth), or null for random weights"
             ) from error
-    if not Path(weights).is_file():
-        raise MissingFileError(
-            f'image encoder weights: no file {weights} (a state dict of torchvision, "imagenet" or null)'
-        )
     resnet = build(weights=None)
     state = as_torchvision_resnet(read_state_dict(weights), weights, depth)
     if stride == 32 and not any(name.startswith(_LAST_STAGE) for name in state):
-        raise UserError(f"image encoder weights {weights}: {NO_LAST_STAGE}")
+        raise UserError(
+            f"image encoder weights {weights}: the file ends before layer4, as encoders of stride 16 do; set "
+            "image_encoder.init_args.stride: 16"
+        )
     # The classifier is not part of the encoder.
     taken = {name: value for name, value in state.items() if name not in CLASSIFIER}
     resnet.load_state_dict({**resnet.state_dict(), **taken})
@@ -300,14 +286,6 @@ def as_torchvision_resnet(
 
     Its classifier may have any number of classes. Classifier and last stage may be absent, as in the file of an encoder
     of regions.
-
-    Args:
-        state: under torchvision's names.
-        source: named in errors.
-        depth: 18, 34 or 50; None to take it from the names.
-
-    Raises:
-        UserError: not of that network; names the tensors that are missing, unexpected or of another shape.
     """
     depth = depth or resnet_depth(state)
     with torch.device("meta"):

@@ -23,6 +23,7 @@ from medclip_dcl.common.weight_files import (
     WEIGHTS_FILE,
     load_exactly,
     read_model,
+    require_kind,
     write_safetensors,
 )
 from medclip_dcl.networks.base import IMAGENET_MEAN, IMAGENET_STD, ImageNetwork, check_side
@@ -169,30 +170,14 @@ class ImageTextNetwork(ImageNetwork):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> ImageTextNetwork:
-        """Build a network from the result of `config`.
-
-        Raises:
-            UserError: an unsupported format version, a model without text, or a part whose class is not an encoder or
-                similarity of medclip_dcl or of a module that is already imported.
-        """
-        config = dict(config)
-        NETWORK.check(config, "this model")
-        if "findings" in config:
-            raise UserError(
-                "this model is a classifier of findings and knows no text; load it with "
-                "medclip_dcl.models.Classifier.load_from_checkpoint"
-            )
-        if "projection_dim" in config:
-            raise UserError(
-                "this model is one of images alone and knows no text; load its network with "
-                "medclip_dcl.unimodal.ImageOnlyNetwork.from_pretrained"
-            )
+        """Build a network from the result of `config`."""
+        require_kind(config, "an image-text model")
         return cls(
             build_part(config["image_encoder"], RegionEncoder),
             build_part(config["text_encoder"], SentenceEncoder),
             build_part(config["similarity"], Similarity),
             **cls.image_arguments(config),
-            prepared_size=config.get("prepared_size"),  # absent from models of earlier versions
+            prepared_size=config["prepared_size"],
         )
 
     def save_pretrained(self, folder: str | Path) -> None:

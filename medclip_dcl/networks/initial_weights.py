@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 from transformers import BertConfig
@@ -20,8 +19,6 @@ from medclip_dcl.networks.classifier import FindingNetwork
 from medclip_dcl.networks.image_encoder import (
     BACKBONE,
     CLASSIFIER,
-    NO_LAST_STAGE,
-    TORCHVISION_WIDTH,
     as_torchvision_resnet,
     from_torchvision_names,
 )
@@ -35,9 +32,12 @@ WITHOUT_PROJECTION = {
 }
 """Name of an encoder's part before its projection -> the encoder."""
 
+_Fit: TypeAlias = tuple[dict[str, Tensor], list[str]]
+"""Tensors that a part takes, and settings that differ without changing a tensor."""
+
 _HEAD = "masked_language_head."
 _PROJECTION = "projection."
-_TOKENIZER_PARTS = ("normalizer", "pre_tokenizer", "post_processor")
+_TOKENIZER_PARTS = ("model", "added_tokens", "normalizer", "pre_tokenizer", "post_processor")
 _SAME_BERT = "set text_encoder.init_args.pretrained to the BERT that the source was trained with"
 
 
@@ -103,11 +103,6 @@ def take_over(
         parts: those of "image_encoder", "text_encoder" and "similarity" to take, or of an encoder all but its
             projection: "image_encoder.backbone", "text_encoder.transformer"; None for all that the source has. For a
             classifier, "image_encoder" alone.
-
-    Raises:
-        MissingFileError: nothing at `source`, or an exported folder is incomplete.
-        UserError: unreadable; another architecture, vocabulary or tokenization; a tensor without a counterpart; a
-            requested part that is not there. The message names the tensors and the settings to change.
     """
     found = _read(source)
     wanted = _wanted(parts, found)
@@ -124,7 +119,7 @@ def take_over(
             f"{found.path}: training cannot start from it: {'; '.join(problems.values())}{instead}"
         )
     before = network.state_dict()
-    new = {f"{part}.{name}": value for part, fit in fits.items() for name, value in fit.state.items()}
+    new = {f"{part}.{name}": value for part, (state, _) in fits.items() for name, value in state.items()}
     network.load_state_dict({**before, **new})
     if "image_encoder" in wanted:
         network.set_normalisation(
@@ -136,7 +131,7 @@ def take_over(
         taken=[name for name in before if name in new],
         kept=[name for name in before if name not in new],
         left_out=[*(name for name in there if name not in new), *found.others],
-        settings=[line for fit in fits.values() for line in fit.settings],
+        settings=[line for _, settings in fits.values() for line in settings],
         image_size=found.config.get("image_size") if "image_encoder" in wanted else None,
     )
 
@@ -149,14 +144,6 @@ class _Source:
     config: dict[str, Any]
     parts: dict[str, dict[str, Tensor]]
     others: list[str]
-
-
-@dataclass(frozen=True)
-class _Fit:
-    """Tensors that a part takes, and settings that differ without changing a tensor."""
-
-    state: dict[str, Tensor]
-    settings: list[str] = field(default_factory=list)
 
 
 def _read(source: str | Path) -> _Source:
@@ -173,16 +160,8 @@ def _read(source: str | Path) -> _Source:
         )
     config = saved.require_network()
     parts = {part: saved.tensors(part) for part in PARTS if part in config}
-    if not parts["image_encoder"]:
-        raise UserError(f"{path} describes an image encoder but has no tensor of one (image_encoder.*)")
     known = {f"{saved.prefix}{part}.{name}" for part, state in parts.items() for name in state}
-    others = sorted(saved.state.keys() - known)
-    if others and len(parts) == len(PARTS):
-        raise UserError(
-            f"{path}: tensors that no image-text network has: {others}; give a folder of the network alone: "
-            "medclip_dcl.load(PATH).save_pretrained(FOLDER)"
-        )
-    return _Source(path, config, parts, others)
+    return _Source(path, config, parts, sorted(saved.state.keys() - known))
 
 
 def _wanted(names: Sequence[str] | None, found: _Source) -> dict[str, bool]:
@@ -193,10 +172,6 @@ def _wanted(names: Sequence[str] | None, found: _Source) -> dict[str, bool]:
     if not names or (unknown := sorted(set(names) - set(known))):
         raise UserError(f"init_parts must name some of {known}, got {unknown if names else 'none'}")
     parts = [WITHOUT_PROJECTION.get(name, name) for name in names]
-    if len(set(parts)) < len(parts):
-        raise UserError(
-            f"init_parts must name each part once, with its projection or without, got {[*names]}"
-        )
     if missing := sorted(set(parts) - set(found.parts)):
         raise UserError(
             f"{found.path} has no {' and no '.join(missing)}: remove it from init_parts; available: "
@@ -205,12 +180,8 @@ def _wanted(names: Sequence[str] | None, found: _Source) -> dict[str, bool]:
     return {part: part in names for part in PARTS if part in parts}
 
 
-def _fit(module: nn.Module, part: str, found: _Source, has_projection: bool = True) -> _Fit:
-    """Match a part of the source with the network's, or all of it but its projection.
-
-    Raises:
-        UserError: they do not fit; names the tensors, and the settings with which they would.
-    """
+def _fit(module: nn.Module, part: str, found: _Source, has_projection: bool) -> _Fit:
+    """Match a part of the source with the network's, or all of it but its projection."""
     state, expected = found.parts[part], module.state_dict()
     if not has_projection:
         state, expected = (
@@ -218,22 +189,16 @@ def _fit(module: nn.Module, part: str, found: _Source, has_projection: bool = Tr
             for tensors in (state, expected)
         )
     if part not in found.config:
-        return _fit_torchvision(state, expected, part_config(module)["init_args"])  # type: ignore[arg-type]
+        return _fit_torchvision(state, expected)
     there, here = _described(found.config[part]), _described(part_config(module))  # type: ignore[arg-type]
-    settings = _differences(part, type(module), there, here)
+    settings = _differences(part, there, here)
     if there["class_path"] != here["class_path"]:
         if part == "similarity":
-            return _Fit({}, settings)
+            return {}, settings
         raise UserError(f"{part} is of another class; set {settings[0]}")
     if part == "text_encoder":
         _check_text_encoder(there["init_args"], here["init_args"], settings)
-        has_head = any(name.startswith(_HEAD) for name in state)
-        if has_head and not any(name.startswith(_HEAD) for name in expected):
-            raise UserError(
-                f"text_encoder: unexpected {sorted(name for name in state if name.startswith(_HEAD))}; set "
-                "text_encoder.init_args.masked_language_head: true (it stays idle without masked_language_weight)"
-            )
-        if not has_head:  # keep that of the configured BERT, if any
+        if not any(name.startswith(_HEAD) for name in state):  # keep that of the configured BERT, if any
             expected = {name: x for name, x in expected.items() if not name.startswith(_HEAD)}
     if problems := compare_state_dicts(expected, state):
         remedy = (
@@ -242,35 +207,29 @@ def _fit(module: nn.Module, part: str, found: _Source, has_projection: bool = Tr
             else "the settings agree, the code does not"
         )
         raise UserError(f"{part}: {problems}; {remedy}")
-    return _Fit(state, settings)
+    return state, settings
 
 
-def _fit_torchvision(
-    state: dict[str, Tensor], expected: Mapping[str, Tensor], settings: Mapping[str, Any]
-) -> _Fit:
-    if (width := settings.get("width", TORCHVISION_WIDTH)) != TORCHVISION_WIDTH:
-        raise UserError(
-            f"image_encoder: its width is {width}, that of the file's ResNet {TORCHVISION_WIDTH}; leave "
-            "image_encoder.init_args.width out"
-        )
+def _fit_torchvision(state: dict[str, Tensor], expected: Mapping[str, Tensor]) -> _Fit:
     last = f"backbone.{BACKBONE['layer4']}."
     if not any(name.startswith(last) for name in expected):
         # An encoder of stride 16 ends before the last stage.
         state = {name: value for name, value in state.items() if not name.startswith(last)}
-    elif not any(name.startswith(last) for name in state):
-        raise UserError(f"image_encoder: {NO_LAST_STAGE}")
     backbone = {name: x for name, x in expected.items() if not name.startswith(_PROJECTION)}
     if problems := compare_state_dicts(backbone, state):
         raise UserError(
-            f"image_encoder: {problems}; set image_encoder.init_args.depth to the depth of the file's ResNet"
+            f"image_encoder: {problems}; set image_encoder.init_args to the file's ResNet: its depth and width 64; "
+            "if it ends before layer4, set image_encoder.init_args.stride: 16"
         )
-    return _Fit(state)
+    return state, []
 
 
 def _check_text_encoder(there: dict[str, Any], here: dict[str, Any], settings: list[str]) -> None:
     """Refuse another tokenization, and settings of a BERT that its tensors do not show."""
-    if reason := _other_tokens(there.get("tokenizer"), here.get("tokenizer")):
-        raise UserError(f"text_encoder: {reason}, so that its weights belong to other tokens; {_SAME_BERT}")
+    if _splitting(there.get("tokenizer")) != _splitting(here.get("tokenizer")):
+        raise UserError(
+            f"text_encoder: another tokenizer, so that its weights belong to other tokens; {_SAME_BERT}"
+        )
     functional = tuple(f"text_encoder.init_args.bert.{name}: " for name in FUNCTION_OF_BERT)
     if others := [line for line in settings if line.startswith(functional)]:
         raise UserError(f"text_encoder: another BERT, with {', '.join(others)}; {_SAME_BERT}")
@@ -284,13 +243,11 @@ def _described(config: dict[str, Any]) -> dict[str, Any]:
     return {**config, "init_args": arguments}
 
 
-def _differences(part: str, kind: type, there: dict[str, Any], here: dict[str, Any]) -> list[str]:
+def _differences(part: str, there: dict[str, Any], here: dict[str, Any]) -> list[str]:
     """Settings of the source's part that differ from the configured ones; not the tokenizer."""
     if there["class_path"] != here["class_path"]:
         return [f"{part}.class_path: {there['class_path']} (configured: {here['class_path']})"]
-    # Descriptions omit options that are newer than they are.
-    defaults = {name: x.default for name, x in inspect.signature(kind).parameters.items()}
-    a, b = (_flat({**defaults, **config["init_args"]}) for config in (there, here))
+    a, b = (_flat(config["init_args"]) for config in (there, here))
     return [
         f"{part}.init_args.{name}: {a.get(name)} (configured: {b.get(name)})"
         for name in sorted(a.keys() | b.keys())
@@ -306,25 +263,10 @@ def _flat(settings: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _other_tokens(there: str | None, here: str | None) -> str:
-    """Difference between two tokenizers; empty if they tokenize alike. Does not quote any token."""
-    if there == here:
-        return ""
-    if there is None or here is None:
-        return "its tokenizer is of another kind"
-    a, b = json.loads(there), json.loads(here)
-    old, new = (
-        {**x["model"]["vocab"], **{token["content"]: token["id"] for token in x.get("added_tokens") or []}}
-        for x in (a, b)
-    )
-    if old != new:
-        moved = sum(new.get(token) != number for token, number in old.items())
-        return (
-            f"its vocabulary has {len(old)} tokens, the configured one {len(new)}, and {moved} of the source's are "
-            "missing or have another id"
-        )
-    others = [name for name in _TOKENIZER_PARTS if a.get(name) != b.get(name)]
-    return f"its tokenizer splits text in another way ({', '.join(others)})" if others else ""
+def _splitting(tokenizer: str | None) -> list[Any]:
+    """Parts of a tokenizer that decide how it splits a text, and the tokens' ids."""
+    raw = json.loads(tokenizer or "{}")
+    return [raw.get(name) for name in _TOKENIZER_PARTS]
 
 
 def _in_groups(names: Sequence[str], most: int = 8) -> str:

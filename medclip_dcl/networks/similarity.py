@@ -60,18 +60,9 @@ def at_image_size(
     """Resize a heat map of regions to the image that they cover; constant beyond the outermost centres.
 
     Regions lie in the middle of their cells, as in torch's ``interpolate`` with ``align_corners=False``.
-
-    Args:
-        heat_map: one value per region.
-        height: of the image, pixels; ``width`` likewise.
-        interpolation: "bilinear" between the regions' centres, or "nearest" centre.
-
-    Raises:
-        ValueError: another interpolation.
+    `interpolation` is "bilinear" between the regions' centres, or of the "nearest" centre.
     """
-    if interpolation not in INTERPOLATIONS:
-        raise ValueError(f"interpolation must be one of {INTERPOLATIONS}, got {interpolation!r}")
-    mode = "nearest-exact" if interpolation == "nearest" else "bilinear"
+    mode = {"nearest": "nearest-exact", "bilinear": "bilinear"}[interpolation]
     return interpolate(heat_map[None, None], size=(height, width), mode=mode)[0, 0]
 
 
@@ -86,7 +77,7 @@ class Similarity(nn.Module):
     Attributes:
         log_gamma2: the learned parameter; log space keeps gamma^2 positive (choice, not from the paper).
         map_budget: images are processed in parts of at most this many sentences x images x regions, but at least one
-            image; None for all images at once.
+            image; None for all images at once, which torch.func.grad needs.
 
     Raises:
         ValueError: not 0 < gamma2 <= max_gamma2.
@@ -120,18 +111,7 @@ class Similarity(nn.Module):
         return dict(self._initial)
 
     def forward(self, regions: Regions, sentences: Sentences) -> Logits:
-        """Logits of all pairs, computed in float32 or float64 even under autocast.
-
-        Raises:
-            ValueError: shapes that do not fit each other or the similarity.
-        """
-        dim = getattr(self, "dim", "dim")
-        fits = regions.dim() == 3 and sentences.dim() == 2 and regions.shape[2] == sentences.shape[1]
-        if not fits or dim not in ("dim", regions.shape[2]) or not regions.shape[1]:
-            raise ValueError(
-                f"{type(self).__name__} takes regions (image, region, {dim}) and sentences (sentence, {dim}), got the "
-                f"shapes {tuple(regions.shape)} and {tuple(sentences.shape)}"
-            )
+        """Logits of all pairs, computed in float32 or float64 even under autocast."""
         with torch.autocast(device_type=regions.device.type, enabled=False):
             if regions.dtype in (torch.float16, torch.bfloat16):
                 regions = regions.float()
@@ -146,15 +126,7 @@ class Similarity(nn.Module):
         if not torch.is_grad_enabled():
             return torch.cat([self.scores(part, sentences) for part in parts], dim=1)
         options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}  # nothing is random
-        try:
-            return torch.cat([checkpoint(self.scores, part, sentences, **options) for part in parts], dim=1)
-        except RuntimeError as error:
-            if "saved tensor hooks" not in str(error):
-                raise
-            raise RuntimeError(
-                f"{images * of_image:,} cosines exceed map_budget = {self.map_budget:,}, and torch.func.grad does not "
-                f"support recomputed parts: set {type(self).__name__}.map_budget = None"
-            ) from error
+        return torch.cat([checkpoint(self.scores, part, sentences, **options) for part in parts], dim=1)
 
     def scores(self, regions: Regions, sentences: Sentences) -> Logits:
         """Scores of all pairs in [-1, 1]."""
@@ -189,9 +161,7 @@ class LSE(Similarity):
         max_gamma2: float = 100.0,
     ) -> None:
         super().__init__(gamma2, learn_gamma, max_gamma2)
-        if not 0 < sharpness < math.inf:
-            raise UserError(f"sharpness must be finite and above 0, got {sharpness}")
-        self.sharpness = sharpness
+        self.sharpness = _checked(sharpness)
 
     def config(self) -> dict[str, Any]:
         return {**super().config(), "sharpness": self.sharpness}
@@ -263,9 +233,7 @@ class LSENonLocal(NonLocal):
         max_gamma2: float = 100.0,
     ) -> None:
         super().__init__(dim, attention, gamma2, learn_gamma, max_gamma2)
-        if not 0 < sharpness < math.inf:
-            raise UserError(f"sharpness must be finite and above 0, got {sharpness}")
-        self.sharpness = sharpness
+        self.sharpness = _checked(sharpness)
 
     def config(self) -> dict[str, Any]:
         return {**super().config(), "sharpness": self.sharpness}
@@ -273,6 +241,12 @@ class LSENonLocal(NonLocal):
     def scores(self, regions: Regions, sentences: Sentences) -> Logits:
         soft, critical = soft_maximum(regions, sentences, self.sharpness)
         return (soft + self.non_local_scores(regions, sentences, critical)) / 2
+
+
+def _checked(sharpness: float) -> float:
+    if not 0 < sharpness < math.inf:
+        raise UserError(f"sharpness: expected a finite number above 0, found {sharpness}")
+    return sharpness
 
 
 class _LogSumExp(torch.autograd.Function):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import socket
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from medclip_dcl.common.command_line import add_import_option, one_line_errors, whole_number
+from medclip_dcl.common.command_line import one_line_errors, option, parse_options, whole_number
 from medclip_dcl.common.errors import UserError
 
 ADDRESS = "127.0.0.1"
@@ -16,16 +16,16 @@ PORT = 8501
 INSTALL = "pip install -e '.[page]'"
 
 
+@dataclass(frozen=True)
+class Options:
+    """Options of the command line."""
+
+    model: str = option("run folder, checkpoint, exported folder, or Hugging Face repository id")
+    port: int = option(f"of {ADDRESS}, default {PORT}; 0 takes a free one", PORT, type=whole_number(0, 65535))
+
+
 def serve(model: str, port: int) -> None:
-    """Load a model and serve its page on 127.0.0.1 until interrupted.
-
-    Args:
-        model: as of `medclip_dcl.load`.
-        port: from 0 to 65535; 0 takes a free one.
-
-    Raises:
-        UserError: a missing package, a port that is not free, or not a model.
-    """
+    """Load a model and serve its page on 127.0.0.1 until interrupted."""
     try:
         import uvicorn
 
@@ -58,23 +58,8 @@ def _listening(port: int) -> socket.socket:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line of the page; a mistake of the user is one line and status 2."""
-    parser = argparse.ArgumentParser(
-        prog="python -m medclip_dcl.page",
-        description="Serve a page on this machine that draws heat maps of sentences over an image.",
-    )
-    parser.add_argument(
-        "--model",
-        required=True,
-        help="run folder, checkpoint, exported folder, or Hugging Face repository id",
-    )
-    parser.add_argument(
-        "--port",
-        type=whole_number(0, 65535),
-        default=PORT,
-        help=f"of {ADDRESS}, default {PORT}; 0 takes a free one",
-    )
-    add_import_option(parser)
-    options = parser.parse_args(arguments)
+    description = "Serve a page on this machine that draws heat maps of sentences over an image."
+    options = parse_options(Options, "medclip_dcl.page", description, arguments, has_own_classes=True)
     try:
         with one_line_errors("medclip_dcl.page: error"):
             serve(options.model, options.port)

@@ -59,12 +59,7 @@ _EXAMPLES = (
 
 
 def make_app(model: ImageTextInference, name: str) -> Starlette:
-    """The page of a model.
-
-    Args:
-        model: loaded once, for everybody who opens the page.
-        name: of the model, shown on the page.
-    """
+    """The page of a model, which serves everybody who opens the page."""
     viewer = Viewer(model)
     page = jinja2.Template(
         (FOLDER / "page.html").read_text(encoding="utf-8"), autoescape=True, undefined=jinja2.StrictUndefined
@@ -195,11 +190,7 @@ def _answering(answer: Callable[[bytes], Response | dict[str, Any]]) -> Callable
 
 
 def _question(content: bytes) -> dict[str, Any]:
-    """Read the image's token, sentences, threshold and opacity of a request in JSON.
-
-    Raises:
-        UserError: it is not such a request.
-    """
+    """Read the image's token, sentences, threshold and opacity of a request in JSON."""
     try:
         asked = {"opacity": 1, **json.loads(content)}
         sentences, threshold = asked["sentences"][:MOST_SENTENCES], asked["threshold"]

@@ -32,14 +32,7 @@ def draw_picture(
     threshold: float | None,
     note: str,
 ) -> bytes:
-    """Draw heat maps side by side with common colour limits, as a PNG file.
-
-    Args:
-        grey: the image.
-        sentences: printed above their heat maps.
-        heat_maps: cosines; as `medclip_dcl.pictures.overlay.overlay` takes them, with `opacity` and `threshold`.
-        note: printed below.
-    """
+    """Draw heat maps side by side with common colour limits and their sentences above, as a PNG file."""
     low, high = limits(heat_maps)
     scale = max(1.0, _LEAST_SIDE / max(grey.shape))
     height, width = (round(side * scale) for side in grey.shape)

@@ -70,9 +70,6 @@ class Viewer:
     """A model and the images that pages show, each known by a token that only its own page has.
 
     Methods may be called from several threads; the model works for one at a time.
-
-    Args:
-        model: loaded.
     """
 
     def __init__(self, model: ImageTextInference) -> None:
@@ -93,9 +90,6 @@ class Viewer:
         Returns:
             the image's token, the image, and its zero-shot scores by finding: those of the model's calibration, else
             CheX5.
-
-        Raises:
-            UnusableImageError: not an image file that can be shown; says what to do.
         """
         with self._model_lock:
             image = _decoded(content)
@@ -132,11 +126,7 @@ class Viewer:
             self._images.pop(token, None)
 
     def image(self, token: str) -> ShownImage:
-        """The image of a token.
-
-        Raises:
-            ForgottenImageError: it is not, or no longer, in memory.
-        """
+        """The image of a token."""
         with self._images_lock:
             if token not in self._images:
                 raise ForgottenImageError("The image is no longer in memory. Drop it again.")
@@ -146,14 +136,7 @@ class Viewer:
     def heat_maps(
         self, shown: ShownImage, sentences: Sequence[str]
     ) -> list[Float[np.ndarray, "height width"]]:
-        """Heat map of each sentence at the size of the shown picture; NaN where the model sees nothing.
-
-        Raises:
-            UserError: an empty sentence, or one longer than the model reads; says what to do.
-        """
-        for sentence in sentences:
-            if problem := self.problem(sentence):
-                raise UserError(problem)
+        """Heat map of each sentence at the size of the shown picture; NaN where the model sees nothing."""
         with self._model_lock:
             found = {
                 sentence: shown.heat_maps[sentence]

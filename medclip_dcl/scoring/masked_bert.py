@@ -146,11 +146,7 @@ class WholeMaskedBert:
 
 
 class SharedMaskedBert:
-    """A plain BERT without shared work and unused outputs.
-
-    Attributes:
-        takes_threads: True if several threads may call it at a time.
-    """
+    """A plain BERT without shared work and unused outputs."""
 
     takes_threads = True
 
@@ -232,10 +228,7 @@ class _Layer:
     The input is x + b, where b is the bias that the layer adds to x after attention: the norm before has added it. As
     W x = W (x + b) - W b, the biases of the projections compensate. The norm after attention adds the last bias of the
     layer in the same way. A bias of the keys shifts all logits of a query equally and drops out.
-
-    Args:
-        layer: of transformers.
-        next_bias: added to the output; None: nothing.
+    `next_bias` is added to the output.
     """
 
     def __init__(self, layer: modeling_bert.BertLayer, next_bias: Tensor | None) -> None:

@@ -38,7 +38,6 @@ _DEFAULT_TOKEN_BUDGET = {"cpu": (16384, 4096), "cuda": (65536, 65536)}
 _LARGE_WIDTH = 512
 # Batches that a GPU may have been given before the host waits for the first of them.
 _AHEAD = 3
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def pseudo_log_likelihood(
@@ -90,18 +89,17 @@ def pseudo_log_likelihood(
         log_p NaN.
 
     Raises:
-        TypeError: a single string, or a sentence that is not a string.
+        TypeError: a single string.
         ValueError: without `truncate`, a sentence with more tokens than the model has positions (names its
-            index and length); half of a surrogate pair in a sentence; `mask_every` below 1 or together with
-            `within_word_l2r`; a `token_budget` that is not an integer; another `dtype`, or one to which the model
-            cannot be converted; a token that the model does not have.
+            index and length); `mask_every` below 1 or together with `within_word_l2r`; a token that the model does
+            not have; a `dtype` to which the model cannot be converted.
         NotFiniteError: a score that is not finite.
     """
-    sentences = _strings(sentences)
-    _check_dtype(dtype)
+    if isinstance(sentences, str):
+        raise TypeError("sentences: expected a sequence of strings, found a single string; wrap it in a list")
     plan = ScoringPlan(
         tokenizer,
-        sentences,
+        list(sentences),
         positions=int(model.config.max_position_embeddings),
         token_budget=default_token_budget(model) if token_budget is None else token_budget,
         within_word_l2r=within_word_l2r,
@@ -156,9 +154,8 @@ def score_batches(
 
     Raises:
         NotFiniteError: a value that is not finite.
-        ValueError: a token that the model does not have; a `dtype` that is none of those.
+        ValueError: a token that the model does not have.
     """
-    _check_dtype(dtype)
     special = (plan.tokenizer.mask_token_id, plan.tokenizer.cls_token_id, plan.tokenizer.sep_token_id)
     known, largest = model.config.vocab_size, max(plan.pieces.max(initial=0), *special)
     if largest >= known:
@@ -306,30 +303,6 @@ def scoring_progress(
             bar.update(plan.work(plan.batches[number]))
 
         yield report
-
-
-def _strings(sentences: Iterable[object]) -> list[str]:
-    if isinstance(sentences, str):
-        raise TypeError("sentences must be a sequence of strings, got a single string; wrap it in a list")
-    found: list[str] = []
-    for row, sentence in enumerate(sentences):
-        if not isinstance(sentence, str):
-            raise TypeError(f"sentence {row} must be a string, got {type(sentence).__name__}")
-        try:
-            sentence.encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(
-                f"sentence {row} holds half of a surrogate pair at character {error.start}, which is not text; read it "
-                "again in the right encoding, or replace such characters"
-            ) from error
-        found.append(sentence)
-    return found
-
-
-def _check_dtype(dtype: object) -> None:
-    if dtype is not None and dtype not in _DTYPES:
-        names = ", ".join(map(str, _DTYPES))
-        raise ValueError(f"dtype must be one of {names} or None, got {dtype!r}")
 
 
 @contextmanager

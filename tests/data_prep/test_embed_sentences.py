@@ -351,7 +351,7 @@ def _other_tokenizer(folder: Path) -> None:
     ("damage", "message"),
     [
         (_other_tokenizer, "tokenizer does not fit the weights"),
-        (lambda folder: (folder / "model.safetensors").unlink(), "has no weights"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "no file named model.safetensors"),
         (shutil.rmtree, "is neither an existing folder"),
     ],
 )

@@ -120,7 +120,10 @@ def test_objective_training_and_network_are_the_runs(card):
     for line in ("| epochs | 7 |", "| steps | 1,234 |", "| learning rate | 1e-05 |", "| seed | 0 |"):
         assert line in card
     assert "| initial weights of the text encoder | microsoft/BiomedVLP-CXR-BERT-general |" in card
-    assert "| image encoder | ResNetRegions (depth 18, stride 16, dim 5, width 8) |" in card
+    assert (
+        "| image encoder | ResNetRegions (depth 18, stride 16, centred False, dim 5, projection linear, width 8) |"
+        in card
+    )
     assert "num_hidden_layers 2, hidden_size 32" in card
     assert "reconstructed" in card.split("## Limits")[1] and 'load("me/mine")' in card
 

@@ -506,12 +506,12 @@ def test_a_checkpoint_needs_nothing_else_and_is_a_source_itself(sources, tmp_pat
     assert again.network.mean.flatten().tolist() == pytest.approx([0.1, 0.2, 0.3])
     content = torch.load(tmp_path / "classifier.ckpt", weights_only=True)
     assert content["format_version"] == 1 and content["network"]["findings"] == ["Fracture", "Edema"]
-    with pytest.raises(ValueError, match="is a classifier of findings and knows no text; load it with"):
+    with pytest.raises(ValueError, match="expected an image-text model, found a classifier"):
         load(tmp_path / "classifier.ckpt")
 
 
 def test_checkpoints_of_other_models_are_refused(sources, tmp_path):
-    with pytest.raises(ValueError, match="not of a classifier: it names no findings"):
+    with pytest.raises(ValueError, match="expected a classifier, found an image-text model"):
         Classifier.load_from_checkpoint(sources["model.ckpt"])
     content = torch.load(sources["model.ckpt"], weights_only=True)
     model = Classifier(["Edema"], resnet())
@@ -525,8 +525,8 @@ def test_checkpoints_of_other_models_are_refused(sources, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"findings": []}, "model.findings names no finding"),
-        ({"findings": ["Edema", "Edema"]}, "model.findings names Edema twice"),
+        ({"findings": []}, "model.findings: expected distinct names"),
+        ({"findings": ["Edema", "Edema"]}, "model.findings: expected distinct names"),
         ({"learning_rate": 0.0}, "model: learning_rate must be above 0, got 0.0"),
         ({"encoder_learning_rate": -1.0}, "encoder_learning_rate must be above 0, got -1.0"),
         ({"frozen_steps": -1}, "frozen_steps must be at least 0, got -1"),

@@ -89,10 +89,6 @@ def test_encoders_are_taken_without_their_projections(small_bert, tmp_path):
         there = (alone.network if is_new else expected).state_dict()[name]
         assert torch.equal(value, there), name
     assert torch.equal(model.network.std, expected.std)
-    with pytest.raises(
-        ValueError, match="init_parts must name each part once, with its projection or without"
-    ):
-        build(small_bert, source, init_parts=["image_encoder", "image_encoder.backbone"])
 
 
 def test_a_source_that_has_gone_is_missed_by_a_new_training_alone(

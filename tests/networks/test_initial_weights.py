@@ -91,16 +91,9 @@ def test_torchvision_weights_leave_the_projection(suffix, depth, stride, tmp_pat
     assert same(encoder.backbone.state_dict(), by_option.backbone.state_dict())
     if depth == 34:
         with pytest.raises(
-            ValueError, match="image_encoder: unexpected .* set image_encoder.init_args.depth"
+            ValueError, match="image_encoder: unexpected .* set image_encoder.init_args to the file"
         ):
             take_over(finding_network(ResNetRegions(dim=6)), file)
-
-
-def test_a_narrow_encoder_starts_from_its_like_alone(tmp_path):
-    mine = finding_network(ResNetRegions(stride=16, dim=6, width=8))
-    torch.save(torchvision.models.resnet18().state_dict(), tmp_path / "resnet.pth")
-    with pytest.raises(ValueError, match="its width is 8, that of the file's ResNet 64; leave .*width out"):
-        take_over(mine, tmp_path / "resnet.pth")
 
 
 def test_an_encoder_that_differs_is_refused_by_names(source):
@@ -195,9 +188,7 @@ def test_a_head_of_the_source_needs_a_place(small_bert, tmp_path):
     with_head.save_pretrained(tmp_path / "export")
     mine = build(small_bert)
     before = copied(mine)
-    message = (
-        r"unexpected \['masked_language_head.bias'.*set text_encoder.init_args.masked_language_head: true"
-    )
+    message = r"unexpected \['masked_language_head.bias'.*masked_language_head: True .configured: False"
     with pytest.raises(ValueError, match=message):
         take_over(mine, tmp_path / "export")
     assert same(mine.state_dict(), before)
@@ -235,7 +226,7 @@ def more_heads(folder) -> None:
     [
         (
             swap_words,
-            "vocabulary has (\\d+) tokens, the configured one \\1, and 2 of the source's are missing",
+            "another tokenizer, so that its weights belong to other tokens",
         ),
         (more_heads, r"another BERT, with .*num_attention_heads: 2 \(configured: 4\)"),
     ],
@@ -258,7 +249,7 @@ def test_another_way_of_splitting_text_is_refused(network, small_bert, tmp_path)
     assert '"lowercase":true' in arguments["tokenizer"]
     arguments["tokenizer"] = arguments["tokenizer"].replace('"lowercase":true', '"lowercase":false')
     torch.save(content, tmp_path / "a.ckpt")
-    with pytest.raises(ValueError, match=r"splits text in another way \(normalizer\)"):
+    with pytest.raises(ValueError, match="another tokenizer"):
         take_over(build(small_bert), tmp_path / "a.ckpt")
 
 
@@ -281,14 +272,6 @@ def test_an_encoder_of_another_class_is_refused(small_bert, source):
         ValueError, match="image_encoder is of another class; set image_encoder.class_path: medclip"
     ):
         take_over(build(small_bert, image=Own(dim=6, stride=16)), source)
-
-
-def test_tensors_beside_the_network_are_refused(network, small_bert, tmp_path):
-    content = checkpoint(network)
-    content["state_dict"]["teacher.weight"] = torch.zeros(2)
-    torch.save(content, tmp_path / "a.ckpt")
-    with pytest.raises(ValueError, match=r"no image-text network has: \['teacher.weight'\]; give a folder"):
-        take_over(build(small_bert), tmp_path / "a.ckpt")
 
 
 def test_parts_are_named_as_they_are(network, small_bert, tmp_path, source):
@@ -324,11 +307,6 @@ class Code:
             "no description of its network",
         ),
         ("a.ckpt", {"format_version": 1, "network": {"image_encoder": {}}}, "is not a state dict"),
-        (
-            "a.ckpt",
-            {"format_version": 1, "network": {"image_encoder": {}}, "state_dict": {"head": torch.zeros(1)}},
-            r"has no tensor of one \(image_encoder",
-        ),
         (
             "a.pth",
             {"epoch": 3, "model": {}},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from transformers import BertModel
@@ -53,7 +55,8 @@ def test_special_tokens_in_a_text_are_text_and_long_texts_are_cut(small_bert):
 
 @torch.no_grad()
 def test_config_rebuilds_without_the_folder(small_bert):
-    first = BertSentences(str(small_bert), dim=8, max_tokens=20, dropout=0.4, pooling="mean").eval()
+    options: dict[str, Any] = {"pooling": "mean", "projection": "mlp"}
+    first = BertSentences(str(small_bert), dim=8, max_tokens=20, dropout=0.4, **options).eval()
     second = BertSentences(**first.config()).eval()
     second.load_state_dict(first.state_dict())
     texts = ["Mild pulmonary edema.", "unseen wörd"]
@@ -83,26 +86,3 @@ def test_mlp_is_biovils_two_layers(small_bert):
         hidden = hidden * weights["LayerNorm.weight"] + weights["LayerNorm.bias"]
         expected = weights["dense_to_output.weight"] @ hidden + weights["dense_to_output.bias"]
         torch.testing.assert_close(encoder(tokens, lengths)[row], expected, rtol=1e-4, atol=1e-5)
-
-
-@torch.no_grad()
-def test_config_names_the_projection_only_where_it_is_not_the_default(small_bert):
-    before_the_option = {"dim", "max_tokens", "final_period", "pooling", "bert", "tokenizer"}
-    plain = BertSentences(str(small_bert))
-    assert set(plain.config()) == before_the_option
-    assert set(plain.projection.state_dict()) == {"weight", "bias"}
-    first = BertSentences(str(small_bert), dim=8, projection="mlp").eval()
-    assert set(first.config()) == before_the_option | {"projection"}
-    second = BertSentences(**first.config()).eval()
-    second.load_state_dict(first.state_dict())
-    tokens, lengths = pad_tokens(first.tokenize(["Mild pulmonary edema."]))
-    assert torch.equal(first(tokens, lengths), second(tokens, lengths))
-
-
-def test_refusals(small_bert):
-    with pytest.raises(ValueError, match="give either pretrained"):
-        BertSentences()
-    with pytest.raises(ValueError, match=r"max_tokens must lie in \[3, 128\] for this text encoder, got 200"):
-        BertSentences(str(small_bert), max_tokens=200)
-    with pytest.raises(ValueError, match=r"dropout must lie in \[0, 1\), got 1.0"):
-        BertSentences(str(small_bert), dropout=1.0, max_tokens=20)

@@ -259,25 +259,11 @@ def test_mask_every_masks_every_kth_piece_at_once(
     assert ((found - exact["log_p"]).abs() > 1e-4)[~is_exact].all()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"mask_every": 0},
-            "mask_every must be an integer, at least 1, and cannot be combined with within_word_l2r, got",
-        ),
-        ({"mask_every": 2.5}, "mask_every 2.5, within_word_l2r False"),
-        ({"mask_every": 4, "within_word_l2r": True}, "mask_every 4, within_word_l2r True"),
-        ({"token_budget": 64.5}, "token_budget must be an integer number of tokens, got 64.5"),
-        ({"dtype": "float16"}, r"dtype must be one of torch\.float32, .* or None, got 'float16'"),
-        ({"dtype": torch.int8}, r"dtype must be one of .*, got torch\.int8"),
-    ],
-)
+@pytest.mark.parametrize("options", [{"mask_every": 0}, {"mask_every": 4, "within_word_l2r": True}])
 def test_options_that_mean_nothing_are_refused(
-    model: BertForMaskedLM, tokenizer: BertTokenizer, options: dict[str, Any], message: str
+    model: BertForMaskedLM, tokenizer: BertTokenizer, options: dict[str, Any]
 ) -> None:
-    # The annotations are checked only while the tests run: users meet the function without them.
-    with pytest.raises(ValueError, match=message), jaxtyping_off():
+    with pytest.raises(ValueError, match="mask_every: expected at least 1, without within_word_l2r, found"):
         pseudo_log_likelihood(model, tokenizer, SENTENCES, **options)
 
 
@@ -551,27 +537,10 @@ def test_longest_sentence_is_scored_and_one_more_is_refused(
     assert found["log_p"][1] == found["log_p"][2]
 
 
-@pytest.mark.parametrize(
-    ("sentences", "message"),
-    [
-        ("heart", "sequence of strings, got a single string"),
-        (["heart", None], "sentence 1 must be a string, got NoneType"),
-        ([math.nan], "sentence 0 must be a string, got float"),
-    ],
-)
-def test_what_is_no_list_of_sentences_is_refused(
-    model: BertForMaskedLM, tokenizer: BertTokenizer, sentences: object, message: str
-) -> None:
-    # The annotations are checked only while the tests run: users meet the function without them.
-    with pytest.raises(TypeError, match=message):
-        inspect.unwrap(pseudo_log_likelihood)(model, tokenizer, sentences)
-
-
-def test_half_a_surrogate_pair_is_named(model: BertForMaskedLM, tokenizer: BertTokenizer) -> None:
-    with pytest.raises(
-        ValueError, match="sentence 1 holds half of a surrogate pair at character 6, which is no"
-    ):
-        pseudo_log_likelihood(model, tokenizer, ["heart", "heart \ud800"])
+def test_a_single_string_is_refused(model: BertForMaskedLM, tokenizer: BertTokenizer) -> None:
+    # A string is a sequence of strings: each letter would get a score.
+    with pytest.raises(TypeError, match="found a single string"):
+        inspect.unwrap(pseudo_log_likelihood)(model, tokenizer, "heart")
 
 
 def test_sentences_may_come_one_by_one(model: BertForMaskedLM, tokenizer: BertTokenizer) -> None:

@@ -202,7 +202,7 @@ def test_a_run_can_do_without_the_untrained_network(tmp_path):
 def test_reports_of_radiographs_name_a_run_of_images_alone(tested):
     with pytest.raises(SavedResultsError, match="is a run of images alone.*predictions/image_only.parquet"):
         render(tested)
-    with pytest.raises(UserError, match="images alone and knows no text"):
+    with pytest.raises(UserError, match="found a model of images alone"):
         load(tested)
 
 
