@@ -14,7 +14,7 @@ import yaml
 from huggingface_hub import ModelCard
 
 from medclip_dcl.export.card import model_card
-from medclip_dcl.export.card_facts import _TRAINING
+from medclip_dcl.export.card_facts import FACTS
 from medclip_dcl.metrics.calibration import Calibration, FindingCalibration
 from medclip_dcl.networks.bert_folder import weights_fingerprint
 from medclip_dcl.networks.image_encoder import ResNetRegions
@@ -126,7 +126,7 @@ def test_objective_training_and_network_are_the_runs(card):
 
 
 def test_settings_of_the_card_are_those_of_configurations():
-    for key in _TRAINING.values():
+    for key in (*FACTS["training"].values(), *FACTS["objective"].values()):
         *above, name = key.split(".")
         assert name in (setting(settings(), ".".join(above)) if above else settings()), key
 

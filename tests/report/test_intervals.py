@@ -14,11 +14,11 @@ import pytest
 from medclip_dcl.report import intervals
 from medclip_dcl.report.intervals import (
     Predictions,
+    TestedRun,
     bootstrap_differences,
     bootstrap_intervals,
     bootstrap_numbers,
     patient_draws,
-    read_predictions,
 )
 from medclip_dcl.runs.saved import SavedResultsError
 
@@ -248,7 +248,7 @@ def test_what_cannot_be_read_is_named(make_tested_run, tmp_path, spoil, message)
     run = make_tested_run(tmp_path / "run")
     spoil(run)
     with pytest.raises(SavedResultsError, match=re.escape(message)):
-        read_predictions(run)
+        _ = TestedRun(run).predictions
 
 
 def test_too_few_draws_are_refused(tables):

@@ -14,12 +14,12 @@ from sklearn.metrics import brier_score_loss
 
 from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.metrics import calibration
-from medclip_dcl.metrics.calibration import Calibration, fit_finding
-from medclip_dcl.report.intervals import patient_draws
-from medclip_dcl.report.reliability import perfect_error, section
+from medclip_dcl.metrics.calibration import Calibration, fit_finding, perfect_error
+from medclip_dcl.report.intervals import TestedRun, patient_draws
+from medclip_dcl.report.reliability import section
 from medclip_dcl.report.report import render
 from medclip_dcl.report.tables import Table
-from medclip_dcl.runs.saved import SavedResultsError, read_results
+from medclip_dcl.runs.saved import SavedResultsError
 
 SCALE = 6.0
 
@@ -57,9 +57,7 @@ def run(make_tested_run, make_predictions, tmp_path_factory) -> Path:
 
 
 def content(folder: Path) -> dict:
-    results = read_results(folder)
-    assert results is not None
-    found = section(folder, results, pd.read_parquet(folder / "predictions/classification.parquet"))
+    found = section(TestedRun(folder))
     assert found is not None
     return found
 
@@ -143,11 +141,10 @@ def test_a_calibration_of_another_test_is_named_and_not_shown(run, tmp_path, key
 
 
 def test_another_precision_of_the_test_is_said(run):
-    results = read_results(run)
-    assert results is not None
-    cases = pd.read_parquet(run / "predictions/classification.parquet")
     for precision, is_said in (("32-true", False), ("bf16-mixed", True)):
-        found = section(run, {**results, "precision": precision}, cases)
+        tested = TestedRun(run)
+        tested.tested["precision"] = precision
+        found = section(tested)
         assert found is not None
         assert any("bf16-mixed precision" in note for note in found["notes"]) == is_said
 
