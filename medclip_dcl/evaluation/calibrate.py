@@ -64,12 +64,6 @@ def calibrate(
         prompts: None for those of the run's ZeroShotClassification.
         device: of the network.
         output: file to write; None for the run's calibration.json.
-
-    Raises:
-        MissingFileError: not a run folder.
-        WorseResultError: the file's calibration has findings that this one could not calibrate.
-        UserError: a run of a classifier; images of its training; images, patients or prompts that do not fit; a device
-            that cannot be used.
     """
     check_target(target)
     usable = usable_device(device)

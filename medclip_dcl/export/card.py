@@ -253,8 +253,7 @@ def _limits(
         if tested["dataset"]["fingerprint"] == trained:
             limits.append("The test patients come from the same source as the training patients.")
         limits += [note for section in tested["notes"].values() for note in section]
-        size = describe_image_size(tested)
-        limits += [f"Tested with {tested['precision']} precision" + (f" at {size}." if size else ".")]
+        limits.append(f"Tested with {tested['precision']} precision at {describe_image_size(tested)}.")
     else:
         limits.append("Nothing was measured with these weights.")
     if subgroups is None:

@@ -28,9 +28,6 @@ def export_text_encoder(network: ImageTextNetwork, folder: Path) -> None:
     Args:
         network: with a BERT as its text encoder.
         folder: to write; an earlier export of a text encoder is replaced at once.
-
-    Raises:
-        UserError: another text encoder; the folder holds something else.
     """
     encoder = network.text_encoder
     if not isinstance(encoder, BertSentences):
@@ -83,10 +80,6 @@ def export_image_encoder(network: ImageTextNetwork, file: Path) -> None:
     Args:
         network: with a ResNet as its image encoder.
         file: to write, a .safetensors file.
-
-    Raises:
-        UserError: another image encoder, one of another width, or one with `centred`; another suffix; a file of
-            something else.
     """
     encoder = network.image_encoder
     if not isinstance(encoder, ResNetRegions) or encoder.width != TORCHVISION_WIDTH or encoder.centred:

@@ -22,9 +22,6 @@ def push_to_hub(folder: Path, repository: str, *, public: bool = False) -> str:
         folder: of `export_model`.
         repository: "owner/name".
         public: True makes a new repository public.
-
-    Raises:
-        UserError: an existing repository is public; not logged in; the Hub cannot be reached or refuses.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HTTPError

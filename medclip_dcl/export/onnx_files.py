@@ -69,9 +69,6 @@ def export_onnx(network: ImageTextNetwork, folder: Path) -> None:
     Args:
         network: in evaluation mode, on the CPU.
         folder: to write to.
-
-    Raises:
-        UserError: the extra is not installed; an encoder that cannot be exported.
     """
     _require_extra()
     text, seen = network.text_encoder, network.view.seen

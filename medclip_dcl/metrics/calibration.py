@@ -287,13 +287,10 @@ def fit_isotonic(logits: Logits, labels: Labels) -> dict[str, list[float]]:
     return {"logits": fitted.X_thresholds_.tolist(), "probabilities": fitted.y_thresholds_.tolist()}
 
 
-def check_target(target: Mapping[str, float]) -> tuple[str, float]:
-    """Name (one of `TARGETS`) and share, in (0, 1], of a threshold's target."""
-    if len(target) == 1:
-        [(name, share)] = target.items()
-        if name in TARGETS and 0 < share <= 1:
-            return name, share
-    raise UserError(f"a threshold is chosen for a sensitivity or a specificity in (0, 1], got {dict(target)}")
+def check_target(target: Mapping[str, float]) -> None:
+    """Refuse a target other than one of `TARGETS` and its share, in (0, 1]."""
+    if len(target) != 1 or not all(name in TARGETS and 0 < share <= 1 for name, share in target.items()):
+        raise UserError(f"target: expected a sensitivity or a specificity in (0, 1], found {dict(target)}")
 
 
 def choose_threshold(
@@ -304,7 +301,7 @@ def choose_threshold(
     A case is called positive at or above it. It lies half-way between two cases, so that rounding changes none of
     them. Tied cases are called alike, so that more than the target may be reached.
     """
-    name, share = check_target(target)
+    [(name, share)] = target.items()
     if name == "sensitivity":
         values = np.sort(probabilities[labels])[::-1]
         last = values[math.ceil(share * len(values) - _ROUNDING) - 1]

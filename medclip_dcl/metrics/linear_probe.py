@@ -87,16 +87,8 @@ def draw_labelled(
         fraction: in (0, 1].
         draws: number of draws, each independent of the others.
         seed: of the draws.
-
-    Raises:
-        ValueError: a fraction outside (0, 1], no draw, or no labelled image.
     """
     classes = np.unique(labels[labels >= 0])
-    if not 0 < fraction <= 1 or draws < 1 or not len(classes):
-        raise ValueError(
-            "fraction must lie in (0, 1], with at least one draw and one labelled image: found "
-            f"{fraction}, {draws} draws and {len(classes)} classes"
-        )
     found = []
     for draw in range(draws):
         generator = np.random.default_rng([seed, draw])

@@ -19,7 +19,7 @@ from typing import Any
 
 import pandas as pd
 
-from medclip_dcl.common.command_line import one_line_errors
+from medclip_dcl.common.command_line import one_line_errors, whole_number
 from medclip_dcl.common.files import write_json, write_text
 from medclip_dcl.metrics.summaries import by_path
 from medclip_dcl.report.intervals import (
@@ -418,7 +418,7 @@ def _notes(comparison: Comparison, differing: Mapping[str, list[Any]]) -> list[s
     precisions = sorted({str(row.tested["precision"]) for row in comparison.rows})
     if len(precisions) > 1:
         notes.append(f"the networks were tested in different precisions: {', '.join(precisions)}")
-    sizes = dict.fromkeys(str(describe_image_size(row.tested)) for row in comparison.rows)
+    sizes = dict.fromkeys(describe_image_size(row.tested) for row in comparison.rows)
     if len(sizes) > 1 or any("," in size for size in sizes):
         notes.append(f"sizes of the images differ: {', '.join(sizes)}")
     if differing:
@@ -473,12 +473,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--names", metavar="A,B", help="names of the rows, by commas; None: the folders' names")
     add("--untrained", action="store_true", help="add the untrained network of each run")
     add("--draws", type=int, default=N_DRAWS, help="bootstrap draws")
-    add("--seed", type=int, default=0, help="of the draws, 0 or more")
+    add("--seed", type=whole_number(0), default=0, help="of the draws, 0 or more")
     add("--no_published", action="store_true", help="leave the paper's rows out")
     add("--output", type=Path, default=OUTPUT, metavar="FOLDER", help="where to write")
     options = parser.parse_args(arguments)
-    if options.seed < 0:
-        parser.error(f"--seed must be 0 or more: found {options.seed}")
     with one_line_errors("medclip_dcl.report.compare: error"):
         if options.output.exists() and not options.output.is_dir():
             raise SavedResultsError(f"--output {options.output} is a file; give a folder")

@@ -41,7 +41,10 @@ CLASSIFICATIONS = ("classification", "finding_classification")
 _COLUMNS = {
     "classification": ("dicom_id", "subject_id", "finding", "label", "score_positive", "score_negative"),
     "finding_classification": ("dicom_id", "subject_id", "finding", "label", "logit"),
-    "grounding": ("dicom_id", "subject_id", "category", "phrase", "box", *summaries.GROUNDING),
+    "grounding": (
+        *("dicom_id", "subject_id", "category", "phrase", "box", *summaries.GROUNDING),
+        *("pair_cnr_signed", "pair_miou"),
+    ),
     "retrieval": ("direction", "dicom_id", "subject_id", "box", "rank", "rank_tolerant"),
     "report_retrieval": ("task", "direction", "query", "subject_id", "rank", "rank_tolerant"),
 }

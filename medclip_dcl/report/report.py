@@ -145,7 +145,7 @@ def _missing(run: Path, results: Mapping[str, Any], content: Mapping[str, Any]) 
 def _tables(runs: Mapping[str, TestedRun], results: Mapping[str, Any]) -> dict[str, Any]:
     """Tables, notes and the numbers in the head of the page."""
     intervals, errors = intervals_of_rows(runs)
-    notes = [size for found in results.values() if "," in (size := describe_image_size(found) or "")]
+    notes = [size for found in results.values() if "," in (size := describe_image_size(found))]
     notes = [f"images were shown at {size}: numbers at the size of the training differ" for size in notes]
     notes += [note for found in results.values() for section in found["notes"].values() for note in section]
     notes += [f"{name} is shown without intervals: {error}" for name, error in errors.items()]

@@ -157,9 +157,10 @@ def describe_data(results: Results) -> str:
     source = str(dataset.get("source"))
     if "grounding" in counts and unlike_published(results) and source.startswith("mimic-cxr"):
         source = f"in the layout of {source}"
-    words = [f"{dataset['folder']} ({source})" if dataset.get("folder") else source]
-    if "images" in dataset:
-        words.append(f"{dataset['images']:,} test images of {dataset['patients']:,} patients")
+    words = [
+        f"{dataset['folder']} ({source})",
+        f"{dataset['images']:,} test images of {dataset['patients']:,} patients",
+    ]
     n_boxes = (counts.get("grounding") or {}).get("boxes")
     if n_boxes is not None:
         words.append(f"{n_boxes:,} boxes" if n_boxes else "no boxes")
@@ -398,9 +399,9 @@ def _by_finding(runs: Mapping[str, Results], intervals: Intervals) -> Table:
 
 
 def _counts(results: Results, section: str) -> Mapping[str, Any]:
-    """Counts of a section; 0 where an older version did not write one."""
+    """Counts of a measured section, and its choice of reports."""
     selection = results["protocol"].get(section, {}).get("reports", "all")
-    return defaultdict(int, results["counts"].get(section) or {}, selection=selection)
+    return {**results["counts"][section], "selection": selection}
 
 
 def _cases(results: Results, section: str) -> dict[str, str]:

@@ -62,11 +62,7 @@ class RunFolder:
         return (self.folder / FIT_FILE).is_file()
 
     def saved_config(self) -> dict[str, Any]:
-        """The run's resolved configuration; empty for a new run.
-
-        Raises:
-            RunFolderError: it cannot be read, or the folder is a file.
-        """
+        """The run's resolved configuration; empty for a new run."""
         if self.folder.exists() and not self.folder.is_dir():
             raise RunFolderError(f"{self.folder} is a file; --run_folder takes a folder")
         file = self.folder / CONFIG_FILE
@@ -92,10 +88,6 @@ class RunFolder:
 
         Returns:
             True if the folder holds this run with fewer epochs, which `extend` allows more.
-
-        Raises:
-            RunFolderError: another configuration (names the keys that differ), other data, or files of unknown
-                origin.
         """
         found: Mapping[str, Any] = self.saved_config()
         if not found:
@@ -142,9 +134,6 @@ class RunFolder:
 
         Results of its earlier end are renamed (results_12_epochs.json), so that they are not taken for the longer
         run's. Killed at any moment, the same command does the rest.
-
-        Raises:
-            RunFolderError: there is no checkpoint to continue from.
         """
         if self.checkpoint_to_resume() is None:
             raise RunFolderError(
@@ -191,9 +180,6 @@ class RunFolder:
         Args:
             prepared: the set.
             evaluated: dicom_id of its images that are evaluated.
-
-        Raises:
-            RunFolderError: names the number of images, and the first.
         """
         if self.data().get("fingerprint") == prepared.fingerprint:
             return
@@ -227,9 +213,6 @@ class RunFolder:
 
         Yields:
             The process that the run is taken over from; "" for none.
-
-        Raises:
-            RunFolderError: another process trains in this folder.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         file, own = self.folder / LOCK_FILE, _own_note()
@@ -287,19 +270,11 @@ class RunFolder:
                 folder.rmdir()
 
     def checkpoint_to_resume(self) -> Path | None:
-        """The last readable checkpoint; None if there is none yet.
-
-        Raises:
-            ResumeError: there are checkpoints, but none can be read.
-        """
+        """The last readable checkpoint; None if there is none yet."""
         return find_readable(self.checkpoints)
 
     def checkpoint_to_test(self) -> Path:
-        """The best checkpoint by validation, else the last.
-
-        Raises:
-            RunFolderError: the run has none.
-        """
+        """The best checkpoint by validation, else the last."""
         file = checkpoint_of_run(self.checkpoints)
         if file is None:
             raise RunFolderError(

@@ -186,12 +186,9 @@ def setting(config: Any, name: str) -> Any:
     return config
 
 
-def describe_image_size(results: Mapping[str, Any]) -> str | None:
-    """Size of the tested images, with the sizes of the training if they differ; None if unknown."""
-    images = results.get("images", {})
-    shown, trained = images.get("shown", {}).get("image_size"), images.get("trained", {})
-    if shown is None:
-        return None
+def describe_image_size(results: Mapping[str, Any]) -> str:
+    """Size of the tested images, with the sizes of the training if they differ."""
+    shown, trained = results["images"]["shown"]["image_size"], results["images"]["trained"]
     others = {
         "trained at": trained.get("image_size"),
         "started from weights of": trained.get("image_size_before"),

@@ -235,7 +235,7 @@ def refused(capsys, *arguments: str) -> str:
 def test_what_cannot_be_calibrated_is_refused(copy, validate_set, small_set, tmp_path, capsys):
     run, data = str(copy), ["--data", str(validate_set)]
     assert "holds no config.yaml" in refused(capsys, str(tmp_path))
-    assert "got {'sensitivity': 95.0}" in refused(capsys, run, *data, "--sensitivity", "95")
+    assert "found {'sensitivity': 95.0}" in refused(capsys, run, *data, "--sensitivity", "95")
     assert "not allowed with" in refused(capsys, run, "--sensitivity", "1", "--specificity", "1")
     prompts = tmp_path / "prompts.yaml"
     prompts.write_text("Pneumonja: [no pneumonia, pneumonia]\n")

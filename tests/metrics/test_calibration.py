@@ -15,6 +15,7 @@ from medclip_dcl.metrics import calibration
 from medclip_dcl.metrics.calibration import (
     Calibration,
     FindingCalibration,
+    check_target,
     choose_threshold,
     fit_finding,
     fit_isotonic,
@@ -119,8 +120,8 @@ def test_a_specificity_is_reached_although_negative_cases_have_the_probability_1
 
 @pytest.mark.parametrize("target", [{}, {"sensitivity": 0.0}, {"specificity": 1.1}, {"auc": 0.5}])
 def test_targets_out_of_range_are_refused(target):
-    with pytest.raises(ValueError, match="a sensitivity or a specificity in"):
-        choose_threshold(np.array([0.2, 0.7]), np.array([False, True]), target)
+    with pytest.raises(ValueError, match="expected a sensitivity or a specificity in"):
+        check_target(target)
 
 
 @pytest.fixture

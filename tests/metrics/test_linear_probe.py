@@ -92,14 +92,6 @@ def test_labels_are_drawn_class_by_class():
     assert draw_labelled(labels, 1.0, draws=1, seed=3)[0].tolist() == np.flatnonzero(labels >= 0).tolist()
 
 
-@pytest.mark.parametrize(
-    "fraction, draws, labels", [(0.0, 1, [0, 1]), (1.1, 1, [0, 1]), (0.5, 0, [0, 1]), (0.5, 1, [-1])]
-)
-def test_draws_that_cannot_be_made_are_refused(fraction, draws, labels):
-    with pytest.raises(ValueError, match="fraction must lie in"):
-        draw_labelled(np.array(labels), fraction, draws, 0)
-
-
 def test_constant_features_are_not_amplified():
     features = torch.tensor([[1.0, 4.0, 5.0], [3.0, 4.0, 5.0], [2.0, 4.0, 8.0]])
     shift, scale = standardisation(features)

@@ -483,7 +483,7 @@ def test_settings_that_differ_stand_in_the_comparison(pair, capsys, tmp_path):
         }
         (run / "config.yaml").write_text(json.dumps(config))  # JSON is YAML
         results = json.loads((run / "results.json").read_text())
-        results["images"] = {"shown": {"image_size": size}}
+        results["images"] = {"shown": {"image_size": size}, "trained": {}}
         (run / "results.json").write_text(json.dumps(results))
     main(command(*pair, "--output", tmp_path / "out"))
     text = capsys.readouterr().out

@@ -14,7 +14,6 @@ import pytest
 from medclip_dcl.report import intervals
 from medclip_dcl.report.intervals import (
     Predictions,
-    TestedRun,
     bootstrap_differences,
     bootstrap_intervals,
     bootstrap_numbers,
@@ -138,6 +137,7 @@ def boxes_of(patients: np.ndarray, values: np.ndarray, trials: int = 1) -> Predi
     table = pd.DataFrame({"dicom_id": names, "subject_id": patients, "phrase": "p"})
     table["category"] = np.repeat(np.arange(trials), len(values) // trials)
     table = table.assign(box=range(len(values)), cnr_signed=values, cnr=np.abs(values), miou=0.1)
+    table = table.assign(pair_cnr_signed=values, pair_miou=0.1)
     return Predictions({"grounding": table})
 
 
@@ -209,13 +209,6 @@ def test_chance_of_a_false_difference_is_about_the_level():
     assert 0.01 <= np.mean(excluded) <= 0.11
 
 
-def test_predictions_without_the_pairs_columns_have_no_interval_for_pairs(tables):
-    tables["grounding"] = tables["grounding"].drop(columns=["pair_cnr_signed", "pair_miou"])
-    found = bootstrap_intervals(Predictions(tables), 100)
-    assert "grounding/cnr" in found
-    assert not [path for path in found if "by_pair" in path]
-
-
 def test_nothing_to_evaluate_has_no_intervals(tables):
     for section in ("grounding", "retrieval", "report_retrieval"):
         tables[section] = tables[section].head(0)
@@ -248,7 +241,7 @@ def test_what_cannot_be_read_is_named(make_tested_run, tmp_path, spoil, message)
     run = make_tested_run(tmp_path / "run")
     spoil(run)
     with pytest.raises(SavedResultsError, match=re.escape(message)):
-        _ = TestedRun(run).predictions
+        _ = intervals.TestedRun(run).predictions
 
 
 def test_too_few_draws_are_refused(tables):

@@ -15,7 +15,8 @@ from sklearn.metrics import brier_score_loss
 from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.metrics import calibration
 from medclip_dcl.metrics.calibration import Calibration, fit_finding, perfect_error
-from medclip_dcl.report.intervals import TestedRun, patient_draws
+from medclip_dcl.report import intervals
+from medclip_dcl.report.intervals import patient_draws
 from medclip_dcl.report.reliability import section
 from medclip_dcl.report.report import render
 from medclip_dcl.report.tables import Table
@@ -29,7 +30,6 @@ def run(make_tested_run, make_predictions, tmp_path_factory) -> Path:
     """A tested run with a calibration by other patients' predictions; Edema has none."""
     folder = make_tested_run(tmp_path_factory.mktemp("runs") / "a", untrained=None)
     results = json.loads((folder / "results.json").read_text())
-    results["images"] = {"shown": {"image_size": 48, "geometry": "stretch"}, "trained": {}}
     results["protocol"]["classification"] |= {
         "view": "whole image",
         "prompts": {f: {"negative": pair.negative, "positive": pair.positive} for f, pair in CHEX5.items()},
@@ -57,7 +57,7 @@ def run(make_tested_run, make_predictions, tmp_path_factory) -> Path:
 
 
 def content(folder: Path) -> dict:
-    found = section(TestedRun(folder))
+    found = section(intervals.TestedRun(folder))
     assert found is not None
     return found
 
@@ -142,7 +142,7 @@ def test_a_calibration_of_another_test_is_named_and_not_shown(run, tmp_path, key
 
 def test_another_precision_of_the_test_is_said(run):
     for precision, is_said in (("32-true", False), ("bf16-mixed", True)):
-        tested = TestedRun(run)
+        tested = intervals.TestedRun(run)
         tested.tested["precision"] = precision
         found = section(tested)
         assert found is not None
