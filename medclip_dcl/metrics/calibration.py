@@ -208,11 +208,11 @@ def fit_finding(
     """Calibration and threshold of one finding, or the reason why there is none.
 
     Args:
-        logits: of the network, by case.
+        logits: of the network for these negative and positive `prompts`, by case.
         labels: True for positive cases.
         patients: of the cases.
         target: see `choose_threshold`.
-        prompts: negative and positive, of which the logits are.
+        prompts: stored with the fit.
     """
     found = FindingCalibration(
         *prompts,

@@ -131,12 +131,7 @@ def compare(
 
 
 def tables(comparison: Comparison, published: bool = True) -> list[Table]:
-    """Tables of what was measured, with differences from the baseline.
-
-    Args:
-        comparison: of :func:`compare`.
-        published: with the paper's rows.
-    """
+    """Tables of what was measured, with differences from the baseline, and with the paper's rows if `published`."""
     results = {label: rows[0].tested for label, rows in comparison.groups.items()}
     is_repeated = len(comparison.groups) < len(comparison.rows)
     found = filled(results, comparison.intervals, paper_number)
@@ -152,11 +147,7 @@ def tables(comparison: Comparison, published: bool = True) -> list[Table]:
 
 
 def write_comparison(comparison: Comparison, output: Path, published: bool = True) -> str:
-    """Write comparison.md, .tex, .html and .json; the same runs and seed give the same bytes.
-
-    Returns:
-        The Markdown.
-    """
+    """Write comparison.md (and return it), .tex, .html and .json; the same runs and seed give the same bytes."""
     first = comparison.rows[0].tested
     differing = settings_that_differ(comparison)
     content = {

@@ -14,7 +14,7 @@ those among all candidates, computed once; the queries are resampled.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from medclip_dcl.metrics import summaries
 from medclip_dcl.runs.saved import SavedResultsError, SavedRun, value_at
@@ -115,19 +115,16 @@ class Predictions:
     min_cases: int = 5
     name: str = "predictions"
 
-    def numbers(self, section: str, weights: summaries.Weights, least_patients: int) -> Numbers:
-        """Path -> number in each draw, of one section."""
-        compute: Any = getattr(summaries, section.removeprefix("finding_"))
-        if section in CLASSIFICATIONS:
-            compute = partial(compute, min_cases=self.min_cases)
-        found = compute(self.tables[section], weights, least_patients=least_patients)
-        return dict(summaries.by_path(found, section))
+    def compute(self, section: str) -> Callable[..., summaries.Numbers]:
+        """Function of rows and weights that gives the numbers of a section."""
+        found: Any = getattr(summaries, section.removeprefix("finding_"))
+        return partial(found, min_cases=self.min_cases) if section in CLASSIFICATIONS else found
 
     @cached_property
     def values(self) -> dict[str, Numbers]:
         """Section -> path -> number among the tested patients, as an array of one; without empty sections."""
         return {
-            section: self.numbers(section, summaries.once(table), 1)
+            section: dict(summaries.by_path(self.compute(section)(table, summaries.once(table)), section))
             for section, table in self.tables.items()
             if len(table)
         }
@@ -225,11 +222,25 @@ def bootstrap_numbers(predictions: Predictions, n_draws: int = N_DRAWS, seed: in
         table = predictions.tables[section]
         patients, patient = np.unique(table["subject_id"].to_numpy(), return_inverse=True)
         counts = patient_draws(len(patients), n_draws, seed)[1:]
-        size = max(1, _ELEMENTS_PER_CHUNK // len(table))
-        chunks = (counts[first : first + size].take(patient, axis=1) for first in range(0, n_draws, size))
-        parts = [values, *(predictions.numbers(section, weights, 2) for weights in chunks)]
-        found |= {path: np.concatenate([part[path] for part in parts]) for path in values}
+        draws = numbers_of_draws(predictions.compute(section), section, table, counts, patient, 2)
+        found |= {path: np.concatenate([value, draws[path]]) for path, value in values.items()}
     return found
+
+
+def numbers_of_draws(
+    compute: Callable[..., summaries.Numbers],
+    prefix: str,
+    table: pd.DataFrame,
+    counts: Float[np.ndarray, "draw patient"],
+    patient: Int[np.ndarray, "row"],
+    least_patients: int,
+) -> Numbers:
+    """Path -> number in each draw: rows count as often as their patient (a column of `counts`) was drawn."""
+    size = max(1, _ELEMENTS_PER_CHUNK // max(1, len(table)))
+    chunks = (counts[first : first + size].take(patient, axis=1) for first in range(0, len(counts), size))
+    found = (compute(table, weights, least_patients=least_patients) for weights in chunks)
+    parts = [dict(summaries.by_path(part, prefix)) for part in found]
+    return {path: np.concatenate([part[path] for part in parts]) for path in parts[0]}
 
 
 def intervals_of(numbers: Numbers) -> dict[str, Interval]:

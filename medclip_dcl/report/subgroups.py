@@ -32,6 +32,7 @@ from medclip_dcl.report.intervals import (
     N_DRAWS,
     Predictions,
     TestedRun,
+    numbers_of_draws,
     patient_draws,
     percentiles,
 )
@@ -58,7 +59,8 @@ _COMPUTED: dict[str, tuple[Any, str]] = {
     "report_retrieval": (summaries.recalls, "report_retrieval/image_report"),
 }
 """Section -> function that computes its metrics, and the path before them."""
-_ELEMENTS_PER_CHUNK = 2**21
+
+_LABELS = {path: (heading, digits) for heading, path, digits in DESCRIPTIONS["subgroups"]}
 
 Draws = Float[np.ndarray, "one_and_draws"]
 """A number among the tested patients, then in each draw; NaN where there is none."""
@@ -230,8 +232,7 @@ class _Evaluation:
         self.section, self.table, self.counts, self.patient = section, table, counts, patient
         self.min_cases = min_cases
         self._findings = list(table["finding"].unique()) if section in CLASSIFICATIONS else []
-        paths = (path for _, path, _ in DESCRIPTIONS["subgroups"])
-        self._of_all = [path for path in paths if path.split("/")[0] == section]
+        self._of_all = [path for path in _LABELS if path.split("/")[0] == section]
         self._of_finding = {f"{section}/by_finding/{name}/auc": name for name in self._findings}
         self.metrics = [*self._of_all, *self._of_finding]
         self._known: dict[Any, dict[str, Draws]] = {}
@@ -270,13 +271,7 @@ class _Evaluation:
             if self.section in CLASSIFICATIONS:
                 compute = partial(compute, min_cases=self.min_cases, findings=findings)
             table, patient = self.table[rows].reset_index(drop=True), self.patient[rows]
-            size = max(1, _ELEMENTS_PER_CHUNK // max(1, len(table)))
-            chunks = np.split(self.counts, range(size, len(self.counts), size))
-            found = (
-                compute(table, chunk.take(patient, axis=1), least_patients=MIN_PATIENTS) for chunk in chunks
-            )
-            parts = [dict(summaries.by_path(part, prefix)) for part in found]
-            self._known[key] = {path: np.concatenate([part[path] for part in parts]) for path in parts[0]}
+            self._known[key] = numbers_of_draws(compute, prefix, table, self.counts, patient, MIN_PATIENTS)
         return self._known[key]
 
 
@@ -310,36 +305,23 @@ def describe(table: pd.DataFrame) -> dict[str, Any] | None:
 
 def _table(rows: pd.DataFrame, attribute: str) -> Table:
     """Metrics in rows; groups and their gaps in columns."""
-    of_groups = rows.drop_duplicates("group").set_index("group")
-    names = [str(name) for name in of_groups.index if name != UNKNOWN]
-    by_cell = rows.set_index(["metric", "group"]).to_dict("index")
+    by_cell = {(row["metric"], row["group"]): row for row in rows.to_dict("records")}
+    of_groups = {str(group): row for (_, group), row in by_cell.items()}
+    names = [name for name in of_groups if name != UNKNOWN]
     gaps = names[:1] if len(names) == 2 else names
-    shown = [
-        Row(
-            "images / patients",
-            "counts",
-            [_counts(of_groups.loc[name]) for name in names] + [Cell("")] * len(gaps),
-        )
-    ]
+    counts = [Cell(f"{of_groups[name]['images']:,} / {of_groups[name]['patients']:,}") for name in names]
+    shown = [Row("images / patients", "counts", counts + [Cell("")] * len(gaps))]
     for metric in rows["metric"].unique():
-        cells: list[Mapping[Any, Any]] = [by_cell[metric, name] | {"metric": metric} for name in names]
+        cells = [by_cell[metric, name] for name in names]
         if any(np.isfinite(cell["value"]) for cell in cells):
-            values = [
-                _value_cell(cell, _findings_of(rows, metric, name))
-                for name, cell in zip(names, cells, strict=True)
-            ]
-            label = _label(metric)[0]
-            shown.append(Row(label, "plain", [*values, *map(_gap_cell, cells[: len(gaps)])]))
+            values = [_value_cell(cell, rows) for cell in cells]
+            shown.append(Row(_label(metric)[0], "plain", [*values, *map(_gap_cell, cells[: len(gaps)])]))
     columns = [*map(Column, names), *(Column(_gap_name(rows, attribute, name)) for name in gaps)]
     note = ""
-    if UNKNOWN in of_groups.index:
-        n_images, n_patients = of_groups.loc[UNKNOWN, ["images", "patients"]]
+    if unknown := of_groups.get(UNKNOWN):
+        n_images, n_patients = unknown["images"], unknown["patients"]
         note = f"In no group, because unknown: {n_images:,} images of {n_patients:,} patients."
     return Table(ATTRIBUTES[attribute], columns, shown, note)
-
-
-def _counts(group: Any) -> Cell:
-    return Cell(f"{group['images']:,} / {group['patients']:,}")
 
 
 def _gap_name(table: pd.DataFrame, attribute: str, group: str) -> str:
@@ -349,28 +331,26 @@ def _gap_name(table: pd.DataFrame, attribute: str, group: str) -> str:
 
 def _label(metric: str) -> tuple[str, int]:
     """Name of a metric on the page, and its decimals."""
-    for heading, path, digits in DESCRIPTIONS["subgroups"]:
-        if metric == path:
-            return heading, digits
+    if metric in _LABELS:
+        return _LABELS[metric]
     finding = metric.split("/by_finding/")[1].removesuffix("/auc")
     return f"AUC ↑, {finding}", 3
 
 
-def _findings_of(rows: pd.DataFrame, metric: str, group: str) -> str:
-    """Number of findings in an average that lacks some of them; "" where it has all, or is none."""
-    section, _, name = metric.partition("/")
-    of_section = rows[rows["metric"].str.startswith(f"{section}/by_finding/")]
-    if section not in CLASSIFICATIONS or "/" in name:
-        return ""
-    has_number = of_section.loc[of_section["group"] == group, "value"].notna()
-    return "" if has_number.all() else f" ({has_number.sum()} of {len(has_number)})"
-
-
-def _value_cell(cell: Mapping[Any, Any], findings: str) -> Cell:
+def _value_cell(cell: Mapping[Any, Any], rows: pd.DataFrame) -> Cell:
+    """A number; of an average that lacks findings, with the number of those that it has."""
     if not np.isfinite(cell["value"]):
         return Cell(NOTHING)
     found = interval_cell(cell["value"], cell["low"], cell["high"], _label(cell["metric"])[1])
-    return found._replace(text=found.text + findings)
+    section, _, name = cell["metric"].partition("/")
+    if section in CLASSIFICATIONS and "/" not in name:
+        of_findings = rows["metric"].str.startswith(f"{section}/by_finding/") & (
+            rows["group"] == cell["group"]
+        )
+        has_number = rows.loc[of_findings, "value"].notna()
+        if not has_number.all():
+            return found._replace(text=f"{found.text} ({has_number.sum()} of {len(has_number)})")
+    return found
 
 
 def _gap_cell(cell: Mapping[Any, Any], mark: str = " *") -> Cell:

@@ -220,13 +220,9 @@ def number_cell(
 def filled(
     runs: Mapping[str, Results], intervals: Intervals, show: Show = number, detailed: bool = False
 ) -> list[Table]:
-    """Tables of what was measured in any of the runs, which share protocol and cases.
+    """Tables of what was measured in any of the runs (name of the row -> results), which share protocol and cases.
 
-    Args:
-        runs: name of the row -> results.json.
-        intervals: shown beside the numbers.
-        show: format of a number.
-        detailed: add tables by finding and by category of box.
+    `detailed` adds tables by finding and by category of box.
     """
     measured = {}
     for section in _A_NUMBER:
