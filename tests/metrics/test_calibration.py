@@ -57,7 +57,7 @@ def test_platt_is_a_logistic_regression_on_smoothed_targets(n, seed):
     assert fit_platt(logits, labels) == pytest.approx((both.coef_[0, 0], both.intercept_[0]), rel=1e-4)
 
 
-def test_platt_does_not_depend_on_the_unit_of_the_logits():
+def test_platt_is_independent_of_the_logits_unit():
     logits, labels, _ = cases(97)
     slope, offset = fit_platt(logits, labels)
     of_thousandths = fit_platt(1000 * logits + 7000, labels)
@@ -83,7 +83,7 @@ def test_isotonic_is_ascending_and_never_certain():
     assert tuple(beyond) == pytest.approx((1 / 133, 132 / 133))
 
 
-def test_too_few_patients_or_a_useless_score_have_no_calibration_and_a_reason():
+def test_few_patients_and_useless_scores_are_not_calibrated():
     logits, labels, patients = cases(120)
     few = labels & (np.cumsum(labels) > calibration.PLATT_PATIENTS - 1)
     found = fit_finding(logits, labels & ~few, patients, HALF, PROMPTS)
@@ -113,7 +113,7 @@ def test_thresholds_by_trying_all(n, share):
     assert lowest == pytest.approx(between[specificity >= share - 1e-12].min())
 
 
-def test_a_specificity_is_reached_although_negative_cases_have_the_probability_1():
+def test_a_specificity_is_reached_at_probability_1():
     p, labels = np.array([0.2, 1.0, 1.0, 1.0]), np.array([False, False, False, True])
     assert not (p >= choose_threshold(p, labels, {"specificity": 0.9})).any()
 
@@ -135,7 +135,7 @@ def fitted() -> Calibration:
     return Calibration({"weights": "0f"}, 14.0, {"specificity": 0.9}, {"use": "validate"}, findings)
 
 
-def test_the_file_gives_the_same_calibration_in_the_same_order(fitted, tmp_path):
+def test_the_file_gives_the_same_ordered_calibration(fitted, tmp_path):
     fitted.write(tmp_path / "calibration.json")
     again = Calibration.read(tmp_path / "calibration.json")
     assert again == fitted and list(again.findings) == ["y", "é", "a"]

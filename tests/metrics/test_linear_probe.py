@@ -31,7 +31,7 @@ def test_a_probe_is_as_good_as_logistic_regression(standardised):
     )
 
 
-def test_a_converged_probe_has_the_weights_of_logistic_regression():
+def test_a_converged_probe_is_logistic_regression():
     """On noisy labels the optimum is finite: weights agree up to the constant that a softmax does not see."""
     generator = torch.Generator().manual_seed(0)
     features = torch.randn(300, 3, generator=generator)

@@ -129,7 +129,7 @@ def duplicated_embeddings(n_distinct, n, dim=5):
 
 
 @pytest.mark.parametrize(("n_queries", "n_candidates"), [(13, 13), (7, 29), (31, 5)])
-def test_ranks_of_embeddings_are_those_of_the_whole_matrix(n_queries, n_candidates, monkeypatch):
+def test_ranks_of_embeddings_are_the_matrixs(n_queries, n_candidates, monkeypatch):
     queries, candidates = duplicated_embeddings(9, n_queries), duplicated_embeddings(4, n_candidates)
     monkeypatch.setattr(retrieval_module, "_ELEMENTS_PER_CHUNK", 3 * n_candidates)
     index = torch.randint(n_candidates, (n_queries,))
@@ -167,7 +167,7 @@ def test_bad_embeddings_are_named(arguments, message):
         cosine_retrieval_ranks(*arguments)
 
 
-def test_a_query_of_a_group_without_candidates_is_named():
+def test_a_group_without_candidates_is_named():
     groups = torch.tensor([0, 1]), torch.tensor([0, 0, 0])
     with pytest.raises(ValueError, match="1 of 2 queries have no correct candidate"):
         cosine_retrieval_ranks(torch.ones(2, 3), torch.ones(3, 3), groups=groups)

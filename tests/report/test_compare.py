@@ -219,7 +219,7 @@ def test_published_rows_are_those_of_the_paper(pair, tmp_path):
 
 
 @pytest.mark.parametrize("other", AS_PUBLISHED[:3])
-def test_beside_another_set_published_rows_are_folded_or_left_out_with_the_reason(pair, tmp_path, other):
+def test_published_rows_are_folded_beside_another_set(pair, tmp_path, other):
     for part, *path, value in AS_PUBLISHED:
         if (part, *path, value) != other:
             _change(part, *path, value=value)(pair[0])
@@ -241,7 +241,7 @@ def test_beside_another_set_published_rows_are_folded_or_left_out_with_the_reaso
     assert html.count("BioViL") == sum(one.count("BioViL") for one in folded)
 
 
-def test_each_table_has_its_chance_level_and_number_of_cases(runs, written):
+def test_tables_have_chance_levels_and_case_counts(runs, written):
     shown = markdown_tables((written / "comparison.md").read_text(encoding="utf-8"))
     counts = json.loads((runs["infonce"] / "results.json").read_text())["counts"]
     n = counts["grounding"]["boxes"]
@@ -265,7 +265,7 @@ def test_published_rows_can_be_left_out(runs, tmp_path, capsys):
     assert not [name for name in FILES if "BioViL" in (tmp_path / name).read_text(encoding="utf-8")]
 
 
-def test_the_untrained_network_is_one_row_if_the_runs_share_it(make_tested_run, tmp_path, runs):
+def test_a_shared_untrained_network_is_one_row(make_tested_run, tmp_path, runs):
     shared = compare(list(runs.values()), untrained=True, n_draws=DRAWS)
     assert [row.name for row in shared.rows] == ["infonce", "dcl_lm", "dcl_010", "untrained"]
     other = make_tested_run(tmp_path / "other", untrained="1234")
@@ -293,7 +293,7 @@ def test_the_seed_of_the_draws_changes_the_intervals(runs, written):
     assert one != other
 
 
-def test_no_report_text_and_no_machine_path_leave_the_run(written, runs):
+def test_no_report_text_or_machine_path_is_written(written, runs):
     for name in FILES:
         text = (written / name).read_text(encoding="utf-8")
         assert "SECRET" not in text
@@ -431,9 +431,7 @@ def _change(part, *keys, value):
         (_change("counts", "grounding", "boxes", value=7), "counts.grounding.boxes is 7 there and"),
     ],
 )
-def test_runs_that_were_not_tested_alike_are_refused_with_the_difference(
-    pair, tmp_path, capsys, change, message
-):
+def test_runs_tested_otherwise_are_refused_with_the_difference(pair, tmp_path, capsys, change, message):
     change(pair[1])
     error = refused(capsys, *pair, "--output", tmp_path / "out")
     assert message in error
@@ -441,14 +439,14 @@ def test_runs_that_were_not_tested_alike_are_refused_with_the_difference(
     assert not (tmp_path / "out").exists()
 
 
-def test_an_evaluation_without_numbers_and_the_time_it_took_may_differ(pair):
+def test_evaluations_without_numbers_and_times_may_differ(pair):
     for part, value in (("metrics", {}), ("protocol", {"perplexity": 30}), ("counts", {"images": 9})):
         _change(part, "embedding_map", value=value)(pair[1])
     _change("timings", "test_seconds", value=99.0)(pair[1])
     assert len(compare(pair, n_draws=DRAWS).rows) == 2
 
 
-def test_a_run_without_one_of_the_evaluations_is_refused(pair, capsys):
+def test_a_run_without_an_evaluation_is_refused(pair, capsys):
     file = pair[1] / "results.json"
     results = json.loads(file.read_text())
     for part in ("metrics", "protocol", "counts"):
@@ -457,7 +455,7 @@ def test_a_run_without_one_of_the_evaluations_is_refused(pair, capsys):
     assert "protocol.retrieval is not given there and {" in refused(capsys, *pair)
 
 
-def test_a_run_without_the_retrieval_of_reports_is_compared_in_the_rest(pair, capsys, tmp_path):
+def test_a_run_without_reports_is_compared_otherwise(pair, capsys, tmp_path):
     file = pair[1] / "results.json"
     results = json.loads(file.read_text())
     for part in ("metrics", "protocol", "counts"):
@@ -503,7 +501,7 @@ def test_settings_that_differ_stand_in_the_comparison(pair, capsys, tmp_path):
     assert "settings are not known: b" in capsys.readouterr().out
 
 
-def test_an_untrained_network_that_was_tested_otherwise_is_refused(pair, capsys):
+def test_an_untrained_network_tested_otherwise_is_refused(pair, capsys):
     file = pair[1] / "results_untrained.json"
     file.write_text(file.read_text().replace('"bilinear"', '"nearest"'))
     assert "results_untrained.json cannot be compared" in refused(capsys, *pair, "--untrained")
@@ -537,7 +535,7 @@ def test_the_same_counts_of_other_patients_are_refused(pair, capsys):
         (["a", "--output", "a/results.json"], "results.json is a file; give a folder"),
     ],
 )
-def test_a_refused_comparison_is_one_line_and_status_2(pair, tmp_path, monkeypatch, capsys, words, message):
+def test_refused_comparisons_are_one_line(pair, tmp_path, monkeypatch, capsys, words, message):
     monkeypatch.chdir(tmp_path)
     Path("b/results_untrained.json").unlink()
     Path("empty").mkdir()
@@ -548,7 +546,7 @@ def test_too_few_draws_are_refused(pair, capsys):
     assert "needs at least 40 draws" in refused(capsys, *pair, draws=7)
 
 
-def test_one_run_alone_and_a_run_without_boxes_are_shown(make_tested_run, tmp_path):
+def test_one_run_without_boxes_is_shown(make_tested_run, tmp_path):
     run = make_tested_run(tmp_path / "run", untrained=None)
     results = json.loads((run / "results.json").read_text())
     for section in ("grounding", "retrieval"):

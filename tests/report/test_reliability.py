@@ -67,7 +67,7 @@ def tables(run) -> list[Table]:
     return content(run)["tables"]
 
 
-def test_numbers_are_of_the_test_cases_before_and_after_the_map(run, tables):
+def test_numbers_of_test_cases_before_and_after(run, tables):
     errors, thresholds = tables
     own = Calibration.read(run / "calibration.json")
     cases = pd.read_parquet(run / "predictions/classification.parquet")
@@ -105,7 +105,7 @@ def test_intervals_draw_patients(run, tables):
     assert cell.interval == f"[{low:.3f}, {high:.3f}]"
 
 
-def test_the_page_shows_curves_and_says_what_it_is(run):
+def test_the_page_shows_curves_and_explains_them(run):
     page = render(run)
     assert page.count('id="reliability') >= 4 and "Edema: not calibrated: 1 patients with a positive" in page
     assert "The probabilities hold at the prevalence of the validate cases" in page
@@ -126,7 +126,7 @@ def test_the_page_shows_curves_and_says_what_it_is(run):
         (("findings", "Edema", "positive"), ["oedema"], "prompts of Edema"),
     ],
 )
-def test_a_calibration_of_another_test_is_named_and_not_shown(run, tmp_path, keys, value, message):
+def test_a_calibration_of_another_test_is_named(run, tmp_path, keys, value, message):
     copy = shutil.copytree(run, tmp_path / "a")
     whole = json.loads((copy / "calibration.json").read_text())
     inner = whole
@@ -156,7 +156,7 @@ def test_a_damaged_file_is_one_error(run, tmp_path):
         render(copy)
 
 
-def test_the_error_of_a_perfect_model_is_what_many_simulated_tests_have_on_average():
+def test_the_perfect_models_error_is_the_binomials():
     p = np.array([0.31] * 40 + [0.86] * 10)
     # |mean of n labels - p| of each bin, from the binomial distribution, weighted by its share.
     expected = 0.0
