@@ -106,12 +106,6 @@ def test_findings_of_few_cases_have_no_number(positives, negatives):
     assert nothing["auc"] is None and nothing["by_finding"]["Few"]["acc"] is None
 
 
-def test_scores_that_are_nan_are_named():
-    cases = cases_of("Edema", [0, 1], logit=[0.1, np.nan])
-    with pytest.raises(ValueError, match="scores: 1 of 2 are NaN; an embedding is NaN"):
-        classification(cases, once(cases))
-
-
 def test_recalls_by_hand():
     ranks = [1.0, 10.0, 10.5, 51.0, 100.0, 101.0]
     queries = pd.DataFrame({"direction": ["image_to_text"] * 6 + ["text_to_image"], "rank": [*ranks, 1.0]})

@@ -244,11 +244,6 @@ def test_what_cannot_be_read_is_named(make_tested_run, tmp_path, spoil, message)
         _ = intervals.TestedRun(run).predictions
 
 
-def test_too_few_draws_are_refused(tables):
-    with pytest.raises(SavedResultsError, match="needs at least 40 draws, better 2,000: found 39"):
-        bootstrap_intervals(Predictions(tables), n_draws=39)
-
-
 def test_runs_on_other_cases_are_not_paired(tables, make_predictions):
     other = make_predictions(seed=1)
     other["grounding"] = other["grounding"].assign(
