@@ -37,7 +37,7 @@ from medclip_dcl.metrics.calibration import (
 )
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.runs.run_folder import RunFolder
-from medclip_dcl.runs.saved import read_config, read_parquet
+from medclip_dcl.runs.saved import read_config, read_parquet, settings_of_callback
 
 SCORES_FILE = "predictions/validate_classification.parquet"
 TARGET = {"sensitivity": 0.95}
@@ -132,9 +132,7 @@ def calibrate(
 
 def _zero_shot(config: Mapping[str, Any], prompts: PromptSource | None) -> ZeroShotClassification:
     """The run's zero-shot classification, with other prompts where they are given."""
-    callbacks = config["trainer"].get("callbacks") or []
-    own = [one for one in callbacks if one["class_path"].endswith(".ZeroShotClassification")]
-    options = dict(own[0].get("init_args", {})) if own else {}
+    options = settings_of_callback(config, "ZeroShotClassification")
     if prompts is None:
         prompts = config.get("prompts") or options.get("prompts")
     zero_shot = ZeroShotClassification(prompts, ensemble=options.get("ensemble", "scores"))  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from typing import Any
 from medclip_dcl.common.errors import MissingFileError
 from medclip_dcl.common.findings import PromptEnsembles, read_prompts
 from medclip_dcl.networks.image_text import ImageTextNetwork
-from medclip_dcl.runs.saved import setting
+from medclip_dcl.runs.saved import setting, settings_of_callback
 
 FACTS: dict[str, dict[str, str]] = {
     "data": {
@@ -98,9 +98,7 @@ def terms_of(dataset: Mapping[str, Any] | None) -> str:
 
 def prompts_of(config: Mapping[str, Any]) -> PromptEnsembles:
     """The prompts of a run's ZeroShotClassification; empty for CheX5's, or where their file is not at hand."""
-    callbacks = setting(config, "trainer.callbacks") or []
-    own = [one for one in callbacks if one["class_path"].endswith(".ZeroShotClassification")]
-    prompts = setting(own, "0.init_args.prompts")
+    prompts = settings_of_callback(config, "ZeroShotClassification").get("prompts")
     with suppress(MissingFileError):
         return read_prompts(prompts) if prompts else {}
     return {}

@@ -17,9 +17,16 @@ import pandas as pd
 import yaml
 
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.common.files import digest, read_yaml, write_json, write_parquet, write_text
+from medclip_dcl.common.files import digest, write_json, write_parquet, write_text
 from medclip_dcl.runs.checkpoint_files import checkpoint_of_run, find_readable
-from medclip_dcl.runs.saved import CONFIG_FILE, IMAGE_DIGESTS, differing_settings
+from medclip_dcl.runs.saved import (
+    CONFIG_FILE,
+    IMAGE_DIGESTS,
+    SavedResultsError,
+    differing_settings,
+    read_config,
+    read_json,
+)
 
 if TYPE_CHECKING:
     from medclip_dcl.data.prepared import PreparedSet
@@ -65,13 +72,10 @@ class RunFolder:
         """The run's resolved configuration; empty for a new run."""
         if self.folder.exists() and not self.folder.is_dir():
             raise RunFolderError(f"{self.folder} is a file; --run_folder takes a folder")
-        file = self.folder / CONFIG_FILE
-        if not file.is_file():
-            return {}
         try:
-            return read_yaml(file)
-        except UserError as error:
-            raise RunFolderError(f"{error}; restore it, or choose another --run_folder") from error
+            return read_config(self.folder) or {}
+        except SavedResultsError as error:
+            raise RunFolderError(f"{error}, or choose another --run_folder") from error
 
     def check(
         self,
@@ -140,7 +144,7 @@ class RunFolder:
                 f"{self.checkpoints} holds no last.ckpt: the run cannot be trained longer; choose another --run_folder"
             )
         if self.is_finished:
-            epochs = json.loads((self.folder / FIT_FILE).read_text(encoding="utf-8")).get("epochs")
+            epochs = read_json(self.folder / FIT_FILE).get("epochs")
             for path in (self.folder / name for name in _OF_THE_END):
                 earlier = path.with_name(f"{path.stem}_{epochs}_epochs{path.suffix}")
                 if path.exists():
@@ -153,7 +157,7 @@ class RunFolder:
     def data(self) -> dict[str, Any]:
         """Identity of the set of the training; empty where it is not known."""
         file = self.folder / DATA_FILE
-        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        return read_json(file) if file.is_file() else {}
 
     def is_own(self, checkpoint: Path) -> bool:
         """True for a checkpoint of this run's training; for any checkpoint in a folder that holds no run."""

@@ -186,6 +186,13 @@ def setting(config: Any, name: str) -> Any:
     return config
 
 
+def settings_of_callback(config: Any, name: str) -> dict[str, Any]:
+    """Settings of a run's callback by the name of its class; empty if it has none."""
+    callbacks = setting(config, "trainer.callbacks") or []
+    own = [one for one in callbacks if one["class_path"].endswith(f".{name}")]
+    return dict(own[0].get("init_args") or {}) if own else {}
+
+
 def describe_image_size(results: Mapping[str, Any]) -> str:
     """Size of the tested images, with the sizes of the training if they differ."""
     shown, trained = results["images"]["shown"]["image_size"], results["images"]["trained"]
