@@ -146,37 +146,34 @@ def _results(runs: Mapping[str, TestedRun], shown: str) -> dict[str, Any]:
     if not runs:
         return {"summary": None, "tables": [], "tested": "", "method": ""}
     run = runs[_MODEL]
-    results = {name: one.tested for name, one in runs.items()}
     intervals, errors = intervals_of_rows(runs)
+    rows = {name: tables.Shown(one.tested, intervals.get(name, {})) for name, one in runs.items()}
     problems = [
         f"Without intervals, {name}: {str(error).replace(str(run.folder), shown)}."
         for name, error in errors.items()
     ]
     return {
-        "summary": _summary(results, intervals),
-        "tables": [*tables.detail_tables(results, intervals), *_prompts(run.tested)],
+        "summary": _summary(rows),
+        "tables": [*tables.detail_tables(rows), *_prompts(run.tested)],
         "tested": tables.describe_data(run.tested),
         "method": " ".join([method(), *problems] if intervals else problems),
     }
 
 
-def _summary(results: Mapping[str, Any], intervals: tables.Intervals) -> Table:
+def _summary(runs: Mapping[str, tables.Shown]) -> Table:
     """Each number of the head of the report with its interval, beside the untrained network's and chance."""
-    chance = tables.chance_levels(results[_MODEL])
+    chance = tables.chance_levels(runs[_MODEL].results)
     rows = []
-    for label, path, digits, _ in _headline(results[_MODEL]):
-        cells = [
-            tables.number_cell(found, intervals.get(name, {}), path, digits)
-            for name, found in results.items()
-        ]
+    for label, path, digits, _ in _headline(runs[_MODEL].results):
+        cells = [run.cell(path, digits) for run in runs.values()]
         section = _SECTIONS[path.split("/")[0]][0]
         rows.append(
             Row(f"{section}: {label}", "plain", [*cells, Cell(tables.number(chance.get(path), digits))])
         )
     note = "Higher is better, except for MedR, the median rank. – : chance depends on the model."
-    if _UNTRAINED in results:
+    if _UNTRAINED in runs:
         note += " Untrained: the same network before its first training step."
-    return Table("Summary", [*map(Column, results), Column("by chance")], rows, note)
+    return Table("Summary", [*map(Column, runs), Column("by chance")], rows, note)
 
 
 def _headline(results: Mapping[str, Any]) -> list[tuple[str, str, int, float]]:

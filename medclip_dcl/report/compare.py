@@ -44,6 +44,7 @@ from medclip_dcl.report.tables import (
     Cell,
     Column,
     Row,
+    Shown,
     Table,
     describe_data,
     filled,
@@ -132,9 +133,11 @@ def compare(
 
 def tables(comparison: Comparison, published: bool = True) -> list[Table]:
     """Tables of what was measured, with differences from the baseline, and with the paper's rows if `published`."""
-    results = {label: rows[0].tested for label, rows in comparison.groups.items()}
+    shown = {
+        label: Shown(rows[0].tested, comparison.intervals[label]) for label, rows in comparison.groups.items()
+    }
     is_repeated = len(comparison.groups) < len(comparison.rows)
-    found = filled(results, comparison.intervals, paper_number)
+    found = filled(shown, paper_number)
     for table in found:
         if not published:
             table.published = []

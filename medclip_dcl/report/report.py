@@ -149,7 +149,8 @@ def _tables(runs: Mapping[str, TestedRun], results: Mapping[str, Any]) -> dict[s
     notes = [f"images were shown at {size}: numbers at the size of the training differ" for size in notes]
     notes += [note for found in results.values() for section in found["notes"].values() for note in section]
     notes += [f"{name} is shown without intervals: {error}" for name, error in errors.items()]
-    shown = tables.filled(results, intervals, detailed=True) + tables.other_tables(results) if results else []
+    rows = {name: tables.Shown(found, intervals.get(name, {})) for name, found in results.items()}
+    shown = tables.filled(rows, detailed=True) + tables.other_tables(results) if results else []
     headline = []
     levels = tables.chance_levels(next(iter(results.values()))) if results else {}
     for label, path, digits in tables.DESCRIPTIONS["headline"]:
