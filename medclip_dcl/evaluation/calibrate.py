@@ -57,13 +57,8 @@ def calibrate(
 ) -> Calibration:
     """Fit a run's calibration on its validate patients and write it, unless the file holds a better one.
 
-    Args:
-        run: folder of a run of an image-text model.
-        target: sensitivity or specificity of the thresholds, see `medclip_dcl.metrics.calibration.choose_threshold`.
-        data: the prepared set; None for the run's.
-        prompts: None for those of the run's ZeroShotClassification.
-        device: of the network.
-        output: file to write; None for the run's calibration.json.
+    Set, prompts and file that are None are the run's. The target is a sensitivity or specificity, see
+    `medclip_dcl.metrics.calibration.choose_threshold`.
     """
     check_target(target)
     usable = usable_device(device)

@@ -52,13 +52,9 @@ _SECTIONS = {
 def model_card(
     folder: Path, network: ImageTextNetwork, address: str, calibration: Calibration | None = None
 ) -> str:
-    """The card of a trained network as Markdown; the same folder gives the same text.
+    """The card of a network from a run folder as Markdown; the same folder gives the same text.
 
-    Args:
-        folder: the run folder that the network comes from.
-        network: loaded from the run's checkpoint.
-        address: of the exported model, in the example.
-        calibration: of the network; None for none.
+    `address` of the exported model stands in the example.
     """
     run, untrained = (TestedRun(folder, suffix) for suffix in ("", "_untrained"))
     config, test, fit_file = run.config or {}, run.command, folder / "fit.json"

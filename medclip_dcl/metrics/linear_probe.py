@@ -13,12 +13,7 @@ from torch.nn.functional import cross_entropy
 
 @dataclass(frozen=True)
 class LinearProbe:
-    """Softmax classifiers of the same features, one for each draw of labels.
-
-    Attributes:
-        weight: (draw, feature, class).
-        bias: (draw, 1, class).
-    """
+    """Softmax classifiers of the same features, one for each draw of labels."""
 
     weight: Float[Tensor, "draw feature class"]
     bias: Float[Tensor, "draw 1 class"]
@@ -80,13 +75,8 @@ def draw_labelled(
 ) -> Int[np.ndarray, "draw labelled"]:
     """Places of the images whose labels each draw uses: this fraction of every class, at least one image of each.
 
-    With the same seed a smaller fraction lies within a larger one.
-
-    Args:
-        labels: class of each image; images below 0 are not labelled and never drawn.
-        fraction: in (0, 1].
-        draws: number of draws, each independent of the others.
-        seed: of the draws.
+    With the same seed a smaller fraction, in (0, 1], lies within a larger one. Images with labels below 0 are never
+    drawn; draws are independent.
     """
     classes = np.unique(labels[labels >= 0])
     found = []

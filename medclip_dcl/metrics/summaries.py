@@ -173,10 +173,8 @@ def recalls(
 def calibration(cases: pd.DataFrame, weights: Weights, *, least_patients: int = 1) -> Numbers:
     """Calibration of each finding before and after it was fitted, and its sensitivity and specificity.
 
-    Args:
-        cases: subject_id, finding, label, before and after (probabilities), threshold (positive from there on).
-        weights: of the cases.
-        least_patients: with a positive case, and with a negative one; and in a bin.
+    Cases have subject_id, finding, label, before and after (probabilities), threshold (positive from there on).
+    `least_patients` with a positive case, with a negative one, and in a bin.
     """
     cases = cases.reset_index(drop=True)
     by_finding: Numbers = {}

@@ -76,13 +76,10 @@ class Comparison:
     """Runs that were tested in the same way, with the uncertainty of their numbers.
 
     Attributes:
-        rows: in the given order.
         groups: label -> rows that differ in the seed alone, in the order of the tables; one row has its name as label.
         baseline: label that is subtracted from the others; None: no differences.
         intervals: label -> path -> interval.
         differences: every label but the baseline -> path -> difference.
-        n_draws: bootstrap draws.
-        seed: of the draws.
     """
 
     rows: list[TestedRun]
@@ -201,7 +198,7 @@ def _names(runs: Sequence[Path], names: Sequence[str] | None) -> list[str]:
 
 
 def _read(folders: Sequence[Path], names: Sequence[str], untrained: bool) -> list[TestedRun]:
-    trained = [_tested(TestedRun(*one)) for one in zip(folders, [""] * len(names), names, strict=True)]
+    trained = [_tested(TestedRun(run, "", name)) for run, name in zip(folders, names, strict=True)]
     if not untrained:
         return trained
     others = [_tested(TestedRun(row.folder, "_untrained", f"{row.name}, {UNTRAINED}")) for row in trained]
@@ -218,7 +215,7 @@ def _read(folders: Sequence[Path], names: Sequence[str], untrained: bool) -> lis
 
 
 def _tested(run: TestedRun) -> TestedRun:
-    """The run, whose numbers can be compared."""
+    """The run, if its results and predictions can be read."""
     if not run.folder.is_dir():
         raise SavedResultsError(f"{run.folder} does not exist; give the folder of a run, such as runs/demo")
     run.refuse_images_alone()

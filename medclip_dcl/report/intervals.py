@@ -66,14 +66,7 @@ Numbers = dict[str, np.ndarray]
 
 
 class Interval(NamedTuple):
-    """A number with its percentile interval; None where it cannot be given.
-
-    Attributes:
-        value: among the tested patients, as in results.json.
-        low: lower bound.
-        high: upper bound.
-        n_draws: draws that gave the number.
-    """
+    """A number among the tested patients with its percentile interval, from the draws that gave it; None: unknown."""
 
     value: float | None
     low: float | None
@@ -82,14 +75,9 @@ class Interval(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """A number of a run minus that of another on the same patients, with its percentile interval.
+    """A number of a run minus that of another on the same patients, from the draws that gave both.
 
-    Attributes:
-        value: the difference among the tested patients.
-        low: lower bound.
-        high: upper bound.
-        p: two-sided: twice the smaller share of draws on one side of 0, (count + 1) / (draws + 1), at most 1.
-        n_draws: draws that gave both numbers.
+    p is two-sided: twice the smaller share of draws on one side of 0, (count + 1) / (draws + 1), at most 1.
     """
 
     value: float | None
@@ -171,12 +159,7 @@ class TestedRun(SavedRun):
 def bootstrap_intervals(
     run: Path | Predictions, n_draws: int = N_DRAWS, seed: int = 0
 ) -> dict[str, Interval]:
-    """Percentile intervals of every number of results.json.
-
-    Args:
-        run: a run folder, or predictions.
-        n_draws: bootstrap draws of patients.
-        seed: of the draws; the same seed gives the same intervals.
+    """Percentile intervals of every number of a run's results.json, or of predictions; a seed gives the same ones.
 
     Returns:
         Path in results.json's metrics, keys joined by "/", such as "classification/by_finding/Edema/auc" -> interval.

@@ -47,13 +47,9 @@ def fitted_table(calibration: Calibration) -> Table:
 
 
 def section(run: TestedRun) -> dict[str, Any] | None:
-    """Content of calibration.html: charts, tables and notes; or the reason why there are none.
+    """Content of calibration.html: charts, tables and notes, or why there are none; None without calibration.json.
 
-    Args:
-        run: with results.json and predictions/classification.parquet.
-
-    Returns:
-        None for a run without calibration.json.
+    The run has predictions of a classification.
     """
     file = run.folder / CALIBRATION_FILE
     if not file.is_file():

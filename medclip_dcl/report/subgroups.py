@@ -76,13 +76,7 @@ class _Compared(NamedTuple):
 
 
 def subgroup_table(run: Path | TestedRun, n_draws: int = N_DRAWS, seed: int = 0) -> pd.DataFrame:
-    """Metrics by group of a tested run folder, as :func:`table_of_groups`; empty where no image has an attribute.
-
-    Args:
-        run: run folder.
-        n_draws: bootstrap draws of patients.
-        seed: of the draws; the same seed gives the same table.
-    """
+    """Metrics by group of a tested run folder, as :func:`table_of_groups`; empty where no image has an attribute."""
     run = TestedRun(run) if isinstance(run, Path) else run
     images = run.table("images")
     if images is None:
@@ -93,13 +87,9 @@ def subgroup_table(run: Path | TestedRun, n_draws: int = N_DRAWS, seed: int = 0)
 def table_of_groups(
     predictions: Predictions, images: pd.DataFrame, n_draws: int = N_DRAWS, seed: int = 0
 ) -> pd.DataFrame:
-    """Metrics by group, from predictions.
+    """Metrics by group, from predictions of a test and its images; a seed gives the same table.
 
-    Args:
-        predictions: of a test.
-        images: dicom_id, study_id, subject_id, view and, if the set has them, sex and age of each tested image.
-        n_draws: as in :func:`subgroup_table`.
-        seed: as there.
+    The images have dicom_id, study_id, subject_id, view and, if the set has them, sex and age.
 
     Returns:
         A row for each attribute by which the images fall into two or more groups, each group and each metric:

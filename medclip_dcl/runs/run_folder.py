@@ -179,12 +179,7 @@ class RunFolder:
         return pd.read_parquet(file) if file.is_file() else pd.DataFrame(columns=IMAGE_DIGESTS)
 
     def require_untrained(self, prepared: PreparedSet, evaluated: Iterable[str]) -> None:
-        """Refuse to evaluate the run on images that it was trained on, or on other images of these patients.
-
-        Args:
-            prepared: the set.
-            evaluated: dicom_id of its images that are evaluated.
-        """
+        """Refuse to evaluate images (dicom_id) that the run was trained on, or other images of these patients."""
         if self.data().get("fingerprint") == prepared.fingerprint:
             return
         known, images = self.images(), prepared.image_digests()
