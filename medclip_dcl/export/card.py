@@ -70,8 +70,9 @@ def model_card(
         f"results.json: the model has not been tested; create it with: {test}": run.results is None,
         f"results.json is of other weights ({of.get('file')}), so that its numbers are left out; "
         f"test these: {test}": run.results is not None and not runs,
-        f"results_untrained.json: no numbers of the untrained network; create it with: {test}": len(runs)
-        == 1,
+        f"results_untrained.json: no numbers of the untrained network; create it with: {test}": (
+            bool(runs) and _UNTRAINED not in runs
+        ),
         "the description of the training data: their folder is not at hand, and the run was not tested on them; "
         f"create it with: {test}": dataset is None,
         "config.yaml: objective and settings of the training; restore the file in the run folder": not config,
