@@ -37,7 +37,7 @@ from medclip_dcl.metrics.calibration import (
 )
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.runs.run_folder import RunFolder
-from medclip_dcl.runs.saved import read_config, read_parquet
+from medclip_dcl.runs.saved import read_config, read_parquet, settings_of_callback
 
 SCORES_FILE = "predictions/validate_classification.parquet"
 TARGET = {"sensitivity": 0.95}
@@ -57,19 +57,8 @@ def calibrate(
 ) -> Calibration:
     """Fit a run's calibration on its validate patients and write it, unless the file holds a better one.
 
-    Args:
-        run: folder of a run of an image-text model.
-        target: sensitivity or specificity of the thresholds, see `medclip_dcl.metrics.calibration.choose_threshold`.
-        data: the prepared set; None for the run's.
-        prompts: None for those of the run's ZeroShotClassification.
-        device: of the network.
-        output: file to write; None for the run's calibration.json.
-
-    Raises:
-        MissingFileError: not a run folder.
-        WorseResultError: the file's calibration has findings that this one could not calibrate.
-        UserError: a run of a classifier; images of its training; images, patients or prompts that do not fit; a device
-            that cannot be used.
+    Set, prompts and file that are None are the run's. The target is a sensitivity or specificity, see
+    `medclip_dcl.metrics.calibration.choose_threshold`.
     """
     check_target(target)
     usable = usable_device(device)
@@ -138,9 +127,7 @@ def calibrate(
 
 def _zero_shot(config: Mapping[str, Any], prompts: PromptSource | None) -> ZeroShotClassification:
     """The run's zero-shot classification, with other prompts where they are given."""
-    callbacks = config["trainer"].get("callbacks") or []
-    own = [one for one in callbacks if one["class_path"].endswith(".ZeroShotClassification")]
-    options = dict(own[0].get("init_args", {})) if own else {}
+    options = settings_of_callback(config, "ZeroShotClassification")
     if prompts is None:
         prompts = config.get("prompts") or options.get("prompts")
     zero_shot = ZeroShotClassification(prompts, ensemble=options.get("ensemble", "scores"))  # type: ignore[arg-type]

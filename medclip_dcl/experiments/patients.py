@@ -12,9 +12,9 @@ from medclip_dcl.common.files import write_parquet
 from medclip_dcl.experiments.grid import Experiment, Outcome
 from medclip_dcl.report.intervals import (
     Predictions,
+    TestedRun,
     bootstrap_numbers,
     percentiles,
-    read_predictions,
     require_same_cases,
 )
 from medclip_dcl.runs.saved import RESULTS_FILE
@@ -78,7 +78,7 @@ def _of_group(folders: Sequence[Path], outcomes: Mapping[str, Outcome]) -> list[
     first: Predictions | None = None
     found: list[Draws] = []
     for folder in folders:
-        predictions = read_predictions(folder)
+        predictions = TestedRun(folder).predictions
         if first is None:
             first = predictions
         require_same_cases(first, predictions)

@@ -28,116 +28,83 @@ from medclip_dcl.metrics.calibration import CALIBRATION_FILE, Calibration
 from medclip_dcl.networks.bert_folder import weights_fingerprint
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.report import tables
-from medclip_dcl.report.intervals import intervals_of_rows, method
+from medclip_dcl.report.intervals import TestedRun, intervals_of_rows, method
 from medclip_dcl.report.page import render_template
-from medclip_dcl.report.subgroups import IMAGES_FILE, describe_run
-from medclip_dcl.report.tables import NOTHING, Cell, Column, Row, Table
-from medclip_dcl.runs.saved import (
-    command_of_test,
-    describe_checkpoint,
-    describe_image_size,
-    read_config,
-    read_json,
-    read_results,
-    setting,
-    value_at,
-)
+from medclip_dcl.report.reliability import fitted_table
+from medclip_dcl.report.subgroups import describe_run
+from medclip_dcl.report.tables import Cell, Column, Row, Table
+from medclip_dcl.runs.saved import describe_checkpoint, describe_image_size, read_json, setting, value_at
 
 CARD_FILE = "README.md"
 RESULTS = "### Summary"
 """Stands in a card with metrics."""
 
 _MODEL, _UNTRAINED = "this model", tables.UNTRAINED
-_SUFFIXES = {_MODEL: "", _UNTRAINED: "_untrained"}
 _SECTIONS = {
-    "classification": "zero-shot classification",
-    "grounding": "phrase grounding",
-    "retrieval": "retrieval of phrases and boxes",
-    tables.REPORTS: "retrieval of reports",
+    "classification": ("zero-shot classification", "zero-shot-image-classification"),
+    "grounding": ("phrase grounding", "visual-grounding"),
+    "retrieval": ("retrieval of phrases and boxes", "image-text-retrieval"),
+    tables.REPORTS: ("retrieval of reports", "image-text-retrieval"),
 }
-_TASKS = {
-    "classification": "zero-shot-image-classification",
-    "grounding": "visual-grounding",
-    "retrieval": "image-text-retrieval",
-    tables.REPORTS: "image-text-retrieval",
-}
+"""Section of results.json -> its name in the card, and the Hub's name of the task."""
 
 
 def model_card(
-    run: Path, network: ImageTextNetwork, address: str, calibration: Calibration | None = None
+    folder: Path, network: ImageTextNetwork, address: str, calibration: Calibration | None = None
 ) -> str:
-    """The card of a trained network as Markdown; the same folder gives the same text.
+    """The card of a network from a run folder as Markdown; the same folder gives the same text.
 
-    Args:
-        run: the run folder that the network comes from.
-        network: loaded from the run's checkpoint.
-        address: of the exported model, in the example.
-        calibration: of the network; None for none.
-
-    Raises:
-        SavedResultsError: a file of the run folder is not readable.
+    `address` of the exported model stands in the example.
     """
-    config = read_config(run) or {}
-    missing: list[str] = []
+    run, untrained = (TestedRun(folder, suffix) for suffix in ("", "_untrained"))
+    config, test, fit_file = run.config or {}, run.command, folder / "fit.json"
     weights = weights_fingerprint(network)
-    results = {
-        name: found for name, suffix in _SUFFIXES.items() if (found := read_results(run, suffix)) is not None
+    of = run.results["checkpoint"] if run.results is not None else {}
+    runs = {_MODEL: run} if of.get("weights") == weights else {}
+    if runs and untrained.results is not None:
+        runs[_UNTRAINED] = untrained
+    dataset = _dataset(run)
+    has_file = (folder / CALIBRATION_FILE).is_file()
+    reason = "is of other weights" if has_file else "no probabilities and thresholds"
+    pieces = {
+        f"results.json: the model has not been tested; create it with: {test}": run.results is None,
+        f"results.json is of other weights ({of.get('file')}), so that its numbers are left out; "
+        f"test these: {test}": run.results is not None and not runs,
+        f"results_untrained.json: no numbers of the untrained network; create it with: {test}": (
+            bool(runs) and _UNTRAINED not in runs
+        ),
+        "the description of the training data: their folder is not at hand, and the run was not tested on them; "
+        f"create it with: {test}": dataset is None,
+        "config.yaml: objective and settings of the training; restore the file in the run folder": not config,
+        "fit.json: training has not finished; continue it with: "
+        f"python -m medclip_dcl fit --config {folder / 'config.yaml'}": not fit_file.is_file(),
+        f"{CALIBRATION_FILE}: {reason}; create it with: python -m medclip_dcl.evaluation.calibrate {folder}": (
+            calibration is None
+        ),
+        f"predictions/images.parquet: no numbers by view, sex and age; create it with: {test}": (
+            bool(runs) and not run.file_of("images").is_file()
+        ),
     }
-    tested = results.get(_MODEL)
-    if tested is None:
-        missing.append(f"results.json: the model has not been tested; create it with: {command_of_test(run)}")
-        results = {}
-    elif tested["checkpoint"].get("weights") != weights:
-        missing.append(
-            f"results.json is of other weights ({tested['checkpoint']['file']}), so that its numbers are left out; "
-            f"test these: {command_of_test(run)}"
-        )
-        results = {}
-    elif _UNTRAINED not in results:
-        missing.append(
-            f"results_untrained.json: no numbers of the untrained network; create it with: {command_of_test(run)}"
-        )
-    dataset = _dataset(run, config, tested)
-    if dataset is None:
-        missing.append(
-            "the description of the training data: their folder is not at hand, and the run was not tested on them; "
-            f"create it with: {command_of_test(run)}"
-        )
-    if not config:
-        missing.append(
-            "config.yaml: objective and settings of the training; restore the file in the run folder"
-        )
-    if not (run / "fit.json").is_file():
-        missing.append(
-            "fit.json: training has not finished; continue it with: "
-            f"python -m medclip_dcl fit --config {run / 'config.yaml'}"
-        )
-    if calibration is None:
-        reason = (
-            "is of other weights" if (run / CALIBRATION_FILE).is_file() else "no probabilities and thresholds"
-        )
-        missing.append(
-            f"{CALIBRATION_FILE}: {reason}; create it with: python -m medclip_dcl.evaluation.calibrate {run}"
-        )
-    subgroups = _subgroups(run, results, missing)
-    shown = str(publishable(run))  # messages name the run by the path that the user gave
+    missing = [text for text, is_missing in pieces.items() if is_missing]
+    subgroups = describe_run(run, missing) if runs else None
+    shown = str(publishable(folder))  # messages name the run by the path that the user gave
     content = {
-        "name": run.resolve().name,
+        "name": folder.resolve().name,
         "address": address,
         "example": _example(network, config, calibration),
         "phantom": None if dataset is None else bool(dataset.get("phantom")),
         "data": data_facts(dataset),
         "terms": terms_of(dataset),
         "model": model_facts(network),
-        "training": training_facts(run, config),
+        "training": training_facts(read_json(fit_file) if fit_file.is_file() else {}, config),
         "objective": objective_lines(config),
-        **_results(run, results, shown),
+        **_results(runs, shown),
         **_calibration_content(calibration),
         "subgroups": subgroups,
-        "limits": _limits(network, results, dataset, calibration, subgroups),
-        "missing": [line.replace(str(run), shown) for line in missing],
-        "provenance": _provenance(run, tested if results else None, weights),
-        "metadata": _metadata(run, results, dataset or {}),
+        "limits": _limits(network, runs, dataset, calibration, subgroups),
+        "missing": [line.replace(str(folder), shown) for line in missing],
+        "provenance": _provenance(folder, runs, weights),
+        "metadata": _metadata(folder, runs, dataset or {}),
     }
     return render_template("card.md", content, Path(__file__).parent)
 
@@ -158,124 +125,94 @@ def _example(
     }
 
 
-def _dataset(run: Path, config: Mapping[str, Any], tested: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def _dataset(run: TestedRun) -> dict[str, Any] | None:
     """Description of the training data: dataset.json of their folder, else that of the test; None if unknown."""
-    file = run / "data.json"
+    file = run.folder / "data.json"
     fingerprint = read_json(file).get("fingerprint") if file.is_file() else None
-    folder = setting(config, "data.init_args.folder")
+    folder = setting(run.config, "data.init_args.folder")
     if folder and (found := Path(folder) / "dataset.json").is_file():
         dataset = read_json(found)
         if fingerprint in (None, dataset.get("fingerprint")):
             return {**dataset, "folder": Path(folder).resolve().name}
-    if tested is not None and fingerprint in (None, tested["dataset"]["fingerprint"]):
-        return dict(tested["dataset"])
+    if run.results is not None and fingerprint in (None, run.results["dataset"]["fingerprint"]):
+        return dict(run.results["dataset"])
     return None
 
 
-def _results(run: Path, results: Mapping[str, Any], shown: str) -> dict[str, Any]:
-    if not results:
+def _results(runs: Mapping[str, TestedRun], shown: str) -> dict[str, Any]:
+    if not runs:
         return {"summary": None, "tables": [], "tested": "", "method": ""}
-    tested = results[_MODEL]
-    intervals, errors = intervals_of_rows(run, {name: _SUFFIXES[name] for name in results})
+    run = runs[_MODEL]
+    intervals, errors = intervals_of_rows(runs)
+    rows = {name: tables.Shown(one.tested, intervals.get(name, {})) for name, one in runs.items()}
     problems = [
-        f"Without intervals, {name}: {str(error).replace(str(run), shown)}." for name, error in errors.items()
+        f"Without intervals, {name}: {str(error).replace(str(run.folder), shown)}."
+        for name, error in errors.items()
     ]
     return {
-        "summary": _summary(results, intervals),
-        "tables": [*tables.detail_tables(results, intervals), *_prompts(tested)],
-        "tested": tables.describe_data(tested),
+        "summary": _summary(rows),
+        "tables": [*tables.detail_tables(rows), *_prompts(run.tested)],
+        "tested": tables.describe_data(run.tested),
         "method": " ".join([method(), *problems] if intervals else problems),
     }
 
 
-def _summary(results: Mapping[str, Any], intervals: tables.Intervals) -> Table:
+def _summary(runs: Mapping[str, tables.Shown]) -> Table:
     """Each number of the head of the report with its interval, beside the untrained network's and chance."""
-    chance = tables.chance_levels(results[_MODEL])
+    chance = tables.chance_levels(runs[_MODEL].results)
     rows = []
-    for label, path, digits in tables.DESCRIPTIONS["headline"]:
-        if value_at(results[_MODEL]["metrics"], path) is None:
-            continue
-        cells = [
-            tables.number_cell(found, intervals.get(name, {}), path, digits)
-            for name, found in results.items()
-        ]
-        section = _SECTIONS[path.split("/")[0]]
+    for label, path, digits, _ in _headline(runs[_MODEL].results):
+        cells = [run.cell(path, digits) for run in runs.values()]
+        section = _SECTIONS[path.split("/")[0]][0]
         rows.append(
             Row(f"{section}: {label}", "plain", [*cells, Cell(tables.number(chance.get(path), digits))])
         )
     note = "Higher is better, except for MedR, the median rank. – : chance depends on the model."
-    if _UNTRAINED in results:
+    if _UNTRAINED in runs:
         note += " Untrained: the same network before its first training step."
-    return Table("Summary", [*map(Column, results), Column("by chance")], rows, note)
+    return Table("Summary", [*map(Column, runs), Column("by chance")], rows, note)
+
+
+def _headline(results: Mapping[str, Any]) -> list[tuple[str, str, int, float]]:
+    """Label, path, decimals and value of each measured number of the report's head."""
+    numbers = [
+        (label, path, digits, value_at(results["metrics"], path))
+        for label, path, digits in tables.DESCRIPTIONS["headline"]
+    ]
+    return [one for one in numbers if one[-1] is not None]
 
 
 def _prompts(tested: Mapping[str, Any]) -> list[Table]:
     """The prompts of the zero-shot classification; no table where there was none."""
     pairs = tested["protocol"].get("classification", {}).get("prompts", {})
+
+    def cell(prompts: str | list[str]) -> Cell:
+        return Cell(prompts if isinstance(prompts, str) else "; ".join(prompts))
+
     rows = [
-        Row(finding, "plain", [Cell(_joined(pair[side])) for side in ("negative", "positive")])
+        Row(finding, "plain", [cell(pair[side]) for side in ("negative", "positive")])
         for finding, pair in pairs.items()
         if pair.keys() >= {"negative", "positive"}
     ]
     return [Table("Prompts of the findings", [Column("negative"), Column("positive")], rows)] if rows else []
 
 
-def _joined(prompts: str | list[str]) -> str:
-    return prompts if isinstance(prompts, str) else "; ".join(prompts)
-
-
-def _subgroups(run: Path, results: Mapping[str, Any], missing: list[str]) -> dict[str, Any] | None:
-    """Metrics by view, sex and age group of the tested images; None where there are none."""
-    if not results:
-        return None
-    if not (run / IMAGES_FILE).is_file():
-        missing.append(
-            f"{IMAGES_FILE}: no numbers by view, sex and age; create it with: {command_of_test(run)}"
-        )
-    return describe_run(run, missing)
-
-
 def _calibration_content(calibration: Calibration | None) -> dict[str, Any]:
     if calibration is None:
         return {"calibration": None, "calibrated_on": "", "target": ""}
     data = calibration.data
-    columns = {
-        "method": "method",
-        "threshold": "threshold",
-        "sensitivity": "sensitivity",
-        "specificity": "specificity",
-        "positive cases": "n_positive",
-        "negative cases": "n_negative",
-    }
-    rows = [
-        Row(finding, "plain", [Cell(_calibrated(getattr(found, key))) for key in columns.values()])
-        for finding, found in calibration.findings.items()
-    ]
     known = [f"{data[name]} {name}" for name in ("images", "patients") if name in data]
-    where = (
-        f"{', '.join(known)} (use {data.get('use')}) of {data.get('folder')}"
-        if known
-        else "data not described"
-    )
-    note = " ".join(
-        f"{finding}: {found.reason}." for finding, found in calibration.findings.items() if found.reason
-    )
+    where = f"{', '.join(known)} (use {data.get('use')}) of {data.get('folder')}"
     return {
-        "calibration": Table("By finding", [*map(Column, columns)], rows, note),
-        "calibrated_on": where,
+        "calibration": fitted_table(calibration),
+        "calibrated_on": where if known else "data not described",
         "target": ", ".join(f"{name} {value:g}" for name, value in calibration.target.items()),
     }
 
 
-def _calibrated(value: Any) -> str:
-    if value is None:
-        return NOTHING
-    return f"{value:.3f}" if isinstance(value, float) else str(value)
-
-
 def _limits(
     network: ImageTextNetwork,
-    results: Mapping[str, Any],
+    runs: Mapping[str, TestedRun],
     dataset: Mapping[str, Any] | None,
     calibration: Calibration | None,
     subgroups: Mapping[str, Any] | None,
@@ -295,12 +232,11 @@ def _limits(
             )
     if calibration is None:
         limits.append("Scores are not probabilities, and no threshold was chosen.")
-    if tested := results.get(_MODEL):
+    if runs:
+        tested = runs[_MODEL].tested
         metrics = tested["metrics"]
         unmeasured = [
-            text
-            for section, text in _SECTIONS.items()
-            if section not in metrics or not tables.is_measured(tested, section)
+            text for section, (text, _) in _SECTIONS.items() if not tables.is_measured(tested, section)
         ]
         if unmeasured:
             limits.append(f"Not measured: {', '.join(unmeasured)}.")
@@ -311,8 +247,7 @@ def _limits(
         if tested["dataset"]["fingerprint"] == trained:
             limits.append("The test patients come from the same source as the training patients.")
         limits += [note for section in tested["notes"].values() for note in section]
-        size = describe_image_size(tested)
-        limits += [f"Tested with {tested['precision']} precision" + (f" at {size}." if size else ".")]
+        limits.append(f"Tested with {tested['precision']} precision at {describe_image_size(tested)}.")
     else:
         limits.append("Nothing was measured with these weights.")
     if subgroups is None:
@@ -320,16 +255,17 @@ def _limits(
     return limits
 
 
-def _provenance(run: Path, tested: Mapping[str, Any] | None, weights: str) -> dict[str, str]:
-    found: dict[str, Any] = {"run": run.resolve().name, "weights": weights}
-    if tested is not None:
+def _provenance(folder: Path, runs: Mapping[str, TestedRun], weights: str) -> dict[str, str]:
+    found: dict[str, Any] = {"run": folder.resolve().name, "weights": weights}
+    if runs:
+        tested = runs[_MODEL].tested
         found["checkpoint"] = describe_checkpoint(tested["checkpoint"])
         found["test data"] = tested["dataset"]["fingerprint"]
         found |= {f"{name} (test)": text for name, text in tested["versions"].items()}
     return as_texts(found)
 
 
-def _metadata(run: Path, results: Mapping[str, Any], dataset: Mapping[str, Any]) -> str:
+def _metadata(folder: Path, runs: Mapping[str, TestedRun], dataset: Mapping[str, Any]) -> str:
     """YAML head of the card, as the Hub reads it; metrics are exactly those of results.json."""
     metadata: dict[str, Any] = {
         "library_name": "medclip_dcl",
@@ -341,23 +277,21 @@ def _metadata(run: Path, results: Mapping[str, Any], dataset: Mapping[str, Any])
     # The language of other sources' reports is not known.
     if dataset.get("phantom") or str(dataset.get("source")).startswith(("mimic-cxr", "open-i")):
         metadata["language"] = ["en"]
-    if tested := results.get(_MODEL):
-        dataset = tested["dataset"]
+    if runs:
+        dataset = runs[_MODEL].tested["dataset"]
         if dataset.get("phantom"):
             metadata["tags"].append("phantom")
         by_task: dict[str, list[dict[str, Any]]] = {}
-        for label, path, _ in tables.DESCRIPTIONS["headline"]:
-            value = value_at(tested["metrics"], path)
-            if value is not None:
-                metric = {"type": path.replace("/", "_"), "name": label, "value": value}
-                by_task.setdefault(_TASKS[path.split("/")[0]], []).append(metric)
+        for label, path, _, value in _headline(runs[_MODEL].tested):
+            metric = {"type": path.replace("/", "_"), "name": label, "value": value}
+            by_task.setdefault(_SECTIONS[path.split("/")[0]][1], []).append(metric)
         described = {
             "type": str(dataset.get("source")),
             "name": str(dataset.get("folder") or dataset.get("source")),
         }
         metadata["model-index"] = [
             {
-                "name": run.resolve().name,
+                "name": folder.resolve().name,
                 "results": [
                     {"task": {"type": task}, "dataset": dict(described), "metrics": metrics}
                     for task, metrics in by_task.items()

@@ -12,23 +12,42 @@ from typing import Any
 from medclip_dcl.common.errors import MissingFileError
 from medclip_dcl.common.findings import PromptEnsembles, read_prompts
 from medclip_dcl.networks.image_text import ImageTextNetwork
-from medclip_dcl.runs.saved import read_json, setting
+from medclip_dcl.runs.saved import setting, settings_of_callback
 
-_TRAINING = {
-    "initial weights of the network": "model.init_args.init_from",
-    "initial weights of the image encoder": "model.init_args.image_encoder.init_args.weights",
-    "initial weights of the text encoder": "model.init_args.text_encoder.init_args.pretrained",
-    "images a step": "data.init_args.batch_size",
-    "images contrasted a step": "data.init_args.contrastive_batch",
-    "random crops, pixels": "data.init_args.crop_size",
-    "sentences of a report a step": "data.init_args.sentences",
-    "learning rate": "model.init_args.learning_rate",
-    "learning rate of the text transformer": "model.init_args.text_learning_rate",
-    "weight decay": "model.init_args.weight_decay",
-    "exponential moving average, decay": "ema_decay",
-    "seed": "seed_everything",
+FACTS: dict[str, dict[str, str]] = {
+    "data": {
+        "fingerprint": "fingerprint",
+        "patients of the set": "counts.patients",
+        "images for training": "counts.images_by_use.train",
+        "images for validation": "counts.images_by_use.validate",
+        "distinct sentences": "counts.sentences",
+        "views": "options.views",
+        "sections of the reports": "options.sections",
+        "labels": "options.labels",
+        "options of the phantom": "options.phantom",
+    },
+    "fit": {name: name for name in ("epochs", "steps", "seconds", "device", "devices", "precision")},
+    "training": {
+        "initial weights of the network": "model.init_args.init_from",
+        "initial weights of the image encoder": "model.init_args.image_encoder.init_args.weights",
+        "initial weights of the text encoder": "model.init_args.text_encoder.init_args.pretrained",
+        "images a step": "data.init_args.batch_size",
+        "images contrasted a step": "data.init_args.contrastive_batch",
+        "random crops, pixels": "data.init_args.crop_size",
+        "sentences of a report a step": "data.init_args.sentences",
+        "learning rate": "model.init_args.learning_rate",
+        "learning rate of the text transformer": "model.init_args.text_learning_rate",
+        "weight decay": "model.init_args.weight_decay",
+        "exponential moving average, decay": "ema_decay",
+        "seed": "seed_everything",
+    },
+    "objective": {
+        "sentence scores (log_p)": "data.init_args.log_p",
+        "weight of the loss with images as anchors (image_to_text)": "model.init_args.image_to_text",
+        "other images of the batch that fit (same_text)": "model.init_args.same_text",
+    },
 }
-"""Name in the card -> setting of config.yaml; settings that are null are left out."""
+"""Part of the card -> name in it -> entry of dataset.json (data), fit.json (fit) or config.yaml; null is left out."""
 _SIZES_OF_BERT = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
 _TERMS = {
     "phantom": "No patient data: the images and reports are drawn and made up by `data_prep.phantom`, under the MIT"
@@ -42,27 +61,32 @@ _TERMS = {
 """Beginning of the data's source -> terms."""
 
 
+def facts(part: str, source: Mapping[str, Any]) -> dict[str, Any]:
+    """Facts of a part of the card that are known."""
+    found = {name: setting(source, entry) for name, entry in FACTS[part].items()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def as_texts(values: Mapping[str, Any]) -> dict[str, str]:
+    """Whole numbers with separators, the entries of lists and mappings by commas; without what is None or empty."""
+
+    def text(value: Any) -> str:
+        if isinstance(value, Mapping):
+            return ", ".join(f"{name} {number:g}" for name, number in value.items())
+        if isinstance(value, list):
+            return ", ".join(value)
+        return f"{value:,}" if isinstance(value, int) else str(value)
+
+    return {name: text(value) for name, value in values.items() if value not in (None, [], {})}
+
+
 def data_facts(dataset: Mapping[str, Any] | None) -> dict[str, str]:
     """Rows about the training data, from its dataset.json or, with less in it, from results.json."""
     if dataset is None:
         return {"trained on": "not known from the run folder"}
-    counts = dataset.get("counts", {})
-    uses = counts.get("images_by_use", {})
-    options = dataset.get("options", {})
-    found = {
-        "trained on": f"{dataset.get('folder')} ({dataset.get('source')})",
-        "fingerprint": dataset.get("fingerprint"),
-        "patients of the set": counts.get("patients"),
-        "images for training": uses.get("train"),
-        "images for validation": uses.get("validate"),
-        "distinct sentences": counts.get("sentences"),
-        "views": ", ".join(options.get("views") or ()) or None,
-        "sections of the reports": ", ".join(options.get("sections") or ()) or None,
-        "labels": options.get("labels"),
-        "options of the phantom": ", ".join(f"{k} {v:g}" for k, v in options.get("phantom", {}).items())
-        or None,
-    }
-    return as_texts(found)
+    return as_texts(
+        {"trained on": f"{dataset.get('folder')} ({dataset.get('source')})"} | facts("data", dataset)
+    )
 
 
 def terms_of(dataset: Mapping[str, Any] | None) -> str:
@@ -74,18 +98,10 @@ def terms_of(dataset: Mapping[str, Any] | None) -> str:
 
 def prompts_of(config: Mapping[str, Any]) -> PromptEnsembles:
     """The prompts of a run's ZeroShotClassification; empty for CheX5's, or where their file is not at hand."""
-    callbacks = setting(config, "trainer.callbacks") or []
-    own = [one for one in callbacks if one["class_path"].endswith(".ZeroShotClassification")]
-    prompts = setting(own, "0.init_args.prompts")
+    prompts = settings_of_callback(config, "ZeroShotClassification").get("prompts")
     with suppress(MissingFileError):
         return read_prompts(prompts) if prompts else {}
     return {}
-
-
-def as_texts(values: Mapping[str, Any]) -> dict[str, str]:
-    """Numbers with separators; without what is None."""
-    shown = {name: f"{value:,}" if isinstance(value, int) else str(value) for name, value in values.items()}
-    return {name: text for name, text in shown.items() if values[name] is not None}
 
 
 def model_facts(network: ImageTextNetwork) -> dict[str, str]:
@@ -126,35 +142,27 @@ def _value(value: Any) -> str:
     return str(publishable(value)) if isinstance(value, str) else f"{value}"
 
 
-def training_facts(run: Path, config: Mapping[str, Any]) -> dict[str, str]:
+def training_facts(fit: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, str]:
     """Length and device of the training from fit.json, settings from config.yaml; empty if neither is there."""
-    fit = read_json(run / "fit.json") if (run / "fit.json").is_file() else {}
-    found = {name: fit.get(name) for name in ("epochs", "steps", "seconds", "device", "devices", "precision")}
-    settings = {name: setting(config, key) for name, key in _TRAINING.items()}
-    if config and settings["initial weights of the network"] is None:
-        settings["initial weights of the image encoder"] = (
-            settings["initial weights of the image encoder"] or "random"
-        )
+    settings = facts("training", config)
+    network, image_encoder, *_ = FACTS["training"]
+    if config and network not in settings:
+        settings = {image_encoder: settings.get(image_encoder) or "random"} | settings
     if setting(config, "model.init_args.frozen"):
         settings["encoders"] = "frozen; projections and similarity were trained"
-    return as_texts({**found, **{name: _value(x) for name, x in settings.items() if x is not None}})
+    return as_texts(facts("fit", fit)) | {name: _value(value) for name, value in settings.items()}
 
 
 def objective_lines(config: Mapping[str, Any]) -> list[str]:
     """The parts of the objective with their settings and what they are, from the docstrings of their classes."""
-    model = setting(config, "model.init_args") or {}
     lines = []
     for name in ("loss", "class_probability", "negative_weights", "near_texts"):
-        if part := model.get(name):
+        if part := setting(config, f"model.init_args.{name}"):
             described = _part({"init_args": {}, **part})
             lines.append(f"{name.replace('_', ' ')}: {described}. {explained(part['class_path'])}".rstrip())
-    further = {
-        "sentence scores (log_p)": setting(config, "data.init_args.log_p"),
-        "weight of the loss with images as anchors (image_to_text)": model.get("image_to_text"),
-        "other images of the batch that fit (same_text)": model.get("same_text"),
-        "weight of masked-language modelling": model.get("masked_language_weight") or None,
-    }
-    lines += [f"{name}: {value}" for name, value in further.items() if value is not None]
+    lines += [f"{name}: {value}" for name, value in facts("objective", config).items()]
+    if weight := setting(config, "model.init_args.masked_language_weight"):
+        lines.append(f"weight of masked-language modelling: {weight}")
     return lines
 
 

@@ -23,14 +23,8 @@ def export_text_encoder(network: ImageTextNetwork, folder: Path) -> None:
     """Write the text encoder as a BERT folder, which transformers and `pretrained` of `BertSentences` load.
 
     Beside it projection.safetensors, the projection of the pooled hidden state into the common space, and a README.md
-    with the lines that compute a sentence embedding. A masked-language-model head is left out.
-
-    Args:
-        network: with a BERT as its text encoder.
-        folder: to write; an earlier export of a text encoder is replaced at once.
-
-    Raises:
-        UserError: another text encoder; the folder holds something else.
+    with the lines that compute a sentence embedding. A masked-language-model head is left out. An earlier export of a
+    text encoder is replaced at once.
     """
     encoder = network.text_encoder
     if not isinstance(encoder, BertSentences):
@@ -79,14 +73,6 @@ def export_image_encoder(network: ImageTextNetwork, file: Path) -> None:
 
     ``torchvision.models.resnet18`` (or 34, 50) loads it strictly once its ``fc``, and for stride 16 its ``layer4``, is
     an ``nn.Identity``. The file's header holds mean and deviation of the channels and the size of the images.
-
-    Args:
-        network: with a ResNet as its image encoder.
-        file: to write, a .safetensors file.
-
-    Raises:
-        UserError: another image encoder, one of another width, or one with `centred`; another suffix; a file of
-            something else.
     """
     encoder = network.image_encoder
     if not isinstance(encoder, ResNetRegions) or encoder.width != TORCHVISION_WIDTH or encoder.centred:

@@ -28,11 +28,6 @@ def export_model(source: Path, folder: Path, address: str | None = None) -> Imag
         source: a run folder or an exported folder; may be `folder`.
         folder: to write.
         address: of the exported model, in the example of the card; the folder's name by default.
-
-    Raises:
-        MissingFileError: nothing at `source`, or the run has no checkpoint.
-        WorseResultError: the export at `folder` is of the same weights, with a calibration or results that this lacks.
-        UserError: `source` is something else; `folder` holds other files; a file of the run folder is not readable.
     """
     is_copy = is_exported(source)
     if not is_copy and not (source / "checkpoints").is_dir():
@@ -80,11 +75,7 @@ def _card_of(folder: Path) -> str:
 
 
 def check_free(folder: Path) -> None:
-    """Refuse a folder that holds files of another kind than an export's, or a run.
-
-    Raises:
-        UserError: names one of the files.
-    """
+    """Refuse a folder that holds files of another kind than an export's, or a run."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file; give a folder for the export")
     found = folder.iterdir() if folder.is_dir() else ()

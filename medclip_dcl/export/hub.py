@@ -16,15 +16,8 @@ WARNING = (
 def push_to_hub(folder: Path, repository: str, *, public: bool = False) -> str:
     """Upload the files of an exported folder, and nothing else in it; returns the address of the repository.
 
-    The repository is made if needed. Its visibility is never changed: a public one is refused unless `public`.
-
-    Args:
-        folder: of `export_model`.
-        repository: "owner/name".
-        public: True makes a new repository public.
-
-    Raises:
-        UserError: an existing repository is public; not logged in; the Hub cannot be reached or refuses.
+    The repository ("owner/name") is made if needed. Its visibility is never changed: a public one is refused unless
+    `public`.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HTTPError

@@ -64,14 +64,8 @@ def export_onnx(network: ImageTextNetwork, folder: Path) -> None:
     The image encoder maps ``images``, float32 (batch, 3, size, size) in [0, 1], to ``feature_map`` (batch, dim, row,
     column); the normalisation of the channels is inside. The text encoder maps ``input_ids`` and ``attention_mask``,
     int64 (batch, token) with the padding at the end, to ``sentence_embedding`` (batch, dim). Neither result is
-    normalised to length 1. Size, geometry and treatment of texts stand in the files' metadata.
-
-    Args:
-        network: in evaluation mode, on the CPU.
-        folder: to write to.
-
-    Raises:
-        UserError: the extra is not installed; an encoder that cannot be exported.
+    normalised to length 1. Size, geometry and treatment of texts stand in the files' metadata. The network must be in
+    evaluation mode, on the CPU.
     """
     _require_extra()
     text, seen = network.text_encoder, network.view.seen

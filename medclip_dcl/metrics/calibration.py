@@ -48,6 +48,7 @@ from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import write_text
 from medclip_dcl.common.findings import PromptSource, read_prompts
 from medclip_dcl.common.formats import CALIBRATION, VERSION_KEY
+from medclip_dcl.metrics.summaries import calibration_error
 
 CALIBRATION_FILE = "calibration.json"
 PLATT_PATIENTS = 20
@@ -58,6 +59,7 @@ TARGETS = ("sensitivity", "specificity")
 
 _AGAIN = "calibrate again: python -m medclip_dcl.evaluation.calibrate RUN"
 _ROUNDING = 1e-9
+_N_SIMULATED = 1000
 
 Logits = Float[np.ndarray, " case"]
 Labels = Bool[np.ndarray, " case"]
@@ -127,12 +129,7 @@ class Calibration:
         return [finding for finding, one in self.findings.items() if one.method is not None]
 
     def prompts(self, asked: PromptSource | None = None) -> dict[str, Any]:
-        """Prompts by finding, of all findings or of those that are asked for.
-
-        Raises:
-            UserError: an asked finding was not fitted, or was fitted with other prompts, or none of them has a
-                calibration.
-        """
+        """Prompts by finding, of all findings or of those that are asked for, which must be calibrated with them."""
         own = {finding: one.prompts for finding, one in self.findings.items()}
         pairs = own if asked is None else read_prompts(asked)
         for finding, pair in pairs.items():
@@ -159,6 +156,16 @@ class Calibration:
         }
         return pd.DataFrame(columns, index=scores.index, columns=scores.columns)
 
+    def of_cases(self, cases: pd.DataFrame) -> pd.DataFrame:
+        """Cases of a test with the columns before and after (probabilities) and threshold."""
+        cases = cases.reset_index(drop=True)
+        logits = self.scale * (cases["score_positive"] - cases["score_negative"]).to_numpy("float64")
+        after = np.full(len(cases), np.nan)
+        for finding, rows in cases.groupby("finding"):
+            after[rows.index] = self.findings[str(finding)].probabilities(logits[rows.index])
+        thresholds = {finding: one.threshold for finding, one in self.findings.items()}
+        return cases.assign(before=expit(logits), after=after, threshold=cases["finding"].map(thresholds))
+
     def write(self, file: Path) -> None:
         """Write calibration.json atomically; findings keep their order."""
         write_text(self.to_json(), file)
@@ -170,11 +177,7 @@ class Calibration:
 
     @classmethod
     def read(cls, file: Path) -> Calibration:
-        """Read calibration.json.
-
-        Raises:
-            UserError: damaged, of a newer format version, or not a calibration.
-        """
+        """Read calibration.json."""
         again, finding = f"delete it and {_AGAIN}", "findings"
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
@@ -205,11 +208,11 @@ def fit_finding(
     """Calibration and threshold of one finding, or the reason why there is none.
 
     Args:
-        logits: of the network, by case.
+        logits: of the network for these negative and positive `prompts`, by case.
         labels: True for positive cases.
         patients: of the cases.
         target: see `choose_threshold`.
-        prompts: negative and positive, of which the logits are.
+        prompts: stored with the fit.
     """
     found = FindingCalibration(
         *prompts,
@@ -284,17 +287,10 @@ def fit_isotonic(logits: Logits, labels: Labels) -> dict[str, list[float]]:
     return {"logits": fitted.X_thresholds_.tolist(), "probabilities": fitted.y_thresholds_.tolist()}
 
 
-def check_target(target: Mapping[str, float]) -> tuple[str, float]:
-    """Name and share of a threshold's target.
-
-    Raises:
-        UserError: not one of `TARGETS`, or not in (0, 1].
-    """
-    if len(target) == 1:
-        [(name, share)] = target.items()
-        if name in TARGETS and 0 < share <= 1:
-            return name, share
-    raise UserError(f"a threshold is chosen for a sensitivity or a specificity in (0, 1], got {dict(target)}")
+def check_target(target: Mapping[str, float]) -> None:
+    """Refuse a target other than one of `TARGETS` and its share, in (0, 1]."""
+    if len(target) != 1 or not all(name in TARGETS and 0 < share <= 1 for name, share in target.items()):
+        raise UserError(f"target: expected a sensitivity or a specificity in (0, 1], found {dict(target)}")
 
 
 def choose_threshold(
@@ -304,11 +300,8 @@ def choose_threshold(
 
     A case is called positive at or above it. It lies half-way between two cases, so that rounding changes none of
     them. Tied cases are called alike, so that more than the target may be reached.
-
-    Raises:
-        UserError: see `check_target`.
     """
-    name, share = check_target(target)
+    [(name, share)] = target.items()
     if name == "sensitivity":
         values = np.sort(probabilities[labels])[::-1]
         last = values[math.ceil(share * len(values) - _ROUNDING) - 1]
@@ -318,3 +311,9 @@ def choose_threshold(
     above = float(probabilities[probabilities > last].min(initial=1))
     # Above 1, and nothing is positive, if too many negative cases have the probability 1.
     return (float(last) + above) / 2 if above > last else float(np.nextafter(1, 2))
+
+
+def perfect_error(probabilities: Float[np.ndarray, " case"]) -> float:
+    """Mean expected calibration error where the labels are drawn from the probabilities (Broecker and Smith 2007)."""
+    drawn = np.random.default_rng(0).random((_N_SIMULATED, len(probabilities))) < probabilities
+    return float(calibration_error(probabilities, drawn, np.ones_like(drawn, dtype=float)).mean())

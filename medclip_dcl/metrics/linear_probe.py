@@ -13,12 +13,7 @@ from torch.nn.functional import cross_entropy
 
 @dataclass(frozen=True)
 class LinearProbe:
-    """Softmax classifiers of the same features, one for each draw of labels.
-
-    Attributes:
-        weight: (draw, feature, class).
-        bias: (draw, 1, class).
-    """
+    """Softmax classifiers of the same features, one for each draw of labels."""
 
     weight: Float[Tensor, "draw feature class"]
     bias: Float[Tensor, "draw 1 class"]
@@ -80,23 +75,10 @@ def draw_labelled(
 ) -> Int[np.ndarray, "draw labelled"]:
     """Places of the images whose labels each draw uses: this fraction of every class, at least one image of each.
 
-    With the same seed a smaller fraction lies within a larger one.
-
-    Args:
-        labels: class of each image; images below 0 are not labelled and never drawn.
-        fraction: in (0, 1].
-        draws: number of draws, each independent of the others.
-        seed: of the draws.
-
-    Raises:
-        ValueError: a fraction outside (0, 1], no draw, or no labelled image.
+    With the same seed a smaller fraction, in (0, 1], lies within a larger one. Images with labels below 0 are never
+    drawn; draws are independent.
     """
     classes = np.unique(labels[labels >= 0])
-    if not 0 < fraction <= 1 or draws < 1 or not len(classes):
-        raise ValueError(
-            "fraction must lie in (0, 1], with at least one draw and one labelled image: found "
-            f"{fraction}, {draws} draws and {len(classes)} classes"
-        )
     found = []
     for draw in range(draws):
         generator = np.random.default_rng([seed, draw])

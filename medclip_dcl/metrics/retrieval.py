@@ -124,8 +124,6 @@ def retrieval_metrics(
 
 
 def _check_similarities(similarities: Tensor) -> None:
-    if similarities.ndim != 2:
-        raise ValueError(f"similarities must be (query, candidate): found shape {tuple(similarities.shape)}")
     nan_queries = similarities.isnan().any(dim=1).nonzero().flatten()
     if len(nan_queries):
         raise ValueError(

@@ -71,9 +71,6 @@ def classification(
         findings: default: those of the cases, in their order.
         least_patients: with a positive case, and with a negative one.
         dtype: precision of AUC and average precision.
-
-    Raises:
-        ValueError: a score is NaN.
     """
     cases = cases.reset_index(drop=True)
     has_logits = "logit" in cases
@@ -118,11 +115,9 @@ def grounding(boxes: pd.DataFrame, weights: Weights, *, least_patients: int = 1)
 
     found = means(boxes)
     found["by_category"] = {str(category): means(rows) for category, rows in boxes.groupby("category")}
-    # Predictions of earlier versions lack these columns.
-    if {"pair_cnr_signed", "pair_miou"} <= set(boxes):
-        pairs = boxes.drop_duplicates(["dicom_id", "phrase"]).sort_values("dicom_id", kind="stable")
-        of_pairs = {"cnr_signed": pairs["pair_cnr_signed"], "miou": pairs["pair_miou"]}
-        found["by_pair"] = means(pairs.assign(cnr=pairs["pair_cnr_signed"].abs(), **of_pairs))
+    pairs = boxes.drop_duplicates(["dicom_id", "phrase"]).sort_values("dicom_id", kind="stable")
+    of_pairs = {"cnr_signed": pairs["pair_cnr_signed"], "miou": pairs["pair_miou"]}
+    found["by_pair"] = means(pairs.assign(cnr=pairs["pair_cnr_signed"].abs(), **of_pairs))
     return found
 
 
@@ -178,10 +173,8 @@ def recalls(
 def calibration(cases: pd.DataFrame, weights: Weights, *, least_patients: int = 1) -> Numbers:
     """Calibration of each finding before and after it was fitted, and its sensitivity and specificity.
 
-    Args:
-        cases: subject_id, finding, label, before and after (probabilities), threshold (positive from there on).
-        weights: of the cases.
-        least_patients: with a positive case, and with a negative one; and in a bin.
+    Cases have subject_id, finding, label, before and after (probabilities), threshold (positive from there on).
+    `least_patients` with a positive case, with a negative one, and in a bin.
     """
     cases = cases.reset_index(drop=True)
     by_finding: Numbers = {}

@@ -126,13 +126,7 @@ def _draw_curves(axes: Axes, title: str, series: Mapping[str, pd.DataFrame]) -> 
 def draw_reliability(
     axes: Axes, finding: str, curves: Mapping[str, tuple[pd.DataFrame, Sequence[Interval]]]
 ) -> None:
-    """Reliability curves of a finding.
-
-    Args:
-        axes: to draw on.
-        finding: its title.
-        curves: label -> mean probability and number of cases (mean, size) of each bin, and its share of positives.
-    """
+    """Curves by label: mean probability and number of cases (mean, size) of each bin, and its share of positives."""
     axes.plot([0, 1], [0, 1], color=MUTED, linewidth=0.8, linestyle=":")
     for colour, (label, (bins, shares)) in zip((MUTED, COLOURS[0]), curves.items(), strict=True):
         observed = np.array([share.value for share in shares], dtype="float64")

@@ -13,14 +13,13 @@ import json
 import os
 import sys
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from medclip_dcl.common.command_line import one_line_errors
+from medclip_dcl.common.command_line import one_line_errors, whole_number
 from medclip_dcl.common.files import write_json, write_text
 from medclip_dcl.metrics.summaries import by_path
 from medclip_dcl.report.intervals import (
@@ -29,12 +28,11 @@ from medclip_dcl.report.intervals import (
     POLICY,
     Difference,
     Interval,
-    Predictions,
+    TestedRun,
     bootstrap_numbers,
     differences_of,
     intervals_of,
     method,
-    read_predictions,
     require_same_cases,
 )
 from medclip_dcl.report.page import render_template
@@ -46,6 +44,7 @@ from medclip_dcl.report.tables import (
     Cell,
     Column,
     Row,
+    Shown,
     Table,
     describe_data,
     filled,
@@ -54,12 +53,9 @@ from medclip_dcl.report.tables import (
 )
 from medclip_dcl.runs.saved import (
     SavedResultsError,
-    command_of_test,
     describe_checkpoint,
     describe_image_size,
     differing_settings,
-    read_config,
-    read_reported,
     setting,
 )
 
@@ -76,50 +72,18 @@ _PHANTOM = (
 
 
 @dataclass(frozen=True)
-class Tested:
-    """A row of the tables: the trained or untrained network of a run.
-
-    Attributes:
-        name: label of the row.
-        run: the run folder.
-        suffix: "" or "_untrained".
-        results: its results.json.
-        predictions: from which the numbers were computed.
-    """
-
-    name: str
-    run: Path
-    suffix: str
-    results: Mapping[str, Any]
-    predictions: Predictions
-
-    @cached_property
-    def config(self) -> dict[str, Any] | None:
-        """Settings of the run; None if they are not known."""
-        return read_config(self.run)
-
-    @property
-    def seed(self) -> Hashable:
-        """Pairs trainings."""
-        return tuple(setting(self.config, name) for name in SEEDS)
-
-
-@dataclass(frozen=True)
 class Comparison:
     """Runs that were tested in the same way, with the uncertainty of their numbers.
 
     Attributes:
-        rows: in the given order.
         groups: label -> rows that differ in the seed alone, in the order of the tables; one row has its name as label.
         baseline: label that is subtracted from the others; None: no differences.
         intervals: label -> path -> interval.
         differences: every label but the baseline -> path -> difference.
-        n_draws: bootstrap draws.
-        seed: of the draws.
     """
 
-    rows: list[Tested]
-    groups: dict[str, list[Tested]]
+    rows: list[TestedRun]
+    groups: dict[str, list[TestedRun]]
     baseline: str | None
     intervals: dict[str, dict[str, Interval]]
     differences: dict[str, dict[str, Difference]]
@@ -145,10 +109,6 @@ def compare(
         untrained: add the untrained network of each run, once if all have the same weights.
         n_draws: bootstrap draws of patients, the same for all rows.
         seed: of the draws, 0 or more.
-
-    Raises:
-        SavedResultsError: other protocols, data or counts (the difference is named); unfit names; an unknown baseline;
-            a run is not tested, or its files cannot be read.
     """
     rows = _read(runs, _names(runs, names), untrained)
     for row in rows[1:]:
@@ -169,15 +129,12 @@ def compare(
 
 
 def tables(comparison: Comparison, published: bool = True) -> list[Table]:
-    """Tables of what was measured, with differences from the baseline.
-
-    Args:
-        comparison: of :func:`compare`.
-        published: with the paper's rows.
-    """
-    results = {label: rows[0].results for label, rows in comparison.groups.items()}
+    """Tables of what was measured, with differences from the baseline, and with the paper's rows if `published`."""
+    shown = {
+        label: Shown(rows[0].tested, comparison.intervals[label]) for label, rows in comparison.groups.items()
+    }
     is_repeated = len(comparison.groups) < len(comparison.rows)
-    found = filled(results, comparison.intervals, paper_number)
+    found = filled(shown, paper_number)
     for table in found:
         if not published:
             table.published = []
@@ -190,12 +147,8 @@ def tables(comparison: Comparison, published: bool = True) -> list[Table]:
 
 
 def write_comparison(comparison: Comparison, output: Path, published: bool = True) -> str:
-    """Write comparison.md, .tex, .html and .json; the same runs and seed give the same bytes.
-
-    Returns:
-        The Markdown.
-    """
-    first = comparison.rows[0].results
+    """Write comparison.md (and return it), .tex, .html and .json; the same runs and seed give the same bytes."""
+    first = comparison.rows[0].tested
     differing = settings_that_differ(comparison)
     content = {
         "names": [row.name for row in comparison.rows if not row.suffix],
@@ -244,16 +197,16 @@ def _names(runs: Sequence[Path], names: Sequence[str] | None) -> list[str]:
     return found
 
 
-def _read(runs: Sequence[Path], names: Sequence[str], untrained: bool) -> list[Tested]:
-    trained = [_tested(run, name, "") for run, name in zip(runs, names, strict=True)]
+def _read(folders: Sequence[Path], names: Sequence[str], untrained: bool) -> list[TestedRun]:
+    trained = [_tested(TestedRun(run, "", name)) for run, name in zip(folders, names, strict=True)]
     if not untrained:
         return trained
-    others = [_tested(row.run, f"{row.name}, {UNTRAINED}", "_untrained") for row in trained]
+    others = [_tested(TestedRun(row.folder, "_untrained", f"{row.name}, {UNTRAINED}")) for row in trained]
     for row in others:
         _require_same_test(trained[0], row)
-    others = list({row.results["checkpoint"]["weights"]: row for row in others[::-1]}.values())[::-1]
+    others = list({row.tested["checkpoint"]["weights"]: row for row in others[::-1]}.values())[::-1]
     if len(others) == 1:
-        others = [replace(others[0], name=UNTRAINED)]
+        others[0].name = UNTRAINED
     if clash := {row.name for row in trained} & {row.name for row in others}:
         raise SavedResultsError(
             f"a run is called {clash.pop()!r} like an untrained row; name the runs by --names"
@@ -261,34 +214,30 @@ def _read(runs: Sequence[Path], names: Sequence[str], untrained: bool) -> list[T
     return [*trained, *others]
 
 
-def _tested(run: Path, name: str, suffix: str) -> Tested:
-    if not run.is_dir():
-        raise SavedResultsError(f"{run} does not exist; give the folder of a run, such as runs/demo")
-    results = read_reported(run, suffix)
-    if results is None:
-        needs = "; it needs checkpoints/untrained.ckpt" if suffix else ""
-        raise SavedResultsError(
-            f"{run}/results{suffix}.json is missing; create it with: {command_of_test(run)}{needs}"
-        )
-    return Tested(name, run, suffix, results, read_predictions(run, suffix))
+def _tested(run: TestedRun) -> TestedRun:
+    """The run, if its results and predictions can be read."""
+    if not run.folder.is_dir():
+        raise SavedResultsError(f"{run.folder} does not exist; give the folder of a run, such as runs/demo")
+    run.refuse_images_alone()
+    _ = run.predictions
+    return run
 
 
-def _require_same_test(first: Tested, other: Tested) -> None:
+def _require_same_test(first: TestedRun, other: TestedRun) -> None:
     """Refuse numbers of different meaning; an evaluation without numbers, such as a figure, may differ.
 
     Retrieval of reports is not compared with a run that has none: no sentence was tested.
     """
-    measured = {name for row in (first, other) for name, found in row.results["metrics"].items() if found}
-    if not all(REPORTS in row.results["metrics"] for row in (first, other)):
+    measured = {name for row in (first, other) for name, found in row.tested["metrics"].items() if found}
+    if not all(REPORTS in row.tested["metrics"] for row in (first, other)):
         measured -= {REPORTS}
     for part, keys in (("dataset", {"fingerprint"}), ("protocol", measured), ("counts", measured)):
-        a, b = ({key: row.results[part].get(key) for key in keys} for row in (first, other))
+        a, b = ({key: row.tested[part].get(key) for key in keys} for row in (first, other))
         if differences := differing_settings(a, b, part):
             key = min(differences)
             here, there = map(_short, differences[key])
-            files = [f"{row.run}/results{row.suffix}.json" for row in (first, other)]
             raise SavedResultsError(
-                f"{files[1]} cannot be compared with {files[0]}: {key} is {there} there and {here} here;"
+                f"{other.file} cannot be compared with {first.file}: {key} is {there} there and {here} here;"
                 " test both with the same options on the same prepared set"
             )
     require_same_cases(other.predictions, first.predictions)
@@ -299,9 +248,9 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:80]}..."
 
 
-def _grouped(rows: Sequence[Tested]) -> dict[str, list[Tested]]:
+def _grouped(rows: Sequence[TestedRun]) -> dict[str, list[TestedRun]]:
     """Rows by label: together where their settings are known and differ in the seed alone."""
-    alike: list[list[Tested]] = []
+    alike: list[list[TestedRun]] = []
     for row in rows:
         group = next((group for group in alike if _differ_in_seed(group, row)), None)
         if group is None:
@@ -316,23 +265,28 @@ def _grouped(rows: Sequence[Tested]) -> dict[str, list[Tested]]:
     return found
 
 
-def _differ_in_seed(group: Sequence[Tested], row: Tested) -> bool:
+def _differ_in_seed(group: Sequence[TestedRun], row: TestedRun) -> bool:
     first = group[0]
     if first.config is None or row.config is None or first.suffix != row.suffix:
         return False
-    is_new = all(row.seed != other.seed for other in group)
+    is_new = all(_seed(row) != _seed(other) for other in group)
     return is_new and differing_settings(first.config, row.config).keys() <= set(SEEDS)
 
 
+def _seed(row: TestedRun) -> Hashable:
+    """Pairs trainings."""
+    return tuple(setting(row.config, name) for name in SEEDS)
+
+
 def _over_trainings(
-    groups: Mapping[str, Sequence[Tested]], baseline: str | None
+    groups: Mapping[str, Sequence[TestedRun]], baseline: str | None
 ) -> tuple[dict[str, dict[str, Interval]], dict[str, dict[str, Difference]]]:
     """Means over seeds and differences paired by seed, with t intervals; p is adjusted for all of one number."""
     numbers = [
-        (label, row.seed, path[1:], value)
+        (label, _seed(row), path[1:], value)
         for label, rows in groups.items()
         for row in rows
-        for path, value in by_path(row.results["metrics"], "")
+        for path, value in by_path(row.tested["metrics"], "")
         if isinstance(value, float)
     ]
     found = pd.DataFrame(numbers, columns=["label", "seed", "path", "value"])
@@ -354,9 +308,9 @@ def _records(table: pd.DataFrame) -> list[dict[str, Any]]:
     return table.astype(object).where(table.notna(), None).to_dict("records")  # type: ignore[return-value]
 
 
-def _baseline(groups: Mapping[str, Sequence[Tested]], baseline: str) -> str:
+def _baseline(groups: Mapping[str, Sequence[TestedRun]], baseline: str) -> str:
     for label, rows in groups.items():
-        is_folder = any(not row.suffix and Path(baseline).resolve() == row.run.resolve() for row in rows)
+        is_folder = any(not row.suffix and Path(baseline).resolve() == row.folder.resolve() for row in rows)
         if is_folder or baseline in (label, *(row.name for row in rows)):
             return label
     raise SavedResultsError(
@@ -388,18 +342,18 @@ def _facts(comparison: Comparison) -> Table:
     headings = ("run folder", "checkpoint", "weights", "images shown at", "precision", "medclip_dcl")
     rows = []
     for row in comparison.rows:
-        checkpoint = row.results["checkpoint"]
+        checkpoint = row.tested["checkpoint"]
         texts = (
-            row.run.resolve().name,
+            row.folder.resolve().name,
             describe_checkpoint(checkpoint),
             checkpoint["weights"],
-            describe_image_size(row.results),
-            row.results["precision"],
-            row.results["versions"].get("medclip_dcl"),
+            describe_image_size(row.tested),
+            row.tested["precision"],
+            row.tested["versions"].get("medclip_dcl"),
         )
         cells = [Cell(NOTHING if text is None else str(text)) for text in texts]
         rows.append(Row(row.name, "plain", cells))
-    fingerprint = comparison.rows[0].results["dataset"].get("fingerprint")
+    fingerprint = comparison.rows[0].tested["dataset"].get("fingerprint")
     return Table(
         "Networks", [*map(Column, headings)], rows, f"All on the prepared set with fingerprint {fingerprint}."
     )
@@ -450,17 +404,17 @@ def _explanation(comparison: Comparison) -> str:
 
 
 def _notes(comparison: Comparison, differing: Mapping[str, list[Any]]) -> list[str]:
-    sections = (section for row in comparison.rows for section in row.results["notes"].values())
+    sections = (section for row in comparison.rows for section in row.tested["notes"].values())
     notes = [note for section in sections for note in section]
-    precisions = sorted({str(row.results["precision"]) for row in comparison.rows})
+    precisions = sorted({str(row.tested["precision"]) for row in comparison.rows})
     if len(precisions) > 1:
         notes.append(f"the networks were tested in different precisions: {', '.join(precisions)}")
-    sizes = dict.fromkeys(str(describe_image_size(row.results)) for row in comparison.rows)
+    sizes = dict.fromkeys(describe_image_size(row.tested) for row in comparison.rows)
     if len(sizes) > 1 or any("," in size for size in sizes):
         notes.append(f"sizes of the images differ: {', '.join(sizes)}")
     if differing:
         notes.append(f"the settings of the runs differ in {', '.join(differing)} (table below)")
-    without = [row.name for row in comparison.rows if REPORTS not in row.results["metrics"]]
+    without = [row.name for row in comparison.rows if REPORTS not in row.tested["metrics"]]
     if 0 < len(without) < len(comparison.rows):
         notes.append(f"no retrieval of reports, because no sentence was tested: {', '.join(without)}")
     return list(dict.fromkeys(notes))
@@ -468,11 +422,11 @@ def _notes(comparison: Comparison, differing: Mapping[str, list[Any]]) -> list[s
 
 def _json(comparison: Comparison, differing: Mapping[str, list[Any]]) -> dict[str, Any]:
     """All numbers, also those that the tables leave out: ACC per finding, categories, differences of the variants."""
-    first = comparison.rows[0].results
+    first = comparison.rows[0].tested
     rows = {
         label: {
-            "folders": [row.run.resolve().name for row in of_label],
-            "checkpoints": [row.results["checkpoint"] for row in of_label],
+            "folders": [row.folder.resolve().name for row in of_label],
+            "checkpoints": [row.tested["checkpoint"] for row in of_label],
             "intervals": {k: v._asdict() for k, v in comparison.intervals[label].items()},
             "differences": {k: v._asdict() for k, v in comparison.differences.get(label, {}).items()},
         }
@@ -510,12 +464,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--names", metavar="A,B", help="names of the rows, by commas; None: the folders' names")
     add("--untrained", action="store_true", help="add the untrained network of each run")
     add("--draws", type=int, default=N_DRAWS, help="bootstrap draws")
-    add("--seed", type=int, default=0, help="of the draws, 0 or more")
+    add("--seed", type=whole_number(0), default=0, help="of the draws, 0 or more")
     add("--no_published", action="store_true", help="leave the paper's rows out")
     add("--output", type=Path, default=OUTPUT, metavar="FOLDER", help="where to write")
     options = parser.parse_args(arguments)
-    if options.seed < 0:
-        parser.error(f"--seed must be 0 or more: found {options.seed}")
     with one_line_errors("medclip_dcl.report.compare: error"):
         if options.output.exists() and not options.output.is_dir():
             raise SavedResultsError(f"--output {options.output} is a file; give a folder")

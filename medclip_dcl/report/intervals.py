@@ -14,24 +14,18 @@ those among all candidates, computed once; the queries are resampled.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from medclip_dcl.metrics import summaries
-from medclip_dcl.runs.saved import (
-    SavedResultsError,
-    command_of_test,
-    read_parquet,
-    read_results,
-    value_at,
-)
+from medclip_dcl.runs.saved import SavedResultsError, SavedRun, value_at
 
 N_DRAWS = 2000
 LEVEL = 0.95
@@ -47,7 +41,10 @@ CLASSIFICATIONS = ("classification", "finding_classification")
 _COLUMNS = {
     "classification": ("dicom_id", "subject_id", "finding", "label", "score_positive", "score_negative"),
     "finding_classification": ("dicom_id", "subject_id", "finding", "label", "logit"),
-    "grounding": ("dicom_id", "subject_id", "category", "phrase", "box", *summaries.GROUNDING),
+    "grounding": (
+        *("dicom_id", "subject_id", "category", "phrase", "box", *summaries.GROUNDING),
+        *("pair_cnr_signed", "pair_miou"),
+    ),
     "retrieval": ("direction", "dicom_id", "subject_id", "box", "rank", "rank_tolerant"),
     "report_retrieval": ("task", "direction", "query", "subject_id", "rank", "rank_tolerant"),
 }
@@ -69,14 +66,7 @@ Numbers = dict[str, np.ndarray]
 
 
 class Interval(NamedTuple):
-    """A number with its percentile interval; None where it cannot be given.
-
-    Attributes:
-        value: among the tested patients, as in results.json.
-        low: lower bound.
-        high: upper bound.
-        n_draws: draws that gave the number.
-    """
+    """A number among the tested patients with its percentile interval, from the draws that gave it; None: unknown."""
 
     value: float | None
     low: float | None
@@ -85,14 +75,9 @@ class Interval(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """A number of a run minus that of another on the same patients, with its percentile interval.
+    """A number of a run minus that of another on the same patients, from the draws that gave both.
 
-    Attributes:
-        value: the difference among the tested patients.
-        low: lower bound.
-        high: upper bound.
-        p: two-sided: twice the smaller share of draws on one side of 0, (count + 1) / (draws + 1), at most 1.
-        n_draws: draws that gave both numbers.
+    p is two-sided: twice the smaller share of draws on one side of 0, (count + 1) / (draws + 1), at most 1.
     """
 
     value: float | None
@@ -118,126 +103,143 @@ class Predictions:
     min_cases: int = 5
     name: str = "predictions"
 
+    def compute(self, section: str) -> Callable[..., summaries.Numbers]:
+        """Function of rows and weights that gives the numbers of a section."""
+        found: Any = getattr(summaries, section.removeprefix("finding_"))
+        return partial(found, min_cases=self.min_cases) if section in CLASSIFICATIONS else found
+
+    @cached_property
+    def values(self) -> dict[str, Numbers]:
+        """Section -> path -> number among the tested patients, as an array of one; without empty sections."""
+        return {
+            section: dict(summaries.by_path(self.compute(section)(table, summaries.once(table)), section))
+            for section, table in self.tables.items()
+            if len(table)
+        }
+
+
+class TestedRun(SavedRun):
+    """The test of a run's trained or untrained network, whose numbers are computed once.
+
+    Report, comparison, model card and subgroups take what they need of a run from this object.
+    """
+
+    @cached_property
+    def predictions(self) -> Predictions:
+        """Predictions of all sections, which give the numbers of results.json."""
+        results = self.tested
+        tables = {}
+        for section in (section for section in _COLUMNS if section in results["metrics"]):
+            if (table := self.table(section)) is None:
+                raise SavedResultsError(f"{self.file_of(section)} is missing; create it with: {self.command}")
+            if missing := [column for column in _COLUMNS[section] if column not in table]:
+                raise SavedResultsError(
+                    f"{self.file_of(section)} has no column {missing[0]}; test the run again"
+                )
+            tables[section] = table
+        protocols = (results["protocol"].get(section, {}) for section in CLASSIFICATIONS)
+        min_cases = next((found["min_cases"] for found in protocols if "min_cases" in found), 5)
+        found = Predictions(tables, min_cases, str(self.folder / f"predictions{self.suffix}"))
+        for path, (value,) in (one for of_section in found.values.values() for one in of_section.items()):
+            stored = value_at(results["metrics"], path)
+            known = math.nan if stored is None else stored
+            if not np.isclose(value, known, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True):
+                raise SavedResultsError(
+                    f"{found.name} does not belong to {self.file}: {path} is {_number(value)} by the predictions and"
+                    f" {stored} by the results; test the run again"
+                )
+        return found
+
+    @cached_property
+    def intervals(self) -> dict[str, Interval]:
+        """Path in the metrics -> interval."""
+        return bootstrap_intervals(self.predictions)
+
 
 def bootstrap_intervals(
-    run: Path | Predictions, n_draws: int = N_DRAWS, seed: int = 0, suffix: str = ""
+    run: Path | Predictions, n_draws: int = N_DRAWS, seed: int = 0
 ) -> dict[str, Interval]:
-    """Percentile intervals of every number of results.json.
-
-    Args:
-        run: a run folder, or predictions.
-        n_draws: bootstrap draws of patients.
-        seed: of the draws; the same seed gives the same intervals.
-        suffix: "_untrained" for results_untrained.json and predictions_untrained/ of a run folder.
+    """Percentile intervals of every number of a run's results.json, or of predictions; a seed gives the same ones.
 
     Returns:
         Path in results.json's metrics, keys joined by "/", such as "classification/by_finding/Edema/auc" -> interval.
         A number that is None in results.json is None; :data:`POLICY` says which numbers have no interval.
-
-    Raises:
-        SavedResultsError: see :func:`read_predictions` and :func:`bootstrap_numbers`.
     """
-    predictions = read_predictions(run, suffix) if isinstance(run, Path) else run
-    return intervals_of(bootstrap_numbers(predictions, n_draws, seed))
+    return intervals_of(bootstrap_numbers(_predictions(run), n_draws, seed))
+
+
+def bootstrap_differences(
+    run: Path | Predictions, baseline: Path | Predictions, n_draws: int = N_DRAWS, seed: int = 0
+) -> dict[str, Difference]:
+    """Paired differences, run minus baseline, of every number that both have: each draw takes the same patients.
+
+    Arguments are those of :func:`bootstrap_intervals`; both must have been tested on the same cases.
+    """
+    a, b = _predictions(run), _predictions(baseline)
+    require_same_cases(a, b)
+    return differences_of(*(bootstrap_numbers(one, n_draws, seed) for one in (a, b)))
 
 
 def intervals_of_rows(
-    run: Path, suffixes: Mapping[str, str]
+    rows: Mapping[str, TestedRun],
 ) -> tuple[dict[str, dict[str, Interval]], dict[str, SavedResultsError]]:
-    """:func:`bootstrap_intervals` of each row (name -> suffix) whose predictions can be read, and why others cannot."""
+    """Intervals of each row whose predictions can be read, and why others cannot."""
     found, problems = {}, {}
-    for name, suffix in suffixes.items():
+    for name, run in rows.items():
         try:
-            found[name] = bootstrap_intervals(run, suffix=suffix)
+            found[name] = run.intervals
         except SavedResultsError as error:
             problems[name] = error
     return found, problems
 
 
-def bootstrap_differences(
-    run: Path | Predictions,
-    baseline: Path | Predictions,
-    n_draws: int = N_DRAWS,
-    seed: int = 0,
-) -> dict[str, Difference]:
-    """Paired differences, run minus baseline, of every number that both have: each draw takes the same patients.
-
-    Args:
-        run: a run folder, or predictions.
-        baseline: likewise.
-        n_draws: as in :func:`bootstrap_intervals`.
-        seed: as there.
-
-    Raises:
-        SavedResultsError: the two were not tested on the same cases; as :func:`bootstrap_intervals`.
-    """
-    a, b = (read_predictions(one) if isinstance(one, Path) else one for one in (run, baseline))
-    require_same_cases(a, b)
-    of_run, of_baseline = (bootstrap_numbers(one, n_draws, seed) for one in (a, b))
-    return differences_of(of_run, of_baseline)
-
-
-def read_predictions(run: Path, suffix: str = "") -> Predictions:
-    """Predictions of a tested run folder, checked to give the numbers of its results.json.
-
-    Args:
-        run: run folder.
-        suffix: "_untrained" for the untrained network's.
-
-    Raises:
-        SavedResultsError: the run is not tested; a file is missing or not readable, lacks a column, or gives other
-            numbers than results.json.
-    """
-    results = read_results(run, suffix)
-    if results is None:
-        raise SavedResultsError(
-            f"{run / f'results{suffix}.json'} is missing; create it with: {command_of_test(run)}"
-        )
-    folder = run / f"predictions{suffix}"
-    sections = [section for section in _COLUMNS if section in results["metrics"]]
-    protocols = (results["protocol"].get(section, {}) for section in CLASSIFICATIONS)
-    min_cases = next((found["min_cases"] for found in protocols if "min_cases" in found), 5)
-    predictions = Predictions(
-        {section: _read_table(folder / f"{section}.parquet", section, run) for section in sections},
-        min_cases,
-        str(folder),
-    )
-    _require_agreement(predictions, results["metrics"], run / f"results{suffix}.json")
-    return predictions
-
-
 def bootstrap_numbers(predictions: Predictions, n_draws: int = N_DRAWS, seed: int = 0) -> Numbers:
-    """Value of each number among the tested patients and in every draw.
-
-    Raises:
-        SavedResultsError: too few draws.
-    """
+    """Value of each number among the tested patients and in every draw."""
     least = int(np.ceil(2 / (1 - LEVEL)))
     if n_draws < least:
         raise SavedResultsError(
             f"an interval of level {LEVEL} needs at least {least} draws, better 2,000: found {n_draws}"
         )
-    return _numbers(predictions, n_draws, seed)
+    found: Numbers = {}
+    for section, values in predictions.values.items():
+        table = predictions.tables[section]
+        patients, patient = np.unique(table["subject_id"].to_numpy(), return_inverse=True)
+        counts = patient_draws(len(patients), n_draws, seed)[1:]
+        draws = numbers_of_draws(predictions.compute(section), section, table, counts, patient, 2)
+        found |= {path: np.concatenate([value, draws[path]]) for path, value in values.items()}
+    return found
+
+
+def numbers_of_draws(
+    compute: Callable[..., summaries.Numbers],
+    prefix: str,
+    table: pd.DataFrame,
+    counts: Float[np.ndarray, "draw patient"],
+    patient: Int[np.ndarray, "row"],
+    least_patients: int,
+) -> Numbers:
+    """Path -> number in each draw: rows count as often as their patient (a column of `counts`) was drawn."""
+    size = max(1, _ELEMENTS_PER_CHUNK // max(1, len(table)))
+    chunks = (counts[first : first + size].take(patient, axis=1) for first in range(0, len(counts), size))
+    found = (compute(table, weights, least_patients=least_patients) for weights in chunks)
+    parts = [dict(summaries.by_path(part, prefix)) for part in found]
+    return {path: np.concatenate([part[path] for part in parts]) for path in parts[0]}
 
 
 def intervals_of(numbers: Numbers) -> dict[str, Interval]:
     """The percentile interval of each number of :func:`bootstrap_numbers`."""
-    found = {}
-    for path, values in numbers.items():
-        low, high, n_draws = percentiles(values[1:])
-        found[path] = Interval(_number(values[0]), low, high, n_draws)
-    return found
+    return {path: Interval(_number(values[0]), *percentiles(values[1:])) for path, values in numbers.items()}
 
 
 def differences_of(numbers: Numbers, baseline: Numbers) -> dict[str, Difference]:
     """Paired differences of two runs' :func:`bootstrap_numbers`, made with the same seed and number of draws."""
     found = {}
-    for path in numbers.keys() & baseline.keys():
+    for path in (path for path in numbers if path in baseline):
         values = numbers[path] - baseline[path]
         low, high, n_draws = percentiles(values[1:])
         p = _two_sided_p(values[1:]) if low is not None else None
         found[path] = Difference(_number(values[0]), low, high, p, n_draws)
-    return {path: found[path] for path in numbers if path in found}
+    return found
 
 
 def require_same_cases(a: Predictions, b: Predictions) -> None:
@@ -274,27 +276,6 @@ def patient_draws(n_patients: int, n_draws: int, seed: int) -> Float[np.ndarray,
     return np.concatenate([np.ones((1, n_patients)), draws])
 
 
-def _numbers(predictions: Predictions, n_draws: int, seed: int) -> Numbers:
-    """By path; the first value is that of the tested patients."""
-    found: Numbers = {}
-    for section, table in predictions.tables.items():
-        if table.empty:
-            continue
-        compute: Any = getattr(summaries, section.removeprefix("finding_"))
-        if section in CLASSIFICATIONS:
-            compute = partial(compute, min_cases=predictions.min_cases)
-        patients, patient = np.unique(table["subject_id"].to_numpy(), return_inverse=True)
-        counts = patient_draws(len(patients), n_draws, seed)[1:]
-        size = max(1, _ELEMENTS_PER_CHUNK // len(table))
-        parts = [compute(table, summaries.once(table))]
-        for first in range(0, n_draws, size):
-            weights = counts[first : first + size].take(patient, axis=1)
-            parts.append(compute(table, weights, least_patients=2))
-        by_path = [dict(summaries.by_path(part, section)) for part in parts]
-        found |= {path: np.concatenate([part[path] for part in by_path]) for path in by_path[0]}
-    return found
-
-
 def percentiles(draws: np.ndarray) -> tuple[float | None, float | None, int]:
     """Percentile interval of the finite draws, and their number."""
     draws = draws[np.isfinite(draws)]
@@ -302,6 +283,10 @@ def percentiles(draws: np.ndarray) -> tuple[float | None, float | None, int]:
         return None, None, 0
     low, high = np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high), len(draws)
+
+
+def _predictions(run: Path | Predictions) -> Predictions:
+    return TestedRun(run).predictions if isinstance(run, Path) else run
 
 
 def _two_sided_p(differences: np.ndarray) -> float:
@@ -312,24 +297,3 @@ def _two_sided_p(differences: np.ndarray) -> float:
 
 def _number(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
-
-
-def _read_table(file: Path, section: str, run: Path) -> pd.DataFrame:
-    if not file.is_file():
-        raise SavedResultsError(f"{file} is missing; create it with: {command_of_test(run)}")
-    table = read_parquet(file)
-    missing = [column for column in _COLUMNS[section] if column not in table]
-    if missing:
-        raise SavedResultsError(f"{file} has no column {missing[0]}; test the run again")
-    return table
-
-
-def _require_agreement(predictions: Predictions, metrics: Mapping[str, Any], results_file: Path) -> None:
-    for path, values in _numbers(predictions, n_draws=0, seed=0).items():
-        found, stored = _number(values[0]), value_at(metrics, path)
-        known = math.nan if found is None else found, math.nan if stored is None else stored
-        if not np.isclose(*known, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True):
-            raise SavedResultsError(
-                f"{predictions.name} does not belong to {results_file}: {path} is {found} by the predictions and"
-                f" {stored} by the results; test the run again"
-            )

@@ -1,60 +1,69 @@
-"""Section of the run report: calibration of the zero-shot findings on test patients.
-
-Reads results.json, predictions/classification.parquet and calibration.json of the run folder.
-"""
+"""Tables and charts of calibrations: of a fitted one, and of its findings on the test patients of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
-from jaxtyping import Float
-from scipy.special import expit
 
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.metrics.calibration import CALIBRATION_FILE, Calibration
-from medclip_dcl.metrics.summaries import BINS, bins_of, calibration_error
+from medclip_dcl.metrics.calibration import CALIBRATION_FILE, Calibration, perfect_error
+from medclip_dcl.metrics.summaries import BINS, bins_of
 from medclip_dcl.pictures.geometry import View
 from medclip_dcl.report import charts
-from medclip_dcl.report.intervals import Interval, Predictions, bootstrap_numbers, intervals_of
-from medclip_dcl.report.tables import Cell, Column, Row, Table, interval_cell, number
+from medclip_dcl.report.intervals import Interval, Predictions, TestedRun, bootstrap_intervals
+from medclip_dcl.report.tables import NOTHING, Cell, Column, Row, Table, interval_cell, number
 from medclip_dcl.runs.saved import SavedResultsError, value_at
 
-_N_SIMULATED = 1000
 _DIGITS = 3
-
-
 _FLOAT32 = ("32", "32-true")
+_OF_A_FIT = {
+    "method": "method",
+    "threshold": "threshold",
+    "sensitivity": "sensitivity",
+    "specificity": "specificity",
+    "positive cases": "n_positive",
+    "negative cases": "n_negative",
+}
+"""Column of the fitted calibration -> its field."""
+_TIMES = ("before", "after")
+_PREFIX = "calibration/by_finding"
 
 
-def section(run: Path, results: Mapping[str, Any], cases: pd.DataFrame) -> dict[str, Any] | None:
-    """Content of calibration.html: charts, tables and notes; or the reason why there are none.
+def fitted_table(calibration: Calibration) -> Table:
+    """Map and threshold of each finding, with numbers of the cases that they were fitted to."""
 
-    Args:
-        run: folder of the run.
-        results: its results.json.
-        cases: its predictions/classification.parquet.
+    def shown(value: Any) -> str:
+        return NOTHING if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
 
-    Returns:
-        None for a run without calibration.json.
+    findings = calibration.findings.items()
+    rows = [
+        Row(finding, "plain", [Cell(shown(getattr(one, field))) for field in _OF_A_FIT.values()])
+        for finding, one in findings
+    ]
+    note = " ".join(f"{finding}: {one.reason}." for finding, one in findings if one.reason)
+    return Table("By finding", [*map(Column, _OF_A_FIT)], rows, note)
 
-    Raises:
-        SavedResultsError: calibration.json cannot be read.
+
+def section(run: TestedRun) -> dict[str, Any] | None:
+    """Content of calibration.html: charts, tables and notes, or why there are none; None without calibration.json.
+
+    The run has predictions of a classification.
     """
-    file = run / CALIBRATION_FILE
+    file = run.folder / CALIBRATION_FILE
     if not file.is_file():
         return None
     try:
         calibration = Calibration.read(file)
     except UserError as error:
         raise SavedResultsError(str(error)) from error
+    results, cases = run.tested, run.table("classification")
+    assert cases is not None
     if differing := _differing(calibration, results):
         return {
             "reason": f"{CALIBRATION_FILE} does not belong to this test: {differing}; calibrate again (python -m "
-            f"medclip_dcl.evaluation.calibrate {run}), and test again where other images or prompts are wanted"
+            f"medclip_dcl.evaluation.calibrate {run.folder}), and test again where other images or prompts are wanted"
         }
     fitted, notes = [], []
     for finding, one in calibration.findings.items():
@@ -71,9 +80,9 @@ def section(run: Path, results: Mapping[str, Any], cases: pd.DataFrame) -> dict[
             f"The test ran with {results['precision']} precision, the calibration was fitted in float32: scores differ "
             "by rounding."
         )
-    rows = _with_probabilities(cases[cases["finding"].isin(fitted)], calibration)
-    numbers = intervals_of(bootstrap_numbers(Predictions({"calibration": rows}))) if fitted else {}
-    prefix = "calibration/by_finding"
+    rows = calibration.of_cases(cases[cases["finding"].isin(fitted)])
+    by_finding = {str(finding): its for finding, its in rows.groupby("finding", sort=False)}
+    numbers = bootstrap_intervals(Predictions({"calibration": rows})) if fitted else {}
     return {
         "reason": None,
         "charts": [
@@ -81,14 +90,14 @@ def section(run: Path, results: Mapping[str, Any], cases: pd.DataFrame) -> dict[
                 f"reliability{place}",
                 (3.6, 3.6),
                 charts.draw_reliability,
-                str(finding),
-                _curves(of_finding, numbers, f"{prefix}/{finding}"),
+                finding,
+                {time: _curve(its, time, numbers, f"{_PREFIX}/{finding}/{time}") for time in _TIMES},
             )
-            for place, (finding, of_finding) in enumerate(rows.groupby("finding", sort=False))
+            for place, (finding, its) in enumerate(by_finding.items())
         ],
         "tables": [
-            _table_of_errors(rows, calibration, numbers, prefix),
-            _table_of_thresholds(rows, calibration, numbers, prefix),
+            _table_of_errors(by_finding, calibration, numbers),
+            _table_of_thresholds(list(by_finding), calibration, numbers),
         ]
         if fitted
         else [],
@@ -123,61 +132,35 @@ def _differing(calibration: Calibration, results: Mapping[str, Any]) -> str:
     return ", ".join(found)
 
 
-def _with_probabilities(cases: pd.DataFrame, calibration: Calibration) -> pd.DataFrame:
-    """The cases with the columns before, after and threshold."""
-    cases = cases.reset_index(drop=True)
-    logits = calibration.scale * (cases["score_positive"] - cases["score_negative"]).to_numpy("float64")
-    after = np.full(len(cases), np.nan)
-    for finding, rows in cases.groupby("finding"):
-        after[rows.index] = calibration.findings[str(finding)].probabilities(logits[rows.index])
-    thresholds = {finding: one.threshold for finding, one in calibration.findings.items()}
-    return cases.assign(before=expit(logits), after=after, threshold=cases["finding"].map(thresholds))
-
-
-def _curves(
-    rows: pd.DataFrame, numbers: Mapping[str, Interval], path: str
-) -> dict[str, tuple[pd.DataFrame, list[Interval]]]:
-    """before and after: mean probability and number of cases of each bin, with the share of positives."""
-    found = {}
-    for name in ("before", "after"):
-        p = rows[name].to_numpy()
-        in_bins = rows.groupby(bins_of(p))[name].agg(["mean", "size"])
-        found[name] = in_bins, [numbers[f"{path}/{name}/bins/{place}"] for place in in_bins.index]
-    return found
+def _curve(
+    rows: pd.DataFrame, time: str, numbers: Mapping[str, Interval], path: str
+) -> tuple[pd.DataFrame, list[Interval]]:
+    """Mean probability and number of cases of each bin, with the share of positives."""
+    in_bins = rows.groupby(bins_of(rows[time].to_numpy()))[time].agg(["mean", "size"])
+    return in_bins, [numbers[f"{path}/bins/{place}"] for place in in_bins.index]
 
 
 def _table_of_errors(
-    rows: pd.DataFrame, calibration: Calibration, numbers: Mapping[str, Interval], prefix: str
+    by_finding: Mapping[str, pd.DataFrame], calibration: Calibration, numbers: Mapping[str, Interval]
 ) -> Table:
     """ECE and Brier score before and after, beside what is expected of a perfect model and of the prevalence alone."""
     shown = []
-    for finding, of_finding in rows.groupby("finding", sort=False):
-        own, share = calibration.findings[str(finding)], of_finding["label"].mean()
-        found = {
-            (time, name): interval_cell(*numbers[f"{prefix}/{finding}/{time}/{name}"][:3], _DIGITS)
-            for time in ("before", "after")
-            for name in ("ece", "brier")
-        }
+    for finding, rows in by_finding.items():
+        own, share = calibration.findings[finding], rows["label"].mean()
+        ece, brier = (
+            [_cell(numbers, f"{finding}/{time}/{name}") for time in _TIMES] for name in ("ece", "brier")
+        )
         cells = [
-            Cell(f"{int(of_finding['label'].sum())} / {int((of_finding['label'] == 0).sum())}"),
+            Cell(f"{int(rows['label'].sum())} / {int((rows['label'] == 0).sum())}"),
             Cell(number(own.n_positive / (own.n_positive + own.n_negative), 2)),
             Cell(number(share, 2)),
-            *(found[time, "ece"] for time in ("before", "after")),
-            Cell(number(perfect_error(of_finding["after"].to_numpy()), _DIGITS)),
-            *(found[time, "brier"] for time in ("before", "after")),
+            *ece,
+            Cell(number(perfect_error(rows["after"].to_numpy()), _DIGITS)),
+            *brier,
             Cell(number(share * (1 - share), _DIGITS)),
         ]
-        shown.append(Row(str(finding), "plain", cells))
-    headings = (
-        "positive / negative cases",
-        "validate",
-        "test",
-        "before",
-        "after",
-        "if perfect",
-        "before",
-        "after",
-    )
+        shown.append(Row(finding, "plain", cells))
+    headings = ("positive / negative cases", "validate", "test", *_TIMES, "if perfect", *_TIMES)
     return Table(
         "Calibration of zero-shot findings on test patients",
         [*map(Column, headings), Column("prevalence alone")],
@@ -191,32 +174,26 @@ def _table_of_errors(
 
 
 def _table_of_thresholds(
-    rows: pd.DataFrame, calibration: Calibration, numbers: Mapping[str, Interval], prefix: str
+    findings: list[str], calibration: Calibration, numbers: Mapping[str, Interval]
 ) -> Table:
     """Sensitivity and specificity at the thresholds, on the patients that they were chosen on and on test patients."""
+    rates = ("sensitivity", "specificity")
     shown = []
-    for finding in rows["finding"].unique():
+    for finding in findings:
         own = calibration.findings[finding]
-        cells = [
-            Cell(number(own.threshold, _DIGITS)),
-            *(Cell(number(x, _DIGITS)) for x in (own.sensitivity, own.specificity)),
-            *(
-                interval_cell(*numbers[f"{prefix}/{finding}/{name}"][:3], _DIGITS)
-                for name in ("sensitivity", "specificity")
-            ),
-        ]
-        shown.append(Row(finding, "plain", cells))
+        fitted = [Cell(number(getattr(own, name), _DIGITS)) for name in ("threshold", *rates)]
+        shown.append(
+            Row(finding, "plain", [*fitted, *(_cell(numbers, f"{finding}/{name}") for name in rates)])
+        )
     [(target, share)] = calibration.target.items()
     return Table(
         f"Thresholds chosen for a {target} of {share:g} on validate patients",
-        [Column(heading) for heading in ("probability", *("sensitivity", "specificity") * 2)],
+        [Column(heading) for heading in ("probability", *rates, *rates)],
         shown,
         "",
         [("threshold", 1), ("validate, where chosen", 2), ("test", 2)],
     )
 
 
-def perfect_error(probabilities: Float[np.ndarray, " case"]) -> float:
-    """Mean expected calibration error where the labels are drawn from the probabilities (Broecker and Smith 2007)."""
-    drawn = np.random.default_rng(0).random((_N_SIMULATED, len(probabilities))) < probabilities
-    return float(calibration_error(probabilities, drawn, np.ones_like(drawn, dtype=float)).mean())
+def _cell(numbers: Mapping[str, Interval], path: str) -> Cell:
+    return interval_cell(*numbers[f"{_PREFIX}/{path}"][:3], _DIGITS)

@@ -20,10 +20,11 @@ from PIL import Image
 
 from medclip_dcl.common.command_line import one_line_errors
 from medclip_dcl.common.files import write_text
+from medclip_dcl.metrics.summaries import DIRECTIONS
 from medclip_dcl.pictures.plots import draw_roc
 from medclip_dcl.report import charts, tables
 from medclip_dcl.report import reliability as calibration
-from medclip_dcl.report.intervals import intervals_of_rows, method
+from medclip_dcl.report.intervals import TestedRun, intervals_of_rows, method
 from medclip_dcl.report.page import render_template
 from medclip_dcl.report.subgroups import describe_run
 from medclip_dcl.runs.saved import (
@@ -33,14 +34,12 @@ from medclip_dcl.runs.saved import (
     describe_image_size,
     read_json,
     read_parquet,
-    read_reported,
     value_at,
 )
 
 REPORT_FILE = "report.html"
 
 _TRAINED, _UNTRAINED = "this run", tables.UNTRAINED
-_SUFFIXES = {_TRAINED: "", _UNTRAINED: "_untrained"}
 _N_SENTENCES = 8
 _SENTENCE_FORMATS = {
     "text": ("sentence", "{}"),
@@ -52,37 +51,34 @@ _SENTENCE_FORMATS = {
 
 
 def write_report(run: Path) -> Path:
-    """Write report.html into a run folder.
-
-    Raises:
-        SavedResultsError: not a run folder; a file of it cannot be read.
-    """
+    """Write report.html into a run folder."""
     file = run / REPORT_FILE
     write_text(render(run), file)
     return file
 
 
-def render(run: Path) -> str:
-    """The report of a run folder as HTML; the same folder gives the same text.
-
-    Raises:
-        SavedResultsError: as :func:`write_report`.
-    """
-    if not run.is_dir():
-        raise SavedResultsError(f"{run} does not exist; give the folder of a run, such as runs/demo")
-    is_trained_here = any((run / name).exists() for name in ("config.yaml", "metrics.csv", "checkpoints"))
-    if not is_trained_here and not (run / "results.json").exists():
+def render(folder: Path) -> str:
+    """The report of a run folder as HTML; the same folder gives the same text."""
+    if not folder.is_dir():
+        raise SavedResultsError(f"{folder} does not exist; give the folder of a run, such as runs/demo")
+    is_trained_here = any((folder / name).exists() for name in ("config.yaml", "metrics.csv", "checkpoints"))
+    if not is_trained_here and not (folder / "results.json").exists():
         raise SavedResultsError(
-            f"{run} is not a run folder: it holds neither config.yaml, metrics.csv, results.json nor checkpoints/;"
+            f"{folder} is not a run folder: it holds neither config.yaml, metrics.csv, results.json nor checkpoints/;"
             " give the folder that was the --run_folder of `python -m medclip_dcl fit`"
         )
-    found = {name: read_reported(run, suffix) for name, suffix in _SUFFIXES.items()}
-    results = {name: of_row for name, of_row in found.items() if of_row is not None}
+    runs = {}
+    for name, suffix in ((_TRAINED, ""), (_UNTRAINED, "_untrained")):
+        run = TestedRun(folder, suffix)
+        run.refuse_images_alone()
+        if run.results is not None:
+            runs[name] = run
+    results = {name: run.tested for name, run in runs.items()}
     first = next(iter(results.values()), None)
     is_classifier = first is not None and tables.is_of_classifier(first)
     missing: list[str] = []
     content: dict[str, Any] = {
-        "name": run.resolve().name,
+        "name": folder.resolve().name,
         "is_phantom": bool(results) and all(found["dataset"]["phantom"] for found in results.values()),
         "is_classifier": is_classifier,
         "is_trained_here": is_trained_here,
@@ -91,22 +87,24 @@ def render(run: Path) -> str:
         "has_untrained": _UNTRAINED in results,
         "data": tables.describe_data(first) if first else None,
         "image_size": describe_image_size(first) if first else None,
-        **_tables(run, results),
-        "subgroups": _subgroups(run, results, missing),
-        **_charts_of_predictions(run, results, missing),
+        **_tables(runs, results),
+        "subgroups": describe_run(runs[_TRAINED], missing) if _TRAINED in runs else None,
+        **_charts_of_predictions(runs, missing),
         # A classifier has neither class probability nor heat maps.
-        **_class_probability(None if is_classifier else run / "class_probability.parquet"),
-        **_curves(run / "metrics.csv"),
-        "heat_maps": {} if is_classifier else _heat_maps(run / "figures"),
-        "embedding_map": _data_uri(drawn) if (drawn := run / "figures/embedding_map.png").is_file() else None,
-        "config": config.read_text("utf-8") if (config := run / "config.yaml").is_file() else None,
+        **({"eta": None} if is_classifier else _class_probability(folder / "class_probability.parquet")),
+        **_curves(folder / "metrics.csv"),
+        "heat_maps": {} if is_classifier else _heat_maps(folder / "figures"),
+        "embedding_map": _data_uri(drawn)
+        if (drawn := folder / "figures/embedding_map.png").is_file()
+        else None,
+        "config": config.read_text("utf-8") if (config := folder / "config.yaml").is_file() else None,
         "protocol": json.dumps(first["protocol"], indent=2, ensure_ascii=False) if first else None,
         "timings": {
-            **({"fit": read_json(run / "fit.json")} if (run / "fit.json").is_file() else {}),
+            **({"fit": read_json(folder / "fit.json")} if (folder / "fit.json").is_file() else {}),
             **{f"test, {name}": found["timings"] for name, found in results.items()},
         },
     }
-    content["missing"] = [*_missing(run, results, content), *missing]
+    content["missing"] = [*_missing(folder, results, content), *missing]
     return render_template("report.html", content)
 
 
@@ -144,16 +142,15 @@ def _missing(run: Path, results: Mapping[str, Any], content: Mapping[str, Any]) 
     return [text for text, is_missing in pieces.items() if is_missing]
 
 
-def _tables(run: Path, results: Mapping[str, Any]) -> dict[str, Any]:
+def _tables(runs: Mapping[str, TestedRun], results: Mapping[str, Any]) -> dict[str, Any]:
     """Tables, notes and the numbers in the head of the page."""
-    intervals, errors = intervals_of_rows(run, {name: _SUFFIXES[name] for name in results})
-    problems = [f"{name} is shown without intervals: {error}" for name, error in errors.items()]
-    sizes, notes = [], []
-    for found in results.values():
-        notes += [note for section in found["notes"].values() for note in section]
-        if "," in (size := describe_image_size(found) or ""):
-            sizes.append(f"images were shown at {size}: numbers at the size of the training differ")
-    shown = tables.filled(results, intervals, detailed=True) + tables.other_tables(results) if results else []
+    intervals, errors = intervals_of_rows(runs)
+    notes = [size for found in results.values() if "," in (size := describe_image_size(found))]
+    notes = [f"images were shown at {size}: numbers at the size of the training differ" for size in notes]
+    notes += [note for found in results.values() for section in found["notes"].values() for note in section]
+    notes += [f"{name} is shown without intervals: {error}" for name, error in errors.items()]
+    rows = {name: tables.Shown(found, intervals.get(name, {})) for name, found in results.items()}
+    shown = tables.filled(rows, detailed=True) + tables.other_tables(results) if results else []
     headline = []
     levels = tables.chance_levels(next(iter(results.values()))) if results else {}
     for label, path, digits in tables.DESCRIPTIONS["headline"]:
@@ -166,15 +163,10 @@ def _tables(run: Path, results: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "tables": shown,
         "headline": headline,
-        "notes": list(dict.fromkeys([*sizes, *notes, *problems])),
+        "notes": list(dict.fromkeys(notes)),
         "method": method() if intervals and shown else None,
         "reason": next((tables.why_left_out(found) for found in results.values()), ""),
     }
-
-
-def _subgroups(run: Path, results: Mapping[str, Any], missing: list[str]) -> dict[str, Any] | None:
-    """The trained network's metrics by view, sex and age group."""
-    return describe_run(run, missing) if _TRAINED in results else None
 
 
 def _curves(file: Path) -> dict[str, Any]:
@@ -191,52 +183,51 @@ def _curves(file: Path) -> dict[str, Any]:
     return dict(zip(("curves", "constant"), charts.curves(metrics), strict=True))
 
 
-def _charts_of_predictions(run: Path, results: Mapping[str, Any], missing: list[str]) -> dict[str, Any]:
+def _charts_of_predictions(runs: Mapping[str, TestedRun], missing: list[str]) -> dict[str, Any]:
     """ROC curves, calibration and histograms of ranks."""
     content: dict[str, Any] = {"roc": None, "ranks": [], "calibration": None}
-    if _TRAINED not in results:
+    if _TRAINED not in runs:
         return content
-    tested = results[_TRAINED]
-    is_classifier = tables.is_of_classifier(tested)
+    run = runs[_TRAINED]
+    is_classifier = tables.is_of_classifier(run.tested)
     section = tables.CLASSIFIER if is_classifier else "classification"
-    cases = _predictions(run / "predictions" / f"{section}.parquet", missing)
-    by_finding = (tested["metrics"].get(section) or {}).get("by_finding", {})
+    cases = _predictions(run, section, missing)
+    by_finding = (run.tested["metrics"].get(section) or {}).get("by_finding", {})
     aucs = {finding: found["auc"] for finding, found in by_finding.items()}
     if cases is not None and any(auc is not None for auc in aucs.values()):
         content["roc"] = charts.chart("roc", (4.6, 4.4), draw_roc, cases, aucs)
         if not is_classifier:
-            content["calibration"] = calibration.section(run, tested, cases)
+            content["calibration"] = calibration.section(run)
     if is_classifier:
         return content
-    has_boxes = tables.is_measured(tested, "retrieval")
+    has_boxes = tables.is_measured(run.tested, "retrieval")
     section, task = (
         ("retrieval", "retrieval") if has_boxes else (tables.REPORTS, f"{tables.REPORTS}/image_report")
     )
     by_run = {}
-    for name, found in results.items():
-        if tables.is_measured(found, section):
-            queries = _predictions(run / f"predictions{_SUFFIXES[name]}" / f"{section}.parquet", missing)
+    for name, one in runs.items():
+        if tables.is_measured(one.tested, section):
+            queries = _predictions(one, section, missing)
             if queries is not None:
                 by_run[name] = queries if has_boxes else queries[queries["task"] == "image_report"]
     if _TRAINED in by_run:
-        levels = tables.chance_levels(tested)
-        chance = {d: levels.get(f"{task}/{d}/MedR") for d in ("image_to_text", "text_to_image")}
-        content["ranks"] = charts.ranks(
-            by_run, ("box", "phrase") if has_boxes else ("image", "report"), chance
-        )
+        levels = tables.chance_levels(run.tested)
+        chance = {d: levels.get(f"{task}/{d}/MedR") for d in DIRECTIONS}
+        items = ("box", "phrase") if has_boxes else ("image", "report")
+        content["ranks"] = charts.ranks(by_run, items, chance)
     return content
 
 
-def _predictions(file: Path, missing: list[str]) -> pd.DataFrame | None:
-    if file.is_file():
-        return read_parquet(file)
-    missing.append(f"{file.parent.name}/{file.name} is missing; `test` writes it")
-    return None
+def _predictions(run: TestedRun, section: str, missing: list[str]) -> pd.DataFrame | None:
+    if (table := run.table(section)) is None:
+        file = run.file_of(section)
+        missing.append(f"{file.parent.name}/{file.name} is missing; `test` writes it")
+    return table
 
 
-def _class_probability(file: Path | None) -> dict[str, Any]:
+def _class_probability(file: Path) -> dict[str, Any]:
     """Charts of η, and the most and the least probable sentences."""
-    table = read_parquet(file) if file is not None and file.is_file() else pd.DataFrame()
+    table = read_parquet(file) if file.is_file() else pd.DataFrame()
     if table.empty:
         return {"eta": None}
     order = "log_p" if "log_p" in table else "eta"

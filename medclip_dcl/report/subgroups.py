@@ -15,7 +15,8 @@ taken as that of Student's t with one degree of freedom less than the smaller si
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,15 +31,14 @@ from medclip_dcl.report.intervals import (
     CLASSIFICATIONS,
     N_DRAWS,
     Predictions,
+    TestedRun,
+    numbers_of_draws,
     patient_draws,
     percentiles,
-    read_predictions,
 )
 from medclip_dcl.report.tables import DESCRIPTIONS, NOTHING, Cell, Column, Row, Table, interval_cell, number
-from medclip_dcl.runs.saved import SavedResultsError, read_parquet
+from medclip_dcl.runs.saved import SavedResultsError
 
-IMAGES_FILE = "predictions/images.parquet"
-"""The tested images, in a run folder."""
 ATTRIBUTES = {"view": "View", "sex": "Sex", "age": "Age at the study"}
 """Attribute -> its name on the page."""
 AGE_GROUPS = {"under 40": 40, "40 to 59": 60, "60 to 79": 80, "80 and over": np.inf}
@@ -59,7 +59,8 @@ _COMPUTED: dict[str, tuple[Any, str]] = {
     "report_retrieval": (summaries.recalls, "report_retrieval/image_report"),
 }
 """Section -> function that computes its metrics, and the path before them."""
-_ELEMENTS_PER_CHUNK = 2**21
+
+_LABELS = {path: (heading, digits) for heading, path, digits in DESCRIPTIONS["subgroups"]}
 
 Draws = Float[np.ndarray, "one_and_draws"]
 """A number among the tested patients, then in each draw; NaN where there is none."""
@@ -74,41 +75,21 @@ class _Compared(NamedTuple):
     n_patients: int
 
 
-def subgroup_table(run: Path, n_draws: int = N_DRAWS, seed: int = 0) -> pd.DataFrame:
-    """Metrics by group of a tested run folder.
-
-    Args:
-        run: run folder.
-        n_draws: bootstrap draws of patients.
-        seed: of the draws; the same seed gives the same table.
-
-    Returns:
-        As :func:`table_of_groups`; empty where no image has an attribute, and for a test by a version that did not
-        write predictions/images.parquet.
-
-    Raises:
-        SavedResultsError: see :func:`medclip_dcl.report.intervals.read_predictions`; images.parquet is not readable,
-            or lacks an image that was tested.
-    """
-    file = run / IMAGES_FILE
-    if not file.is_file():
+def subgroup_table(run: Path | TestedRun, n_draws: int = N_DRAWS, seed: int = 0) -> pd.DataFrame:
+    """Metrics by group of a tested run folder, as :func:`table_of_groups`; empty where no image has an attribute."""
+    run = TestedRun(run) if isinstance(run, Path) else run
+    images = run.table("images")
+    if images is None:
         return pd.DataFrame(columns=list(COLUMNS))
-    return table_of_groups(read_predictions(run), read_parquet(file), n_draws, seed)
+    return table_of_groups(run.predictions, images, n_draws, seed)
 
 
 def table_of_groups(
-    predictions: Predictions,
-    images: pd.DataFrame,
-    n_draws: int = N_DRAWS,
-    seed: int = 0,
+    predictions: Predictions, images: pd.DataFrame, n_draws: int = N_DRAWS, seed: int = 0
 ) -> pd.DataFrame:
-    """Metrics by group, from predictions.
+    """Metrics by group, from predictions of a test and its images; a seed gives the same table.
 
-    Args:
-        predictions: of a test.
-        images: dicom_id, study_id, subject_id, view and, if the set has them, sex and age of each tested image.
-        n_draws: as in :func:`subgroup_table`.
-        seed: as there.
+    The images have dicom_id, study_id, subject_id, view and, if the set has them, sex and age.
 
     Returns:
         A row for each attribute by which the images fall into two or more groups, each group and each metric:
@@ -121,9 +102,6 @@ def table_of_groups(
 
         An average over findings takes those with a number, in the group and in the rest. NaN: too few patients (see
         `MIN_PATIENTS`), or too few positive or negative cases (the protocol's min_cases).
-
-    Raises:
-        SavedResultsError: a tested image is not in `images`.
     """
     groups = _groups_of_images(images)
     tables = {name: _rows_of_images(name, table) for name, table in predictions.tables.items()}
@@ -132,32 +110,31 @@ def table_of_groups(
         return pd.DataFrame(columns=list(COLUMNS))
     patients = np.unique(np.concatenate([table["subject_id"] for table in tables.values()]))
     counts = patient_draws(len(patients), n_draws, seed)
-    found: dict[tuple[str, str, str], _Compared] = {}
-    for section, table in tables.items():
-        drawn = _Drawn(section, table, counts, np.searchsorted(patients, table["subject_id"]), predictions)
-        for attribute, of_images in groups.items():
-            labels = _labels_of_rows(table, images, of_images, predictions.name)
-            for group in _names(of_images, attribute):
-                rows = labels == group
-                compared = drawn.compared(rows, ~rows & (labels != UNKNOWN))
-                found |= {(attribute, group, metric): numbers for metric, numbers in compared}
+    evaluations = [
+        _Evaluation(
+            name, table, counts, np.searchsorted(patients, table["subject_id"]), predictions.min_cases
+        )
+        for name, table in tables.items()
+    ]
     nothing = np.full(n_draws + 1, np.nan)
-    rows, gaps, least_patients = [], [], []
+    rows, gaps, n_patients = [], [], []
     for attribute, of_images in groups.items():
         names = _names(of_images, attribute)
+        labels = [_labels_of_rows(one.table, images, of_images, predictions.name) for one in evaluations]
         for group in [*names, UNKNOWN] if (of_images == UNKNOWN).any() else names:
-            is_its = of_images == group
-            n_patients = images.loc[is_its, "subject_id"].nunique()
-            for metric in dict.fromkeys(metric for _, _, metric in found):
-                one = found.get((attribute, group, metric), _Compared(nothing, nothing, 0))
-                value = one.group
-                gap = nothing if len(names) == 2 and group == names[1] else value - one.rest
-                rows.append((attribute, group, int(is_its.sum()), n_patients, metric))
-                rows[-1] += (value[0], *percentiles(value[1:])[:2])
-                rows[-1] += (gap[0], *percentiles(gap[1:])[:2])
-                gaps.append(gap)
-                least_patients.append(one.n_patients)
-    p = joint_p(np.stack(gaps), np.array(least_patients))
+            its_patients = images.loc[of_images == group, "subject_id"]
+            about = (attribute, group, len(its_patients), its_patients.nunique())
+            for evaluation, of_rows in zip(evaluations, labels, strict=True):
+                is_its, is_known = of_rows == group, of_rows != UNKNOWN
+                compared = {} if group == UNKNOWN else evaluation.compared(is_its, ~is_its & is_known)
+                for metric in evaluation.metrics:
+                    one = compared.get(metric, _Compared(nothing, nothing, 0))
+                    gap = nothing if len(names) == 2 and group == names[1] else one.group - one.rest
+                    numbers = (end for x in (one.group, gap) for end in (x[0], *percentiles(x[1:])[:2]))
+                    rows.append((*about, metric, *numbers))
+                    gaps.append(gap)
+                    n_patients.append(one.n_patients)
+    p = joint_p(np.stack(gaps), np.array(n_patients))
     table = pd.DataFrame([(*row, one) for row, one in zip(rows, p, strict=True)], columns=list(COLUMNS))
     return table.astype(dict.fromkeys(_NUMBERS, "float64"))
 
@@ -169,14 +146,8 @@ def joint_p(
 
     Gaps are standardised by the standard deviation s of their draws. With n patients gap / (s sqrt(n / (n - 1))) has
     about Student's distribution with n - 1 degrees of freedom, and is taken as the normal deviate of the same
-    probability. The share is (count + 1) / (draws + 1).
-
-    Args:
-        gaps: of the tested patients, then of the draws; NaN where there is none.
-        n_patients: of the smaller side of each gap.
-
-    Returns:
-        p of each gap; NaN for one that is NaN, that does not vary, or that has fewer than 2 patients.
+    probability. The share is (count + 1) / (draws + 1). Fewer than 2 patients (of the smaller side), no
+    number and no variation give NaN.
     """
     p = np.full(len(gaps), np.nan)
     is_known = np.isfinite(gaps[:, 0]) & (np.isfinite(gaps[:, 1:]).sum(axis=1) > 1) & (n_patients > 1)
@@ -237,16 +208,8 @@ def _labels_of_rows(table: pd.DataFrame, images: pd.DataFrame, groups: pd.Series
     return labels.to_numpy()
 
 
-class _Drawn:
-    """The rows of one evaluation and how often each was drawn.
-
-    Args:
-        section: of results.json.
-        table: its predictions.
-        counts: how often each patient was drawn.
-        patient: column of `counts` of each row.
-        predictions: of which they are.
-    """
+class _Evaluation:
+    """The rows of one evaluation, how often each patient was drawn, and each row's column in these counts."""
 
     def __init__(
         self,
@@ -254,63 +217,55 @@ class _Drawn:
         table: pd.DataFrame,
         counts: Float[np.ndarray, "one_and_draws patient"],
         patient: np.ndarray,
-        predictions: Predictions,
+        min_cases: int,
     ) -> None:
         self.section, self.table, self.counts, self.patient = section, table, counts, patient
-        self.min_cases = predictions.min_cases
-        is_classified = section in CLASSIFICATIONS
-        self._findings = list(table["finding"].unique()) if is_classified else []
-        self._of_finding = {name: (table["finding"] == name).to_numpy() for name in self._findings}
-        self._is_positive = (table["label"] == 1).to_numpy() if is_classified else np.zeros(len(table), bool)
+        self.min_cases = min_cases
+        self._findings = list(table["finding"].unique()) if section in CLASSIFICATIONS else []
+        self._of_all = [path for path in _LABELS if path.split("/")[0] == section]
+        self._of_finding = {f"{section}/by_finding/{name}/auc": name for name in self._findings}
+        self.metrics = [*self._of_all, *self._of_finding]
         self._known: dict[Any, dict[str, Draws]] = {}
 
-    def compared(self, group: Rows, rest: Rows) -> Iterator[tuple[str, _Compared]]:
-        """Each metric of the page."""
-        patients = {finding: self._n_patients(finding, (group, rest)) for finding in self._findings}
-        patients = {finding: n for finding, n in patients.items() if n >= MIN_PATIENTS}
-        in_group, in_rest = (self._numbers(rows, tuple(patients)) for rows in (group, rest))
+    def compared(self, group: Rows, rest: Rows) -> dict[str, _Compared]:
+        """Each metric."""
+        n_patients = {finding: self._n_patients(finding, (group, rest)) for finding in self._findings}
+        n_patients = {finding: n for finding, n in n_patients.items() if n >= MIN_PATIENTS}
+        in_group, in_rest = (self._numbers(rows, tuple(n_patients)) for rows in (group, rest))
         if self._findings:
-            least = min(patients.values(), default=0)
+            least = min(n_patients.values(), default=0)
         else:
             least = min(len(np.unique(self.patient[rows])) for rows in (group, rest))
-        nothing = np.full(len(self.counts), np.nan)
-        for _, metric, _ in DESCRIPTIONS["subgroups"]:
-            if metric.split("/")[0] == self.section:
-                yield metric, _Compared(in_group.get(metric, nothing), in_rest.get(metric, nothing), least)
-        for finding in self._findings:
-            metric, n = f"{self.section}/by_finding/{finding}/auc", patients.get(finding, 0)
-            yield metric, _Compared(in_group.get(metric, nothing), in_rest.get(metric, nothing), n)
+        of_metric = dict.fromkeys(self._of_all, least)
+        of_metric |= {path: n_patients.get(finding, 0) for path, finding in self._of_finding.items()}
+        return {
+            metric: _Compared(in_group[metric], in_rest[metric], n)
+            for metric, n in of_metric.items()
+            if metric in in_group and metric in in_rest
+        }
 
     def _n_patients(self, finding: str, sides: Sequence[Rows]) -> int:
         """Patients with, or without, the finding in the group or in the rest, the fewest; 0 for too few cases."""
         least = len(self.counts[0])
+        its, positive = (self.table[x].to_numpy() == y for x, y in (("finding", finding), ("label", 1)))
         for rows, is_positive in product(sides, (True, False)):
-            its = self.patient[rows & self._of_finding[finding] & (self._is_positive == is_positive)]
-            least = min(least, len(np.unique(its)) if len(its) >= self.min_cases else 0)
+            cases = self.patient[rows & its & (positive == is_positive)]
+            least = min(least, len(np.unique(cases)) if len(cases) >= self.min_cases else 0)
         return least
 
-    def _numbers(self, rows: Rows, findings: tuple[str, ...]) -> Mapping[str, Draws]:
-        """Path -> number over these rows."""
+    def _numbers(self, rows: Rows, findings: tuple[str, ...]) -> dict[str, Draws]:
+        """Path -> number over these rows, computed once: of two groups each is the rest of the other."""
         key = rows.tobytes(), findings
         if key not in self._known:
-            self._known[key] = self._computed(np.flatnonzero(rows), findings)
+            compute, prefix = _COMPUTED[self.section]
+            if self.section in CLASSIFICATIONS:
+                compute = partial(compute, min_cases=self.min_cases, findings=findings)
+            table, patient = self.table[rows].reset_index(drop=True), self.patient[rows]
+            self._known[key] = numbers_of_draws(compute, prefix, table, self.counts, patient, MIN_PATIENTS)
         return self._known[key]
 
-    def _computed(self, rows: np.ndarray, findings: Sequence[str]) -> dict[str, Draws]:
-        compute, prefix = _COMPUTED[self.section]
-        options: dict[str, Any] = {"least_patients": MIN_PATIENTS}
-        if self.section in CLASSIFICATIONS:
-            options |= {"min_cases": self.min_cases, "findings": findings}
-        table, patient = self.table.iloc[rows].reset_index(drop=True), self.patient[rows]
-        size = max(1, _ELEMENTS_PER_CHUNK // max(1, len(table)))
-        parts = [
-            dict(summaries.by_path(compute(table, part.take(patient, axis=1), **options), prefix))
-            for part in np.split(self.counts, range(size, len(self.counts), size))
-        ]
-        return {path: np.concatenate([part[path] for part in parts]) for path in parts[0]}
 
-
-def describe_run(run: Path, missing: list[str]) -> dict[str, Any] | None:
+def describe_run(run: TestedRun, missing: list[str]) -> dict[str, Any] | None:
     """The section of a tested run folder; where it cannot be made, None, and `missing` says why."""
     try:
         return describe(subgroup_table(run))
@@ -340,36 +295,23 @@ def describe(table: pd.DataFrame) -> dict[str, Any] | None:
 
 def _table(rows: pd.DataFrame, attribute: str) -> Table:
     """Metrics in rows; groups and their gaps in columns."""
-    of_groups = rows.drop_duplicates("group").set_index("group")
-    names = [str(name) for name in of_groups.index if name != UNKNOWN]
-    by_cell = rows.set_index(["metric", "group"]).to_dict("index")
+    by_cell = {(row["metric"], row["group"]): row for row in rows.to_dict("records")}
+    of_groups = {str(group): row for (_, group), row in by_cell.items()}
+    names = [name for name in of_groups if name != UNKNOWN]
     gaps = names[:1] if len(names) == 2 else names
-    shown = [
-        Row(
-            "images / patients",
-            "counts",
-            [_counts(of_groups.loc[name]) for name in names] + [Cell("")] * len(gaps),
-        )
-    ]
+    counts = [Cell(f"{of_groups[name]['images']:,} / {of_groups[name]['patients']:,}") for name in names]
+    shown = [Row("images / patients", "counts", counts + [Cell("")] * len(gaps))]
     for metric in rows["metric"].unique():
-        cells: list[Mapping[Any, Any]] = [by_cell[metric, name] | {"metric": metric} for name in names]
+        cells = [by_cell[metric, name] for name in names]
         if any(np.isfinite(cell["value"]) for cell in cells):
-            values = [
-                _value_cell(cell, _findings_of(rows, metric, name))
-                for name, cell in zip(names, cells, strict=True)
-            ]
-            label = _label(metric)[0]
-            shown.append(Row(label, "plain", [*values, *map(_gap_cell, cells[: len(gaps)])]))
+            values = [_value_cell(cell, rows) for cell in cells]
+            shown.append(Row(_label(metric)[0], "plain", [*values, *map(_gap_cell, cells[: len(gaps)])]))
     columns = [*map(Column, names), *(Column(_gap_name(rows, attribute, name)) for name in gaps)]
     note = ""
-    if UNKNOWN in of_groups.index:
-        n_images, n_patients = of_groups.loc[UNKNOWN, ["images", "patients"]]
+    if unknown := of_groups.get(UNKNOWN):
+        n_images, n_patients = unknown["images"], unknown["patients"]
         note = f"In no group, because unknown: {n_images:,} images of {n_patients:,} patients."
     return Table(ATTRIBUTES[attribute], columns, shown, note)
-
-
-def _counts(group: Any) -> Cell:
-    return Cell(f"{group['images']:,} / {group['patients']:,}")
 
 
 def _gap_name(table: pd.DataFrame, attribute: str, group: str) -> str:
@@ -379,28 +321,26 @@ def _gap_name(table: pd.DataFrame, attribute: str, group: str) -> str:
 
 def _label(metric: str) -> tuple[str, int]:
     """Name of a metric on the page, and its decimals."""
-    for heading, path, digits in DESCRIPTIONS["subgroups"]:
-        if metric == path:
-            return heading, digits
+    if metric in _LABELS:
+        return _LABELS[metric]
     finding = metric.split("/by_finding/")[1].removesuffix("/auc")
     return f"AUC ↑, {finding}", 3
 
 
-def _findings_of(rows: pd.DataFrame, metric: str, group: str) -> str:
-    """Number of findings in an average that lacks some of them; "" where it has all, or is none."""
-    section, _, name = metric.partition("/")
-    of_section = rows[rows["metric"].str.startswith(f"{section}/by_finding/")]
-    if section not in CLASSIFICATIONS or "/" in name:
-        return ""
-    has_number = of_section.loc[of_section["group"] == group, "value"].notna()
-    return "" if has_number.all() else f" ({has_number.sum()} of {len(has_number)})"
-
-
-def _value_cell(cell: Mapping[Any, Any], findings: str) -> Cell:
+def _value_cell(cell: Mapping[Any, Any], rows: pd.DataFrame) -> Cell:
+    """A number; of an average that lacks findings, with the number of those that it has."""
     if not np.isfinite(cell["value"]):
         return Cell(NOTHING)
     found = interval_cell(cell["value"], cell["low"], cell["high"], _label(cell["metric"])[1])
-    return found._replace(text=found.text + findings)
+    section, _, name = cell["metric"].partition("/")
+    if section in CLASSIFICATIONS and "/" not in name:
+        of_findings = rows["metric"].str.startswith(f"{section}/by_finding/") & (
+            rows["group"] == cell["group"]
+        )
+        has_number = rows.loc[of_findings, "value"].notna()
+        if not has_number.all():
+            return found._replace(text=f"{found.text} ({has_number.sum()} of {len(has_number)})")
+    return found
 
 
 def _gap_cell(cell: Mapping[Any, Any], mark: str = " *") -> Cell:

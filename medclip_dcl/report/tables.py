@@ -21,8 +21,6 @@ from medclip_dcl.report.intervals import Interval
 from medclip_dcl.runs.saved import value_at
 
 Results = Mapping[str, Any]
-Intervals = Mapping[str, Mapping[str, Interval]]
-"""Name of a row -> path in the metrics -> interval."""
 Show = Callable[[Any, int], str]
 """Number, decimals -> text."""
 
@@ -157,9 +155,10 @@ def describe_data(results: Results) -> str:
     source = str(dataset.get("source"))
     if "grounding" in counts and unlike_published(results) and source.startswith("mimic-cxr"):
         source = f"in the layout of {source}"
-    words = [f"{dataset['folder']} ({source})" if dataset.get("folder") else source]
-    if "images" in dataset:
-        words.append(f"{dataset['images']:,} test images of {dataset['patients']:,} patients")
+    words = [
+        f"{dataset['folder']} ({source})",
+        f"{dataset['images']:,} test images of {dataset['patients']:,} patients",
+    ]
     n_boxes = (counts.get("grounding") or {}).get("boxes")
     if n_boxes is not None:
         words.append(f"{n_boxes:,} boxes" if n_boxes else "no boxes")
@@ -207,33 +206,31 @@ def interval_cell(value: Any, low: Any, high: Any, digits: int, show: Show = num
     return Cell(show(value, digits), "" if low is None else f"[{show(low, digits)}, {show(high, digits)}]")
 
 
-def number_cell(
-    results: Results, intervals: Mapping[str, Interval], path: str, digits: int, show: Show = number
-) -> Cell:
-    """A number with its interval, if it has one, else from results.json."""
-    if (found := intervals.get(path)) is not None:
-        return interval_cell(found.value, found.low, found.high, digits, show)
-    return interval_cell(value_at(results["metrics"], path), None, None, digits, show)
+class Shown(NamedTuple):
+    """Results of a run, and the intervals of its numbers by their paths."""
+
+    results: Results
+    intervals: Mapping[str, Interval]
+
+    def cell(self, path: str, digits: int, show: Show = number) -> Cell:
+        """A number with its interval, if it has one, else from results.json."""
+        if (found := self.intervals.get(path)) is not None:
+            return interval_cell(found.value, found.low, found.high, digits, show)
+        return interval_cell(value_at(self.results["metrics"], path), None, None, digits, show)
 
 
-def filled(
-    runs: Mapping[str, Results], intervals: Intervals, show: Show = number, detailed: bool = False
-) -> list[Table]:
-    """Tables of what was measured in any of the runs, which share protocol and cases.
+def filled(runs: Mapping[str, Shown], show: Show = number, detailed: bool = False) -> list[Table]:
+    """Tables of what was measured in any of the runs (by the name of the row), which share protocol and cases.
 
-    Args:
-        runs: name of the row -> results.json.
-        intervals: shown beside the numbers.
-        show: format of a number.
-        detailed: add tables by finding and by category of box.
+    `detailed` adds tables by finding and by category of box.
     """
     measured = {}
     for section in _A_NUMBER:
-        if of_runs := [results for results in runs.values() if is_measured(results, section)]:
+        if of_runs := [run.results for run in runs.values() if is_measured(run.results, section)]:
             measured[section] = of_runs[0]
     found = []
     for description in DESCRIPTIONS["tables"]:
-        table = _table(description, measured, runs, intervals, show)
+        table = _table(description, measured, runs, show)
         if not table.columns:
             continue
         is_by_finding = detailed and description.get("prefix") == "classification"
@@ -241,9 +238,9 @@ def filled(
         if not is_by_finding or table.published:
             found.append(table)
         if is_by_finding:
-            found.append(_by_finding(runs, intervals))
+            found.append(_by_finding(runs))
         if detailed and description.get("prefix") == "grounding":
-            found += _by_category(runs, intervals)
+            found += _by_category(runs)
     return found
 
 
@@ -267,25 +264,24 @@ def other_tables(runs: Mapping[str, Results]) -> list[Table]:
     return found
 
 
-def detail_tables(runs: Mapping[str, Results], intervals: Intervals) -> list[Table]:
+def detail_tables(runs: Mapping[str, Shown]) -> list[Table]:
     """Tables by finding and by category of box alone, of the runs that measured them."""
     classified, grounded = (
-        {name: results for name, results in runs.items() if is_measured(results, section)}
+        {name: run for name, run in runs.items() if is_measured(run.results, section)}
         for section in ("classification", "grounding")
     )
-    found = [_by_finding(classified, intervals)] if classified else []
-    return [*found, *_by_category(grounded, intervals)] if grounded else found
+    found = [_by_finding(classified)] if classified else []
+    return [*found, *_by_category(grounded)] if grounded else found
 
 
 def _table(
     description: Mapping[str, Any],
     measured: Mapping[str, Results],
-    runs: Mapping[str, Results],
-    intervals: Intervals,
+    runs: Mapping[str, Shown],
     show: Show,
 ) -> Table:
     """A described table with the columns of the measured sections."""
-    first = next(iter(runs.values()))
+    first = next(iter(runs.values())).results
     prefix = description.get("prefix", "")
     counts = {section: _counts(results, section) for section, results in measured.items()}
     columns, label, texts = _columns(description, measured)
@@ -305,15 +301,15 @@ def _table(
         else:
             notes.append(description["note_of_variants"])
 
-    rows = _rows_of_runs(columns, runs, intervals, show)
+    rows = _rows_of_runs(columns, runs, show)
     for variant, key in variants.items():
         inner = [c._replace(path=c.path.replace(prefix, f"{prefix}/{key}", 1)) for c in columns]
-        rows += _rows_of_runs(inner, runs, intervals, show, f", {variant}")
+        rows += _rows_of_runs(inner, runs, show, f", {variant}")
     if label:
         cells = [Cell(texts[place].format_map(counts[sections[place]])) for place in kept]
         rows.append(Row(label, "counts", cells))
     # A run may lack a section, such as retrieval of reports, and its counts.
-    levels = {path: level for results in runs.values() for path, level in chance_levels(results).items()}
+    levels = {path: level for run in runs.values() for path, level in chance_levels(run.results).items()}
     if any(column.path in levels for column in columns):
         cells = [Cell(show(levels.get(column.path), column.digits)) for column in columns]
         rows.append(Row("chance level", "chance", cells))
@@ -361,14 +357,14 @@ def _columns(
     return columns, label, _spread(spans)
 
 
-def _by_category(runs: Mapping[str, Results], intervals: Intervals) -> list[Table]:
+def _by_category(runs: Mapping[str, Shown]) -> list[Table]:
     """Grounding by category of box, the runs beside each other; nothing without boxes."""
-    counts = next(iter(runs.values()))["counts"].get("grounding", {}).get("boxes_by_category", {})
+    counts = next(iter(runs.values())).results["counts"].get("grounding", {}).get("boxes_by_category", {})
     names = {"CNR": "cnr", "signed CNR": "cnr_signed", "mIoU": "miou"}
     rows = []
     for category, n_boxes in counts.items():
-        columns = [Column(h, f"grounding/by_category/{category}/{name}", 2) for h, name in names.items()]
-        cells = _cells_of_runs(columns, runs, intervals)
+        paths = [f"grounding/by_category/{category}/{name}" for name in names.values()]
+        cells = [run.cell(path, 2) for run in runs.values() for path in paths]
         rows.append(Row(category, "plain", [Cell(f"{n_boxes:,}"), *cells]))
     chance = [Cell(NOTHING), Cell("0"), Cell(NOTHING)]
     rows.append(Row("chance level", "chance", [Cell(""), *chance * len(runs)]))
@@ -377,16 +373,16 @@ def _by_category(runs: Mapping[str, Results], intervals: Intervals) -> list[Tabl
     return [Table("Grounding by category", columns, rows, groups=groups)] if counts else []
 
 
-def _by_finding(runs: Mapping[str, Results], intervals: Intervals) -> Table:
+def _by_finding(runs: Mapping[str, Shown]) -> Table:
     """Zero-shot classification with a row for each finding, the runs beside each other."""
-    first = next(iter(runs.values()))
+    first = next(iter(runs.values())).results
     levels = chance_levels(first)
     rows = []
     for finding, cases in _cases(first, "classification").items():
         path = f"classification/by_finding/{finding}"
-        columns = [Column("AUC", f"{path}/auc", 3), Column("ACC", f"{path}/acc", 3)]
+        cells = [run.cell(f"{path}/{name}", 3) for run in runs.values() for name in ("auc", "acc")]
         chance = Cell(number(levels.get(f"{path}/acc"), 3))
-        rows.append(Row(finding, "plain", [Cell(cases), *_cells_of_runs(columns, runs, intervals), chance]))
+        rows.append(Row(finding, "plain", [Cell(cases), *cells, chance]))
     columns = [Column("positive / negative cases"), *[Column("AUC"), Column("ACC")] * len(runs)]
     return Table(
         "Zero-shot classification by finding",
@@ -398,9 +394,9 @@ def _by_finding(runs: Mapping[str, Results], intervals: Intervals) -> Table:
 
 
 def _counts(results: Results, section: str) -> Mapping[str, Any]:
-    """Counts of a section; 0 where an older version did not write one."""
+    """Counts of a measured section, and its choice of reports."""
     selection = results["protocol"].get(section, {}).get("reports", "all")
-    return defaultdict(int, results["counts"].get(section) or {}, selection=selection)
+    return {**results["counts"][section], "selection": selection}
 
 
 def _cases(results: Results, section: str) -> dict[str, str]:
@@ -415,26 +411,10 @@ def _spread(spans: Sequence[Sequence[Any]]) -> list[str]:
 
 
 def _rows_of_runs(
-    columns: Sequence[Column], runs: Mapping[str, Results], intervals: Intervals, show: Show, suffix: str = ""
+    columns: Sequence[Column], runs: Mapping[str, Shown], show: Show, suffix: str = ""
 ) -> list[Row]:
     rows = []
-    for name, results in runs.items():
+    for name, run in runs.items():
         kind = UNTRAINED if name == UNTRAINED or name.endswith(f", {UNTRAINED}") else "run"
-        rows.append(Row(name + suffix, kind, _cells(columns, results, intervals.get(name, {}), show)))
+        rows.append(Row(name + suffix, kind, [run.cell(c.path, c.digits, show) for c in columns]))
     return rows
-
-
-def _cells_of_runs(
-    columns: Sequence[Column], runs: Mapping[str, Results], intervals: Intervals
-) -> list[Cell]:
-    return [
-        cell
-        for name, results in runs.items()
-        for cell in _cells(columns, results, intervals.get(name, {}), number)
-    ]
-
-
-def _cells(
-    columns: Sequence[Column], results: Results, intervals: Mapping[str, Interval], show: Show
-) -> list[Cell]:
-    return [number_cell(results, intervals, path, digits, show) for _, path, digits in columns]

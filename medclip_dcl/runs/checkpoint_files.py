@@ -44,9 +44,6 @@ def find_readable(folder: Path) -> Path | None:
 
     A damaged file is renamed to unreadable.ckpt, so that the next rotation keeps the readable one. Several processes
     may do this at once.
-
-    Raises:
-        ResumeError: there are checkpoints, but none can be read; names the problem of each.
     """
     problems: dict[Path, str] = {}
     for file in (folder / LAST, folder / PREVIOUS):

@@ -17,9 +17,16 @@ import pandas as pd
 import yaml
 
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.common.files import digest, read_yaml, write_json, write_parquet, write_text
+from medclip_dcl.common.files import digest, write_json, write_parquet, write_text
 from medclip_dcl.runs.checkpoint_files import checkpoint_of_run, find_readable
-from medclip_dcl.runs.saved import CONFIG_FILE, IMAGE_DIGESTS, differing_settings
+from medclip_dcl.runs.saved import (
+    CONFIG_FILE,
+    IMAGE_DIGESTS,
+    SavedResultsError,
+    differing_settings,
+    read_config,
+    read_json,
+)
 
 if TYPE_CHECKING:
     from medclip_dcl.data.prepared import PreparedSet
@@ -62,20 +69,13 @@ class RunFolder:
         return (self.folder / FIT_FILE).is_file()
 
     def saved_config(self) -> dict[str, Any]:
-        """The run's resolved configuration; empty for a new run.
-
-        Raises:
-            RunFolderError: it cannot be read, or the folder is a file.
-        """
+        """The run's resolved configuration; empty for a new run."""
         if self.folder.exists() and not self.folder.is_dir():
             raise RunFolderError(f"{self.folder} is a file; --run_folder takes a folder")
-        file = self.folder / CONFIG_FILE
-        if not file.is_file():
-            return {}
         try:
-            return read_yaml(file)
-        except UserError as error:
-            raise RunFolderError(f"{error}; restore it, or choose another --run_folder") from error
+            return read_config(self.folder) or {}
+        except SavedResultsError as error:
+            raise RunFolderError(f"{error}, or choose another --run_folder") from error
 
     def check(
         self,
@@ -92,10 +92,6 @@ class RunFolder:
 
         Returns:
             True if the folder holds this run with fewer epochs, which `extend` allows more.
-
-        Raises:
-            RunFolderError: another configuration (names the keys that differ), other data, or files of unknown
-                origin.
         """
         found: Mapping[str, Any] = self.saved_config()
         if not found:
@@ -142,16 +138,13 @@ class RunFolder:
 
         Results of its earlier end are renamed (results_12_epochs.json), so that they are not taken for the longer
         run's. Killed at any moment, the same command does the rest.
-
-        Raises:
-            RunFolderError: there is no checkpoint to continue from.
         """
         if self.checkpoint_to_resume() is None:
             raise RunFolderError(
                 f"{self.checkpoints} holds no last.ckpt: the run cannot be trained longer; choose another --run_folder"
             )
         if self.is_finished:
-            epochs = json.loads((self.folder / FIT_FILE).read_text(encoding="utf-8")).get("epochs")
+            epochs = read_json(self.folder / FIT_FILE).get("epochs")
             for path in (self.folder / name for name in _OF_THE_END):
                 earlier = path.with_name(f"{path.stem}_{epochs}_epochs{path.suffix}")
                 if path.exists():
@@ -164,7 +157,7 @@ class RunFolder:
     def data(self) -> dict[str, Any]:
         """Identity of the set of the training; empty where it is not known."""
         file = self.folder / DATA_FILE
-        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        return read_json(file) if file.is_file() else {}
 
     def is_own(self, checkpoint: Path) -> bool:
         """True for a checkpoint of this run's training; for any checkpoint in a folder that holds no run."""
@@ -186,15 +179,7 @@ class RunFolder:
         return pd.read_parquet(file) if file.is_file() else pd.DataFrame(columns=IMAGE_DIGESTS)
 
     def require_untrained(self, prepared: PreparedSet, evaluated: Iterable[str]) -> None:
-        """Refuse to evaluate the run on images that it was trained on, or on other images of these patients.
-
-        Args:
-            prepared: the set.
-            evaluated: dicom_id of its images that are evaluated.
-
-        Raises:
-            RunFolderError: names the number of images, and the first.
-        """
+        """Refuse to evaluate images (dicom_id) that the run was trained on, or other images of these patients."""
         if self.data().get("fingerprint") == prepared.fingerprint:
             return
         known, images = self.images(), prepared.image_digests()
@@ -227,9 +212,6 @@ class RunFolder:
 
         Yields:
             The process that the run is taken over from; "" for none.
-
-        Raises:
-            RunFolderError: another process trains in this folder.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         file, own = self.folder / LOCK_FILE, _own_note()
@@ -287,19 +269,11 @@ class RunFolder:
                 folder.rmdir()
 
     def checkpoint_to_resume(self) -> Path | None:
-        """The last readable checkpoint; None if there is none yet.
-
-        Raises:
-            ResumeError: there are checkpoints, but none can be read.
-        """
+        """The last readable checkpoint; None if there is none yet."""
         return find_readable(self.checkpoints)
 
     def checkpoint_to_test(self) -> Path:
-        """The best checkpoint by validation, else the last.
-
-        Raises:
-            RunFolderError: the run has none.
-        """
+        """The best checkpoint by validation, else the last."""
         file = checkpoint_of_run(self.checkpoints)
         if file is None:
             raise RunFolderError(

@@ -1,9 +1,10 @@
-"""Reading of a tested run folder, without Lightning."""
+"""Reading of a run folder, without Lightning."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +49,61 @@ class SavedResultsError(UserError):
     """A run folder cannot be read or compared."""
 
 
-def read_results(run: Path, suffix: str = "") -> dict[str, Any] | None:
-    """Read results<suffix>.json of a run folder; None if there is none.
+class SavedRun:
+    """A run folder and the test of one of its networks; each file is read once, when it is first needed.
 
-    Raises:
-        SavedResultsError: not readable, of another format version, or incomplete.
+    Args:
+        folder: of the run.
+        suffix: "" for the test of the trained network, "_untrained" for that of the untrained one.
+        name: label of the run in tables.
     """
+
+    def __init__(self, folder: Path, suffix: str = "", name: str = "") -> None:
+        self.folder, self.suffix, self.name = folder, suffix, name
+        self.file = folder / f"results{suffix}.json"
+        self.command = command_of_test(folder)
+        self._tables: dict[str, pd.DataFrame | None] = {}
+
+    @cached_property
+    def results(self) -> dict[str, Any] | None:
+        """Content of results.json; None without a test."""
+        return read_results(self.folder, self.suffix)
+
+    @property
+    def tested(self) -> dict[str, Any]:
+        """Content of results.json, which must be there."""
+        if self.results is None:
+            needs = "; it needs checkpoints/untrained.ckpt" if self.suffix else ""
+            raise SavedResultsError(f"{self.file} is missing; create it with: {self.command}{needs}")
+        return self.results
+
+    @cached_property
+    def config(self) -> dict[str, Any] | None:
+        """Settings of the run; None if they are not known."""
+        return read_config(self.folder)
+
+    def file_of(self, table: str) -> Path:
+        """File of a table in predictions/."""
+        return self.folder / f"predictions{self.suffix}" / f"{table}.parquet"
+
+    def table(self, name: str) -> pd.DataFrame | None:
+        """A table in predictions/; None if the file is missing."""
+        if name not in self._tables:
+            file = self.file_of(name)
+            self._tables[name] = read_parquet(file) if file.is_file() else None
+        return self._tables[name]
+
+    def refuse_images_alone(self) -> None:
+        """Refuse a run that the reports and tables of radiographs do not know."""
+        if self.results is not None and IMAGES_ALONE in self.results["metrics"]:
+            raise SavedResultsError(
+                f"{self.folder} is a run of images alone, for which there is no such report: its numbers are in "
+                f"{self.file.name}, those of each test image in predictions{self.suffix}/{IMAGES_ALONE}.parquet"
+            )
+
+
+def read_results(run: Path, suffix: str = "") -> dict[str, Any] | None:
+    """Read results<suffix>.json of a run folder; None if there is none."""
     file = run / f"results{suffix}.json"
     if not file.is_file():
         return None
@@ -63,24 +113,8 @@ def read_results(run: Path, suffix: str = "") -> dict[str, Any] | None:
             f"{file}: format version {found.get('format_version')}, this program reads version"
             f" {RESULTS_FORMAT_VERSION}; test the run again"
         )
-    missing = [part for part in _PARTS if part not in found]
-    if missing:
+    if missing := [part for part in _PARTS if part not in found]:
         raise SavedResultsError(f"{file} has no {missing[0]!r}; test the run again")
-    return found
-
-
-def read_reported(run: Path, suffix: str = "") -> dict[str, Any] | None:
-    """As `read_results`, of a run that the reports and tables of radiographs know.
-
-    Raises:
-        SavedResultsError: also where the run is of images alone.
-    """
-    found = read_results(run, suffix)
-    if found is not None and IMAGES_ALONE in found["metrics"]:
-        raise SavedResultsError(
-            f"{run} is a run of images alone, for which there is no such report: its numbers are in "
-            f"results{suffix}.json, those of each test image in predictions{suffix}/{IMAGES_ALONE}.parquet"
-        )
     return found
 
 
@@ -96,11 +130,7 @@ def value_at(metrics: Any, path: str) -> Any:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Read a JSON file of a run folder.
-
-    Raises:
-        SavedResultsError: not readable.
-    """
+    """Read a JSON file of a run folder."""
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -110,11 +140,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def read_parquet(file: Path) -> pd.DataFrame:
-    """Read a table of a run folder.
-
-    Raises:
-        SavedResultsError: not readable.
-    """
+    """Read a table of a run folder."""
     try:
         return pd.read_parquet(file)
     except (OSError, ValueError) as error:
@@ -124,11 +150,7 @@ def read_parquet(file: Path) -> pd.DataFrame:
 
 
 def read_config(run: Path) -> dict[str, Any] | None:
-    """Read config.yaml of a run folder; None if there is none, as in the test of an exported model.
-
-    Raises:
-        SavedResultsError: not readable.
-    """
+    """Read config.yaml of a run folder; None if there is none, as in the test of an exported model."""
     file = run / CONFIG_FILE
     if not file.is_file():
         return None
@@ -164,12 +186,16 @@ def setting(config: Any, name: str) -> Any:
     return config
 
 
-def describe_image_size(results: Mapping[str, Any]) -> str | None:
-    """Size of the tested images, with the sizes of the training if they differ; None if unknown."""
-    images = results.get("images", {})
-    shown, trained = images.get("shown", {}).get("image_size"), images.get("trained", {})
-    if shown is None:
-        return None
+def settings_of_callback(config: Any, name: str) -> dict[str, Any]:
+    """Settings of a run's callback by the name of its class; empty if it has none."""
+    callbacks = setting(config, "trainer.callbacks") or []
+    own = [one for one in callbacks if one["class_path"].endswith(f".{name}")]
+    return dict(own[0].get("init_args") or {}) if own else {}
+
+
+def describe_image_size(results: Mapping[str, Any]) -> str:
+    """Size of the tested images, with the sizes of the training if they differ."""
+    shown, trained = results["images"]["shown"]["image_size"], results["images"]["trained"]
     others = {
         "trained at": trained.get("image_size"),
         "started from weights of": trained.get("image_size_before"),

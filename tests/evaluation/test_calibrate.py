@@ -137,7 +137,7 @@ def test_classify_gives_the_probabilities_of_the_kept_scores(calibrated, validat
         model.classify([], {"Cardiomegaly": ("no", "yes")}, calibrated=True)
 
 
-def test_the_file_says_what_it_is_of_and_names_no_patient(calibrated, validate_set):
+def test_the_file_describes_itself_and_names_no_patient(calibrated, validate_set):
     text = (calibrated / "calibration.json").read_text()
     content = json.loads(text)
     assert content["data"] == {
@@ -235,7 +235,7 @@ def refused(capsys, *arguments: str) -> str:
 def test_what_cannot_be_calibrated_is_refused(copy, validate_set, small_set, tmp_path, capsys):
     run, data = str(copy), ["--data", str(validate_set)]
     assert "holds no config.yaml" in refused(capsys, str(tmp_path))
-    assert "got {'sensitivity': 95.0}" in refused(capsys, run, *data, "--sensitivity", "95")
+    assert "found {'sensitivity': 95.0}" in refused(capsys, run, *data, "--sensitivity", "95")
     assert "not allowed with" in refused(capsys, run, "--sensitivity", "1", "--specificity", "1")
     prompts = tmp_path / "prompts.yaml"
     prompts.write_text("Pneumonja: [no pneumonia, pneumonia]\n")
@@ -288,7 +288,7 @@ def error_by_loop(p: np.ndarray, labels: np.ndarray) -> float:
     return total / len(p)
 
 
-def test_calibration_numbers_are_those_of_a_loop_and_of_scikit_learn():
+def test_calibration_numbers_are_a_loops_and_sklearns():
     cases = rows()
     found = summaries.values_of(summaries.calibration(cases, summaries.once(cases)))["by_finding"]
     assert list(found) == ["a", "b"]
@@ -315,7 +315,7 @@ def test_weights_of_a_calibration_are_repeated_cases():
             assert weighted[path][draw] == pytest.approx(values[0], nan_ok=True), path
 
 
-def test_a_class_or_a_bin_of_one_patient_has_no_number_in_the_bootstrap():
+def test_one_patients_class_has_no_number():
     cases = rows().assign(label=0)
     cases.loc[[0, 3], ["label", "subject_id"]] = [[1, 99], [1, 99]]
     found = summaries.calibration(cases, summaries.once(cases), least_patients=2)["by_finding"]
@@ -323,7 +323,7 @@ def test_a_class_or_a_bin_of_one_patient_has_no_number_in_the_bootstrap():
     assert np.isnan(found["b"]["sensitivity"]).all(), "there is no positive case"
 
 
-def test_a_device_that_cannot_be_used_is_one_line(trained, validate_set, capsys):
+def test_an_unusable_device_is_one_line(trained, validate_set, capsys):
     with pytest.raises(SystemExit) as caught:
         main([str(trained), "--data", str(validate_set), "--device", "gpu"])
     assert caught.value.code == 2

@@ -14,7 +14,7 @@ import yaml
 from huggingface_hub import ModelCard
 
 from medclip_dcl.export.card import model_card
-from medclip_dcl.export.card_facts import _TRAINING
+from medclip_dcl.export.card_facts import FACTS
 from medclip_dcl.metrics.calibration import Calibration, FindingCalibration
 from medclip_dcl.networks.bert_folder import weights_fingerprint
 from medclip_dcl.networks.image_encoder import ResNetRegions
@@ -83,7 +83,7 @@ def rows(card: str, title: str) -> dict[str, list[str]]:
     return {line[0].strip(): [cell.strip() for cell in line[1:]] for line in lines}
 
 
-def test_every_number_is_that_of_results_with_the_interval_of_its_predictions(run, card):
+def test_numbers_are_those_of_results_with_intervals(run, card):
     metrics = json.loads((run / "results.json").read_text())["metrics"]
     untrained = json.loads((run / "results_untrained.json").read_text())["metrics"]
     intervals = bootstrap_intervals(run)
@@ -129,12 +129,12 @@ def test_objective_training_and_network_are_the_runs(card):
 
 
 def test_settings_of_the_card_are_those_of_configurations():
-    for key in _TRAINING.values():
+    for key in (*FACTS["training"].values(), *FACTS["objective"].values()):
         *above, name = key.split(".")
         assert name in (setting(settings(), ".".join(above)) if above else settings()), key
 
 
-def test_the_card_holds_no_text_of_a_report_and_no_folder_of_this_machine(run, card):
+def test_the_card_holds_no_report_text_or_path(run, card):
     assert "SECRET" not in card and str(run.parent) not in card and "/home" not in card
     assert "python -m medclip_dcl.evaluation.calibrate mine" in card
 
@@ -152,7 +152,7 @@ def test_the_card_holds_no_text_of_a_report_and_no_folder_of_this_machine(run, c
         ("a hospital", False, "Trained on one source, a hospital", "The license of these data is not known"),
     ],
 )
-def test_the_card_says_what_data_it_was_trained_on(changed, network, source, phantom, said, terms):
+def test_the_card_names_the_training_data(changed, network, source, phantom, said, terms):
     edit(changed / "results.json", lambda found: found["dataset"].update(source=source, phantom=phantom))
     card = model_card(changed, network, "x")
     assert said in card and terms in card and "**Research only, not for clinical use.**" in card
@@ -163,7 +163,7 @@ def test_the_card_says_what_data_it_was_trained_on(changed, network, source, pha
     )
 
 
-def test_training_data_are_those_of_the_training_not_of_the_test(changed, network, tmp_path):
+def test_data_are_the_trainings_not_the_tests(changed, network, tmp_path):
     (changed / "data.json").write_text(json.dumps({"fingerprint": "beef"}))
     card = model_card(changed, network, "x")
     assert "**Whether this model was trained on patients or on the phantom is not known**" in card

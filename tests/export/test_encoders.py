@@ -28,7 +28,7 @@ TEXTS = ["No pneumothorax.", "There is a patchy opacity in the right lower lung.
 
 
 @pytest.mark.parametrize("pooling, projection", [("mean", "linear"), ("cls", "mlp")])
-def test_the_readme_of_the_text_encoder_computes_the_networks_embeddings(
+def test_text_encoder_readme_computes_the_networks_embeddings(
     small_bert, pooling, projection, tmp_path, monkeypatch
 ):
     network = small_network(small_bert, pooling=pooling, projection=projection)
@@ -77,7 +77,7 @@ def torchvisions(network: ImageTextNetwork) -> ImageTextNetwork:
     return ImageTextNetwork(ResNetRegions(dim=5, stride=16), network.text_encoder, network.similarity, 48)
 
 
-def test_what_has_no_plain_form_or_place_is_refused(network, run, tmp_path, capsys):
+def test_what_has_no_plain_form_is_refused(network, run, tmp_path, capsys):
     own = ImageTextNetwork(OwnRegions(), OwnSentences(), network.similarity)
     with pytest.raises(UserError, match="the text encoder is a OwnSentences, not a BERT"):
         export_text_encoder(own, tmp_path / "bert")
@@ -105,9 +105,7 @@ def test_what_has_no_plain_form_or_place_is_refused(network, run, tmp_path, caps
 
 @pytest.mark.parametrize("depth, stride, projection", [(18, 16, "linear"), (50, 32, "mlp")])
 @torch.no_grad()
-def test_the_image_encoder_loads_strictly_in_torchvision_and_starts_a_training_here(
-    network, depth, stride, projection, tmp_path
-):
+def test_the_image_encoder_loads_in_torchvision_and_here(network, depth, stride, projection, tmp_path):
     encoder = ResNetRegions(depth=depth, stride=stride, dim=5, projection=projection).eval()
     source = ImageTextNetwork(
         encoder, network.text_encoder, network.similarity, 96, (0.5, 0.4, 0.3), (3.0, 2.0, 1.0)
@@ -142,7 +140,7 @@ def test_other_image_encoders_are_not_torchvisions(network, tmp_path, options):
         export_image_encoder(other, tmp_path / "a.safetensors")
 
 
-def test_a_file_without_the_last_stage_does_not_serve_an_encoder_that_has_one(network, tmp_path):
+def test_a_file_without_last_stage_is_refused(network, tmp_path):
     export_image_encoder(torchvisions(network), tmp_path / "a.safetensors")
     for use in (
         lambda: ResNetRegions(weights=str(tmp_path / "a.safetensors")),

@@ -36,7 +36,7 @@ def exported(run, tmp_path):
     return tmp_path / "exported"
 
 
-def test_the_export_of_a_run_gives_the_runs_numbers_and_its_card_runs(run, tmp_path, monkeypatch, capsys):
+def test_an_export_gives_the_runs_numbers(run, tmp_path, monkeypatch, capsys):
     main([str(run), str(tmp_path / "exported")])
     assert sorted(path.name for path in (tmp_path / "exported").iterdir()) == [
         "README.md",
@@ -74,7 +74,7 @@ def test_a_calibration_of_other_weights_stays_behind(run, network, tmp_path, sca
     assert "calibration.json: is of other weights" in (tmp_path / "exported/README.md").read_text()
 
 
-def test_an_export_can_be_exported_again_with_its_card(network, exported, tmp_path):
+def test_an_export_is_exported_with_its_card(network, exported, tmp_path):
     calibrate(exported, network)
     export_model(exported, tmp_path / "copy")
     for file in exported.iterdir():
@@ -84,7 +84,7 @@ def test_an_export_can_be_exported_again_with_its_card(network, exported, tmp_pa
     assert {file: file.stat().st_mtime_ns for file in exported.iterdir()} == before
 
 
-def test_a_better_export_of_the_same_weights_is_kept(run, exported, tmp_path, capsys):
+def test_a_better_export_is_kept(run, exported, tmp_path, capsys):
     calibration = platt_calibration(load(run).network)
     calibration.write(exported / "calibration.json")
     card = (exported / "README.md").read_text()
@@ -152,7 +152,7 @@ def test_other_folders_are_left_alone(run, exported, tmp_path, capsys):
     assert "--public needs --push_to_hub" in capsys.readouterr().err
 
 
-def test_a_card_that_cannot_be_made_leaves_the_earlier_export(run, exported, tmp_path):
+def test_a_failing_card_leaves_the_earlier_export(run, exported, tmp_path):
     damaged = shutil.copytree(run, tmp_path / "damaged")
     (damaged / "results.json").write_text("{")
     with pytest.raises(ValueError, match="results.json is not readable JSON"):
@@ -219,7 +219,7 @@ def of_nan(folder):
         (of_nan, r"exported: weights are NaN in \['similarity.q.bias'\]; give an earlier checkpoint"),
     ],
 )
-def test_exports_that_cannot_be_loaded_say_what_to_do(exported, damage, message):
+def test_damaged_exports_say_what_to_do(exported, damage, message):
     damage(exported)
     with pytest.raises(ValueError, match=message):
         load(exported)

@@ -37,7 +37,7 @@ def hub(monkeypatch) -> FakeHub:
     return hub
 
 
-def test_a_new_repository_is_private_and_gets_the_exports_files(hub, run, tmp_path, capsys):
+def test_a_new_repository_is_private_and_complete(hub, run, tmp_path, capsys):
     out = tmp_path / "out"
     main([str(run), str(out), "--push_to_hub", "me/mine"])
     assert hub.private == {"me/mine": True}
@@ -60,9 +60,7 @@ def test_an_existing_public_repository_gets_nothing(hub, run, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("repository, reason", [("me/mine", ""), ("me and you", "Repo id must")])
-def test_without_a_network_and_with_a_bad_name_one_line_says_so(
-    run, tmp_path, repository, reason, monkeypatch, capsys
-):
+def test_no_network_and_bad_names_are_one_line(run, tmp_path, repository, reason, monkeypatch, capsys):
     # Nothing listens on port 9.
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("HF_TOKEN", "hf_none")

@@ -66,7 +66,7 @@ def test_the_tokenizer_beside_them_serves_the_text_encoder(network, folder):
     np.testing.assert_allclose(found, network.embed_texts(texts).numpy(), atol=1e-4)
 
 
-def test_the_files_describe_themselves_and_name_no_folder_of_this_machine(folder):
+def test_the_files_describe_themselves_without_local_paths(folder):
     described = session(folder / IMAGE_FILE).get_modelmeta()
     settings = {name: json.loads(text) for name, text in described.custom_metadata_map.items()}
     assert settings == {"image_size": 48, "geometry": "stretch", "prepared_size": None, "stride": 16}
@@ -77,7 +77,7 @@ def test_the_files_describe_themselves_and_name_no_folder_of_this_machine(folder
         assert b".py" not in (folder / name).read_bytes()
 
 
-def test_without_the_extra_one_line_says_what_to_install(run, tmp_path, monkeypatch, capsys):
+def test_a_missing_extra_is_one_line(run, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(SystemExit) as stopped:
         main([str(run), str(tmp_path / "out"), "--onnx"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -56,7 +54,7 @@ def test_platt_is_a_logistic_regression_on_smoothed_targets(n, seed):
     assert fit_platt(logits, labels) == pytest.approx((both.coef_[0, 0], both.intercept_[0]), rel=1e-4)
 
 
-def test_platt_does_not_depend_on_the_unit_of_the_logits():
+def test_platt_is_independent_of_the_logits_unit():
     logits, labels, _ = cases(97)
     slope, offset = fit_platt(logits, labels)
     of_thousandths = fit_platt(1000 * logits + 7000, labels)
@@ -82,7 +80,7 @@ def test_isotonic_is_ascending_and_never_certain():
     assert tuple(beyond) == pytest.approx((1 / 133, 132 / 133))
 
 
-def test_too_few_patients_or_a_useless_score_have_no_calibration_and_a_reason():
+def test_few_patients_and_useless_scores_are_not_calibrated():
     logits, labels, patients = cases(120)
     few = labels & (np.cumsum(labels) > calibration.PLATT_PATIENTS - 1)
     found = fit_finding(logits, labels & ~few, patients, HALF, PROMPTS)
@@ -112,15 +110,9 @@ def test_thresholds_by_trying_all(n, share):
     assert lowest == pytest.approx(between[specificity >= share - 1e-12].min())
 
 
-def test_a_specificity_is_reached_although_negative_cases_have_the_probability_1():
+def test_a_specificity_is_reached_at_probability_1():
     p, labels = np.array([0.2, 1.0, 1.0, 1.0]), np.array([False, False, False, True])
     assert not (p >= choose_threshold(p, labels, {"specificity": 0.9})).any()
-
-
-@pytest.mark.parametrize("target", [{}, {"sensitivity": 0.0}, {"specificity": 1.1}, {"auc": 0.5}])
-def test_targets_out_of_range_are_refused(target):
-    with pytest.raises(ValueError, match="a sensitivity or a specificity in"):
-        choose_threshold(np.array([0.2, 0.7]), np.array([False, True]), target)
 
 
 @pytest.fixture
@@ -134,7 +126,7 @@ def fitted() -> Calibration:
     return Calibration({"weights": "0f"}, 14.0, {"specificity": 0.9}, {"use": "validate"}, findings)
 
 
-def test_the_file_gives_the_same_calibration_in_the_same_order(fitted, tmp_path):
+def test_the_file_gives_the_same_ordered_calibration(fitted, tmp_path):
     fitted.write(tmp_path / "calibration.json")
     again = Calibration.read(tmp_path / "calibration.json")
     assert again == fitted and list(again.findings) == ["y", "é", "a"]
@@ -149,47 +141,3 @@ def test_probabilities_are_of_the_scaled_score_differences(fitted):
     np.testing.assert_allclose(logit(found["y"]), expected)
     np.testing.assert_allclose(found["é"], [0.3, 0.4])
     assert found["a"].isna().all()
-
-
-def test_prompts_must_be_those_of_the_fit(fitted):
-    assert list(fitted.prompts()) == ["y", "é", "a"]
-    assert fitted.prompts({"y": ["no x", ["x", "much x"]]}) == {"y": PROMPTS}
-    with pytest.raises(ValueError, match="q is not calibrated, only y, é, a"):
-        fitted.prompts({"q": ("no x", "x")})
-    with pytest.raises(ValueError, match="y is calibrated with the prompts .* .calibrate again: python -m"):
-        fitted.prompts({"y": ("no x", "x")})
-    with pytest.raises(ValueError, match="none of these findings is calibrated: a: too few"):
-        fitted.prompts({"a": ("no z", "z")})
-
-
-def test_damaged_foreign_and_newer_files_are_refused(fitted, tmp_path):
-    file = tmp_path / "calibration.json"
-    content = json.loads(fitted.to_json())
-    findings = content["findings"]
-    for changed, message in (
-        ({"format_version": 2}, "found version 2"),
-        ({"findings": {"y": {**findings["y"], "parameters": {}}}}, "is not a calibration of medclip_dcl"),
-        ({"findings": {"y": {"negative": []}}}, "is not a calibration of medclip_dcl"),
-        ({"findings": [1]}, "is not a calibration of medclip_dcl"),
-        ({"more": 1}, "is not a calibration of medclip_dcl"),
-    ):
-        file.write_text(json.dumps(content | changed))
-        with pytest.raises(ValueError, match=message):
-            Calibration.read(file)
-    for of, name, value in (
-        ("y", "parameters", {"temperature": -1.0, "offset": 0.0}),
-        ("y", "parameters", {"temperature": 1.0, "offset": float("nan")}),
-        ("é", "parameters", {"logits": [-1.0, 2.0], "probabilities": [0.1, 5.0]}),
-        ("é", "parameters", {"logits": [2.0, -1.0], "probabilities": [0.1, 0.7]}),
-        ("é", "parameters", {"logits": [], "probabilities": []}),
-        ("y", "threshold", 5.0),
-        ("y", "sensitivity", -0.1),
-        ("y", "method", "beta"),
-        ("y", "positive", []),
-    ):
-        file.write_text(json.dumps(content | {"findings": findings | {of: {**findings[of], name: value}}}))
-        with pytest.raises(ValueError, match=f"is not a calibration of medclip_dcl .{of}: .*; delete it"):
-            Calibration.read(file)
-    file.write_text(fitted.to_json()[:90])
-    with pytest.raises(ValueError, match="not readable JSON .* calibrate again"):
-        Calibration.read(file)

@@ -66,7 +66,7 @@ def test_cnr_of_four_pixels_by_hand():
     assert contrast_to_noise_ratio(heat_map, mask, signed=True).item() == pytest.approx(-10 / math.sqrt(5))
 
 
-def test_signed_cnr_changes_sign_with_the_map_and_neither_changes_with_scale():
+def test_signed_cnr_follows_sign_and_ignores_scale():
     heat_map, mask = random_case(9, 14)
     signed = contrast_to_noise_ratio(heat_map, mask, signed=True)
     assert contrast_to_noise_ratio(-heat_map, mask, signed=True).item() == pytest.approx(-signed.item())
@@ -102,7 +102,7 @@ def test_mean_iou_is_the_loop_over_thresholds(height, width, nan_share):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_a_pixel_that_equals_a_threshold_does_not_exceed_it(dtype):
+def test_a_pixel_equal_to_a_threshold_is_below(dtype):
     values = default_thresholds(dtype)[torch.randperm(41)].reshape(1, 41)
     mask = torch.zeros(1, 41, dtype=torch.bool)
     mask[0, :9] = True
@@ -152,52 +152,9 @@ def test_mean_iou_with_own_thresholds():
     )
 
 
-@pytest.mark.parametrize(
-    ("thresholds", "message"),
-    [
-        ([], "thresholds must be a non-empty vector: found shape (0,)"),
-        ([0.5, 0.25], "thresholds must be strictly ascending numbers: found [0.5, 0.25]"),
-        ([0.5, 0.5], "thresholds must be strictly ascending numbers: found [0.5, 0.5]"),
-        ([NAN], "thresholds must be strictly ascending numbers: found [nan]"),
-        ([0.0, NAN, 1.0], "thresholds must be strictly ascending numbers: found [0.0, nan, 1.0]"),
-    ],
-)
-def test_mean_iou_refuses_bad_thresholds(thresholds, message):
-    heat_map, mask = random_case(5, 7)
-    with pytest.raises(ValueError) as error:
-        mean_iou(heat_map, mask, torch.tensor(thresholds, dtype=torch.float32))
-    assert str(error.value) == message
-
-
-@pytest.mark.parametrize("where", ["empty box", "box on NaN"])
-def test_mean_iou_refuses_a_box_without_a_defined_pixel(where):
-    heat_map, mask = random_case(5, 7)
-    if where == "empty box":
-        mask[:] = False
-    else:
-        heat_map[mask] = NAN
-    with pytest.raises(ValueError, match="box covers no pixel that the heat map defines"):
-        mean_iou(heat_map, mask)
-
-
-@pytest.mark.usefixtures("_shapes_unchecked")
-@pytest.mark.parametrize("metric", [contrast_to_noise_ratio, mean_iou])
-def test_shapes_that_differ_are_named(metric):
-    with pytest.raises(ValueError, match=r"of one image: found \(4, 5\) and \(5, 4\)"):
-        metric(torch.rand(4, 5), torch.ones(5, 4, dtype=torch.bool))
-
-
 def test_box_mask_rounds_and_clips():
     mask = box_mask(1.4, -3, 2.3, 5, image_height=4, image_width=6)
     assert mask.nonzero().tolist() == [[y, x] for y in (0, 1) for x in (1, 2, 3)]
-
-
-@pytest.mark.parametrize("box", [(6, 0, 3, 3), (0, 4, 2, 2), (-5, 0, 4, 2), (2, 2, 0, 3), (2, 2, 0.3, 0.3)])
-def test_box_mask_refuses_a_box_without_pixels(box):
-    with pytest.raises(
-        ValueError, match=r"covers no pixel of the 6 x 4 image; boxes are in pixels of the original"
-    ):
-        box_mask(*box, image_height=4, image_width=6)
 
 
 def by_mask(heat_map: Tensor, boxes: list[Rectangle]) -> tuple[float, float]:
@@ -219,7 +176,7 @@ def by_mask(heat_map: Tensor, boxes: list[Rectangle]) -> tuple[float, float]:
     ],
     ids=["one", "pixel", "overlapping", "touching", "all"],
 )
-def test_boxes_of_one_map_agree_with_it_as_their_mask_does(boxes, nan_share, monkeypatch):
+def test_boxes_agree_as_their_mask_does(boxes, nan_share, monkeypatch):
     monkeypatch.setattr(grounding_module, "_PIXELS_PER_BLOCK", 100)
     heat_map = random_case(29, 23, nan_share)[0]
     heat_map[0, 0] = 0.3
@@ -230,7 +187,7 @@ def test_boxes_of_one_map_agree_with_it_as_their_mask_does(boxes, nan_share, mon
 
 @pytest.mark.parametrize("inside", [0.1, 0.3])
 @pytest.mark.parametrize("first", [0.1, 0.3])
-def test_a_box_that_the_map_marks_exactly_has_an_infinite_ratio(inside, first):
+def test_an_exactly_marked_box_has_infinite_ratio(inside, first):
     heat_map = torch.full((31, 47), 0.4 - inside)
     box = Rectangle(2, 30, 5, 44) if first != inside else Rectangle(0, 30, 0, 44)
     heat_map[box.top : box.bottom, box.left : box.right] = inside
@@ -241,11 +198,3 @@ def test_a_box_that_the_map_marks_exactly_has_an_infinite_ratio(inside, first):
 @pytest.mark.parametrize("value", [0.0, 0.1, -1 / 3, 1e-20])
 def test_boxes_on_a_constant_map_have_no_ratio(value):
     assert math.isnan(BoxedHeatMap(torch.full((31, 47), value)).agreement([Rectangle(2, 5, 3, 4)]).cnr_signed)
-
-
-@pytest.mark.parametrize("box", [Rectangle(0, 4, 0, 8), Rectangle(-1, 2, 0, 2), Rectangle(2, 2, 0, 1)])
-def test_a_box_beyond_the_map_or_empty_is_named(box):
-    with pytest.raises(ValueError, match=r"bottom=.* reaches beyond the heat map of 3 x 7 pixels"):
-        BoxedHeatMap(torch.rand(3, 7)).agreement([box])
-    with pytest.raises(ValueError, match="no box"):
-        BoxedHeatMap(torch.rand(3, 7)).agreement([])

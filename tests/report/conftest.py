@@ -216,7 +216,8 @@ def _tested_run(
                     "by_finding": {
                         f: {"positives": int(r["label"].sum()), "negatives": int((r["label"] == 0).sum())}
                         for f, r in cases.groupby("finding")
-                    }
+                    },
+                    "images": cases["dicom_id"].nunique(),
                 },
                 "grounding": {
                     "boxes": len(boxes),
@@ -224,11 +225,17 @@ def _tested_run(
                     "boxes_by_category": boxes["category"].value_counts().to_dict(),
                 },
                 "retrieval": {"boxes": len(boxes), "phrases": 2},
-                "report_retrieval": {"images": 40, "reports": 40, "distinct_reports": 39, "sentences": 40},
+                "report_retrieval": {
+                    **{"images": 40, "patients": 20, "reports": 40, "distinct_reports": 39, "sentences": 40}
+                },
             },
             "notes": {"classification": ["a note"], "grounding": [], "retrieval": []},
             "checkpoint": {"file": "checkpoints/best.ckpt", "weights": weights},
-            "dataset": {"source": "a source", "fingerprint": "f00d", "phantom": phantom},
+            "dataset": {
+                **{"source": "a source", "fingerprint": "f00d", "phantom": phantom},
+                **{"folder": "a_set", "images": 90, "patients": N_PATIENTS},
+            },
+            "images": {"shown": {"image_size": 48, "geometry": "stretch"}, "trained": {"image_size": 48}},
             "precision": "32-true",
             "versions": {"medclip_dcl": "0.1.0"},
             "timings": {"test_seconds": 1.0 + seed},

@@ -18,7 +18,6 @@ from medclip_dcl.report.intervals import (
     bootstrap_intervals,
     bootstrap_numbers,
     patient_draws,
-    read_predictions,
 )
 from medclip_dcl.runs.saved import SavedResultsError
 
@@ -48,7 +47,7 @@ def repeated(table: pd.DataFrame, counts: dict[int, float]) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def test_every_number_of_results_json_has_its_value_and_interval(make_tested_run, tmp_path):
+def test_every_number_has_its_value_and_interval(make_tested_run, tmp_path):
     run = make_tested_run(tmp_path / "run")
     metrics = json.loads((run / "results.json").read_text())["metrics"]
     expected = leaves(metrics)
@@ -80,7 +79,7 @@ def test_draws_equal_a_loop_over_repeated_rows(tables, measured):
             assert values[draw] == pytest.approx(expected[path], abs=1e-12, nan_ok=True), (path, draw)
 
 
-def test_draws_that_lose_a_class_are_left_out_of_the_finding_and_of_the_average(tables):
+def test_draws_that_lose_a_class_are_left_out(tables):
     found = bootstrap_intervals(Predictions(tables, MIN_CASES), n_draws=500)
     rare, average = found["classification/by_finding/Pneumothorax/auc"], found["classification/auc"]
     # Its positives are two patients': both are missing from about exp(-2) of the draws.
@@ -90,7 +89,7 @@ def test_draws_that_lose_a_class_are_left_out_of_the_finding_and_of_the_average(
     assert found["classification/by_finding/Edema/auc"].n_draws == 500
 
 
-def test_what_rests_on_one_patient_has_a_value_but_no_interval(tables):
+def test_one_patient_gives_a_value_without_interval(tables):
     cases, boxes = tables["classification"], tables["grounding"]
     one_patients = (cases["finding"] == "Pneumothorax") & (cases["subject_id"] != 103)
     tables["classification"] = cases.assign(label=cases["label"].where(~one_patients, 0))
@@ -103,7 +102,7 @@ def test_what_rests_on_one_patient_has_a_value_but_no_interval(tables):
     assert found["grounding/by_category/Others/miou"].low is not None
 
 
-def test_a_finding_with_too_few_cases_has_no_number_and_is_not_averaged(tables):
+def test_a_finding_of_few_cases_is_not_averaged(tables):
     few = Predictions(tables, min_cases=10)
     found = bootstrap_intervals(few, n_draws=100)
     assert found["classification/by_finding/Pneumothorax/auc"] == (None, None, None, 0)
@@ -123,7 +122,7 @@ def test_chunks_of_draws_change_nothing(tables, monkeypatch):
         assert values == pytest.approx(whole[path], abs=1e-12, nan_ok=True), path
 
 
-def test_the_seed_decides_and_the_order_of_rows_does_not(tables):
+def test_the_seed_decides_not_the_row_order(tables):
     found = bootstrap_intervals(Predictions(tables), 200, seed=1)
     assert found == bootstrap_intervals(Predictions(tables), 200, seed=1)
     assert found != bootstrap_intervals(Predictions(tables), 200, seed=2)
@@ -138,11 +137,12 @@ def boxes_of(patients: np.ndarray, values: np.ndarray, trials: int = 1) -> Predi
     table = pd.DataFrame({"dicom_id": names, "subject_id": patients, "phrase": "p"})
     table["category"] = np.repeat(np.arange(trials), len(values) // trials)
     table = table.assign(box=range(len(values)), cnr_signed=values, cnr=np.abs(values), miou=0.1)
+    table = table.assign(pair_cnr_signed=values, pair_miou=0.1)
     return Predictions({"grounding": table})
 
 
 @pytest.mark.slow
-def test_95_percent_intervals_hold_the_truth_about_95_times_in_100():
+def test_intervals_hold_the_truth_95_times_in_100():
     random = np.random.default_rng(0)
     n_patients, n_trials = 60, 250
     of_patients = np.repeat(random.normal(size=(n_trials, n_patients)), 3, axis=1)
@@ -157,7 +157,7 @@ def test_95_percent_intervals_hold_the_truth_about_95_times_in_100():
     assert 0.91 <= hits / n_trials <= 0.98
 
 
-def test_boxes_of_one_patient_that_are_alike_count_as_one():
+def test_equal_boxes_of_a_patient_count_once():
     values = np.random.default_rng(0).normal(size=50)
 
     def width(predictions):
@@ -199,7 +199,7 @@ def test_a_difference_is_computed_draw_by_draw(make_predictions):
 
 
 @pytest.mark.slow
-def test_chance_of_a_false_difference_is_about_the_level():
+def test_false_differences_are_about_the_level():
     random = np.random.default_rng(1)
     n_trials, patients = 200, np.tile(np.repeat(np.arange(50), 2), 200)
     a, b = (boxes_of(patients, random.normal(size=len(patients)), n_trials) for _ in range(2))
@@ -207,13 +207,6 @@ def test_chance_of_a_false_difference_is_about_the_level():
     ends = [found[f"grounding/by_category/{trial}/cnr_signed"] for trial in range(n_trials)]
     excluded = [one.low is not None and one.high is not None and one.low * one.high > 0 for one in ends]
     assert 0.01 <= np.mean(excluded) <= 0.11
-
-
-def test_predictions_without_the_pairs_columns_have_no_interval_for_pairs(tables):
-    tables["grounding"] = tables["grounding"].drop(columns=["pair_cnr_signed", "pair_miou"])
-    found = bootstrap_intervals(Predictions(tables), 100)
-    assert "grounding/cnr" in found
-    assert not [path for path in found if "by_pair" in path]
 
 
 def test_nothing_to_evaluate_has_no_intervals(tables):
@@ -248,12 +241,7 @@ def test_what_cannot_be_read_is_named(make_tested_run, tmp_path, spoil, message)
     run = make_tested_run(tmp_path / "run")
     spoil(run)
     with pytest.raises(SavedResultsError, match=re.escape(message)):
-        read_predictions(run)
-
-
-def test_too_few_draws_are_refused(tables):
-    with pytest.raises(SavedResultsError, match="needs at least 40 draws, better 2,000: found 39"):
-        bootstrap_intervals(Predictions(tables), n_draws=39)
+        _ = intervals.TestedRun(run).predictions
 
 
 def test_runs_on_other_cases_are_not_paired(tables, make_predictions):

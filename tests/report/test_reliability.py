@@ -14,12 +14,13 @@ from sklearn.metrics import brier_score_loss
 
 from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.metrics import calibration
-from medclip_dcl.metrics.calibration import Calibration, fit_finding
+from medclip_dcl.metrics.calibration import Calibration, fit_finding, perfect_error
+from medclip_dcl.report import intervals
 from medclip_dcl.report.intervals import patient_draws
-from medclip_dcl.report.reliability import perfect_error, section
+from medclip_dcl.report.reliability import section
 from medclip_dcl.report.report import render
 from medclip_dcl.report.tables import Table
-from medclip_dcl.runs.saved import SavedResultsError, read_results
+from medclip_dcl.runs.saved import SavedResultsError
 
 SCALE = 6.0
 
@@ -29,7 +30,6 @@ def run(make_tested_run, make_predictions, tmp_path_factory) -> Path:
     """A tested run with a calibration by other patients' predictions; Edema has none."""
     folder = make_tested_run(tmp_path_factory.mktemp("runs") / "a", untrained=None)
     results = json.loads((folder / "results.json").read_text())
-    results["images"] = {"shown": {"image_size": 48, "geometry": "stretch"}, "trained": {}}
     results["protocol"]["classification"] |= {
         "view": "whole image",
         "prompts": {f: {"negative": pair.negative, "positive": pair.positive} for f, pair in CHEX5.items()},
@@ -57,9 +57,7 @@ def run(make_tested_run, make_predictions, tmp_path_factory) -> Path:
 
 
 def content(folder: Path) -> dict:
-    results = read_results(folder)
-    assert results is not None
-    found = section(folder, results, pd.read_parquet(folder / "predictions/classification.parquet"))
+    found = section(intervals.TestedRun(folder))
     assert found is not None
     return found
 
@@ -69,7 +67,7 @@ def tables(run) -> list[Table]:
     return content(run)["tables"]
 
 
-def test_numbers_are_of_the_test_cases_before_and_after_the_map(run, tables):
+def test_numbers_of_test_cases_before_and_after(run, tables):
     errors, thresholds = tables
     own = Calibration.read(run / "calibration.json")
     cases = pd.read_parquet(run / "predictions/classification.parquet")
@@ -107,7 +105,7 @@ def test_intervals_draw_patients(run, tables):
     assert cell.interval == f"[{low:.3f}, {high:.3f}]"
 
 
-def test_the_page_shows_curves_and_says_what_it_is(run):
+def test_the_page_shows_curves_and_explains_them(run):
     page = render(run)
     assert page.count('id="reliability') >= 4 and "Edema: not calibrated: 1 patients with a positive" in page
     assert "The probabilities hold at the prevalence of the validate cases" in page
@@ -128,7 +126,7 @@ def test_the_page_shows_curves_and_says_what_it_is(run):
         (("findings", "Edema", "positive"), ["oedema"], "prompts of Edema"),
     ],
 )
-def test_a_calibration_of_another_test_is_named_and_not_shown(run, tmp_path, keys, value, message):
+def test_a_calibration_of_another_test_is_named(run, tmp_path, keys, value, message):
     copy = shutil.copytree(run, tmp_path / "a")
     whole = json.loads((copy / "calibration.json").read_text())
     inner = whole
@@ -143,11 +141,10 @@ def test_a_calibration_of_another_test_is_named_and_not_shown(run, tmp_path, key
 
 
 def test_another_precision_of_the_test_is_said(run):
-    results = read_results(run)
-    assert results is not None
-    cases = pd.read_parquet(run / "predictions/classification.parquet")
     for precision, is_said in (("32-true", False), ("bf16-mixed", True)):
-        found = section(run, {**results, "precision": precision}, cases)
+        tested = intervals.TestedRun(run)
+        tested.tested["precision"] = precision
+        found = section(tested)
         assert found is not None
         assert any("bf16-mixed precision" in note for note in found["notes"]) == is_said
 
@@ -159,7 +156,7 @@ def test_a_damaged_file_is_one_error(run, tmp_path):
         render(copy)
 
 
-def test_the_error_of_a_perfect_model_is_what_many_simulated_tests_have_on_average():
+def test_the_perfect_models_error_is_the_binomials():
     p = np.array([0.31] * 40 + [0.86] * 10)
     # |mean of n labels - p| of each bin, from the binomial distribution, weighted by its share.
     expected = 0.0

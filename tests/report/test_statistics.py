@@ -50,7 +50,7 @@ def test_means_and_their_intervals_are_those_of_scipy(runs):
         )
 
 
-def test_differences_are_paired_over_the_seeds_that_both_have(runs):
+def test_differences_are_paired_over_common_seeds(runs):
     found = paired_differences(runs, compared="objective", reference="CL", pairs="seed", groups=["r"])
     assert len(found) == 4
     counts = found.set_index(["r", "objective"])["n"].to_dict()
@@ -97,7 +97,7 @@ def test_without_the_reference_there_are_no_differences():
     assert whole["mean"].tolist() == [1.5] and whole["n"].tolist() == [2]
 
 
-def test_differences_that_are_equal_but_for_rounding_are_not_significant():
+def test_differences_equal_but_for_rounding_are_insignificant():
     """One image more of 599 in every seed: k/599 - (k - 1)/599 is rounded to two numbers."""
     counts = {0: 302, 1: 324, 2: 341}
     rows = [

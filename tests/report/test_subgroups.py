@@ -107,7 +107,7 @@ def table(images, predictions) -> pd.DataFrame:
     return table_of_groups(predictions, images, n_draws=40, seed=3)
 
 
-def test_a_weight_of_0_for_all_others_is_the_subset(predictions):
+def test_zero_weights_for_others_are_the_subset(predictions):
     for name, compute in (
         ("classification", partial(summaries.classification, min_cases=1)),
         ("grounding", summaries.box_means),
@@ -126,7 +126,7 @@ def test_a_weight_of_0_for_all_others_is_the_subset(predictions):
         assert not expected
 
 
-def test_values_gaps_and_intervals_are_those_of_a_loop_over_drawn_subsets(images, predictions, table):
+def test_values_gaps_and_intervals_are_a_loops(images, predictions, table):
     cases = predictions.tables["classification"].query("finding == 'Edema'")
     cases = cases.merge(images[["dicom_id", "sex", "age"]], on="dicom_id")
     boxes = predictions.tables["grounding"].merge(images[["dicom_id", "age"]], on="dicom_id")
@@ -158,7 +158,7 @@ def test_values_gaps_and_intervals_are_those_of_a_loop_over_drawn_subsets(images
     )
 
 
-def test_of_two_groups_the_first_has_the_gap_and_of_several_each(table):
+def test_two_groups_have_one_gap_several_each(table):
     with_gap = table[table["gap"].notna()].groupby("attribute")["group"].unique()
     assert {name: list(groups) for name, groups in with_gap.items()} == {
         "view": ["AP"],
@@ -170,7 +170,7 @@ def test_of_two_groups_the_first_has_the_gap_and_of_several_each(table):
     pd.testing.assert_series_equal(of_sex["F"] - of_sex["M"], gaps.sort_index(), check_names=False)
 
 
-def test_images_of_unknown_attribute_are_counted_and_in_no_group(images, table):
+def test_unknown_attributes_are_counted_in_no_group(images, table):
     for attribute, is_unknown in (("sex", images["sex"] == "unknown"), ("age", images["age"].isna())):
         rows = table[(table["attribute"] == attribute) & (table["group"] == "unknown")]
         assert set(rows["images"]) == {is_unknown.sum()}
@@ -181,7 +181,7 @@ def test_images_of_unknown_attribute_are_counted_and_in_no_group(images, table):
     assert set(sums) == {len(images)}
 
 
-def test_too_few_patients_give_no_number_and_are_left_out_of_the_average(images, predictions, table):
+def test_few_patients_are_left_out_of_the_average(images, predictions, table):
     for group in ("F", "M"):
         assert np.isnan(at(table, "sex", group, "classification/by_finding/Pneumonia/auc")["value"])
         known = [
@@ -213,13 +213,13 @@ def test_a_classifiers_findings_are_compared_by_logits(images, predictions):
     assert np.isfinite(at(found, "sex", "F", "finding_classification/average_precision")["gap"])
 
 
-def test_ages_belong_to_the_group_that_they_have_reached():
+def test_ages_belong_to_the_reached_group():
     ages = pd.Series([0.5, 39.9, 40, 59, 60, 79.99, 80, 120, np.nan])
     expected = ["under 40"] * 2 + ["40 to 59"] * 2 + ["60 to 79"] * 2 + ["80 and over"] * 2 + ["unknown"]
     assert subgroups.age_groups(ages).tolist() == expected
 
 
-def test_a_report_is_in_a_group_if_all_its_images_are(images, predictions):
+def test_a_report_follows_all_its_images(images, predictions):
     one_study = images.assign(study_id=5000 + images.index // 2 * 2)
     tables = dict(predictions.tables)
     reports = tables["report_retrieval"]
@@ -240,7 +240,7 @@ def test_a_report_is_in_a_group_if_all_its_images_are(images, predictions):
     assert at(found, "view", "AP", metric)["value"] == pytest.approx((of_images + of_reports) / 2)
 
 
-def test_p_is_the_share_of_draws_whose_largest_deviation_reaches_the_gap():
+def test_p_is_the_share_of_larger_deviations():
     random = np.random.default_rng(0)
     observed = np.array([0.1, -3.6, 0.5, np.nan, 0.0, 4.0])
     gaps = np.column_stack([observed, observed[:, None] + random.normal(size=(6, 400))])
@@ -265,7 +265,7 @@ def test_p_is_the_share_of_draws_whose_largest_deviation_reaches_the_gap():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("worse", [False, True])
-def test_a_planted_gap_is_found_in_95_of_100_runs_and_no_gap_in_5(worse):
+def test_planted_gaps_are_found_and_others_are_not(worse):
     n_found = 0
     for seed in range(20):
         images = images_of(300, seed)
@@ -297,7 +297,7 @@ def write_tested_run(make_tested_run, folder, **columns: Any):
     return run, images
 
 
-def test_the_page_marks_what_is_found_and_names_the_method(make_tested_run, tmp_path, monkeypatch):
+def test_the_page_marks_gaps_and_names_the_method(make_tested_run, tmp_path, monkeypatch):
     monkeypatch.setattr(subgroups, "MIN_PATIENTS", 3)
     run, images = write_tested_run(make_tested_run, tmp_path / "run")
     assert subgroup_table(run).empty and describe(subgroup_table(run)) is None
