@@ -118,12 +118,6 @@ def test_the_encoder_must_take_the_channels_of_the_images(tmp_path):
         train(tmp_path, colours, data())
 
 
-@pytest.mark.parametrize("name, value", [("learning_rate", 0.0), ("weight_decay", -1.0)])
-def test_options_out_of_range_are_refused(name, value):
-    with pytest.raises(UserError, match=f"model: {name} must be"):
-        model(**{name: value})
-
-
 def test_a_broken_loss_stops_the_run_and_names_the_images(tmp_path):
     broken: Any = model()
     broken.network.projection[2].bias.data[0] = float("nan")

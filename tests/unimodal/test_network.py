@@ -62,9 +62,3 @@ def test_networks_of_other_kinds_are_refused_by_name():
         ImageTextNetwork.from_config(ImageOnlyNetwork(SmallConvNet(2)).config())
     with pytest.raises(UserError, match="not of a network of images alone"):
         ImageOnlyNetwork.from_config({"findings": ["Edema"]})
-
-
-@pytest.mark.parametrize("name, value", [("projection_dim", 0), ("hidden", -1)])
-def test_sizes_below_1_are_refused(name, value):
-    with pytest.raises(UserError, match=f"model.{name} must be at least 1, got {value}"):
-        ImageOnlyNetwork(SmallConvNet(2), **{name: value})

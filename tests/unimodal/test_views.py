@@ -15,7 +15,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.parts import part_config
 from medclip_dcl.objectives import (
     ClassProbability,
@@ -234,33 +233,6 @@ def test_autocast_leaves_the_loss_in_float32(name, dtype):
         loss, _ = objective(views, fields(7))
     expected, _ = objective(views.float(), fields(7))
     assert loss.dtype == torch.float32 and loss.item() == expected.item()
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: SimCLR(gamma2=0.0), "gamma2 must be finite and above 0, got 0.0"),
-        (lambda: SimCLR(n_positives=0), "n_positives must be at least 1, got 0"),
-        (lambda: SimCLR(n_positives=2), "n_positives 2 without a class probability changes nothing"),
-        (lambda: SimCLR(unbiased=True, n_positives=2), "n_positives 2 without a class probability"),
-        (lambda: KNegatives(0), "must be at least 1, got size 1 and k 0"),
-        (lambda: Blocks(0), "must be at least 1, got size 0 and k 1"),
-        (lambda: build_objective({"class_path": "torch.nn.Identity", "init_args": {}}), "not a known ViewsObjective"),
-    ],
-)  # fmt: skip
-def test_mistakes_of_the_user(make, message):
-    with pytest.raises(UserError, match=message):
-        make()
-
-
-def test_views_and_fields_that_do_not_fit():
-    assert KNegatives(4).least_images == 5
-    with pytest.raises(ValueError, match="k 4 negatives need a batch of at least 5 images, got 4"):
-        KNegatives(4)(torch.ones(2, 4, 3), {})
-    with pytest.raises(ValueError, match="SimCLR takes 3 views of each image, got 2"):
-        SimCLR(known(), n_positives=2)(torch.ones(2, 4, 3), fields(4))
-    with pytest.raises(ValueError, match=r"SimCLR needs the fields \['rho'\], got \['class_id'\]"):
-        SimCLR(known())(torch.ones(2, 4, 3), {"class_id": torch.arange(4)})
 
 
 # Two processes; tests/models/test_two_processes.py has the processes in which this runs.
