@@ -8,14 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import CHEXPERT
 from medclip_dcl.networks.similarity import GlobalCosine
 from medclip_dcl.objectives import (
     AnchorLoss,
     Anchors,
-    ConstantClassProbability,
-    HardNegatives,
     LanguageModelClassProbability,
     RemoveByLabel,
     contrastive_loss,
@@ -90,32 +87,6 @@ def test_a_loss_gets_keys_and_fields_of_both_directions():
     assert torch.equal(of_images.is_positive, of_sentences.is_positive.T)
     assert torch.equal(of_sentences.weights.bool(), ~of_sentences.is_positive)
     torch.testing.assert_close(of_sentences.gamma2.item(), 9.0)
-
-
-class Proud(AnchorLoss):
-    uses_class_probability = uses_negative_weights = uses_image_to_text = uses_gamma = False
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"class_probability": ConstantClassProbability(0.1)}, "set model.init_args.class_probability: null"),
-        ({"class_probability": LanguageModelClassProbability()}, "does not use class_probability"),
-        ({"negative_weights": HardNegatives()}, "does not use negative_weights"),
-        ({"image_to_text": 0.1}, "set model.init_args.image_to_text: 0.0"),
-    ],
-)
-def test_an_option_that_a_loss_does_not_use_is_refused(options, message):
-    InBatchObjective(loss=Proud(), class_probability=ConstantClassProbability(0.0))
-    with pytest.raises(UserError, match=message):
-        InBatchObjective(loss=Proud(), **options)
-
-
-def test_a_learned_gamma_that_a_loss_does_not_use_is_refused():
-    objective = InBatchObjective(loss=Proud())
-    objective.check_similarity(GlobalCosine(learn_gamma=False))
-    with pytest.raises(UserError, match="learn_gamma: false"):
-        objective.check_similarity(GlobalCosine())
 
 
 class Scaled(AnchorLoss):

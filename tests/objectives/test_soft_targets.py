@@ -9,8 +9,6 @@ import torch
 
 from medclip_dcl.networks.similarity import GlobalCosine
 from medclip_dcl.objectives import (
-    ConstantClassProbability,
-    ReweightByTextSimilarity,
     SoftTargets,
     contrastive_loss,
 )
@@ -96,23 +94,3 @@ def test_ignored_candidates_have_neither_loss_nor_gradient():
     loss, _ = objective(GlobalCosine(gamma2=100.0), regions, sentences.float(), batch)
     loss.backward()
     assert regions.grad is not None and regions.grad.isfinite().all() and regions.grad.abs().max() > 0
-
-
-@pytest.mark.parametrize(
-    "make, message",
-    [
-        (lambda: SoftTargets(0.0), "SoftTargets: temperature must be above 0 and finite, got 0.0"),
-        (lambda: SoftTargets(math.nan), "got nan"),
-        (
-            lambda: InBatchObjective(ConstantClassProbability(0.1), loss=SoftTargets()),
-            "SoftTargets does not use class_probability",
-        ),
-        (
-            lambda: InBatchObjective(negative_weights=ReweightByTextSimilarity(), loss=SoftTargets()),
-            "SoftTargets does not use negative_weights",
-        ),
-    ],
-)
-def test_refusals(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
