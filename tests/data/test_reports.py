@@ -13,7 +13,7 @@ import torch
 from medclip_dcl.common.files import write_json
 from medclip_dcl.data.link import ReportsRequirements
 from medclip_dcl.data.masking import SPECIAL_TOKENS, Masking
-from medclip_dcl.data.prepared import FORMAT_VERSION, PreparedDataError, write_table
+from medclip_dcl.data.prepared import FORMAT_VERSION, write_table
 from medclip_dcl.data.reports import LengthSampler, ReportsDataModule, train_word_pieces
 from medclip_dcl.networks.masked_language import IGNORED
 
@@ -232,37 +232,3 @@ def test_trained_vocabulary_is_the_same_every_time() -> None:
     found = [train_word_pieces(texts, 150) for _ in range(6)]
     assert all(vocabulary == found[0] for vocabulary in found)
     assert len(found[0]) == 150 and sorted(found[0].values()) == list(range(150))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"mask_probability": 1.0}, r"data.mask_probability must lie in \(0, 1\), got 1.0"),
-        ({"max_tokens": 2}, "data.max_tokens must be at least 3, got 2"),
-        ({"batch_size": 8}, "7 training sentences do not fill one batch of 8"),
-        (
-            {"vocabulary_size": 20},
-            r"data.vocabulary_size 20 is too small: special tokens and the \d+ characters",
-        ),
-        ({"vocabulary_size": None}, "vocabulary_size must be given for a model from scratch"),
-        ({"pretrained": "somewhere"}, "got vocabulary_size 90, pretrained 'somewhere'"),
-        ({"extra_text": "/no/such.txt"}, "data.extra_text: /no/such.txt is not a file"),
-    ],
-)
-def test_options_that_cannot_be_are_refused(prepared: Path, options: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        set_up(prepared, **options)
-
-
-def test_patients_in_training_and_evaluation_are_refused(tmp_path: Path) -> None:
-    folder = write_set(tmp_path / "mixed", patients={11: 2})
-    with pytest.raises(
-        PreparedDataError, match=r"1 patients are both in training and in evaluation \(first: 2\)"
-    ):
-        set_up(folder)
-
-
-def test_a_set_without_validate_reports_is_refused(tmp_path: Path) -> None:
-    folder = write_set(tmp_path / "short", uses={**USE, 11: "excluded"})
-    with pytest.raises(PreparedDataError, match=r"has no validate sentences \(0 studies of use validate\)"):
-        set_up(folder)
