@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -136,9 +136,6 @@ class Blocks(ViewsObjective):
         self.size, self.k, self.loss = size, k, loss
         self.n_views, self.least_images = size + 1, k + 1
 
-    def config(self) -> dict[str, Any]:
-        return {"size": self.size, "k": self.k, "loss": self.loss}
-
     def loss_of_batch(
         self, embeddings: Float[Tensor, "view image dim"], fields: Mapping[str, Tensor]
     ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
@@ -168,6 +165,3 @@ class KNegatives(Blocks):
 
     def __init__(self, k: int = 1, loss: Literal["hinge", "logistic"] = "logistic") -> None:
         super().__init__(1, k, loss)
-
-    def config(self) -> dict[str, Any]:
-        return {"k": self.k, "loss": self.loss}

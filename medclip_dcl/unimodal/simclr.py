@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.common.parts import build_part, part_config
 from medclip_dcl.objectives.class_probability import ClassProbability
 from medclip_dcl.objectives.contrastive import (
     Rows,
@@ -122,22 +121,6 @@ class SimCLR(ViewsObjective):
         self.n_views = n_positives + 1
         of_rule = () if class_probability is None else class_probability.requires
         self.requires = tuple(dict.fromkeys((*of_rule, *(("class_id",) if unbiased else ()))))
-        self.config()  # fails now, not at the first checkpoint, for a rule that cannot describe itself
-
-    def config(self) -> dict[str, Any]:
-        rule = self.class_probability
-        return {
-            "class_probability": None if rule is None else part_config(rule),
-            "gamma2": self.gamma2,
-            "n_positives": self.n_positives,
-            "unbiased": self.unbiased,
-        }
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> SimCLR:
-        rule = config["class_probability"]
-        built = None if rule is None else build_part(rule, ClassProbability)
-        return cls(**{**config, "class_probability": built})
 
     def loss_of_batch(
         self, embeddings: Float[Tensor, "view image dim"], fields: Mapping[str, Tensor]
@@ -158,8 +141,9 @@ class SimCLR(ViewsObjective):
 
 def _of_views(class_probability: float | Tensor, images: int) -> float | Tensor:
     """Eta of the 2 * image anchors, or one number."""
-    is_of_images = isinstance(class_probability, Tensor) and class_probability.shape == (images,)
-    return class_probability.repeat(2) if is_of_images else class_probability
+    if isinstance(class_probability, Tensor) and class_probability.shape == (images,):
+        return class_probability.repeat(2)
+    return class_probability
 
 
 def _rows_of_views(

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from medclip_dcl.common.distributed import gather_with_grad
-from medclip_dcl.common.parts import part_class
 from medclip_dcl.objectives.contrastive import at_least_float32
 
 
@@ -29,15 +27,6 @@ class ViewsObjective(nn.Module):
     n_views: int = 2
     least_images: int = 1
     requires: tuple[str, ...] = ()
-
-    def config(self) -> dict[str, Any]:
-        """Constructor arguments in plain values, for checkpoints."""
-        raise NotImplementedError(f"{type(self).__name__} must define config(), its constructor arguments")
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> ViewsObjective:
-        """The objective with these arguments, the inverse of `config`."""
-        return cls(**config)
 
     def forward(
         self, embeddings: Float[Tensor, "view image dim"], fields: Mapping[str, Tensor]
@@ -59,8 +48,3 @@ class ViewsObjective(nn.Module):
     ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
         """Mean loss of the images of all processes, and figures to log."""
         raise NotImplementedError
-
-
-def build_objective(config: dict[str, Any]) -> ViewsObjective:
-    """Rebuild an objective from its `part_config`, which a checkpoint holds."""
-    return part_class(config["class_path"], ViewsObjective).from_config(config["init_args"])

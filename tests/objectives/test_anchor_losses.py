@@ -89,6 +89,10 @@ def test_a_loss_gets_keys_and_fields_of_both_directions():
     torch.testing.assert_close(of_sentences.gamma2.item(), 9.0)
 
 
+class Proud(AnchorLoss):
+    uses_class_probability = uses_negative_weights = uses_image_to_text = uses_gamma = False
+
+
 class Scaled(AnchorLoss):
     """Has a parameter, an argument and a figure."""
 

@@ -11,7 +11,6 @@ import torch
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.networks.similarity import GlobalCosine
 from medclip_dcl.objectives import (
-    AnchorLoss,
     ConstantClassProbability,
     HardNegatives,
     IndividualTemperatures,
@@ -27,11 +26,8 @@ from medclip_dcl.objectives import (
     sigmoid_loss,
 )
 from medclip_dcl.objectives.in_batch import InBatchObjective
+from tests.objectives.test_anchor_losses import Proud
 from tests.objectives.test_in_batch import make_batch
-
-
-class Proud(AnchorLoss):
-    uses_class_probability = uses_negative_weights = uses_image_to_text = uses_gamma = False
 
 
 def proud(**options: Any) -> InBatchObjective:

