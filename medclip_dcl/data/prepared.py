@@ -150,11 +150,14 @@ def _balanced(cases: pd.DataFrame) -> pd.DataFrame:
 
 def _read_table(file: Path, table: str) -> pd.DataFrame:
     """A table of the prepared set, checked against `TABLES`; errors name the file."""
+    again = f"make it again: {_command_for(table)}"
     try:
         frame = pd.read_parquet(file)
         check_table(frame, table)
-    except (pa.ArrowException, OSError, PreparedDataError) as error:
-        raise PreparedDataError(f"{file}: {error}; make it again: {_command_for(table)}") from error
+    except (pa.ArrowException, OSError) as error:
+        raise PreparedDataError(f"{file}: not readable as Parquet ({error}); {again}") from error
+    except PreparedDataError as error:
+        raise PreparedDataError(f"{file}: {error}; {again}") from error
     return frame
 
 
