@@ -266,11 +266,14 @@ class PreparedSet:
                 f"prepared data set {self.folder} {state}; make it with: "
                 f"python -m data_prep.mimic_cxr --source RAW --output {self.folder} (or data_prep.folder, openi)"
             )
+        again = "prepare the set again into a new folder"
         try:
             info = json.loads(file.read_text(encoding="utf-8"))
             PREPARED_SET.check(info, str(file))
+        except UserError as error:
+            raise PreparedDataError(f"{error}; or {again}") from error
         except ValueError as error:
-            raise PreparedDataError(f"{file}: {error}; prepare the set again into a new folder") from error
+            raise PreparedDataError(f"{file} is not JSON ({error}); {again}") from error
         self.info: dict[str, Any] = {**_INFO, **info}
         self._tables: dict[str, pd.DataFrame] = {}
         self._sound: set[str] = set()

@@ -112,7 +112,7 @@ def test_epochs_and_seeds_draw_other_sentences_and_crops(small_set, small_bert):
         assert not any(torch.equal(first[k][1], changed[k][1]) for k in first)
 
 
-def test_validation_and_test_loaders_hold_every_image_whole_and_once(small_set, small_bert):
+def test_evaluation_loaders_hold_every_image_once(small_set, small_bert):
     data = datamodule(small_set, small_bert, batch_size=3)
     data.setup("fit")
     validate = [x for batch in data.val_dataloader() for x in batch["dicom_id"]]
@@ -153,9 +153,7 @@ def wide_set(small_set, tmp_path):
 
 
 @pytest.mark.parametrize("cache_images", [False, True])
-def test_images_of_several_shapes_are_cropped_anywhere_and_seen_in_the_middle(
-    wide_set, small_bert, cache_images
-):
+def test_wide_images_are_cropped_anywhere_and_seen_centred(wide_set, small_bert, cache_images):
     data = datamodule(wide_set, small_bert, cache_images=cache_images, crop_size=40)
     data.setup("fit")
     prepared = data.prepared
@@ -205,7 +203,7 @@ def test_evaluation_tables(small_set, small_bert):
     assert not set(validate.images["subject_id"]) & set(test.images["subject_id"])
 
 
-def test_images_of_other_findings_are_tested_after_those_of_chex5(small_set, small_bert, tmp_path):
+def test_other_findings_are_tested_after_chex5(small_set, small_bert, tmp_path):
     folder = shutil.copytree(small_set, tmp_path / "set")
     cases = pd.read_parquet(folder / "cases.parquet")
     first = cases.query("use == 'test'")["dicom_id"].min()
@@ -216,9 +214,7 @@ def test_images_of_other_findings_are_tested_after_those_of_chex5(small_set, sma
     assert before.images["dicom_id"][0] == first and "Fracture" in set(after.cases["finding"])
 
 
-def test_reports_of_the_test_split_are_served_after_what_is_classified_and_grounded(
-    small_set, small_bert, tmp_path
-):
+def test_reports_are_served_after_cases_and_boxes(small_set, small_bert, tmp_path):
     data = datamodule(small_set, small_bert)
     images = data.prepared.table("images")
     split = set(images.query("official_split == 'test'")["dicom_id"])
@@ -262,7 +258,7 @@ def with_two_images_in_a_study(small_set, tmp_path):
     return folder
 
 
-def test_views_are_the_image_then_others_of_the_study_then_the_image_again(small_set, small_bert, tmp_path):
+def test_further_views_are_other_images_of_the_study(small_set, small_bert, tmp_path):
     folder = with_two_images_in_a_study(small_set, tmp_path)
     # No crop and no variation: a view shows which image it is.
     options = {"crop_size": 40, "brightness": 0.0, "contrast": 0.0}
@@ -280,7 +276,7 @@ def test_views_are_the_image_then_others_of_the_study_then_the_image_again(small
             torch.testing.assert_close(batch["images"][row + 24 * view], whole[expected])
 
 
-def test_views_are_augmented_apart_and_the_first_is_that_of_one_view(small_set, small_bert):
+def test_each_view_is_augmented_by_itself(small_set, small_bert):
     several, one = datamodule(small_set, small_bert, views=2), datamodule(small_set, small_bert)
     several.setup("fit")
     one.setup("fit")

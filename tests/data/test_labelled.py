@@ -72,7 +72,7 @@ def test_labels_become_targets_by_the_policy(labelled_set, uncertain, blank):
     assert len(expected) == 24 or "ignore" in (uncertain, blank)
 
 
-def test_the_evaluation_knows_what_is_seen_of_an_image(labelled_set, tmp_path):
+def test_evaluation_knows_the_seen_part(labelled_set, tmp_path):
     assert str(datamodule(labelled_set).evaluation("test").view) == "whole image"
     folder = shutil.copytree(labelled_set, tmp_path / "set")
     info = json.loads((folder / "dataset.json").read_text())
@@ -82,7 +82,7 @@ def test_the_evaluation_knows_what_is_seen_of_an_image(labelled_set, tmp_path):
     assert view.geometry == "shortest" and str(view) != "whole image"
 
 
-def test_a_study_that_nobody_labelled_is_not_taken_for_healthy(labelled_set):
+def test_an_unlabelled_study_is_not_healthy(labelled_set):
     data = datamodule(labelled_set, blank="zeros")
     data.setup("fit")
     ids = [dicom_id for batch in data.val_dataloader() for dicom_id in batch["dicom_id"]]
@@ -101,7 +101,7 @@ def test_fewer_patients_are_among_more_and_seeds_differ():
     assert len(draw_patients(subjects[:6], 0.01, 0)) == 1
 
 
-def test_a_fraction_takes_all_images_of_some_patients_whatever_the_policy(labelled_set):
+def test_a_fraction_takes_all_images_of_some_patients(labelled_set):
     ids = {}
     choices: dict[str, dict[str, Any]] = {
         "half": {"label_fraction": 0.5},
@@ -126,7 +126,7 @@ def test_fewer_images_than_a_batch_are_one_batch(labelled_set):
     assert [len(batch["labels"]) for batch in data.train_dataloader()] == [12]
 
 
-def test_crops_are_drawn_by_epoch_and_validation_sees_whole_images(labelled_set):
+def test_crops_vary_and_validation_sees_whole_images(labelled_set):
     data = datamodule(labelled_set, cache_images=True)
     data.setup("fit")
     loader = data.train_dataloader()
@@ -147,7 +147,7 @@ def test_crops_are_drawn_by_epoch_and_validation_sees_whole_images(labelled_set)
     assert torch.equal(batch["images"][0], to_input(load_grey(data.prepared.image_file(path), 40)))
 
 
-def test_evaluation_is_of_the_labels_as_they_are_on_the_official_test_split(labelled_set):
+def test_evaluation_has_raw_labels_of_the_test_split(labelled_set):
     data = datamodule(labelled_set, uncertain="ones", blank="ignore")
     tables = data.evaluation("test")
     images = data.prepared.table("images")
@@ -161,7 +161,7 @@ def test_evaluation_is_of_the_labels_as_they_are_on_the_official_test_split(labe
         assert label == value or (np.isnan(label) and np.isnan(value))
 
 
-def test_a_grounding_image_of_the_official_test_split_is_tested(labelled_set, tmp_path):
+def test_grounding_images_of_the_test_split_are_tested(labelled_set, tmp_path):
     folder = shutil.copytree(labelled_set, tmp_path / "set")
     images = pd.read_parquet(folder / "images.parquet")
     moved = images["use"] == "test"
@@ -194,7 +194,7 @@ def test_weights_of_positive_cases_are_negatives_over_positives(labelled_set):
     assert data.positive_weight().unique().numel() > 1
 
 
-def test_a_linear_probe_refuses_what_would_vary_its_images(labelled_set):
+def test_a_linear_probe_refuses_augmentation(labelled_set):
     whole = {"crop_size": None, "brightness": 0.0, "contrast": 0.0}
     datamodule(labelled_set, frozen=True, **whole).setup("fit")
     for option in ({"crop_size": 32}, {"brightness": 0.1}, {"contrast": 0.1}):
@@ -204,7 +204,7 @@ def test_a_linear_probe_refuses_what_would_vary_its_images(labelled_set):
             datamodule(labelled_set, frozen=True, **(whole | option)).setup("fit")
 
 
-def test_a_finding_of_any_name_that_the_set_labels(labelled_set, tmp_path):
+def test_findings_of_any_name_may_be_labelled(labelled_set, tmp_path):
     folder = shutil.copytree(labelled_set, tmp_path / "set")
     labels = pd.read_parquet(folder / "labels.parquet")
     ribs = labels["Fracture"].where(labels["study_id"] % 3 > 0)

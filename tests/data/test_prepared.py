@@ -57,7 +57,7 @@ def test_wrong_type_is_not_written(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_certain_sentence_rounding_and_an_empty_sentence_are_legal(copy):
+def test_certain_rounded_and_empty_sentences_are_legal(copy):
     scores = pd.read_parquet(copy / "log_p/small-0123.parquet")
     scores.loc[:3, "log_p"] = [0.0, -0.0, 1e-5, np.nan]
     write_table(scores, copy / "log_p/small-0123.parquet", "log_p")
@@ -83,7 +83,7 @@ def test_embeddings_come_back_exactly(copy):
     assert np.array_equal(np.stack(frame["embedding"].tolist()), values)
 
 
-def test_embeddings_of_many_row_groups_and_a_folder_that_looks_like_a_column(tmp_path, monkeypatch, copy):
+def test_embeddings_in_row_groups_of_partition_folders(tmp_path, monkeypatch, copy):
     monkeypatch.setattr("medclip_dcl.data.prepared._EMBEDDING_ROWS", 4)
     moved = Path(shutil.copytree(copy, tmp_path / "year=2023"))
     values = embeddings(moved)
@@ -97,7 +97,7 @@ def test_a_patient_in_training_and_evaluation_is_found(copy):
     assert PreparedSet(copy).patients_in_training_and_evaluation == [100]
 
 
-def test_the_studies_of_a_use_are_those_of_its_images(copy):
+def test_studies_of_a_use_are_its_images(copy):
     images = pd.read_parquet(copy / "images.parquet")
     expected = images.loc[images["use"] == "train", "study_id"].tolist()
     assert len(expected) == 24 and PreparedSet(copy).studies("train").tolist() == expected

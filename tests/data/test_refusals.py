@@ -170,7 +170,7 @@ def table(name: str) -> Callable[[PreparedSet], object]:
     ("damage", "read", "message"),
     [
         (delete("dataset.json"), PreparedSet.log_p, "holds no dataset.json"),
-        (write("dataset.json", b"{"), PreparedSet.log_p, "dataset.json: .*; prepare the set again"),
+        (write("dataset.json", b"{"), PreparedSet.log_p, "dataset.json is not JSON .*; prepare the set again"),
         (write("dataset.json", b"[]"), PreparedSet.log_p, "expected a prepared data set .*, found version none"),
         (info(format_version=99), PreparedSet.log_p, "format version 3, found version 99; .* prepare"),
         (delete("boxes.parquet"), table("boxes"), "no table boxes.parquet; create it with: .*--ms_cxr FILE"),

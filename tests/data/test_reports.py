@@ -140,7 +140,7 @@ def test_extra_text_joins_training(prepared: Path, tmp_path: Path) -> None:
     assert sorted(served) == sorted([*lowered(0, 0, 0, 0, 0, 1, 1, 2), "lungs are clear."])
 
 
-def test_masking_is_a_function_of_seed_epoch_and_sentence(prepared: Path) -> None:
+def test_masking_follows_seed_epoch_sentence(prepared: Path) -> None:
     def batches(number: int, **options: Any) -> list[list]:
         found = epoch(set_up(prepared, **options), number)
         return [[value.tolist() for value in batch.values()] for batch in found]
@@ -151,7 +151,7 @@ def test_masking_is_a_function_of_seed_epoch_and_sentence(prepared: Path) -> Non
     assert batches(3) != batches(3, seed=1)
 
 
-def test_validation_is_masked_in_the_same_way_every_time(prepared: Path) -> None:
+def test_validation_masks_are_fixed(prepared: Path) -> None:
     data = set_up(prepared)
     first, second = (list(data.val_dataloader()) for _ in range(2))
     assert all(torch.equal(a["tokens"], b["tokens"]) for a, b in zip(first, second, strict=True))
@@ -201,7 +201,7 @@ class _OfRank(LengthSampler):
         self.rank, self.num_replicas = rank, size
 
 
-def test_batches_do_not_depend_on_the_number_of_processes() -> None:
+def test_batches_ignore_the_number_of_processes() -> None:
     lengths = np.random.default_rng(2).integers(3, 50, size=1003)
     whole = list(_OfRank(0, 1, lengths, 12))
     parts = [list(_OfRank(rank, 3, lengths, 12)) for rank in range(3)]
@@ -211,7 +211,7 @@ def test_batches_do_not_depend_on_the_number_of_processes() -> None:
         assert {len(share) for _, share in shares} == {4}
 
 
-def test_every_sentence_once_an_epoch_in_batches_of_like_length() -> None:
+def test_every_sentence_once_in_batches_of_like_length() -> None:
     lengths = np.random.default_rng(2).integers(3, 50, size=1000)
     sampler = LengthSampler(lengths, 10, seed=0)
     batches = [batch for _, batch in sampler]

@@ -37,7 +37,7 @@ class Plugged(AnchorLoss):
 
 @pytest.mark.parametrize("views, same_text", [(1, "negative"), (1, "positive"), (3, "ignore")])
 @pytest.mark.parametrize("by_label", [False, True])
-def test_the_default_loss_by_way_of_the_interface_is_the_default(views, same_text, by_label):
+def test_default_loss_through_the_interface_is_the_default(views, same_text, by_label):
     labels = torch.zeros(4, 14)
     labels[[1, 3], CHEXPERT.index("Edema")] = 1.0
     regions, sentences, batch = make_batch(views, **({"labels": labels} if by_label else {}))
@@ -68,7 +68,7 @@ class Recorded(AnchorLoss):
         return anchors.logits.mean(1)
 
 
-def test_a_loss_gets_keys_and_fields_of_both_directions():
+def test_losses_get_fields_of_both_directions():
     regions, sentences, batch = make_batch(grade=torch.tensor([3.0, 1.0, 4.0, 1.5]))
     batch["image_key"] = torch.tensor([70, 71, 72, 73])
     objective = InBatchObjective(loss=(loss := Recorded()), image_to_text=0.5)

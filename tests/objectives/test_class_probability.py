@@ -14,7 +14,7 @@ from medclip_dcl.objectives import (
 )
 
 
-def test_language_model_is_a_times_p_to_the_k():
+def test_language_model_eta_is_the_formula():
     log_p = torch.tensor([0.0, -1.0, -10.0, -40.0])
     eta = LanguageModelClassProbability()(log_p)
     expected = [0.2 * math.exp(x) ** 0.35 for x in log_p.tolist()]

@@ -80,7 +80,7 @@ def test_int_and_bool_positives_agree():
     torch.testing.assert_close(a, contrastive_loss(logits, mask, class_probability=0.1, floor=-14.0))
 
 
-def test_at_the_floor_the_loss_is_log_one_plus_n_times_the_floor():
+def test_loss_at_the_floor_by_hand():
     # Positive at +5, three negatives at -5: with eta .3 the correction is negative, so g = exp(-gamma^2).
     logits = torch.tensor([[5.0, -5.0, -5.0, -5.0]])
     found = contrastive_loss(logits, torch.tensor([0]), class_probability=0.3, floor=-14.0)
@@ -90,7 +90,7 @@ def test_at_the_floor_the_loss_is_log_one_plus_n_times_the_floor():
     assert statistics.false_negative_mass.item() == 1.0
 
 
-def test_floor_is_reached_after_ln_20_logits_with_eta_5_percent():
+def test_five_percent_reach_the_floor_at_ln_20():
     # With eta = .05 an anchor reaches g = 0 once s+ exceeds the negatives' mean by ln 20.
     for gap, share in ((math.log(20) - 0.01, 0.0), (math.log(20) + 0.01, 1.0)):
         logits = torch.tensor([[gap, 0.0, 0.0]])
@@ -165,7 +165,7 @@ def test_gradient_into_eta_equals_finite_differences(eta, floor, several_positiv
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("scale", [1.0, 100.0, 5000.0])
-def test_gradients_at_an_eta_of_zero_are_finite_for_any_logits(dtype, scale):
+def test_gradients_at_eta_zero_are_finite(dtype, scale):
     logits = (scale * torch.randn(6, 8, dtype=dtype)).requires_grad_()
     eta = torch.tensor([0.0, 0.0, 0.0, 0.3, 1e-30, 1 - 1e-7], dtype=dtype, requires_grad=True)
     contrastive_loss(logits, torch.arange(6), class_probability=eta).backward()
@@ -234,7 +234,7 @@ def test_gradients_into_weights_and_floor_equal_finite_differences(several_posit
     )
 
 
-def test_a_nan_logit_is_not_taken_for_the_floor():
+def test_a_nan_logit_is_not_the_floor():
     logits = torch.tensor([[1.0, math.nan, 0.0], [0.0, 1.0, 2.0]])
     for eta in (0.0, 0.1):
         losses = contrastive_loss(

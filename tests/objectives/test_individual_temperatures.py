@@ -155,7 +155,7 @@ def test_temperatures_settle_where_the_divergence_is_rho():
     assert loss.figures(anchors)["divergence"].item() == pytest.approx(0.6, abs=1e-5)
 
 
-def test_evaluation_is_at_the_initial_temperature_and_changes_nothing():
+def test_evaluation_is_at_the_initial_temperature():
     loss = IndividualTemperatures(temperature=0.25, rho=0.7, sentences=4, images=3).double()
     generator = torch.Generator().manual_seed(3)
     _, anchors = random_anchors(generator, [0, 1, 2])
@@ -172,7 +172,7 @@ def test_evaluation_is_at_the_initial_temperature_and_changes_nothing():
     assert all(torch.equal(value, before[name]) for name, value in loss.state_dict().items())
 
 
-def test_tables_come_from_the_training_set_or_the_checkpoint():
+def test_tables_of_training_set_or_checkpoint():
     trained = IndividualTemperatures()
     trained.prepare(7, 5)
     assert (trained.config()["sentences"], trained.config()["images"]) == (7, 5)

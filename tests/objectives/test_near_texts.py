@@ -91,7 +91,7 @@ def test_autocast_does_not_round_the_cosines(dtype):
     assert 40 < expected.sum() < 1600
 
 
-def test_a_threshold_that_takes_nearly_every_text_for_near_is_refused_before_training():
+def test_a_threshold_that_finds_nearly_everything_is_refused():
     alike = torch.ones(50, 8) + 0.01 * torch.randn(50, 8)
     alike[0] = torch.tensor([1.0, -1.0] * 4)
     with pytest.raises(ValueError, match=r"negatives would remain: .* takes 9\d% of the pairs of sentences"):

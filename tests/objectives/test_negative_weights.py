@@ -61,7 +61,7 @@ def test_remove_by_label_is_the_loop(anchors, candidates, normals):
             assert found[a, c] == (0.0 if is_removed else 1.0)
 
 
-def test_remove_by_label_takes_the_columns_of_its_findings_alone():
+def test_remove_by_label_reads_its_findings_alone():
     labels = torch.zeros(3, 14)
     labels[:2, CHEXPERT.index("Fracture")] = 1
     own = torch.tensor([0, 1, 2])
@@ -150,7 +150,7 @@ def test_hard_negatives_is_the_loop(anchors, candidates, beta, gamma2):
         assert found[a].tolist() == pytest.approx([i / mean for i in importance])
 
 
-def test_hard_negatives_are_safe_in_half_precision_and_detach():
+def test_hard_negatives_in_half_precision_and_detached():
     scores = torch.tensor([[100.0, 99.0, -100.0]], dtype=torch.float16, requires_grad=True)
     own = torch.tensor([0])
     weights = HardNegatives(beta=10.0)(own, logits=scores)

@@ -135,7 +135,7 @@ def test_the_correction_is_unbiased():
     assert abs(contrastive - exact) > 0.01
 
 
-def test_every_gradient_is_finite_and_the_floor_leaves_the_positive_alone():
+def test_gradients_are_finite_also_at_the_floor():
     logits = torch.tensor([[90.0, -3.0, 2.0], [-110.0, 30.0, -110.0], [5.0, 5.0, 5.0]], requires_grad=True)
     is_positive = torch.tensor([[True, False, False], [True, False, False], [True, True, True]])
     loss = sigmoid_loss(logits, is_positive, class_probability=0.3, least=-110.0, reduction="none")

@@ -72,7 +72,7 @@ def test_is_the_loop_in_both_directions(views, same_text, temperature):
     assert figures["positive_target"].item() == pytest.approx(expected, rel=1e-9)
 
 
-def test_a_temperature_towards_zero_is_infonce_and_a_high_one_spreads_evenly():
+def test_limits_of_low_and_high_temperature():
     regions, sentences, batch = make_batch(text_embedding=torch.randn(4, 3, dtype=torch.float64))
     batch["anchor"] = {"sentence_embedding": torch.randn(6, 3, dtype=torch.float64)}
     similarity = GlobalCosine().double()

@@ -141,7 +141,7 @@ def test_every_layout_of_cifar10_gives_the_same_arrays(layout, usual, is_inside,
     assert_are_the_batches(read_images("cifar10", str(tmp_path)))
 
 
-def test_the_image_column_of_parquet_files_may_have_its_other_name(tmp_path):
+def test_parquet_files_may_name_the_column_image(tmp_path):
     assert_are_the_batches(read_images("cifar10", str(write_parquet(tmp_path, "image"))))
 
 

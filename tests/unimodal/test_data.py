@@ -91,7 +91,7 @@ def test_the_subset_depends_on_its_seed_alone():
     assert counts(other) == counts(first) and as_set(other.chosen.train) != as_set(first.chosen.train)
 
 
-def test_the_subset_of_a_class_does_not_depend_on_the_other_classes():
+def test_subset_of_a_class_ignores_other_classes():
     few = module(fraction=0.2, classes=["6", "1", "8"])
     assert few.chosen.classes == ("1", "6", "8") and few.chosen.selected == ("6", "8")
     whole = module(fraction=0.2)
@@ -172,7 +172,7 @@ def test_views_are_those_of_seed_epoch_and_index():
     assert not torch.equal(found[0]["images"][0], found[0]["images"][1]), "views differ"
 
 
-def test_more_views_leave_the_first_ones_as_they_are():
+def test_more_views_leave_the_first_ones_alone():
     two, five = (batches(module(n_views=n_views))[0]["images"] for n_views in (2, 5))
     assert torch.equal(two, five[:2])
 
@@ -253,7 +253,7 @@ class SaveAt(Callback):
 
 
 @pytest.mark.filterwarnings("ignore:.*no `validation_step`", "ignore:.*LeafSpec")
-def test_a_run_that_is_resumed_in_an_epoch_sees_the_same_batches(tmp_path):
+def test_a_resumed_run_sees_the_same_batches(tmp_path):
     quiet: dict[str, Any] = {
         name: False
         for name in ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
@@ -286,7 +286,7 @@ def test_batches_for_a_gpu_are_in_pinned_memory(monkeypatch):
             assert loader.pin_memory == is_there
 
 
-def test_the_test_serves_every_image_once_as_it_is():
+def test_test_loader_serves_every_image_once():
     data = module(fraction=0.2, batch_size=97, stage="test")
     found = batches(data, "test")
     both = torch.cat([data.chosen.train, data.chosen.test])

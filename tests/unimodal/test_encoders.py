@@ -14,7 +14,7 @@ from medclip_dcl.unimodal.encoders import SmallConvNet, SmallImageEncoder, Small
 
 @pytest.mark.parametrize("depth", [18, 50])
 @torch.no_grad()
-def test_width_64_is_torchvisions_resnet_but_for_the_stem(depth):
+def test_width_64_is_torchvisions_resnet(depth):
     theirs = getattr(torchvision.models, f"resnet{depth}")(weights=None)
     theirs.conv1, theirs.maxpool = nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.Identity()
     theirs.fc = nn.Identity()
@@ -39,7 +39,7 @@ def test_the_initial_kernels_are_spread_as_torchvisions():
 
 
 @torch.no_grad()
-def test_the_small_network_is_three_convolutions_and_a_mean():
+def test_small_network_is_convolutions_and_a_mean():
     torch.manual_seed(0)
     encoder = SmallConvNet(width=3, channels=2).eval()
     state = {

@@ -185,7 +185,7 @@ def test_predictions_hold_the_accuracies(tested, results, features):
     ).all()
 
 
-def test_testing_again_gives_the_same_bytes_but_for_timings(tested, results, tmp_path):
+def test_testing_again_gives_the_same_results(tested, results, tmp_path):
     run = shutil.copytree(tested, tmp_path / "run")
     (run / "results_untrained.json").unlink()
     main(["test", "--config", str(run / "config.yaml"), "--run_folder", str(run), "--untrained", "false"])
@@ -199,7 +199,7 @@ def test_a_run_can_do_without_the_untrained_network(tmp_path):
     assert {x.name for x in (tmp_path / "run/checkpoints").iterdir()} == {"last.ckpt"}
 
 
-def test_reports_of_radiographs_name_a_run_of_images_alone(tested):
+def test_reports_refuse_a_run_of_images_alone(tested):
     with pytest.raises(SavedResultsError, match="is a run of images alone.*predictions/image_only.parquet"):
         render(tested)
     with pytest.raises(UserError, match="images alone and knows no text"):
@@ -250,7 +250,7 @@ def test_mistakes_end_with_one_line(more, evaluation, message, tmp_path, capsys)
     assert not run.exists()
 
 
-def test_a_run_without_an_objective_says_what_is_missing(tmp_path, capsys):
+def test_a_run_without_an_objective_says_so(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["fit", "--config", str(CONFIGS / "digits.yaml"), "--run_folder", str(tmp_path / "run")])
     assert (

@@ -74,7 +74,7 @@ def test_half_precision_means_do_not_overflow():
     assert class_means(embeddings, torch.zeros(9, dtype=torch.int64)).item() == embeddings[0].item()
 
 
-def test_with_means_of_one_norm_it_is_the_nearest_centroid():
+def test_means_of_one_norm_give_the_nearest_centroid():
     embeddings, labels = labelled([9, 4, 11, 6, 8], 3, spread=2.0)
     means = class_means(embeddings, labels)
     embeddings = embeddings + (torch.nn.functional.normalize(means) - means)[labels]
@@ -132,7 +132,7 @@ def test_average_over_all_tasks_equals_the_loop(loss, k, labels_are_uniform, mon
     assert found == pytest.approx(expected, rel=1e-6)
 
 
-def test_uniform_classes_are_the_default_and_all_classes_are_one_task():
+def test_defaults_are_uniform_classes():
     embeddings, labels = labelled([4, 3, 6, 2], 3)
     means = class_means(embeddings, labels)
     found = average_k_metrics(embeddings, labels, means, 2)
@@ -178,7 +178,7 @@ def synthetic(n_classes, n_points, dim, spread):
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_the_expectations_are_those_of_a_loop_over_points(loss):
+def test_expectations_are_a_loop_over_points(loss):
     classes = synthetic(2, 2, 3, 0.5)
     draws = [(c, i, classes.class_probability[c].item() / 2) for c in range(2) for i in range(2)]
     unsupervised = blocks = 0.0
@@ -212,7 +212,7 @@ def test_the_losses_bound_the_mean_classifiers(loss, seed, spread):
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_without_spread_in_a_class_lemma_4_3_is_an_equality(loss):
+def test_lemma_4_3_without_spread_is_an_equality(loss):
     classes = synthetic(5, 1, 3, 1.0)
     tau = (classes.class_probability**2).sum().item()
     expected = (1 - tau) * classes.supervised_loss(1, loss) + tau
@@ -220,7 +220,7 @@ def test_without_spread_in_a_class_lemma_4_3_is_an_equality(loss):
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_negatives_of_the_same_class_cost_at_least_one(loss):
+def test_negatives_of_one_class_cost_at_least_one(loss):
     # Section 4.2: the loss of a class against itself is at least 1 by Jensen, and more the wider the class.
     losses = []
     for spread in (0.0, 0.3, 1.0):

@@ -99,7 +99,7 @@ def views(images: int = 6) -> dict[str, Tensor]:
     }
 
 
-def test_a_loss_is_the_objectives_of_the_embeddings_of_all_views():
+def test_loss_is_the_objectives_of_all_views():
     one = model().double()
     batch = views()
     loss, figures = one._loss(batch)
@@ -108,7 +108,7 @@ def test_a_loss_is_the_objectives_of_the_embeddings_of_all_views():
     assert torch.equal(loss, expected) and figures["class_probability"] > 0
 
 
-def test_the_encoder_must_take_the_channels_of_the_images(tmp_path):
+def test_encoder_must_take_the_images_channels(tmp_path):
     colours = ImageOnlyModel(SmallConvNet(4, channels=3), true_eta())
     with pytest.raises(
         UserError, match=r"takes images of 3 channels, those of the data have 1; set .*channels: 1"
@@ -116,7 +116,7 @@ def test_the_encoder_must_take_the_channels_of_the_images(tmp_path):
         train(tmp_path, colours, data())
 
 
-def test_a_broken_loss_stops_the_run_and_names_the_images(tmp_path):
+def test_a_broken_loss_names_the_images(tmp_path):
     broken: Any = model()
     broken.network.projection[2].bias.data[0] = float("nan")
     with pytest.raises(NonFiniteError, match=r"the loss is not finite(.|\n)*  index: (\d+, ){39}\d+"):
@@ -154,7 +154,7 @@ def whole(tmp_path_factory) -> Path:
     return folder
 
 
-def test_a_run_killed_in_an_epoch_and_in_a_validation_ends_as_the_whole_one(whole, tmp_path):
+def test_killed_runs_end_as_the_whole_one(whole, tmp_path):
     stops = (
         Kill("on_train_batch_end", 0, 3),
         Kill("on_validation_batch_end", 1, 0),

@@ -126,6 +126,6 @@ def test_files_of_one_class_alone_are_refused(tmp_path):
         data(source="cifar10", folder=str(folder), batch_size=4)
 
 
-def test_a_batch_with_fewer_images_than_negatives_is_refused():
+def test_objectives_state_views_and_least_images():
     assert KNegatives(4).least_images == 5 and Blocks(2, 3).least_images == 4
     assert SimCLR(KnownClassProbability(), n_positives=2).n_views == 3

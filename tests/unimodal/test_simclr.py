@@ -152,7 +152,7 @@ def test_the_unbiased_loss_equals_the_double_loop(images, classes, gamma2):
         (3, "two of three", 1, torch.float32),
     ],
 )
-def test_value_and_gradient_of_the_unbiased_loss_equal_the_whole_matrix(images, class_id, block, dtype):
+def test_unbiased_value_and_gradient_equal_the_matrix(images, class_id, block, dtype):
     first, second = torch.randn(2, images, 7, dtype=dtype)
     known = {"many": labels_of(4, images), "one for all": torch.full((6,), 5)}
     labels = known.get(class_id, torch.tensor([3, 3, 8]))
@@ -252,7 +252,7 @@ def test_gradient_equals_finite_differences():
         assert torch.autograd.gradcheck(lambda x, o=options: simclr_loss(x[0], x[1], block=4, **o), (views,))
 
 
-def test_gradient_into_an_eta_of_zero_equals_the_finite_difference():
+def test_gradient_into_eta_zero_equals_the_difference():
     first, second = torch.randn(2, 4, 3, dtype=torch.float64)
     eta = torch.zeros(4, dtype=torch.float64, requires_grad=True)
     simclr_loss(first, second, class_probability=eta).backward()
@@ -286,7 +286,7 @@ def test_torch_func_and_second_derivatives():
     torch.testing.assert_close(hessian, twice)
 
 
-def test_several_blocks_refuse_torch_func_and_second_derivatives_in_a_line():
+def test_several_blocks_refuse_second_derivatives():
     first, second = torch.randn(2, 4, 3)
 
     def loss(x):
