@@ -173,6 +173,8 @@ def _own_column(own: OwnFields | None, name: str, keys: pd.Series) -> pd.Series:
     assert own is not None  # see `check_fields`
     missing = ~keys.isin(own.columns.index)
     column = own.columns[name].loc[keys[~missing]]
+    if is_integer_dtype(column) and len(column) and int(column.max()) > np.iinfo(np.int64).max:
+        raise UserError(f"data.fields {own.file}: {name!r} exceeds 64-bit integers; store it as float")
     with np.errstate(over="ignore"):  # what float32 cannot hold is not finite there
         values = column.to_numpy(np.float64, na_value=np.nan).astype(np.float32)
     bad = column.index[~np.isfinite(values)]
