@@ -71,12 +71,7 @@ class MappedRows:
     @cached_property
     def values(self) -> np.ndarray:
         """All rows; unless they are in memory, a map of the file."""
-        try:
-            return np.load(self.file, mmap_mode=None if self.in_memory else "r", allow_pickle=False)
-        except (OSError, ValueError) as error:
-            raise PreparedDataError(
-                f"{self.file} cannot be read ({error}); delete its folder and make it again: {MADE_BY}"
-            ) from error
+        return np.load(self.file, mmap_mode=None if self.in_memory else "r", allow_pickle=False)
 
     def __getitem__(self, rows: Sequence[int]) -> Tensor:
         return torch.from_numpy(self.values[np.asarray(rows, dtype=np.int64)])
@@ -89,9 +84,6 @@ class Features:
         prepared: the set.
         name: folder in its folder of features.
         in_memory: True reads those of the images at once.
-
-    Raises:
-        PreparedDataError: no such features, unfinished, damaged, or of another state of the set.
     """
 
     def __init__(self, prepared: PreparedSet, name: str, in_memory: bool = False) -> None:
@@ -103,27 +95,27 @@ class Features:
                 f"data.features: {prepared.folder} has no finished features named {name} (there: "
                 f"{', '.join(names) or 'none'}); make them: {MADE_BY}; or set data.features: null"
             )
+        self._images = MappedRows(self.folder / IMAGES_FILE, in_memory)
+        self._sentences = MappedRows(self.folder / SENTENCES_FILE)
         try:
             self.info = FeaturesInfo(**json.loads(file.read_text(encoding="utf-8")))
-        except (ValueError, TypeError) as error:
+            found = len(self._images.values), len(self._sentences.values)
+        except (OSError, ValueError, TypeError) as error:
             raise PreparedDataError(
-                f"{file} is damaged ({error}); delete its folder and make it again: {MADE_BY}"
+                f"{self.folder} is damaged ({error}); delete it and make it again: {MADE_BY}"
             ) from error
         if self.info.dataset != prepared.fingerprint:
             raise PreparedDataError(
                 f"{self.folder} was made of another content of {prepared.folder}, whose images or tables have changed "
                 f"since; delete it and make it again: {MADE_BY}"
             )
-        self._images = MappedRows(self.folder / IMAGES_FILE, in_memory)
-        self._sentences = MappedRows(self.folder / SENTENCES_FILE)
         self._row_of_image = _rows(prepared.table("images")["dicom_id"].tolist())
         self._row_of_sentence = _rows(prepared.table("sentences")["sentence_id"].tolist())
-        for rows, of in ((self._images, self._row_of_image), (self._sentences, self._row_of_sentence)):
-            if len(rows.values) != len(of):
-                raise PreparedDataError(
-                    f"{rows.file} has {len(rows.values)} rows for {len(of)} of the set; delete its folder and make it "
-                    f"again: {MADE_BY}"
-                )
+        if (expected := (len(self._row_of_image), len(self._row_of_sentence))) != found:
+            raise PreparedDataError(
+                f"{self.folder}: expected {expected} rows of images and sentences, found {found}; delete it and make "
+                f"it again: {MADE_BY}"
+            )
 
     def of_images(self, dicom_ids: Sequence[str]) -> Float[Tensor, "image channel region_row region_column"]:
         """Input of the image encoder's projection, in float16."""

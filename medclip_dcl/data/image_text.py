@@ -308,8 +308,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
     # Loaders
 
     def train_dataloader(self) -> DataLoader:
-        if self._train is None:
-            raise RuntimeError("call setup('fit') first")
+        assert self._train is not None
         sampler = EpochSampler(len(self._train), self.contrastive_batch, self.seed)
         own = self.contrastive_batch // sampler.num_replicas
         options = self._loader_options(own, self._train.collate)
@@ -337,8 +336,6 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         candidates are the same with and without boxes. Images of other splits that serve grounding are none of them.
         Validate: the images of validate patients whose report has a sentence.
         """
-        if stage not in ("validate", "test"):
-            raise ValueError(f'stage must be "validate" or "test", got {stage!r}')
         if stage not in self._evaluation:
             self._evaluation[stage] = self._evaluation_tables(stage)
         return self._evaluation[stage]

@@ -148,10 +148,9 @@ class ImagesDataModule(LinkedDataModule[Requirements], EpochDataModule, Generic[
             raise UserError(
                 f"data.crop_size {crop_size} must lie in [1, image_size = {image_size}], or be null"
             )
-        if not 0 <= brightness < 1:
-            raise UserError(f"data.brightness must lie in [0, 1), got {brightness}")
-        if not 0 <= contrast < 1:
-            raise UserError(f"data.contrast must lie in [0, 1), got {contrast}")
+        for name, value in (("brightness", brightness), ("contrast", contrast)):
+            if not 0 <= value < 1:
+                raise UserError(f"data.{name} must lie in [0, 1), got {value}")
         self.image_size, self.crop_size = image_size, crop_size
         self.crop = Crop(crop_size, brightness, contrast)
         self.num_workers, self.cache_images = num_workers, cache_images

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from medclip_dcl.common.distributed import rank_and_size
-from medclip_dcl.common.errors import UserError, check_choice
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import require_labelled
 from medclip_dcl.data.images import EvaluatedImages, ImageExamples, ImagesDataModule
 from medclip_dcl.data.link import LabelledData, LabelledRequirements
@@ -97,8 +97,6 @@ class LabelledDataModule(ImagesDataModule[LabelledRequirements]):
             *(num_workers, cache_images, predict_use, seed),
             usual_crop=lambda side: side,
         )
-        check_choice("data.uncertain", uncertain, MEANINGS)
-        check_choice("data.blank", blank, ("zeros", "ignore"))
         if not 0 < label_fraction <= 1:
             raise UserError(f"data.label_fraction must lie in (0, 1], got {label_fraction}")
         self.meaning = {"uncertain": MEANINGS[uncertain], "blank": MEANINGS[blank]}
@@ -209,9 +207,7 @@ class LabelledDataModule(ImagesDataModule[LabelledRequirements]):
         processes = rank_and_size()[1]
         if images >= self.batch_size:
             return self.batch_size
-        if images < processes:
-            raise UserError(f"{images} labelled training images cannot be shared by {processes} processes")
-        fewer = images // processes * processes
+        fewer = max(1, images // processes) * processes
         rank_zero_warn(
             f"data.batch_size {self.batch_size} is more than the {images} labelled training images: batches of {fewer}"
         )
@@ -220,8 +216,7 @@ class LabelledDataModule(ImagesDataModule[LabelledRequirements]):
     # Loaders
 
     def train_dataloader(self) -> DataLoader:
-        if self._train is None:
-            raise RuntimeError("call setup('fit') first")
+        assert self._train is not None
         sampler = EpochSampler(len(self._train.dicom_ids), self._batch_size, self.seed)
         dataset, options = self._examples("train", self._batch_size // sampler.num_replicas)
         return self.training_loader(dataset, sampler, drop_last=True, **options)
@@ -251,10 +246,8 @@ class LabelledDataModule(ImagesDataModule[LabelledRequirements]):
         images = self.prepared.table("images")
         if stage == "validate":
             images = images.query("use == 'validate'")
-        elif stage == "test":
-            images = images.query("official_split == 'test' and use in ('test', 'grounding')")
         else:
-            raise ValueError(f'stage must be "validate" or "test", got {stage!r}')
+            images = images.query("official_split == 'test' and use in ('test', 'grounding')")
         labelled = self._labelled(images)
         findings = [finding for finding in self.requirements.findings if finding in self.prepared.findings]
         if labelled.empty or not findings:

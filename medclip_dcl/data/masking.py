@@ -26,9 +26,6 @@ class Masking:
     Args:
         vocabulary: of a BERT, token -> id.
         probability: share of the tokens, in (0, 1).
-
-    Raises:
-        UserError: the vocabulary has no [MASK].
     """
 
     def __init__(self, vocabulary: Mapping[str, int], probability: float) -> None:

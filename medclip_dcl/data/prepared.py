@@ -74,15 +74,8 @@ _BY_MODEL = {"log_p": ("sentence scores", "scores"), "text_embedding": ("sentenc
 # Rows written at a time: 200 MB of BERT-base's embeddings.
 _EMBEDDING_ROWS = 65_536
 _SEAL = "medclip_dcl_seal"
-_INFO: dict[str, type] = {
-    "phantom": bool,
-    "source": str,
-    "options": dict,
-    "counts": dict,
-    "source_files": dict,
-    "digests": dict,
-}
-"""Types of the entries of dataset.json."""
+_INFO: dict[str, Any] = {"source": "", "options": {}, "counts": {}, "source_files": {}, "digests": {}}
+"""Entries of dataset.json where it has none."""
 
 
 class PreparedDataError(UserError):
@@ -157,14 +150,14 @@ def _balanced(cases: pd.DataFrame) -> pd.DataFrame:
 
 def _read_table(file: Path, table: str) -> pd.DataFrame:
     """A table of the prepared set, checked against `TABLES`; errors name the file."""
+    again = f"make it again: {_command_for(table)}"
     try:
         frame = pd.read_parquet(file)
-    except (pa.ArrowException, OSError) as error:
-        raise PreparedDataError(f"{file}: not readable as Parquet ({error}); make the set again") from error
-    try:
         check_table(frame, table)
+    except (pa.ArrowException, OSError) as error:
+        raise PreparedDataError(f"{file}: not readable as Parquet ({error}); {again}") from error
     except PreparedDataError as error:
-        raise PreparedDataError(f"{file}: {error}; make it again: {_command_for(table)}") from error
+        raise PreparedDataError(f"{file}: {error}; {again}") from error
     return frame
 
 
@@ -203,12 +196,6 @@ def report_embedding(sentences: TextEmbedding, reports: pd.DataFrame) -> ReportE
     from scipy.sparse import csr_matrix
 
     said = reports[["study_id", "sentence_id"]].drop_duplicates()
-    missing = ~said["sentence_id"].isin(sentences.sentence_id)
-    if missing.any():
-        raise PreparedDataError(
-            f"{int(missing.sum()):,} of {len(said):,} sentences of reports have no embedding (first: sentence_id "
-            f"{said.loc[missing, 'sentence_id'].iloc[0]})"
-        )
     studies, study = np.unique(said["study_id"].to_numpy(), return_inverse=True)
     column = np.searchsorted(sentences.sentence_id, said["sentence_id"].to_numpy())
     share = (1 / np.bincount(study, minlength=len(studies)))[study].astype(np.float32)
@@ -240,21 +227,17 @@ def _read_text_embedding(file: Path) -> TextEmbedding:
         table = pq.read_table(file, partitioning=None)
     except (pa.ArrowInvalid, OSError) as error:
         raise PreparedDataError(f"{file}: not readable as Parquet ({error}); {again}") from error
-    names, types = table.schema.names, table.schema.types
-    if (
-        names != ["sentence_id", "embedding"]
-        or types[0] != pa.int64()
-        or not pa.types.is_fixed_size_list(types[1])
-        or types[1].value_type != pa.float32()
-    ):
-        found = ", ".join(f"{name} ({kind})" for name, kind in zip(names, types, strict=True))
+    dim = getattr(table.schema.types[-1], "list_size", 0)
+    expected = {"sentence_id": pa.int64(), "embedding": pa.list_(pa.float32(), dim)}
+    if dict(zip(table.schema.names, table.schema.types, strict=True)) != expected:
+        found = str(table.schema.remove_metadata()).replace("\n", ", ")
         raise PreparedDataError(
-            f"{file}: expected sentence_id (int64), embedding (fixed-size list of float32), found {found}; {again}"
+            f"{file}: expected sentence_id: int64, embedding: list of float32 of a fixed size, found {found}; {again}"
         )
     ids = table["sentence_id"].to_numpy()
     if table["sentence_id"].null_count or table["embedding"].null_count or (np.diff(ids) <= 0).any():
         raise PreparedDataError(f"{file}: expected ascending sentence_id and no missing value; {again}")
-    embedding = np.empty((len(ids), types[1].list_size), dtype=np.float32)
+    embedding = np.empty((len(ids), dim), dtype=np.float32)
     start = 0
     for chunk in table["embedding"].chunks:
         embedding[start : start + len(chunk)] = (
@@ -271,7 +254,7 @@ def _read_text_embedding(file: Path) -> TextEmbedding:
 
 
 class PreparedSet:
-    """A prepared data set, opened for reading; `info` is its dataset.json, with every entry of `_INFO`."""
+    """A prepared data set, opened for reading; `info` is its dataset.json."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -286,19 +269,12 @@ class PreparedSet:
         again = "prepare the set again into a new folder"
         try:
             info = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise PreparedDataError(f"{file} is not JSON ({error}); {again}") from error
-        try:
             PREPARED_SET.check(info, str(file))
         except UserError as error:
             raise PreparedDataError(f"{error}; or {again}") from error
-        for name, kind in _INFO.items():
-            value = info.setdefault(name, None if name == "phantom" else kind())
-            if not isinstance(value, kind):
-                raise PreparedDataError(
-                    f"{file}, {name}: expected {kind.__name__}, found {str(value)[:60]!r}; {again}"
-                )
-        self.info: dict[str, Any] = info
+        except ValueError as error:
+            raise PreparedDataError(f"{file} is not JSON ({error}); {again}") from error
+        self.info: dict[str, Any] = {**_INFO, **info}
         self._tables: dict[str, pd.DataFrame] = {}
         self._sound: set[str] = set()
 
@@ -335,18 +311,14 @@ class PreparedSet:
     @property
     def is_phantom(self) -> bool:
         """True if the set comes from the digital phantom: no patient data, the truth is known."""
-        return bool(self.info["phantom"])
+        return self.info.get("phantom") is True
 
     def has(self, table: str) -> bool:
         """True if the table was written."""
         return (self.folder / f"{table}.parquet").is_file()
 
     def table(self, table: str) -> pd.DataFrame:
-        """One table of `TABLES`, read once; do not change it in place.
-
-        Raises:
-            PreparedDataError: it is missing or of another format; `table_checks.damage` names the others.
-        """
+        """One table of `TABLES`, read once and checked (`table_checks.damage`); do not change it in place."""
         if table not in self._sound:
             beside = [name for name in REFERENCES.get(table, ()) if name in TABLES and self.has(name)]
             problems = damage(table, {name: self.unchecked_table(name) for name in [*beside, table]})

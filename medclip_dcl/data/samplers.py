@@ -127,9 +127,7 @@ class EpochDataModule(LightningDataModule):
         return {"epoch": epochs.processed, "batch": 0 if is_between_epochs else batches.processed}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        self.first_epoch = state_dict["epoch"]
-        # Checkpoints from before this was kept are of an epoch's end.
-        self.first_batch = state_dict.get("batch", 0)
+        self.first_epoch, self.first_batch = state_dict["epoch"], state_dict["batch"]
 
     def teardown(self, stage: str) -> None:
         """Start the next fit from the beginning."""

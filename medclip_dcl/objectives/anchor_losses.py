@@ -84,11 +84,7 @@ class AnchorLoss(nn.Module):
         negative_weights: NegativeWeights | None,
         image_to_text: float,
     ) -> None:
-        """Refuse options of the objective that this loss would ignore.
-
-        Raises:
-            UserError: names the option and the value to set.
-        """
+        """Refuse options of the objective that this loss would ignore."""
         is_zero = isinstance(class_probability, ConstantClassProbability) and not class_probability.eta
         refused = {
             "class_probability: null": not (self.uses_class_probability or is_zero),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from medclip_dcl.objectives.contrastive import checked
 USUAL_MEDIAN = (1e-4, 0.5)
 """Usual range of the median eta; below it the loss is close to InfoNCE, above it most anchors are at the floor."""
 
-SHARES = ("rho", "sentence_share", "lowest_rho", "highest_rho")
+Share = Literal["rho", "sentence_share", "lowest_rho", "highest_rho"]
 """Fields that hold a known class probability."""
 
 
@@ -98,7 +98,7 @@ class ConstantClassProbability(ClassProbability):
         max_eta: cap of eta; exceeding it gives a warning.
 
     Raises:
-        ValueError: eta outside [0, 1).
+        UserError: eta outside [0, 1).
     """
 
     def __init__(self, eta: float = 0.0, max_eta: float = 0.3) -> None:
@@ -183,11 +183,11 @@ class KnownClassProbability(ClassProbability):
     def __init__(
         self,
         table: Mapping[int, float] | Sequence[float] | None = None,
-        share: Literal["rho", "sentence_share", "lowest_rho", "highest_rho"] = "rho",
+        share: Share = "rho",
         max_eta: float = 0.3,
     ) -> None:
         super().__init__(max_eta)
-        check_choice("class_probability.share", share, SHARES)
+        check_choice("class_probability.share", share, get_args(Share))
         self.share = share
         self.table: dict[int, float] | None = None
         if table is None:
@@ -205,8 +205,6 @@ class KnownClassProbability(ClassProbability):
     def forward(self, **fields: Shaped[Tensor, "anchor"]) -> Float[Tensor, "anchor"]:
         """Eta of anchors of these classes (`class_id`, with a table) or with these shares (under their name)."""
         (name,) = self.requires
-        if name not in fields:
-            raise ValueError(f"KnownClassProbability needs the field {name}")
         shares = fields[name] if self.table is None else self._looked_up(fields[name], self.table)
         is_wrong = ~((shares >= 0) & (shares <= 1))
         error = UserError("known class probabilities must lie in [0, 1] and not be NaN")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -18,41 +18,8 @@ from medclip_dcl.objectives.contrastive import contrastive_loss, contrastive_sta
 from medclip_dcl.objectives.near_texts import NearTexts
 from medclip_dcl.objectives.negative_weights import NegativeWeights
 
-SAME_TEXT = ("negative", "positive", "ignore")
+SameText = Literal["negative", "positive", "ignore"]
 """Policies for a candidate that is known to fit: it shares the study or a sentence of the batch with the anchor."""
-
-
-class Pairing(NamedTuple):
-    """Positives and negatives of each anchor among the candidates; a candidate may be neither."""
-
-    is_positive: Bool[Tensor, "anchor candidate"]
-    is_negative: Bool[Tensor, "anchor candidate"]
-
-
-def known_to_fit(
-    image_of_sentence: Int[Tensor, "sentence"],
-    sentence_id: Int[Tensor, "sentence"],
-    study_of_image: Int[Tensor, "image"],
-) -> Bool[Tensor, "sentence image"]:
-    """Images that a sentence of the batch is known to fit: of its own study, or with the same sentence in the batch.
-
-    Args:
-        image_of_sentence: number of each sentence's image.
-        sentence_id: equal for equal texts.
-        study_of_image: study of each image, by its number.
-    """
-    numbers = torch.arange(len(study_of_image), device=sentence_id.device)
-    # Sentences with the same text of each image, counted: `unique` would read how many texts there are.
-    is_same_text = (sentence_id[:, None] == sentence_id).float()
-    says = is_same_text @ (image_of_sentence[:, None] == numbers).float() > 0
-    return says | (study_of_image[image_of_sentence][:, None] == study_of_image)
-
-
-def with_known(pairing: Pairing, is_known: Bool[Tensor, "anchor candidate"], same_text: str) -> Pairing:
-    """Treat known fits as further positives (same_text "positive") or as neither ("ignore")."""
-    is_positive = pairing.is_positive | is_known if same_text == "positive" else pairing.is_positive
-    return Pairing(is_positive, pairing.is_negative & ~is_known)
-
 
 # Draws of images as anchors are not those of sentences: no batch has so many images.
 _IMAGE_KEY = 2**31
@@ -71,36 +38,64 @@ _THIS_PROCESS = _Processes(lambda rows: rows, lambda count, device: 0, torch.mea
 
 
 class _Batch(NamedTuple):
-    """A batch with images numbered across processes; candidates are their views."""
+    """A batch with images numbered across processes; "own" rows are those of this process."""
 
-    regions: Tensor
-    """(view, region, dim) of this process."""
-    sentences: Tensor
-    """(distinct, dim) of this process."""
-    row_of_sentence: Tensor
-    """(sentence,): the row of `sentences` of each sentence of this process."""
-    candidates: Tensor
-    """(candidate, region, dim) of all processes."""
-    image_of_sentence: Tensor
-    image_of_candidate: Tensor
-    is_first_view: Tensor
-    """(candidate,)"""
-    study_of_image: Tensor
-    """(image,) of all processes."""
-    sentence_id: Tensor
-    """(sentence,) of this process."""
-    image_key: Tensor | None
-    """(image,) of this process, or None."""
-    of_images: dict[str, Tensor]
-    """Candidates' fields, (image, ...) of all processes."""
-    of_sentences: dict[str, Tensor]
-    """Anchors' fields, (sentence, ...) of this process."""
-    first_image: int
-    """Number of this process's first image."""
-    own_images: int
-    """Number of images of this process."""
+    regions: Float[Tensor, "own_view region dim"]
+    sentences: Float[Tensor, "own_distinct dim"]
+    row_of_sentence: Int[Tensor, "own_sentence"]
+    """Row of `sentences` of each sentence."""
+    views: Float[Tensor, "view region dim"]
+    image_of_sentence: Int[Tensor, "own_sentence"]
+    image_of_view: Int[Tensor, "view"]
+    is_first_view: Bool[Tensor, "view"]
+    study_of_image: Int[Tensor, "image"]
+    sentence_id: Int[Tensor, "own_sentence"]
+    image_key: Int[Tensor, "own_image"] | None
+    of_images: Mapping[str, Tensor]
+    """Candidates' fields, (image, ...)."""
+    of_sentences: Mapping[str, Tensor]
+    """Anchors' fields, (own_sentence, ...)."""
+    numbers: Int[Tensor, "own_image"]
+    """Numbers of the own images."""
     is_plain: bool
-    """One view of each image: candidate n is image n."""
+    """One view of each image: view n is image n."""
+
+
+class _Rows(NamedTuple):
+    """Anchors or candidates of one direction: sentences, or views of images."""
+
+    image: Int[Tensor, "row"]
+    """Number of each row's image."""
+    of_sentences: Mapping[str, Tensor] | None = None
+    """Fields of sentences, (row, ...); None for images."""
+
+    def fields(
+        self, part: NegativeWeights | AnchorLoss, of_images: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Fields that a part requires: of each row's image, and of the sentence itself."""
+        found = {name: of_images[name][self.image] for name in part.candidate_requires}
+        if self.of_sentences is not None:
+            found |= {name: self.of_sentences[name] for name in part.anchor_requires}
+        return found
+
+
+class _Direction(NamedTuple):
+    """Anchors and candidates: sentences and all views, or images and all sentences."""
+
+    logits: Float[Tensor, "anchor candidate"]
+    anchors: _Rows
+    candidates: _Rows
+    class_probability: float | Float[Tensor, "anchor"]
+    keys: Int[Tensor, "anchor"] | None
+    """Identity of each anchor in all batches."""
+    draws: Int[Tensor, "anchor 2"]
+    """Keys of each anchor's random draws."""
+    known: Bool[Tensor, "anchor candidate"] | None
+    """Candidates that are known to fit; None where these are negatives."""
+    may_be_negative: Bool[Tensor, "anchor candidate"] | None = None
+    """None: every candidate."""
+    positives: Int[Tensor, "anchor"] | None = None
+    """Column of the positive where each anchor has one."""
 
 
 class InBatchObjective(nn.Module):
@@ -120,9 +115,6 @@ class InBatchObjective(nn.Module):
         loss: of each anchor; None for the debiased contrastive loss.
         near_texts: finds further images that are known to fit, by the similarity of texts; `same_text` must then be
             "positive" or "ignore".
-
-    Raises:
-        ValueError: an unknown `same_text`, or one that ignores `near_texts`; an option that `loss` does not use.
     """
 
     def __init__(
@@ -130,12 +122,12 @@ class InBatchObjective(nn.Module):
         class_probability: ClassProbability | None = None,
         negative_weights: NegativeWeights | None = None,
         image_to_text: float = 0.0,
-        same_text: Literal["negative", "positive", "ignore"] = "negative",
+        same_text: SameText = "negative",
         loss: AnchorLoss | None = None,
         near_texts: NearTexts | None = None,
     ) -> None:
         super().__init__()
-        check_choice("model.same_text", same_text, SAME_TEXT)
+        check_choice("model.same_text", same_text, get_args(SameText))
         if near_texts is not None and same_text == "negative":
             raise UserError(
                 "model: near_texts finds images that fit, and same_text: negative makes negatives of them; set "
@@ -166,30 +158,18 @@ class InBatchObjective(nn.Module):
         return [part for part in parts if part is not None]
 
     def check(self, of_images: Mapping[str, Tensor]) -> None:
-        """Check the training images' fields, (image, ...), before training.
-
-        Raises:
-            ValueError: with them nothing would be trained.
-        """
+        """Refuse fields of the training images, (image, ...), with which nothing would be trained."""
         for part in self._parts_of_pairs:
             if not isinstance(part, NearTexts) or part.candidate_requires:
                 part.check(of_images)
 
     def check_sentences(self, of_sentences: Mapping[str, Tensor]) -> None:
-        """Check fields of the training reports' sentences, (sentence, ...), before training.
-
-        Raises:
-            ValueError: with them nothing would be trained.
-        """
+        """Refuse fields of the training reports' sentences, (sentence, ...), likewise."""
         if self.near_texts is not None and self.near_texts.anchor_requires:
             self.near_texts.check(of_sentences)
 
     def check_similarity(self, similarity: Similarity) -> None:
-        """Check that the loss uses what the similarity learns.
-
-        Raises:
-            UserError: it does not.
-        """
+        """Refuse a similarity that learns what the loss does not use."""
         if self.loss is not None and not self.loss.uses_gamma and similarity.log_gamma2.requires_grad:
             raise UserError(
                 f"model.loss: {type(self.loss).__name__} has temperatures of its own, gamma^2 has no gradient; set "
@@ -226,147 +206,137 @@ class InBatchObjective(nn.Module):
             eta = self.class_probability(
                 **{name: whole.of_sentences[name] for name in self.class_probability.requires}
             )
-            logits = similarity(whole.candidates, whole.sentences)[whole.row_of_sentence]
-            loss, figures = self._of_sentences(logits, similarity, whole, eta, processes, step)
+            known = None if self.same_text == "negative" else self._known(whole, processes)
+            logits = similarity(whole.views, whole.sentences)[whole.row_of_sentence]
+            of_sentences = self._from_sentences(logits, whole, eta, known, processes)
+            loss, figures = self._loss_of(of_sentences, whole, similarity.gamma2, processes, step)
             if self.image_to_text:
-                of_images = self._of_images(logits, similarity, whole, eta, processes, step)
-                loss = (1 - self.image_to_text) * loss + self.image_to_text * of_images
+                of_images = self._from_images(logits, similarity, whole, eta, known, processes)
+                other, _ = self._loss_of(of_images, whole, similarity.gamma2, processes, step)
+                loss = (1 - self.image_to_text) * loss + self.image_to_text * other
         figures["capped"] = torch.as_tensor(self.class_probability.share_capped)
         return loss, figures
 
-    def _of_sentences(
+    def _from_sentences(
         self,
         logits: Tensor,
-        similarity: Similarity,
         whole: _Batch,
         eta: float | Tensor,
+        known: Tensor | None,
         processes: _Processes,
-        step: int,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        is_own = whole.image_of_sentence[:, None] == whole.image_of_candidate
-        # Further views of other images are not negatives: N is the same for any number of views (DCL, section 5.1,
-        # fixes N and varies M).
-        pairing = Pairing(is_own, ~is_own & whole.is_first_view)
+    ) -> _Direction:
+        """This process's sentences and the views of all processes' images."""
+        may_be_negative = None
         if not whole.is_plain:
-            # A further view may be another image of the study: as a candidate of its own it is not a negative.
+            # Further views of other images are not negatives: N is the same for any number of views (DCL, section 5.1,
+            # fixes N and varies M). A further view may be another image of the study, which is not one either.
             study = whole.study_of_image[whole.image_of_sentence]
-            is_same_study = study[:, None] == whole.study_of_image[whole.image_of_candidate]
-            pairing = Pairing(pairing.is_positive, pairing.is_negative & ~is_same_study)
-        if self.same_text != "negative":
-            known = self._known(whole, processes)[0][:, whole.image_of_candidate]
-            pairing = with_known(pairing, known, self.same_text)
-        weights = None
-        if self.negative_weights is not None:
-            weights = self._pair_weights(
-                whole, whole.image_of_sentence, whole.of_sentences, whole.image_of_candidate, logits
-            )
-            keys = torch.stack([whole.sentence_id, whole.image_of_sentence], dim=1)
-            weights = self.negative_weights.finished(weights, pairing.is_negative, keys, step)
-        elif not whole.is_plain or self.same_text == "ignore":
-            weights = pairing.is_negative.to(logits.dtype)
-        if self.loss is not None:
-            anchors = Anchors(
-                logits,
-                *pairing,
-                weights=pairing.is_negative.to(logits.dtype) if weights is None else weights,
-                class_probability=eta,
-                gamma2=similarity.gamma2,
-                keys=whole.sentence_id,
-                is_of_sentences=True,
-                of_anchors=_fields_of_sentences(
-                    self.loss, whole, whole.image_of_sentence, whole.of_sentences
-                ),
-                of_candidates=_fields_of_images(self.loss, whole, whole.image_of_candidate),
-            )
-            losses = self.loss(anchors)
-            return processes.mean(losses), _figures_of_loss(self.loss, anchors)
-        is_one_positive = whole.is_plain and self.same_text != "positive"
-        arguments: dict[str, Any] = {
-            "positives": whole.image_of_sentence if is_one_positive else pairing.is_positive,
-            "class_probability": eta,
-            "floor": -similarity.gamma2,
-            "weights": weights,
-        }
-        losses = contrastive_loss(logits, reduction="none", **arguments)
-        return processes.mean(losses), _figures(logits, pairing, arguments)
+            is_same_study = study[:, None] == whole.study_of_image[whole.image_of_view]
+            may_be_negative = whole.is_first_view & ~is_same_study
+        if known is not None:
+            first = processes.offset(len(whole.sentence_id), known.device)
+            known = known[first : first + len(whole.sentence_id)][:, whole.image_of_view]
+        return _Direction(
+            logits,
+            anchors=_Rows(whole.image_of_sentence, whole.of_sentences),
+            candidates=_Rows(whole.image_of_view),
+            class_probability=eta,
+            keys=whole.sentence_id,
+            draws=torch.stack([whole.sentence_id, whole.image_of_sentence], dim=1),
+            known=known,
+            may_be_negative=may_be_negative,
+            positives=whole.image_of_sentence if whole.is_plain else None,
+        )
 
-    def _of_images(
+    def _from_images(
         self,
         logits: Tensor,
         similarity: Similarity,
         whole: _Batch,
         eta: float | Tensor,
+        known: Tensor | None,
         processes: _Processes,
-        step: int,
-    ) -> Tensor:
-        """Loss with this process's images (their first views) as anchors and all sentences as candidates."""
-        if whole.candidates is whole.regions:
-            logits = logits[:, : whole.own_images].T
+    ) -> _Direction:
+        """First views of this process's images and the sentences of all processes."""
+        count = len(whole.numbers)
+        if whole.views is whole.regions:
+            logits = logits[:, :count].T
         else:
             rows = whole.row_of_sentence + processes.offset(len(whole.sentences), logits.device)
-            all_logits = similarity(whole.regions[: whole.own_images], processes.gather(whole.sentences))
+            all_logits = similarity(whole.regions[:count], processes.gather(whole.sentences))
             logits = all_logits[processes.gather(rows)].T
         if logits.requires_grad:
             # In the layout of the logits: gamma^2's gradient is summed in one order, whatever the loss's operations.
             logits.register_hook(lambda gradient: gradient.T.contiguous().T)
-        numbers = whole.first_image + torch.arange(whole.own_images, device=logits.device)
-        image_of_all = processes.gather(whole.image_of_sentence)
-        is_own = numbers[:, None] == image_of_all
-        pairing = Pairing(is_own, ~is_own)
-        if self.same_text != "negative":
-            pairing = with_known(pairing, self._known(whole, processes)[1][:, numbers].T, self.same_text)
-        weights = None
+        if isinstance(eta, Tensor):
+            of_image = (whole.numbers[:, None] == whole.image_of_sentence).to(eta.dtype)
+            eta = (of_image * eta).sum(1) / of_image.sum(1)
         names = dict.fromkeys(name for part in self._parts_of_pairs for name in part.anchor_requires)
         of_all = {name: processes.gather(whole.of_sentences[name]) for name in names}
+        return _Direction(
+            logits,
+            anchors=_Rows(whole.numbers),
+            candidates=_Rows(processes.gather(whole.image_of_sentence), of_all),
+            class_probability=eta,
+            keys=whole.image_key,
+            draws=torch.stack([whole.numbers, torch.full_like(whole.numbers, _IMAGE_KEY)], dim=1),
+            known=None if known is None else known[:, whole.numbers].T,
+        )
+
+    def _loss_of(
+        self, pairs: _Direction, whole: _Batch, gamma2: Tensor, processes: _Processes, step: int
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Mean loss of the anchors of all processes; figures of sentences as anchors."""
+        is_positive = pairs.anchors.image[:, None] == pairs.candidates.image
+        is_negative = ~is_positive
+        if pairs.may_be_negative is not None:
+            is_negative &= pairs.may_be_negative
+        if pairs.known is not None:
+            is_negative &= ~pairs.known
+            if self.same_text == "positive":
+                is_positive |= pairs.known
+        weights = None
         if self.negative_weights is not None:
-            # The weight of a pair is the same in both directions.
-            weights = self._pair_weights(whole, image_of_all, of_all, numbers, logits.T).T
-            keys = torch.stack([numbers, torch.full_like(numbers, _IMAGE_KEY)], dim=1)
-            weights = self.negative_weights.finished(weights, pairing.is_negative, keys, step)
-        elif self.same_text == "ignore":
-            weights = pairing.is_negative.to(logits.dtype)
-        if isinstance(eta, Tensor):
-            of_image = (numbers[:, None] == whole.image_of_sentence).to(eta.dtype)
-            eta = (of_image * eta).sum(1) / of_image.sum(1)
+            weights = self._weights(self.negative_weights, pairs, whole)
+            weights = self.negative_weights.finished(weights, is_negative, pairs.draws, step)
+        elif pairs.may_be_negative is not None or self.same_text == "ignore":
+            weights = is_negative.to(pairs.logits.dtype)
+        is_of_sentences = pairs.anchors.of_sentences is not None
         if self.loss is not None:
             anchors = Anchors(
-                logits,
-                *pairing,
-                weights=pairing.is_negative.to(logits.dtype) if weights is None else weights,
-                class_probability=eta,
-                gamma2=similarity.gamma2,
-                keys=whole.image_key,
-                is_of_sentences=False,
-                of_anchors=_fields_of_images(self.loss, whole, numbers),
-                of_candidates=_fields_of_sentences(self.loss, whole, image_of_all, of_all),
+                pairs.logits,
+                is_positive,
+                is_negative,
+                weights=is_negative.to(pairs.logits.dtype) if weights is None else weights,
+                class_probability=pairs.class_probability,
+                gamma2=gamma2,
+                keys=pairs.keys,
+                is_of_sentences=is_of_sentences,
+                of_anchors=pairs.anchors.fields(self.loss, whole.of_images),
+                of_candidates=pairs.candidates.fields(self.loss, whole.of_images),
             )
-            return processes.mean(self.loss(anchors))
-        losses = contrastive_loss(
-            logits,
-            pairing.is_positive,
-            class_probability=eta,
-            floor=-similarity.gamma2,
-            weights=weights,
-            reduction="none",
-        )
-        return processes.mean(losses)
+            mean = processes.mean(self.loss(anchors))
+            return mean, _figures_of_loss(self.loss, anchors) if is_of_sentences else {}
+        has_one = pairs.positives is not None and self.same_text != "positive"
+        arguments: dict[str, Any] = {
+            "positives": pairs.positives if has_one else is_positive,
+            "class_probability": pairs.class_probability,
+            "floor": -gamma2,
+            "weights": weights,
+        }
+        mean = processes.mean(contrastive_loss(pairs.logits, reduction="none", **arguments))
+        return mean, _figures(pairs.logits, is_negative, arguments) if is_of_sentences else {}
 
-    def _pair_weights(
-        self,
-        whole: _Batch,
-        image_of_sentence: Tensor,
-        of_sentences: Mapping[str, Tensor],
-        image_of_candidate: Tensor,
-        logits: Tensor,
-    ) -> Tensor:
-        """Weights (sentence, candidate) of pairs of sentences and images, given by the images' numbers."""
-        rule = self.negative_weights
-        assert rule is not None
-        anchor = _fields_of_sentences(rule, whole, image_of_sentence, of_sentences)
-        return rule.pair_weights(anchor, _fields_of_images(rule, whole, image_of_candidate), logits)
+    @staticmethod
+    def _weights(rule: NegativeWeights, pairs: _Direction, whole: _Batch) -> Tensor:
+        """Weight of each pair, the same in both directions."""
+        anchors, candidates = (x.fields(rule, whole.of_images) for x in (pairs.anchors, pairs.candidates))
+        if pairs.anchors.of_sentences is not None:
+            return rule.pair_weights(anchors, candidates, pairs.logits)
+        return rule.pair_weights(candidates, anchors, pairs.logits.T).T
 
-    def _known(self, whole: _Batch, processes: _Processes) -> tuple[Tensor, Tensor]:
-        """Images that this process's sentences are known to fit, and the same for the sentences of all processes."""
+    def _known(self, whole: _Batch, processes: _Processes) -> Bool[Tensor, "sentence image"]:
+        """Images that the sentences of all processes are known to fit."""
         image_of_all = processes.gather(whole.image_of_sentence)
         known = known_to_fit(image_of_all, processes.gather(whole.sentence_id), whole.study_of_image)
         if self.near_texts is not None:
@@ -374,8 +344,26 @@ class InBatchObjective(nn.Module):
                 name: processes.gather(whole.of_sentences[name]) for name in self.near_texts.anchor_requires
             }
             known |= self.near_texts(image_of_all, len(whole.study_of_image), fields, whole.of_images)
-        first = processes.offset(len(whole.sentence_id), known.device)
-        return known[first : first + len(whole.sentence_id)], known
+        return known
+
+
+def known_to_fit(
+    image_of_sentence: Int[Tensor, "sentence"],
+    sentence_id: Int[Tensor, "sentence"],
+    study_of_image: Int[Tensor, "image"],
+) -> Bool[Tensor, "sentence image"]:
+    """Images that a sentence of the batch is known to fit: of its own study, or with the same sentence in the batch.
+
+    Args:
+        image_of_sentence: number of each sentence's image.
+        sentence_id: equal for equal texts.
+        study_of_image: study of each image, by its number.
+    """
+    numbers = torch.arange(len(study_of_image), device=sentence_id.device)
+    # Sentences with the same text of each image, counted: `unique` would read how many texts there are.
+    is_same_text = (sentence_id[:, None] == sentence_id).float()
+    says = is_same_text @ (image_of_sentence[:, None] == numbers).float() > 0
+    return says | (study_of_image[image_of_sentence][:, None] == study_of_image)
 
 
 def _through_processes(
@@ -386,57 +374,34 @@ def _through_processes(
     first_image = processes.offset(own_images, regions.device)
     is_first_view = torch.arange(len(regions), device=regions.device) < own_images
     views = processes.gather(torch.stack([batch["view_of"] + first_image, is_first_view.long()], dim=1))
+    each = torch.arange(len(batch["sentence_id"]), device=sentences.device)
     return _Batch(
         regions=regions,
         sentences=sentences,
-        row_of_sentence=batch.get(
-            "row_of_sentence", torch.arange(len(batch["sentence_id"]), device=sentences.device)
-        ),
-        candidates=processes.gather(regions),
+        row_of_sentence=batch.get("row_of_sentence", each),
+        views=processes.gather(regions),
         image_of_sentence=batch["image_index"] + first_image,
-        image_of_candidate=views[:, 0],
+        image_of_view=views[:, 0],
         is_first_view=views[:, 1] == 1,
         study_of_image=processes.gather(batch["study_id"]),
         sentence_id=batch["sentence_id"],
         image_key=batch.get("image_key"),
         of_images={name: processes.gather(field) for name, field in batch["candidate"].items()},
-        of_sentences=dict(batch["anchor"]),
-        first_image=first_image,
-        own_images=own_images,
+        of_sentences=batch["anchor"],
+        numbers=first_image + torch.arange(own_images, device=regions.device),
         is_plain=len(regions) == own_images,
     )
 
 
-def _fields_of_images(part: NegativeWeights | AnchorLoss, whole: _Batch, images: Tensor) -> dict[str, Tensor]:
-    """Fields of images, given by their numbers, that a part of the objective requires."""
-    return {name: whole.of_images[name][images] for name in part.candidate_requires}
-
-
-def _fields_of_sentences(
-    part: NegativeWeights | AnchorLoss,
-    whole: _Batch,
-    image_of_sentence: Tensor,
-    of_sentences: Mapping[str, Tensor],
-) -> dict[str, Tensor]:
-    """Fields that a part of the objective requires of sentences and, under the images' names, of their own images."""
-    own = {name: of_sentences[name] for name in part.anchor_requires}
-    return {**_fields_of_images(part, whole, image_of_sentence), **own}
-
-
 @torch.no_grad()
-def _figures(logits: Tensor, pairing: Pairing, arguments: Mapping[str, Any]) -> dict[str, Tensor]:
+def _figures(logits: Tensor, is_negative: Tensor, arguments: Mapping[str, Any]) -> dict[str, Tensor]:
     """Share of anchors at the floor, mean eta, mean false-negative mass and mean weight of a negative."""
     statistics = contrastive_statistics(logits, **arguments)
-    figures = {
-        "at_floor": statistics.at_floor,
-        "class_probability": statistics.class_probability,
-        "false_negative_mass": statistics.false_negative_mass,
-        "weight": logits.new_ones(()),
-    }
+    weight = logits.new_ones(())
     if arguments["weights"] is not None:
-        count = pairing.is_negative.sum().clamp(min=1)
-        figures["weight"] = arguments["weights"].masked_fill(~pairing.is_negative, 0.0).sum() / count
-    return figures
+        count = is_negative.sum().clamp(min=1)
+        weight = arguments["weights"].masked_fill(~is_negative, 0.0).sum() / count
+    return {**statistics._asdict(), "weight": weight}
 
 
 @torch.no_grad()

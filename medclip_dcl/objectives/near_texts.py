@@ -11,10 +11,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from medclip_dcl.common.errors import UserError, check_choice
-from medclip_dcl.objectives.negative_weights import cosines, cosines_of_pairs
-
-COMPARED = ("sentences", "reports")
-"""Texts whose embeddings are compared."""
+from medclip_dcl.objectives.negative_weights import cosines, share_above
 
 # Shares of the pairs of texts above which a threshold is refused, and warned of: an image has several sentences, and is
 # near if one of them is.
@@ -32,13 +29,6 @@ class NearTexts(nn.Module):
             a normalisation; `data_prep.text_similarity` prints what a threshold finds in a data set (0.95: choice).
         compare: "sentences": the sentence with each sentence of the other image that is in the batch, as `same_text`
             does for equal ones (choice). "reports": the sentence's own report with that of the other image (FaNe).
-
-    Attributes:
-        anchor_requires: names of the sentences' fields that it needs.
-        candidate_requires: names of the images' fields that it needs.
-
-    Raises:
-        UserError: a threshold outside [-1, 1], an unknown `compare`.
     """
 
     def __init__(
@@ -47,7 +37,7 @@ class NearTexts(nn.Module):
         super().__init__()
         if not -1 <= threshold <= 1:
             raise UserError(f"near_texts: threshold must be a cosine in [-1, 1], got {threshold}")
-        check_choice("near_texts.compare", compare, COMPARED)
+        check_choice("near_texts.compare", compare, ("sentences", "reports"))
         self.threshold, self.compare = threshold, compare
         is_of_sentences = compare == "sentences"
         self.anchor_requires = ("sentence_embedding",) if is_of_sentences else ()
@@ -59,16 +49,13 @@ class NearTexts(nn.Module):
 
     def check(self, fields: Mapping[str, Tensor]) -> None:
         """Estimate the share of pairs of training texts above the threshold: more than 1 in 10 is a warning.
+        More than 9 in 10 are an error: hardly any negative would be left.
 
         Args:
             fields: (text, ...) the required field of training sentences or images.
-
-        Raises:
-            UserError: more than 9 in 10 are, so that hardly any negative would be left.
         """
         name = (*self.anchor_requires, *self.candidate_requires)[0]
-        found = cosines_of_pairs(fields[name])
-        share = (found > self.threshold).float().mean().item() if len(found) else 0.0
+        share = share_above(self.threshold, fields[name])
         message = (
             f"near_texts: threshold {self.threshold} takes {share:.0%} of the pairs of {self.compare} for near; choose "
             "a higher one by: python -m data_prep.text_similarity --data SET"
@@ -85,14 +72,7 @@ class NearTexts(nn.Module):
         of_sentences: Mapping[str, Tensor],
         of_images: Mapping[str, Tensor],
     ) -> Bool[Tensor, "sentence image"]:
-        """Images whose text is near to a sentence's, its own among them.
-
-        Args:
-            image_of_sentence: number of each sentence's image.
-            images: their number.
-            of_sentences: (sentence, ...) the required fields.
-            of_images: (image, ...) the required fields.
-        """
+        """Images whose text is near to a sentence's, its own among them; `images` is their number."""
         if self.compare == "reports":
             reports = of_images["text_embedding"]
             return (cosines(reports, reports) > self.threshold)[image_of_sentence]

@@ -25,6 +25,9 @@ Fields = Mapping[str, Tensor]
 Weights = Float[Tensor, "anchor candidate"]
 
 _ROUNDING = 1e-6
+# Constants of splitmix64 (Steele, Lea & Flood, OOPSLA 2014) as signed numbers.
+_STEP = 0x9E3779B97F4A7C15 - 2**64
+_FACTORS = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
 # Pairs of texts of which the share above a threshold is estimated.
 _PAIRS = 10_000
 
@@ -101,14 +104,7 @@ class NegativeWeights(nn.Module):
             keys: integers, at least 0, that seed an anchor's random draw together with `step`; None: its position.
             step: of training.
             **fields: the required fields, (anchor, ...) or (candidate, ...).
-
-        Raises:
-            ValueError: a field is missing or not one that the rule takes.
         """
-        if set(fields) != set(self.requires):
-            raise ValueError(
-                f"{type(self).__name__} takes the fields {sorted(self.requires)}, got {sorted(fields)}"
-            )
         own = {name: fields[name][positives] for name in self.candidate_requires}
         anchor = {**own, **{name: fields[name] for name in self.anchor_requires}}
         candidate = {name: fields[name] for name in self.candidate_requires}
@@ -127,9 +123,6 @@ class RemoveByLabel(NegativeWeights):
         findings: CheXpert columns that are compared.
         normals: True also removes candidates without any positive finding where the anchor's study has none
             (False: SSD compares shared labels only).
-
-    Raises:
-        ValueError: a finding that CheXpert does not have, or none.
     """
 
     candidate_requires = ("labels",)
@@ -192,9 +185,6 @@ class RemoveByTextSimilarity(_TextSimilarity):
     Args:
         threshold: greatest cosine of the report embeddings that is kept, in [-1, 1]. SSD searched a grid and
             does not report the result (0.9: choice); `data_prep.embed_sentences` prints the cosines' quantiles.
-
-    Raises:
-        ValueError: a threshold outside [-1, 1].
     """
 
     def __init__(self, threshold: float = 0.9) -> None:
@@ -207,17 +197,11 @@ class RemoveByTextSimilarity(_TextSimilarity):
         return {"threshold": self.threshold}
 
     def check(self, fields: Fields) -> None:
-        """Estimate the share of removed pairs on a sample: all is an error, more than half a warning.
-
-        Raises:
-            ValueError: all are.
-        """
-        found = cosines_of_pairs(fields["text_embedding"])
-        share = (found > self.threshold).float().mean().item() if len(found) else 0.0
-        median = found.median().item() if len(found) else float("nan")
+        """Estimate the share of removed pairs on a sample: all is an error, more than half a warning."""
+        share = share_above(self.threshold, fields["text_embedding"])
         message = (
-            f"RemoveByTextSimilarity: threshold {self.threshold} removes {share:.0%} of the pairs of reports (their "
-            f"median cosine is {median:.4f}); data_prep.embed_sentences prints the quantiles to choose from"
+            f"RemoveByTextSimilarity: threshold {self.threshold} removes {share:.0%} of the pairs of reports; "
+            "data_prep.embed_sentences prints the cosines' quantiles to choose from"
         )
         if share == 1.0:
             raise UserError(f"{message}: nothing would be trained")
@@ -249,9 +233,6 @@ class ResampleByTextSimilarity(_TextSimilarity):
     Args:
         draws: number of draws; None for the number of negatives (choice).
         seed: of the draws; a draw depends only on (seed, step, sentence, image).
-
-    Raises:
-        ValueError: draws or seed out of range.
     """
 
     def __init__(self, draws: int | None = None, seed: int = 0) -> None:
@@ -295,9 +276,6 @@ class HardNegatives(NegativeWeights):
     Args:
         beta: at least 0; how strongly similar candidates count more, per unit of logit.
         detach: True lets no gradient through the weights (False: as in the paper).
-
-    Raises:
-        ValueError: beta below 0 or not finite.
     """
 
     def __init__(self, beta: float = 0.5, detach: bool = False) -> None:
@@ -311,8 +289,7 @@ class HardNegatives(NegativeWeights):
 
     def pair_weights(self, anchor: Fields, candidate: Fields, logits: Tensor | None) -> Weights:
         """Log weights: exp(beta * s) may overflow before it is scaled."""
-        if logits is None:
-            raise ValueError("HardNegatives needs the logits")
+        assert logits is not None
         logits = at_least_float32(logits)
         return self.beta * (logits.detach() if self.detach else logits)
 
@@ -357,20 +334,14 @@ def cosines(
         return (mine @ other.T).clamp(-1, 1)
 
 
-def cosines_of_pairs(embedding: Float[Tensor, "text dim"]) -> Float[Tensor, "pair"]:
-    """Cosines of 10,000 random pairs (seed 0) of texts, without those of a text and itself."""
+def share_above(threshold: float, embedding: Float[Tensor, "text dim"]) -> float:
+    """Share with a greater cosine of 10,000 random pairs (seed 0) of different texts; 0 of a single text."""
     generator = np.random.default_rng(0)
     mine, other = (generator.integers(len(embedding), size=_PAIRS) for _ in range(2))
     is_pair = mine != other
     pairs = zip(embedding[mine[is_pair]].split(1024), embedding[other[is_pair]].split(1024), strict=True)
-    return torch.cat([cosine_similarity(a.float(), b.float()) for a, b in pairs])
-
-
-_STEP = 0x9E3779B97F4A7C15 - 2**64
-
-
-_FACTORS = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
-"""Constants of splitmix64 (Steele, Lea & Flood, OOPSLA 2014) as signed numbers."""
+    found = torch.cat([cosine_similarity(a.float(), b.float()) > threshold for a, b in pairs])
+    return found.float().mean().item() if len(found) else 0.0
 
 
 def uniform(keys: Int[Tensor, "row key"], draws: int, *seeds: int) -> Float[Tensor, "row draw"]:

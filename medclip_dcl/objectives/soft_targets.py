@@ -25,9 +25,6 @@ class SoftTargets(AnchorLoss):
     Args:
         temperature: of the targets, above 0 (0.05: choice). `data_prep.text_similarity` prints what a temperature
             leaves to an anchor's own image.
-
-    Raises:
-        UserError: a temperature that is not above 0 and finite.
     """
 
     anchor_requires = ("sentence_embedding",)

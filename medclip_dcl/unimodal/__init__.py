@@ -23,11 +23,6 @@ if TYPE_CHECKING:
     from medclip_dcl.unimodal.mean_classifier import average_k_metrics as average_k_metrics
     from medclip_dcl.unimodal.mean_classifier import class_means as class_means
     from medclip_dcl.unimodal.mean_classifier import mean_classifier_metrics as mean_classifier_metrics
-    from medclip_dcl.unimodal.metric_learning import contrastive_pair_loss as contrastive_pair_loss
-    from medclip_dcl.unimodal.metric_learning import (
-        soft_nearest_neighbour_loss as soft_nearest_neighbour_loss,
-    )
-    from medclip_dcl.unimodal.metric_learning import triplet_loss as triplet_loss
     from medclip_dcl.unimodal.model import ImageOnlyModel as ImageOnlyModel
     from medclip_dcl.unimodal.network import ImageOnlyNetwork as ImageOnlyNetwork
     from medclip_dcl.unimodal.simclr import SimCLR as SimCLR
@@ -52,15 +47,12 @@ _MODULES = {
     "average_k_metrics": "mean_classifier",
     "block_loss": "curl",
     "class_means": "mean_classifier",
-    "contrastive_pair_loss": "metric_learning",
     "dcl_error_bound": "bounds",
     "k_negative_loss": "curl",
     "margin_loss": "curl",
     "mean_classifier_metrics": "mean_classifier",
     "simclr_loss": "simclr",
-    "soft_nearest_neighbour_loss": "metric_learning",
     "ssd_error_bound": "bounds",
-    "triplet_loss": "metric_learning",
 }
 
 __all__ = [*_MODULES]

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from medclip_dcl.common.distributed import rank_and_size
-from medclip_dcl.common.errors import UserError, check_choice, check_least
+from medclip_dcl.common.errors import UserError, check_least
 from medclip_dcl.data.link import LinkedDataModule, ViewsProvided, ViewsRequirements
 from medclip_dcl.data.samplers import (
     EpochDataModule,
@@ -25,9 +25,6 @@ from medclip_dcl.data.samplers import (
 )
 from medclip_dcl.unimodal.arrays import UNLABELLED, ImageArrays, read_images
 from medclip_dcl.unimodal.augmentation import Augmentation, resized_crops, uniform_numbers
-
-FIELDS = ("class_id", "rho", "lowest_rho", "highest_rho")
-"""Fields of an image that an objective may require; all need labels."""
 
 
 @dataclass(frozen=True)
@@ -109,27 +106,21 @@ class ImageOnlyDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        check_choice("data.source", source, _USUAL)
         if source == "digits" and folder is not None:
             raise UserError(f"data.folder: the digits come with scikit-learn, set it to null, got {folder}")
         if source != "digits" and folder is None:
             raise UserError(f"data.folder must name the folder of the files of {source}, got null")
-        if not 0 < fraction <= 1:
-            raise UserError(f"data.fraction must lie in (0, 1], got {fraction}")
         if classes is not None and len(set(classes)) < 2:
             raise UserError(f"data.classes must name at least two classes, which differ, got {classes}")
         if classes is not None and not set(selected or ()) <= set(classes):
             raise UserError(f"data.selected must be among data.classes {classes}, got {selected}")
-        if crop_scale is not None and not 0 < crop_scale <= 1:
-            raise UserError(f"data.crop_scale must lie in (0, 1], got {crop_scale}")
-        if flip is not None and not 0 <= flip <= 1:
-            raise UserError(f"data.flip must lie in [0, 1], got {flip}")
-        if not 0 <= jitter_probability <= 1:
-            raise UserError(f"data.jitter_probability must lie in [0, 1], got {jitter_probability}")
-        if grey is not None and not 0 <= grey <= 1:
-            raise UserError(f"data.grey must lie in [0, 1], got {grey}")
-        if blur is not None and not 0 <= blur <= 1:
-            raise UserError(f"data.blur must lie in [0, 1], got {blur}")
+        for name, share in (("fraction", fraction), ("crop_scale", crop_scale)):
+            if share is not None and not 0 < share <= 1:
+                raise UserError(f"data.{name} must lie in (0, 1], got {share}")
+        probabilities = {"flip": flip, "jitter_probability": jitter_probability, "grey": grey, "blur": blur}
+        for name, probability in probabilities.items():
+            if probability is not None and not 0 <= probability <= 1:
+                raise UserError(f"data.{name} must lie in [0, 1], got {probability}")
         if jitter is not None and not (len(jitter) == 4 and min(jitter) >= 0 and jitter[3] <= 0.5):
             raise UserError(
                 "data.jitter must be four strengths of at least 0, of brightness, contrast, saturation and hue (at "
@@ -152,12 +143,9 @@ class ImageOnlyDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
         usual = _USUAL[source]
         self.image_size = usual.image_size if image_size is None else image_size
         given = {
+            **probabilities,
             "crop_scale": crop_scale,
-            "flip": flip,
             "jitter": None if jitter is None else tuple(jitter),
-            "jitter_probability": jitter_probability,
-            "grey": grey,
-            "blur": blur,
         }
         changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         self.augmentation = replace(usual.augmentation, **changes)
@@ -170,14 +158,19 @@ class ImageOnlyDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
             images = read_images(self.source, self.folder)
             self._fingerprint, self._chosen = images.fingerprint(), self._subset(images)
         if stage == "fit":
-            self._check_fields()
+            is_labelled = bool((self.chosen.train_labels != UNLABELLED).all())
+            there = [*_fields(self.chosen)] if is_labelled else []
+            if missing := [name for name in self.requirements.fields if name not in there]:
+                raise UserError(
+                    f"the objective requires {', '.join(missing)} of an image, {self.source} has "
+                    f"{', '.join(there) or 'unlabelled images; name the classes to use in data.classes'}"
+                )
             require_whole_batches(len(self.chosen.train), self.batch_size, rank_and_size()[1], "images")
 
     @property
     def chosen(self) -> ImageArrays:
         """Images of the chosen classes, with the fraction of the selected ones; there after `setup`."""
-        if self._chosen is None:
-            raise RuntimeError("call setup() first")
+        assert self._chosen is not None, "call setup() first"
         return self._chosen
 
     @property
@@ -212,16 +205,6 @@ class ImageOnlyDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
                     f"data.{name}: {self.source} has no class {', '.join(unknown)}; it has {', '.join(images.classes)}"
                 )
         names = tuple(name for name in images.classes if self.classes is None or name in self.classes)
-        counts = torch.bincount(images.train_labels[images.train_labels >= 0], minlength=len(images.classes))
-        if empty := [name for name in names if not counts[images.classes.index(name)]]:
-            raise UserError(
-                f"data.folder: {self.source} has no training image of class {', '.join(empty)}; restore its files, or "
-                "name the other classes in data.classes"
-            )
-        if len(names) < 2:
-            raise UserError(
-                f"data.folder: {self.source} has one class, {names[0]}; at least two are to be told apart"
-            )
         usual = [name for name in images.selected if name in names]
         selected = usual if self.selected is None else self.selected
         if self.fraction < 1 and not selected:
@@ -266,19 +249,6 @@ class ImageOnlyDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
                 )
             is_kept[of_class[:count]] = True
         return is_kept
-
-    def _check_fields(self) -> None:
-        """Refuse fields that the images do not have."""
-        required = self.requirements.fields
-        if unknown := [name for name in required if name not in FIELDS]:
-            raise UserError(
-                f"the objective requires {', '.join(unknown)} of an image; ImageOnlyDataModule has {', '.join(FIELDS)}"
-            )
-        if required and (unlabelled := int((self.chosen.train_labels == UNLABELLED).sum())):
-            raise UserError(
-                f"the objective requires {', '.join(required)}, but {unlabelled} of the training images of "
-                f"{self.source} have no label; name the classes in data.classes to train on labelled images alone"
-            )
 
     # Loaders
 

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from medclip_dcl.common.errors import check_choice, check_least
+from medclip_dcl.common.errors import check_least
 from medclip_dcl.networks.image_encoder import RESNET_STAGES, draw_kernels, resnet_stages
 
 
@@ -45,14 +45,10 @@ class SmallImageResNet(SmallImageEncoder):
         width: channels of the first stage; those of the others and the features grow with it (64: the papers'; 16
             serves a CPU).
         channels: of the images.
-
-    Raises:
-        UserError: another depth; a width or number of channels below 1.
     """
 
     def __init__(self, depth: Literal[18, 50] = 18, width: int = 64, channels: int = 3) -> None:
         super().__init__()
-        check_choice("image_encoder.depth", depth, (18, 50))
         check_least("image_encoder", {"width": (width, 1), "channels": (channels, 1)})
         self.depth, self.width, self.channels = depth, width, channels
         self.conv1 = nn.Conv2d(channels, width, 3, padding=1, bias=False)
@@ -81,9 +77,6 @@ class SmallConvNet(SmallImageEncoder):
     Args:
         width: channels of the first convolution; the second has twice, the third four times as many.
         channels: of the images.
-
-    Raises:
-        UserError: a width or number of channels below 1.
     """
 
     def __init__(self, width: int = 16, channels: int = 1) -> None:

@@ -29,7 +29,6 @@ from medclip_dcl.unimodal.mean_classifier import (
     mean_classifier_predictions,
 )
 from medclip_dcl.unimodal.neighbours import neighbour_predictions
-from medclip_dcl.unimodal.network import ImageOnlyNetwork
 
 MAP = "embedding_map"
 
@@ -60,9 +59,6 @@ class ImageOnlyEvaluation(Evaluation):
         embedding_map: true: t-SNE of test images into predictions/embedding_map.parquet (SSD, figure 4).
         map_images: at most this many test images on the map, drawn by label_seed.
         map_perplexity: approximate number of neighbours on the map.
-
-    Raises:
-        UserError: an option out of its range.
     """
 
     section = "image_only"
@@ -92,6 +88,7 @@ class ImageOnlyEvaluation(Evaluation):
                 "label_seed": (label_seed, 0),
                 "probe_epochs": (probe_epochs, 1),
                 "probe_batch_size": (probe_batch_size, 1),
+                "probe_weight_decay": (probe_weight_decay, 0),
                 "k": (k, 1),
                 "map_images": (map_images, 1),
             },
@@ -100,14 +97,14 @@ class ImageOnlyEvaluation(Evaluation):
             raise UserError(
                 f"ImageOnlyEvaluation: label_fractions must be numbers in (0, 1], got {list(label_fractions)}"
             )
-        if not all(rivals >= 1 for rivals in average_k):
-            raise UserError(f"ImageOnlyEvaluation: average_k must be at least 1, got {list(average_k)}")
-        if not min(probe_learning_rate, temperature, map_perplexity) > 0 or not probe_weight_decay >= 0:
-            raise UserError(
-                "ImageOnlyEvaluation: probe_learning_rate, temperature and map_perplexity must be above 0 and "
-                "probe_weight_decay at least 0; found "
-                f"{probe_learning_rate}, {temperature}, {map_perplexity}, {probe_weight_decay}"
-            )
+        above_0 = {
+            "probe_learning_rate": probe_learning_rate,
+            "temperature": temperature,
+            "map_perplexity": map_perplexity,
+        }
+        for name, value in above_0.items():
+            if not value > 0:
+                raise UserError(f"ImageOnlyEvaluation.{name} must be above 0, got {value}")
         self.label_fractions = sorted({float(x) for x in label_fractions}, reverse=True)
         self.label_draws, self.label_seed = label_draws, label_seed
         self.probe: dict[str, Any] = {
@@ -122,19 +119,8 @@ class ImageOnlyEvaluation(Evaluation):
         self._parts: list[_Images] = []
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Check model and classes before anything is computed; the datamodule is set up by now."""
-        network = getattr(pl_module, "network", None)
-        if not isinstance(network, ImageOnlyNetwork):
-            raise UserError(
-                "ImageOnlyEvaluation evaluates a model with an ImageOnlyNetwork as `network`; "
-                f"{type(pl_module).__name__} has {type(network).__name__}"
-            )
+        """Check the number of tasks before anything is computed; the datamodule is set up by now."""
         classes = _described(trainer).dataset()["classes"]
-        if self.average_k and max(self.average_k) >= len(classes):
-            raise UserError(
-                f"ImageOnlyEvaluation: average_k {max(self.average_k)} needs more than {len(classes)} classes; "
-                f"give at most {len(classes) - 1}"
-            )
         for k in self.average_k:
             check_number_of_tasks(len(classes), k)
 

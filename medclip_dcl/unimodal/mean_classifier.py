@@ -39,17 +39,10 @@ def class_means(
         n_classes: default: the largest label plus one.
 
     Returns:
-        Summed in float64, in the embeddings' precision, float32 at least.
-
-    Raises:
-        ValueError: a class without a case, a label outside [0, n_classes), an embedding that is not finite.
+        Summed in float64, in the embeddings' precision, float32 at least; NaN for a class without a case.
     """
-    if n_classes is None:
-        n_classes = int(labels.max()) + 1 if labels.numel() else 0
-    _check_cases(embeddings, labels, n_classes)
-    counts = torch.bincount(labels, minlength=n_classes)
-    _require_cases(counts, torch.ones_like(counts, dtype=torch.bool))
-    sums = embeddings.new_zeros((n_classes, embeddings.shape[1]), dtype=torch.float64)
+    counts = torch.bincount(labels, minlength=n_classes or 0)
+    sums = embeddings.new_zeros((len(counts), embeddings.shape[1]), dtype=torch.float64)
     sums.index_add_(0, labels, embeddings.double())
     dtype = torch.promote_types(embeddings.dtype, torch.float32)
     return (sums / counts[:, None]).to(dtype)
@@ -86,10 +79,7 @@ def mean_classifier_metrics(
         embeddings: f(x) of the labelled cases.
         labels: class of each case, from 0.
         means: of :func:`class_means`, from these cases or from others.
-        loss: "hinge" or "logistic", as in :func:`medclip_dcl.objectives.margin_loss`.
-
-    Raises:
-        ValueError: as :func:`average_k_metrics`.
+        loss: "hinge" or "logistic", as in :func:`medclip_dcl.unimodal.margin_loss`.
 
     Example:
         >>> points = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
@@ -103,7 +93,7 @@ def mean_classifier_metrics(
         means,
         tasks=torch.arange(n_classes)[None],
         task_weights=torch.ones(1, dtype=torch.float64),
-        class_weights=_class_distribution(None, n_classes, least=2),
+        class_weights=torch.ones(n_classes, dtype=torch.float64),
         loss=loss,
     )
 
@@ -130,19 +120,16 @@ def average_k_metrics(
         labels: class of each case, from 0.
         means: of :func:`class_means`, from these cases or from others.
         k: rivals of the right class, at least 1; k is also the number of negatives in CURL's unsupervised loss.
-        class_distribution: rho; default uniform. A class of probability 0 is in no task and needs no case.
+        class_distribution: rho, up to a constant; default uniform. A class of probability 0 is in no task.
         loss: "hinge" or "logistic".
         labels_are_uniform: the classes of a task are equally likely (CURL); False: likely as in rho (SSD, A.2).
 
     Raises:
-        ValueError: k below 1 or fewer than k + 1 classes; rho that is not a distribution; a class without a case; a
-            label outside the classes; an embedding that is not finite; more than 100,000 tasks; an unknown
-            loss; unfit shapes.
+        UserError: no task, or more than 100,000.
     """
-    if k < 1:
-        raise ValueError(f"k must be at least 1, the rivals of the right class: found {k}")
-    n_classes = len(means)
-    rho = _class_distribution(class_distribution, n_classes, least=k + 1)
+    uniform = torch.ones(len(means))
+    rho = (uniform if class_distribution is None else class_distribution).detach().double().cpu()
+    rho = rho / rho.sum()
     possible = rho.nonzero().flatten()
     check_number_of_tasks(len(possible), k)
     # torch.combinations would fill a mask of classes ** (k + 1).
@@ -153,16 +140,12 @@ def average_k_metrics(
 
 
 def check_number_of_tasks(n_classes: int, k: int) -> None:
-    """Refuse more tasks of k + 1 classes than :func:`average_k_metrics` enumerates.
-
-    Raises:
-        UserError: there are more than 100,000.
-    """
+    """Refuse other numbers of tasks of k + 1 classes than :func:`average_k_metrics` enumerates."""
     number = math.comb(n_classes, k + 1)
-    if number > _MAX_TASKS:
+    if k < 1 or not 1 <= number <= _MAX_TASKS:
         raise UserError(
-            f"average_k: {number:,} tasks of {k + 1} among {n_classes} classes are too many to enumerate"
-            f" (at most {_MAX_TASKS:,}); give another k"
+            f"average_k: expected k of at least 1 with 1 to {_MAX_TASKS:,} tasks of k + 1 classes, found k {k} with "
+            f"{number:,} tasks among {n_classes} classes"
         )
 
 
@@ -176,17 +159,10 @@ def _average(
     loss: str,
 ) -> MeanClassifierMetrics:
     """Mean over tasks (which sum to 1 in weight), their classes (weighted within a task), and a class's cases."""
-    _check_cases(embeddings, labels, len(means))
-    if not means.isfinite().all():
-        raise ValueError("means must be finite: an embedding is NaN or infinite")
-    in_tasks = torch.zeros(len(means), dtype=torch.bool)
-    in_tasks[tasks.flatten()] = True
-    _require_cases(torch.bincount(labels.cpu(), minlength=len(means)), in_tasks)
-
     shares = class_weights[tasks]
     weights = task_weights[:, None] * shares / shares.sum(1, keepdim=True)
     total_loss = total_accuracy = 0.0
-    for c in in_tasks.nonzero().flatten().tolist():
+    for c in tasks.unique().tolist():
         is_class = tasks == c
         members = tasks[is_class.any(1)]
         rivals = members[members != c].view(len(members), -1)
@@ -200,53 +176,3 @@ def _average(
             correct = (leads >= 0).all(2) / (1 + (leads == 0).sum(2)).double()
             total_accuracy += float(correct.mean(0) @ weight)
     return MeanClassifierMetrics(total_loss, total_accuracy)
-
-
-def _class_distribution(distribution: Tensor | None, n_classes: int, least: int) -> Tensor:
-    """Checked, in float64 on the CPU, summing to 1; uniform for None."""
-    if distribution is None:
-        distribution = torch.ones(n_classes, dtype=torch.float64) / n_classes
-    if distribution.shape != (n_classes,):
-        raise ValueError(
-            f"the class distribution must have one probability for each of {n_classes} classes:"
-            f" found shape {tuple(distribution.shape)}"
-        )
-    rho = distribution.detach().double().cpu()
-    if not bool((rho >= 0).all()) or abs(float(rho.sum()) - 1) > 1e-4:
-        raise ValueError(
-            f"the class distribution must be at least 0 and sum to 1: found {[round(p, 6) for p in rho.tolist()]}"
-        )
-    n_possible = int((rho > 0).sum())
-    if n_possible < least:
-        raise ValueError(
-            f"a task of {least} classes needs as many of probability above 0: found {n_possible}"
-        )
-    return rho / rho.sum()
-
-
-def _check_cases(embeddings: Tensor, labels: Tensor, n_classes: int) -> None:
-    if embeddings.ndim != 2 or labels.shape != embeddings.shape[:1]:
-        raise ValueError(
-            f"embeddings must be (case, dim) and labels (case,): found {tuple(embeddings.shape)} and"
-            f" {tuple(labels.shape)}"
-        )
-    wrong = (~embeddings.isfinite().all(dim=1)).nonzero().flatten()
-    if len(wrong):
-        raise ValueError(
-            f"embeddings must be finite: {len(wrong)} of {len(embeddings)} cases hold NaN or infinity"
-            f" (first: case {wrong[0]})"
-        )
-    outside = ((labels < 0) | (labels >= n_classes)).nonzero().flatten()
-    if len(outside):
-        raise ValueError(
-            f"case {outside[0]} has label {labels[outside[0]]}: expected one of the {n_classes} classes from 0"
-        )
-
-
-def _require_cases(counts: Tensor, is_needed: Tensor) -> None:
-    empty = ((counts == 0) & is_needed).nonzero().flatten()
-    if len(counts) == 0 or len(empty):
-        first = f" (first: class {empty[0]})" if len(empty) else ""
-        raise ValueError(
-            f"{len(empty)} of {len(counts)} classes have no case{first}; leave them out or add some"
-        )

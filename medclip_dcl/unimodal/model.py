@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 from torch.optim import Adam, Optimizer
 
 from medclip_dcl.common.errors import UserError, check_options
-from medclip_dcl.common.parts import part_config
-from medclip_dcl.common.weight_files import load_exactly, read_model
 from medclip_dcl.data.link import ViewsProvided, ViewsRequirements
 from medclip_dcl.models.base import NetworkModel
 from medclip_dcl.unimodal.encoders import SmallImageEncoder
 from medclip_dcl.unimodal.network import ImageOnlyNetwork
-from medclip_dcl.unimodal.views import ViewsObjective, build_objective
+from medclip_dcl.unimodal.views import ViewsObjective
 
 
 class ImageOnlyModel(NetworkModel):
@@ -56,8 +53,6 @@ class ImageOnlyModel(NetworkModel):
         self.network = ImageOnlyNetwork(image_encoder, projection_dim, hidden, batch_norm)
         self.objective = objective
         self.learning_rate, self.weight_decay = learning_rate, weight_decay
-        # Fails now, not at the first checkpoint, for an objective that cannot describe itself.
-        self.description()
 
     def requirements(self) -> ViewsRequirements:
         """Requirements of the datamodule: views of each image, and the fields of the objective."""
@@ -107,32 +102,3 @@ class ImageOnlyModel(NetworkModel):
         """Adam at a constant rate; an objective may learn, too."""
         parameters = [p for p in self.parameters() if p.requires_grad]
         return Adam(parameters, lr=self.learning_rate, weight_decay=self.weight_decay)
-
-    def description(self) -> dict[str, Any]:
-        """The network and the options of the training in plain values."""
-        options = {
-            "objective": part_config(self.objective),
-            "learning_rate": self.learning_rate,
-            "weight_decay": self.weight_decay,
-        }
-        return {**super().description(), "image_only": options}
-
-    @classmethod
-    def load_from_checkpoint(  # type: ignore[override]
-        cls, checkpoint_path: str | Path, map_location: Any = "cpu"
-    ) -> ImageOnlyModel:
-        """The model of a checkpoint, in evaluation mode."""
-        checkpoint = read_model(checkpoint_path, map_location).require_checkpoint()
-        network = ImageOnlyNetwork.from_config(checkpoint["network"])
-        options = dict(checkpoint["image_only"])
-        objective = build_objective(options.pop("objective"))
-        model = cls(
-            network.image_encoder,
-            objective,
-            network.projection_dim,
-            network.hidden,
-            network.batch_norm,
-            **options,
-        )
-        load_exactly(model, checkpoint["state_dict"], str(checkpoint_path))
-        return model.eval()

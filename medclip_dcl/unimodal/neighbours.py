@@ -34,19 +34,7 @@ def neighbour_predictions(
 
     Returns:
         The class with the largest vote; the first of those that tie.
-
-    Raises:
-        ValueError: k below 1, a temperature that is not above 0, a label below 0, shapes that do not fit, or no
-            neighbour.
     """
-    n_neighbours = len(features) - (queries is None)
-    if k < 1 or not temperature > 0 or n_neighbours < 1 or labels.shape != features.shape[:1]:
-        raise ValueError(
-            f"k must be at least 1, temperature above 0, with at least one neighbour and a label for each: found {k}, "
-            f"{temperature}, {n_neighbours} neighbours and {len(labels)} labels"
-        )
-    if int(labels.min()) < 0:
-        raise ValueError(f"labels must be at least 0: found {int(labels.min())}")
     bank = normalize(features.float(), dim=1)
     asked = bank if queries is None else normalize(queries.float(), dim=1)
     n_classes = int(labels.max()) + 1
@@ -56,7 +44,7 @@ def neighbour_predictions(
         cosines = asked[start : start + rows] @ bank.T
         if queries is None:
             cosines[:, start : start + rows].fill_diagonal_(-math.inf)
-        nearest = cosines.topk(min(k, n_neighbours), dim=1)
+        nearest = cosines.topk(min(k, len(bank) - (queries is None)), dim=1)
         votes = cosines.new_zeros(len(cosines), n_classes)
         votes.scatter_add_(1, labels[nearest.indices], (nearest.values / temperature).exp())
         found.append(votes.argmax(1))

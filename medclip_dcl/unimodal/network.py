@@ -24,9 +24,6 @@ class ImageOnlyNetwork(DescribedNetwork):
         projection_dim: size of the embeddings (SSD and DCL: 128); None for the features themselves.
         hidden: size of the projection's hidden layer; None for that of the features.
         batch_norm: True puts BatchNorm before the ReLU of the projection.
-
-    Raises:
-        UserError: a size below 1.
     """
 
     def __init__(
@@ -72,11 +69,7 @@ class ImageOnlyNetwork(DescribedNetwork):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> ImageOnlyNetwork:
-        """Build a network from the result of `config`.
-
-        Raises:
-            UserError: not of images alone, an unsupported format version, or an unknown encoder (see `build_part`).
-        """
+        """Build a network from the result of `config`."""
         if "projection_dim" not in config:
             raise UserError("the description is not of a network of images alone: it names no projection_dim")
         config = dict(config)
@@ -90,12 +83,7 @@ class ImageOnlyNetwork(DescribedNetwork):
 
     @classmethod
     def from_pretrained(cls, source: str | Path) -> ImageOnlyNetwork:
-        """Load the network of a checkpoint of `fit`, in evaluation mode.
-
-        Raises:
-            MissingFileError: nothing there.
-            UserError: see `from_config`; or weights that do not fit.
-        """
+        """Load the network of a checkpoint of `fit`, in evaluation mode."""
         saved = read_model(source)
         network = cls.from_config(saved.require_network())
         load_exactly(network, saved.tensors(), saved.path)

@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.common.parts import build_part, part_config
 from medclip_dcl.objectives.class_probability import ClassProbability
 from medclip_dcl.objectives.contrastive import (
     Rows,
@@ -36,13 +35,13 @@ _NOT_IN_BLOCKS = (
 
 
 def simclr_loss(
-    first: Tensor,
-    second: Tensor,
+    first: Float[Tensor, "image dim"],
+    second: Float[Tensor, "image dim"],
     *,
     gamma2: float = 2.0,
     class_probability: float | Tensor = 0.0,
-    extra_views: Tensor | None = None,
-    class_id: Tensor | None = None,
+    extra_views: Float[Tensor, "view image dim"] | None = None,
+    class_id: Int[Tensor, "image"] | None = None,
     reduction: str = "mean",
     block: int | None = None,
 ) -> Tensor:
@@ -50,28 +49,24 @@ def simclr_loss(
 
     The 2B views are the anchors, first views before second ones; the other view of the image is the positive x+,
     the views of all other images are the N = 2B - 2 negatives u_n (Chuang et al., NeurIPS 2020, eq. 7 and 8; Wang et
-    al., MLHC 2023, section 3.1). With s = gamma^2 * cosine::
+    al., MLHC 2023, section 3.1). It is `contrastive_loss` of the (2B, 2B) matrix of s = gamma^2 * cosine without its
+    diagonal, with floor -gamma^2, but only one block of its rows is in memory at a time: the backward pass computes
+    each block again. Computed in float32 or float64.
 
-        g    = max{ 1/(1-eta) * [ mean_n exp s(x,u_n) - eta * mean_m exp s(x,v_m) ],  exp(-gamma^2) }
-        loss = -log  exp s(x,x+) / ( exp s(x,x+) + N * g )
-
-    The M positives v_m are x+ and the image's extra views, which are neither anchors nor negatives: N and the
-    numerator do not depend on M (figure 3 there).
+    The M positives v_m of the correction are x+ and the image's extra views, which are neither anchors nor negatives:
+    N and the numerator do not depend on M (figure 3 there).
 
     With `class_id` the views of other classes alone are negatives, weighted to count N: with eta = 0 the unbiased loss
     (eq. 2 there, Q = N). Another eta then corrects for false negatives that are not there.
 
-    Without them equal to `contrastive_loss` of the (2B, 2B) matrix without its diagonal, but only one block of its rows
-    is in memory at a time: the backward pass computes each block again. Computed in float32 or float64.
-
     Args:
-        first: (image, dim) embeddings of the first views, of any norm: they are normalised here.
-        second: (image, dim) embeddings of the second views.
+        first: embeddings of the first views, of any norm: they are normalised here.
+        second: embeddings of the second views.
         gamma2: gamma^2, one over the temperature; above 0 (2: SSD and DCL).
         class_probability: eta in [0, 1): the chance that another image is of the anchor's class; one number,
             (image,) or (2 * image,).
-        extra_views: (view, image, dim), M - 1 further views of each image, for the correction alone.
-        class_id: (image,) integers, equal for images of a class, for the unbiased loss.
+        extra_views: M - 1 further views of each image, for the correction alone.
+        class_id: equal for images of a class, for the unbiased loss.
         reduction: "mean", "sum" or "none".
         block: rows of a block; None chooses by device. `torch.func` and second derivatives need all 2B rows in one
             block, as None has them up to 512 views on a CPU.
@@ -80,15 +75,13 @@ def simclr_loss(
         A scalar, or (2 * image,) with reduction "none". An anchor without negatives costs 0.
 
     Raises:
-        ValueError: no embeddings or shapes that do not fit, gamma2 or block out of range, eta of another shape or
-            outside [0, 1), an unknown reduction.
+        ValueError: eta of another shape or outside [0, 1), an unknown reduction.
 
     Example:
         >>> first = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
         >>> round(simclr_loss(first, first).item(), 4)
         0.2395
     """
-    _check(first, second, extra_views, class_id, gamma2, block)
     eta = _of_views(class_probability, len(first))
     with torch.autocast(device_type=first.device.type, enabled=False):
         rows = _rows_of_views(first, second, extra_views, class_id, gamma2, block)
@@ -104,10 +97,6 @@ class SimCLR(ViewsObjective):
         n_positives: M, at least 1; each beyond the first is a further view of every image.
         unbiased: True leaves out the negatives of the anchor's class, `class_id`: supervised, and without a class
             probability the unbiased loss (DCL, eq. 2). With one it shows the cost of a correction without a cause.
-
-    Raises:
-        ValueError: gamma2 or n_positives out of range; M above 1 without a class probability, where further views
-            change nothing.
     """
 
     def __init__(
@@ -118,7 +107,7 @@ class SimCLR(ViewsObjective):
         unbiased: bool = False,
     ) -> None:
         super().__init__()
-        if not (gamma2 > 0 and math.isfinite(gamma2)):
+        if not 0 < gamma2 < math.inf:
             raise UserError(f"gamma2 must be finite and above 0, got {gamma2}")
         if n_positives < 1:
             raise UserError(f"n_positives must be at least 1, got {n_positives}")
@@ -132,22 +121,6 @@ class SimCLR(ViewsObjective):
         self.n_views = n_positives + 1
         of_rule = () if class_probability is None else class_probability.requires
         self.requires = tuple(dict.fromkeys((*of_rule, *(("class_id",) if unbiased else ()))))
-        self.config()  # fails now, not at the first checkpoint, for a rule that cannot describe itself
-
-    def config(self) -> dict[str, Any]:
-        rule = self.class_probability
-        return {
-            "class_probability": None if rule is None else part_config(rule),
-            "gamma2": self.gamma2,
-            "n_positives": self.n_positives,
-            "unbiased": self.unbiased,
-        }
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> SimCLR:
-        rule = config["class_probability"]
-        built = None if rule is None else build_part(rule, ClassProbability)
-        return cls(**{**config, "class_probability": built})
 
     def loss_of_batch(
         self, embeddings: Float[Tensor, "view image dim"], fields: Mapping[str, Tensor]
@@ -168,13 +141,8 @@ class SimCLR(ViewsObjective):
 
 def _of_views(class_probability: float | Tensor, images: int) -> float | Tensor:
     """Eta of the 2 * image anchors, or one number."""
-    if isinstance(class_probability, Tensor) and class_probability.dim():
-        if class_probability.shape not in ((images,), (2 * images,)):
-            raise ValueError(
-                f"class_probability must be a number or of shape ({images},) or ({2 * images},), "
-                f"got {tuple(class_probability.shape)}"
-            )
-        return class_probability.repeat(2 * images // len(class_probability))
+    if isinstance(class_probability, Tensor) and class_probability.shape == (images,):
+        return class_probability.repeat(2)
     return class_probability
 
 
@@ -283,41 +251,3 @@ class _BlockedLogSum(torch.autograd.Function):
                 own = logits.sub_(log_sum[start:stop, None]).exp_().mul_(gradient[start:stop, None])
                 found.append(own.add_(of_others) @ views)
         return torch.cat(found).mul_(ctx.gamma2), None, None, None
-
-
-def _check(
-    first: Tensor,
-    second: Tensor,
-    extra_views: Tensor | None,
-    class_id: Tensor | None,
-    gamma2: float,
-    block: int | None,
-) -> None:
-    if first.dim() != 2 or not first.is_floating_point() or not len(first):
-        raise ValueError(
-            f"first must be floating point of shape (image, dim), image at least 1, got {first.dtype} "
-            f"{tuple(first.shape)}"
-        )
-    if second.shape != first.shape or second.dtype != first.dtype:
-        raise ValueError(
-            f"second must be {first.dtype} of shape {tuple(first.shape)} as first is, got {second.dtype} "
-            f"{tuple(second.shape)}"
-        )
-    if extra_views is not None and (
-        extra_views.dim() != 3
-        or not len(extra_views)
-        or extra_views.shape[1:] != first.shape
-        or extra_views.dtype != first.dtype
-    ):
-        raise ValueError(
-            f"extra_views must be {first.dtype} of shape (view, {', '.join(map(str, first.shape))}), view at least 1, "
-            f"got {extra_views.dtype} {tuple(extra_views.shape)}"
-        )
-    if class_id is not None and (class_id.shape != first.shape[:1] or class_id.is_floating_point()):
-        raise ValueError(
-            f"class_id must be integers of shape ({len(first)},), got {class_id.dtype} {tuple(class_id.shape)}"
-        )
-    if not (gamma2 > 0 and math.isfinite(gamma2)):
-        raise ValueError(f"gamma2 must be finite and above 0, got {gamma2}")
-    if block is not None and block < 1:
-        raise ValueError(f"block must be at least 1 row, got {block}")

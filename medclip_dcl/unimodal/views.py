@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from medclip_dcl.common.distributed import gather_with_grad
-from medclip_dcl.common.parts import part_class
 from medclip_dcl.objectives.contrastive import at_least_float32
 
 
@@ -30,15 +28,6 @@ class ViewsObjective(nn.Module):
     least_images: int = 1
     requires: tuple[str, ...] = ()
 
-    def config(self) -> dict[str, Any]:
-        """Constructor arguments in plain values, for checkpoints."""
-        raise NotImplementedError(f"{type(self).__name__} must define config(), its constructor arguments")
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> ViewsObjective:
-        """The objective with these arguments, the inverse of `config`."""
-        return cls(**config)
-
     def forward(
         self, embeddings: Float[Tensor, "view image dim"], fields: Mapping[str, Tensor]
     ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
@@ -47,16 +36,7 @@ class ViewsObjective(nn.Module):
         Args:
             embeddings: of this process's images, at least in float32 from here on, also under autocast.
             fields: (image,) each; the required ones are taken.
-
-        Raises:
-            ValueError: another number of views than `n_views`, or a required field that is missing.
         """
-        if len(embeddings) != self.n_views:
-            raise ValueError(
-                f"{type(self).__name__} takes {self.n_views} views of each image, got {len(embeddings)}"
-            )
-        if missing := [name for name in self.requires if name not in fields]:
-            raise ValueError(f"{type(self).__name__} needs the fields {missing}, got {sorted(fields)}")
         with torch.autocast(device_type=embeddings.device.type, enabled=False):
             embeddings = at_least_float32(embeddings)
             embeddings = gather_with_grad(embeddings.transpose(0, 1)).transpose(0, 1)
@@ -68,12 +48,3 @@ class ViewsObjective(nn.Module):
     ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
         """Mean loss of the images of all processes, and figures to log."""
         raise NotImplementedError
-
-
-def build_objective(config: dict[str, Any]) -> ViewsObjective:
-    """Rebuild an objective from its `part_config`, which a checkpoint holds.
-
-    Raises:
-        UserError: the class is not a known `ViewsObjective`.
-    """
-    return part_class(config["class_path"], ViewsObjective).from_config(config["init_args"])

@@ -9,7 +9,6 @@ import pytest
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.data.image_text import ImageTextDataModule
-from medclip_dcl.data.labelled import LabelledDataModule
 from medclip_dcl.data.reports import ReportsDataModule
 from medclip_dcl.evaluation import FindingClassification, Grounding, ZeroShotClassification
 from medclip_dcl.networks.image_encoder import ResNetRegions
@@ -17,23 +16,17 @@ from medclip_dcl.networks.similarity import LSENonLocal
 from medclip_dcl.networks.text_encoder import BertSentences
 from medclip_dcl.objectives import KnownClassProbability, NearTexts
 from medclip_dcl.objectives.in_batch import InBatchObjective
-from medclip_dcl.unimodal.data import ImageOnlyDataModule
-from medclip_dcl.unimodal.encoders import SmallImageResNet
 
 
 @pytest.mark.usefixtures("_shapes_unchecked")  # annotations are checked with them
 @pytest.mark.parametrize(
     ("build", "setting"),
     [
-        (lambda **x: ImageOnlyDataModule(folder="set", **x), "data.source"),
         (lambda **x: ImageTextDataModule("set", **x), "data.sentences"),
-        (lambda **x: LabelledDataModule("set", **x), "data.uncertain"),
-        (lambda **x: LabelledDataModule("set", **x), "data.blank"),
         (lambda **x: ReportsDataModule("set", **x), "data.sampling"),
         (ResNetRegions, "image_encoder.depth"),
         (ResNetRegions, "image_encoder.stride"),
         (ResNetRegions, "image_encoder.projection"),
-        (SmallImageResNet, "image_encoder.depth"),
         (lambda **x: BertSentences("model", **x), "text_encoder.pooling"),
         (lambda **x: BertSentences("model", **x), "text_encoder.projection"),
         (LSENonLocal, "similarity.attention"),

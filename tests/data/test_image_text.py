@@ -112,7 +112,7 @@ def test_epochs_and_seeds_draw_other_sentences_and_crops(small_set, small_bert):
         assert not any(torch.equal(first[k][1], changed[k][1]) for k in first)
 
 
-def test_validation_and_test_loaders_hold_every_image_whole_and_once(small_set, small_bert):
+def test_evaluation_loaders_hold_every_image_once(small_set, small_bert):
     data = datamodule(small_set, small_bert, batch_size=3)
     data.setup("fit")
     validate = [x for batch in data.val_dataloader() for x in batch["dicom_id"]]
@@ -137,9 +137,6 @@ def test_evaluation_of_the_middle_shows_it_everywhere(small_set, small_bert):
     assert (
         data.evaluation("test").view == View(24, 40) and str(whole.evaluation("test").view) == "whole image"
     )
-    for crop in (0, 41):
-        with pytest.raises(ValueError, match=f"evaluation_crop.* {crop}"):
-            datamodule(small_set, small_bert, evaluation_crop=crop)
 
 
 @pytest.fixture
@@ -156,9 +153,7 @@ def wide_set(small_set, tmp_path):
 
 
 @pytest.mark.parametrize("cache_images", [False, True])
-def test_images_of_several_shapes_are_cropped_anywhere_and_seen_in_the_middle(
-    wide_set, small_bert, cache_images
-):
+def test_wide_images_are_cropped_anywhere_and_seen_centred(wide_set, small_bert, cache_images):
     data = datamodule(wide_set, small_bert, cache_images=cache_images, crop_size=40)
     data.setup("fit")
     prepared = data.prepared
@@ -208,7 +203,7 @@ def test_evaluation_tables(small_set, small_bert):
     assert not set(validate.images["subject_id"]) & set(test.images["subject_id"])
 
 
-def test_images_of_other_findings_are_tested_after_those_of_chex5(small_set, small_bert, tmp_path):
+def test_other_findings_are_tested_after_chex5(small_set, small_bert, tmp_path):
     folder = shutil.copytree(small_set, tmp_path / "set")
     cases = pd.read_parquet(folder / "cases.parquet")
     first = cases.query("use == 'test'")["dicom_id"].min()
@@ -219,9 +214,7 @@ def test_images_of_other_findings_are_tested_after_those_of_chex5(small_set, sma
     assert before.images["dicom_id"][0] == first and "Fracture" in set(after.cases["finding"])
 
 
-def test_reports_of_the_test_split_are_served_after_what_is_classified_and_grounded(
-    small_set, small_bert, tmp_path
-):
+def test_reports_are_served_after_cases_and_boxes(small_set, small_bert, tmp_path):
     data = datamodule(small_set, small_bert)
     images = data.prepared.table("images")
     split = set(images.query("official_split == 'test'")["dicom_id"])
@@ -256,54 +249,6 @@ def test_reports_of_the_test_split_are_served_after_what_is_classified_and_groun
         datamodule(folder, small_bert).evaluation("test")
 
 
-def test_refusals_at_construction(small_set):
-    for options, message in (
-        ({"crop_size": 600}, r"crop_size 600 must lie in \[1, image_size = 512\]"),
-        ({"brightness": 1.5}, r"data.brightness must lie in \[0, 1\), got 1.5"),
-        ({"test_reports": 0}, "data.test_reports must be at least 1, got 0"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            ImageTextDataModule(str(small_set), **options)
-
-
-def test_refusals_at_setup(small_set, small_bert, tmp_path):
-    with pytest.raises(ValueError, match="24 training images do not fill one batch of 25"):
-        datamodule(small_set, small_bert, batch_size=25).setup("fit")
-    with pytest.raises(
-        ValueError, match="the objective asks for a field 'mood' of sentences, but sentences have"
-    ):
-        datamodule(small_set, small_bert, fields=("mood",)).setup("fit")
-    broken = shutil.copytree(small_set, tmp_path / "broken")
-    shutil.rmtree(broken / "log_p")
-    (broken / "classes.parquet").unlink()
-    with pytest.raises(PreparedDataError, match="no sentence scores; .*data_prep.score_sentences"):
-        datamodule(broken, small_bert, fields=("log_p",)).setup("fit")
-    with pytest.raises(PreparedDataError, match="no table classes.parquet; .*phantom"):
-        datamodule(broken, small_bert, fields=("rho",)).setup("fit")
-    images = pd.read_parquet(broken / "images.parquet")
-    moved = images.assign(subject_id=images["subject_id"].where(images["use"] != "grounding", 100))
-    write_table(moved, broken / "images.parquet", "images")
-    with pytest.raises(
-        PreparedDataError, match="1 patients are both in training and in evaluation .first: 100."
-    ):
-        datamodule(broken, small_bert).setup("fit")
-    write_table(images.query("use != 'validate'"), broken / "images.parquet", "images")
-    with pytest.raises(PreparedDataError, match="has no validate images"):
-        datamodule(broken, small_bert).setup("fit")
-
-
-def test_a_missing_prepared_image_is_named(small_set, small_bert, tmp_path):
-    broken = shutil.copytree(small_set, tmp_path / "broken")
-    path = pd.read_parquet(broken / "images.parquet")["path"][0]
-    (broken / "images" / path).write_bytes(b"\xff\xd8 truncated")
-    data = datamodule(broken, small_bert)
-    data.setup("fit")
-    with pytest.raises(
-        PreparedDataError, match=f"prepared image .*{path} cannot be read .* run the data_prep command"
-    ):
-        batches(data.train_dataloader())
-
-
 def with_two_images_in_a_study(small_set, tmp_path):
     """The set with images 0 and 1 (one patient) in study 5000."""
     folder = shutil.copytree(small_set, tmp_path / "two")
@@ -313,7 +258,7 @@ def with_two_images_in_a_study(small_set, tmp_path):
     return folder
 
 
-def test_views_are_the_image_then_others_of_the_study_then_the_image_again(small_set, small_bert, tmp_path):
+def test_further_views_are_other_images_of_the_study(small_set, small_bert, tmp_path):
     folder = with_two_images_in_a_study(small_set, tmp_path)
     # No crop and no variation: a view shows which image it is.
     options = {"crop_size": 40, "brightness": 0.0, "contrast": 0.0}
@@ -331,7 +276,7 @@ def test_views_are_the_image_then_others_of_the_study_then_the_image_again(small
             torch.testing.assert_close(batch["images"][row + 24 * view], whole[expected])
 
 
-def test_views_are_augmented_apart_and_the_first_is_that_of_one_view(small_set, small_bert):
+def test_each_view_is_augmented_by_itself(small_set, small_bert):
     several, one = datamodule(small_set, small_bert, views=2), datamodule(small_set, small_bert)
     several.setup("fit")
     one.setup("fit")
@@ -409,22 +354,15 @@ def test_fields_of_a_users_file(small_set, small_bert, tmp_path):
         (pd.concat([frame, frame[:1]]), "site", "one row for each dicom_id, 1 repeat one .first: 00000000-0"),
         (frame[3:], "site", "3 of 24 dicom_id of the prepared set have no row for 'site' .first: 00000000-0"),
         (frame.assign(dose=float("nan")), "dose", "24 of 24 dicom_id .* no finite value for 'dose'"),
-        (
-            frame,
-            "room",
-            r"'room' of images, but images have .*mine.parquet has \['site', 'dose', 'lateral'\]",
-        ),
-        (frame.assign(height=1), "height", "which the prepared set .images. and .*mine.parquet have; rename"),
-        (of_sentences, "mood", "'mood' of images, but .* by sentence_id"),
-        (of_sentences.set_axis(of_sentences.index.astype(str)), "mood", "expected integers in sentence_id"),
+        (frame, "room", r"'room' of images; .* which has \['site', 'dose', 'lateral'\] by dicom_id"),
+        (frame.assign(height=1), "height", r"'height' of images; .* or else in data.fields, .* 'height'\]"),
+        (of_sentences, "mood", r"'mood' of images; .* which has \[\] by dicom_id"),
     ):
         with pytest.raises(UserError, match=message):
             setup(wrong, name)
     file.write_bytes(b"no table")
-    with pytest.raises(UserError, match="mine.parquet: not readable as Parquet"):
+    with pytest.raises(UserError, match="mine.parquet is not readable as Parquet"):
         datamodule(small_set, small_bert, fields=str(file))._own_fields  # noqa: B018
-    with pytest.raises(FileNotFoundError, match="data.fields: no file nowhere.parquet"):
-        datamodule(small_set, small_bert, fields="nowhere.parquet")._own_fields  # noqa: B018
 
 
 def test_sentence_embeddings_and_their_mean_in_a_report(embedded_set, small_bert):
@@ -491,51 +429,3 @@ def test_contrastive_batches_are_larger_than_what_is_encoded(small_set, small_be
     assert [len(batch["images"]) for batch in found] == [12, 12]
     assert all(batch["encode_at_once"] == 4 for batch in found)
     assert "encode_at_once" not in next(iter(data.val_dataloader()))
-
-
-def test_batches_that_cannot_be_are_refused_by_their_options_name(small_set, small_bert, monkeypatch):
-    with pytest.raises(
-        ValueError, match="24 training images do not fill one batch of 48; lower data.contrastive_"
-    ):
-        datamodule(small_set, small_bert, contrastive_batch=48).setup("fit")
-    monkeypatch.setattr("medclip_dcl.data.images.rank_and_size", lambda: (0, 3))
-    with pytest.raises(ValueError, match="data.batch_size 8 .* must be a multiple of their number, 3"):
-        datamodule(small_set, small_bert, contrastive_batch=24).setup("fit")
-    with pytest.raises(ValueError, match="8 validate images are 1 batches of 12, fewer than the 3 processes"):
-        datamodule(small_set, small_bert, batch_size=12).setup("fit")
-
-
-def test_a_field_on_the_wrong_side_is_named(small_set, small_bert):
-    data = datamodule(small_set, small_bert)
-    for required, message in (
-        ((("labels",), ()), r"a field 'labels' of sentences, but sentences have \['class_id', 'log_p'"),
-        (
-            ((), ("log_p",)),
-            r"a field 'log_p' of images, but images have \['Atelectasis', .* 'height', 'image_",
-        ),
-    ):
-        require(data, *required)
-        with pytest.raises(ValueError, match=message):
-            data.setup("fit")
-
-
-def test_new_options_are_refused_by_name(small_set):
-    for options, message in (
-        ({"views": 0}, "data.views must be at least 1, got 0"),
-        ({"contrastive_batch": 100}, "data.contrastive_batch 100 must be a multiple of data.batch_size 64"),
-        ({"mask_probability": 1.0}, r"data.mask_probability must lie in \(0, 1\), got 1.0"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            ImageTextDataModule(str(small_set), **options)
-
-
-def test_labels_that_say_nothing_are_refused(small_set, small_bert, tmp_path):
-    broken = shutil.copytree(small_set, tmp_path / "broken")
-    labels = pd.read_parquet(broken / "labels.parquet")
-    labels.loc[:, [c for c in labels if c != "study_id"]] = float("nan")
-    write_table(labels, broken / "labels.parquet", "labels")
-    with pytest.raises(PreparedDataError, match="no CheXpert label for any of 24 images"):
-        datamodule(broken, small_bert, fields=("labels",)).setup("fit")
-    (broken / "labels.parquet").unlink()
-    with pytest.raises(PreparedDataError, match="no table labels.parquet"):
-        datamodule(broken, small_bert, fields=("labels",)).setup("fit")

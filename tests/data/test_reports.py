@@ -13,7 +13,7 @@ import torch
 from medclip_dcl.common.files import write_json
 from medclip_dcl.data.link import ReportsRequirements
 from medclip_dcl.data.masking import SPECIAL_TOKENS, Masking
-from medclip_dcl.data.prepared import FORMAT_VERSION, PreparedDataError, write_table
+from medclip_dcl.data.prepared import FORMAT_VERSION, write_table
 from medclip_dcl.data.reports import LengthSampler, ReportsDataModule, train_word_pieces
 from medclip_dcl.networks.masked_language import IGNORED
 
@@ -140,7 +140,7 @@ def test_extra_text_joins_training(prepared: Path, tmp_path: Path) -> None:
     assert sorted(served) == sorted([*lowered(0, 0, 0, 0, 0, 1, 1, 2), "lungs are clear."])
 
 
-def test_masking_is_a_function_of_seed_epoch_and_sentence(prepared: Path) -> None:
+def test_masking_follows_seed_epoch_sentence(prepared: Path) -> None:
     def batches(number: int, **options: Any) -> list[list]:
         found = epoch(set_up(prepared, **options), number)
         return [[value.tolist() for value in batch.values()] for batch in found]
@@ -151,7 +151,7 @@ def test_masking_is_a_function_of_seed_epoch_and_sentence(prepared: Path) -> Non
     assert batches(3) != batches(3, seed=1)
 
 
-def test_validation_is_masked_in_the_same_way_every_time(prepared: Path) -> None:
+def test_validation_masks_are_fixed(prepared: Path) -> None:
     data = set_up(prepared)
     first, second = (list(data.val_dataloader()) for _ in range(2))
     assert all(torch.equal(a["tokens"], b["tokens"]) for a, b in zip(first, second, strict=True))
@@ -201,7 +201,7 @@ class _OfRank(LengthSampler):
         self.rank, self.num_replicas = rank, size
 
 
-def test_batches_do_not_depend_on_the_number_of_processes() -> None:
+def test_batches_ignore_the_number_of_processes() -> None:
     lengths = np.random.default_rng(2).integers(3, 50, size=1003)
     whole = list(_OfRank(0, 1, lengths, 12))
     parts = [list(_OfRank(rank, 3, lengths, 12)) for rank in range(3)]
@@ -211,7 +211,7 @@ def test_batches_do_not_depend_on_the_number_of_processes() -> None:
         assert {len(share) for _, share in shares} == {4}
 
 
-def test_every_sentence_once_an_epoch_in_batches_of_like_length() -> None:
+def test_every_sentence_once_in_batches_of_like_length() -> None:
     lengths = np.random.default_rng(2).integers(3, 50, size=1000)
     sampler = LengthSampler(lengths, 10, seed=0)
     batches = [batch for _, batch in sampler]
@@ -232,37 +232,3 @@ def test_trained_vocabulary_is_the_same_every_time() -> None:
     found = [train_word_pieces(texts, 150) for _ in range(6)]
     assert all(vocabulary == found[0] for vocabulary in found)
     assert len(found[0]) == 150 and sorted(found[0].values()) == list(range(150))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"mask_probability": 1.0}, r"data.mask_probability must lie in \(0, 1\), got 1.0"),
-        ({"max_tokens": 2}, "data.max_tokens must be at least 3, got 2"),
-        ({"batch_size": 8}, "7 training sentences do not fill one batch of 8"),
-        (
-            {"vocabulary_size": 20},
-            r"data.vocabulary_size 20 is too small: special tokens and the \d+ characters",
-        ),
-        ({"vocabulary_size": None}, "vocabulary_size must be given for a model from scratch"),
-        ({"pretrained": "somewhere"}, "got vocabulary_size 90, pretrained 'somewhere'"),
-        ({"extra_text": "/no/such.txt"}, "data.extra_text: /no/such.txt is not a file"),
-    ],
-)
-def test_options_that_cannot_be_are_refused(prepared: Path, options: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        set_up(prepared, **options)
-
-
-def test_patients_in_training_and_evaluation_are_refused(tmp_path: Path) -> None:
-    folder = write_set(tmp_path / "mixed", patients={11: 2})
-    with pytest.raises(
-        PreparedDataError, match=r"1 patients are both in training and in evaluation \(first: 2\)"
-    ):
-        set_up(folder)
-
-
-def test_a_set_without_validate_reports_is_refused(tmp_path: Path) -> None:
-    folder = write_set(tmp_path / "short", uses={**USE, 11: "excluded"})
-    with pytest.raises(PreparedDataError, match=r"has no validate sentences \(0 studies of use validate\)"):
-        set_up(folder)

@@ -287,10 +287,6 @@ def test_a_reports_embedding_is_the_mean_of_its_distinct_sentences() -> None:
     found = report_embedding(sentences, reports)
     assert found.study_id.tolist() == [10, 30]
     assert found.embedding.tolist() == [[5, 5], [0.5, 0.5]] and found.embedding.dtype == np.float32
-    with pytest.raises(
-        PreparedDataError, match="1 of 2 sentences of reports have no embedding .*sentence_id 4"
-    ):
-        report_embedding(sentences, pd.DataFrame({"study_id": [1, 1], "sentence_id": [2, 4]}))
 
 
 def test_pairs_are_of_different_studies() -> None:

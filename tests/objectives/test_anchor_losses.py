@@ -8,14 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import CHEXPERT
 from medclip_dcl.networks.similarity import GlobalCosine
 from medclip_dcl.objectives import (
     AnchorLoss,
     Anchors,
-    ConstantClassProbability,
-    HardNegatives,
     LanguageModelClassProbability,
     RemoveByLabel,
     contrastive_loss,
@@ -40,7 +37,7 @@ class Plugged(AnchorLoss):
 
 @pytest.mark.parametrize("views, same_text", [(1, "negative"), (1, "positive"), (3, "ignore")])
 @pytest.mark.parametrize("by_label", [False, True])
-def test_the_default_loss_by_way_of_the_interface_is_the_default(views, same_text, by_label):
+def test_default_loss_through_the_interface_is_the_default(views, same_text, by_label):
     labels = torch.zeros(4, 14)
     labels[[1, 3], CHEXPERT.index("Edema")] = 1.0
     regions, sentences, batch = make_batch(views, **({"labels": labels} if by_label else {}))
@@ -71,7 +68,7 @@ class Recorded(AnchorLoss):
         return anchors.logits.mean(1)
 
 
-def test_a_loss_gets_keys_and_fields_of_both_directions():
+def test_losses_get_fields_of_both_directions():
     regions, sentences, batch = make_batch(grade=torch.tensor([3.0, 1.0, 4.0, 1.5]))
     batch["image_key"] = torch.tensor([70, 71, 72, 73])
     objective = InBatchObjective(loss=(loss := Recorded()), image_to_text=0.5)
@@ -94,28 +91,6 @@ def test_a_loss_gets_keys_and_fields_of_both_directions():
 
 class Proud(AnchorLoss):
     uses_class_probability = uses_negative_weights = uses_image_to_text = uses_gamma = False
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"class_probability": ConstantClassProbability(0.1)}, "set model.init_args.class_probability: null"),
-        ({"class_probability": LanguageModelClassProbability()}, "does not use class_probability"),
-        ({"negative_weights": HardNegatives()}, "does not use negative_weights"),
-        ({"image_to_text": 0.1}, "set model.init_args.image_to_text: 0.0"),
-    ],
-)
-def test_an_option_that_a_loss_does_not_use_is_refused(options, message):
-    InBatchObjective(loss=Proud(), class_probability=ConstantClassProbability(0.0))
-    with pytest.raises(UserError, match=message):
-        InBatchObjective(loss=Proud(), **options)
-
-
-def test_a_learned_gamma_that_a_loss_does_not_use_is_refused():
-    objective = InBatchObjective(loss=Proud())
-    objective.check_similarity(GlobalCosine(learn_gamma=False))
-    with pytest.raises(UserError, match="learn_gamma: false"):
-        objective.check_similarity(GlobalCosine())
 
 
 class Scaled(AnchorLoss):

@@ -91,7 +91,7 @@ def test_autocast_does_not_round_the_cosines(dtype):
     assert 40 < expected.sum() < 1600
 
 
-def test_a_threshold_that_takes_nearly_every_text_for_near_is_refused_before_training():
+def test_a_threshold_that_finds_nearly_everything_is_refused():
     alike = torch.ones(50, 8) + 0.01 * torch.randn(50, 8)
     alike[0] = torch.tensor([1.0, -1.0] * 4)
     with pytest.raises(ValueError, match=r"negatives would remain: .* takes 9\d% of the pairs of sentences"):
@@ -99,22 +99,3 @@ def test_a_threshold_that_takes_nearly_every_text_for_near_is_refused_before_tra
     with pytest.warns(UserWarning, match=r"threshold 0.0 takes \d\d% of the pairs of reports for near"):
         NearTexts(0.0, "reports").check({"text_embedding": torch.randn(50, 8) + 0.2})
     NearTexts(0.9).check({"sentence_embedding": torch.randn(50, 8)})
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"threshold": 1.01}, r"near_texts: threshold must be a cosine in \[-1, 1\], got 1.01"),
-        ({"threshold": math.nan}, "got nan"),
-    ],
-)
-def test_refusals(options, message):
-    with pytest.raises(ValueError, match=message):
-        NearTexts(**options)
-
-
-def test_near_texts_that_would_change_nothing_are_refused():
-    with pytest.raises(
-        ValueError, match=r"near_texts finds images that fit.* set model.init_args.same_text: positive"
-    ):
-        InBatchObjective(near_texts=NearTexts())

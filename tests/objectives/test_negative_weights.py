@@ -17,6 +17,7 @@ from medclip_dcl.objectives import (
     TrueNegatives,
     contrastive_loss,
 )
+from medclip_dcl.objectives.negative_weights import uniform
 
 SIZES = [(1, 2), (3, 5), (7, 4), (5, 23)]
 
@@ -60,7 +61,7 @@ def test_remove_by_label_is_the_loop(anchors, candidates, normals):
             assert found[a, c] == (0.0 if is_removed else 1.0)
 
 
-def test_remove_by_label_takes_the_columns_of_its_findings_alone():
+def test_remove_by_label_reads_its_findings_alone():
     labels = torch.zeros(3, 14)
     labels[:2, CHEXPERT.index("Fracture")] = 1
     own = torch.tensor([0, 1, 2])
@@ -69,8 +70,6 @@ def test_remove_by_label_takes_the_columns_of_its_findings_alone():
     expected = torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 1.0], [1.0, 1.0, 0.0]])
     assert torch.equal(rule(own, labels=labels), expected)
     assert torch.equal(rule(own, labels=labels[:, [CHEXPERT.index("Fracture")]]), expected)
-    with pytest.raises(ValueError, match=r"labels must have 14 columns .* or 1 .*, got 3"):
-        rule(own, labels=labels[:, :3])
 
 
 @pytest.mark.parametrize(
@@ -151,7 +150,7 @@ def test_hard_negatives_is_the_loop(anchors, candidates, beta, gamma2):
         assert found[a].tolist() == pytest.approx([i / mean for i in importance])
 
 
-def test_hard_negatives_are_safe_in_half_precision_and_detach():
+def test_hard_negatives_in_half_precision_and_detached():
     scores = torch.tensor([[100.0, 99.0, -100.0]], dtype=torch.float16, requires_grad=True)
     own = torch.tensor([0])
     weights = HardNegatives(beta=10.0)(own, logits=scores)
@@ -203,28 +202,6 @@ def test_the_loss_with_weights_is_the_formula(rule, field, draw, anchors, candid
     torch.testing.assert_close(found.double(), expected, rtol=rtol, atol=atol)
 
 
-@pytest.mark.parametrize(
-    "make, message",
-    [
-        (lambda: RemoveByTextSimilarity(1.5), r"threshold must be a cosine in \[-1, 1\], got 1.5"),
-        (lambda: RemoveByTextSimilarity(math.nan), "got nan"),
-        (lambda: RemoveByLabel(findings=["Edema", "Mood"]), r"findings must be some of .* got \['Mood'\]"),
-        (lambda: RemoveByLabel(findings=[]), "findings must be some of"),
-        (lambda: ResampleByTextSimilarity(draws=0), "draws must be at least 1"),
-        (lambda: ResampleByTextSimilarity(seed=-1), "seed at least 0"),
-        (lambda: HardNegatives(beta=-1.0), "beta must be finite and at least 0, got -1.0"),
-        (lambda: HardNegatives()(torch.tensor([0])), "HardNegatives needs the logits"),
-        (
-            lambda: RemoveByLabel()(torch.tensor([0]), text_embedding=torch.ones(2, 3)),
-            r"RemoveByLabel takes the fields \['labels'\], got \['text_embedding'\]",
-        ),
-    ],
-)
-def test_refusals(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     "rule", [RemoveByTextSimilarity(0.98), ReweightByTextSimilarity(), ResampleByTextSimilarity()]
@@ -259,7 +236,7 @@ def test_a_threshold_of_one_keeps_equal_reports():
 
 def test_what_would_train_nothing_is_refused_before_training():
     alike = torch.ones(50, 8) + 0.01 * torch.randn(50, 8)
-    with pytest.raises(ValueError, match="removes 100% of the pairs of reports .*nothing would be trained"):
+    with pytest.raises(ValueError, match="removes 100% of the pairs of reports.*nothing would be trained"):
         RemoveByTextSimilarity(0.9).check({"text_embedding": alike})
     unlike = torch.randn(50, 8)
     with pytest.warns(UserWarning, match=r"threshold 0.0 removes \d\d% of the pairs"):
@@ -267,3 +244,41 @@ def test_what_would_train_nothing_is_refused_before_training():
     RemoveByTextSimilarity(0.9).check({"text_embedding": unlike})
     with pytest.warns(UserWarning, match="no training study is positive for any of"):
         RemoveByLabel().check({"labels": torch.zeros(5, 14)})
+
+
+# Random numbers from keys alone.
+
+MASK = 2**64 - 1
+
+
+def splitmix64(state: int) -> int:
+    state = (state + 0x9E3779B97F4A7C15) & MASK
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & MASK
+    return state ^ (state >> 31)
+
+
+def test_the_constants_are_those_of_splitmix64():
+    """The first output of the published generator seeded with 1234567."""
+    assert splitmix64(1234567) == 6457827717110365317
+
+
+def test_uniform_is_the_loop():
+    keys = torch.tensor([[0, 0], [3, 2**40], [-1, 7]])
+    found = uniform(keys, 5, 11, 2)
+    for row, key in enumerate(keys.tolist()):
+        for draw in range(5):
+            state = 0
+            for word in (11, 2, *key, draw):
+                state = splitmix64((state + word) & MASK)
+            assert found[row, draw].item() == (state >> 11) / 2**53
+
+
+def test_uniform_numbers_are_uniform_and_uncorrelated():
+    keys = torch.arange(20_000)[:, None]
+    found = uniform(keys, 3)
+    assert found.min() >= 0 and found.max() < 1
+    shares = torch.histc(found.flatten(), 16, 0, 1) / found.numel()
+    torch.testing.assert_close(shares, torch.full((16,), 1 / 16, dtype=shares.dtype), atol=0.004, rtol=0)
+    assert torch.corrcoef(found.T).fill_diagonal_(0).abs().max() < 0.03
+    assert torch.corrcoef(torch.stack([found[1:, 0], found[:-1, 0]]))[0, 1].abs() < 0.03

@@ -184,7 +184,7 @@ def test_what_the_sigmoid_loss_refuses_is_nan_elsewhere(arguments, elsewhere, mo
         (KnownClassProbability([0.5]), {"class_id": torch.tensor([0, 1, -1])}),
     ],
 )
-def test_a_class_probability_is_nan_elsewhere_where_the_host_refuses(rule, fields, elsewhere, monkeypatch):
+def test_refused_class_probabilities_are_nan_elsewhere(rule, fields, elsewhere, monkeypatch):
     assert rule(**fields).isnan().tolist() == [False, True, True]
     monkeypatch.undo()
     with pytest.raises(ValueError):

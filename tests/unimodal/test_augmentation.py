@@ -56,7 +56,7 @@ def view_by_torchvision(image: Tensor, drawn: Drawn, number: int, size: int) -> 
 
 @pytest.mark.parametrize(("side", "size"), [(13, 9), (9, 13), (32, 32), (11, 3)])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_each_view_is_that_of_torchvision_with_the_same_numbers(channels, side, size):
+def test_views_are_torchvisions_with_the_same_numbers(channels, side, size):
     images, of_views = some_images(40, channels, side), numbers(40)
     drawn = EVERYTHING.drawn(of_views, side)
     assert all(0 < x.float().mean() < 1 for x in (drawn.is_flipped, drawn.is_grey, drawn.sigma > 0))
@@ -111,7 +111,7 @@ def test_without_any_change_a_view_is_its_image():
     torch.testing.assert_close(flipped, images.flip(3), rtol=0, atol=1e-6)
 
 
-def test_a_view_depends_on_no_other_image_of_the_batch():
+def test_a_view_depends_on_its_image_alone():
     images, of_views = some_images(24, 3, 11), numbers(24)
     whole = EVERYTHING(images, of_views, 11)
     for part in (slice(0, 1), slice(3, 20, 4)):
@@ -126,7 +126,7 @@ def test_a_whole_box_is_a_resized_image():
         torch.testing.assert_close(resized_crops(images, boxes, size), expected, rtol=0, atol=2e-6)
 
 
-def test_a_whole_turn_of_the_hue_leaves_the_colours():
+def test_a_whole_turn_leaves_the_colours():
     images = some_images(6, 3, 5)
     for turns in (-1.0, 0.0, 1.0):
         torch.testing.assert_close(shift_hue(images, torch.full((6,), turns)), images, rtol=0, atol=2e-6)
@@ -134,7 +134,7 @@ def test_a_whole_turn_of_the_hue_leaves_the_colours():
     torch.testing.assert_close(shift_hue(red, torch.tensor([1 / 3])), red.roll(1, 1))
 
 
-def test_numbers_depend_on_seed_epoch_view_and_image_alone():
+def test_numbers_depend_on_seed_epoch_view_image():
     table = uniform_numbers(11, 3, seed=4, epoch=2)
     assert table.shape == (11, 3, NUMBERS) and table.min() >= 0 and table.max() < 1
     assert torch.equal(uniform_numbers(11, 2, 4, 2), table[:, :2]), "more views leave the first ones"

@@ -83,7 +83,7 @@ def test_blocks_of_one_point_are_the_plain_loss(loss):
 
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("scale", [0.1, 1.0, 10.0])
-def test_block_loss_is_at_most_the_mean_over_pairings(loss, scale):
+def test_block_loss_is_below_mean_over_pairings(loss, scale):
     # Proposition 6.2 by Jensen, sample by sample: point by point, and over every choice of points from the blocks.
     similar, negatives = 3, 2
     x, positives, rivals = random_blocks(11, negatives, similar, 4, scale)
@@ -118,7 +118,7 @@ def test_logistic_loss_of_one_negative_by_hand():
     assert k_negative_loss(x / 4, positive, negative, loss="hinge").item() == 0.5
 
 
-def test_both_losses_are_one_at_margin_zero_and_count_rivals_differently():
+def test_both_losses_at_margin_zero():
     assert margin_loss(torch.zeros(1), "hinge").item() == margin_loss(torch.zeros(1), "logistic").item() == 1
     assert margin_loss(torch.zeros(7), "hinge").item() == 1
     assert margin_loss(torch.zeros(7), "logistic").item() == 3
@@ -148,7 +148,7 @@ def test_gradients_are_finite_everywhere(loss, scale, dtype):
     assert any(gradient.any() for gradient in gradients)
 
 
-def test_gradient_of_the_logistic_loss_is_the_share_of_the_rivals():
+def test_logistic_gradient_is_the_share_of_rivals():
     # d/dv_i of log2(1 + sum exp(-v)) = -exp(-v_i) / (1 + sum exp(-v)) / ln 2; also where exp(-v) overflows float32.
     margins = torch.tensor([[0.5, -1.0], [-500.0, -501.0], [500.0, 501.0]], requires_grad=True)
     margin_loss(margins, "logistic").sum().backward()
@@ -186,7 +186,7 @@ def test_half_precision_does_not_overflow(loss):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_block_means_of_half_precision_are_not_rounded_to_it(dtype):
+def test_half_precision_does_not_round_block_means(dtype):
     tensors = random_blocks(9, 4, 3, 5, 10.0, dtype)
     expected = block_loss(*[t.double() for t in tensors], reduction="none").float()
     torch.testing.assert_close(block_loss(*tensors, reduction="none"), expected, rtol=1e-5, atol=1e-5)
@@ -197,59 +197,3 @@ def test_autocast_changes_nothing():
     expected = block_loss(x, positives, rivals)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert block_loss(x, positives, rivals).item() == expected.item()
-
-
-X, P, N = torch.zeros(5, 3), torch.zeros(5, 3), torch.zeros(5, 2, 3)
-
-
-@pytest.mark.usefixtures("_shapes_unchecked")
-@pytest.mark.parametrize(
-    "tensors, options, message",
-    [
-        ((X[0], P, N), {}, "anchors must be (anchor, dim), got shape (3,)"),
-        ((X, P[:4], N), {}, "positives must be (anchor, dim) with anchor = 5, dim = 3, got shape (4, 3)"),
-        (
-            (X, P, N[:, :, :2]),
-            {},
-            "negatives must be (anchor, negative, dim) with anchor = 5, dim = 3, got shape (5, 2, 2)",
-        ),
-        ((X, P, N[:, :0]), {}, "negatives must hold at least one negative, got shape (5, 0, 3)"),
-        ((X[:0], P[:0], N[:0]), {}, "anchors must hold at least one anchor, got shape (0, 3)"),
-        ((X, P, N), {"loss": "Hinge"}, 'loss must be "hinge" or "logistic", got \'Hinge\''),
-        ((X, P, N), {"reduction": "max"}, 'reduction must be "mean", "sum" or "none", got \'max\''),
-    ],
-)
-def test_bad_input(tensors, options, message):
-    with pytest.raises(ValueError) as error:
-        k_negative_loss(*tensors, **options)
-    assert str(error.value) == message
-
-
-@pytest.mark.usefixtures("_shapes_unchecked")
-@pytest.mark.parametrize(
-    "tensors, message",
-    [
-        (
-            (X, P, N[:, :, None]),
-            "positives must be (anchor, point, dim) with anchor = 5, dim = 3, got shape (5, 3)",
-        ),
-        (
-            (X, P[:, None], torch.zeros(5, 2, 4, 3)),
-            "negatives must be (anchor, negative, point, dim) with anchor = 5, point = 1, dim = 3,"
-            " got shape (5, 2, 4, 3)",
-        ),
-        (
-            (X, P[:, None][:, :0], N[:, :, None]),
-            "positives must hold at least one point, got shape (5, 0, 3)",
-        ),
-    ],
-)
-def test_bad_blocks(tensors, message):
-    with pytest.raises(ValueError) as error:
-        block_loss(*tensors)
-    assert str(error.value) == message
-
-
-def test_margins_without_a_rival_are_refused():
-    with pytest.raises(ValueError, match=r"at least one rival each, got shape \(4, 0\)"):
-        margin_loss(torch.zeros(4, 0))

@@ -6,15 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 from torchvision.transforms.v2 import functional as tv
 
-from medclip_dcl.command.config_keys import check_arguments
-from medclip_dcl.common.errors import MissingFileError, UserError
 from medclip_dcl.data.link import ViewsProvided, ViewsRequirements
 from medclip_dcl.unimodal.arrays import ImageArrays, read_digits
 from medclip_dcl.unimodal.augmentation import Augmentation, uniform_numbers
@@ -94,7 +91,7 @@ def test_the_subset_depends_on_its_seed_alone():
     assert counts(other) == counts(first) and as_set(other.chosen.train) != as_set(first.chosen.train)
 
 
-def test_the_subset_of_a_class_does_not_depend_on_the_other_classes():
+def test_subset_of_a_class_ignores_other_classes():
     few = module(fraction=0.2, classes=["6", "1", "8"])
     assert few.chosen.classes == ("1", "6", "8") and few.chosen.selected == ("6", "8")
     whole = module(fraction=0.2)
@@ -175,7 +172,7 @@ def test_views_are_those_of_seed_epoch_and_index():
     assert not torch.equal(found[0]["images"][0], found[0]["images"][1]), "views differ"
 
 
-def test_more_views_leave_the_first_ones_as_they_are():
+def test_more_views_leave_the_first_ones_alone():
     two, five = (batches(module(n_views=n_views))[0]["images"] for n_views in (2, 5))
     assert torch.equal(two, five[:2])
 
@@ -256,7 +253,7 @@ class SaveAt(Callback):
 
 
 @pytest.mark.filterwarnings("ignore:.*no `validation_step`", "ignore:.*LeafSpec")
-def test_a_run_that_is_resumed_in_an_epoch_sees_the_same_batches(tmp_path):
+def test_a_resumed_run_sees_the_same_batches(tmp_path):
     quiet: dict[str, Any] = {
         name: False
         for name in ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
@@ -289,7 +286,7 @@ def test_batches_for_a_gpu_are_in_pinned_memory(monkeypatch):
             assert loader.pin_memory == is_there
 
 
-def test_the_test_serves_every_image_once_as_it_is():
+def test_test_loader_serves_every_image_once():
     data = module(fraction=0.2, batch_size=97, stage="test")
     found = batches(data, "test")
     both = torch.cat([data.chosen.train, data.chosen.test])
@@ -360,119 +357,3 @@ def test_unlabelled_images_are_trained_on_and_not_evaluated(stl10):
     names = list(data.chosen.classes)
     labelled = module(source="stl10", folder=stl10, batch_size=5, classes=names)
     assert len(labelled.chosen.train) == 20 and "rho" in batches(labelled)[0]
-
-
-# Mistakes
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"fraction": 0.0}, ["data.fraction", "(0, 1]", "0.0"]),
-        ({"fraction": 1.5}, ["data.fraction", "(0, 1]", "1.5"]),
-        ({"fraction": float("nan")}, ["data.fraction", "nan"]),
-        ({"fraction": 0.001}, ["data.fraction 0.001 keeps none of the 121 training images of class 5"]),
-        ({"fraction": 0.5, "selected": []}, ["data.fraction 0.5", "data.selected"]),
-        ({"fraction": 0.5, "classes": ["0", "1"]}, ["data.fraction 0.5", "name some of 0, 1 in data.selected"]),
-        ({"classes": ["0", "10", "frog"]}, ["data.classes: digits has no class 10, frog", "it has 0, 1"]),
-        ({"classes": ["3"]}, ["data.classes", "at least two", "got ['3']"]),
-        ({"classes": ["3", "3"]}, ["data.classes", "at least two", "got ['3', '3']"]),
-        ({"classes": []}, ["data.classes", "at least two", "got []"]),
-        ({"selected": ["truck"]}, ["data.selected: digits has no class truck"]),
-        ({"selected": ["7"], "classes": ["3", "4"]}, ["data.selected", "data.classes ['3', '4']", "got ['7']"]),
-        ({"folder": "here"}, ["data.folder", "come with scikit-learn", "here"]),
-        ({"source": "cifar10"}, ["data.folder", "cifar10", "null"]),
-        ({"source": "stl10", "folder": "nowhere"}, ["data.folder: no folder nowhere"]),
-        ({"batch_size": 0}, ["data.batch_size", "at least 1"]),
-        ({"batch_size": 1199}, ["1198 training images", "batch of 1199"]),
-        ({"image_size": 2}, ["data.image_size", "at least 3"]),
-        ({"crop_scale": 0.0}, ["data.crop_scale", "(0, 1]"]),
-        ({"flip": 1.1}, ["data.flip", "[0, 1]"]),
-        ({"grey": -0.1}, ["data.grey", "[0, 1]"]),
-        ({"blur": 2.0}, ["data.blur", "[0, 1]"]),
-        ({"jitter_probability": -1.0}, ["data.jitter_probability", "[0, 1]"]),
-        ({"jitter": [0.4, 0.4, 0.4]}, ["data.jitter", "four strengths", "[0.4, 0.4, 0.4]"]),
-        ({"jitter": [0.4, 0.4, 0.4, 0.6]}, ["data.jitter", "at most 0.5"]),
-        ({"jitter": [0.4, -0.4, 0.4, 0.1]}, ["data.jitter", "at least 0"]),
-        ({"monitor_images": 0}, ["data.monitor_images", "at least 1"]),
-        ({"seed": -1}, ["data.seed", "at least 0"]),
-        ({"subset_seed": -1}, ["data.subset_seed", "at least 0"]),
-        ({"fields": ("rho", "log_p")}, ["requires log_p of an image", "class_id, rho, lowest_rho"]),
-    ],
-)  # fmt: skip
-def test_a_mistake_is_one_line_that_names_it(options, words):
-    with pytest.raises(UserError) as error:
-        module(**options)
-    assert all(part in str(error.value) for part in words), error.value
-    assert "\n" not in str(error.value)
-
-
-def test_shares_of_images_without_labels_are_refused(stl10):
-    with pytest.raises(
-        UserError, match=r"requires rho, but 5 of the training images of stl10 have no label; .*classes"
-    ):
-        module(source="stl10", folder=stl10, batch_size=5, fields=("rho",))
-
-
-def test_files_of_one_class_alone_are_refused(tmp_path):
-    folder = write_batches(tmp_path / "cifar10", "binary")
-    for file in folder.glob("*.bin"):
-        images = np.frombuffer(file.read_bytes(), np.uint8).reshape(-1, 3073).copy()
-        images[:, 0] = 3  # the label of each image
-        file.write_bytes(images.tobytes())
-    with pytest.raises(
-        UserError, match="cifar10 has no training image of class airplane, automobile, bird, deer"
-    ):
-        module(source="cifar10", folder=str(folder), batch_size=4)
-    folder, _ = write_stl10(tmp_path / "stl10")
-    (folder / "class_names.txt").write_text("airplane\n")
-    for use in ("train", "test"):
-        (folder / f"{use}_y.bin").write_bytes(bytes([1]) * len((folder / f"{use}_y.bin").read_bytes()))
-    with pytest.raises(UserError, match="stl10 has one class, airplane"):
-        module(source="stl10", folder=str(folder), batch_size=5, fields=())
-
-
-CLASS = ["--data", "medclip_dcl.unimodal.ImageOnlyDataModule"]
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "words"),
-    [
-        (["--data.fraction", "half"], UserError, ["data.init_args.fraction: expected float, found half"]),
-        (["--data.init_args.fracton", "0.5"], UserError, ["fracton", "mean fraction?"]),
-        (["--data.source", "mnist"], UserError, ["source: expected cifar10, digits or stl10, found mnist"]),
-        (["--data.source", "stl10", "--data.folder", "nowhere"], MissingFileError, ["no folder nowhere"]),
-    ],
-)  # fmt: skip
-def test_mistakes_are_refused_before_lightning_is_imported(options, error, words):
-    with pytest.raises(error) as found:
-        check_arguments(["fit", *CLASS, *options])
-    assert all(part in str(found.value) for part in words), found.value
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"fraction": 0.0}, ["data.fraction", "(0, 1]"]),
-        ({"source": "cifar10"}, ["data.folder", "cifar10"]),
-        ({"folder": "here"}, ["come with scikit-learn"]),
-        ({"classes": ["1"]}, ["data.classes", "at least two", "got ['1']"]),
-        ({"selected": ["dog"], "classes": ["cat", "ship"]}, ["data.selected", "got ['dog']"]),
-        ({"jitter": [0.4, 0.4]}, ["data.jitter", "four strengths"]),
-        ({"flip": 2.0}, ["data.flip"]),
-        ({"monitor_images": 0}, ["data.monitor_images", "at least 1"]),
-    ],
-)
-def test_mistakes_are_refused_by_the_constructor(settings, words):
-    with pytest.raises(UserError) as found:
-        ImageOnlyDataModule(**settings)
-    assert all(part in str(found.value) for part in words), found.value
-
-
-def test_right_configurations_are_left_to_the_parser(tmp_path):
-    for options in (
-        ["--data.fraction", "0.5", "--data.selected", "['1', '2']", "--data.crop_scale", "null"],
-        ["--data.source", "cifar10", "--data.folder", str(tmp_path), "--data.jitter", "[0.4, 0.4, 0.4, 0.1]"],
-    ):
-        for command in ("fit", "test"):
-            check_arguments([command, *CLASS, *options])

@@ -185,7 +185,7 @@ def test_predictions_hold_the_accuracies(tested, results, features):
     ).all()
 
 
-def test_testing_again_gives_the_same_bytes_but_for_timings(tested, results, tmp_path):
+def test_testing_again_gives_the_same_results(tested, results, tmp_path):
     run = shutil.copytree(tested, tmp_path / "run")
     (run / "results_untrained.json").unlink()
     main(["test", "--config", str(run / "config.yaml"), "--run_folder", str(run), "--untrained", "false"])
@@ -199,7 +199,7 @@ def test_a_run_can_do_without_the_untrained_network(tmp_path):
     assert {x.name for x in (tmp_path / "run/checkpoints").iterdir()} == {"last.ckpt"}
 
 
-def test_reports_of_radiographs_name_a_run_of_images_alone(tested):
+def test_reports_refuse_a_run_of_images_alone(tested):
     with pytest.raises(SavedResultsError, match="is a run of images alone.*predictions/image_only.parquet"):
         render(tested)
     with pytest.raises(UserError, match="found a model of images alone"):
@@ -222,11 +222,8 @@ def test_a_test_limited_to_some_batches_says_so(tested, tmp_path, capsys):
 @pytest.mark.parametrize(
     "more, evaluation, message",
     [
-        ((), {"label_fractions": [0.5, 0.0]}, "label_fractions must be numbers in (0, 1], got [0.5, 0.0]"),
-        ((), {"average_k": [4]}, "average_k 4 needs more than 4 classes"),
+        ((), {"average_k": [4]}, "found k 4 with 0 tasks among 4 classes"),
         ((), {"k": 0}, "ImageOnlyEvaluation.k must be at least 1, got 0"),
-        ((), {"temperature": 0.0}, "temperature and map_perplexity must be above 0"),
-        (("--model.init_args.projection_dim", "0"), {}, "model.projection_dim must be at least 1, got 0"),
         (("--model.init_args.image_encoder.init_args.channels", "3"), {}, "takes images of 3 channels"),
         (
             ("--model.init_args.image_encoder.init_args.wdith", "3"),
@@ -242,8 +239,6 @@ def test_a_test_limited_to_some_batches_says_so(tested, tmp_path, capsys):
             {},
             "KNegatives needs a batch of at least 65 images, data.batch_size is 64",
         ),
-        (("--untrained", "maybe"), {}, "untrained: expected bool, found maybe"),
-        (("--model.init_args.learning_rate", "-1"), {}, "learning_rate must be above 0, got -1"),
     ],
 )
 def test_mistakes_end_with_one_line(more, evaluation, message, tmp_path, capsys):
@@ -255,15 +250,7 @@ def test_mistakes_end_with_one_line(more, evaluation, message, tmp_path, capsys)
     assert not run.exists()
 
 
-def test_too_many_tasks_of_classes_are_refused_before_training(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("medclip_dcl.unimodal.mean_classifier._MAX_TASKS", 5)
-    with pytest.raises(SystemExit):
-        main(["fit", *words(tmp_path / "run")])
-    assert "average_k: 6 tasks of 2 among 4 classes are too many" in capsys.readouterr().err.splitlines()[-1]
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_run_without_an_objective_says_what_is_missing(tmp_path, capsys):
+def test_a_run_without_an_objective_says_so(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["fit", "--config", str(CONFIGS / "digits.yaml"), "--run_folder", str(tmp_path / "run")])
     assert (

@@ -74,7 +74,7 @@ def test_half_precision_means_do_not_overflow():
     assert class_means(embeddings, torch.zeros(9, dtype=torch.int64)).item() == embeddings[0].item()
 
 
-def test_with_means_of_one_norm_it_is_the_nearest_centroid():
+def test_means_of_one_norm_give_the_nearest_centroid():
     embeddings, labels = labelled([9, 4, 11, 6, 8], 3, spread=2.0)
     means = class_means(embeddings, labels)
     embeddings = embeddings + (torch.nn.functional.normalize(means) - means)[labels]
@@ -132,7 +132,7 @@ def test_average_over_all_tasks_equals_the_loop(loss, k, labels_are_uniform, mon
     assert found == pytest.approx(expected, rel=1e-6)
 
 
-def test_uniform_classes_are_the_default_and_all_classes_are_one_task():
+def test_defaults_are_uniform_classes():
     embeddings, labels = labelled([4, 3, 6, 2], 3)
     means = class_means(embeddings, labels)
     found = average_k_metrics(embeddings, labels, means, 2)
@@ -178,7 +178,7 @@ def synthetic(n_classes, n_points, dim, spread):
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_the_expectations_are_those_of_a_loop_over_points(loss):
+def test_expectations_are_a_loop_over_points(loss):
     classes = synthetic(2, 2, 3, 0.5)
     draws = [(c, i, classes.class_probability[c].item() / 2) for c in range(2) for i in range(2)]
     unsupervised = blocks = 0.0
@@ -196,7 +196,7 @@ def test_the_expectations_are_those_of_a_loop_over_points(loss):
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("spread", [0.1, 1.0])
 def test_the_losses_bound_the_mean_classifiers(loss, seed, spread):
     # Lemma 4.3: L_sup^mu <= (L_un - tau) / (1 - tau), tau the chance of two equal classes. Proposition 6.2: with
@@ -212,7 +212,7 @@ def test_the_losses_bound_the_mean_classifiers(loss, seed, spread):
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_without_spread_in_a_class_lemma_4_3_is_an_equality(loss):
+def test_lemma_4_3_without_spread_is_an_equality(loss):
     classes = synthetic(5, 1, 3, 1.0)
     tau = (classes.class_probability**2).sum().item()
     expected = (1 - tau) * classes.supervised_loss(1, loss) + tau
@@ -220,7 +220,7 @@ def test_without_spread_in_a_class_lemma_4_3_is_an_equality(loss):
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_negatives_of_the_same_class_cost_at_least_one(loss):
+def test_negatives_of_one_class_cost_at_least_one(loss):
     # Section 4.2: the loss of a class against itself is at least 1 by Jensen, and more the wider the class.
     losses = []
     for spread in (0.0, 0.3, 1.0):
@@ -245,69 +245,10 @@ def test_with_two_negatives_means_cost_less_than_points(loss):
     assert with_means < classes.unsupervised_loss(2, loss)
 
 
-E, Y, W = torch.ones(4, 3), torch.tensor([0, 1, 2, 1]), torch.ones(3, 3)
-
-
-@pytest.mark.usefixtures("_shapes_unchecked")
-@pytest.mark.parametrize(
-    ("arguments", "options", "message"),
-    [
-        ((E, Y, W, 0), {}, "k must be at least 1, the rivals of the right class: found 0"),
-        ((E, Y, W, 3), {}, "a task of 4 classes needs as many of probability above 0: found 3"),
-        (
-            (E, Y, W, 1),
-            {"class_distribution": torch.tensor([1.0, 0.0, 0.0])},
-            "a task of 2 classes needs as many of probability above 0: found 1",
-        ),
-        (
-            (E, Y, W, 1),
-            {"class_distribution": torch.tensor([0.5, 0.75, -0.25])},
-            "the class distribution must be at least 0 and sum to 1: found [0.5, 0.75, -0.25]",
-        ),
-        (
-            (E, Y, W, 1),
-            {"class_distribution": torch.tensor([0.5, 0.4])},
-            "the class distribution must have one probability for each of 3 classes: found shape (2,)",
-        ),
-        ((E, Y[:3], W, 1), {}, "embeddings must be (case, dim) and labels (case,): found (4, 3) and (3,)"),
-        ((E, Y + 1, W, 1), {}, "case 2 has label 3: expected one of the 3 classes from 0"),
-        (
-            (E, Y % 2, W, 1),
-            {},
-            "1 of 3 classes have no case (first: class 2); leave them out or add some",
-        ),
-        (
-            (E * torch.tensor([[1.0], [math.nan], [math.inf], [1.0]]), Y, W, 1),
-            {},
-            "embeddings must be finite: 2 of 4 cases hold NaN or infinity (first: case 1)",
-        ),
-        ((E, Y, W * math.nan, 1), {}, "means must be finite: an embedding is NaN or infinite"),
-        ((E, Y, W, 1), {"loss": "softmax"}, 'loss must be "hinge" or "logistic", got \'softmax\''),
-    ],
-)
-def test_bad_input_is_named(arguments, options, message):
-    with pytest.raises(ValueError) as error:
-        average_k_metrics(*arguments, **options)
-    assert str(error.value) == message
-
-
-def test_too_many_tasks_are_refused_by_number():
-    with pytest.raises(ValueError) as error:
-        average_k_metrics(torch.eye(100), torch.arange(100), torch.eye(100), 9)
-    assert str(error.value) == (
-        "average_k: 17,310,309,456,440 tasks of 10 among 100 classes are too many to enumerate (at most 100,000);"
-        " give another k"
-    )
-
-
 def test_a_class_of_probability_zero_needs_no_case():
     rho = torch.tensor([0.5, 0.5, 0.0])
-    found = average_k_metrics(E, Y % 2, W, 1, class_distribution=rho, loss="hinge")
+    labels = torch.tensor([0, 1, 0, 1])
+    found = average_k_metrics(
+        torch.ones(4, 3), labels, torch.ones(3, 3), 1, class_distribution=rho, loss="hinge"
+    )
     assert found == (1.0, 0.5)
-
-
-def test_class_means_without_a_case_are_refused():
-    with pytest.raises(ValueError, match=r"1 of 3 classes have no case \(first: class 1\)"):
-        class_means(torch.ones(2, 4), torch.tensor([0, 2]))
-    with pytest.raises(ValueError, match="case 1 has label 2: expected one of the 2 classes from 0"):
-        class_means(torch.ones(2, 4), torch.tensor([0, 2]), n_classes=2)

@@ -44,17 +44,3 @@ def test_lengths_do_not_matter():
     scales = torch.from_numpy(np.random.default_rng(0).uniform(0.1, 9, 23)).float()
     found = neighbour_predictions(QUERIES, FEATURES * scales[:, None], LABELS, k=3)
     assert torch.equal(found, neighbour_predictions(7 * QUERIES, FEATURES, LABELS, k=3))
-
-
-@pytest.mark.parametrize(
-    "options, features, labels",
-    [
-        ({"k": 0}, FEATURES, LABELS),
-        ({"temperature": 0.0}, FEATURES, LABELS),
-        ({}, FEATURES[:1], LABELS[:1]),
-        ({}, FEATURES, LABELS - 1),
-    ],
-)
-def test_unfit_arguments_are_refused(options, features, labels):
-    with pytest.raises(ValueError, match="must be at least"):
-        neighbour_predictions(None, features, labels, **options)

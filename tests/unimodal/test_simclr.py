@@ -152,7 +152,7 @@ def test_the_unbiased_loss_equals_the_double_loop(images, classes, gamma2):
         (3, "two of three", 1, torch.float32),
     ],
 )
-def test_value_and_gradient_of_the_unbiased_loss_equal_the_whole_matrix(images, class_id, block, dtype):
+def test_unbiased_value_and_gradient_equal_the_matrix(images, class_id, block, dtype):
     first, second = torch.randn(2, images, 7, dtype=dtype)
     known = {"many": labels_of(4, images), "one for all": torch.full((6,), 5)}
     labels = known.get(class_id, torch.tensor([3, 3, 8]))
@@ -252,7 +252,7 @@ def test_gradient_equals_finite_differences():
         assert torch.autograd.gradcheck(lambda x, o=options: simclr_loss(x[0], x[1], block=4, **o), (views,))
 
 
-def test_gradient_into_an_eta_of_zero_equals_the_finite_difference():
+def test_gradient_into_eta_zero_equals_the_difference():
     first, second = torch.randn(2, 4, 3, dtype=torch.float64)
     eta = torch.zeros(4, dtype=torch.float64, requires_grad=True)
     simclr_loss(first, second, class_probability=eta).backward()
@@ -286,7 +286,7 @@ def test_torch_func_and_second_derivatives():
     torch.testing.assert_close(hessian, twice)
 
 
-def test_several_blocks_refuse_torch_func_and_second_derivatives_in_a_line():
+def test_several_blocks_refuse_second_derivatives():
     first, second = torch.randn(2, 4, 3)
 
     def loss(x):
@@ -359,45 +359,3 @@ def test_no_more_than_a_block_of_rows_exists():
         with _Largest() as largest:
             simclr_loss(first, second, block=7, **options).backward()
         assert largest.elements == 7 * 100
-
-
-F, L = torch.zeros(2, 3), torch.tensor([0, 1])
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        ((torch.zeros(3), F, {}), r"first must be floating point of shape \(image, dim\)"),
-        ((torch.zeros(0, 3), torch.zeros(0, 3), {}), r"image at least 1, got torch.float32 \(0, 3\)"),
-        ((F.long(), F.long(), {}), r"got torch.int64 \(2, 3\)"),
-        ((F, torch.zeros(3, 3), {}), r"second must be torch.float32 of shape \(2, 3\) as first is, got"),
-        ((F, F.double(), {}), r"got torch.float64 \(2, 3\)"),
-        ((F, F, {"gamma2": 0.0}), "gamma2 must be finite and above 0, got 0.0"),
-        ((F, F, {"block": 0}), "block must be at least 1 row, got 0"),
-        ((F, F, {"class_probability": 1.0}), r"class_probability must lie in \[0, 1\)"),
-        ((F, F, {"class_probability": torch.zeros(3)}), r"a number or of shape \(2,\) or \(4,\), got \(3,\)"),
-        (
-            (F, F, {"extra_views": F}),
-            r"extra_views must be torch.float32 of shape \(view, 2, 3\), .* got .*\(2, 3\)",
-        ),
-        ((F, F, {"extra_views": F[None, :, :2]}), r"view at least 1, got torch.float32 \(1, 2, 2\)"),
-        ((F, F, {"extra_views": torch.zeros(0, 2, 3)}), r"view at least 1, got torch.float32 \(0, 2, 3\)"),
-        (
-            (F, F, {"extra_views": F[None].double()}),
-            r"extra_views must be torch.float32 .* got torch.float64",
-        ),
-        (
-            (F, F, {"class_id": torch.zeros(3).long()}),
-            r"class_id must be integers of shape \(2,\), got .*\(3,\)",
-        ),
-        (
-            (F, F, {"class_id": torch.zeros(2)}),
-            r"class_id must be integers of shape \(2,\), got torch.float32",
-        ),
-        ((F, F, {"reduction": "max"}), 'reduction must be "mean", "sum" or "none", got \'max\''),
-    ],
-)
-def test_bad_input(arguments, message):
-    first, second, options = arguments
-    with pytest.raises(ValueError, match=message):
-        simclr_loss(first, second, **options)

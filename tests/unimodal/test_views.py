@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import inspect
-import json
 import math
 from pathlib import Path
-from typing import Any
 
 import jsonargparse
 import pytest
@@ -15,8 +13,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from medclip_dcl.common.errors import UserError
-from medclip_dcl.common.parts import part_config
 from medclip_dcl.objectives import (
     ClassProbability,
     ConstantClassProbability,
@@ -25,7 +21,7 @@ from medclip_dcl.objectives import (
 )
 from medclip_dcl.unimodal.curl import Blocks, KNegatives
 from medclip_dcl.unimodal.simclr import SimCLR, simclr_loss
-from medclip_dcl.unimodal.views import ViewsObjective, build_objective
+from medclip_dcl.unimodal.views import ViewsObjective
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs/image_only/objective").glob("*.yaml"))
 
@@ -38,9 +34,6 @@ class Learned(ClassProbability):
     def __init__(self, max_eta: float = 0.3) -> None:
         super().__init__(max_eta)
         self.scale = nn.Parameter(torch.tensor(0.5))
-
-    def config(self) -> dict[str, Any]:
-        return {"max_eta": self.max_eta}
 
     def forward(self, difficulty: Tensor) -> Tensor:
         return self.max_eta * torch.sigmoid(self.scale * difficulty)
@@ -194,7 +187,7 @@ def built(file: Path, *arguments: str) -> ViewsObjective:
 
 
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.stem)
-def test_configurations_are_complete_and_rebuilt_from_a_checkpoint(file):
+def test_configurations_are_complete(file):
     objective = built(file)
     text = file.read_text()
     for kind in (type(objective), *[type(x) for x in objective.children()]):
@@ -204,10 +197,7 @@ def test_configurations_are_complete_and_rebuilt_from_a_checkpoint(file):
         assert "#" in line or "class_path" in line or line.rstrip().endswith(":"), f"no explanation: {line}"
     views = torch.randn(objective.n_views, 7, 4)
     loss, _ = objective(views, fields(7))
-    saved = json.loads(json.dumps(part_config(objective)))
-    again = build_objective(saved)
-    assert type(again) is type(objective)
-    assert again(views, fields(7))[0].item() == loss.item()
+    assert loss.isfinite()
 
 
 def test_the_configurations_differ_where_they_should():
@@ -234,33 +224,6 @@ def test_autocast_leaves_the_loss_in_float32(name, dtype):
         loss, _ = objective(views, fields(7))
     expected, _ = objective(views.float(), fields(7))
     assert loss.dtype == torch.float32 and loss.item() == expected.item()
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: SimCLR(gamma2=0.0), "gamma2 must be finite and above 0, got 0.0"),
-        (lambda: SimCLR(n_positives=0), "n_positives must be at least 1, got 0"),
-        (lambda: SimCLR(n_positives=2), "n_positives 2 without a class probability changes nothing"),
-        (lambda: SimCLR(unbiased=True, n_positives=2), "n_positives 2 without a class probability"),
-        (lambda: KNegatives(0), "must be at least 1, got size 1 and k 0"),
-        (lambda: Blocks(0), "must be at least 1, got size 0 and k 1"),
-        (lambda: build_objective({"class_path": "torch.nn.Identity", "init_args": {}}), "not a known ViewsObjective"),
-    ],
-)  # fmt: skip
-def test_mistakes_of_the_user(make, message):
-    with pytest.raises(UserError, match=message):
-        make()
-
-
-def test_views_and_fields_that_do_not_fit():
-    assert KNegatives(4).least_images == 5
-    with pytest.raises(ValueError, match="k 4 negatives need a batch of at least 5 images, got 4"):
-        KNegatives(4)(torch.ones(2, 4, 3), {})
-    with pytest.raises(ValueError, match="SimCLR takes 3 views of each image, got 2"):
-        SimCLR(known(), n_positives=2)(torch.ones(2, 4, 3), fields(4))
-    with pytest.raises(ValueError, match=r"SimCLR needs the fields \['rho'\], got \['class_id'\]"):
-        SimCLR(known())(torch.ones(2, 4, 3), {"class_id": torch.arange(4)})
 
 
 # Two processes; tests/models/test_two_processes.py has the processes in which this runs.

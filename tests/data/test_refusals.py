@@ -1,0 +1,306 @@
+"""Settings and damaged sets that the datamodules refuse, each in a line that names them and what to do."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from medclip_dcl.common.files import write_json, write_parquet
+from medclip_dcl.data import ImageTextDataModule, LabelledDataModule, PreparedSet
+from medclip_dcl.data.prepared import (
+    PreparedDataError,
+    TextEmbedding,
+    seal,
+    write_table,
+    write_text_embedding,
+)
+from medclip_dcl.data.samplers import EpochSampler
+from tests.data.test_image_text import batches, datamodule, require
+from tests.data.test_labelled import datamodule as labelled_datamodule
+from tests.data.test_reports import USE, set_up, write_set
+
+
+@pytest.fixture
+def copy(small_set: Path, tmp_path: Path) -> Path:
+    """A set that a test may break."""
+    return Path(shutil.copytree(small_set, tmp_path / "copy"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        (ImageTextDataModule, {"crop_size": 600}, r"crop_size 600 must lie in \[1, image_size = 512\], or be null"),
+        (ImageTextDataModule, {"brightness": 1.5}, r"data.brightness must lie in \[0, 1\), got 1.5"),
+        (ImageTextDataModule, {"test_reports": 0}, "data.test_reports must be at least 1, got 0"),
+        (ImageTextDataModule, {"views": 0}, "data.views must be at least 1, got 0"),
+        (ImageTextDataModule, {"evaluation_crop": 0}, "data.evaluation_crop must be at least 1, got 0"),
+        (ImageTextDataModule, {"evaluation_crop": 513}, r"evaluation_crop 513 must lie in \[1, image_size = 512\]"),
+        (ImageTextDataModule, {"contrastive_batch": 100}, "contrastive_batch 100 must be a multiple of .* 64"),
+        (ImageTextDataModule, {"mask_probability": 1.0}, r"data.mask_probability must lie in \(0, 1\), got 1.0"),
+        (LabelledDataModule, {"label_fraction": 0.0}, r"data.label_fraction must lie in \(0, 1\], got 0.0"),
+        (LabelledDataModule, {"label_fraction": 1.5}, r"data.label_fraction must lie in \(0, 1\], got 1.5"),
+        (LabelledDataModule, {"contrast": 1.0}, r"data.contrast must lie in \[0, 1\), got 1.0"),
+    ],
+)  # fmt: skip
+def test_a_setting_is_refused_by_name(kind, options, message, small_set):
+    with pytest.raises(ValueError, match=message):
+        kind(str(small_set), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mask_probability": 1.0}, r"data.mask_probability must lie in \(0, 1\), got 1.0"),
+        ({"max_tokens": 2}, "data.max_tokens must be at least 3, got 2"),
+        ({"batch_size": 8}, "7 training sentences do not fill one batch of 8"),
+        ({"vocabulary_size": 20}, r"vocabulary_size 20 is too small: special tokens and the \d+ characters"),
+        ({"vocabulary_size": None}, "vocabulary_size must be given for a model from scratch"),
+        ({"pretrained": "somewhere"}, "got vocabulary_size 90, pretrained 'somewhere'"),
+        ({"extra_text": "/no/such.txt"}, "data.extra_text: /no/such.txt is not a file"),
+    ],
+)
+def test_settings_of_sentences_are_refused(options, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        set_up(write_set(tmp_path), **options)
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ({"patients": {11: 2}}, r"1 patients are both in training and in evaluation \(first: 2\)"),
+        ({"uses": {**USE, 11: "excluded"}}, r"has no validate sentences \(0 studies of use validate\)"),
+    ],
+)
+def test_sets_of_sentences_are_refused(written, message, tmp_path):
+    with pytest.raises(PreparedDataError, match=message):
+        set_up(write_set(tmp_path, **written))
+
+
+def test_batches_that_cannot_be_are_refused(small_set, small_bert, monkeypatch):
+    with pytest.raises(
+        ValueError, match="24 training images do not fill one batch of 48; lower .*contrastive_"
+    ):
+        datamodule(small_set, small_bert, contrastive_batch=48).setup("fit")
+    with pytest.raises(ValueError, match="24 training images do not fill one batch of 25"):
+        datamodule(small_set, small_bert, batch_size=25).setup("fit")
+    for place in ("images", "samplers"):
+        monkeypatch.setattr(f"medclip_dcl.data.{place}.rank_and_size", lambda: (0, 3))
+    with pytest.raises(ValueError, match="data.batch_size 8 .* must be a multiple of their number, 3"):
+        datamodule(small_set, small_bert, contrastive_batch=24).setup("fit")
+    with pytest.raises(ValueError, match="8 validate images are 1 batches of 12, fewer than the 3 processes"):
+        datamodule(small_set, small_bert, batch_size=12).setup("fit")
+    with pytest.raises(ValueError, match="batch_size 4 .* must be a multiple of their number, 3"):
+        EpochSampler(10, 4, 0)
+
+
+# Damaged sets
+
+Damage = Callable[[Path], object]
+
+
+def edit(table: str, change: Callable[[pd.DataFrame], pd.DataFrame]) -> Damage:
+    return lambda folder: write_parquet(change(pd.read_parquet(folder / table)), folder / table)
+
+
+def delete(name: str) -> Damage:
+    def remove(folder: Path) -> None:
+        shutil.rmtree(folder / name) if (folder / name).is_dir() else (folder / name).unlink()
+
+    return remove
+
+
+def write(name: str, content: bytes) -> Damage:
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+def embeddings(values: np.ndarray, ids: Any = None, name: str = "bert-1") -> Damage:
+    ids = np.arange(len(values)) if ids is None else ids
+    file = f"text_embedding/{name}.parquet"
+    return lambda folder: write_text_embedding(TextEmbedding(ids, values), folder / file, {})
+
+
+def info(**changes: Any) -> Damage:
+    def change(folder: Path) -> None:
+        found = json.loads((folder / "dataset.json").read_text())
+        write_json({**found, **changes}, folder / "dataset.json")
+
+    return change
+
+
+def sealed(changed: str) -> Damage:
+    def change(folder: Path) -> None:
+        sentences, scores = PreparedSet(folder).table("sentences"), PreparedSet(folder).log_p()
+        scores.attrs |= seal(scores, sentences)
+        write_table(scores, folder / SCORES, "log_p")
+        assert PreparedSet(folder).log_p().equals(scores)
+        frame, name = (scores, SCORES) if changed == "log_p" else (sentences, "sentences.parquet")
+        write_parquet(frame.assign(**{changed: frame[changed][::-1].tolist()}), folder / name)
+
+    return change
+
+
+def two(first: Damage, second: Damage) -> Damage:
+    return lambda folder: (first(folder), second(folder))
+
+
+SCORES = "log_p/small-0123.parquet"
+VECTORS = np.random.default_rng(0).normal(size=(9, 7)).astype(np.float32)
+BROKEN = VECTORS.copy()
+BROKEN[[3, 5], 2] = np.nan, np.inf
+OTHER_SCORES: Damage = lambda folder: shutil.copy(folder / SCORES, folder / "log_p/other-9.parquet")  # noqa: E731
+LISTS = pd.DataFrame({"sentence_id": range(9), "embedding": list(VECTORS)})
+
+
+def log_p(change: dict[int, float]) -> Damage:
+    return edit(SCORES, lambda t: t.assign(log_p=t["sentence_id"].map(change).fillna(t["log_p"])))
+
+
+def table(name: str) -> Callable[[PreparedSet], object]:
+    return lambda prepared: prepared.table(name)
+
+
+@pytest.mark.parametrize(
+    ("damage", "read", "message"),
+    [
+        (delete("dataset.json"), PreparedSet.log_p, "holds no dataset.json"),
+        (write("dataset.json", b"{"), PreparedSet.log_p, "dataset.json is not JSON .*; prepare the set again"),
+        (write("dataset.json", b"[]"), PreparedSet.log_p, "expected a prepared data set .*, found version none"),
+        (info(format_version=99), PreparedSet.log_p, "format version 3, found version 99; .* prepare"),
+        (delete("boxes.parquet"), table("boxes"), "no table boxes.parquet; create it with: .*--ms_cxr FILE"),
+        (write("labels.parquet", b"PAR1"), table("labels"), "labels.parquet: .*; make it again: python -m data_prep"),
+        (edit("sentences.parquet", lambda t: t.drop(columns="n_reports")), table("sentences"),
+         r"sentences\.parquet: table sentences: expected the columns .*n_reports.*; make it again: python -m data_"),
+        (edit(SCORES, lambda t: t.drop(columns="n_tokens")), PreparedSet.log_p,
+         r"small-0123\.parquet: table log_p: .*; make it again: python -m data_prep\.score_sentences"),
+        (edit("images.parquet", lambda t: pd.concat([t, t.iloc[[2]]])), table("images"),
+         r"images\.parquet: duplicate dicom_id: 1 .first: 00000002-0.*; correct the table, or prepare the set again"),
+        (edit("images.parquet", lambda t: t.replace({"use": {"test": "tset"}})), table("images"),
+         "unknown use, expected train, .*: 1 .first: tset"),
+        (edit("reports.parquet", lambda t: t.assign(sentence_id=99)), table("reports"),
+         "sentence_id that is not in sentences.parquet: 1 .first: 99"),
+        (edit("labels.parquet", lambda t: t.assign(Edema=2.0)), table("labels"),
+         r"labels\.parquet: labels other than 1, 0, -1: 42 .first: 5000,"),
+        (edit("cases.parquet", lambda t: t.assign(label=2)), table("cases"), "label, expected 0, 1: 1 .first: 2"),
+        (edit("boxes.parquet", lambda t: t.assign(dicom_id="x")), table("boxes"),
+         "dicom_id that is not in images.parquet: 1 .first: x"),
+        (edit("classes.parquet", lambda t: t.iloc[1:]), table("classes"),
+         "sentence_id of sentences.parquet without a row: 1 .first: 0"),
+        (edit("image_classes.parquet", lambda t: t.assign(class_id=-1)), table("image_classes"),
+         r"image_classes\.parquet: class_id below 0: \d+ .first: -1"),
+        (OTHER_SCORES, PreparedSet.log_p, r"several sentence scores \(other-9, small-0123\); name one"),
+        (OTHER_SCORES, lambda s: s.log_p("x"), r"no sentence scores named x in .*\(there: other-9, small-0123\)"),
+        (delete("log_p"), PreparedSet.log_p, "has no sentence scores; create scores with: .*score_sentences"),
+        (edit(SCORES, lambda t: t.iloc[3:]), PreparedSet.log_p, "3 of 9 sentences have no score; delete the file"),
+        (log_p({2: np.inf, 4: -np.inf}), PreparedSet.log_p, "2 of 9 rows hold an infinite log_p; .* 2 and log_p inf; "),
+        (log_p({3: 3.0}), PreparedSet.log_p, "1 of 9 rows hold a log_p above 0; .* 3 and log_p 3; .*score_sentences"),
+        (edit(SCORES, lambda t: pd.concat([t, t.iloc[4:6].assign(log_p=-1.0)], ignore_index=True)), PreparedSet.log_p,
+         "2 of 11 rows repeat a sentence_id; expected one row .* sentence_id 4 and log_p -1"),
+        (sealed("log_p"), PreparedSet.log_p, "scores and texts as they were scored, .*score_sentences"),
+        (sealed("text"), PreparedSet.log_p, "scores and texts as they were scored, .*score_sentences"),
+        (two(embeddings(VECTORS), embeddings(VECTORS, name="b")), PreparedSet.text_embedding,
+         r"several sentence embeddings \(b, bert-1\); name one of them \(the option text_embedding\)"),
+        (embeddings(VECTORS[:7]), PreparedSet.text_embedding, "2 of 9 sentences have no embedding; delete .*embed_"),
+        (embeddings(BROKEN), PreparedSet.text_embedding, r"2 of 9 embeddings hold NaN or infinity \(first: .* 3\)"),
+        (embeddings(VECTORS, np.arange(9)[::-1]), PreparedSet.text_embedding, "expected ascending sentence_id"),
+        (two(embeddings(VECTORS), lambda x: write_parquet(LISTS, x / "text_embedding/bert-1.parquet")),
+         PreparedSet.text_embedding, "expected .*a fixed size, found .*embedding: list<"),
+        (two(embeddings(VECTORS), write("text_embedding/bert-1.parquet", b"nothing")), PreparedSet.text_embedding,
+         "bert-1.parquet: not readable as Parquet .*; delete the file and make"),
+    ],
+)  # fmt: skip
+def test_damage_to_a_set_is_one_line(damage, read, message, copy):
+    damage(copy)
+    with pytest.raises(PreparedDataError, match=message) as error:
+        read(PreparedSet(copy))
+    assert "\n" not in str(error.value)
+
+
+def moved(use: str) -> Damage:
+    """Images of a use become those of a patient in training."""
+    return edit("images.parquet", lambda t: t.assign(subject_id=t["subject_id"].where(t["use"] != use, 100)))
+
+
+NO_LABELS = edit("labels.parquet", lambda t: t.assign(**dict.fromkeys(t.columns[1:], np.nan)))
+
+
+@pytest.mark.parametrize(
+    ("damage", "fields", "message"),
+    [
+        (delete("log_p"), ("log_p",), "no sentence scores; .*data_prep.score_sentences"),
+        (delete("classes.parquet"), ("rho",), "no table classes.parquet; .*phantom"),
+        (delete("labels.parquet"), ("labels",), "no table labels.parquet"),
+        (NO_LABELS, ("labels",), "no CheXpert label for any of 24 images"),
+        (moved("grounding"), (), "1 patients are both in training and in evaluation .first: 100."),
+        (
+            edit("images.parquet", lambda t: t[t["use"] != "validate"]),
+            (),
+            "has no validate images",
+        ),
+    ],
+)
+def test_damage_is_found_before_training(damage, fields, message, copy, small_bert):
+    damage(copy)
+    with pytest.raises(PreparedDataError, match=message):
+        datamodule(copy, small_bert, fields=fields).setup("fit")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (delete("labels.parquet"), "no table labels.parquet; create it with: python -m data_prep.mimic_cxr"),
+        (NO_LABELS, "model.findings: .* does not label 'Pneumonia'; it labels no finding at all"),
+        (moved("test"), "1 patients are both in training and in evaluation .first: 100."),
+    ],
+)
+def test_damage_is_found_before_training_a_classifier(damage, message, copy):
+    damage(copy)
+    with pytest.raises(ValueError, match=message):
+        labelled_datamodule(copy).setup("fit")
+
+
+def test_a_set_without_labels_tests_no_classifier(copy):
+    NO_LABELS(copy)
+    with pytest.raises(
+        PreparedDataError, match="no labelled test images to evaluate a classifier of Pneumonia,"
+    ):
+        labelled_datamodule(copy).evaluation("test")
+
+
+def test_a_damaged_image_is_named(copy, small_bert):
+    path = pd.read_parquet(copy / "images.parquet")["path"][0]
+    write(f"images/{path}", b"\xff\xd8 truncated")(copy)
+    data = datamodule(copy, small_bert)
+    data.setup("fit")
+    with pytest.raises(
+        PreparedDataError, match=f"prepared image .*{path} cannot be read .* run the data_prep"
+    ):
+        batches(data.train_dataloader())
+
+
+def test_a_missing_set_names_its_command(tmp_path):
+    with pytest.raises(
+        PreparedDataError, match="does not exist; make it with: python -m data_prep.mimic_cxr"
+    ):
+        PreparedSet(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("of_sentences", "of_images", "message"),
+    [
+        (("mood",), (), "a field 'mood' of sentences; expected it in the prepared set"),
+        (("labels",), (), r"a field 'labels' of sentences; .* which has \['class_id', 'log_p'"),
+        ((), ("log_p",), r"a field 'log_p' of images; .* which has \['Atelectasis', .* 'height', 'image_"),
+    ],
+)
+def test_a_field_that_no_table_has_is_named(of_sentences, of_images, message, small_set, small_bert):
+    data = datamodule(small_set, small_bert)
+    require(data, of_sentences, of_images)
+    with pytest.raises(ValueError, match=message):
+        data.setup("fit")

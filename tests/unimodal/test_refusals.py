@@ -1,0 +1,131 @@
+"""Settings of images alone that are refused, each in one line that names setting and value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from medclip_dcl.common.errors import MissingFileError, UserError
+from medclip_dcl.data.link import ViewsRequirements
+from medclip_dcl.objectives import KnownClassProbability
+from medclip_dcl.unimodal import (
+    Blocks,
+    ImageOnlyDataModule,
+    ImageOnlyEvaluation,
+    ImageOnlyModel,
+    ImageOnlyNetwork,
+    KNegatives,
+    SimCLR,
+    SmallConvNet,
+    SmallImageResNet,
+    average_k_metrics,
+    dcl_error_bound,
+    margin_loss,
+    simclr_loss,
+    ssd_error_bound,
+)
+from medclip_dcl.unimodal.arrays import read_images
+from tests.unimodal.test_arrays import write_batches, write_stl10
+
+VIEWS = torch.ones(2, 3)
+
+
+def data(fields: tuple[str, ...] = (), **options: Any) -> None:
+    found = ImageOnlyDataModule(**options)
+    found.connect(ViewsRequirements(2, fields))
+    found.load("fit")
+
+
+def model(**options: Any) -> None:
+    ImageOnlyModel(SmallConvNet(4), SimCLR(), **options)
+
+
+def many_tasks() -> None:
+    average_k_metrics(torch.eye(100), torch.arange(100), torch.eye(100), 9)
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "words"),
+    [
+        (data, {"fraction": 0.0}, ["data.fraction", "(0, 1]", "0.0"]),
+        (data, {"fraction": float("nan")}, ["data.fraction", "nan"]),
+        (data, {"fraction": 0.001}, ["data.fraction 0.001 keeps none of the 121 training images of class 5"]),
+        (data, {"fraction": 0.5, "classes": ["0", "1"]}, ["data.fraction 0.5", "name some of 0, 1 in data.selected"]),
+        (data, {"classes": ["0", "10", "frog"]}, ["data.classes: digits has no class 10, frog", "it has 0, 1"]),
+        (data, {"classes": ["3", "3"]}, ["data.classes", "at least two", "got ['3', '3']"]),
+        (data, {"selected": ["truck"]}, ["data.selected: digits has no class truck"]),
+        (data, {"selected": ["7"], "classes": ["3", "4"]}, ["data.selected", "data.classes ['3', '4']", "['7']"]),
+        (data, {"folder": "here"}, ["data.folder", "come with scikit-learn", "here"]),
+        (data, {"source": "cifar10"}, ["data.folder", "cifar10", "null"]),
+        (data, {"batch_size": 0}, ["data.batch_size", "at least 1"]),
+        (data, {"batch_size": 1199}, ["1198 training images", "batch of 1199"]),
+        (data, {"image_size": 2}, ["data.image_size", "at least 3"]),
+        (data, {"crop_scale": 0.0}, ["data.crop_scale", "(0, 1]"]),
+        (data, {"jitter_probability": -1.0}, ["data.jitter_probability", "[0, 1]"]),
+        (data, {"blur": 2.0}, ["data.blur", "[0, 1]"]),
+        (data, {"jitter": [0.4, 0.4, 0.4]}, ["data.jitter", "four strengths", "[0.4, 0.4, 0.4]"]),
+        (data, {"jitter": [0.4, -0.4, 0.4, 0.6]}, ["data.jitter", "at most 0.5"]),
+        (data, {"fields": ("rho", "log_p")}, ["requires log_p of an image", "class_id, rho, lowest_rho"]),
+        (model, {"learning_rate": 0.0}, ["learning_rate must be above 0"]),
+        (model, {"weight_decay": -1.0}, ["weight_decay must be at least 0"]),
+        (ImageOnlyNetwork, {"image_encoder": SmallConvNet(2), "hidden": -1}, ["model.hidden", "got -1"]),
+        (SmallImageResNet, {"width": 0}, ["image_encoder.width", "got 0"]),
+        (SmallConvNet, {"channels": 0}, ["image_encoder.channels", "got 0"]),
+        (SimCLR, {"gamma2": 0.0}, ["gamma2 must be finite and above 0, got 0.0"]),
+        (SimCLR, {"n_positives": 0}, ["n_positives must be at least 1, got 0"]),
+        (SimCLR, {"n_positives": 2}, ["n_positives 2 without a class probability changes nothing"]),
+        (KNegatives, {"k": 0}, ["must be at least 1, got size 1 and k 0"]),
+        (Blocks, {"size": 0}, ["must be at least 1, got size 0 and k 1"]),
+        (ImageOnlyEvaluation, {"label_fractions": [0.5, 0.0]}, ["label_fractions", "(0, 1]", "[0.5, 0.0]"]),
+        (ImageOnlyEvaluation, {"probe_weight_decay": -1.0}, ["probe_weight_decay must be at least 0, got -1.0"]),
+        (ImageOnlyEvaluation, {"temperature": 0.0}, ["temperature must be above 0, got 0.0"]),
+        (many_tasks, {}, ["average_k", "k 9", "17,310,309,456,440 tasks", "100 classes"]),
+        (margin_loss, {"margins": torch.ones(2, 1), "loss": "Hinge"}, ["loss", "hinge", "'Hinge'"]),
+        (simclr_loss, {"first": VIEWS, "second": VIEWS, "class_probability": 1.0}, ["class_probability", "[0, 1)"]),
+        (simclr_loss, {"first": VIEWS, "second": VIEWS, "class_probability": torch.zeros(3)}, ["shape (4,), got (3,)"]),
+        (ssd_error_bound, {"rho": torch.ones(1), "eta": 0.1, "n_negatives": 9, "n_positives": 1}, ["rho", "[0, 1)"]),
+        (dcl_error_bound, {"tau_plus": -0.1, "n_negatives": 9, "n_positives": 1}, ["tau_plus", "-0.1"]),
+    ],
+)  # fmt: skip
+def test_a_setting_is_refused_by_name(make, options, words):
+    with pytest.raises(ValueError) as error:
+        make(**options)
+    assert all(part in str(error.value) for part in words), error.value
+    assert "\n" not in str(error.value)
+
+
+def test_folders_without_the_files_are_named(tmp_path):
+    for source, folder, message in (
+        ("cifar10", tmp_path / "nowhere", r"no folder .*nowhere \(looked at /"),
+        ("cifar10", tmp_path, "no CIFAR-10 in .*; expected the files data_batch_1 .*unpacked"),
+        ("stl10", tmp_path, "no file .*class_names.txt"),
+    ):
+        with pytest.raises(MissingFileError, match=message):
+            read_images(source, str(folder))
+
+
+def test_fields_of_unlabelled_images_are_refused(tmp_path):
+    folder = str(write_stl10(tmp_path)[0])
+    for name in ("rho", "class_id"):
+        with pytest.raises(
+            UserError, match=f"requires {name} of an image, stl10 has unlabelled images; .*classes"
+        ):
+            data((name,), source="stl10", folder=folder, batch_size=5)
+
+
+def test_files_of_one_class_alone_are_refused(tmp_path):
+    folder = write_batches(tmp_path, "binary")
+    for file in folder.glob("*.bin"):
+        images = np.frombuffer(file.read_bytes(), np.uint8).reshape(-1, 3073).copy()
+        images[:, 0] = 3  # the label of each image
+        file.write_bytes(images.tobytes())
+    with pytest.raises(UserError, match="keeps none of the 0 training images of class airplane"):
+        data(source="cifar10", folder=str(folder), batch_size=4)
+
+
+def test_objectives_state_views_and_least_images():
+    assert KNegatives(4).least_images == 5 and Blocks(2, 3).least_images == 4
+    assert SimCLR(KnownClassProbability(), n_positives=2).n_views == 3
