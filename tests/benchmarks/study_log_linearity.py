@@ -2,9 +2,9 @@
 
     python tests/benchmarks/study_log_linearity.py --data SET [--log_p NAME]
 
-Run by hand on a scored set. For each source of rho (see data_prep.scores.eta_estimates) it compares the share of the
-variance of log rho (adjusted R^2, weighted by training reports) that the best straight line in log p explains, the best
-allowed (a, k), the minimiser of SSD's bound, and bins of log p, which fit any shape. RESULTS.md has the figures.
+Run by hand on a scored set. For the share of training reports with a sentence, and the truth of a phantom, it compares
+the share of the variance of log rho (adjusted R^2, weighted by training reports) that the best straight line in log p
+explains, and bins of log p, which fit any shape. RESULTS.md has the results.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.scores.eta_estimates import estimate
+from data_prep.eta_report import scored_sentences
 from medclip_dcl.data.prepared import PreparedSet
 
 LITTLE = 0.2
@@ -68,36 +68,33 @@ def binned_means(x: np.ndarray, y: np.ndarray, weights: np.ndarray, bins: int) -
 
 def study(prepared: PreparedSet, log_p_name: str | None) -> None:
     """Print a line for each source of rho."""
-    found = estimate(prepared, log_p_name)
-    for name in found.sources:
-        log_p, rho, weights = (column[found.source(name).rho > 0] for column in found.source(name))
-        if not len(rho):
+    table = scored_sentences(prepared, prepared.log_p_file(log_p_name).stem)
+    table["share of reports"] = table["train_reports"] / len(prepared.studies("train"))
+    for name in ("share of reports", "rho"):
+        if name not in table:
             continue
-        log_rho = np.log(rho)
+        known = table[table[name] > 0]
+        log_p, weights = known["log_p"].to_numpy(), known["train_reports"].to_numpy(dtype=float)
+        log_rho = np.log(known[name].to_numpy())
         bins = int(min(20, max(3, effective_number(weights) // 10)))
         means, bins = binned_means(log_p, log_rho, weights, bins)
         any_shape = adjusted_r_squared(means, log_rho, weights, bins)
         if bins < FEWEST_BINS or np.isnan(any_shape):
             print(
-                f"{name}: too few different sentences ({len(rho):,} with rho above 0, {bins} bins of log p)"
+                f"{name}: too few different sentences ({len(known):,} with rho above 0, {bins} bins of log p)"
             )
             continue
         log_a, k = straight_line(log_p, log_rho, weights)
-        explained = {f"best straight line (a {np.exp(log_a):.3f}, k {k:.3f})": log_a + k * log_p}
-        for kind in ("least_squares", "bound"):
-            fit = found.fits[f"{name}_{kind}"]
-            explained[f"{kind} (a {fit.a:.3f}, k {fit.k:.3f})"] = np.log(fit.a) + fit.k * log_p
-        shares = {what: adjusted_r_squared(line, log_rho, weights, 2) for what, line in explained.items()}
-        of_line = next(iter(shares.values()))
+        of_line = adjusted_r_squared(log_a + k * log_p, log_rho, weights, 2)
         if max(of_line, any_shape) < LITTLE:
             verdict = "log p says little about rho, whatever the shape"
         elif any_shape - of_line > CURVED:
             verdict = "not a straight line"
         else:
             verdict = "a straight line says what log p has to say"
-        listed = ", ".join(f"{what} {share:.3f}" for what, share in shares.items())
         print(
-            f"{name}, {len(rho):,} sentences with rho above 0: {listed}, {bins} bins {any_shape:.3f}: {verdict}"
+            f"{name}, {len(known):,} sentences with rho above 0: best straight line (a {np.exp(log_a):.3f}, k {k:.3f}) "
+            f"{of_line:.3f}, {bins} bins {any_shape:.3f}: {verdict}"
         )
 
 
