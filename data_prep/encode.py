@@ -79,12 +79,7 @@ class Settings(language_model.Settings):
 
 
 def encode(settings: Settings) -> Path:
-    """Write the features of one model unless they exist, and return their folder.
-
-    Raises:
-        PreparedDataError: no such set; other features of that name; too little space; features that are not finite.
-        UserError: not an image-text model; a size that its stride does not divide.
-    """
+    """Write the features of one model unless they exist, and return their folder."""
     prepared = PreparedSet(settings.data)
     images, sentences = prepared.table("images"), prepared.table("sentences")
     if images.empty or sentences.empty:
@@ -130,11 +125,7 @@ def encode(settings: Settings) -> Path:
 
 
 class Progress:
-    """Number of rows of each file that are on the disk, in a file beside them.
-
-    Raises:
-        PreparedDataError: the file is of other features.
-    """
+    """Number of rows of each file that are on the disk, in a file beside them."""
 
     def __init__(self, file: Path, info: dict[str, Any]) -> None:
         self.file, self.info = file, info
@@ -162,11 +153,7 @@ class RowFile:
         self.done = kept.rows.get(file.name, 0) if file.is_file() else 0
 
     def write(self, parts: Iterator[Shaped[np.ndarray, "row ..."]], rows_of_part: int, what: str) -> None:
-        """Write the rows that are missing, of which each part but the last holds so many.
-
-        Raises:
-            PreparedDataError: a row that is not finite, or too little space for all rows.
-        """
+        """Write the rows that are missing, of which each part but the last holds so many."""
         if self.done:
             print(f"continuing: {self.done:,} of {self.count:,} {what} were done before", flush=True)
         n_parts = -(-(self.count - self.done) // rows_of_part)

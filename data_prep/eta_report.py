@@ -58,12 +58,7 @@ class Settings:
 
 
 def write_report(settings: Settings) -> None:
-    """Write report.md, eta.png and class_probability.yaml; print the summary, which has no report texts.
-
-    Raises:
-        PreparedDataError: see `scored_sentences`; (a, k) out of range; the output cannot be written.
-        WorseResultError: the output has (a, k) of other scores, and would have a constant.
-    """
+    """Write report.md, eta.png and class_probability.yaml; print the summary, which has no report texts."""
     prepared = PreparedSet(settings.data)
     output = settings.output or settings.data / "eta"
     (a, k), chosen = _parameters(settings)
@@ -115,9 +110,6 @@ def scored_sentences(prepared: PreparedSet, log_p: str) -> pd.DataFrame:
 
     Returns:
         sentence_id, train_reports (at least 1), n_tokens, log_p, text; on a phantom rho.
-
-    Raises:
-        PreparedDataError: no training report; training sentences without a score.
     """
     reports = prepared.table("reports")
     reports = reports[reports["study_id"].isin(prepared.studies("train"))]

@@ -81,10 +81,6 @@ def write_phantom(folder: Path, options: Options, workers: int = 1) -> bool:
 
     Returns:
         True if anything was written; False for a finished phantom with these options.
-
-    Raises:
-        PhantomError: an invalid option, or a share of false negatives out of reach; a folder with a phantom of other
-            options, or with other files.
     """
     options.check()
     if _is_finished(folder, options):

@@ -90,11 +90,7 @@ def size_of(file: Path) -> tuple[int, int]:
 
 
 def require_space(folder: Path, jobs: Sequence[Job]) -> None:
-    """Check that the disk of `folder`, which need not exist, has room for the images that are not there yet.
-
-    Raises:
-        UserError: it has not; names the space needed and the free space.
-    """
+    """Check that the disk of `folder`, which need not exist, has room for the images that are not there yet."""
     missing = [
         job.size**2 * (_LONGER if job.geometry == "shortest" else 1)
         for job in jobs
@@ -111,12 +107,7 @@ def require_space(folder: Path, jobs: Sequence[Job]) -> None:
 
 
 def prepare_image(job: Job) -> Outcome:
-    """Prepare one image, unless it was prepared from the same file in the same way before.
-
-    Raises:
-        UserError: the disk is full; what was finished stays.
-        OSError: the image could not be written for another reason; an unreadable source is an outcome.
-    """
+    """Prepare one image, unless it was prepared from the same file in the same way before."""
     try:
         size_of_file = job.source.stat().st_size
         finished = _finished(job, size_of_file)

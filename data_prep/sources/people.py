@@ -59,9 +59,6 @@ def with_patients(images: pd.DataFrame, file: Path) -> pd.DataFrame:
     Args:
         images: subject_id, and study_date (YYYYMMDD) if the release has it.
         file: patients.csv(.gz) of MIMIC-IV: subject_id, gender, anchor_age, anchor_year.
-
-    Raises:
-        ReleaseError: the file cannot be read or lacks a column, names a patient twice, or none of the images' patients.
     """
     table = read_table(file, ("subject_id", "gender", "anchor_age", "anchor_year"))
     require(table, "subject_id", matches(r"\d{8}"), "eight digits", file)

@@ -391,12 +391,13 @@ def require(
     holds: Callable[[pd.Series], pd.Series],
     expected: str,
     file: Path,
-    advice: str = "download the file again",
 ) -> None:
     """Check every value of a column."""
     right = holds(frame[column]).astype(bool)
     if not right.all():
-        raise ReleaseError(f"{file}, {wrong_values(frame[column], ~right, expected)}; {advice}")
+        raise ReleaseError(
+            f"{file}, {wrong_values(frame[column], ~right, expected)}; download the file again"
+        )
 
 
 def wrong_values(column: pd.Series, is_wrong: pd.Series, expected: str) -> str:

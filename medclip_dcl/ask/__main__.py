@@ -304,12 +304,7 @@ def _meaning(model: ImageTextInference, dtype: str) -> dict[str, Any]:
 
 
 def _images(options: argparse.Namespace) -> list[str]:
-    """Distinct image files in their order; folders are searched.
-
-    Raises:
-        MissingFileError: an image, folder or list that was named does not exist.
-        UserError: a folder without images, an empty list.
-    """
+    """Distinct image files in their order; folders are searched."""
     found: list[str] = []
     for name in map(os.path.expanduser, options.images):
         try:

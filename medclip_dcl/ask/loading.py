@@ -78,9 +78,6 @@ def read_in_batches(
         batch_size: at least 1.
         workers: loader processes, which read ahead; 0 reads in this process. Never more than the batches after the
             first.
-
-    Raises:
-        UserError: a loader process was killed.
     """
     n_batches = -(-len(names) // batch_size)
     # Arrays, not tensors: they come through a pipe, so that a small /dev/shm is enough.
@@ -105,9 +102,6 @@ def image_files_in(folder: Path) -> list[Path]:
     """Image files in a folder and its subfolders, sorted: by suffix, and DICOM by content; hidden ones are left out.
 
     Linked folders are searched, too, and each folder once. Unreadable folders are among the files: `as_grey` says why.
-
-    Raises:
-        UserError: there are none.
     """
     known = {suffix for suffix, kind in Image.registered_extensions().items() if kind in FORMATS}
     found: list[Path] = []

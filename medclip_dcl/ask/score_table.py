@@ -38,9 +38,6 @@ class ScoreTable:
         file: .csv or .parquet, see `check_table_file`.
         columns: of scores.
         meaning: what the scores depend on besides the image, in plain values. Rows of another meaning are refused.
-
-    Raises:
-        UserError: a file of other scores, or of another program; it cannot be read or written.
     """
 
     def __init__(self, file: Path, columns: Sequence[str], meaning: Mapping[str, Any]) -> None:
@@ -63,11 +60,7 @@ class ScoreTable:
                 self._stream.close()
 
     def missing(self, images: Sequence[str]) -> list[str]:
-        """Images without a row.
-
-        Raises:
-            UserError: there are scores of images that are not among them.
-        """
+        """Images without a row."""
         others = self.rows.keys() - set(map(_absolute, images))
         if any(not self.rows[path][ERROR] for path in others):
             raise UserError(
@@ -86,11 +79,7 @@ class ScoreTable:
         self.rows.update(new)
 
     def _opened(self) -> BinaryIO:
-        """FILE.partial, to append to.
-
-        Raises:
-            UserError: another command has begun it since this one looked.
-        """
+        """FILE.partial, to append to."""
         if self._has_partial:
             return self._partial.open("ab")
         try:
@@ -189,11 +178,7 @@ class ScoreTable:
 
 
 def check_table_file(file: Path) -> None:
-    """Refuse a file that cannot become a table.
-
-    Raises:
-        UserError: another suffix than .csv or .parquet, or a folder.
-    """
+    """Refuse a file that cannot become a table."""
     if file.suffix not in SUFFIXES or file.is_dir():
         raise UserError(f"--output {file}: scores are written to a file, .csv or .parquet")
 
