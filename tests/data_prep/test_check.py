@@ -68,9 +68,7 @@ def put(frame: pd.DataFrame, row: int, **values: Any) -> pd.DataFrame:
     return frame
 
 
-def test_a_sound_set_has_no_problem_and_its_page_says_what_it_holds(
-    whole: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_page_of_a_sound_set(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command.main(["--data", str(whole), "--full", "--workers", "1"])
     page = capsys.readouterr().out
     assert page.rstrip().endswith("no problem found")
@@ -169,7 +167,7 @@ def test_a_changed_table_has_another_fingerprint(damaged: Path) -> None:
     assert problems == ["changed, added or removed after the set was made: images"]
 
 
-def test_files_that_are_missing_unreadable_or_too_many_are_named(
+def test_missing_unreadable_and_unknown_files_are_named(
     damaged: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def file(number: int) -> Path:
@@ -261,7 +259,7 @@ def test_identical_images_are_found(damaged: Path) -> None:
     assert f"several files of different patients: 1 (first: {patients})" in page
 
 
-def test_scores_may_be_as_far_above_0_as_rounding_brings_them(damaged: Path) -> None:
+def test_rounding_may_bring_scores_above_0(damaged: Path) -> None:
     file = damaged / "log_p" / "a.parquet"
     put(pd.read_parquet(file), 2, log_p=5e-5).to_parquet(file, index=False)
     assert check_set(damaged)[1] == []

@@ -39,7 +39,7 @@ def content(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
-def test_rows_are_those_of_one_image_and_of_one_sentence_at_a_time(encoded, exported):
+def test_rows_are_those_of_single_examples(encoded, exported):
     network, prepared = load(exported).network, PreparedSet(encoded)
     found = Features(prepared, "middle")
     images = prepared.table("images").sample(4, random_state=0)
@@ -64,9 +64,7 @@ def test_rows_are_those_of_one_image_and_of_one_sentence_at_a_time(encoded, expo
             torch.testing.assert_close(embedded, network.embed_texts([text]))
 
 
-def test_finished_features_stay_and_others_of_that_name_are_refused(
-    encoded, exported, small_bert, tmp_path, capsys
-):
+def test_finished_features_stay_and_others_are_refused(encoded, exported, small_bert, tmp_path, capsys):
     folder = encoded / "features/middle"
     before = {file: file.stat().st_mtime_ns for file in folder.iterdir()}
     main([*arguments(encoded, exported), "--evaluation_crop", "48", "--name", "middle"])
@@ -143,7 +141,7 @@ def test_features_beyond_the_range_of_float16_are_refused(tmp_path):
         file.write(iter([rows]), 2, "images")
 
 
-def test_a_continued_file_needs_space_and_its_finished_rows(tmp_path, monkeypatch):
+def test_continued_file_needs_space_and_finished_rows(tmp_path, monkeypatch):
     def continued() -> None:
         file = RowFile(tmp_path / "rows.npy", 20, Journal(tmp_path / PROGRESS_FILE, {}, ""), keep_every=0.0)
         file.write((np.ones((2, 3), np.float16) for _ in range(file.done, 20, 2)), 2, "rows")

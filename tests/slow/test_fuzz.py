@@ -461,9 +461,7 @@ def outcome(number: int, root: Path) -> tuple[str, str]:
     return found
 
 
-def test_mutated_sources_are_refused_or_give_a_sound_set(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mutated_sources_are_refused_or_sound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     outcomes: Counter[str] = Counter()
     wrong = []
     for number in range(SOURCES):
