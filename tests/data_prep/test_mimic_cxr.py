@@ -273,13 +273,6 @@ def test_a_whole_set_needs_no_lock(raw: Path, state: str, capsys: pytest.Capture
         assert "nothing to do" in capsys.readouterr().out
 
 
-def test_an_output_that_cannot_be_made_is_named(raw: Path) -> None:
-    with pytest.raises(
-        PreparedDataError, match="split.csv.gz/set cannot be written .Not a directory.; choose"
-    ):
-        prepare(settings(raw, output=raw / "mimic-cxr-2.0.0-split.csv.gz" / "set"))
-
-
 def test_a_finished_set_is_left_as_it_is(raw: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prepare(settings(raw))
     before = {file: file.stat().st_mtime_ns for file in (raw.parent / "set").rglob("*")}
@@ -352,13 +345,6 @@ def test_unfinished_set_continues_only_with_its_options(raw: Path, monkeypatch: 
     monkeypatch.undo()
     with pytest.raises(PreparedDataError, match=r"holds a partly prepared set .* \(size: 24 there, 16 now\)"):
         prepare(settings(raw))
-
-
-def test_folder_with_other_things_is_refused(raw: Path) -> None:
-    with pytest.raises(PreparedDataError, match="neither empty nor a prepared set; choose another --output"):
-        prepare(settings(raw, output=raw))
-    with pytest.raises(PreparedDataError, match="is a file; --output expects a folder"):
-        prepare(settings(raw, output=raw / "boxes.json"))
 
 
 def test_unusable_image_is_left_out_with_reason(raw: Path) -> None:
@@ -621,10 +607,6 @@ def test_patients_without_study_dates_have_no_age(raw: Path, capsys: pytest.Capt
     prepare(settings(raw, patients=raw / "patients.csv.gz"))
     assert list(PreparedSet(raw.parent / "set").table("images").columns)[-1] == "sex"
     assert "has no StudyDate: no age at the study" in capsys.readouterr().err
-    with pytest.raises(
-        ReleaseError, match="--patients: there is no file .*none.csv; it expects hosp/patients"
-    ):
-        prepare(settings(raw, patients=raw / "none.csv"))
 
 
 def test_balanced_cases_have_as_many_positives_as_negatives(raw: Path) -> None:
@@ -665,19 +647,6 @@ def test_every_labelled_finding_has_its_cases(raw: Path, capsys: pytest.CaptureF
     fracture = [[dicom(5), 0, "validate"], [dicom(6), 1, "test"], [dicom(9), 1, "test"]]
     assert cases[cases["finding"] == "Fracture"].drop(columns="finding").to_numpy().tolist() == fracture
     assert "others     test (yes/no): Fracture 2/0" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(("number", "split"), [(4, "test"), (10, "validate")])
-def test_patient_in_training_and_evaluation_is_refused(raw: Path, number: int, split: str) -> None:
-    file = raw / "mimic-cxr-2.0.0-split.csv.gz"
-    frame = pd.read_csv(file)
-    frame.loc[frame["dicom_id"] == dicom(number), "split"] = split
-    table(file, frame)
-    message = "1 of 7 patients are both in training and in evaluation.*first: patient {}.*download it again"
-    # Without the boxes, or patient 10000005 would serve grounding with all the images that are not in the test split.
-    with pytest.raises(ReleaseError, match=message.format(IMAGES[number][0])):
-        prepare(settings(raw, ms_cxr=None))
-    assert not (raw.parent / "set").exists()
 
 
 def test_unusable_boxes_are_left_out_with_reasons(raw: Path) -> None:
@@ -791,41 +760,7 @@ def test_boxes_of_distorted_images_need_an_explanation(raw: Path) -> None:
     assert PreparedSet(raw.parent / "set").info["counts"]["boxes_scaled"] == 3
     prepare(settings(raw, output=raw.parent / "without", rejected_share=1.0))
     page, problems = check_set(raw.parent / "without")
-    assert problems == [] and "  3 box     drawn on an image of nn x nn pixels" in page
-
-
-def test_mostly_damaged_boxes_are_refused(raw: Path) -> None:
-    def edit(content: dict[str, Any]) -> None:
-        for box in content["annotations"]:
-            box["label_text"] = ""
-
-    edit_boxes(raw, edit)
-    with pytest.raises(
-        ReleaseError, match="3 of 3 boxes .*no category or no phrase.*; download the file of the boxes"
-    ):
-        prepare(settings(raw))
-
-
-def test_wrong_box_file_is_noticed_before_work(raw: Path) -> None:
-    def edit(content: dict[str, Any]) -> None:
-        for number, image in enumerate(content["images"], start=90):
-            image["file_name"] = f"{dicom(number)}.jpg"
-
-    edit_boxes(raw, edit)
-    with pytest.raises(ReleaseError, match=r"boxes\.json: none of its images is among those of"):
-        prepare(settings(raw))
-    with pytest.raises(
-        ReleaseError, match="--ms_cxr: there is no file .*nowhere.json; it expects MS_CXR_Local"
-    ):
-        prepare(settings(raw, ms_cxr=raw / "nowhere.json"))
-    assert not (raw.parent / "set").exists()
-
-
-def test_a_release_without_frontal_images_is_an_error(raw: Path) -> None:
-    file = raw / "mimic-cxr-2.0.0-metadata.csv.gz"
-    table(file, pd.read_csv(file).assign(ViewPosition="LL"))
-    with pytest.raises(ReleaseError, match="none of 12 images is frontal"):
-        prepare(settings(raw))
+    assert problems == [] and "  3 box     drawn on an image of n x n pixels" in page
 
 
 def write_truth(raw: Path, texts: dict[str, int]) -> None:
@@ -860,12 +795,66 @@ def test_the_truth_of_a_phantom_is_carried_over(raw: Path) -> None:
     assert prepared.table("image_classes").to_numpy().tolist() == [[dicom(1), 2], [dicom(3), 1]]
 
 
-def test_sentence_unknown_to_the_truth_is_refused(raw: Path) -> None:
+def _in_split(raw: Path, number: int, split: str) -> dict[str, Any]:
+    """Without the boxes, or patient 10000005 would serve grounding with all images outside the test split."""
+    file = raw / "mimic-cxr-2.0.0-split.csv.gz"
+    frame = pd.read_csv(file)
+    frame.loc[frame["dicom_id"] == dicom(number), "split"] = split
+    table(file, frame)
+    return {"ms_cxr": None}
+
+
+def _lateral(raw: Path) -> None:
+    file = raw / "mimic-cxr-2.0.0-metadata.csv.gz"
+    table(file, pd.read_csv(file).assign(ViewPosition="LL"))
+
+
+def _boxes_of_other_images(raw: Path) -> None:
+    def edit(content: dict[str, Any]) -> None:
+        for number, image in enumerate(content["images"], start=90):
+            image["file_name"] = f"{dicom(number)}.jpg"
+
+    edit_boxes(raw, edit)
+
+
+def _boxes_without_phrase(raw: Path) -> None:
+    def edit(content: dict[str, Any]) -> None:
+        for box in content["annotations"]:
+            box["label_text"] = ""
+
+    edit_boxes(raw, edit)
+
+
+def _other_truth(raw: Path) -> None:
     for study in {study for _, study, _, _ in IMAGES.values()}:
         report_path(raw, study).write_text(f" FINDINGS:  Lungs clear.  Big heart{study % 2}.\n")
     write_truth(raw, {"Lungs clear.": 1, "Big heart0.": 2})
-    with pytest.raises(ReleaseError, match=r"1 of 3 sentences have no known class \(first: 'Big heart1\.'\)"):
-        prepare(settings(raw))
+
+
+BOTH = "1 of 7 patients are both in training and in evaluation.*first: patient {}.*download it again"
+REFUSED: list[tuple[Callable[[Path], dict[str, Any] | None], str]] = [
+    (lambda raw: _in_split(raw, 4, "test"), BOTH.format(IMAGES[4][0])),
+    (lambda raw: _in_split(raw, 10, "validate"), BOTH.format(IMAGES[10][0])),
+    (_lateral, "none of 12 images is frontal"),
+    (_boxes_of_other_images, r"boxes\.json: none of its images is among those of"),
+    (_boxes_without_phrase, "3 of 3 boxes .*no category or no phrase.*; download the file of the boxes"),
+    (_other_truth, r"1 of 3 sentences have no known class \(first: 'Big heart1\.'\)"),
+    (lambda raw: {"ms_cxr": raw / "none.json"}, "--ms_cxr: there is no file .*none.json; it expects MS_CXR_Local"),
+    (lambda raw: {"patients": raw / "none.csv"}, "--patients: there is no file .*none.csv; it expects hosp/patients"),
+    (lambda raw: {"output": raw}, "neither empty nor a prepared set; choose another --output"),
+    (lambda raw: {"output": raw / "boxes.json"}, "is a file; --output expects a folder"),
+    (lambda raw: {"output": raw / "boxes.json" / "set"}, "boxes.json/set cannot be written .Not a directory.; choose"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "message"), REFUSED)
+def test_unusable_sources_and_outputs_are_refused(
+    raw: Path, change: Callable[[Path], dict[str, Any] | None], message: str
+) -> None:
+    changed = change(raw) or {}
+    with pytest.raises((ReleaseError, PreparedDataError), match=message):
+        prepare(settings(raw, **changed))
+    assert not (raw.parent / "set" / "dataset.json").exists()
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
