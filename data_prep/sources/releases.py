@@ -42,15 +42,8 @@ class ReleaseError(UserError):
 
 @dataclass(frozen=True)
 class Release:
-    """A folder in the layout of MIMIC-CXR-JPG.
+    """A release in the layout of MIMIC-CXR-JPG: its name with the version ("mimic-cxr-2.0.0"), and its tables."""
 
-    Attributes:
-        folder: holds the tables and ``files/pXX/pXXXXXXXX/sXXXXXXXX/<dicom_id>.jpg``.
-        name: release with its version, "mimic-cxr-2.0.0".
-        metadata, split, labels: the three tables.
-    """
-
-    folder: Path
     name: str
     metadata: Path
     split: Path
@@ -80,7 +73,7 @@ def find_release(folder: Path, labeler: str = "chexpert") -> Release:
             f"{folder} lacks {', '.join(missing)} (or .csv); they are next to the folder 'files' on the download "
             "page of MIMIC-CXR-JPG"
         )
-    return Release(folder, f"mimic-cxr-{version}", *(tables[name] for name in wanted))
+    return Release(f"mimic-cxr-{version}", *(tables[name] for name in wanted))
 
 
 def read_images(release: Release) -> pd.DataFrame:
@@ -281,14 +274,7 @@ def is_placeholder(column: pd.Series) -> pd.Series:
 
 @dataclass(frozen=True)
 class CsvFile:
-    """A CSV file with a header, packed by gzip or not.
-
-    Attributes:
-        file: its place.
-        advice: what to do about a damaged file, for messages.
-        delimiter: between two values.
-        encoding: of the text.
-    """
+    """A CSV file with a header, packed by gzip or not; `advice` says what to do about a damaged one."""
 
     file: Path
     advice: str = "download it again"
