@@ -99,7 +99,7 @@ def test_command_writes_report_figure_and_configuration(
     assert (folder / "eta" / "eta.png").read_bytes().startswith(b"\x89PNG")
     sentences = scored_sentences(PreparedSet(folder), NAME)
     log_p = np.repeat(sentences["log_p"], sentences["train_reports"])
-    median = f"{0.2 * np.exp(0.35 * log_p.median()):.3g}"
+    median = f"{0.2 * np.exp(0.35 * np.median(log_p)):.3g}"
     eta = next(line for line in printed.splitlines() if line.startswith("| eta "))
     assert eta.split(" | ")[4] == median and eta.endswith("| 0.2 |")
     assert "rho, the share of images of which it is true: 1.000" in printed and "warning" not in printed
