@@ -103,8 +103,6 @@ def prepare(settings: Settings) -> None:
             "say --all_views or --text_only"
         )
     tables = [file for file in (projections, settings.labels) if file is not None]
-    if missing := [file for file in tables if not file.is_file()]:
-        raise ReleaseError(f"{missing[0]} does not exist (--projections, --labels)")
     is_folder = place.is_dir()
     made_from = preparation.made_from(
         settings,

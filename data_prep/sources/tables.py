@@ -164,11 +164,6 @@ def class_tables(
             f"{unknown['text'].iloc[0]!r}); the truth belongs to another phantom, or the reports were cut into other "
             "sentences than those that the phantom wrote: generate it again"
         )
-    if classes["sentence_id"].duplicated().any():
-        first = classes.loc[classes["sentence_id"].duplicated(), "text"].iloc[0]
-        raise ReleaseError(
-            f"phantom_truth: a sentence has several classes (first: {first!r}); generate it again"
-        )
     image_classes = truth["image_classes"]
     image_classes = image_classes[image_classes["dicom_id"].isin(images["dicom_id"])]
     return typed(classes, "classes"), typed(

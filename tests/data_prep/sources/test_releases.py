@@ -241,7 +241,6 @@ def test_tables_of_version_210_are_found(tmp_path: Path) -> None:
             json.dumps({"images": []}),
             "nothing named or numbered 'categories'); expected JSON with the COCO keys",
         ),
-        ("a.json", json.dumps({**COCO, "annotations": []}), "holds no box"),
         (
             "a.json",
             json.dumps(COCO).replace("[1, 2.5, 30, 40]", "[1, 2]"),
@@ -263,12 +262,6 @@ def test_phantom_rates_are_read_from_its_marker(tmp_path: Path) -> None:
     marker.parent.mkdir()
     marker.write_text('{"phantom": true, "seed": 0, "rare_findings": 0.005, "reached": {}}')
     assert phantom_rates(tmp_path) == {"rare_findings": 0.005}
-    for content in ('{"phantom": tr', "3"):
-        marker.write_text(content)
-        with pytest.raises(
-            ReleaseError, match=r"phantom.json is not a JSON object .* generate the phantom again"
-        ):
-            phantom_rates(tmp_path)
 
 
 def test_truth_is_read_from_the_phantom(tmp_path: Path) -> None:
@@ -290,8 +283,3 @@ def test_truth_is_read_from_the_phantom(tmp_path: Path) -> None:
     assert found is not None
     assert found["sentences"].to_numpy().tolist() == [["Clear, both.", 4]]
     assert found["classes"].to_numpy().tolist() == [[4, 0.5, 1e-05]]
-    (truth / "classes.csv").write_text(
-        "class_id,name,rho,sentence_share,mention_share\n4,clear,often,0,0.2\n"
-    )
-    with pytest.raises(ReleaseError, match="column rho: expected a number, found 'often'"):
-        read_truth(tmp_path)
