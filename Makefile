@@ -74,7 +74,7 @@ $(DEMO)/report.html: $(DEMO)/results.json $(DEMO)/calibration.json
 STUDY := data/phantoms
 SHARES := 0.1 0.43 0.6
 
-study: $(SHARES:%=$(STUDY)/%/set/features/warm/features.json) $(SHARES:%=$(STUDY)/%/eta/class_probability.yaml)
+study: $(SHARES:%=$(STUDY)/%/set/features/warm/features.json)
 	for name in table1_search table1 table1_settings table1_whole table1_whole_both; do \
 	    $(RUN) -m medclip_dcl.experiments configs/experiments/$$name.yaml --lanes 2 || exit; done
 
@@ -98,9 +98,6 @@ $(STUDY)/%/set/.texts: $(STUDY)/%/language_model/fit.json
 	$(RUN) -m data_prep.score_sentences --data $(@D) --model $(<D)/language_model
 	$(RUN) -m data_prep.embed_sentences --data $(@D) --model $(<D)/language_model --pooling mean
 	touch $@
-
-$(STUDY)/%/eta/class_probability.yaml: $(STUDY)/%/set/.texts
-	$(RUN) -m data_prep.eta_report --data $(STUDY)/$*/set --estimate reports --output $(@D)
 
 $(STUDY)/%/warm/fit.json: $(STUDY)/%/set/.texts
 	$(RUN) -m medclip_dcl fit --config configs/demo.yaml --config configs/study.yaml \

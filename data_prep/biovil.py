@@ -30,11 +30,7 @@ class Settings:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line, see `--help`.
-
-    Raises:
-        UserError: a file is missing or is not BioViL's, or the output folder holds something else.
-    """
+    """The command line, see `--help`."""
     settings = parse_options(Settings, "data_prep.biovil", __doc__, arguments)
     # Imported here to keep `--help` fast.
     from medclip_dcl.common.weight_files import CONFIG_FILE, WEIGHTS_FILE, is_exported

@@ -2,10 +2,10 @@
 
     python -m data_prep.check --data SET [--full]
 
-Every table is checked against the format, the fingerprint in dataset.json and the other tables; every image file must
-exist, be complete and have the size and geometry of the set. --full decodes all images, compares their checksums and
-finds identical images: a warning across patients, a problem across uses. The page goes to standard output, problems
-last; the exit status is 1 if there are any.
+Every table is checked against the format, the digests in dataset.json and the other tables; every image file must exist
+and have the size of the set, and the size in bytes that it was written with. --full decodes all images, compares their
+digests and finds identical images: a warning across patients, a problem across uses. The page goes to standard output,
+problems last; the exit status is 1 if there are any.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from data_prep.checks import images
-from data_prep.checks.tables import ALWAYS, Tables, check_tables, read_rejects
+from data_prep.checks.tables import Tables, read_tables, score_problems, table_problems
 from data_prep.command import worker_processes
 from data_prep.sources import tables
 from data_prep.sources.preparation import case_lines, text_lines
@@ -52,43 +54,40 @@ def check_set(folder: Path, full: bool = False, pool: Executor | None = None) ->
     """The page about a prepared set, and its problems; each names the defect, its number of cases, and the first.
 
     `full` decodes every image instead of reading its header.
-
-    Raises:
-        PreparedDataError: there is no finished set of this format.
     """
     prepared = PreparedSet(folder)
-    found, problems = check_tables(prepared)
-    page = _page(prepared, found)
+    found, problems = read_tables(prepared)
+    lines, are_readable = _description(prepared), not problems
+    if are_readable:
+        problems += table_problems(prepared, found)
+        lines += [*_contents(found), *text_lines(prepared.info["counts"]), *case_lines(tables.count(found))]
+    for kind in ("log_p", "text_embedding"):
+        if names := prepared.models(kind):
+            lines.append(f"  {kind:<10} {', '.join(names)}")
+    problems += score_problems(prepared)
+    lines += ["", *(_beside_published(prepared.info, found) if are_readable else [])]
+    lines += _rejects(prepared.folder / "rejects.csv")
     if "images" in found:
-        of_files, digests = images.check_files(prepared, found["images"], full, pool)
+        of_files, digests = images.check_files(prepared, found, full, pool)
         of_copies, warnings = images.find_copies(found["images"], digests)
         problems += of_files + of_copies
-        page = "\n".join([page, *(f"  warning    {warning}" for warning in warnings)])
-    return page, problems
+        lines += [f"  warning    {warning}" for warning in warnings]
+    return "\n".join(lines), problems
 
 
-def _page(prepared: PreparedSet, found: Tables) -> str:
+def _description(prepared: PreparedSet) -> list[str]:
     info = prepared.info
     options = (
         f"{name} {value if isinstance(value, str) else json.dumps(value)}"
         for name, value in sorted(info["options"].items())
     )
     phantom = " (digital phantom: no patient data)" if prepared.is_phantom else ""
-    lines = [
+    return [
         f"{prepared.folder}: {info['source'] or 'unknown source'}{phantom}",
         f"  format {info['format_version']}, fingerprint {info.get('fingerprint')}",
         f"  options {', '.join(options)}",
         "",
-        *_contents(found),
-        *text_lines(info["counts"]),
     ]
-    if all(name in found for name in ALWAYS):
-        lines += case_lines(tables.count(found))
-    for kind in ("log_p", "text_embedding"):
-        if names := prepared.models(kind):
-            lines.append(f"  {kind:<10} {', '.join(names)}")
-    lines += ["", *_beside_published(info, found), *_rejects(prepared.folder / "rejects.csv")]
-    return "\n".join(lines)
 
 
 def _contents(found: Tables) -> list[str]:
@@ -103,13 +102,12 @@ def _contents(found: Tables) -> list[str]:
             ):
                 uses = ", ".join(f"{use} {int((rows['use'] == use).sum()):,}" for use in USES)
                 lines.append(f"  {what:<10} {number:,} ({uses})")
-    if "reports" in found and "sentences" in found:
-        reports = found["reports"]
-        parts = reports.groupby("section")["study_id"].nunique()
-        sections = ", ".join(f"{name} {int(n):,}" for name, n in parts.items())
-        lines.append(f"  {'reports':<10} {reports['study_id'].nunique():,} ({sections})")
-        lines.append(f"  {'sentences':<10} {len(reports):,}, of which {len(found['sentences']):,} distinct")
-    if all(name in found for name in ("images", "reports", "classes")):
+    reports = found["reports"]
+    parts = reports.groupby("section")["study_id"].nunique()
+    sections = ", ".join(f"{name} {int(n):,}" for name, n in parts.items())
+    lines.append(f"  {'reports':<10} {reports['study_id'].nunique():,} ({sections})")
+    lines.append(f"  {'sentences':<10} {len(reports):,}, of which {len(found['sentences']):,} distinct")
+    if "classes" in found:
         lines += _anchors(found)
     if "boxes" in found:
         boxes = found["boxes"]
@@ -141,9 +139,8 @@ def _beside_published(info: Mapping[str, Any], found: Tables) -> list[str]:
         return []
     release = counts.get("release", {})
     rows = [(what, release.get(key), number) for key, (what, number) in PUBLISHED.items()]
-    if "images" in found and "reports" in found:
-        with_report = found["images"]["study_id"].isin(found["reports"]["study_id"])
-        rows.append(("frontal images with a report", int(with_report.sum()), PUBLISHED_FRONTAL))
+    with_report = found["images"]["study_id"].isin(found["reports"]["study_id"])
+    rows.append(("frontal images with a report", int(with_report.sum()), PUBLISHED_FRONTAL))
     if "boxes" in found:
         in_file = counts.get("ms_cxr", {})
         rows += [(f"MS-CXR: {what}", in_file.get(key), n) for key, (what, n) in PUBLISHED_MS_CXR.items()]
@@ -161,7 +158,7 @@ def _beside_published(info: Mapping[str, Any], found: Tables) -> list[str]:
 def _rejects(file: Path) -> list[str]:
     """Numbers of rejects by kind and reason; reasons that differ only in their numbers are one."""
     try:
-        rejects = read_rejects(file)
+        rejects = pd.read_csv(file, dtype=str, keep_default_na=False)[["kind", "id", "reason"]]
     except (OSError, ValueError, KeyError) as error:
         return [f"  left out   {file.name} cannot be read ({error})"]
     if rejects.empty:
@@ -176,7 +173,7 @@ class Settings:
     """Options of the command."""
 
     data: Path = option("prepared data set", type=Path, metavar="SET")
-    full: bool = option("decode every image, compare its checksum, and find identical images", False)
+    full: bool = option("decode every image, compare its digest, and find identical images", False)
     workers: int = option(
         "processes (as many as there are cores)", 1, type=whole_number(1), default=available_cores()
     )
@@ -192,7 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"{len(problems)} problem{'s' if len(problems) > 1 else ''}:")
         print("\n".join(f"  - {problem}" for problem in problems))
         raise SystemExit(1)
-    by_headers = " (image files by their headers and ends; --full reads all of them)"
+    by_headers = " (image files by their headers and sizes; --full reads all of them)"
     has_images = (settings.data / "images").is_dir()
     print("no problem found" + (by_headers if not settings.full and has_images else ""))
 

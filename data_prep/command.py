@@ -18,9 +18,6 @@ def worker_processes(workers: int) -> Iterator[Executor | None]:
     """A pool of spawned processes, or None for one worker: the caller then works in its own process.
 
     Forking beside the threads of pyarrow or a progress bar may hang.
-
-    Raises:
-        UserError: one of them was killed; finished work stays.
     """
     if workers <= 1:
         yield None

@@ -76,12 +76,7 @@ class Settings(language_model.Settings):
 
 
 def embed_sentences(settings: Settings) -> Path:
-    """Write the embeddings of one model unless they exist, and return their file; print quantiles of similarity.
-
-    Raises:
-        PreparedDataError: no such set; no GPU where one is asked for; embeddings that are not finite.
-        ModelFolderError: a folder that is not a BERT, or whose tokenizer does not fit its weights.
-    """
+    """Write the embeddings of one model unless they exist, and return their file; print quantiles of similarity."""
     prepared = PreparedSet(settings.data)
     sentences = prepared.table("sentences").sort_values("sentence_id", ignore_index=True)
     reports = prepared.table("reports")

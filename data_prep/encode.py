@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 from jaxtyping import Float, Shaped
@@ -31,13 +31,14 @@ from data_prep.scores.language_model import KEEP_EVERY, choose_device, require_w
 from medclip_dcl.common.command_line import available_cores, option, parse_options, run_command, whole_number
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import write_json
+from medclip_dcl.common.journal import Journal
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
 from medclip_dcl.pictures.geometry import View
 
 if TYPE_CHECKING:
     from medclip_dcl.networks.image_text import ImageTextNetwork
 
-PROGRESS_FILE = ".progress.json"
+PROGRESS_FILE = ".progress.jsonl"
 
 _NAME_DIGITS = 8
 # Sentences that are sorted by length together, so that little is padded, and of these in a batch.
@@ -79,12 +80,7 @@ class Settings(language_model.Settings):
 
 
 def encode(settings: Settings) -> Path:
-    """Write the features of one model unless they exist, and return their folder.
-
-    Raises:
-        PreparedDataError: no such set; other features of that name; too little space; features that are not finite.
-        UserError: not an image-text model; a size that its stride does not divide.
-    """
+    """Write the features of one model unless they exist, and return their folder."""
     prepared = PreparedSet(settings.data)
     images, sentences = prepared.table("images"), prepared.table("sentences")
     if images.empty or sentences.empty:
@@ -106,12 +102,13 @@ def encode(settings: Settings) -> Path:
         )
     info = asdict(FeaturesInfo.of(network.encoders_fingerprint(), prepared, view))
     folder = prepared.folder / FOLDER / (settings.name or _name(settings.model, info["encoders"]))
+    kept = Journal(folder / PROGRESS_FILE, info, f"choose another --name, or delete {folder}")
     if (folder / INFO_FILE).is_file():
-        _require_same(folder, json.loads((folder / INFO_FILE).read_text(encoding="utf-8")), info)
+        finished = json.loads((folder / INFO_FILE).read_text(encoding="utf-8"))
+        kept.require_same({"meaning": finished}, folder / INFO_FILE)
         print(f"{folder} holds the features of this model: nothing to do")
         return folder
     require_writable(folder / INFO_FILE)
-    kept = Progress(folder / PROGRESS_FILE, info)
     texts = sentences["text"].tolist()
     if cut := network.text_encoder.truncated_share(texts):
         print(f"note: {cut}", flush=True)
@@ -123,50 +120,26 @@ def encode(settings: Settings) -> Path:
     found = _features(network, files[features.done :], view, settings.batch_size, workers)
     features.write(found, settings.batch_size, "images")
     write_json(info, folder / INFO_FILE)
-    kept.file.unlink(missing_ok=True)
+    kept.remove()
     print(f"{folder}: {len(files):,} images, {len(texts):,} sentences", flush=True)
     print(f"to train on them: --data.init_args.features {folder.name} with configs/heads.yaml")
     return folder
 
 
-class Progress:
-    """Number of rows of each file that are on the disk, in a file beside them.
-
-    Raises:
-        PreparedDataError: the file is of other features.
-    """
-
-    def __init__(self, file: Path, info: dict[str, Any]) -> None:
-        self.file, self.info = file, info
-        self.rows: dict[str, int] = {}
-        if file.is_file():
-            found = json.loads(file.read_text(encoding="utf-8"))
-            _require_same(file.parent, found["info"], info)
-            self.rows = found["rows"]
-
-    def keep(self, name: str, rows: int) -> None:
-        """Note the number of rows of a file, which the disk has."""
-        self.rows[name] = rows
-        write_json({"info": self.info, "rows": self.rows}, self.file)
-
-
 class RowFile:
-    """A .npy file of so many rows that is written in order, and continued where its progress says.
+    """A .npy file of so many rows that is written in order, and continued where the journal says.
 
     Attributes:
         done: rows that are there.
     """
 
-    def __init__(self, file: Path, count: int, kept: Progress, keep_every: float = KEEP_EVERY) -> None:
+    def __init__(self, file: Path, count: int, kept: Journal, keep_every: float = KEEP_EVERY) -> None:
         self.file, self.count, self.kept, self.keep_every = file, count, kept, keep_every
-        self.done = kept.rows.get(file.name, 0) if file.is_file() else 0
+        entries = [entry for entry in kept.entries if entry["file"] == file.name]
+        self.done = entries[-1]["rows"] if entries and file.is_file() else 0
 
     def write(self, parts: Iterator[Shaped[np.ndarray, "row ..."]], rows_of_part: int, what: str) -> None:
-        """Write the rows that are missing, of which each part but the last holds so many.
-
-        Raises:
-            PreparedDataError: a row that is not finite, or too little space for all rows.
-        """
+        """Write the rows that are missing, of which each part but the last holds so many."""
         if self.done:
             print(f"continuing: {self.done:,} of {self.count:,} {what} were done before", flush=True)
         n_parts = -(-(self.count - self.done) // rows_of_part)
@@ -210,7 +183,7 @@ class RowFile:
     def _keep(self, stream: BinaryIO) -> None:
         stream.flush()
         os.fsync(stream.fileno())
-        self.kept.keep(self.file.name, self.done)
+        self.kept.add([{"file": self.file.name, "rows": self.done}])
 
     def _require_finite(self, part: Shaped[np.ndarray, "row ..."], what: str) -> None:
         is_finite = np.isfinite(part.reshape(len(part), -1)).all(axis=1)
@@ -278,15 +251,6 @@ def _name(model: str, encoders: dict[str, str]) -> str:
         stem = f"{path.parent.parent.name}-{stem}"
     digest = hashlib.sha256(json.dumps(encoders, sort_keys=True).encode()).hexdigest()
     return f"{stem}-{digest[:_NAME_DIGITS]}"
-
-
-def _require_same(folder: Path, found: dict[str, Any], info: dict[str, Any]) -> None:
-    if found != info:
-        differing = ", ".join(name for name in info if found.get(name) != info[name])
-        raise PreparedDataError(
-            f"{folder} holds features of another model, view or state of the set ({differing} differ); choose another "
-            "--name, or delete the folder"
-        )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,32 +1,27 @@
-"""Describe what a language model's sentence scores say about class probabilities, and eta(x) = a * p_LM(x)^k of them.
+"""Describe what a language model's sentence scores give: eta(x) = a * p_LM(x)^k of the training reports' sentences.
 
     python -m data_prep.eta_report --data SET
 
 Into SET/eta/ (or --output FOLDER) go
 
-- report.md with the most and least probable sentences, rank correlations of log p, estimates of (a, k), and the
-  distance of 1/(1 - eta) from 1/(1 - rho), the term that a wrong eta adds to SSD's error bound (proposition 2.1). It
+- report.md with quantiles of log p and eta, rank correlations of log p, and the most and least probable sentences. It
   holds report texts: it is patient data where the reports are;
-- eta.png: histograms of log p and eta, and rho over log p;
+- eta.png: histograms of log p and eta, and on a phantom, whose truth is known, rho over log p;
 - class_probability.yaml, the configuration to train with:
   python -m medclip_dcl fit --config configs/mimic_cxr.yaml --config configs/objective/dcl_lm.yaml \
       --config SET/eta/class_probability.yaml
-  It holds SSD's (a, k) unless another is asked for. If training would warn that these do not fit the scores, it holds
-  SSD's constant eta instead, and the command says so.
+  It holds SSD's (a, k), or --a and --k. If training would warn that these do not fit the scores, it holds SSD's
+  constant eta instead, and the command says so.
 
-All numbers are computed on the sentences of the training reports, each weighted by the number of training reports that
-contain it, its frequency as an anchor. SSD chose (a, k) by training, as configs/experiments/search_eta.yaml does.
-"reports" is the maximum-likelihood fit to the number of VALIDATE reports that contain each sentence, zero included:
-counting in the training reports would be biased, since every sentence was found there at least once. Test and grounding
-patients are not used. data_prep.scores.eta_estimates has the other estimates.
+All numbers are computed on the sentences of the training reports; an anchor is one of them in one of these reports. SSD
+chose (a, k) by training, as configs/experiments/search_eta.yaml does.
 """
 
 from __future__ import annotations
 
 import io
 import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,26 +30,20 @@ import pandas as pd
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
-from data_prep.scores.eta_estimates import MAX_ETA, SOURCES, Estimates, LogLinearFit, best_constant, estimate
 from medclip_dcl.common.command_line import option, parse_options, run_command
 from medclip_dcl.common.errors import WorseResultError
 from medclip_dcl.common.files import write_bytes, write_text
-from medclip_dcl.common.findings import CHEXPERT
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
 
 SSD = (0.2, 0.35)
 SSD_CONSTANT = 0.05
-DEFAULT_ESTIMATE = "ssd"
+MAX_ETA = 0.3
 _QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 # Ratio of the 95% to the 5% quantile of eta below which the sentence hardly matters.
-_LEAST_SPREAD = 2.0
+_MIN_SPREAD = 2.0
 _SHOWN_SENTENCES = 15
 # Share of the anchors, the least probable, that the figure leaves out on the left.
 _NOT_SHOWN = 0.05
-_MEANING = {
-    "a": "sentences with log p well below 0 are so common that eta would have to exceed 1 at log p = 0",
-    "k": "log p says nothing about how common a sentence is, or all about it: look at the scores",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,53 +55,27 @@ class Settings:
     output: Path | None = option("folder of the report (SET/eta)", None, type=Path, metavar="FOLDER")
     a: float | None = option("use this a, with --k, instead of SSD's", None, type=float)
     k: float | None = option("use this k, with --a, instead of SSD's", None, type=float)
-    estimate: str | None = option(
-        "(a, k) that class_probability.yaml takes: ssd (default: 0.2, 0.35), reports, or SOURCE_least_squares or "
-        "SOURCE_bound with SOURCE one of truth (phantom), labels, reports",
-        None,
-        metavar="NAME",
-    )
 
 
 def write_report(settings: Settings) -> None:
-    """Write report.md, eta.png and class_probability.yaml; print the summary, which has no report texts.
-
-    Where the median eta is unusual, class_probability.yaml has SSD's constant.
-
-    Raises:
-        PreparedDataError: see `estimate`; an estimate that this set does not allow; (a, k) out of range; the output
-            cannot be written.
-        WorseResultError: the output has (a, k) of other scores, and would have a constant.
-    """
-    prepared, a, k = PreparedSet(settings.data), settings.a, settings.k
+    """Write report.md, eta.png and class_probability.yaml; print the summary, which has no report texts."""
+    prepared = PreparedSet(settings.data)
     output = settings.output or settings.data / "eta"
-    if (a is None) != (k is None):
-        raise PreparedDataError("--a and --k go together; give both or neither")
-    if a is not None and settings.estimate is not None:
-        raise PreparedDataError("--estimate does not go with --a and --k")
-    found = estimate(prepared, settings.log_p)
-    found.fits["ssd"] = LogLinearFit(*SSD)
+    (a, k), chosen = _parameters(settings)
     name = prepared.log_p_file(settings.log_p).stem
-    chosen = DEFAULT_ESTIMATE if settings.estimate is None else settings.estimate
-    if a is not None and k is not None:
-        if not (0 <= a < 1 and 0 <= k < math.inf):
-            raise PreparedDataError(
-                f"--a must lie in [0, 1) and --k be at least 0 and finite, got {a} and {k}"
-            )
-        found.fits["given"], chosen = LogLinearFit(a, k), "given"
-    if chosen not in found.fits:
-        raise PreparedDataError(
-            f"{prepared.folder} does not allow the estimate {chosen!r}; there are {', '.join(found.fits)}"
-        )
-    fit = found.fits[chosen]
-    summary = [*_summary(found, fit, chosen, name), *_estimates_table(found)]
-    problem = _unusual(found, fit)
-    warnings = _warnings(found, fit)
-    if problem:
-        warnings.append(_refusal(found, chosen, name, problem))
-    text = [f"# eta of {name}", "", *summary, *warnings, "", "![](eta.png)", "", *_sentences(found, fit)]
+    sentences = scored_sentences(prepared, name)
+    # Training's own rule and rounding, for eta of each distinct sentence and the warning about their median.
+    eta, problem = _training_eta(sentences["log_p"], a, k)
+    sentences["eta"] = eta
+    summary = [
+        f"eta = {a:.4g} * exp({k:.4g} * log p) ({chosen}), log p from {name}",
+        "",
+        *_summary(sentences),
+    ]
+    warnings = _warnings(sentences, problem, chosen)
+    text = [f"# eta of {name}", "", *summary, *warnings, "", "![](eta.png)", "", *_examples(sentences)]
     figure = io.BytesIO()
-    _figure(found, fit, chosen).savefig(figure, dpi=110)
+    _figure(sentences, chosen).savefig(figure, dpi=110)
     print("\n".join([*summary, *warnings]))
     file = output / "class_probability.yaml"
     try:
@@ -122,9 +85,7 @@ def write_report(settings: Settings) -> None:
                 f"{output} is kept: its {file.name} has (a, k) of other scores than {name}; give another --output"
             )
         write_text("\n".join(text) + "\n", output / "report.md")
-        write_text(
-            _constant_yaml(problem, chosen, name) if problem else _yaml(fit, chosen, name, found), file
-        )
+        write_text(_constant_yaml(problem, chosen, name) if problem else _yaml(a, k, chosen, name), file)
         write_bytes(figure.getvalue(), output / "eta.png")
     except OSError as error:
         raise PreparedDataError(
@@ -134,170 +95,110 @@ def write_report(settings: Settings) -> None:
     print(f"written: {output / 'report.md'}, eta.png, class_probability.yaml{constant}")
 
 
-def _summary(found: Estimates, fit: LogLinearFit, chosen: str, name: str) -> list[str]:
-    table = found.table
-    quantiles = zip(_QUANTILES, np.quantile(found.anchors(fit), _QUANTILES), strict=True)
-    columns = {
-        "number of training reports that contain the sentence": "train_reports",
-        "share of validate reports that contain it": "validate_reports",
-        "its number of tokens": "n_tokens",
-        "frequency of the positive CheXpert labels of its reports": "label_frequency",
-        **{f"rho ({source})": f"rho_{source}" for source in found.sources if source != "reports"},
-    }
-    return [
-        f"eta = {_a(fit):.4g} * exp({fit.k:.4g} * log p) ({chosen}), log p from {name}; {len(table):,} training "
-        f"sentences of {found.reports['train']:,} reports, counted in {found.reports['validate']:,} validate reports",
-        "",
-        f"eta of the anchors (training sentences, once for each report that contains them), capped at {MAX_ETA}: "
-        + ", ".join(f"{100 * q:g}% {value:.3g}" for q, value in quantiles),
-        "",
-        "Spearman correlation of log p over distinct sentences with",
-        "",
-        *(
-            f"- {meaning}: {_spearman(table['log_p'], table[column])}"
-            for meaning, column in columns.items()
-            if column in table
-        ),
-        "",
-    ]
+def _parameters(settings: Settings) -> tuple[tuple[float, float], str]:
+    """(a, k) and their origin."""
+    a, k = settings.a, settings.k
+    if a is None and k is None:
+        return SSD, "ssd"
+    if a is None or k is None:
+        raise PreparedDataError("--a and --k go together; give both or neither")
+    return (a, k), "given"
 
 
-def _spearman(log_p: pd.Series, other: pd.Series) -> str:
-    """Rank correlation over the sentences for which the other value is known."""
-    known = other.notna()
-    if log_p[known].nunique() < 2 or other[known].nunique() < 2:
-        return "undefined (one of the two does not vary)"
-    return f"{spearmanr(log_p[known], other[known]).statistic:.3f}"
+def scored_sentences(prepared: PreparedSet, log_p: str) -> pd.DataFrame:
+    """Sentences of the training reports with their scores.
 
-
-_WORTH = (
-    "An estimate says whether scores predict class probabilities at all, and where a search may begin "
-    "(configs/experiments/search_eta.yaml); it does not say how well a model trains."
-)
-
-
-def _estimates_table(found: Estimates) -> list[str]:
-    """Distance of each eta from each rho, as Markdown."""
-    sources = {name: found.bounded(name) for name in found.sources}
-    lines = [
-        "E|1/(1 - eta) - 1/(1 - rho)| over anchors (SSD proposition 2.1; in brackets: with eta capped at "
-        f"{MAX_ETA}, as in training).",
-        "",
-        *(f"- {name}: {SOURCES[name]} ({_counted(found, name)})" for name in sources),
-    ]
-    if found.without_labels:
-        lines.append(
-            f"- without labels: {len(found.without_labels)} of {len(CHEXPERT)} CheXpert columns hold no label for any "
-            f"training study ({', '.join(found.without_labels)}); sentences that name one of these have no rho (labels)"
+    Returns:
+        sentence_id, train_reports (at least 1), n_tokens, log_p, text; on a phantom rho.
+    """
+    reports = prepared.table("reports")
+    reports = reports[reports["study_id"].isin(prepared.studies("train"))]
+    counts = reports.groupby("sentence_id")["study_id"].nunique().rename("train_reports").reset_index()
+    if counts.empty:
+        raise PreparedDataError(f"{prepared.folder} has no train reports")
+    table = counts.merge(prepared.log_p(log_p), on="sentence_id", how="left")
+    missing = table.loc[table["log_p"].isna(), "sentence_id"]
+    if len(missing):
+        raise PreparedDataError(
+            f"log_p/{log_p}.parquet: {len(missing)} of {len(table)} training sentences have NaN log_p (first: "
+            f"sentence_id {missing.iloc[0]}), which training refuses; score the sentences again, or prepare the set "
+            "again if they have no tokens"
         )
-    lines += ["", f"| eta | a | k | {' | '.join(sources)} |", "|---|---|---|" + "---|" * len(sources)]
-
-    def row(label: str, a: str, k: str, eta_of: Mapping[str, np.ndarray]) -> str:
-        cells = (
-            f"{found.distance(n, eta, capped=False):.3f} ({found.distance(n, eta):.3f})"
-            for n, eta in eta_of.items()
-        )
-        return f"| {' | '.join((label, a, k, *cells))} |"
-
-    lines.append(row("none (0)", "", "", {n: np.zeros_like(s.rho) for n, s in sources.items()}))
-    constants = {n: best_constant(s.rho, s.weights) for n, s in sources.items()}
-    listed = ", ".join(f"{value:.3g}" for value in constants.values())
-    best = {n: np.full_like(s.rho, constants[n]) for n, s in sources.items()}
-    lines.append(row(f"the best constant for each ({listed})", "", "", best))
-    for label, fit in found.fits.items():
-        eta_of = {n: fit.eta(s.log_p) for n, s in sources.items()}
-        lines.append(row(label, _parameter(fit, "a"), _parameter(fit, "k"), eta_of))
-    return [*lines, "", _WORTH, ""]
+    table = table.merge(prepared.table("sentences")[["sentence_id", "text"]], on="sentence_id")
+    if prepared.has("classes"):
+        table = table.merge(prepared.table("classes")[["sentence_id", "rho"]], on="sentence_id")
+    return table
 
 
-def _counted(found: Estimates, name: str) -> str:
-    """Number of sentences with this rho, and the share of the anchors that are left out because it is 1."""
-    rho, weights = found.table[f"rho_{name}"], found.table["train_reports"]
-    certain = float(weights[rho >= 1].sum() / weights.sum())
-    left_out = (
-        f"; {certain:.1%} of the anchors have rho 1 and are left out: the term is infinite" if certain else ""
-    )
-    return f"{int((rho < 1).sum()):,} sentences{left_out}"
-
-
-def _parameter(fit: LogLinearFit, name: str) -> str:
-    """`a` or `k` of a fit to four digits, as the configuration has it, and whether it is at a bound."""
-    value = _a(fit) if name == "a" else fit.k
-    is_at_bound = any(problem.startswith(f"{name} ") for problem in fit.at_bound)
-    return f"{value:.4g}" + (" (at its bound)" if is_at_bound else "")
-
-
-def _a(fit: LogLinearFit) -> float:
-    """`a` to four digits, but below 1."""
-    return min(float(f"{fit.a:.4g}"), 0.9999)
-
-
-def _k(fit: LogLinearFit) -> float:
-    """`k` to four digits."""
-    return float(f"{fit.k:.4g}")
-
-
-def _warnings(found: Estimates, fit: LogLinearFit) -> list[str]:
-    """Parameters at a bound, an eta no better than a constant, an eta that hardly varies."""
-    lines = [f"warning: {problem}; {_MEANING[problem[0]]}" for problem in fit.at_bound]
-    known = [name for name in ("truth", "labels") if name in found.sources]
-    for name in known[:1]:
-        source = found.bounded(name)
-        constant = best_constant(source.rho, source.weights)
-        of_eta = found.distance(name, fit.eta(source.log_p))
-        of_constant = found.distance(name, np.full_like(source.rho, constant))
-        if not of_eta < of_constant:
-            lines.append(
-                f"warning: capped at {MAX_ETA} as in training, this eta is {of_eta:.3f} away from rho ({name}), the "
-                f"best constant, {constant:.3g}, {of_constant:.3f} (the table's measure): train with "
-                "ConstantClassProbability as well and compare, or take another estimate (--estimate)"
-            )
-    low, high = np.quantile(found.anchors(fit), (0.05, 0.95))
-    if high < _LEAST_SPREAD * low:
-        lines.append(
-            f"warning: eta is {low:.3g} to {high:.3g} for nine of ten anchors: almost a constant class probability; "
-            "the scores say little about how common a sentence is"
-        )
-    return lines
-
-
-def _unusual(found: Estimates, fit: LogLinearFit) -> str:
-    """Training's warning about the median eta, by its own rule and rounding; "" for none."""
+def _training_eta(log_p: pd.Series, a: float, k: float) -> tuple[np.ndarray, str]:
+    """Eta of sentences by the rule of training, and the problem of its median; "" for none."""
     import torch
 
     from medclip_dcl.objectives.class_probability import LanguageModelClassProbability, unusual_median
 
-    log_p = torch.tensor(found.table["log_p"].to_numpy()).float()
-    return unusual_median(LanguageModelClassProbability(_a(fit), _k(fit), MAX_ETA)(log_p).numpy())
+    rule = LanguageModelClassProbability(a, k, MAX_ETA)
+    eta = rule(torch.tensor(log_p.to_numpy()).float()).numpy()
+    return eta, unusual_median(eta)
 
 
-def _refusal(found: Estimates, chosen: str, name: str, problem: str) -> str:
-    """Reason why the configuration has no (a, k), and the alternatives."""
-    others = [
-        other
-        for other, fit in found.fits.items()
-        # At its lower bound k = 0 eta depends on no score.
-        if other not in (chosen, "given", "ssd")
-        and not _unusual(found, fit)
-        and "k is at its bound 0" not in fit.at_bound
+def _of_anchors(sentences: pd.DataFrame, column: str) -> np.ndarray:
+    """A value of each anchor: of a sentence as often as training reports contain it."""
+    return np.repeat(sentences[column].to_numpy(), sentences["train_reports"])
+
+
+def _summary(sentences: pd.DataFrame) -> list[str]:
+    """Quantiles of log p and eta, and rank correlations of log p, as Markdown."""
+    lines = [
+        f"{sentences['train_reports'].sum():,} anchors: {len(sentences):,} training sentences, once for each report "
+        f"that contains them; eta is capped at {MAX_ETA}",
+        "",
+        f"| quantile | {' | '.join(f'{share:.0%}' for share in _QUANTILES)} |",
+        "|---" * (len(_QUANTILES) + 1) + "|",
     ]
-    instead = (
-        f"within this range: --estimate {' or '.join(others)}"
-        if others
-        else f"no estimate in which eta depends on log p lies within it: the scores of {name} cannot carry eta here"
-    )
-    return (
-        f"warning: {problem} (a, k by {chosen}); {instead}. class_probability.yaml holds SSD's constant eta, "
-        f"{SSD_CONSTANT}, instead; SSD's (a, k) = {SSD} belong to the scores of CXR-BERT "
-        "(configs/objective/dcl_lm.yaml has them)"
-    )
+    for column, title in (("log_p", "log p"), ("eta", "eta")):
+        quantiles = np.quantile(_of_anchors(sentences, column), _QUANTILES)
+        lines.append(f"| {title} | {' | '.join(f'{value:.3g}' for value in quantiles)} |")
+    lines += ["", "Spearman correlation of log p over distinct sentences with", ""]
+    columns = {
+        "number of training reports that contain the sentence": "train_reports",
+        "its number of tokens": "n_tokens",
+        "rho, the share of images of which it is true": "rho",
+    }
+    lines += [
+        f"- {meaning}: {_spearman(sentences['log_p'], sentences[column])}"
+        for meaning, column in columns.items()
+        if column in sentences
+    ]
+    return [*lines, ""]
 
 
-def _sentences(found: Estimates, fit: LogLinearFit) -> list[str]:
+def _spearman(log_p: pd.Series, other: pd.Series) -> str:
+    if log_p.nunique() < 2 or other.nunique() < 2:
+        return "undefined (one of the two does not vary)"
+    return f"{spearmanr(log_p, other).statistic:.3f}"
+
+
+def _warnings(sentences: pd.DataFrame, problem: str, chosen: str) -> list[str]:
+    """An eta that hardly varies, and why the configuration has no (a, k)."""
+    lines = []
+    low, high = np.quantile(_of_anchors(sentences, "eta"), (0.05, 0.95))
+    if high < _MIN_SPREAD * low:
+        lines.append(
+            f"warning: eta is {low:.3g} to {high:.3g} for nine of ten anchors: almost a constant class probability; "
+            "the scores say little about how common a sentence is"
+        )
+    if problem:
+        lines.append(
+            f"warning: {problem} (a, k by {chosen}). class_probability.yaml holds SSD's constant eta, {SSD_CONSTANT}, "
+            f"instead; SSD's (a, k) = {SSD} belong to the scores of CXR-BERT (configs/objective/dcl_lm.yaml has them); "
+            "configs/experiments/search_eta.yaml searches others, --a and --k try them"
+        )
+    return lines
+
+
+def _examples(sentences: pd.DataFrame) -> list[str]:
     """The most and the least probable sentences, as Markdown."""
-    table = found.table.assign(eta=fit.eta(found.table["log_p"].to_numpy())).sort_values(
-        ["log_p", "sentence_id"], ascending=[False, True]
-    )
+    table = sentences.sort_values(["log_p", "sentence_id"], ascending=[False, True])
     lines = []
     for title, some in (("Most", table.head(_SHOWN_SENTENCES)), ("Least", table.tail(_SHOWN_SENTENCES))):
         lines += [f"## {title} probable training sentences", ""]
@@ -309,51 +210,42 @@ def _sentences(found: Estimates, fit: LogLinearFit) -> list[str]:
     return lines
 
 
-def _figure(found: Estimates, fit: LogLinearFit, chosen: str) -> Figure:
-    """Histograms of log p and eta; rho over log p for each source, with the fitted lines."""
-    sources = [name for name in found.sources if found.source(name).rho.any()]
-    figure = Figure(figsize=(13.5, 7.6), layout="constrained")
-    grid = figure.add_gridspec(2 if sources else 1, 2 * max(len(sources), 1))
-    half = grid.ncols // 2
-    axes = [figure.add_subplot(grid[0, :half]), figure.add_subplot(grid[0, half:])]
-    axes += [figure.add_subplot(grid[1, 2 * place : 2 * place + 2]) for place in range(len(sources))]
-    log_p, weights = found.table["log_p"].to_numpy(), found.table["train_reports"].to_numpy()
+def _figure(sentences: pd.DataFrame, chosen: str) -> Figure:
+    """Histograms of log p and eta; on a phantom rho over log p, with eta as a line."""
+    panels = 3 if "rho" in sentences else 2
+    figure = Figure(figsize=(4.5 * panels, 3.8), layout="constrained")
+    axes = figure.subplots(1, panels)
+    log_p, weights = sentences["log_p"].to_numpy(), sentences["train_reports"].to_numpy()
     # A few very improbable sentences would squeeze all others into a corner.
-    left, right = float(np.quantile(np.repeat(log_p, weights), _NOT_SHOWN)), max(0.0, float(log_p.max()))
+    left, right = float(np.quantile(_of_anchors(sentences, "log_p"), _NOT_SHOWN)), max(0.0, log_p.max())
     if left == right:
         left -= 1.0
     edges = np.linspace(left, right, 41).tolist()
     for values, label in ((np.ones(len(log_p)), "distinct sentences"), (weights, "as often as they occur")):
         axes[0].hist(np.maximum(log_p, left), edges, weights=values / values.sum(), alpha=0.6, label=label)
     axes[0].set(
-        xlabel="log p (natural); the first bar holds all further left",
+        xlabel="log p (the first bar holds all further left)",
         ylabel="share",
         title="log p of training sentences",
     )
     axes[0].legend(fontsize=8)
-    axes[1].hist(found.anchors(fit), 40, color="#3a9d5d")
+    axes[1].hist(_of_anchors(sentences, "eta"), 40, color="#3a9d5d")
     axes[1].set(xlabel=f"eta ({chosen})", ylabel="anchors", title="eta of the anchors")
     axes[1].locator_params(axis="x", nbins=6)
-    for axis, name in zip(axes[2:], sources, strict=True):
-        x, rho, w = found.source(name)
-        positive = rho > 0
-        axis.scatter(
-            x[positive], rho[positive], s=np.clip(w[positive], 3, 60), alpha=0.25, color="#3b7dd8", lw=0
+    if "rho" in sentences:
+        axes[2].scatter(
+            log_p, sentences["rho"], s=np.clip(weights, 3, 60), alpha=0.25, color="#3b7dd8", lw=0, label="rho"
         )
-        on_line = np.linspace(left, right, 200)
-        for label, style in ((f"{name}_least_squares", "-"), (f"{name}_bound", "--"), (chosen, ":")):
-            line = found.fits[label]
-            parameters = ", ".join(f"{each} {_parameter(line, each)}" for each in ("a", "k"))
-            axis.plot(on_line, line.eta(on_line), style, label=f"{label}: {parameters}")
-        axis.set(
-            xlabel=f"log p (natural); {_NOT_SHOWN:.0%} of the anchors lie further left",
-            ylabel="rho",
+        line = sentences.sort_values("log_p")
+        axes[2].plot(line["log_p"], line["eta"], color="#3a9d5d", label=f"eta ({chosen})")
+        axes[2].set(
+            xlabel=f"log p; {_NOT_SHOWN:.0%} of the anchors lie further left",
             yscale="log",
-            title=f"rho: {name}",
+            title="rho, the truth of the phantom",
             xlim=(left, right),
-            ylim=(rho[positive].min() / 2, 1.5),
+            ylim=(max(float(sentences["rho"].min()) / 2, 1e-5), 1.5),
         )
-        axis.legend(fontsize=7)
+        axes[2].legend(fontsize=8)
     return figure
 
 
@@ -370,34 +262,27 @@ model:
 """
 
 
-def _yaml(fit: LogLinearFit, chosen: str, name: str, found: Estimates) -> str:
+def _yaml(a: float, k: float, chosen: str, name: str) -> str:
+    is_ssd = chosen == "ssd"
+    origin = (
+        "SSD's (a, k), found by a grid search with the scores of CXR-BERT"
+        if is_ssd
+        else "(a, k) as given by --a and --k"
+    )
     return f"""\
-# eta(x) = a * p_LM(x)^k by data_prep.eta_report: {_origin(chosen, found)}.
+# eta(x) = a * p_LM(x)^k by data_prep.eta_report: {origin}.
 model:
   init_args:
     class_probability:
       class_path: medclip_dcl.objectives.LanguageModelClassProbability
       init_args:
-        a: {_a(fit)}
-        k: {_k(fit)}
+        a: {a}
+        k: {k}
         max_eta: {MAX_ETA}
 data:
   init_args:
     log_p: {json.dumps(name)}
 """
-
-
-def _origin(chosen: str, found: Estimates) -> str:
-    """Origin of (a, k)."""
-    if chosen == DEFAULT_ESTIMATE:
-        return "SSD's (a, k), found by a grid search with the scores of CXR-BERT"
-    if chosen == "given":
-        return "(a, k) as given by --a and --k"
-    sentences = f"{len(found.table)} sentences of {found.reports['train']} training"
-    return (
-        f'"{chosen}" (choice, not from the paper), on\n'
-        f"# {sentences} and {found.reports['validate']} validate reports. They belong to these scores and to no others"
-    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

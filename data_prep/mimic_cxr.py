@@ -80,26 +80,16 @@ class Settings(preparation.Settings):
     labels: str = option("labels to take (chexpert)", "chexpert", choices=LABELERS)
 
 
-_EXPECTED = {
-    "ms_cxr": "MS_CXR_Local_Alignment_v1.0.0.json or .csv (or v1.1.0) of MS-CXR",
-    "patients": "hosp/patients.csv.gz of MIMIC-IV",
-}
-"""The files of other releases, by their options."""
-
-
 def prepare(settings: Settings) -> None:
     """Prepare a set, finish a broken one, or say that it is finished."""
     release = find_release(settings.source, settings.labels)
     truth, rates = truth_files(settings.source), phantom_rates(settings.source)
-    given = {name: file for name in _EXPECTED if (file := getattr(settings, name)) is not None}
-    for name, file in given.items():
-        if not file.is_file():
-            raise ReleaseError(f"--{name}: there is no file {file}; it expects {_EXPECTED[name]}")
+    given = [file for file in (settings.ms_cxr, settings.patients) if file is not None]
     made_from = preparation.made_from(
         settings,
         f"digital phantom in the layout of {release.name}" if truth else release.name,
         bool(truth),
-        [release.metadata, release.split, release.labels, *truth, *given.values()],
+        [release.metadata, release.split, release.labels, *truth, *given],
         {
             "labels": settings.labels,
             "views": list(FRONTAL_VIEWS),

@@ -24,7 +24,7 @@ import re
 import tarfile
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
@@ -103,8 +103,6 @@ def prepare(settings: Settings) -> None:
             "say --all_views or --text_only"
         )
     tables = [file for file in (projections, settings.labels) if file is not None]
-    if missing := [file for file in tables if not file.is_file()]:
-        raise ReleaseError(f"{missing[0]} does not exist (--projections, --labels)")
     is_folder = place.is_dir()
     made_from = preparation.made_from(
         settings,
@@ -187,9 +185,8 @@ def _read(settings: Settings, place: Path, projections: Path | None) -> Source:
         "images_not_frontal": not_frontal,
         "images_without_file": int(is_absent.sum()),
     }
-    check = TableCheck(place)
-    source = rows_source(with_image_paths(rows, root, check), settings, check, counts)
-    return replace(source, rejects=(*rejects, *source.rejects))
+    check = TableCheck(place, rejects=rejects)
+    return rows_source(with_image_paths(rows, root, check), settings, check, counts)
 
 
 # --- Reports -----------------------------------------------------------------------------------------------------

@@ -99,12 +99,7 @@ class Settings(language_model.Settings):
 
 
 def score_sentences(settings: Settings) -> Path:
-    """Write the scores of one model unless they exist, and return their file.
-
-    Raises:
-        PreparedDataError: no such set; no GPU where one is asked for; scores that are not finite.
-        ModelFolderError: a folder without head, or whose tokenizer does not fit its weights.
-    """
+    """Write the scores of one model unless they exist, and return their file."""
     if settings.mask_every is not None and settings.within_word_l2r:
         raise UserError("--mask_every does not go with --within_word_l2r; leave out one of them")
     prepared = PreparedSet(settings.data)

@@ -64,11 +64,7 @@ class Texts(NamedTuple):
 
 
 def read_texts(settings: Settings) -> Texts:
-    """The texts of a sample of the training images.
-
-    Raises:
-        PreparedDataError: no embeddings, fewer than two training reports.
-    """
+    """The texts of a sample of the training images."""
     prepared = PreparedSet(settings.data)
     embedding = prepared.text_embedding(settings.text_embedding)
     reports = prepared.table("reports")[["study_id", "sentence_id"]].drop_duplicates()

@@ -21,10 +21,9 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from data_prep.scores.eta_estimates import estimate
 from medclip_dcl.command.cli import main
 from medclip_dcl.common.findings import CHEX5
-from medclip_dcl.data.prepared import PreparedSet, case_table, write_table
+from medclip_dcl.data.prepared import case_table, write_table
 from medclip_dcl.metrics.calibration import CALIBRATION_FILE
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from tests.command.small_runs import small
@@ -127,10 +126,9 @@ def test_the_model_is_asked(run, phantom):
 
 def test_eta_is_compared_with_the_truth(phantom):
     found = execute(ETA, {"DATA": phantom})
-    of_set, fit = found["sentences"], estimate(PreparedSet(phantom)).fits["reports"]
-    for name, a, k in (("η SSD", 0.2, 0.35), ("η reports", fit.a, fit.k)):
-        expected = np.minimum(a * np.exp(k * of_set["log_p"]), 0.3)
-        assert of_set[name].to_numpy() == pytest.approx(expected.to_numpy(), rel=1e-5)
+    sentences = found["sentences"]
+    expected = np.minimum(0.2 * np.exp(0.35 * sentences["log_p"]), 0.3)
+    assert sentences["η"].to_numpy() == pytest.approx(expected.to_numpy(), rel=1e-5)
     assert found["correlations"]["ρ"]["Spearman's correlation with log p"] == pytest.approx(-1)
     # At the true class probability the loss is that of true negatives.
     place = int(np.argmin(np.abs(found["etas"] - 0.2)))

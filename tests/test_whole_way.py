@@ -37,9 +37,8 @@ def go(source: Path, folder: Path) -> Path:
     model = language_model / "language_model"
     score_sentences.main(["--data", str(data), "--model", str(model)])
     fitted = data / "eta" / "class_probability.yaml"
-    eta_report.main(
-        ["--data", str(data), "--estimate", "reports"]
-    )  # SSD's values do not fit this little training
+    # SSD's values do not fit this little training.
+    eta_report.main(["--data", str(data), "--a", "0.1", "--k", "0.03"])
     main(
         ["fit", "--config", str(CONFIGS / "demo.yaml"), "--config", str(CONFIGS / "objective/dcl_lm.yaml")]
         + ["--config", str(fitted), "--run_folder", str(run), "--data.init_args.folder", str(data)]

@@ -7,49 +7,46 @@ from collections.abc import Mapping
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import Any
 
 import pandas as pd
 from PIL import Image
 
 from data_prep.command import progress
-from data_prep.sources import images as image_files
+from medclip_dcl.common.files import digest_of_file
+from medclip_dcl.data.identity import IMAGE_FILES
 from medclip_dcl.data.prepared import PreparedSet
-from medclip_dcl.data.table_checks import rows, some
+from medclip_dcl.data.table_checks import some
 
 
 def check_files(
-    prepared: PreparedSet, images: pd.DataFrame, full: bool, pool: Executor | None
+    prepared: PreparedSet, tables: Mapping[str, pd.DataFrame], full: bool, pool: Executor | None
 ) -> tuple[list[str], dict[str, bytes]]:
-    """Every image has its file, an 8-bit grey JPEG of the set's size; every file belongs to an image.
+    """Every image has its file, an 8-bit grey JPEG of the set's size as it was written; every file belongs to an image.
 
     Returns:
         problems; and by path, with `full`, the digests of the pixels that could be decoded.
     """
     root, (geometry, size) = prepared.folder / "images", prepared.fitting
-    inside = images["path"].map(_stays_below).astype(bool)
-    problems = some("images.parquet: paths that leave the folder images/", images["path"][~inside])
-    paths = images["path"][inside].tolist()
-    originals = list(rows(images[inside], ("height", "width")))
+    paths = tables["images"]["path"].tolist()
     look = partial(examine_image, size=size, geometry=geometry, full=full)
     files = [root / path for path in paths]
-    results = pool.map(look, files, originals, chunksize=64) if pool else map(look, files, originals)
+    results = pool.map(look, files, chunksize=64) if pool else map(look, files)
     examined = list(progress(results, len(files), "image files", "images")) if files else []
+    written = tables[IMAGE_FILES].set_index("path")["digest"].to_dict() if IMAGE_FILES in tables else {}
+    changed = set(prepared.content.images)
     defects: dict[str, list[str]] = {}
-    changed = prepared.content.images
-    for path, (defect, _) in zip(paths, examined, strict=True):
-        if defect := defect or ("a file was changed after the set was made" if path in changed else ""):
+    for path, (defect, now, _) in zip(paths, examined, strict=True):
+        is_changed = path in changed or (full and written.get(path, now) != now)
+        if defect := defect or ("a file was changed after the set was made" if is_changed else ""):
             defects.setdefault(defect, []).append(path)
+    problems = []
     for defect in sorted(defects):
         problems += some(f"images/: {defect}", defects[defect], len(paths))
     there = {str(PurePosixPath(file.relative_to(root))) for file in root.rglob("*") if file.is_file()}
     unknown = sorted(there - {str(PurePosixPath(path)) for path in paths})
-    digests = {path: digest for path, (_, digest) in zip(paths, examined, strict=True) if digest}
+    digests = {path: pixels for path, (_, _, pixels) in zip(paths, examined, strict=True) if pixels}
     return problems + some("images/: files that are not in images.parquet", unknown), digests
-
-
-def _stays_below(path: str) -> bool:
-    return bool(path) and not PurePosixPath(path).is_absolute() and ".." not in PurePosixPath(path).parts
 
 
 def find_copies(images: pd.DataFrame, digests: Mapping[str, bytes]) -> tuple[list[str], list[str]]:
@@ -80,54 +77,23 @@ def _pairs(images: pd.DataFrame, column: str) -> dict[Any, str]:
     return pairs
 
 
-def examine_image(
-    file: Path, original: tuple[int, int], *, size: int | None, geometry: str, full: bool
-) -> tuple[str, bytes]:
-    """The defect of a prepared image, "" for none; and a digest of its pixels if it is sound and was decoded.
+def examine_image(file: Path, *, size: int | None, geometry: str, full: bool) -> tuple[str, str, bytes]:
+    """The defect of a prepared image, "" for none; with `full` the digests of its bytes and of its pixels.
 
-    `original` has the height and width of its original, by images.parquet; size and geometry are the set's; `full`
-    reads and decodes all of the file, not only its header and its end.
+    Size and geometry are the set's; `full` reads and decodes the whole file, not its header alone.
     """
     try:
-        with file.open("rb") as stream, Image.open(stream) as image:
-            defect = _image_defect(stream, image, original, size, geometry, full)
-            if defect or not full:
-                return defect, b""
+        with Image.open(file) as image:
+            if image.format != "JPEG" or image.mode != "L":
+                return f"a file is not a grey JPEG but {image.format} of mode {image.mode}", "", b""
+            sides = image.size if geometry != "shortest" else (min(image.size),)
+            if size is not None and set(sides) != {size}:
+                return f"a file does not have {size} pixels a side", "", b""
+            if not full:
+                return "", "", b""
             pixels = f"{image.size} ".encode() + image.tobytes()
-            return "", hashlib.blake2b(pixels, digest_size=16).digest()
+            return "", digest_of_file(file), hashlib.blake2b(pixels, digest_size=16).digest()
     except FileNotFoundError:
-        return "a file is missing", b""
+        return "a file is missing", "", b""
     except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError):
-        return "a file cannot be decoded", b""
-
-
-def _image_defect(
-    stream: BinaryIO,
-    image: Image.Image,
-    original: tuple[int, int],
-    size: int | None,
-    geometry: str,
-    full: bool,
-) -> str:
-    if image.format != "JPEG" or image.mode != "L":
-        return f"a file is not a grey JPEG but {image.format} of mode {image.mode}"
-    sides = image.size if geometry != "shortest" else (min(image.size),)
-    if size is not None and set(sides) != {size}:
-        return f"a file does not have {size} pixels a side"
-    if full:
-        image.load()
-    if not image_files.ends_whole(stream):
-        return "a file is cut off"
-    stamp = image_files.read_stamp(image.info.get("comment", b""))
-    if stamp is None:
-        return "a file was not written by this version of data_prep: it has no stamp"
-    if stamp.geometry != geometry or size not in (None, stamp.size):
-        return (
-            f"a file was made with geometry {stamp.geometry} and size {stamp.size}, not as dataset.json says"
-        )
-    if (stamp.height, stamp.width) != original:
-        return "a file was made from an original of another size than images.parquet says"
-    stream.seek(0)
-    if full and not image_files.is_as_written(stream.read(), stamp):
-        return "a file is damaged: its bytes are not those that were written"
-    return ""
+        return "a file cannot be decoded", "", b""

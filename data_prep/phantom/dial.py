@@ -46,11 +46,7 @@ _TOLERANCE = 1e-3
 
 
 def dialled_rates(catalogue: Catalogue, options: Options) -> Rates | None:
-    """The rates of a phantom's training and validate studies; None for the catalogue's, as without a dial.
-
-    Raises:
-        PhantomError: no rates reach the share of false negatives; names the range.
-    """
+    """The rates of a phantom's training and validate studies; None for the catalogue's, as without a dial."""
     if not options.is_dialled:
         return None
     asked, rare = options.false_negatives, options.rare_findings

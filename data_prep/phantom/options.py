@@ -12,9 +12,8 @@ from data_prep.phantom.studies import SPLITS
 from medclip_dcl.common.command_line import available_cores, option, whole_number
 from medclip_dcl.common.errors import UserError
 
-LEAST_STUDIES = 20
-LEAST_SIZE = 64
-MOST_SIZE = 4096
+# Three splits by patient need some; the identifiers have room for so many.
+MIN_STUDIES, MAX_STUDIES = 20, 2_000_000
 LEAST_RARE, MOST_RARE = 0.0005, 0.01
 LEAST_RARE_STUDIES = 3
 """Training studies that a rare finding is expected in, at least: none would make it an unseen one."""
@@ -32,10 +31,17 @@ class Options:
     find. `false_negatives` and `rare_findings` are explained in `dial`.
     """
 
-    studies: int = option("number of studies (about 1.2 images each)", type=int, metavar="N")
+    studies: int = option(
+        "number of studies (about 1.2 images each)",
+        type=whole_number(MIN_STUDIES, MAX_STUDIES),
+        metavar="N",
+    )
     seed: int = option("another seed gives other studies", type=whole_number(0), metavar="N")
     size: int = option(
-        "longer side of the images in pixels, give or take 6%% (512)", 512, type=int, metavar="N"
+        "longer side of the images in pixels, give or take 6%% (512)",
+        512,
+        type=whole_number(64, 4096),
+        metavar="N",
     )
     degraded_sex: str | None = option(
         "degrade the test images of this sex: a gap that tables by group must find (none)",
@@ -58,19 +64,10 @@ class Options:
     )
 
     def check(self) -> None:
-        """Raise PhantomError for an invalid value; whether `false_negatives` can be reached, `dial` knows."""
-        if self.studies < LEAST_STUDIES:
-            raise PhantomError(
-                f"--studies is {self.studies}; at least {LEAST_STUDIES} are needed for three splits by patient"
-            )
-        if self.studies > 2_000_000:
-            raise PhantomError(f"--studies is {self.studies:,}; at most 2,000,000 fit into the identifiers")
-        if not LEAST_SIZE <= self.size <= MOST_SIZE:
-            raise PhantomError(f"--size is {self.size} px; it must be from {LEAST_SIZE} to {MOST_SIZE}")
-        if self.rare_findings is not None:
-            self._check_rare(self.rare_findings)
-
-    def _check_rare(self, share: float) -> None:
+        """Refuse a share of rare findings out of range; whether `false_negatives` can be reached, `dial` knows."""
+        share = self.rare_findings
+        if share is None:
+            return
         if not LEAST_RARE <= share <= MOST_RARE:
             raise PhantomError(
                 f"--rare_findings is {share:g}; it must be from {LEAST_RARE} to {MOST_RARE} of the studies"

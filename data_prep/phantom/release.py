@@ -73,18 +73,7 @@ def write_phantom(folder: Path, options: Options, workers: int = 1) -> bool:
 
     Files that are there and whole are kept; every file is written under another name and renamed. The folder is
     the same, byte by byte, for the same options, regardless of the number of workers and of interruptions.
-
-    Args:
-        folder: of the release; made if missing.
-        options: contents of the phantom.
-        workers: processes that draw.
-
-    Returns:
-        True if anything was written; False for a finished phantom with these options.
-
-    Raises:
-        PhantomError: an invalid option, or a share of false negatives out of reach; a folder with a phantom of other
-            options, or with other files.
+    Returns False for a finished phantom with these options.
     """
     options.check()
     if _is_finished(folder, options):

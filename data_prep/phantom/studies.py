@@ -26,11 +26,9 @@ _FORCED_IN_TEST = 2
 
 @dataclass(frozen=True)
 class PlannedStudy:
-    """A study before anything is drawn.
+    """A study before anything is drawn: its random numbers come from (seed, index).
 
-    Attributes:
-        index: number of the study; its random numbers come from (seed, index).
-        test_number: count among the test studies, None elsewhere.
+    `test_number` counts the test studies; it is None elsewhere.
     """
 
     index: int
@@ -83,14 +81,8 @@ def draw_state(
     """Draw the findings of a study.
 
     Test studies get `_FORCED_IN_TEST` of the rarer classes with boxes in turn, so that each has boxes to be
-    found; all other studies follow the catalogue's frequencies, on which rho is measured.
-
-    Args:
-        catalogue: the classes.
-        rng: of the study.
-        test_number: count among the test studies, None elsewhere.
-        rates: chances of findings outside the test studies; None for the catalogue's. With any, the classes of
-            `RARE_FINDINGS` without boxes take turns in the test studies too.
+    found; all other studies follow the catalogue's frequencies, on which rho is measured, or `rates`. With any, the
+    classes of `RARE_FINDINGS` without boxes take turns in the test studies too.
     """
     usual = ordinary(catalogue)
     if test_number is None:

@@ -56,11 +56,7 @@ def result_file(folder: Path, model: str, network: PreTrainedModel, suffix: str)
 
 
 def choose_device(device: str) -> str:
-    """The device to use: "auto" is CUDA where this machine has it.
-
-    Raises:
-        PreparedDataError: "cuda" without a usable GPU.
-    """
+    """The device to use: "auto" is CUDA where this machine has it."""
     import torch
 
     has_cuda = torch.cuda.is_available()
@@ -80,9 +76,6 @@ def has_results(file: Path, sentence_ids: Int[np.ndarray, " sentence"], meaning:
     """True if a Parquet file has results of these sentences' tokens; those of other texts are computed again.
 
     `meaning` is a name and its value in the file's metadata, or in the attributes that pandas keeps there.
-
-    Raises:
-        PreparedDataError: the metadata lacks the name: the file is of another program.
     """
     if not file.is_file():
         return False
@@ -109,11 +102,7 @@ def has_results(file: Path, sentence_ids: Int[np.ndarray, " sentence"], meaning:
 
 
 def require_writable(file: Path) -> None:
-    """Check before the work that the file can be written at its end; make its folder.
-
-    Raises:
-        PreparedDataError: it cannot.
-    """
+    """Check before the work that the file can be written at its end; make its folder."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

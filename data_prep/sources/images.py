@@ -20,13 +20,12 @@ from __future__ import annotations
 
 import errno
 import io
-import os
 import re
 import shutil
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 from PIL import Image
 
@@ -53,12 +52,12 @@ _LONGER = 1.3
 _BYTES_PER_PIXEL = 0.35
 _BLOCK = 4096
 
+# Comment of a prepared file: how and from what it was made, and its checksum with zeros in the checksum's place.
 _STAMP = re.compile(
-    rb"(?P<made>medclip_dcl 1; (?P<geometry>\w+) (?P<size>\d+) \w+ q\d+; "
-    rb"from (?P<width>\d+) x (?P<height>\d+) pixels, \d+ bytes); crc (?P<crc>[0-9a-f]{8})"
+    rb"(?P<made>medclip_dcl 1; .*; from (?P<width>\d+) x (?P<height>\d+) pixels, \d+ bytes)"
+    rb"(?P<crc>; crc [0-9a-f]{8})"
 )
 _NO_CRC = b"; crc 00000000"
-_JPEG_END = b"\xff\xd9"
 
 
 class Job(NamedTuple):
@@ -91,11 +90,7 @@ def size_of(file: Path) -> tuple[int, int]:
 
 
 def require_space(folder: Path, jobs: Sequence[Job]) -> None:
-    """Check that the disk of `folder`, which need not exist, has room for the images that are not there yet.
-
-    Raises:
-        UserError: it has not; names the space needed and the free space.
-    """
+    """Check that the disk of `folder`, which need not exist, has room for the images that are not there yet."""
     missing = [
         job.size**2 * (_LONGER if job.geometry == "shortest" else 1)
         for job in jobs
@@ -112,12 +107,7 @@ def require_space(folder: Path, jobs: Sequence[Job]) -> None:
 
 
 def prepare_image(job: Job) -> Outcome:
-    """Prepare one image, unless it was prepared from the same file in the same way before.
-
-    Raises:
-        UserError: the disk is full; what was finished stays.
-        OSError: the image could not be written for another reason; an unreadable source is an outcome.
-    """
+    """Prepare one image, unless it was prepared from the same file in the same way before."""
     try:
         size_of_file = job.source.stat().st_size
         finished = _finished(job, size_of_file)
@@ -154,41 +144,12 @@ def prepare_and_digest(job: Job) -> tuple[Outcome, tuple[int, str, int]]:
     return outcome, (job.target.stat().st_size, digest_of_file(job.target), job.source.stat().st_size)
 
 
-class Stamp(NamedTuple):
-    """Settings by which a prepared JPEG file was made, stored in its comment.
-
-    `made` says how and from what; height and width are the original's; `crc` is the checksum of the file with zeros in
-    its place.
-    """
-
-    made: bytes
-    geometry: str
-    size: int
-    height: int
-    width: int
-    crc: str
-
-
-def read_stamp(comment: bytes) -> Stamp | None:
-    """The stamp in a JPEG file's comment, None where it is another comment."""
-    match = _STAMP.fullmatch(comment)
-    if match is None:
-        return None
-    size, height, width = (int(match[name]) for name in ("size", "height", "width"))
-    return Stamp(match["made"], match["geometry"].decode(), size, height, width, match["crc"].decode())
-
-
-def is_as_written(content: bytes, stamp: Stamp) -> bool:
-    """True if a prepared file has its checksum."""
-    return _checksum(content.replace(f"; crc {stamp.crc}".encode(), _NO_CRC, 1)) == stamp.crc
-
-
-def _checksum(content: bytes) -> str:
-    return f"{zlib.crc32(content):08x}"
+def _checksum(content: bytes) -> bytes:
+    return f"; crc {zlib.crc32(content):08x}".encode()
 
 
 def _making(job: Job, outcome: Outcome, size_of_file: int) -> bytes:
-    """Text of the stamp, which tells a finished image from a stale one."""
+    """First part of the stamp, which tells a finished image from a stale one."""
     made = f"{job.geometry} {job.size} {FILTER} q{QUALITY}"
     original = f"from {outcome.width} x {outcome.height} pixels, {size_of_file} bytes"
     return f"medclip_dcl 1; {made}; {original}".encode()
@@ -199,23 +160,17 @@ def _finished(job: Job, size_of_file: int) -> Outcome | None:
     try:
         content = job.target.read_bytes()
         with Image.open(io.BytesIO(content), formats=("JPEG",)) as image:
-            stamp, size = read_stamp(image.info.get("comment", b"")), image.size
+            stamp, size = _STAMP.fullmatch(image.info.get("comment", b"")), image.size
     except OSError:
         # Not there, or no JPEG (UnidentifiedImageError is one as well).
         return None
-    if stamp is None or not is_as_written(content, stamp):
+    if stamp is None or _checksum(content.replace(stamp["crc"], _NO_CRC, 1)) != stamp["crc"]:
         return None
-    outcome = Outcome(stamp.height, stamp.width)
-    if stamp.made != _making(job, outcome, size_of_file):
+    outcome = Outcome(int(stamp["height"]), int(stamp["width"]))
+    if stamp["made"] != _making(job, outcome, size_of_file):
         return None
     rows, columns = fitted_axes(job.geometry, outcome.height, outcome.width, job.size)
     return outcome if size == (columns.whole, rows.whole) else None
-
-
-def ends_whole(stream: BinaryIO) -> bool:
-    """True if a JPEG file has its end marker."""
-    stream.seek(-len(_JPEG_END), os.SEEK_END)
-    return stream.read() == _JPEG_END
 
 
 def _write(prepared: Image.Image, target: Path, making: bytes) -> None:
@@ -223,7 +178,7 @@ def _write(prepared: Image.Image, target: Path, making: bytes) -> None:
     encoded = io.BytesIO()
     prepared.save(encoded, format="JPEG", quality=QUALITY, comment=making + _NO_CRC)
     content = encoded.getvalue()
-    content = content.replace(_NO_CRC, f"; crc {_checksum(content)}".encode(), 1)
+    content = content.replace(_NO_CRC, _checksum(content), 1)
     try:
         write_bytes(content, target, durable=False)  # a rerun checks every image
     except OSError as error:

@@ -55,13 +55,6 @@ def with_patients(images: pd.DataFrame, file: Path) -> pd.DataFrame:
     """The images with the sex of MIMIC-IV's patients, and their age where the images have a `study_date`.
 
     The age at the study is anchor_age + (year of the study - anchor_year). MIMIC-IV gives every age above 89 as 91.
-
-    Args:
-        images: subject_id, and study_date (YYYYMMDD) if the release has it.
-        file: patients.csv(.gz) of MIMIC-IV: subject_id, gender, anchor_age, anchor_year.
-
-    Raises:
-        ReleaseError: the file cannot be read or lacks a column, names a patient twice, or none of the images' patients.
     """
     table = read_table(file, ("subject_id", "gender", "anchor_age", "anchor_year"))
     require(table, "subject_id", matches(r"\d{8}"), "eight digits", file)

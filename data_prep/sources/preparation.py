@@ -107,7 +107,6 @@ class Source:
         counts: further counts for dataset.json.
         rejects: rows that were left out while the tables were read.
         files: more files of the set by name, written beside the tables: texts.
-        advice: how to fix a patient in both training and evaluation.
     """
 
     images: pd.DataFrame
@@ -124,26 +123,21 @@ class Source:
     counts: Mapping[str, Any] = field(default_factory=dict)
     rejects: Sequence[tables.Reject] = ()
     files: Mapping[str, str] = field(default_factory=dict)
-    advice: str = tables.DAMAGED_SPLIT
 
 
 def prepare_set(settings: Settings, made_from: Mapping[str, Any], read: Callable[[], Source]) -> None:
     """Prepare a set, finish a broken one, or say that it is finished.
 
     `read` reads and checks the source's tables; it is only called if there is something to do.
-
-    Raises:
-        ReleaseError: the source lacks something, or what it holds cannot be right.
-        PreparedDataError: the output folder holds another set, or something else.
     """
     if _is_finished(settings.output, made_from):
         print(_FINISHED.format(settings.output))
         return
     source = read()
-    # The final uses are checked again; hours of image work should not pass before a damaged split is noticed.
+    # Before hours of image work. The final uses only leave out images.
     patients = source.images if source.studies is None else source.studies.assign(dicom_id="")
     use = tables.decide_use(patients, source.grounding_patients, (), ())
-    tables.require_disjoint_patients(patients.assign(use=use), source.advice)
+    tables.require_disjoint_patients(patients.assign(use=use))
     folder = settings.output / "images"
     jobs = [
         image_files.Job(Path(file), folder / path, settings.size, settings.geometry)
@@ -198,9 +192,6 @@ def _one_process_in(output: Path) -> Iterator[bool]:
 
     Yields:
         False where the file system has no locks, so that others may be at work.
-
-    Raises:
-        PreparedDataError: another process has it, or the folder cannot be written.
     """
     try:
         output.mkdir(parents=True, exist_ok=True)
@@ -242,7 +233,6 @@ def _assemble(
         )
         boxed = set(written["boxes"]["dicom_id"])
     images = images.assign(use=tables.decide_use(images, source.grounding_patients, boxed, found.reasons))
-    tables.require_disjoint_patients(images, source.advice)
     studies = images
     if source.studies is not None:
         studies = source.studies.assign(dicom_id="")
@@ -348,9 +338,6 @@ def _is_finished(output: Path, made_from: Mapping[str, Any], say: bool = True) -
     """True for a finished set of the same making; False for none, or for one that may be continued.
 
     `say` prints the number of missing images.
-
-    Raises:
-        PreparedDataError: the folder holds something else.
     """
     if output.exists() and not output.is_dir():
         raise PreparedDataError(f"output {output} is a file; --output expects a folder of its own")
@@ -424,9 +411,6 @@ def _prepare_images(
     """Prepare every image; returns those that can be used, with the originals' height and width, and the others.
 
     Those that can be used also have the columns of the table "image_files".
-
-    Raises:
-        ReleaseError: more than `Settings.rejected_share` cannot be used.
     """
     prepare = image_files.prepare_and_digest
     found = pool.map(prepare, jobs, chunksize=16) if pool else map(prepare, jobs)

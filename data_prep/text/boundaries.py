@@ -115,12 +115,9 @@ def sentence_starts(passage: str) -> list[int]:
 
 
 def line_ends_sentence(before: str, line: str, is_short: bool) -> bool:
-    """True if a line ended a sentence without a full stop: "Heart: normal", "Lungs: clear".
+    """True if the passage `before` a line ends a sentence without a full stop: "Heart: normal", "Lungs: clear".
 
-    Args:
-        before: the passage up to the end of a line.
-        line: the next line.
-        is_short: the first word of the next line would have fitted behind it.
+    `is_short`: the first word of the line would have fitted behind it.
     """
     last = before.rsplit(" ", 1)[-1]
     if not re.match(r"[A-Z][a-z]", line) or re.fullmatch(f"(?i:{_FUNCTION_WORDS})|.*[,;:-]", last):

@@ -70,11 +70,7 @@ def write_text(text: str, file: Path) -> None:
 
 
 def write_json(value: Mapping[str, Any], file: Path) -> None:
-    """Write strict JSON with sorted keys atomically.
-
-    Raises:
-        ValueError: a number is NaN or infinite (JSON has neither; write null).
-    """
+    """Write strict JSON with sorted keys atomically."""
     write_text(json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n", file)
 
 
@@ -94,12 +90,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def read_text(file: Path) -> str:
-    """Read a text file in UTF-8, whatever the locale.
-
-    Raises:
-        MissingFileError: no such file.
-        UserError: not readable, or not UTF-8.
-    """
+    """Read a text file in UTF-8, whatever the locale."""
     try:
         return file.read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
@@ -134,12 +125,7 @@ def parse_yaml(text: str, where: object) -> Any:
 
 
 def read_yaml(file: Path) -> dict[str, Any]:
-    """Read a YAML file of keys with values.
-
-    Raises:
-        MissingFileError: no such file.
-        UserError: not readable, a duplicate key, or something else.
-    """
+    """Read a YAML file of keys with values."""
     found = parse_yaml(read_text(file), file)
     if not isinstance(found, Mapping):
         raise UserError(f"{file}: expected keys with values, found {found!r}")

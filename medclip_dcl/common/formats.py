@@ -22,11 +22,7 @@ class Format:
     version: int
 
     def check(self, content: Any, source: str) -> None:
-        """Refuse content of another version, or of another program.
-
-        Raises:
-            UserError: names `source` and both versions.
-        """
+        """Refuse content of another version, or of another program."""
         found = content.get(VERSION_KEY, "none") if isinstance(content, dict) else "none"
         if found != self.version:
             raise UserError(

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import time
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -220,10 +221,10 @@ def test_scores_of_something_else_are_never_mixed(exported, small_bert, files, t
     for changed, message in (
         (
             ("--model", other, files),
-            "has scores of another model (see scores.csv.json); give another --output",
+            "scores.csv.json is of another model; give another --output",
         ),
-        (("--model", exported, files, "--prompts", tmp_path / "prompts.yaml"), "scores of another prompts"),
-        (("--model", exported, files, "--dtype", "bfloat16"), "scores of another dtype"),
+        (("--model", exported, files, "--prompts", tmp_path / "prompts.yaml"), "is of another prompts"),
+        (("--model", exported, files, "--dtype", "bfloat16"), "is of another dtype"),
         (("--model", exported, files / "a.jpg"), "has rows of 6 images that are not asked for now"),
     ):
         assert message in refused(capsys, *changed, *options)
@@ -232,10 +233,10 @@ def test_scores_of_something_else_are_never_mixed(exported, small_bert, files, t
     assert output.read_bytes() == before
     partial = tmp_path / "new.csv.partial"
     for content, message in (
-        (b"[]\n", "does not say what its scores are; remove it"),
+        (b"[]\n", "does not say what it is of; give another --output"),
         (
             json.dumps({"meaning": {"model": "x"}}).encode() + b"\n",
-            "has scores of another dtype, image size, model",
+            "is of another dtype, image size, model",
         ),
     ):
         partial.write_bytes(content)
@@ -368,7 +369,10 @@ def test_rows_belong_to_files_and_not_to_names(exported, files, tmp_path, monkey
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no disk that is full")
 def test_a_full_disk_is_one_line(exported, files, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(ScoreTable, "_opened", lambda self: io.BufferedWriter(io.FileIO("/dev/full", "w")))
+    opened, full = Path.open, lambda: io.BufferedWriter(io.FileIO("/dev/full", "w"))
+    monkeypatch.setattr(
+        Path, "open", lambda file, *how, **as_: full() if "xb" in how else opened(file, *how, **as_)
+    )
     options = ("--model", exported, files / "a.jpg", "--classify", "--output", tmp_path / "scores.csv")
     assert "cannot be written (No space left on device)" in refused(capsys, *options)
 

@@ -27,7 +27,7 @@ def raising(error: BaseException) -> None:
     run_command(main)
 
 
-def test_an_error_of_the_project_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+def test_user_error_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         raising(ReleaseError("no table;\n  do this"))
     assert stop.value.code == 2

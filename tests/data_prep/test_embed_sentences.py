@@ -131,7 +131,7 @@ def test_real_sentences_by_cxr_berts_own_folder(prepared: Path, real_data: Path,
     np.testing.assert_allclose(alone, found, rtol=1e-4, atol=1e-5)
 
 
-def test_second_run_does_nothing_but_tells_the_quantiles_again(
+def test_second_run_only_prints_the_quantiles(
     prepared: Path, model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = embed(prepared, model)
@@ -146,9 +146,7 @@ def test_second_run_does_nothing_but_tells_the_quantiles_again(
     assert second[1:] == first[1:] and second[1].startswith("cosine of the reports of 20,000 random pairs")
 
 
-def test_other_weights_get_their_own_file_and_the_head_does_not_matter(
-    prepared: Path, model: Path, tmp_path: Path
-) -> None:
+def test_other_weights_get_their_own_file(prepared: Path, model: Path, tmp_path: Path) -> None:
     first = embed(prepared, model)
     network = load_masked_language_model(model)
     with torch.no_grad():
@@ -165,7 +163,7 @@ def test_other_weights_get_their_own_file_and_the_head_does_not_matter(
     assert (np.abs(embeddings[0] - embeddings[1]).max(axis=1) > 1e-3).all()
 
 
-def test_other_texts_under_the_same_ids_are_embedded_again(prepared: Path, model: Path) -> None:
+def test_other_texts_are_embedded_again(prepared: Path, model: Path) -> None:
     embed(prepared, model)
     before = PreparedSet(prepared).text_embedding().embedding
     sentences = pd.read_parquet(prepared / "sentences.parquet")
@@ -223,7 +221,7 @@ def stop_after(batches: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-def test_a_run_that_broke_off_continues_to_the_same_bytes(
+def test_broken_run_continues_to_the_same_bytes(
     prepared: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     expected = embed(prepared, model, *SMALL_BATCHES)
@@ -243,7 +241,7 @@ def test_a_run_that_broke_off_continues_to_the_same_bytes(
     assert [path.name for path in (prepared / "text_embedding").iterdir()] == [expected.name]
 
 
-def test_a_sentence_too_long_for_the_model_is_cut_and_reported(
+def test_too_long_sentence_is_cut_and_reported(
     prepared: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sentences = pd.read_parquet(prepared / "sentences.parquet")
@@ -275,7 +273,7 @@ def test_texts_are_not_printed(prepared: Path, model: Path, capsys: pytest.Captu
     assert not any(word in (captured.out + captured.err).lower() for word in ("pneumo", "heart", "effusion"))
 
 
-def test_a_reports_embedding_is_the_mean_of_its_distinct_sentences() -> None:
+def test_report_embedding_is_its_distinct_sentences_mean() -> None:
     sentences = TextEmbedding(np.array([2, 3, 7]), np.array([[1, 0], [0, 1], [5, 5]], dtype=np.float32))
     rows = [
         (30, "findings", 0, 2),
@@ -328,7 +326,7 @@ def test_embeddings_that_hardly_differ_are_named(
     assert "reports hardly differ by these embeddings" in capsys.readouterr().out
 
 
-def test_a_set_without_training_reports_is_embedded_all_the_same(
+def test_set_without_training_reports_is_embedded(
     prepared: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     images = pd.read_parquet(prepared / "images.parquet")

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 import data_prep.encode
-from data_prep.encode import PROGRESS_FILE, Progress, RowFile, main
+from data_prep.encode import PROGRESS_FILE, RowFile, main
+from medclip_dcl.common.journal import Journal
 from medclip_dcl.data.features import Features
 from medclip_dcl.data.prepared import PreparedSet
 from medclip_dcl.inference.model import load
@@ -38,7 +39,7 @@ def content(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
-def test_rows_are_those_of_one_image_and_of_one_sentence_at_a_time(encoded, exported):
+def test_rows_are_those_of_single_examples(encoded, exported):
     network, prepared = load(exported).network, PreparedSet(encoded)
     found = Features(prepared, "middle")
     images = prepared.table("images").sample(4, random_state=0)
@@ -63,19 +64,17 @@ def test_rows_are_those_of_one_image_and_of_one_sentence_at_a_time(encoded, expo
             torch.testing.assert_close(embedded, network.embed_texts([text]))
 
 
-def test_finished_features_stay_and_others_of_that_name_are_refused(
-    encoded, exported, small_bert, tmp_path, capsys
-):
+def test_finished_features_stay_and_others_are_refused(encoded, exported, small_bert, tmp_path, capsys):
     folder = encoded / "features/middle"
     before = {file: file.stat().st_mtime_ns for file in folder.iterdir()}
     main([*arguments(encoded, exported), "--evaluation_crop", "48", "--name", "middle"])
     assert "nothing to do" in capsys.readouterr().out
     other = export_network(small_bert, tmp_path / "other", seed=1)
     with pytest.raises(
-        ValueError, match=r"middle holds features of another .*\(encoders differ\); choose another --n"
+        ValueError, match=r"middle/features.json is of another encoders; choose another --name"
     ):
         main([*arguments(encoded, other), "--evaluation_crop", "48", "--name", "middle"])
-    with pytest.raises(ValueError, match=r"\(evaluation_size differ\)"):
+    with pytest.raises(ValueError, match="is of another evaluation_size; choose"):
         main([*arguments(encoded, exported), "--name", "middle"])
     with pytest.raises(ValueError, match="evaluation sees 40 pixels of 64: .* multiple of .* stride, 16"):
         main([*arguments(encoded, exported), "--evaluation_crop", "40"])
@@ -119,7 +118,7 @@ def test_kill_9_costs_no_row_that_was_kept(tmp_path):
     def written(killed_at: int | None) -> int:
         """Rows that were there at the beginning."""
         file = RowFile(
-            tmp_path / "rows.npy", 23, Progress(tmp_path / PROGRESS_FILE, {"of": "these"}), keep_every=0.0
+            tmp_path / "rows.npy", 23, Journal(tmp_path / PROGRESS_FILE, {"of": "these"}, ""), keep_every=0.0
         )
         done = file.done
         file.write(parts(done, killed_at), 4, "rows")
@@ -135,16 +134,16 @@ def test_kill_9_costs_no_row_that_was_kept(tmp_path):
 
 
 def test_features_beyond_the_range_of_float16_are_refused(tmp_path):
-    file = RowFile(tmp_path / "images.npy", 2, Progress(tmp_path / PROGRESS_FILE, {}))
+    file = RowFile(tmp_path / "images.npy", 2, Journal(tmp_path / PROGRESS_FILE, {}, ""))
     with np.errstate(over="ignore"):
         rows = np.array([[1.0], [1e6]]).astype(np.float16)
     with pytest.raises(ValueError, match="row 1 of the table images: its features are not finite in float16"):
         file.write(iter([rows]), 2, "images")
 
 
-def test_a_continued_file_needs_space_and_its_finished_rows(tmp_path, monkeypatch):
+def test_continued_file_needs_space_and_finished_rows(tmp_path, monkeypatch):
     def continued() -> None:
-        file = RowFile(tmp_path / "rows.npy", 20, Progress(tmp_path / PROGRESS_FILE, {}), keep_every=0.0)
+        file = RowFile(tmp_path / "rows.npy", 20, Journal(tmp_path / PROGRESS_FILE, {}, ""), keep_every=0.0)
         file.write((np.ones((2, 3), np.float16) for _ in range(file.done, 20, 2)), 2, "rows")
 
     def stopping() -> Iterator[np.ndarray]:
@@ -152,7 +151,7 @@ def test_a_continued_file_needs_space_and_its_finished_rows(tmp_path, monkeypatc
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        RowFile(tmp_path / "rows.npy", 20, Progress(tmp_path / PROGRESS_FILE, {})).write(
+        RowFile(tmp_path / "rows.npy", 20, Journal(tmp_path / PROGRESS_FILE, {}, "")).write(
             stopping(), 10, "rows"
         )
     with monkeypatch.context() as full:

@@ -153,7 +153,7 @@ def test_sex_and_age_of_a_table(table: Path, capsys: pytest.CaptureFixture[str])
         ),
     ],
 )
-def test_a_column_without_any_sex_or_age_is_refused(
+def test_columns_without_sex_or_age_are_refused(
     table: Path, column: str, values: list[str], options: dict[str, Any], message: str
 ) -> None:
     write(table, read(table).assign(**{column: values}))
@@ -275,7 +275,7 @@ def test_rows_without_study_or_split(table: Path) -> None:
         prepare(settings(table, output=table.parent.parent / "third"))
 
 
-def test_a_drawn_split_has_its_shares_and_stays_when_the_table_grows() -> None:
+def test_drawn_split_has_its_shares_and_stays() -> None:
     patients = pd.Series([f"p{n}" for n in range(20_000)])
     drawn = draw_split(patients, (0.7, 0.1, 0.2), 3)
     shares = drawn.value_counts(normalize=True)
@@ -495,7 +495,7 @@ def test_spellings_of_views() -> None:
         assert set(command.standard_views(pd.Series(words))) == {expected}, words
 
 
-def test_all_lines_of_another_length_are_listed_at_once(table: Path) -> None:
+def test_all_lines_of_another_length_are_listed(table: Path) -> None:
     lines = table.read_text().splitlines()
     table.write_text("\n".join([*lines, "d.png,Q", "e.png,Q-7,z", ""]))
     with pytest.raises(
@@ -526,7 +526,7 @@ def test_blanks_around_column_names_do_not_matter(table: Path) -> None:
     assert len(PreparedSet(table.parent.parent / "set").table("images")) == 4
 
 
-def test_a_report_beside_the_lateral_image_alone_is_that_of_the_study(table: Path) -> None:
+def test_report_beside_the_lateral_image_is_the_studys(table: Path) -> None:
     rows = read(table)
     rows["text"] = ["", ROWS[0][-1], *rows["text"].iloc[2:]]
     rows["Cardiomegaly"] = ["", "1", *rows["Cardiomegaly"].iloc[2:]]
@@ -542,7 +542,7 @@ def test_a_report_beside_the_lateral_image_alone_is_that_of_the_study(table: Pat
     assert labels.to_dict() == {1: 1.0, 2: 1.0, 3: 0.0, 4: -1.0}
 
 
-def test_views_are_not_chosen_without_a_column_for_them(table: Path) -> None:
+def test_views_need_a_column_for_them(table: Path) -> None:
     write(table, read(table).drop(columns="view"))
     with pytest.raises(
         ReleaseError, match="lacks the column view; found .*--view_column, or leave out --views"
@@ -564,7 +564,7 @@ def test_labels_are_known_in_any_case(table: Path) -> None:
         prepare(settings(table, output=table.parent / "x"))
 
 
-def test_absolute_paths_below_the_images_and_an_unquoted_comma(table: Path) -> None:
+def test_absolute_paths_and_an_unquoted_comma(table: Path) -> None:
     rows = read(table)
     rows["image"] = [str(table.parent.absolute() / name.replace("\\", "/")) for name in rows["image"]]
     write(table, rows)
@@ -576,7 +576,7 @@ def test_absolute_paths_below_the_images_and_an_unquoted_comma(table: Path) -> N
         prepare(settings(table, output=table.parent / "x"))
 
 
-def test_rows_without_image_or_text_are_left_out_with_their_reason(table: Path) -> None:
+def test_rows_without_image_or_text_have_reasons(table: Path) -> None:
     rows = read(table).replace({"image": {"c": ""}, "text": {"Heart is big, as before.": ""}})
     write(table, rows)
     (table.parent / "b.tif").unlink()
@@ -646,9 +646,7 @@ def test_a_set_of_reports_alone(text_set: Path, capsys: pytest.CaptureFixture[st
     assert "CheX5" not in capsys.readouterr().out
 
 
-def test_reports_alone_serve_scores_and_the_language_model_but_no_image_model(
-    text_set: Path, small_bert: Path
-) -> None:
+def test_reports_alone_serve_no_image_model(text_set: Path, small_bert: Path) -> None:
     score_sentences.main(["--data", str(text_set), "--model", str(small_bert), "--device", "cpu"])
     assert len(PreparedSet(text_set).log_p()) == 5
     reports = ReportsDataModule(str(text_set), batch_size=1, num_workers=0)
@@ -672,7 +670,7 @@ def test_text_only_contradicts_options_of_images(table: Path) -> None:
     assert PreparedSet(table.parent.parent / "set").table("images").empty
 
 
-def test_a_patient_of_reports_alone_stands_on_one_side(text_set: Path) -> None:
+def test_patients_of_reports_alone_have_one_use(text_set: Path) -> None:
     studies = pd.read_parquet(text_set / "studies.parquet")
     studies.assign(subject_id=1).to_parquet(text_set / "studies.parquet", index=False)
     assert PreparedSet(text_set).patients_in_training_and_evaluation == [1]
@@ -696,7 +694,7 @@ def test_wrong_options_are_named(
     assert f"argument {arguments[0]}: '{arguments[1]}'" in capsys.readouterr().err
 
 
-def test_the_open_i_table_is_read_as_reports_alone(
+def test_open_i_table_is_read_as_reports(
     real_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table = tmp_path / "table.csv"

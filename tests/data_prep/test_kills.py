@@ -107,18 +107,14 @@ def at_moments(*moments: str) -> Callable[[list[str]], list[int]]:
     return lambda names: [names.index(name) for name in moments]
 
 
-def test_a_preparation_killed_before_a_file_is_there_ends_with_the_same_bytes(
-    raw: Path, tmp_path: Path
-) -> None:
+def test_killed_preparation_ends_with_the_same_bytes(raw: Path, tmp_path: Path) -> None:
     """tests/slow kills before every change."""
     chosen = at_moments("rename images.parquet")
     kill_and_finish(mimic_cxr.main, partial(with_boxes, raw), tmp_path, chosen=chosen)
 
 
 @pytest.mark.slow
-def test_a_set_that_is_made_again_for_a_deleted_image_is_unfinished_meanwhile(
-    raw: Path, tmp_path: Path
-) -> None:
+def test_remade_set_is_unfinished_meanwhile(raw: Path, tmp_path: Path) -> None:
     """The source has changed since: an image is damaged, and a report says something else."""
     first = tmp_path / "first"
     arguments = partial(with_boxes, raw)
@@ -147,7 +143,7 @@ def test_a_set_that_is_made_again_for_a_deleted_image_is_unfinished_meanwhile(
     kill_and_finish(mimic_cxr.main, arguments, place, partial(shutil.copytree, first), chosen, require)
 
 
-def test_what_a_killed_run_left_of_reports_alone_is_not_mixed_with_another_set(tmp_path: Path) -> None:
+def test_leftovers_of_reports_alone_are_not_mixed(tmp_path: Path) -> None:
     table = tmp_path / "table.csv"
     table.write_text("patient,split,image,text\n1,train,a.png,Clear.\n2,validate,b.png,Clear.\n")
     for name, level in (("a.png", 90), ("b.png", 200)):

@@ -149,7 +149,7 @@ def test_the_prepared_set_of_a_small_release(raw: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("is_deleted", [True, False])
-def test_an_image_that_was_deleted_or_changed_is_made_again(
+def test_deleted_or_changed_images_are_made_again(
     raw: Path, capsys: pytest.CaptureFixture[str], is_deleted: bool
 ) -> None:
     prepare(settings(raw))
@@ -168,9 +168,7 @@ def test_an_image_that_was_deleted_or_changed_is_made_again(
     assert contents(raw.parent / "set") == before
 
 
-def test_a_finished_set_that_is_made_again_and_broken_off_is_unfinished(
-    raw: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_finished_set_broken_off_again_is_unfinished(raw: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables of two runs beside the older description would pass for a finished set."""
     output = raw.parent / "set"
     prepare(settings(raw))
@@ -192,9 +190,7 @@ def test_a_finished_set_that_is_made_again_and_broken_off_is_unfinished(
     assert len(PreparedSet(output).table("images")) == 10
 
 
-def test_a_second_process_is_kept_off_a_set_that_is_written(
-    raw: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_second_process_is_kept_off_a_set(raw: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def while_writing(*arguments: Any) -> Any:
         # A lock belongs to an open file: a second one of this process is kept off as well.
         with pytest.raises(PreparedDataError, match="is being written by another process; wait for"):
@@ -214,7 +210,7 @@ def locked(output: Path) -> Iterator[None]:
         yield
 
 
-def test_the_lock_is_that_of_a_file_and_a_file_that_is_left_locks_nothing(raw: Path) -> None:
+def test_left_lock_file_locks_nothing(raw: Path) -> None:
     output = raw.parent / "set"
     output.mkdir()
     (output / ".lock").touch()
@@ -224,7 +220,7 @@ def test_the_lock_is_that_of_a_file_and_a_file_that_is_left_locks_nothing(raw: P
     assert check_set(output, full=True)[1] == []
 
 
-def test_without_locks_nothing_of_what_may_be_another_process_is_removed(
+def test_without_locks_temporary_files_stay(
     raw: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(*_: object) -> None:
@@ -244,7 +240,7 @@ def test_without_locks_nothing_of_what_may_be_another_process_is_removed(
     assert not other.exists()
 
 
-def test_a_set_that_another_process_finished_meanwhile_is_left_as_it_is(
+def test_set_finished_meanwhile_is_left_alone(
     raw: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = raw.parent / "set"
@@ -275,13 +271,6 @@ def test_a_whole_set_needs_no_lock(raw: Path, state: str, capsys: pytest.Capture
         capsys.readouterr()
         prepare(settings(raw))
         assert "nothing to do" in capsys.readouterr().out
-
-
-def test_an_output_that_cannot_be_made_is_named(raw: Path) -> None:
-    with pytest.raises(
-        PreparedDataError, match="split.csv.gz/set cannot be written .Not a directory.; choose"
-    ):
-        prepare(settings(raw, output=raw / "mimic-cxr-2.0.0-split.csv.gz" / "set"))
 
 
 def test_a_finished_set_is_left_as_it_is(raw: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -321,7 +310,7 @@ def test_a_broken_run_is_finished(raw: Path, monkeypatch: pytest.MonkeyPatch, im
     assert contents(output) == contents(raw.parent / "whole")
 
 
-def test_a_set_that_was_made_differently_is_not_overwritten(raw: Path) -> None:
+def test_set_made_differently_is_not_overwritten(raw: Path) -> None:
     prepare(settings(raw))
     before = contents(raw.parent / "set")
     changes: list[tuple[dict[str, Any], str]] = [
@@ -342,9 +331,7 @@ def test_a_set_that_was_made_differently_is_not_overwritten(raw: Path) -> None:
         prepare(settings(raw))
 
 
-def test_an_unfinished_set_continues_only_with_its_own_options(
-    raw: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unfinished_set_continues_only_with_its_options(raw: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report_path(raw, 50000003).rename(raw / "away")
     report_path(raw, 50000004).rename(raw / "away too")
     with pytest.raises(ReleaseError, match="2 of 10 reports cannot be used, more than 1%"):
@@ -360,14 +347,7 @@ def test_an_unfinished_set_continues_only_with_its_own_options(
         prepare(settings(raw))
 
 
-def test_a_folder_with_other_things_is_not_written_to(raw: Path) -> None:
-    with pytest.raises(PreparedDataError, match="neither empty nor a prepared set; choose another --output"):
-        prepare(settings(raw, output=raw))
-    with pytest.raises(PreparedDataError, match="is a file; --output expects a folder"):
-        prepare(settings(raw, output=raw / "boxes.json"))
-
-
-def test_an_image_that_cannot_be_used_is_left_out_with_its_reason(raw: Path) -> None:
+def test_unusable_image_is_left_out_with_reason(raw: Path) -> None:
     for damage, reason in [
         (lambda file: file.unlink(), "image file is missing"),
         (lambda file: file.write_bytes(b""), "image file is empty"),
@@ -394,7 +374,7 @@ def test_an_image_that_cannot_be_used_is_left_out_with_its_reason(raw: Path) -> 
         assert n_reports["No effusion."] == 1
 
 
-def test_many_images_that_cannot_be_used_are_an_error(raw: Path) -> None:
+def test_many_unusable_images_are_an_error(raw: Path) -> None:
     image_path(raw, 4).unlink()
     image_path(raw, 5).write_bytes(b"")
     with pytest.raises(ReleaseError) as error:
@@ -417,7 +397,7 @@ def test_many_images_that_cannot_be_used_are_an_error(raw: Path) -> None:
         (TITLE + " FINDINGS:  ___.\n", "report has no findings or impression"),
     ],
 )
-def test_a_study_without_text_is_excluded_with_its_reason(raw: Path, report: str | None, reason: str) -> None:
+def test_study_without_text_is_excluded_with_reason(raw: Path, report: str | None, reason: str) -> None:
     file = report_path(raw, 50000001)
     file.unlink()
     if report is not None:
@@ -430,7 +410,7 @@ def test_a_study_without_text_is_excluded_with_its_reason(raw: Path, report: str
     assert (use == "excluded").sum() == 2
 
 
-def test_a_report_without_any_section_gives_its_last_paragraph(raw: Path) -> None:
+def test_report_without_section_gives_its_last_paragraph(raw: Path) -> None:
     for study in {study for _, study, _, _ in IMAGES.values()}:
         report_path(raw, study).write_text(f"Film {study}.\n \n Lungs clear\n here.\n")
     prepare(settings(raw))
@@ -531,7 +511,7 @@ def test_a_report_of_absurd_size_is_left_out(raw: Path) -> None:
         assert rejects(raw.parent / name) == [["report", "50000002", "report has more than 4,194,304 bytes"]]
 
 
-def test_a_source_of_links_is_read_and_never_written_to(raw: Path) -> None:
+def test_source_of_links_is_never_written_to(raw: Path) -> None:
     prepare(settings(raw))
     # As on a cluster: the release elsewhere, read-only, each folder and each table a link.
     linked = raw.parent / "linked"
@@ -586,9 +566,7 @@ def test_a_limit_takes_whole_patients_of_each_use(raw: Path) -> None:
     assert prepared.info["counts"]["boxes_outside_subset"] == 2
 
 
-def test_patients_of_mimic_iv_give_sex_and_age_and_change_nothing_else(
-    raw: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_patients_of_mimic_iv_give_sex_and_age(raw: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prepare(settings(raw))
     before = contents(raw.parent / "set")
     assert "patients" not in json.loads(before["dataset.json"])["options"]
@@ -629,10 +607,6 @@ def test_patients_without_study_dates_have_no_age(raw: Path, capsys: pytest.Capt
     prepare(settings(raw, patients=raw / "patients.csv.gz"))
     assert list(PreparedSet(raw.parent / "set").table("images").columns)[-1] == "sex"
     assert "has no StudyDate: no age at the study" in capsys.readouterr().err
-    with pytest.raises(
-        ReleaseError, match="--patients: there is no file .*none.csv; it expects hosp/patients"
-    ):
-        prepare(settings(raw, patients=raw / "none.csv"))
 
 
 def test_balanced_cases_have_as_many_positives_as_negatives(raw: Path) -> None:
@@ -675,20 +649,7 @@ def test_every_labelled_finding_has_its_cases(raw: Path, capsys: pytest.CaptureF
     assert "others     test (yes/no): Fracture 2/0" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("number", "split"), [(4, "test"), (10, "validate")])
-def test_a_patient_in_training_and_in_evaluation_is_an_error(raw: Path, number: int, split: str) -> None:
-    file = raw / "mimic-cxr-2.0.0-split.csv.gz"
-    frame = pd.read_csv(file)
-    frame.loc[frame["dicom_id"] == dicom(number), "split"] = split
-    table(file, frame)
-    message = "1 of 7 patients are both in training and in evaluation.*first: patient {}.*download it again"
-    # Without the boxes, or patient 10000005 would serve grounding with all the images that are not in the test split.
-    with pytest.raises(ReleaseError, match=message.format(IMAGES[number][0])):
-        prepare(settings(raw, ms_cxr=None))
-    assert not (raw.parent / "set").exists()
-
-
-def test_boxes_that_cannot_be_used_are_left_out_with_their_reason(raw: Path) -> None:
+def test_unusable_boxes_are_left_out_with_reasons(raw: Path) -> None:
     def edit(content: dict[str, Any]) -> None:
         for number, name in ((2, dicom(2)), (90, dicom(90))):
             content["images"].append(
@@ -799,41 +760,7 @@ def test_boxes_of_distorted_images_need_an_explanation(raw: Path) -> None:
     assert PreparedSet(raw.parent / "set").info["counts"]["boxes_scaled"] == 3
     prepare(settings(raw, output=raw.parent / "without", rejected_share=1.0))
     page, problems = check_set(raw.parent / "without")
-    assert len(problems) == 1 and "most boxes were left out: 3 of 3 (first: annotation 7" in problems[0]
-
-
-def test_mostly_damaged_boxes_are_refused(raw: Path) -> None:
-    def edit(content: dict[str, Any]) -> None:
-        for box in content["annotations"]:
-            box["label_text"] = ""
-
-    edit_boxes(raw, edit)
-    with pytest.raises(
-        ReleaseError, match="3 of 3 boxes .*no category or no phrase.*; download the file of the boxes"
-    ):
-        prepare(settings(raw))
-
-
-def test_the_wrong_box_file_is_noticed_before_any_work(raw: Path) -> None:
-    def edit(content: dict[str, Any]) -> None:
-        for number, image in enumerate(content["images"], start=90):
-            image["file_name"] = f"{dicom(number)}.jpg"
-
-    edit_boxes(raw, edit)
-    with pytest.raises(ReleaseError, match=r"boxes\.json: none of its images is among those of"):
-        prepare(settings(raw))
-    with pytest.raises(
-        ReleaseError, match="--ms_cxr: there is no file .*nowhere.json; it expects MS_CXR_Local"
-    ):
-        prepare(settings(raw, ms_cxr=raw / "nowhere.json"))
-    assert not (raw.parent / "set").exists()
-
-
-def test_a_release_without_frontal_images_is_an_error(raw: Path) -> None:
-    file = raw / "mimic-cxr-2.0.0-metadata.csv.gz"
-    table(file, pd.read_csv(file).assign(ViewPosition="LL"))
-    with pytest.raises(ReleaseError, match="none of 12 images is frontal"):
-        prepare(settings(raw))
+    assert problems == [] and "  3 box     drawn on an image of n x n pixels" in page
 
 
 def write_truth(raw: Path, texts: dict[str, int]) -> None:
@@ -868,12 +795,66 @@ def test_the_truth_of_a_phantom_is_carried_over(raw: Path) -> None:
     assert prepared.table("image_classes").to_numpy().tolist() == [[dicom(1), 2], [dicom(3), 1]]
 
 
-def test_a_sentence_unknown_to_the_truth_is_an_error(raw: Path) -> None:
+def _in_split(raw: Path, number: int, split: str) -> dict[str, Any]:
+    """Without the boxes, or patient 10000005 would serve grounding with all images outside the test split."""
+    file = raw / "mimic-cxr-2.0.0-split.csv.gz"
+    frame = pd.read_csv(file)
+    frame.loc[frame["dicom_id"] == dicom(number), "split"] = split
+    table(file, frame)
+    return {"ms_cxr": None}
+
+
+def _lateral(raw: Path) -> None:
+    file = raw / "mimic-cxr-2.0.0-metadata.csv.gz"
+    table(file, pd.read_csv(file).assign(ViewPosition="LL"))
+
+
+def _boxes_of_other_images(raw: Path) -> None:
+    def edit(content: dict[str, Any]) -> None:
+        for number, image in enumerate(content["images"], start=90):
+            image["file_name"] = f"{dicom(number)}.jpg"
+
+    edit_boxes(raw, edit)
+
+
+def _boxes_without_phrase(raw: Path) -> None:
+    def edit(content: dict[str, Any]) -> None:
+        for box in content["annotations"]:
+            box["label_text"] = ""
+
+    edit_boxes(raw, edit)
+
+
+def _other_truth(raw: Path) -> None:
     for study in {study for _, study, _, _ in IMAGES.values()}:
         report_path(raw, study).write_text(f" FINDINGS:  Lungs clear.  Big heart{study % 2}.\n")
     write_truth(raw, {"Lungs clear.": 1, "Big heart0.": 2})
-    with pytest.raises(ReleaseError, match=r"1 of 3 sentences have no known class \(first: 'Big heart1\.'\)"):
-        prepare(settings(raw))
+
+
+BOTH = "1 of 7 patients are both in training and in evaluation.*first: patient {}.*download it again"
+REFUSED: list[tuple[Callable[[Path], dict[str, Any] | None], str]] = [
+    (lambda raw: _in_split(raw, 4, "test"), BOTH.format(IMAGES[4][0])),
+    (lambda raw: _in_split(raw, 10, "validate"), BOTH.format(IMAGES[10][0])),
+    (_lateral, "none of 12 images is frontal"),
+    (_boxes_of_other_images, r"boxes\.json: none of its images is among those of"),
+    (_boxes_without_phrase, "3 of 3 boxes .*no category or no phrase.*; download the file of the boxes"),
+    (_other_truth, r"1 of 3 sentences have no known class \(first: 'Big heart1\.'\)"),
+    (lambda raw: {"ms_cxr": raw / "none.json"}, "none.json cannot be read .No such file"),
+    (lambda raw: {"patients": raw / "none.csv"}, "none.csv cannot be read .No such file"),
+    (lambda raw: {"output": raw}, "neither empty nor a prepared set; choose another --output"),
+    (lambda raw: {"output": raw / "boxes.json"}, "is a file; --output expects a folder"),
+    (lambda raw: {"output": raw / "boxes.json" / "set"}, "boxes.json/set cannot be written .Not a directory.; choose"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "message"), REFUSED)
+def test_unusable_sources_and_outputs_are_refused(
+    raw: Path, change: Callable[[Path], dict[str, Any] | None], message: str
+) -> None:
+    changed = change(raw) or {}
+    with pytest.raises((ReleaseError, PreparedDataError), match=message):
+        prepare(settings(raw, **changed))
+    assert not (raw.parent / "set" / "dataset.json").exists()
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -881,7 +862,7 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, cwd=ROOT)
 
 
-def test_errors_of_the_command_are_one_line_and_status_2(raw: Path) -> None:
+def test_errors_are_one_line_and_status_2(raw: Path) -> None:
     (raw / "mimic-cxr-2.0.0-split.csv.gz").unlink()
     result = run("--source", raw, "--output", raw.parent / "set")
     assert result.returncode == 2

@@ -76,7 +76,7 @@ def score(prepared: Path, model: Path, *options: str) -> Path:
     return written
 
 
-def test_scores_are_the_pseudo_log_likelihoods_sorted_by_id(prepared: Path, model: Path) -> None:
+def test_scores_are_pseudo_log_likelihoods_by_id(prepared: Path, model: Path) -> None:
     file = score(prepared, model)
     network = load_masked_language_model(model)
     assert file.name == f"small_bert-{weights_fingerprint(network)[:8]}.parquet"
@@ -108,9 +108,7 @@ def test_scores_of_other_sentences_are_made_again(prepared: Path, model: Path) -
     assert len(pd.read_parquet(file)) == 4
 
 
-def test_other_weights_and_the_other_masking_get_their_own_files(
-    prepared: Path, model: Path, tmp_path: Path
-) -> None:
+def test_other_weights_and_masking_get_own_files(prepared: Path, model: Path, tmp_path: Path) -> None:
     first = score(prepared, model)
     second = score(prepared, write_model(tmp_path / "other" / "small_bert", seed=1))
     word_wise = score(prepared, model, "--within_word_l2r")
@@ -121,7 +119,7 @@ def test_other_weights_and_the_other_masking_get_their_own_files(
     assert not (original["log_p"] == pd.read_parquet(second)["log_p"]).any()
 
 
-def test_other_texts_under_the_same_ids_are_scored_again(prepared: Path, model: Path) -> None:
+def test_other_texts_are_scored_again(prepared: Path, model: Path) -> None:
     file = score(prepared, model)
     sentences = pd.read_parquet(prepared / "sentences.parquet")
     sentences.loc[sentences["sentence_id"] == 2, "text"] = "Heart is normal."
@@ -140,7 +138,7 @@ def test_another_activation_is_another_model(prepared: Path, model: Path) -> Non
     assert ((pd.read_parquet(file)["log_p"] - before).abs() > 1e-4).all()
 
 
-def test_an_approximation_does_not_go_with_the_other_masking(prepared: Path, model: Path) -> None:
+def test_approximation_excludes_the_other_masking(prepared: Path, model: Path) -> None:
     with pytest.raises(UserError, match="--mask_every does not go with --within_word_l2r"):
         main(["--data", str(prepared), "--model", str(model), "--mask_every", "2", "--within_word_l2r"])
 
@@ -153,7 +151,7 @@ def test_a_world_without_torchrun_is_named(
         score(prepared, model)
 
 
-def test_a_type_and_an_approximation_get_their_own_files(prepared: Path, model: Path) -> None:
+def test_dtype_and_approximation_get_own_files(prepared: Path, model: Path) -> None:
     exact = score(prepared, model)
     rough = score(prepared, model, "--dtype", "bfloat16", "--mask_every", "2")
     assert rough.name == f"{exact.stem}-mask_every_2-bfloat16.parquet"
@@ -162,9 +160,7 @@ def test_a_type_and_an_approximation_get_their_own_files(prepared: Path, model: 
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_another_type_differs_by_its_rounding_and_older_files_are_scored_again(
-    prepared: Path, model: Path, dtype: str
-) -> None:
+def test_another_dtype_differs_by_its_rounding(prepared: Path, model: Path, dtype: str) -> None:
     """Until November 2026 the network in another type had dropout."""
     exact = pd.read_parquet(score(prepared, model))
     file = score(prepared, model, "--dtype", dtype)
@@ -201,7 +197,7 @@ def stop_after(batches: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return scored
 
 
-def test_a_run_that_broke_off_continues_to_the_same_bytes(
+def test_broken_run_continues_to_the_same_bytes(
     prepared: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--token_budget", "14"]
@@ -229,7 +225,7 @@ def test_a_run_that_broke_off_continues_to_the_same_bytes(
     assert [path.name for path in (prepared / "log_p").iterdir()] == [expected.name]
 
 
-def test_a_half_written_file_of_a_killed_run_is_removed(prepared: Path, model: Path) -> None:
+def test_half_written_file_is_removed(prepared: Path, model: Path) -> None:
     file = score(prepared, model)
     others = prepared / "log_p" / ".other.parquet.0123.tmp"
     for left in (file.with_name(f".{file.name}.0123.tmp"), others):
@@ -238,7 +234,7 @@ def test_a_half_written_file_of_a_killed_run_is_removed(prepared: Path, model: P
     assert set((prepared / "log_p").iterdir()) == {file, others}
 
 
-def test_what_a_run_in_other_batches_left_is_removed_in_the_end(
+def test_parts_in_other_batches_are_removed(
     prepared: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log_p = prepared / "log_p"
@@ -367,7 +363,7 @@ def test_token_budget_changes_rounding_only(prepared: Path, model: Path) -> None
     assert pd.read_parquet(again)["log_p"].tolist() == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_sentence_too_long_for_the_model_is_cut_and_reported(
+def test_too_long_sentence_is_cut_and_reported(
     prepared: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sentences = pd.read_parquet(prepared / "sentences.parquet")
@@ -423,7 +419,7 @@ def test_settings_that_change_no_score_make_no_work(
     assert "is of other settings or sentences: the sentences are computed again" in capsys.readouterr().err
 
 
-def test_what_cannot_be_written_is_said_before_the_work(
+def test_unwritable_set_is_named_before_work(
     prepared: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = score(prepared, model)
@@ -451,7 +447,7 @@ def test_damaged_scores_are_made_again(
     assert f"{file} is damaged (" in capsys.readouterr().err
 
 
-def test_scores_that_may_not_be_read_are_left_alone(
+def test_unreadable_scores_are_left_alone(
     prepared: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = score(prepared, model)
@@ -535,7 +531,7 @@ def test_weights_that_give_no_number_are_refused(prepared: Path, model: Path) ->
         main(["--data", str(prepared), "--model", str(model)])
 
 
-def test_what_is_no_prepared_set_ends_with_a_message_and_status_2(tmp_path: Path) -> None:
+def test_missing_set_is_one_line(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "data_prep.score_sentences", "--data", str(tmp_path), "--model", "none"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert done.returncode == 2

@@ -243,9 +243,7 @@ WORKERS = {
 
 
 @pytest.mark.parametrize("stage", WORKERS)
-def test_a_killed_worker_ends_the_command_with_an_error_that_says_what_to_do(
-    stage: str, raw: Path, whole: Path, tmp_path: Path
-) -> None:
+def test_killed_worker_is_explained(stage: str, raw: Path, whole: Path, tmp_path: Path) -> None:
     output = tmp_path / "set"
     of, begin, count = WORKERS[stage]
     watch = Watch(str(raw if of == "raw" else output), begin=begin, count=count, everything=False)

@@ -43,7 +43,7 @@ def shares(states: list[StudyState], held_names: list[list[str]]) -> np.ndarray:
     return np.array([counts[c.class_id] / len(states) for c in CLASSES.classes])
 
 
-def test_chex5_findings_hold_in_ten_to_twenty_five_percent_of_studies(shares: np.ndarray) -> None:
+def test_chex5_findings_hold_in_10_to_25_percent(shares: np.ndarray) -> None:
     for name in PLAIN.values():
         assert 0.095 < shares[CLASSES.by_name[name].class_id] < 0.26, name
 
@@ -64,7 +64,7 @@ def test_drawn_shares_are_the_stated_frequencies(shares: np.ndarray) -> None:
             assert c.frequency * 0.70 - noise < shares[c.class_id] < c.frequency * 1.25 + noise, c.name
 
 
-def test_number_and_length_of_wordings_do_not_follow_the_frequency(shares: np.ndarray) -> None:
+def test_wordings_do_not_follow_the_frequency(shares: np.ndarray) -> None:
     numbers = np.array([len(c.wordings) for c in CLASSES.classes])
     lengths = np.array([np.mean([len(w.text.split()) for w in c.wordings]) for c in CLASSES.classes])
     assert set(numbers.tolist()) == {2, 3, 4, 5, 6}
@@ -93,7 +93,7 @@ def test_the_language_is_the_same_in_every_catalogue() -> None:
     assert Catalogue().sentences() == CLASSES.sentences()
 
 
-def test_some_prompts_are_no_sentence_of_a_report_and_some_are() -> None:
+def test_some_prompts_are_sentences_of_reports() -> None:
     prompts, held_out = {p for pair in CHEX5.values() for p in pair}, set(CLASSES.held_out_prompts)
     fixed = {p.removesuffix(".") for p in CLASSES.fixed_sentences.values()}
     assert held_out <= prompts and prompts - held_out <= fixed and fixed.isdisjoint(held_out)
@@ -107,7 +107,7 @@ def test_some_prompts_are_no_sentence_of_a_report_and_some_are() -> None:
         assert not CLASSES.by_name[name].wordings[0].held_out
 
 
-def test_held_out_wordings_belong_to_classes_with_boxes_and_leave_others() -> None:
+def test_held_out_wordings_belong_to_boxed_classes() -> None:
     held_out = [(c, w) for c in CLASSES.classes for w in c.wordings if w.held_out]
     assert len(held_out) >= 20
     for c, _ in held_out:
@@ -188,7 +188,7 @@ def test_splits_are_by_patient_and_near_their_shares(studies: int) -> None:
     assert all((p.test_number is not None) == (p.split == "test") for p in planned)
 
 
-def test_every_class_of_the_tail_with_boxes_takes_its_turn_in_the_test_studies() -> None:
+def test_boxed_tail_classes_take_turns_in_test() -> None:
     counts = Counter(f.name for k in range(200) for f in forced_in_test(CLASSES, k))
     boxed = {c.name for c in CLASSES.tail if c.category}
     assert boxed <= set(counts)

@@ -68,9 +68,7 @@ def _present(column: str, state: StudyState) -> bool:
 
 
 @pytest.mark.parametrize("asked, rare", [(0.05, None), (0.2, 0.01), (0.6, None)])
-def test_written_reports_have_the_share_of_false_negatives_asked_for(
-    asked: float, rare: float | None
-) -> None:
+def test_reports_have_the_asked_share(asked: float, rare: float | None) -> None:
     studies = _studies(_rates(asked, rare), DRAWN)
     holds: Counter[int] = Counter(c.class_id for state, _ in studies for c in CLASSES.holding(state))
     class_of = dict(CLASSES.sentences())
@@ -80,7 +78,7 @@ def test_written_reports_have_the_share_of_false_negatives_asked_for(
     assert abs(mean - asked) < 0.02 * asked + 0.005
 
 
-def test_at_shares_between_015_and_05_only_the_reports_differ() -> None:
+def test_at_middle_shares_only_reports_differ() -> None:
     few, many = _rates(0.15), _rates(0.5)
     usual = ordinary(CLASSES)
     assert few.tail == pytest.approx(many.tail) and many.tail == pytest.approx(usual.tail)
@@ -93,7 +91,7 @@ def test_at_shares_between_015_and_05_only_the_reports_differ() -> None:
     assert states[0] == states[1] == states[2]
 
 
-def test_shares_out_of_reach_are_refused_with_the_range() -> None:
+def test_shares_out_of_reach_are_refused() -> None:
     for asked, rare, message in (
         (0.01, None, r"--false_negatives is 0.01; within reach is a mean share from 0\.03 to 0\.7\d"),
         (0.85, None, r"--false_negatives is 0.85; within reach is a mean share from 0\.03 to 0\.7\d"),
@@ -129,7 +127,7 @@ def test_rare_findings_out_of_range_are_refused(tmp_path: Path, options: Options
 # ------------------------------------------------------------------------------------------------ findings
 
 
-def test_rare_findings_are_as_rare_as_asked_and_the_others_as_before() -> None:
+def test_rare_findings_are_as_rare_as_asked() -> None:
     rates, usual = _rates(None, 0.01), ordinary(CLASSES)
     rare = {c.class_id for c in rare_classes(CLASSES)}
     for c, chance, before in zip(CLASSES.tail, rates.tail, usual.tail, strict=True):
@@ -140,7 +138,7 @@ def test_rare_findings_are_as_rare_as_asked_and_the_others_as_before() -> None:
     assert np.mean([_present("Cardiomegaly", state) for state in states]) > 0.2
 
 
-def test_even_findings_are_alike_in_frequency_and_as_many() -> None:
+def test_even_findings_have_like_frequencies() -> None:
     def frequencies(rates: Rates) -> list[float]:
         factors = rates.factors()
         common = [c for c in CLASSES.classes if c.kind in factors]
@@ -154,7 +152,7 @@ def test_even_findings_are_alike_in_frequency_and_as_many() -> None:
     assert half == pytest.approx([f / 2 for f in usual])
 
 
-def test_test_studies_are_the_same_at_any_rates_and_have_cases_of_rare_findings() -> None:
+def test_test_studies_are_alike_at_any_rates() -> None:
     settings = [_rates(0.05), _rates(0.2, 0.01)]
     number = 100
     one, other = (
@@ -182,7 +180,7 @@ def test_a_report_without_normal_sentences_still_says_something() -> None:
     assert said[False] == {"normal_chest", "low_volumes"}
 
 
-def test_normal_sentences_are_those_that_need_nothing_to_be_there() -> None:
+def test_normal_sentences_need_no_finding() -> None:
     normal = {c.name for c in CLASSES.classes if c.rule is not None and c.rule.is_normal}
     assert {"no_edema", "lungs_clear", "well_expanded", "normal_chest", "technique"} <= normal
     assert normal.isdisjoint(
@@ -190,7 +188,7 @@ def test_normal_sentences_are_those_that_need_nothing_to_be_there() -> None:
     )
 
 
-def test_true_labels_are_whole_and_agree_with_every_report() -> None:
+def test_true_labels_agree_with_every_report() -> None:
     for state, report in _studies(ordinary(CLASSES), 150):
         labels = true_labels(CLASSES, CLASSES.holding(state))
         assert list(labels) == [column for column in CHEXPERT if column in labels]
@@ -217,7 +215,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[Options, Path]:
     return found
 
 
-def test_only_reports_and_labels_outside_test_differ_between_shares(folders: dict[Options, Path]) -> None:
+def test_shares_change_only_reports_and_labels(folders: dict[Options, Path]) -> None:
     few, many = (
         {str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
         for folder in folders.values()
@@ -239,7 +237,7 @@ def test_only_reports_and_labels_outside_test_differ_between_shares(folders: dic
     assert labels[0][evaluated].equals(labels[1][evaluated]) and not labels[0].equals(labels[1])
 
 
-def test_a_phantom_and_its_prepared_set_say_which_share_they_have(
+def test_phantom_and_set_name_their_share(
     folders: dict[Options, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     raw = folders[FEW]
@@ -275,7 +273,7 @@ def test_a_phantom_and_its_prepared_set_say_which_share_they_have(
     assert f"{len(rho):,} training sentences; share of false negatives (rho): mean {np.mean(rho):.3f}" in page
 
 
-def test_a_folder_of_another_share_is_refused_and_one_of_this_share_continued(
+def test_folder_of_another_share_is_refused(
     folders: dict[Options, Path],
 ) -> None:
     folder = folders[MANY]

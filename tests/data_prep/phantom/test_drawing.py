@@ -47,7 +47,7 @@ def _change(name: str, study: int) -> tuple[float, float]:
     return float(difference[mask].mean()), float(difference[~mask].mean())
 
 
-def test_every_finding_is_drawn_and_every_drawing_is_a_finding() -> None:
+def test_findings_and_drawings_belong_together() -> None:
     assert {c.kind for c in DRAWN} == set(DRAW)
 
 
@@ -80,7 +80,7 @@ def test_boxes_lie_on_the_named_side(kind: str) -> None:
         assert all((c < 58) == (finding.side == "right") for c in centers), finding.name
 
 
-def test_a_picture_holds_boxes_of_both_lungs_for_edema() -> None:
+def test_edema_has_boxes_of_both_lungs() -> None:
     finding = CLASSES.by_name["edema_moderate"]
     assert len(_frontal([finding], 3).boxes[finding.class_id]) == 2
 
@@ -121,7 +121,7 @@ def test_rare_findings_are_as_visible_as_common_ones() -> None:
     assert np.median(changes) > 0.7 * np.median(common)
 
 
-def test_pictures_depend_on_the_study_and_the_picture_and_nothing_else() -> None:
+def test_pictures_depend_on_study_and_number_only() -> None:
     finding = CLASSES.by_name["mass_left_upper"]
     first = draw_frontal((1, 2), [finding], "PA", False, 0, 80, 80)
     np.testing.assert_array_equal(
@@ -148,7 +148,7 @@ def test_findings_keep_their_place_in_a_second_picture() -> None:
     assert np.abs(centers[0] - centers[1]).max() < 16
 
 
-def test_ap_pictures_and_low_volumes_show_larger_hearts_in_smaller_lungs() -> None:
+def test_ap_and_low_volumes_enlarge_the_heart() -> None:
     heart = CLASSES.by_name["cardiomegaly_mild"]
 
     def mean_box(view: str, low_volumes: bool) -> np.ndarray:

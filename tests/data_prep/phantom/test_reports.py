@@ -61,7 +61,7 @@ def test_labels_of_what_is_said(said: list[tuple[str, bool]], labels: dict[str, 
     assert list(chexpert_labels(_statement(name, hedged) for name, hedged in said)) == sorted(labels)
 
 
-def test_the_other_labeller_agrees_but_for_some_doubts_and_negations() -> None:
+def test_other_labeller_mostly_agrees() -> None:
     chexpert = {"Edema": -1.0, "Pneumonia": 0.0, "Pneumothorax": 1.0}
     seen = [negbio_labels(chexpert, np.random.default_rng(k)) for k in range(300)]
     assert Counter(x["Edema"] for x in seen).keys() == {-1.0, 1.0}
@@ -105,7 +105,7 @@ def test_sections_hold_exactly_the_sentences_of_the_catalogue() -> None:
         assert [class_of[text] for text in found] == [s.finding.class_id for s in report.statements]
 
 
-def test_reports_say_only_what_holds_and_not_all_of_it() -> None:
+def test_reports_state_part_of_the_truth() -> None:
     unsaid = 0
     for k in range(300):
         state = draw_state(CLASSES, np.random.default_rng([3, k]), None)
@@ -116,7 +116,7 @@ def test_reports_say_only_what_holds_and_not_all_of_it() -> None:
     assert unsaid > 30
 
 
-def test_wordings_kept_out_of_training_are_read_only_where_allowed() -> None:
+def test_held_out_wordings_are_not_in_training() -> None:
     seen = [any(s.wording.held_out for s in _report(k, unseen=False).statements) for k in range(300)]
     assert not any(seen)
     assert any(s.wording.held_out for k in range(300) for s in _report(k, unseen=True).statements)

@@ -55,7 +55,7 @@ def test_m_is_ambiguous_beside_h_or_v():
     assert sexes(pd.Series(["M", "V", "F"])).tolist() == ["M", "unknown", "F"]
 
 
-def test_the_age_at_the_study_counts_from_the_anchor(tmp_path):
+def test_age_at_study_counts_from_the_anchor(tmp_path):
     found = with_patients(IMAGES, patients(tmp_path))
     # Image f has a broken date, patient 10000006 is not in the file.
     assert found["sex"].tolist() == ["F", "F", "M", "unknown", "unknown", "F", "unknown"]

@@ -57,7 +57,7 @@ def test_tables_of_either_version_packed_or_not(tmp_path: Path, number: str, end
     np.testing.assert_array_equal(labels.loc[0, list(CHEXPERT)].to_numpy(float), [1, 0, -1] + [np.nan] * 11)
 
 
-def test_the_other_labels_are_read_from_their_own_file(tmp_path: Path) -> None:
+def test_other_labels_have_their_own_file(tmp_path: Path) -> None:
     folder = write(tmp_path, negbio=LABELS.replace("50000001", "50000009"))
     assert read_labels(find_release(folder, "negbio"))["study_id"].tolist() == [50000009]
 
@@ -128,9 +128,7 @@ def test_the_other_labels_are_read_from_their_own_file(tmp_path: Path) -> None:
         ({"chexpert": LABELS + LABELS.splitlines()[1] + "\n"}, "column study_id: expected each study once"),
     ],
 )
-def test_a_damaged_table_is_named_with_what_is_wrong(
-    tmp_path: Path, changed: dict[str, str], message: str
-) -> None:
+def test_damaged_table_is_named(tmp_path: Path, changed: dict[str, str], message: str) -> None:
     release = find_release(write(tmp_path, **changed))
     with pytest.raises(ReleaseError) as error:
         read_images(release)
@@ -202,7 +200,7 @@ def test_boxes_are_the_same_from_json_and_csv(tmp_path: Path) -> None:
         assert read_ms_cxr(tmp_path / file)[columns].to_numpy().tolist() == [expected]
 
 
-def test_version_1_1_0_of_the_boxes_names_their_patients(tmp_path: Path) -> None:
+def test_boxes_of_version_110_name_patients(tmp_path: Path) -> None:
     header, row = CSV.splitlines()
     newer = f"{header},split,subject_id,study_id\n{row},val,10000007,50000001\n"
     (tmp_path / "boxes.csv").write_text(newer)
@@ -215,7 +213,7 @@ def test_version_1_1_0_of_the_boxes_names_their_patients(tmp_path: Path) -> None
     assert read_ms_cxr(tmp_path / "boxes.json")["subject_id"].tolist() == [10000001]
 
 
-def test_version_2_1_0_of_the_images_keeps_the_names_of_its_tables(tmp_path: Path) -> None:
+def test_tables_of_version_210_are_found(tmp_path: Path) -> None:
     folder = write(tmp_path)
     # Its only new table: other labels of test studies, of no use here.
     (folder / "mimic-cxr-2.1.0-test-set-labeled.csv").write_text("study_id,Edema\n50000001,1.0\n")
@@ -243,7 +241,6 @@ def test_version_2_1_0_of_the_images_keeps_the_names_of_its_tables(tmp_path: Pat
             json.dumps({"images": []}),
             "nothing named or numbered 'categories'); expected JSON with the COCO keys",
         ),
-        ("a.json", json.dumps({**COCO, "annotations": []}), "holds no box"),
         (
             "a.json",
             json.dumps(COCO).replace("[1, 2.5, 30, 40]", "[1, 2]"),
@@ -259,21 +256,15 @@ def test_a_wrong_box_file_is_an_error(tmp_path: Path, name: str, content: str, m
     assert message in str(error.value)
 
 
-def test_the_rates_of_a_phantom_are_those_that_its_marker_names(tmp_path: Path) -> None:
+def test_phantom_rates_are_read_from_its_marker(tmp_path: Path) -> None:
     assert phantom_rates(tmp_path) == {}
     marker = tmp_path / "phantom_truth/phantom.json"
     marker.parent.mkdir()
     marker.write_text('{"phantom": true, "seed": 0, "rare_findings": 0.005, "reached": {}}')
     assert phantom_rates(tmp_path) == {"rare_findings": 0.005}
-    for content in ('{"phantom": tr', "3"):
-        marker.write_text(content)
-        with pytest.raises(
-            ReleaseError, match=r"phantom.json is not a JSON object .* generate the phantom again"
-        ):
-            phantom_rates(tmp_path)
 
 
-def test_the_truth_is_read_where_the_generator_left_it(tmp_path: Path) -> None:
+def test_truth_is_read_from_the_phantom(tmp_path: Path) -> None:
     assert read_truth(tmp_path) is None
     truth = tmp_path / "phantom_truth"
     truth.mkdir()
@@ -292,8 +283,3 @@ def test_the_truth_is_read_where_the_generator_left_it(tmp_path: Path) -> None:
     assert found is not None
     assert found["sentences"].to_numpy().tolist() == [["Clear, both.", 4]]
     assert found["classes"].to_numpy().tolist() == [[4, 0.5, 1e-05]]
-    (truth / "classes.csv").write_text(
-        "class_id,name,rho,sentence_share,mention_share\n4,clear,often,0,0.2\n"
-    )
-    with pytest.raises(ReleaseError, match="column rho: expected a number, found 'often'"):
-        read_truth(tmp_path)

@@ -171,7 +171,7 @@ def test_headers_stand_behind_line_breaks_of_every_kind(line_break: str) -> None
     assert found == [("findings", "Lungs clear. No effusion."), ("impression", "Normal chest.")]
 
 
-def test_lines_that_a_tag_breaks_are_one_last_paragraph() -> None:
+def test_lines_broken_by_tags_are_one_paragraph() -> None:
     (section,) = study_sections("Heart is normal<br>Lungs are clear<br>No effusion")
     assert section.name == LAST_PARAGRAPH
     assert passages(section.text) == ["Heart is normal", "Lungs are clear", "No effusion"]
@@ -361,7 +361,7 @@ SHAPES = [
 ]
 
 
-def test_the_table_of_shapes_is_long_and_names_each_once() -> None:
+def test_table_of_shapes_names_each_once() -> None:
     assert len({report for report, _ in SHAPES}) == len(SHAPES) > 80
 
 
@@ -422,7 +422,7 @@ def test_sections_of_every_open_i_report_come_back(openi: list[dict[str, str]]) 
     assert others == WITH_HEADERS_INSIDE
 
 
-def test_every_open_i_study_has_sentences_or_a_reason(openi: list[dict[str, str]]) -> None:
+def test_open_i_studies_have_sentences_or_reasons(openi: list[dict[str, str]]) -> None:
     openi = openi[::24]
     studies = [50_000_000 + int(row["uid"]) for row in openi]
     reports = [

@@ -22,7 +22,7 @@ FOLDER = Path(__file__).parent / "sentence_boundaries"
         ("traps.json", "39aadfb046b4800802bab9ff9c0677371de441b180d0a43d00bf2c2ecbea94c7"),
     ],
 )
-def test_the_labels_are_those_that_were_drawn_and_checked(name, sha256):
+def test_labels_are_those_drawn_and_checked(name, sha256):
     """Commit 55b4d1e has the checks: drawn by a seed, in order, and no letter outside of a sentence."""
     assert hashlib.sha256((FOLDER / name).read_bytes()).hexdigest() == sha256
 

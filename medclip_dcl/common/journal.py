@@ -1,0 +1,89 @@
+"""What a command has finished, line by line, so that the same command goes on after a kill."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from medclip_dcl.common.errors import UserError
+
+
+class Journal:
+    """A file that grows by a line for each finished piece of work, below a first one that says what all depend on.
+
+    A kill cuts off the last line at most. A journal of other work is refused, and so is one that another process has
+    begun since this one looked.
+
+    Args:
+        file: the journal; made by the first `add`.
+        meaning: what the work depends on, in plain values.
+        remedy: what a user can do about a file of other work.
+        notes: further plain values for the first line.
+
+    Attributes:
+        about: content of the first line, also that of an earlier process.
+        entries: those of earlier processes.
+    """
+
+    def __init__(self, file: Path, meaning: Mapping[str, Any], remedy: str, **notes: Any) -> None:
+        self.file, self.remedy = file, remedy
+        self.about: dict[str, Any] = json.loads(_line({"meaning": dict(meaning), **notes}))
+        self.entries: list[dict[str, Any]] = []
+        self._stream: BinaryIO | None = None
+        if file.is_file():
+            self._read()
+
+    def _read(self) -> None:
+        *lines, cut = self.file.read_bytes().split(b"\n")
+        if cut:
+            os.truncate(self.file, self.file.stat().st_size - len(cut))
+        if not lines:
+            self.file.unlink()
+            return
+        try:
+            about, *entries = map(json.loads, lines)
+        except ValueError as error:
+            raise UserError(f"{self.file} is damaged ({error}); remove it") from error
+        self.require_same(about, self.file)
+        self.about, self.entries = about, entries
+        self._stream = self.file.open("ab")
+
+    def require_same(self, about: Any, source: Path) -> None:
+        """Refuse what another file says about its work, unless it is the same work."""
+        found, asked = about.get("meaning") if isinstance(about, dict) else None, self.about["meaning"]
+        if not isinstance(found, dict):
+            raise UserError(f"{source} does not say what it is of; {self.remedy}")
+        if differing := sorted(key for key in {**found, **asked} if found.get(key) != asked.get(key)):
+            raise UserError(f"{source} is of another {', '.join(differing)}; {self.remedy}")
+
+    def add(self, entries: Iterable[Mapping[str, Any]]) -> None:
+        """Keep entries, also if the process is killed afterwards."""
+        if self._stream is None:
+            try:
+                self._stream = self.file.open("xb")
+            except FileExistsError as error:
+                raise UserError(
+                    f"another command is writing {self.file}; wait for it, or give another name"
+                ) from error
+            self._stream.write(_line(self.about))
+        self._stream.write(b"".join(map(_line, entries)))
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Close the file; what a full disk did not take is done again."""
+        if self._stream is not None:
+            with contextlib.suppress(OSError):
+                self._stream.close()
+
+    def remove(self) -> None:
+        """Remove the file: all work is done."""
+        self.close()
+        self.file.unlink(missing_ok=True)
+
+
+def _line(content: Mapping[str, Any]) -> bytes:
+    return json.dumps(content, ensure_ascii=False, allow_nan=False).encode() + b"\n"
