@@ -103,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(experiment: Experiment, lanes: int, cells: Sequence[Cell], modules: Sequence[str]) -> int:
     """Run the cells that are not done; the number of those that failed."""
-    check_cells(experiment)
+    check_cells(experiment, modules)
     claim_folder(experiment)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, _stop)

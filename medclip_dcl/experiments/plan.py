@@ -11,7 +11,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from medclip_dcl.command.config_keys import check_arguments, message, nearest
+from medclip_dcl.command.cli import lightning_cli
+from medclip_dcl.common.command_line import nearest, unknown_key
 from medclip_dcl.common.errors import MissingFileError, UserError
 from medclip_dcl.common.files import read_yaml
 from medclip_dcl.experiments.grid import FACTS, PATHS, VALIDATION, Experiment, Level, Outcome
@@ -209,17 +210,18 @@ def _axis_of_base(name: str, given: Any, base: Mapping[str, Any], where: str) ->
     return {"levels": {level: levels[level] for level in names}}
 
 
-def check_cells(experiment: Experiment) -> None:
-    """Check the first command of each level as the command line does, before anything is run.
+def check_cells(experiment: Experiment, modules: Sequence[str] = ()) -> None:
+    """Parse the first command of a few cells that have every level, before anything is run.
 
     Raises:
-        UserError: names the cell and the first setting that is certainly wrong.
+        UserError: names the cell and its first mistake.
     """
-    for cell in experiment.covering_cells():
-        try:
-            check_arguments([experiment.commands[0], *cell.arguments, "--run_folder", str(cell.folder)])
-        except UserError as error:
-            raise UserError(f"{experiment.file}: cell {cell.name}: {error}") from error
+    command, where = experiment.commands[0], f"{experiment.file}: cell"
+    runs = {
+        f"{where} {cell.name}": [command, *cell.arguments, f"--run_folder={cell.folder}"]
+        for cell in experiment.covering_cells()
+    }
+    lightning_cli().check(runs, modules)
 
 
 def _levels(axis: Any, where: str, beside: Path) -> tuple[Level, ...]:
@@ -458,7 +460,7 @@ def _among(name: Any, known: Iterable[str], where: str, kind: str) -> None:
 def _check_keys(given: Any, known: Sequence[str], where: str) -> None:
     for key in _mapping(given, where):
         if key not in known:
-            raise UserError(f"{where}: {message(str(key), known)}")
+            raise UserError(f"{where}: {unknown_key(str(key), known)}")
 
 
 def _mapping(given: Any, where: str) -> Mapping[Any, Any]:

@@ -13,8 +13,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 from torchvision.transforms.v2 import functional as tv
 
-from medclip_dcl.command.config_keys import check_arguments
-from medclip_dcl.common.errors import MissingFileError, UserError
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.data.link import ViewsProvided, ViewsRequirements
 from medclip_dcl.unimodal.arrays import ImageArrays, read_digits
 from medclip_dcl.unimodal.augmentation import Augmentation, uniform_numbers
@@ -432,24 +431,6 @@ def test_files_of_one_class_alone_are_refused(tmp_path):
         module(source="stl10", folder=str(folder), batch_size=5, fields=())
 
 
-CLASS = ["--data", "medclip_dcl.unimodal.ImageOnlyDataModule"]
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "words"),
-    [
-        (["--data.fraction", "half"], UserError, ["data.init_args.fraction: expected float, found half"]),
-        (["--data.init_args.fracton", "0.5"], UserError, ["fracton", "mean fraction?"]),
-        (["--data.source", "mnist"], UserError, ["source: expected cifar10, digits or stl10, found mnist"]),
-        (["--data.source", "stl10", "--data.folder", "nowhere"], MissingFileError, ["no folder nowhere"]),
-    ],
-)  # fmt: skip
-def test_mistakes_are_refused_before_lightning_is_imported(options, error, words):
-    with pytest.raises(error) as found:
-        check_arguments(["fit", *CLASS, *options])
-    assert all(part in str(found.value) for part in words), found.value
-
-
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -467,12 +448,3 @@ def test_mistakes_are_refused_by_the_constructor(settings, words):
     with pytest.raises(UserError) as found:
         ImageOnlyDataModule(**settings)
     assert all(part in str(found.value) for part in words), found.value
-
-
-def test_right_configurations_are_left_to_the_parser(tmp_path):
-    for options in (
-        ["--data.fraction", "0.5", "--data.selected", "['1', '2']", "--data.crop_scale", "null"],
-        ["--data.source", "cifar10", "--data.folder", str(tmp_path), "--data.jitter", "[0.4, 0.4, 0.4, 0.1]"],
-    ):
-        for command in ("fit", "test"):
-            check_arguments([command, *CLASS, *options])
