@@ -37,10 +37,15 @@ class ConfigParser(LightningArgumentParser):
         # Abbreviations work on the command line but not in a file.
         super().__init__(*args, **{**kwargs, "allow_abbrev": False})
 
-    def validate(self, namespace: Namespace, skip_unset: bool = True, **options: Any) -> None:
-        """Check a configuration; null is then refused where a value is needed, which jsonargparse takes for absent."""
-        super().validate(namespace, **options)
-        super().validate(namespace, skip_unset=False, **options)
+    def validate(
+        self, namespace: Namespace, skip_unset: bool = True, skip_required: bool = False, **options: Any
+    ) -> None:
+        """Check a configuration; refuse null where a value is needed, which jsonargparse takes for an absent value."""
+        try:
+            super().validate(namespace, skip_required, skip_required, **options)
+        except TypeError:
+            super().validate(namespace, True, skip_required, **options)  # names what is required and absent
+            raise
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise a `UserError` of one line; a nested parser of a class raises jsonargparse's error."""
