@@ -214,11 +214,11 @@ def test_a_map_has_a_panel_for_each_compared_level(tmp_path):
     )
 
 
-def test_figures_may_share_a_title_and_one_value_stands_for_a_list(tmp_path):
+def test_figures_may_share_a_title(tmp_path):
     same = [{"kind": "differences", "name": x, "title": "Same", "x": "noise", "y": "error"} for x in "ab"]
     lines = {"kind": "lines", "name": "c", "title": "Other", "y": "error", "where": {"noise": 1}}
-    lines |= {"x": {"label": "rate", "levels": {"slow": 1}}, "across": "fast"}
-    table = {"title": "One", "outcomes": "error", "where": {"noise": 1}}
+    lines |= {"x": {"label": "rate", "levels": {"slow": 1}}, "across": ["fast"]}
+    table = {"title": "One", "outcomes": ["error"], "where": {"noise": 1}}
     file = write_grid(tmp_path, figures=[*same, lines], tables=[table])
     write_cells(file)
     experiment = read_experiment(file)

@@ -12,14 +12,12 @@ import pandas as pd
 import pytest
 import yaml
 
-from medclip_dcl.common.command_line import in_words
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.experiments import lanes
-from medclip_dcl.experiments.cells import End, error_of, run_cell
+from medclip_dcl.experiments import workers
+from medclip_dcl.experiments.cells import error_of, run_cell
 from medclip_dcl.experiments.grid import Cell
 from medclip_dcl.experiments.plan import read_experiment
 from medclip_dcl.experiments.table import claim_folder, results_table, write_table
-from medclip_dcl.experiments.time_left import TimeLeft
 from tests.experiments.grids import MODULE, SETTINGS, main, write_grid
 from tests.processes import FRESH
 
@@ -32,8 +30,8 @@ NO_FIGURES = {"figures": None, "outcomes": {"error": "tiny/error"}}
 
 @pytest.fixture(autouse=True)
 def _quick_lanes(monkeypatch):
-    """Lanes are forked from a process that has imported Lightning."""
-    monkeypatch.setattr(lanes, "CONTEXT", FRESH)
+    """Workers are forked from a process that has imported Lightning."""
+    monkeypatch.setattr(workers, "CONTEXT", FRESH)
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +40,8 @@ def finished(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("finished")
     file = write_grid(folder, axes=SMALL | RATE | SEED, figures=None)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lanes, "CONTEXT", FRESH)
-        main([str(file), "--lanes", "2"])
+        patch.setattr(workers, "CONTEXT", FRESH)
+        main([str(file), "--workers", "2"])
     return folder
 
 
@@ -81,7 +79,7 @@ def test_the_table_has_a_row_for_each_cell_and_outcome_with_what_it_depends_on(f
 
 
 def test_paired_cells_start_from_the_same_weights_whatever_ran_before_them(finished, tmp_path):
-    """In a process of its own a cell gives the same numbers as in a lane after others."""
+    """In a process of its own a cell gives the same numbers as in a worker after others."""
     cell = read_experiment(finished / "grid.yaml").cells()[-1]
     alone = Cell(cell.levels, tmp_path / "alone", cell.arguments)
     assert run_cell(alone, ["fit", "test"], modules=[MODULE]).state == "done"
@@ -212,9 +210,7 @@ def test_cells_that_fail_or_die_are_named_and_the_others_go_on(tmp_path, capsys)
     ends: dict[str, Any] = {
         name: {"settings": {"model.init_args.ends_by": name}} for name in ("raising", "dying", "itself")
     }
-    ends["mistaken"] = {"settings": {"data.init_args.noises": 1}}
     grid = {"pairs": None, "compare": None, **NO_FIGURES}
-    # The command line is checked before: this setting is one of a class whose source is not known to the check.
     file = write_grid(tmp_path, axes={"end": {"levels": ends}}, **grid)
     with pytest.raises(SystemExit) as end:
         main([str(file)])
@@ -222,12 +218,11 @@ def test_cells_that_fail_or_die_are_named_and_the_others_go_on(tmp_path, capsys)
     output = capsys.readouterr().out
     assert "end=raising FAILED: RuntimeError: the slope" in output
     assert "end=dying FAILED: its process ended with signal 9; out of memory?" in output
-    assert "end=mistaken FAILED: medclip_dcl: error: data.init_args.noises: there is no such key" in output
     assert "end=itself done" in output
     cells = {cell.levels["end"]: cell for cell in read_experiment(file).cells()}
     assert "is too steep" in (cells["raising"].folder / "log.txt").read_text()
     page = (tmp_path / "grid/report.html").read_text()
-    assert "1 of 4" in page and "RuntimeError: the slope" in page
+    assert "1 of 3" in page and "RuntimeError: the slope" in page
     # Its error is forgotten when it is begun again.
     assert run_cell(cells["raising"], ["fit", "test"]).state == "failed" and error_of(cells["raising"])
 
@@ -249,19 +244,3 @@ def test_checkpoints_are_deleted_when_asked(copy):
     main([str(copy / "grid.yaml")])
     assert not any((cell.folder / "checkpoints").exists() for cell in cells)
     assert len(results_table(read_experiment(copy / "grid.yaml"))) == 8
-
-
-def test_the_time_left_is_that_of_cells_of_the_same_levels():
-    names = [f"r={r},seed={seed}" for seed in range(4) for r in (1, 2)]
-    cells = [Cell({}, Path(name), ()) for name in names]
-    earlier = pd.DataFrame({"cell": [], "fit_seconds": [], "test_seconds": []})
-    left = TimeLeft(cells, 2, "seed", earlier)
-    assert left.seconds() is None
-    left.count(End(cells[0], "done", 10.0))
-    assert left.seconds() == 7 * 10 / 2
-    left.count(End(cells[1], "done", 30.0))
-    left.count(End(cells[2], "failed"))
-    assert left.seconds() == (2 * 10 + 3 * 30) / 2
-    known = pd.DataFrame({"cell": names[:2], "fit_seconds": [5.0, 7.0], "test_seconds": [1.0, None]})
-    assert TimeLeft(cells[2:], 1, "seed", known).seconds() == 3 * 6 + 3 * 7
-    assert [in_words(x) for x in (7.4, 150.0, 7500.0, 200000.0)] == ["7 s", "2 min", "2 h 05 min", "2 d 7 h"]
