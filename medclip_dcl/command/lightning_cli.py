@@ -99,9 +99,6 @@ def check(runs: Mapping[str, Sequence[str]], modules: Sequence[str] = ()) -> Non
     Args:
         runs: name -> arguments of the command line.
         modules: as in `run`.
-
-    Raises:
-        UserError: names the run and its first mistake.
     """
     allow_imports(modules)
     with plain_output(), unambiguous_files(), suppress(FinishedRun):

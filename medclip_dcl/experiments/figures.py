@@ -46,9 +46,6 @@ def draw_figures(experiment: Experiment, table: pd.DataFrame) -> dict[str, list[
 
     Returns:
         Title -> the charts of its panels.
-
-    Raises:
-        UserError: a map whose cell has no such file.
     """
     found: dict[str, list[Markup]] = {}
     for figure in experiment.figures:

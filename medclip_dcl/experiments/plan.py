@@ -88,11 +88,7 @@ class _File(_Settings):
 
 
 def read_experiment(file: Path) -> Experiment:
-    """Read and check an experiment file.
-
-    Raises:
-        UserError: names the first mistake of the file.
-    """
+    """Read and check an experiment file."""
     given, files = _over_base(file)
     where = f"{file}:"
     read = _read(_File, given, where)

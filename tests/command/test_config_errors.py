@@ -96,6 +96,9 @@ def test_a_mistake_is_named_in_one_line(given, named, tmp_path, capsys):
         ([f"{MODEL}init_from", "runs/gone/last.ckpt"], ["init_from: no file", "runs/gone/last.ckpt"]),
         ([f"--{BERT}.pretrained", "runs/a/b"], ["runs/a/b", "is neither an existing folder"]),
         (["--checkpoint.monitor", "loss"], ["checkpoint.mode: expected min or max for loss"]),
+        (["--checkpoint.mode", "max"], ["checkpoint.mode: expected min for validate/loss, found max"]),
+        (["--trainer.max_epochs", "-1"], ["trainer.max_epochs -1: the learning rate decays to the last step"]),
+        (["--trainer.val_check_interval", "99"], ["`val_check_interval` (99) must be less than or equal"]),
         (["--checkpoint.save_top_k", "-3"], ["save_top_k=-3"]),
         (["--seed_everything", str(2**32)], ["4294967296 is not in bounds"]),
         (["--trainer.accelerator", "cpuu"], ["accelerator='cpuu'", "Available names"]),
@@ -115,9 +118,7 @@ def test_settings_that_cannot_work_are_one_line(options, named, small_set, small
     assert not (tmp_path / "run").exists()
 
 
-def test_imagenet_weights_that_cannot_be_downloaded_are_one_line(
-    capsys, monkeypatch, small_set, small_bert, tmp_path
-):
+def test_missing_imagenet_weights_are_one_line(capsys, monkeypatch, small_set, small_bert, tmp_path):
     def refuse(*_arguments, **_options):
         raise URLError("no network")
 

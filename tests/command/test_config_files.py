@@ -63,7 +63,7 @@ def test_files_are_utf_8_in_any_locale(capsys):
     assert found["model"]["init_args"]["image_encoder"]["init_args"]["depth"] == 18
 
 
-def test_a_file_that_is_not_utf_8_is_named():
+def test_a_file_not_in_utf_8_is_named():
     Path("latin.yaml").write_bytes("# für".encode("cp1252"))
     with pytest.raises(UserError, match="latin.yaml is not UTF-8"):
         read_yaml(Path("latin.yaml"))
@@ -77,7 +77,7 @@ def test_a_duplicate_key_is_an_error(option, capsys):
     )
 
 
-def test_a_duplicate_key_of_an_experiment_is_an_error():
+def test_a_duplicate_key_in_an_experiment():
     Path("grid.yaml").write_text("folder: a\naxes:\n  seed: 1\n  seed: 2\n")
     with pytest.raises(UserError, match="grid.yaml, line 4: seed is listed more than once"):
         read_experiment(Path("grid.yaml"))

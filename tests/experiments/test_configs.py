@@ -51,7 +51,7 @@ def test_digits_are_the_grid_of_the_study():
 @pytest.mark.parametrize(
     ("name", "axis", "least", "most"), [("false_negatives", "share", 360, 360), ("digits_n", "N", 400, 444)]
 )
-def test_levels_with_other_batches_or_classes_train_as_many_steps(name, axis, least, most):
+def test_levels_train_as_many_steps(name, axis, least, most):
     experiment = read_experiment(ROOT / f"configs/experiments/{name}.yaml")
     for level in experiment.axes[axis]:
         settings = merged((*experiment.arguments, *level.arguments))

@@ -17,7 +17,7 @@ SEED = {"set": "seed_everything", "values": 2}
 LINES = {"kind": "lines", "name": "a", "x": "noise", "y": "error"}
 
 
-def test_the_grid_is_the_product_of_the_axes_with_the_paired_axis_outermost(tmp_path):
+def test_the_grid_is_the_product_of_its_axes(tmp_path):
     experiment = read_experiment(write_grid(tmp_path))
     cells = experiment.cells()
     assert [cell.name for cell in cells[:5]] == [
@@ -208,7 +208,7 @@ def test_a_mistake_is_named_in_one_line(changes, words, tmp_path, capsys):
     assert words in line and "grid.yaml" in line
 
 
-def test_a_grid_over_another_takes_its_keys_and_axes(tmp_path):
+def test_a_grid_takes_keys_of_its_base(tmp_path):
     base = read_experiment(write_grid(tmp_path))
     file = tmp_path / "other.yaml"
     given = {"base": "grid.yaml", "folder": str(tmp_path / "other"), "settings": {"trainer.max_epochs": 5}}
@@ -224,7 +224,7 @@ def test_a_grid_over_another_takes_its_keys_and_axes(tmp_path):
     assert [one.name for one in found.files] == ["other.yaml", "grid.yaml"] and not found.figures
 
 
-def test_levels_of_a_base_may_be_changed_and_bases_may_have_bases(tmp_path):
+def test_bases_have_bases_and_levels_may_change(tmp_path):
     base = read_experiment(write_grid(tmp_path))
     for name, given in {
         "other.yaml": {"base": "grid.yaml", "folder": str(tmp_path / "other"), "pairs": None},
@@ -297,7 +297,7 @@ def grid_of_rates(folder, *noise, **own):
     return write_grid(folder, figures=None, **changed)
 
 
-def test_the_level_of_another_axis_may_be_part_of_a_setting(tmp_path):
+def test_another_axis_may_be_part_of_a_setting(tmp_path):
     write_rates(tmp_path, {"0.1": 0.3, "1": 0.4})
     own = {"configs": ["rate_{noise}.yaml"], "settings": {"data.init_args.folder": "{noise}/set"}}
     experiment = read_experiment(grid_of_rates(tmp_path, "0.1", "1", **own))
@@ -314,7 +314,7 @@ def test_the_level_of_another_axis_may_be_part_of_a_setting(tmp_path):
         read_experiment(tmp_path / "grid.yaml").identity()
 
 
-def test_files_by_level_are_part_of_what_a_folder_was_made_with(tmp_path):
+def test_files_by_level_identify_a_folder(tmp_path):
     write_rates(tmp_path, {"0.1": 0.3, "1": 0.3, "2": 0.3})
     own = {"configs": ["rate_{noise}.yaml"]}
     claim_folder(read_experiment(grid_of_rates(tmp_path, "0.1", "1", **own)))

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import yaml
 
+from medclip_dcl.common.command_line import in_words
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.experiments import workers
 from medclip_dcl.experiments.cells import error_of, run_cell
@@ -58,7 +59,7 @@ def contents(folder: Path) -> dict[str, tuple[int, int]]:
     return {str(x): (x.stat().st_ino, x.stat().st_mtime_ns) for x in folder.glob("cells/*/*.json")}
 
 
-def test_the_table_has_a_row_for_each_cell_and_outcome_with_what_it_depends_on(finished):
+def test_a_row_for_each_cell_and_outcome(finished):
     table = pd.read_parquet(finished / "grid/results.parquet")
     assert len(table) == 4 * 2 and table["noise"].dtype == "float64" and table["seed"].dtype == "int64"
     records: list[dict[str, Any]] = table.to_dict("records")  # type: ignore[assignment]
@@ -78,7 +79,7 @@ def test_the_table_has_a_row_for_each_cell_and_outcome_with_what_it_depends_on(f
     assert table["weights"].nunique() == 4
 
 
-def test_paired_cells_start_from_the_same_weights_whatever_ran_before_them(finished, tmp_path):
+def test_paired_cells_start_from_the_same_weights(finished, tmp_path):
     """In a process of its own a cell gives the same numbers as in a worker after others."""
     cell = read_experiment(finished / "grid.yaml").cells()[-1]
     alone = Cell(cell.levels, tmp_path / "alone", cell.arguments)
@@ -87,7 +88,7 @@ def test_paired_cells_start_from_the_same_weights_whatever_ran_before_them(finis
     assert results[0]["metrics"] == results[1]["metrics"]
 
 
-def test_a_finished_grid_is_left_alone_and_levels_are_added(copy, capsys):
+def test_levels_are_added_to_a_finished_grid(copy, capsys):
     before = contents(copy / "grid")
     assert len(before) == 12
     more = SMALL | RATE | {"seed": SEED["seed"] | {"values": 3}}
@@ -126,7 +127,7 @@ def test_a_folder_of_another_grid_is_refused(changes, words, copy, capsys):
     assert contents(copy / "grid") == before
 
 
-def test_a_results_file_of_another_experiment_is_not_overwritten(tmp_path):
+def test_another_experiments_results_are_not_overwritten(tmp_path):
     experiment = read_experiment(write_grid(tmp_path))
     experiment.folder.mkdir()
     table = experiment.folder / "results.parquet"
@@ -141,7 +142,7 @@ def test_a_results_file_of_another_experiment_is_not_overwritten(tmp_path):
     claim_folder(experiment)
 
 
-def test_a_changed_configuration_file_of_a_level_is_another_grid(copy):
+def test_a_changed_configuration_file_is_another_grid(copy):
     file = copy / "grid.yaml"
     claim_folder(read_experiment(file))
     (copy / "configs/fast.yaml").write_text("model: {init_args: {learning_rate: 0.3}}")
@@ -149,7 +150,7 @@ def test_a_changed_configuration_file_of_a_level_is_another_grid(copy):
         claim_folder(read_experiment(file))
 
 
-def test_callbacks_of_a_configuration_count_although_settings_change_some_of_their_arguments(tmp_path):
+def test_callbacks_under_changed_arguments_count(tmp_path):
     evaluation = "medclip_dcl.unimodal.ImageOnlyEvaluation"
     own = [{"class_path": evaluation, "init_args": {"embedding_map": True}}]
     file = write_grid(tmp_path, settings=SETTINGS | {"trainer.callbacks": own}, **NO_FIGURES)
@@ -167,7 +168,7 @@ def test_callbacks_of_a_configuration_count_although_settings_change_some_of_the
         claim_folder(read_experiment(file))
 
 
-def test_a_configuration_file_that_is_edited_meanwhile_stops_the_grid(tmp_path, monkeypatch, capsys):
+def test_a_file_edited_meanwhile_stops_the_grid(tmp_path, monkeypatch, capsys):
     """Cells that start after the edit would have other settings than those before."""
     file, fast = write_grid(tmp_path, axes=SMALL | RATE | SEED, **NO_FIGURES), tmp_path / "configs/fast.yaml"
 
@@ -191,7 +192,7 @@ def test_cells_of_unknown_settings_are_refused(copy):
         claim_folder(read_experiment(copy / "grid.yaml"))
 
 
-def test_an_outcome_that_the_results_lack_is_named_with_those_that_there_are(copy, capsys):
+def test_a_missing_outcome_is_named(copy, capsys):
     file = write_grid(copy, axes=SMALL | RATE | SEED, outcomes={"error": "tiny/eror"}, figures=None)
     with pytest.raises(SystemExit) as end:
         main([str(file), "--report_only"])
@@ -206,7 +207,7 @@ def test_an_outcome_that_the_results_lack_is_named_with_those_that_there_are(cop
     assert len(table) == 4 and table["value"].isna().all()
 
 
-def test_cells_that_fail_or_die_are_named_and_the_others_go_on(tmp_path, capsys):
+def test_failed_cells_are_named_and_others_continue(tmp_path, capsys):
     ends: dict[str, Any] = {
         name: {"settings": {"model.init_args.ends_by": name}} for name in ("raising", "dying", "itself")
     }
@@ -244,3 +245,7 @@ def test_checkpoints_are_deleted_when_asked(copy):
     main([str(copy / "grid.yaml")])
     assert not any((cell.folder / "checkpoints").exists() for cell in cells)
     assert len(results_table(read_experiment(copy / "grid.yaml"))) == 8
+
+
+def test_a_duration_in_words():
+    assert [in_words(x) for x in (7.4, 150.0, 7500.0, 200000.0)] == ["7 s", "2 min", "2 h 05 min", "2 d 7 h"]
