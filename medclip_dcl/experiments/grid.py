@@ -173,23 +173,15 @@ class Cell:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A checked experiment file; see docs/experiments.md.
+    """A checked experiment file, whose keys docs/experiments.md explains.
 
     Attributes:
         files: where it was read, and its bases.
-        folder: of its cells, table and report.
-        commands: of ``python -m medclip_dcl``, run one after the other in each cell.
         arguments: of all cells.
-        axes: name -> levels.
-        pairs: axis over which differences are paired and averages taken; None: none.
-        compared: axis whose levels are compared; None: none.
+        compared: axis whose levels are compared.
         reference: level of `compared` that is subtracted from the others.
-        outcomes: name -> outcome.
-        tables: beside one for each outcome.
-        choice: outcome by which the best levels are chosen; None: nothing is chosen.
+        choice: outcome by which the best levels are chosen.
         choice_axis: axis at each level of which they are chosen; None: once for all.
-        has_patients: intervals over patients stand beside those over the paired axis.
-        keeps_checkpoints: False deletes the checkpoints of finished cells.
     """
 
     files: tuple[Path, ...]

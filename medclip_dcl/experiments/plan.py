@@ -295,7 +295,7 @@ def _check_figure(experiment: Experiment, figure: Lines | Map, where: str) -> No
         raise UserError(f"{where}.x: expected outcomes or levels, each with its number")
     on_x = list(x.levels) if isinstance(x, Places) else []
     for level in (*on_x, *figure.across, *figure.levels):
-        _among(level, levels, where, "compared level")
+        _among(str(level), levels, where, "compared level")
     if not figure.used:
         raise UserError(f"{where}.y is missing: the name of an outcome")
     for outcome in figure.used:
