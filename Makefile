@@ -76,7 +76,7 @@ SHARES := 0.1 0.43 0.6
 
 study: $(SHARES:%=$(STUDY)/%/set/features/warm/features.json)
 	for name in table1_search table1 table1_settings table1_whole table1_whole_both; do \
-	    $(RUN) -m medclip_dcl.experiments configs/experiments/$$name.yaml --lanes 2 || exit; done
+	    $(RUN) -m medclip_dcl.experiments configs/experiments/$$name.yaml --workers 2 || exit; done
 
 .SECONDARY:
 

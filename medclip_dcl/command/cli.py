@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import functools
 import gc
+import importlib
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from types import ModuleType
 
-from medclip_dcl.command.config_keys import check_arguments
 from medclip_dcl.common.command_line import take_imports
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.processes import let_threads_sleep
@@ -29,8 +30,11 @@ def main(args: Sequence[str] | None = None, *, are_typed: bool = True) -> None:
     let_threads_sleep()  # here for the script medclip-dcl, which `python -m` does not start
     modules, args = take_imports(sys.argv[1:] if args is None else args, "medclip_dcl")
     try:
-        check_arguments(args)
-        _lightning_cli()(args, [*modules, *(_class_paths(args) if are_typed else ())])
+        if args and args[0] in ("--config", "-c"):
+            raise UserError(
+                f"{args[0]}: give the command first, fit | validate | test | predict, then its options"
+            )
+        lightning_cli().run(args, [*modules, *(_class_paths(args) if are_typed else ())])
         return
     except Exception as error:
         about_input = next((cause for cause in _causes(error) if isinstance(cause, UserError)), None)
@@ -45,22 +49,18 @@ def main(args: Sequence[str] | None = None, *, are_typed: bool = True) -> None:
 
 
 @functools.cache
-def _lightning_cli() -> Callable[[Sequence[str], Sequence[str]], None]:
-    """The function that runs a command. It is imported after the check, because Lightning takes seconds.
-
-    The modules are kept from garbage collection, which would look through them during the import, later and at the
-    end of the process, and take two more seconds.
-    """
+def lightning_cli() -> ModuleType:
+    """The module of the commands, imported without garbage collection: looking through Lightning takes 2 s."""
     gc.collect()  # what is garbage by now would be kept, too
     enabled = gc.isenabled()
     gc.disable()
     try:
-        from medclip_dcl.command.lightning_cli import run
+        module = importlib.import_module("medclip_dcl.command.lightning_cli")
     finally:
         if enabled:
             gc.enable()
     gc.freeze()
-    return run
+    return module
 
 
 def _class_paths(args: Sequence[str]) -> list[str]:
@@ -79,12 +79,12 @@ def _unwrapped(error: Exception) -> BaseException:
 def _is_about_settings(error: Exception) -> bool:
     """True for Lightning's own errors about its settings and metrics, such as a monitored metric that is not logged."""
     is_of_kind = isinstance(error, ValueError | RuntimeError) or "Misconfiguration" in type(error).__name__
-    return is_of_kind and _is_of(error, "pytorch_lightning")
+    return is_of_kind and _is_of(error, "pytorch_lightning", "lightning_fabric")
 
 
-def _is_of(error: BaseException, library: str) -> bool:
+def _is_of(error: BaseException, *libraries: str) -> bool:
     *_, last = traceback.walk_tb(error.__traceback__)
-    return last[0].f_globals["__name__"].split(".")[0] == library
+    return last[0].f_globals["__name__"].split(".")[0] in libraries
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

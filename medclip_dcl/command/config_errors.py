@@ -5,15 +5,14 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-import sys
 from collections.abc import Iterable
 from itertools import takewhile
 from typing import Any, NoReturn
 
+from jsonargparse import Namespace
 from pytorch_lightning.cli import LightningArgumentParser
 
-from medclip_dcl.command.config_keys import alternatives, nearest, one_of
-from medclip_dcl.command.config_keys import message as unknown_message
+from medclip_dcl.common.command_line import nearest, unknown_key
 from medclip_dcl.common.errors import UserError
 
 PROGRAM = "medclip-dcl"
@@ -30,7 +29,7 @@ _FRAME = re.compile(
 
 
 class ConfigParser(LightningArgumentParser):
-    """The parser of the command line, whose errors are one line instead of the whole usage."""
+    """The parser of the command line, whose errors are one line, not the whole usage."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("prog", PROGRAM)
@@ -38,16 +37,25 @@ class ConfigParser(LightningArgumentParser):
         # Abbreviations work on the command line but not in a file.
         super().__init__(*args, **{**kwargs, "allow_abbrev": False})
 
+    def validate(
+        self, namespace: Namespace, skip_unset: bool = True, skip_required: bool = False, **options: Any
+    ) -> None:
+        """Check a configuration; refuse null where a value is needed, which jsonargparse takes for an absent value."""
+        try:
+            super().validate(namespace, skip_required, skip_required, **options)
+        except TypeError:
+            super().validate(namespace, True, skip_required, **options)  # names what is required and absent
+            raise
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """End with status 2 and one line; a nested parser of a class raises."""
+        """Raise a `UserError` of one line; a nested parser of a class raises jsonargparse's error."""
         if not self.exit_on_error:
             super().error(message, ex)
         parser = getattr(ex, "subcommand_parser", None) or self
         cause: BaseException | None = ex
         while not (cause is None or isinstance(cause, UserError)):
             cause = cause.__cause__
-        print(f"medclip_dcl: error: {cause or explain(message, _options(parser))}", file=sys.stderr)
-        raise SystemExit(2) from ex
+        raise UserError(str(cause or explain(message, _options(parser)))) from ex
 
 
 def explain(message: str, options: Iterable[str]) -> str:
@@ -58,9 +66,9 @@ def explain(message: str, options: Iterable[str]) -> str:
         options: the known dotted keys outside of classes.
     """
     if unknown := re.match(r"unrecognized arguments: --([\w.+-]+)", message):
-        return unknown_message(unknown[1].split("=")[0], options)
+        return unknown_key(unknown[1].split("=")[0], options)
     if unknown := re.match(r"Subcommand '\w+' does not accept option '(.+)'", message):
-        return unknown_message(unknown[1], options)
+        return unknown_key(unknown[1], options)
     if denied := re.search(r"Importing '([\w.]+)\.\w+' is not allowed", message):
         where = ".init_args.".join(re.findall(r'Parser key "([^"]+)"', message[: denied.start()]))
         return (
@@ -82,11 +90,11 @@ def explain(message: str, options: Iterable[str]) -> str:
     where = ".".join(keys)
     unknown = re.match(r"Option '(.+)' is not accepted", leaf)
     if unknown and not class_path:
-        return unknown_message(".".join([*keys, unknown[1]]), options)
+        return unknown_key(".".join([*keys, unknown[1]]), options)
     if unknown:
         name = class_path.rpartition(".")[2]
         known = inspect.signature(imported(class_path)).parameters
-        return f"{where}.init_args.{unknown_message(unknown[1], known)} (a setting of {name})"
+        return f"{where}.init_args.{unknown_key(unknown[1], known)} (a setting of {name})"
     if absent := re.match(r"No module named '([^']+)'", leaf):
         return f"{where}: {_no_module(absent[1], class_path)}"
     if absent := re.match(r"module '([^']+)' has no attribute '([^']+)'", leaf):
@@ -103,9 +111,10 @@ def explain(message: str, options: Iterable[str]) -> str:
             name
             for kind in (expected, *others)
             if kind
-            for name in alternatives(re.sub(r"<class '(?:\w+\.)*(\w+)'>|typing\.(.+)", r"\1\2", kind[1]))
+            for name in _alternatives(re.sub(r"<class '(?:\w+\.)*(\w+)'>|typing\.(.+)", r"\1\2", kind[1]))
         ]
-        return f"{where}: expected {one_of(kinds)}, found {expected[2] or _given(lines)}"
+        found = expected[2] or _given(lines)
+        return f"{where}: expected {_one_of(kinds)}, found {'null' if found == 'None' else found}"
     missing = re.match(r"the following arguments are required: (.+)", leaf)
     if missing and class_path:
         return (
@@ -144,6 +153,19 @@ def imported(class_path: str) -> Any:
     """The class of this path."""
     module, _, name = class_path.rpartition(".")
     return getattr(importlib.import_module(module), name)
+
+
+def _one_of(kinds: Iterable[str]) -> str:
+    """Types or words that a setting may have, in words."""
+    kinds = set(kinds)
+    named = sorted(kinds - {"None", "NoneType"}) + ["null"] * bool(kinds & {"None", "NoneType"})
+    return " or ".join([", ".join(named[:-1]), named[-1]] if len(named) > 1 else named)
+
+
+def _alternatives(kind: str) -> list[str]:
+    """int | Literal['a', 'b'] | None -> int, a, b, None."""
+    words = re.sub(r"Literal\[(.*?)\]", lambda found: found[1].replace(",", "|"), kind).split("|")
+    return [word.strip(" '\"") for word in words if word.strip()]
 
 
 def _options(parser: Any) -> list[str]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
 import yaml
-from jsonargparse import ArgumentError, Namespace
+from jsonargparse import Namespace
 from jsonargparse.typing import NonNegativeFloat, OpenUnitInterval
 from pytorch_lightning import LightningDataModule, LightningModule, Trainer
 from pytorch_lightning.callbacks import ProgressBar
@@ -21,7 +21,7 @@ from pytorch_lightning.plugins.environments import LightningEnvironment
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
 from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException
 
-from medclip_dcl.command.config_errors import ConfigParser, explain
+from medclip_dcl.command.config_errors import ConfigParser
 from medclip_dcl.command.config_files import allow_imports, import_options, unambiguous_files
 from medclip_dcl.command.described_network import (
     forget_initial_weights,
@@ -66,6 +66,8 @@ from medclip_dcl.training.record import RunRecord
 from medclip_dcl.training.throughput import Throughput
 
 _TERMINATED = 128 + signal.SIGTERM
+# Weights stay in float32: in bfloat16 or float16 most steps of AdamW would round to nothing.
+Trainer.__init__.__annotations__["precision"] = Literal["16-mixed", "32-true", "bf16-mixed"] | None
 # typing may give Union[float, int], cached by another package, for Union[int, float]: then 1, one batch, is 1.0, all.
 for _part in ("train", "val", "test", "predict"):
     Trainer.__init__.__annotations__[f"limit_{_part}_batches"] = int | float | None
@@ -91,8 +93,20 @@ def run(args: Sequence[str], modules: Sequence[str] = ()) -> None:
             rank_zero_info(str(finished))
 
 
+def check(runs: Mapping[str, Sequence[str]], modules: Sequence[str] = ()) -> None:
+    """Parse the command lines of runs, all of one command, and run nothing.
+
+    Args:
+        runs: name -> arguments of the command line.
+        modules: as in `run`.
+    """
+    allow_imports(modules)
+    with plain_output(), unambiguous_files(), suppress(FinishedRun):
+        _Check(runs)
+
+
 class FinishedRun(Exception):
-    """`fit` of a finished run: there is nothing to do."""
+    """There is nothing to do: `fit` of a finished run, or a check."""
 
 
 class MedclipCLI(LightningCLI):
@@ -318,16 +332,13 @@ class MedclipCLI(LightningCLI):
     def _completed(self, config: dict[str, Any]) -> dict[str, Any]:
         """The folder's saved configuration with the defaults of newer options; one that is no more is refused."""
         parser = self._parser(self.subcommand)
-        parser.exit_on_error = False
         try:
             parsed = parser.parse_object(config)
-        except ArgumentError as error:
+        except UserError as error:
             raise RunFolderError(
-                f"{self.run.folder / CONFIG_FILE}: {explain(error.message, ())}; remove it there, if the run was made "
-                "by an earlier version, or choose another --run_folder"
+                f"{self.run.folder / CONFIG_FILE}: {error}; remove it there, if the run was made by an earlier "
+                "version, or choose another --run_folder"
             ) from error
-        finally:
-            parser.exit_on_error = True
         return yaml.safe_load(parser.dump(parsed, skip_link_targets=False, skip_none=False, format="yaml"))
 
     def instantiate_classes(self) -> None:
@@ -434,6 +445,22 @@ class MedclipCLI(LightningCLI):
         now = _states_of(folder)
         written = sorted(str(file) for file, state in now.items() if before.get(file) != state)
         rank_zero_info(f"predictions: {', '.join(written)}" if written else "predictions: none were written")
+
+
+class _Check(MedclipCLI):
+    """Parses runs one after the other by one parser, whose making takes longer than a parse."""
+
+    def __init__(self, runs: Mapping[str, Sequence[str]]) -> None:
+        self.runs = runs
+        super().__init__(next(iter(runs.values())))
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        for name, arguments in self.runs.items():
+            try:
+                parser.parse_args(list(arguments))
+            except UserError as error:
+                raise UserError(f"{name}: {error}") from error
+        raise FinishedRun
 
 
 def _own_environment(trainer: Namespace) -> list[LightningEnvironment]:

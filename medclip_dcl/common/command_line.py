@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
 import errno
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -63,6 +64,17 @@ def take_imports(arguments: Sequence[str], program: str) -> tuple[Sequence[str],
     add_import_option(parser)
     options, others = parser.parse_known_args(arguments)
     return options.imported, others
+
+
+def unknown_key(key: str, known: Iterable[str]) -> str:
+    """The line about an unknown key."""
+    return f"{key}: there is no such key{nearest(key, known)}"
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Closest known name, as a question."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:

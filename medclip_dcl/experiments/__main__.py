@@ -20,11 +20,10 @@ from medclip_dcl.common.errors import UserError
 from medclip_dcl.experiments.cells import LOG_FILE, End, is_done
 from medclip_dcl.experiments.choice import write_choices
 from medclip_dcl.experiments.grid import Cell, Experiment
-from medclip_dcl.experiments.lanes import run_cells
 from medclip_dcl.experiments.page import write_report
 from medclip_dcl.experiments.plan import check_cells, read_experiment
 from medclip_dcl.experiments.table import claim_folder, write_table
-from medclip_dcl.experiments.time_left import TimeLeft
+from medclip_dcl.experiments.workers import run_cells
 
 _PROGRAM = "medclip_dcl.experiments"
 
@@ -52,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 claim_folder(experiment, writes=False)
             else:
                 cells = experiment.cells()[options.task :: options.tasks]
-                n_failed = _run(experiment, options.lanes, cells, options.imported)
+                n_failed = _run(experiment, options.workers, cells, options.imported)
             table = write_table(experiment)
             if experiment.choice is not None:
                 for line in write_choices(experiment, table):
@@ -75,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("file", type=Path, metavar="FILE", help="experiment file, such as configs/experiments/digits.yaml")
     add(
-        "--lanes",
+        "--workers",
         type=whole_number(1),
         default=1,
         help="processes side by side, which share the cores; default 1",
@@ -101,31 +100,32 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run(experiment: Experiment, lanes: int, cells: Sequence[Cell], modules: Sequence[str]) -> int:
+def _run(experiment: Experiment, workers: int, cells: Sequence[Cell], modules: Sequence[str]) -> int:
     """Run the cells that are not done; the number of those that failed."""
-    check_cells(experiment)
+    check_cells(experiment, modules)
     claim_folder(experiment)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, _stop)
     waiting = [cell for cell in cells if not _is_over(cell, experiment)]
-    left = TimeLeft(waiting, lanes, experiment.pairs, write_table(experiment))
+    earlier = write_table(experiment).drop_duplicates("cell")[["fit_seconds", "test_seconds"]].sum(axis=1)
+    n_waiting, here = len(waiting), list[float]()
     counts = dict.fromkeys(("done", "failed", "stopped", "busy"), 0) | {"done": len(cells) - len(waiting)}
     print(f"{experiment.folder}: {len(cells)} cells, {counts['done']} of them done", flush=True)
     is_terminal = sys.stderr.isatty()
     # A configuration file that is edited in between would mix settings in one grid.
     check = functools.partial(claim_folder, experiment, writes=False)
-    ends = run_cells(waiting, experiment.commands, experiment.keeps_checkpoints, lanes, check, modules)
+    ends = run_cells(waiting, experiment.commands, experiment.keeps_checkpoints, workers, check, modules)
     with (
         contextlib.closing(ends),
         tqdm(total=len(cells), initial=counts["done"], disable=not is_terminal, bar_format=_BAR) as bar,
     ):
         for end in ends:
             counts[end.state] += 1
-            left.count(end)
+            n_waiting -= 1
+            here += [] if end.seconds is None else [end.seconds]
             if end.state == "done":
                 write_table(experiment)
-            seconds = left.seconds()
-            until = "" if seconds is None else f", about {in_words(seconds)} left ({_clock(seconds)})"
+            until = _until(here or list(earlier), n_waiting, workers)
             line = f"{time.strftime('%H:%M:%S')} {_described(end)}"
             if not is_terminal:
                 print(f"{line}; {counts['done']} of {len(cells)} done{until}", flush=True)
@@ -154,6 +154,14 @@ def _described(end: End) -> str:
     return f"{end.cell.name} {end.state}" + (
         f" in {in_words(end.seconds)}" if end.seconds is not None else ""
     )
+
+
+def _until(times: Sequence[float], n_waiting: int, workers: int) -> str:
+    """The time that the other cells take, by the mean of those that are finished."""
+    if not times:
+        return ""
+    seconds = sum(times) / len(times) * n_waiting / min(workers, max(1, n_waiting))
+    return f", about {in_words(seconds)} left ({_clock(seconds)})"
 
 
 def _clock(seconds: float) -> str:

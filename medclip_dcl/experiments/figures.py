@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import ScalarFormatter
 
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.experiments.grid import Experiment, Level
+from medclip_dcl.experiments.grid import Experiment, Level, Lines, Map, Places, as_list
 from medclip_dcl.pictures.plots import COLOURS, MUTED, write_figure
 from medclip_dcl.report.charts import chart
 from medclip_dcl.report.statistics import means, paired_differences
@@ -46,41 +46,37 @@ def draw_figures(experiment: Experiment, table: pd.DataFrame) -> dict[str, list[
 
     Returns:
         Title -> the charts of its panels.
-
-    Raises:
-        UserError: a map whose cell has no such file.
     """
     found: dict[str, list[Markup]] = {}
     for figure in experiment.figures:
-        is_map = figure["kind"] == "map"
-        size = (3.0, 3.2) if is_map else (4.8, 3.3)
-        panels = (_maps if is_map else _lines)(experiment, figure, table)
+        if isinstance(figure, Map):
+            size, panels = (3.0, 3.2), _maps(experiment, figure, table)
+        else:
+            size, panels = (4.8, 3.3), _lines(experiment, figure, table)
         if not panels:
             continue
-        name = str(figure["name"])
         with matplotlib.rc_context(_PAPER):
             whole = Figure(figsize=(size[0] * len(panels), size[1]), layout="constrained")
             for axes, draw in zip(whole.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
                 draw(axes)
-            write_figure(whole, experiment.folder / FOLDER / f"{name}.png", dpi=_DPI)
-        title = str(figure.get("title", name.replace("_", " ")))
+            write_figure(whole, experiment.folder / FOLDER / f"{figure.name}.png", dpi=_DPI)
+        title = figure.title or figure.name.replace("_", " ")
         # Figures may share a title.
-        charts = [chart(f"{name}-{place}", size, draw) for place, draw in enumerate(panels)]
+        charts = [chart(f"{figure.name}-{place}", size, draw) for place, draw in enumerate(panels)]
         found.setdefault(title, []).extend(charts)
     return found
 
 
-def _lines(experiment: Experiment, figure: Mapping[str, Any], table: pd.DataFrame) -> list[Panel]:
+def _lines(experiment: Experiment, figure: Lines, table: pd.DataFrame) -> list[Panel]:
     """A panel for each outcome that is finished."""
-    if isinstance(figure["x"], Mapping) and "outcomes" in figure["x"]:
-        return _panel(experiment, figure, table, figure["x"]["outcomes"], figure.get("y"))
-    names = figure["y"] if isinstance(figure["y"], list) else [figure["y"]]
-    return [panel for name in names for panel in _panel(experiment, figure, table, {name: None}, name)]
+    if isinstance(figure.x, Places) and figure.x.outcomes:
+        return _panel(experiment, figure, table, figure.x.outcomes, next(iter(as_list(figure.y)), None))
+    return [panel for name in figure.used for panel in _panel(experiment, figure, table, {name: None}, name)]
 
 
 def _panel(
     experiment: Experiment,
-    figure: Mapping[str, Any],
+    figure: Lines,
     table: pd.DataFrame,
     used: Mapping[str, Any],
     label: str | None,
@@ -94,24 +90,22 @@ def _panel(
         used: outcome -> its place on x; None: an axis or the compared levels are x.
         label: of the y axis; None: the first outcome.
     """
-    x, compared = figure["x"], experiment.compared
+    x, compared = figure.x, experiment.compared
     rows, across = _selected(experiment, figure, table[table["outcome"].isin(list(used))]), pd.DataFrame()
-    if not isinstance(x, Mapping):
-        rows, x_label = rows.assign(x=rows[x]), str(x)
+    if isinstance(x, str):
+        rows, x_label = rows.assign(x=rows[x]), x
         compared = None if x == compared else compared
-    elif "outcomes" in x:
-        rows, x_label = rows.assign(x=rows["outcome"].map(used)), str(x["label"])
+    elif x.outcomes:
+        rows, x_label = rows.assign(x=rows["outcome"].map(used)), x.label
     else:
         value_of = {level.name: level.value for level in experiment.axes[str(compared)]}
         across = means(rows, [str(compared)])
-        across = across[
-            across[str(compared)].isin([value_of[str(name)] for name in figure.get("across", [])])
-        ]
-        place_of = {value_of[str(name)]: place for name, place in x["levels"].items()}
-        rows, x_label = rows.assign(x=rows[str(compared)].map(place_of)).dropna(subset=["x"]), str(x["label"])
+        across = across[across[str(compared)].isin([value_of[str(name)] for name in figure.across])]
+        place_of = {value_of[str(name)]: place for name, place in x.levels.items()}
+        rows, x_label = rows.assign(x=rows[str(compared)].map(place_of)).dropna(subset=["x"]), x.label
         compared = None
     outcome, y_label = experiment.outcomes[next(iter(used))], label or next(iter(used))
-    reference = experiment.reference if figure["kind"] == "differences" else None
+    reference = experiment.reference if figure.kind == "differences" else None
     if reference is None:
         points = means(rows, [*([compared] if compared else []), "x"])
     else:
@@ -124,9 +118,9 @@ def _panel(
         if len(found):
             found[["mean", "low", "high"]] *= outcome.scale
     levels = experiment.axes[compared] if compared else (Level("", "", ()),)
-    if drawn := figure.get("levels"):
-        levels = tuple(experiment.level(str(compared), name) for name in drawn)
-    is_log = bool(figure.get("log", False))
+    if figure.levels:
+        levels = tuple(experiment.level(str(compared), name) for name in figure.levels)
+    is_log = figure.log
     places = _places(points["x"], is_log)
     step = _DODGE * (max(places.values()) - min(places.values()) or 1.0)
 
@@ -176,17 +170,15 @@ def _places(values: pd.Series, is_log: bool) -> dict[Any, float]:
     return {value: float(np.log10(value) if is_log else value) for value in sorted(distinct)}
 
 
-def _maps(experiment: Experiment, figure: Mapping[str, Any], table: pd.DataFrame) -> list[Panel]:
+def _maps(experiment: Experiment, figure: Map, table: pd.DataFrame) -> list[Panel]:
     """A panel for each compared level, from the embedding map of its cell."""
     done = set(_selected(experiment, figure, table)["cell"])
     panels: list[Panel] = []
     for cell in experiment.cells():
         if cell.name in done:
-            file = cell.folder / figure.get("file", _MAP_FILE)
+            file = cell.folder / _MAP_FILE
             if not file.is_file():
-                raise UserError(
-                    f"figures: {figure['name']}: {cell.folder} has no {file.relative_to(cell.folder)}"
-                )
+                raise UserError(f"figures: {figure.name}: {cell.folder} has no {_MAP_FILE}")
             title = cell.levels[experiment.compared] if experiment.compared else cell.name
             panels.append(partial(_draw_map, title, pd.read_parquet(file)))
     return panels
@@ -205,7 +197,7 @@ def _draw_map(title: str, points: pd.DataFrame, axes: Axes) -> None:
     axes.set_title(title, loc="left")
 
 
-def _selected(experiment: Experiment, figure: Mapping[str, Any], rows: pd.DataFrame) -> pd.DataFrame:
-    for axis, level in (figure.get("where") or {}).items():
+def _selected(experiment: Experiment, figure: Lines | Map, rows: pd.DataFrame) -> pd.DataFrame:
+    for axis, level in figure.where.items():
         rows = rows[rows[axis] == experiment.level(axis, level).value]
     return rows

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from medclip_dcl.common.command_line import yaml_value
 from medclip_dcl.common.files import read_yaml
@@ -65,17 +65,21 @@ class Outcome:
     """A number of each cell.
 
     Attributes:
-        paths: in the metrics of results.json, keys joined by "/"; the number is their mean. Those that begin with
-            "validate/" are of the last validation in metrics.csv.
+        path: in the metrics of results.json, keys joined by "/"; of several the number is the mean. Those that begin
+            with "validate/" are of the last validation in metrics.csv.
         percent: shown as a percentage.
         higher_is_better: None: not said.
         digits: decimals shown.
     """
 
-    paths: tuple[str, ...]
+    path: str | list[str]
     percent: bool = False
     higher_is_better: bool | None = None
     digits: int = 3
+
+    @property
+    def paths(self) -> list[str]:
+        return as_list(self.path)
 
     @property
     def scale(self) -> int:
@@ -85,6 +89,67 @@ class Outcome:
     def is_of_validation(self) -> bool:
         """Read from metrics.csv, which training writes."""
         return self.paths[0].startswith(VALIDATION)
+
+
+@dataclass(frozen=True)
+class ReportTable:
+    """A table with the compared levels as rows.
+
+    Attributes:
+        outcomes: its columns.
+        where: axis -> the level that is shown.
+    """
+
+    outcomes: list[str]
+    title: str = ""
+    where: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Places:
+    """Places on the x axis, of outcomes or of compared levels."""
+
+    label: str
+    outcomes: dict[str, float] = field(default_factory=dict)
+    levels: dict[Any, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A figure of means, or of paired differences from the reference.
+
+    Attributes:
+        x: name of an axis, or places.
+        y: outcomes, each with a panel.
+        across: compared levels that are lines across.
+        levels: compared levels that are drawn; none: all.
+        where: axis -> the level that is shown.
+    """
+
+    kind: Literal["lines", "differences"]
+    name: str
+    x: str | Places
+    y: str | list[str] = field(default_factory=list)
+    across: list[Any] = field(default_factory=list)
+    levels: list[Any] = field(default_factory=list)
+    where: dict[str, Any] = field(default_factory=dict)
+    title: str = ""
+    log: bool = False
+
+    @property
+    def used(self) -> list[str]:
+        """The outcomes that are drawn."""
+        return list(self.x.outcomes) if isinstance(self.x, Places) and self.x.outcomes else as_list(self.y)
+
+
+@dataclass(frozen=True)
+class Map:
+    """A figure of the embedding maps of the compared levels."""
+
+    kind: Literal["map"]
+    name: str
+    where: dict[str, Any]
+    title: str = ""
 
 
 @dataclass(frozen=True)
@@ -108,24 +173,15 @@ class Cell:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A checked experiment file; see docs/experiments.md.
+    """A checked experiment file, whose keys docs/experiments.md explains.
 
     Attributes:
         files: where it was read, and its bases.
-        folder: of its cells, table and report.
-        commands: of ``python -m medclip_dcl``, run one after the other in each cell.
         arguments: of all cells.
-        axes: name -> levels.
-        pairs: axis over which differences are paired and averages taken; None: none.
-        compared: axis whose levels are compared; None: none.
+        compared: axis whose levels are compared.
         reference: level of `compared` that is subtracted from the others.
-        outcomes: name -> outcome.
-        tables: declarations: title, outcomes and, perhaps, where.
-        figures: declarations, each with the keys of its kind.
-        choice: outcome by which the best levels are chosen; None: nothing is chosen.
+        choice: outcome by which the best levels are chosen.
         choice_axis: axis at each level of which they are chosen; None: once for all.
-        has_patients: intervals over patients stand beside those over the paired axis.
-        keeps_checkpoints: False deletes the checkpoints of finished cells.
     """
 
     files: tuple[Path, ...]
@@ -137,8 +193,8 @@ class Experiment:
     compared: str | None
     reference: Level | None
     outcomes: Mapping[str, Outcome]
-    tables: tuple[Mapping[str, Any], ...]
-    figures: tuple[Mapping[str, Any], ...]
+    tables: list[ReportTable]
+    figures: list[Lines | Map]
     choice: str | None
     choice_axis: str | None
     has_patients: bool
@@ -205,6 +261,11 @@ class Experiment:
             names = {name: other.name for name, other in zip(named, others, strict=True)}
             where = "".join(f"{AT}{name}={other}" for name, other in names.items())
             yield f"{level.name}{where}", merged(filled(level.arguments, {**names, axis: level.name}))
+
+
+def as_list(given: Any) -> list[Any]:
+    """The values of a key that may have one or several."""
+    return given if isinstance(given, list) else [] if given is None else [given]
 
 
 def filled(arguments: tuple[str, ...], names: Mapping[str, str]) -> tuple[str, ...]:

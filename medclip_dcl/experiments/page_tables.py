@@ -68,11 +68,9 @@ def _tables(experiment: Experiment, table: pd.DataFrame) -> list[Table]:
     """The declared tables, then one for each outcome with a column for each level of the last group axis."""
     numbers, found = _numbers(experiment, table), []
     for declared in experiment.tables:
-        headings = [_Heading(_title(experiment, name), name, {}) for name in declared["outcomes"]]
-        where = {
-            axis: experiment.level(axis, name).value for axis, name in (declared.get("where") or {}).items()
-        }
-        found.append(_table(experiment, numbers, str(declared.get("title", "")), headings, [("", where)]))
+        headings = [_Heading(_title(experiment, name), name, {}) for name in declared.outcomes]
+        where = {axis: experiment.level(axis, name).value for axis, name in declared.where.items()}
+        found.append(_table(experiment, numbers, declared.title, headings, [("", where)]))
     *outer, inner = experiment.groups or [""]
     rows = []
     for levels in itertools.product(*(experiment.axes[axis] for axis in outer)):

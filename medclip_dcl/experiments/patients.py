@@ -40,9 +40,6 @@ def over_patients(experiment: Experiment, table: pd.DataFrame) -> tuple[pd.DataF
     Returns:
         Two tables: the group axes, the compared axis if any, outcome, patients_low, patients_high. Outcomes that no
         draw of patients changes, such as those of the validation, are in neither.
-
-    Raises:
-        UserError: the cells of a group were not tested on the same cases.
     """
     compared, pairs = experiment.compared, experiment.pairs or "cell"
     folders = {cell.name: cell.folder for cell in experiment.cells()}

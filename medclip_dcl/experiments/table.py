@@ -30,11 +30,7 @@ FORMAT_VERSION = 1
 
 
 def claim_folder(experiment: Experiment, writes: bool = True) -> None:
-    """Check that the folder is new or of this experiment, whose levels may change, and write experiment.json.
-
-    Raises:
-        UserError: the folder holds cells of other settings; names what differs.
-    """
+    """Check that the folder is new or of this experiment, whose levels may change, and write experiment.json."""
     file, table = experiment.folder / EXPERIMENT_FILE, experiment.folder / TABLE_FILE
     now = experiment.identity()
     before = read_json(file) if file.is_file() else {}
@@ -84,9 +80,6 @@ def results_table(experiment: Experiment) -> pd.DataFrame:
     """One row for each finished cell and outcome, in the order of the grid; without outcomes, one for each cell.
 
     The columns are the axes, cell, outcome, value and `FACTS`; an axis of numbers has a numeric column.
-
-    Raises:
-        UserError: a cell's results cannot be read, or lack an outcome.
     """
     values = {axis: {level.name: level.value for level in levels} for axis, levels in experiment.axes.items()}
     rows: list[dict[str, Any]] = []

@@ -50,7 +50,7 @@ def info():
     logger.removeHandler(handler)
 
 
-def test_garbage_is_collected_after_the_import_of_a_command(finished):
+def test_garbage_is_collected_after_the_import(finished):
     assert gc.isenabled() and gc.get_freeze_count() > 10_000
 
 
@@ -73,7 +73,7 @@ def test_a_run_folder_holds_everything(finished):
     assert fit["steps"] == 6 and fit["epochs"] == 2 and fit["seconds"] > 0
 
 
-def test_results_of_the_untrained_and_the_trained_network_differ(finished):
+def test_untrained_and_trained_results_differ(finished):
     trained = json.loads((finished / "results.json").read_text())
     untrained = json.loads((finished / "results_untrained.json").read_text())
     assert trained["checkpoint"]["weights"] != untrained["checkpoint"]["weights"]
@@ -95,9 +95,7 @@ def test_a_finished_run_is_left_alone(finished, small_set, small_bert):
     assert (finished / "checkpoints/last.ckpt").stat().st_mtime_ns == before
 
 
-def test_a_command_that_fails_before_training_leaves_the_folder_to_the_corrected_one(
-    tmp_path, small_set, small_bert, capsys
-):
+def test_a_failed_start_leaves_the_folder_free(tmp_path, small_set, small_bert, capsys):
     wrong = ("--model.init_args.init_from", str(tmp_path / "nowhere.ckpt"))
     for _ in range(2):
         with pytest.raises(SystemExit):
@@ -109,9 +107,7 @@ def test_a_command_that_fails_before_training_leaves_the_folder_to_the_corrected
     assert (tmp_path / "run/fit.json").is_file()
 
 
-def test_a_setting_of_an_earlier_version_is_named_with_the_file_that_holds_it(
-    finished, small_set, small_bert, tmp_path, capsys
-):
+def test_a_setting_of_an_earlier_version_is_named(finished, small_set, small_bert, tmp_path, capsys):
     run = shutil.copytree(finished, tmp_path / "earlier")
     saved = yaml.safe_load((run / "config.yaml").read_text())
     saved["trainer"]["callbacks"][1]["init_args"]["region_centres"] = "cell"
@@ -199,18 +195,14 @@ def test_a_finished_run_is_trained_longer(finished, small_set, small_bert, tmp_p
         ),
     ],
 )
-def test_another_run_in_a_finished_folder_hears_what_is_possible(
-    more, named, finished, small_set, small_bert, capsys
-):
+def test_another_run_in_a_finished_folder_is_advised(more, named, finished, small_set, small_bert, capsys):
     with pytest.raises(SystemExit):
         main(["fit", *small(finished, small_set, small_bert, *more)])
     message = capsys.readouterr().err
     assert all(words in message for words in named)
 
 
-def test_a_run_without_its_last_checkpoint_is_not_trained_longer(
-    finished, small_set, small_bert, tmp_path, capsys
-):
+def test_no_last_checkpoint_no_longer_training(finished, small_set, small_bert, tmp_path, capsys):
     run = shutil.copytree(finished, tmp_path / "run")
     for name in ("last.ckpt", "previous.ckpt"):
         (run / "checkpoints" / name).unlink()
@@ -220,9 +212,7 @@ def test_a_run_without_its_last_checkpoint_is_not_trained_longer(
     assert (run / "fit.json").is_file() and (run / "results.json").is_file()
 
 
-def test_a_run_shorter_than_every_interval_has_a_best_checkpoint_and_metrics(
-    small_set, small_bert, tmp_path, info
-):
+def test_a_run_shorter_than_every_interval(small_set, small_bert, tmp_path, info):
     run = tmp_path / "run"
     options = ["--trainer.max_epochs", "1", "--trainer.check_val_every_n_epoch", "3"]
     main(["fit", *small(run, small_set, small_bert, *options, "--trainer.log_every_n_steps", "50")])
@@ -258,9 +248,7 @@ def test_errors_of_the_data_come_without_a_traceback(small_set, small_bert, tmp_
     assert "has no sentence scores; create scores with" in capsys.readouterr().err
 
 
-def test_a_run_does_not_need_the_language_models_folder_any_more(
-    small_set, small_bert, tmp_path, finished, capsys
-):
+def test_a_run_outlives_its_language_models_folder(small_set, small_bert, tmp_path, finished, capsys):
     text = shutil.copytree(small_bert, tmp_path / "bert")
     run = tmp_path / "run"
     main(["fit", *small(run, small_set, text, *CLASSIFICATION)])
@@ -284,7 +272,7 @@ def test_a_run_does_not_need_the_language_models_folder_any_more(
     pd.testing.assert_frame_equal(a, b, check_exact=True)
 
 
-def test_a_prepared_set_that_was_made_anew_is_noticed(finished, small_set, small_bert, tmp_path, capsys):
+def test_a_changed_prepared_set_is_noticed(finished, small_set, small_bert, tmp_path, capsys):
     run = shutil.copytree(finished, tmp_path / "run")
     now = {"fingerprint": PreparedSet(small_set).fingerprint, "source": "test"}
     assert json.loads((run / "data.json").read_text()) == now
@@ -325,7 +313,7 @@ def test_a_runs_results_stay_its_own(finished, small_set, tmp_path, capsys, info
     assert re.search(rf"24 of 3\d images to evaluate are training images of {other}", capsys.readouterr().err)
 
 
-def test_the_last_checkpoint_is_the_last_epochs_and_the_best_is_tested(finished):
+def test_last_is_of_the_last_epoch_best_tested(finished):
     last = torch.load(finished / "checkpoints/last.ckpt", weights_only=True)
     assert last["global_step"] == 6
     assert (
@@ -346,7 +334,7 @@ def test_the_last_checkpoint_is_the_last_epochs_and_the_best_is_tested(finished)
     assert [x["checkpoint"]["epoch"] for x in results] == [epoch, 0]
 
 
-def test_a_run_may_continue_on_another_number_of_workers(finished):
+def test_a_run_continues_with_other_loader_workers(finished):
     config = yaml.safe_load((finished / "config.yaml").read_text())
     config["data"]["init_args"]["num_workers"] += 3
     is_longer = RunFolder(finished).check(config, json.loads((finished / "data.json").read_text()))
@@ -367,7 +355,7 @@ def test_a_trial_run_claims_no_folder(small_set, small_bert, tmp_path):
     assert not [file for file in tmp_path.rglob("*") if file.is_file()], "a trial leaves nothing behind"
 
 
-def test_an_unfinished_run_goes_on_from_where_it_came_to(small_set, small_bert, tmp_path, capsys, info):
+def test_an_unfinished_run_continues_where_it_stopped(small_set, small_bert, tmp_path, capsys, info):
     run, bert = tmp_path / "run", tmp_path / "bert"
     shutil.copytree(small_bert, bert)
     short = ("--trainer.max_epochs", "1", "--trainer.limit_val_batches", "1", "--trainer.callbacks", "[]")
@@ -392,24 +380,6 @@ def test_an_unfinished_run_goes_on_from_where_it_came_to(small_set, small_bert, 
     with pytest.warns(UserWarning, match=r"can be read .*; continuing from .*elsewhere.ckpt"):
         main([*arguments, "--ckpt_path", str(best)])
     assert (run / "fit.json").is_file()
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--checkpoint.mode", "max"], "checkpoint.mode: expected min for validate/loss, found max"),
-        (
-            ["--trainer.val_check_interval", "99"],
-            "trainer: `val_check_interval` (99) must be less than or equal",
-        ),
-        (["--trainer.max_epochs", "-1"], "trainer.max_epochs -1: the learning rate decays to the last step"),
-    ],
-)
-def test_settings_that_cannot_work_are_one_line(small_set, small_bert, tmp_path, capsys, options, said):
-    with pytest.raises(SystemExit):
-        main(["fit", *small(tmp_path / "run", small_set, small_bert, *options)])
-    (line,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("medclip_dcl: error"))
-    assert line.startswith(f"medclip_dcl: error: {said}") and not (tmp_path / "run").exists()
 
 
 def test_lightnings_own_errors_are_about_settings():
@@ -468,7 +438,7 @@ def test_predict_writes_embeddings_and_scores(finished, info):
     )
 
 
-def test_prompts_of_a_file_take_the_place_of_the_callbacks(finished, tmp_path, capsys):
+def test_prompts_of_a_file_replace_the_callbacks(finished, tmp_path, capsys):
     (tmp_path / "mine.yaml").write_text(
         "Nodule: [No nodule, [Nodule, Mass]]\nFractur: [No fracture, Fracture]\n"
     )
@@ -486,9 +456,7 @@ def test_prompts_of_a_file_take_the_place_of_the_callbacks(finished, tmp_path, c
     assert (finished / "results.json").read_bytes() == before
 
 
-def test_a_run_from_before_an_option_is_continued_not_refused(
-    finished, small_set, small_bert, tmp_path, capsys
-):
+def test_a_run_from_before_an_option_continues(finished, small_set, small_bert, tmp_path, capsys):
     run = shutil.copytree(finished, tmp_path / "old")
     config = yaml.safe_load((run / "config.yaml").read_text())
     for part, names in (
@@ -506,7 +474,7 @@ def test_a_run_from_before_an_option_is_continued_not_refused(
     assert "differs in data.init_args.views" in capsys.readouterr().err
 
 
-def test_a_run_starts_from_another_runs_weights_and_outlives_them(finished, small_set, small_bert, tmp_path):
+def test_initial_weights_of_another_run_may_go(finished, small_set, small_bert, tmp_path):
     source = shutil.copy(finished / "checkpoints/best.ckpt", tmp_path / "source.ckpt")
     run = tmp_path / "run"
     arguments = small(run, small_set, small_bert, objective="infonce")
@@ -560,7 +528,7 @@ def test_a_run_starts_from_another_runs_weights_and_outlives_them(finished, smal
         (["--model.init_args.init_from", "nowhere.ckpt"], "init_from: no file and no folder nowhere.ckpt"),
     ],
 )
-def test_weights_that_do_not_fit_are_refused_before_training(
+def test_unfitting_weights_are_refused_before_training(
     options, message, finished, small_set, small_bert, tmp_path, capsys
 ):
     source = ["--model.init_args.init_from", str(finished / "checkpoints/best.ckpt")]
@@ -583,7 +551,7 @@ class Code:
         ({"format_version": 99}, "found version 99"),
     ],
 )
-def test_a_checkpoint_that_cannot_be_trusted_or_read_is_refused(change, message, finished, tmp_path, capsys):
+def test_an_untrusted_or_unreadable_checkpoint_is_refused(change, message, finished, tmp_path, capsys):
     content = torch.load(finished / "checkpoints/best.ckpt", weights_only=True)
     torch.save({**content, **change}, tmp_path / "bad.ckpt")
     with pytest.raises(SystemExit) as error:

@@ -29,7 +29,7 @@ def test_every_objective_replaces_that_of_the_configuration_below(objective):
     assert {"loss", "class_probability", "negative_weights"} <= said.keys()
 
 
-def test_an_objective_composes_with_the_configuration_of_mimic_cxr(capsys):
+def test_an_objective_composes_with_mimic_cxr(capsys):
     objective = ROOT / "configs/objective/dcl_lm.yaml"
     arguments = ["--config", str(ROOT / "configs/mimic_cxr.yaml"), "--config", str(objective)]
     with pytest.raises(SystemExit) as error:
@@ -101,7 +101,7 @@ def test_every_objective_trains_two_steps(objective, embedded_set, small_bert, t
         ("infonce", ["--data.init_args.contrastive_batch", "12"], "must be a multiple of data.batch_size 8"),
     ],
 )
-def test_an_objective_that_lacks_something_says_so_before_training(
+def test_missing_inputs_are_reported_before_training(
     objective, options, message, small_set, small_bert, tmp_path, capsys
 ):
     with pytest.raises(SystemExit) as error:
@@ -111,7 +111,7 @@ def test_an_objective_that_lacks_something_says_so_before_training(
     assert not (tmp_path / "run/metrics.csv").exists()
 
 
-def test_the_recipe_for_a_small_machine_trains_without_downloads(small_set, small_bert, tmp_path):
+def test_the_small_machine_trains_without_downloads(small_set, small_bert, tmp_path):
     arguments = [
         item
         for name in ("mimic_cxr", "small_machine")

@@ -124,7 +124,7 @@ def test_a_bug_of_the_users_keeps_its_traceback(option, name, kind, words, line,
     assert "Union subtypes" not in shown, "the parser repeats the whole configuration"
 
 
-def test_a_run_with_a_class_whose_module_is_gone_names_it(module, arguments, capsys):
+def test_a_missing_module_of_a_run_is_named(module, arguments, capsys):
     main(["fit", *arguments, PROBABILITY, "users_classes.Fifth"])
     run = module / "run"
     assert yaml.safe_load((run / "config.yaml").read_text())["model"]["init_args"]["class_probability"] == {
@@ -180,7 +180,7 @@ def test_each_command_imports(command, capsys):
     assert "--import nowhere.mine: there is no module nowhere; run this from" in capsys.readouterr().err
 
 
-def test_a_callback_is_added_to_the_list_of_the_first_configuration(module, arguments, tmp_path, capsys):
+def test_a_callback_is_added_to_the_list(module, arguments, tmp_path, capsys):
     """In a second file by `callbacks+:`, on the command line by `--trainer.callbacks+=`."""
     (tmp_path / "more.yaml").write_text("trainer: {callbacks+: {class_path: users_classes.Builds}}")
     demo = yaml.safe_load((ROOT / "configs/demo.yaml").read_text())["trainer"]["callbacks"]

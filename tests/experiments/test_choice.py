@@ -38,7 +38,7 @@ def write_search(file):
         (cell.folder / "metrics.csv").write_text(rows)
 
 
-def test_the_best_mean_of_the_last_validation_is_chosen(search, capsys):
+def test_the_best_last_validation_is_chosen(search, capsys):
     main([str(search), "--report_only"])
     said = capsys.readouterr().out
     assert f"{BEST}: AUC 0.630, the best mean of 4 combinations" in said
@@ -50,7 +50,7 @@ def test_the_best_mean_of_the_last_validation_is_chosen(search, capsys):
     }
 
 
-def test_the_best_is_chosen_at_each_level_of_an_axis(search, capsys):
+def test_the_best_at_each_level_is_chosen(search, capsys):
     given = yaml.safe_load(search.read_text())
     search.write_text(
         yaml.safe_dump(given | {"choose": {"outcome": "AUC", "for_each": "noise"}}, sort_keys=False)
@@ -76,7 +76,7 @@ def test_the_best_is_chosen_at_each_level_of_an_axis(search, capsys):
     assert not list(experiment.folder.glob("chosen*")), "chosen at other levels"
 
 
-def test_the_level_at_which_was_chosen_is_part_of_the_choice(tmp_path):
+def test_the_choice_names_its_level(tmp_path):
     for noise in ("0.1", "1"):
         (tmp_path / f"rate_{noise}.yaml").write_text(f"model: {{init_args: {{learning_rate: {noise}}}}}")
     levels = {
@@ -121,7 +121,7 @@ def test_nothing_is_chosen_of_an_unfinished_search(search, capsys):
     assert not (experiment.folder / "chosen.yaml").exists(), "a choice of before would pass for that of all"
 
 
-def test_a_search_without_numbers_chooses_nothing_and_has_a_page(search, capsys):
+def test_a_search_without_numbers_chooses_nothing(search, capsys):
     for cell in read_experiment(search).cells():
         # The last validation counts, not the last number.
         (cell.folder / "metrics.csv").write_text("step,validate/auc,validate/loss\n2,0.7,1.0\n4,nan,1.0\n")

@@ -132,7 +132,7 @@ RATES = {"set": "model.init_args.learning_rate", "values": [0.1, 0.2]}
 @pytest.mark.parametrize(
     ("axes", "pairs"), [({"seed": SEEDS}, "seed"), ({"rate": RATES, "seed": SEEDS}, "seed")]
 )
-def test_without_a_comparison_the_mean_over_seeds_has_an_interval(tmp_path, monkeypatch, axes, pairs):
+def test_a_mean_over_seeds_has_an_interval(tmp_path, monkeypatch, axes, pairs):
     monkeypatch.setattr(patients, "N_DRAWS", N_DRAWS)
     changes = {"axes": axes, "pairs": pairs, "compare": None, "outcomes": {"AUC": "classification/auc"}}
     experiment, tested = write_tested(write_grid(tmp_path, figures=None, patients=True, **changes))

@@ -94,7 +94,7 @@ def test_missing_and_failed_cells_are_said(tmp_path):
     assert re.search(r"fast − slow −0\.\d+\*? \[[^]]+\] n = 2 −0\.\d+ n = 1 ", text)
 
 
-def test_the_figures_are_on_the_page_and_in_files(tmp_path):
+def test_figures_on_the_page_and_in_files(tmp_path):
     file = write_grid(tmp_path)
     write_cells(file)
     experiment = read_experiment(file)
@@ -118,7 +118,7 @@ def test_one_line_is_drawn_over_the_compared_axis(tmp_path):
     assert all(text in panels[0] for text in ("rate", "slow", "fast")) and "legend" not in panels[0]
 
 
-def test_a_figure_may_have_some_of_the_compared_levels(tmp_path):
+def test_a_figure_with_some_compared_levels(tmp_path):
     figure = {"kind": "lines", "name": "a", "x": "noise", "y": "error", "levels": ["fast"]}
     file = write_grid(tmp_path, figures=[figure])
     write_cells(file)
@@ -127,7 +127,7 @@ def test_a_figure_may_have_some_of_the_compared_levels(tmp_path):
     assert ">fast<" in panels[0] and ">slow<" not in panels[0]
 
 
-def test_compared_levels_have_places_on_x_or_a_line_across(tmp_path):
+def test_compared_levels_on_x_and_across(tmp_path):
     x = {"label": "eta", "levels": {"slow": 0.0, "fast": 0.2}}
     figure = {"kind": "lines", "name": "a", "x": x, "y": ["error", "slope"], "where": {"noise": 1}}
     levels = {
@@ -149,7 +149,7 @@ def test_compared_levels_have_places_on_x_or_a_line_across(tmp_path):
         assert ">eta<" in panel and ">own<" in panel and ">0.2<" in panel and ">fast<" not in panel
 
 
-def test_an_outcome_may_be_the_mean_of_several_numbers(tmp_path):
+def test_an_outcome_may_average_several_numbers(tmp_path):
     file = write_grid(tmp_path, outcomes={"both": {"path": ["tiny/error", "slope/1.0/value"]}}, figures=None)
     write_cells(file)
     experiment = read_experiment(file)
@@ -158,7 +158,7 @@ def test_an_outcome_may_be_the_mean_of_several_numbers(tmp_path):
     assert table["value"][3] == (metrics["tiny"]["error"] + 0.5) / 2
 
 
-def test_a_grid_without_pairs_and_comparison_has_plain_numbers(tmp_path):
+def test_a_grid_without_pairs_has_plain_numbers(tmp_path):
     axes = {"noise": {"set": "data.init_args.noise", "values": ["a", "b"]}}
     figures = [{"kind": "lines", "name": "a", "x": "noise", "y": "error"}]
     file = write_grid(tmp_path, axes=axes, pairs=None, compare=None, figures=figures)
@@ -184,7 +184,7 @@ def test_two_group_axes_are_rows_and_columns(tmp_path):
     assert text.count("0.2 − 0.05") == 4  # two outcomes, two levels of noise
 
 
-def test_a_map_has_a_panel_for_each_compared_level(tmp_path):
+def test_a_map_has_a_panel_by_compared_level(tmp_path):
     figures = [{"kind": "map", "name": "maps", "where": {"noise": 1, "seed": 2}}]
     file = write_grid(tmp_path, figures=figures)
     write_cells(file)
@@ -214,11 +214,11 @@ def test_a_map_has_a_panel_for_each_compared_level(tmp_path):
     )
 
 
-def test_figures_may_share_a_title_and_one_value_stands_for_a_list(tmp_path):
+def test_figures_may_share_a_title(tmp_path):
     same = [{"kind": "differences", "name": x, "title": "Same", "x": "noise", "y": "error"} for x in "ab"]
     lines = {"kind": "lines", "name": "c", "title": "Other", "y": "error", "where": {"noise": 1}}
-    lines |= {"x": {"label": "rate", "levels": {"slow": 1}}, "across": "fast"}
-    table = {"title": "One", "outcomes": "error", "where": {"noise": 1}}
+    lines |= {"x": {"label": "rate", "levels": {"slow": 1}}, "across": ["fast"]}
+    table = {"title": "One", "outcomes": ["error"], "where": {"noise": 1}}
     file = write_grid(tmp_path, figures=[*same, lines], tables=[table])
     write_cells(file)
     experiment = read_experiment(file)

@@ -21,14 +21,14 @@ pytestmark = pytest.mark.slow
 
 
 def start(file: Path, *more: str) -> subprocess.Popen[str]:
-    """The command with two lanes in a process group of its own."""
+    """The command with two workers in a process group of its own."""
     return subprocess.Popen(
         [
             sys.executable,
             "-m",
             "medclip_dcl.experiments",
             str(file),
-            "--lanes",
+            "--workers",
             "2",
             "--import",
             MODULE,

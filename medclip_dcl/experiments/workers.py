@@ -25,61 +25,61 @@ def run_cells(
     cells: Iterable[Cell],
     commands: Sequence[str],
     keeps_checkpoints: bool,
-    lanes: int,
+    workers: int,
     check: Callable[[], object] = lambda: None,
     modules: Sequence[str] = (),
 ) -> Generator[End]:
-    """Run cells in `lanes` processes and yield how each ended; when the caller stops early, training is saved.
+    """Run cells in `workers` processes and yield how each ended; when the caller stops early, training is saved.
 
     Args:
         cells: those to run, in this order.
         commands: of each cell.
         keeps_checkpoints: False deletes the checkpoints of finished cells.
-        lanes: number of processes.
+        workers: number of processes.
         check: called before each cell; an error that it raises stops all of them.
         modules: imported first in each process.
     """
     waiting = deque(cells)
-    running: dict[Connection, tuple[_Lane, Cell]] = {}
-    idle = [_Lane(place, lanes) for place in range(min(lanes, len(waiting)))]
+    running: dict[Connection, tuple[_Worker, Cell]] = {}
+    idle = [_Worker(place, workers) for place in range(min(workers, len(waiting)))]
     try:
         while waiting or running:
             while waiting and idle:
                 check()
-                lane, cell = idle.pop(0), waiting.popleft()
-                lane.connection.send((cell, commands, keeps_checkpoints, modules))
-                running[lane.connection] = lane, cell
+                worker, cell = idle.pop(0), waiting.popleft()
+                worker.connection.send((cell, commands, keeps_checkpoints, modules))
+                running[worker.connection] = worker, cell
             for connection in wait(list(running)):
-                lane, cell = running.pop(cast(Connection, connection))
+                worker, cell = running.pop(cast(Connection, connection))
                 try:
-                    end = lane.connection.recv()
+                    end = worker.connection.recv()
                 except EOFError:
-                    end = lane.end_of(cell)
-                    lane = _Lane(lane.place, lanes)
-                idle.append(lane)
+                    end = worker.end_of(cell)
+                    worker = _Worker(worker.place, workers)
+                idle.append(worker)
                 yield end
     finally:
-        everyone = [*idle, *(lane for lane, _ in running.values())]
-        for lane in everyone:
-            lane.process.terminate()
-            lane.connection.close()
-        for lane in everyone:
-            lane.process.join(_SECONDS_TO_SAVE)
-            lane.process.kill()
+        everyone = [*idle, *(worker for worker, _ in running.values())]
+        for worker in everyone:
+            worker.process.terminate()
+            worker.connection.close()
+        for worker in everyone:
+            worker.process.join(_SECONDS_TO_SAVE)
+            worker.process.kill()
 
 
-def threads_of_a_lane(lanes: int) -> int:
+def threads_of_a_worker(workers: int) -> int:
     """Its share of the cores that this process may use."""
-    return max(1, available_cores() // lanes)
+    return max(1, available_cores() // workers)
 
 
-class _Lane:
+class _Worker:
     """A process that runs one cell after the other."""
 
-    def __init__(self, place: int, lanes: int) -> None:
+    def __init__(self, place: int, workers: int) -> None:
         self.place = place
         self.connection, theirs = CONTEXT.Pipe()
-        self.process = CONTEXT.Process(target=_serve, args=(theirs, place, threads_of_a_lane(lanes)))
+        self.process = CONTEXT.Process(target=_serve, args=(theirs, place, threads_of_a_worker(workers)))
         self.process.start()
         theirs.close()  # so that the end of the process ends the pipe
 
