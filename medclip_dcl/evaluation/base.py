@@ -45,7 +45,7 @@ class EvaluationResult:
     Attributes:
         metrics: for results.json; None where a number cannot be given.
         scalars: name -> value for the logger, without the stage.
-        protocol: every choice on which the metrics depend.
+        protocol: options on which the metrics depend.
         counts: number of cases, images and patients behind the metrics.
         notes: warnings for the reader, such as too few cases.
         predictions: a row for each case, from which `medclip_dcl.metrics.summaries` computes the metrics.
@@ -109,13 +109,15 @@ class EvaluationCallback(Evaluation, ABC):
         stages: "validate", "test", or both, the default.
         network_class: class of the network that it evaluates.
         measured: name of the model's output that it measures.
+        options: its arguments on which the results depend; results.json records them as `protocol`.
     """
 
     stages: ClassVar[tuple[str, ...]] = ("validate", "test")
     network_class: ClassVar[type[nn.Module]] = ImageTextNetwork
     measured: ClassVar[str] = "feature_map"
+    options: ClassVar[tuple[str, ...]] = ()
 
-    _tables: EvaluatedImages | None = None
+    _tables: Any = None
     _expected: set[str]
     _values: dict[str, Any]
 
@@ -197,9 +199,14 @@ class EvaluationCallback(Evaluation, ABC):
         tables, self._tables = self._tables, None
         values = {key: value for part in gather_objects(self._values) for key, value in part.items()}
         self._values = {}
-        results = self.summarise(self._network(pl_module), dict(sorted(values.items())), tables)
+        network = self._network(pl_module)
+        results = self.summarise(network, dict(sorted(values.items())), tables)
+        protocol = {"view": str(tables.view), **{name: getattr(self, name) for name in self.options}}
+        if isinstance(network, ImageTextNetwork):
+            protocol["final_period"] = getattr(network.text_encoder, "final_period", False)
         n_missing = len(self._expected - values.keys())
         for section, result in results.items():
+            result.protocol = {**protocol, **result.protocol}
             if n_missing:
                 result.notes.append(
                     f"{section}: {n_missing} of {len(self._expected)} images were not evaluated: the run was limited"
@@ -225,11 +232,7 @@ def forget_texts(network: ImageTextNetwork) -> None:
 
 
 def embed_texts(network: ImageTextNetwork, texts: Sequence[str]) -> Float[Tensor, "sentence dim"]:
-    """Sentence embeddings in float32; within one evaluation each distinct text is encoded once for all callbacks.
-
-    Raises:
-        ValueError: an embedding is NaN (the text is not printed: it may be a patient's).
-    """
+    """Sentence embeddings in float32; within one evaluation each distinct text is encoded once for all callbacks."""
     known = _embedded.setdefault(network, {})
     new = [text for text in dict.fromkeys(texts) if text not in known]
     if new:
@@ -240,7 +243,10 @@ def embed_texts(network: ImageTextNetwork, texts: Sequence[str]) -> Float[Tensor
 
 
 def embed_anew(network: ImageTextNetwork, texts: Sequence[str]) -> Float[Tensor, "sentence dim"]:
-    """Sentence embeddings in float32, without the cache of `embed_texts`; warns of texts that are cut."""
+    """Sentence embeddings in float32, without the cache of `embed_texts`; warns of texts that are cut.
+
+    No message quotes a text, which may be a patient's.
+    """
     if cut := network.text_encoder.truncated_share(texts):
         rank_zero_warn(f"evaluation: {cut}")
     embeddings = network.embed_texts(texts).float()
@@ -265,18 +271,6 @@ def scores(
 def subject_ids(tables: EvaluatedImages, dicom_ids: pd.Series) -> pd.Series:
     """The patient of each image."""
     return dicom_ids.map(tables.images.set_index("dicom_id")["subject_id"]).astype(np.int64)
-
-
-def punctuation(network: ImageTextNetwork) -> str:
-    """Protocol entry: whether the text encoder ends prompts and phrases with a period, as in training."""
-    if getattr(network.text_encoder, "final_period", False):
-        return "a period is added where there is no closing mark"
-    return "as given"
-
-
-def finding_key(finding: str) -> str:
-    """A finding as part of a logged name."""
-    return finding.lower().replace(" ", "_")
 
 
 @runtime_checkable
@@ -304,11 +298,7 @@ class DescribedData(Protocol):
 
 
 def evaluation_data(trainer: Trainer) -> EvaluationData:
-    """The Trainer's datamodule.
-
-    Raises:
-        UserError: it does not serve evaluations.
-    """
+    """The Trainer's datamodule, which must serve evaluations."""
     data = trainer_data(trainer)
     if not isinstance(data, EvaluationData):
         raise UserError(

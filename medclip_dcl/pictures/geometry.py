@@ -33,11 +33,7 @@ class Axis(NamedTuple):
 
 
 def fitted_axes(geometry: str, height: int, width: int, size: int) -> tuple[Axis, Axis]:
-    """Rows and columns of an image of height x width fitted to `size` pixels.
-
-    Raises:
-        UserError: an unknown geometry.
-    """
+    """Rows and columns of an image of height x width fitted to `size` pixels."""
     check_choice("geometry", geometry, GEOMETRIES)
     if geometry == "stretch":
         return Axis(0, size, size), Axis(0, size, size)

@@ -36,11 +36,7 @@ class UnusableImageError(UserError):
 
 
 def require_readable_size(width: int, height: int) -> None:
-    """Refuse an image of more than `MOST_PIXELS`.
-
-    Raises:
-        UnusableImageError: it is larger.
-    """
+    """Refuse an image of more than `MOST_PIXELS`."""
     if width * height > MOST_PIXELS:
         raise UnusableImageError(
             f"image of {width:,} x {height:,} pixels; at most {MOST_PIXELS:,} pixels are read: give a smaller copy"
@@ -59,10 +55,6 @@ def to_grey(image: Image.Image) -> Image.Image:
 
     Returns:
         the image in mode "L".
-
-    Raises:
-        UnusableImageError: a grey level is NaN or infinite.
-        OSError: the file is truncated or damaged.
     """
     grey = _eight_bit_grey(image)
     turn = _TURNS.get(_orientation(image))
@@ -91,11 +83,7 @@ def _eight_bit_grey(image: Image.Image) -> Image.Image:
 
 
 def finite_range(values: Num[np.ndarray, "*shape"]) -> tuple[float, float]:
-    """Minimum and maximum of grey levels.
-
-    Raises:
-        UnusableImageError: one is NaN or infinite.
-    """
+    """Minimum and maximum of grey levels."""
     low, high = float(values.min()), float(values.max())
     if not np.isfinite([low, high]).all():
         raise UnusableImageError("some of its grey levels are NaN or infinite")

@@ -21,11 +21,6 @@ def read_grey(file: Path | io.BufferedReader | io.BytesIO) -> Image.Image:
 
     Args:
         file: its path, or its content as a seekable stream, which stays open.
-
-    Raises:
-        UnusableImageError: not a file, empty, of an unknown format, damaged, too large, or with several images; the
-            message does not name the file.
-        OSError: the file is missing or cannot be read.
     """
     if isinstance(file, Path):
         mode = file.stat().st_mode

@@ -27,14 +27,21 @@ from torch.utils.data import DataLoader
 import medclip_dcl.evaluation.base as base
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.data.image_text import EvaluationTables
-from medclip_dcl.evaluation import Grounding, ResultsWriter, Retrieval, ZeroShotClassification
+from medclip_dcl.evaluation import (
+    EmbeddingMap,
+    FindingClassification,
+    Grounding,
+    ResultsWriter,
+    Retrieval,
+    ZeroShotClassification,
+)
 from medclip_dcl.evaluation.grounding import boxes_by_image, chosen_examples
 from medclip_dcl.evaluation.retrieval import box_features, by_chance
 from medclip_dcl.experiments.grid import PATHS
 from medclip_dcl.networks.image_encoder import RegionEncoder
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.similarity import GlobalCosine
-from medclip_dcl.networks.text_encoder import BertSentences, SentenceEncoder
+from medclip_dcl.networks.text_encoder import SentenceEncoder
 from medclip_dcl.pictures.geometry import View
 from medclip_dcl.report.intervals import bootstrap_intervals
 from medclip_dcl.report.report import render
@@ -463,24 +470,6 @@ def test_box_features_of_a_view_are_those_of_the_whole():
     torch.testing.assert_close(found[2:], box_features(part, seen, (100, 150), view=view))
 
 
-def test_every_protocol_has_its_own_words(tested):
-    tables = tested.data.tables
-    options: list[dict[str, Any]] = [
-        {},
-        {"heat_map_size": "model"},
-        {"interpolation": "nearest"},
-        {"smoothing": 1.0},
-        {"smoothing": 2.0},
-    ]
-    said = []
-    for one in options:
-        callback = Grounding(**one)
-        callback.prepare(tables, "test")
-        found = callback.summarise(ColourModel().network, {}, tables)
-        said.append(json.dumps(found["grounding"].protocol))
-    assert len(set(said)) == len(options)
-
-
 def test_a_box_smaller_than_the_models_pixels_names_its_image(tmp_path):
     data = ColourData()
     data.tables.boxes.loc[0, ["x", "w"]] = [3.0, 0.6]
@@ -517,7 +506,7 @@ def test_an_ensemble_of_prompts_is_numpys_mean(tested, tmp_path, ensemble):
     protocol = results["protocol"]["classification"]
     assert protocol["prompts"]["Redness"]["positive"] == ["red", "yellow", "dark"]
     assert protocol["prompts"]["Blueness"] == {"negative": "yellow", "positive": "blue"}
-    assert protocol["prompt_ensemble"].startswith("mean" if ensemble == "scores" else "score of the mean")
+    assert (protocol["ensemble"], protocol["min_cases"], protocol["final_period"]) == (ensemble, 5, False)
     single = tested.results["metrics"]["classification"]["by_finding"]["Blueness"]
     assert results["metrics"]["classification"]["by_finding"]["Blueness"] == single
 
@@ -529,17 +518,9 @@ def test_lists_of_one_prompt_are_single_prompts_by_either_ensemble(tested, tmp_p
     trainer = trainer_for(tmp_path, callback, ResultsWriter(figures=False))
     trainer.test(ColourModel(), datamodule=tested.data, verbose=False)
     results = json.loads((tmp_path / "results.json").read_text())
-    for part in ("metrics", "protocol"):
-        assert results[part]["classification"] == tested.results[part]["classification"]
-
-
-def test_the_protocol_says_what_happens_to_the_end_of_a_prompt(small_bert):
-    with_period, without = (BertSentences(str(small_bert), dim=3, final_period=x) for x in (True, False))
-    network = ColourModel().network
-    found = []
-    for network.text_encoder in (with_period, without):
-        found.append(base.punctuation(network))
-    assert found == ["a period is added where there is no closing mark", "as given"]
+    assert results["metrics"]["classification"] == tested.results["metrics"]["classification"]
+    prompts = results["protocol"]["classification"]["prompts"]
+    assert prompts == tested.results["protocol"]["classification"]["prompts"]
 
 
 def test_box_feature_of_whole_regions_is_their_mean():
@@ -681,7 +662,13 @@ def test_results_say_what_they_are_of(tested):
     assert results["images"]["shown"]["image_size"] == ROWS * STRIDE
     assert results["precision"] == "32-true"
     assert results["checkpoint"]["file"] is None and len(results["checkpoint"]["weights"]) == 16
-    assert results["protocol"]["grounding"]["comparison"] == ">"
+    assert results["protocol"]["grounding"] == {
+        "view": "whole image",
+        "heat_map_size": "original",
+        "interpolation": "bilinear",
+        "smoothing": 0.0,
+        "final_period": False,
+    }
     assert results["protocol"]["classification"]["prompts"]["Redness"] == {
         "negative": "not red",
         "positive": "red",
@@ -975,9 +962,6 @@ def test_nan_features_name_the_image(tmp_path):
             "image image00: box .*h=nan.* has an edge that is not finite; correct the MS-CXR file",
         ),
         ({"x": math.inf}, "image image00: box .*x=inf.* has an edge that is not finite"),
-        ({"phrase": None}, "image image00: a box has no phrase"),
-        ({"phrase": " "}, "image image00: a box has no phrase"),
-        ({"dicom_id": "elsewhere"}, "boxes: image elsewhere is not evaluated"),
     ],
 )
 def test_a_bad_box_is_named_before_the_first_image(tmp_path, change, message):
@@ -1001,24 +985,18 @@ def test_a_model_without_network_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ZeroShotClassification(min_cases=0), "min_cases must be at least 1: found 0"),
-        (
-            lambda: ZeroShotClassification({"Edema": ("No edema", " ")}),
-            "Edema needs a negative and a positive prompt: found",
-        ),
-        (lambda: Grounding(examples=-1), "examples must be at least 0: found -1"),
-        (
-            lambda: Grounding(smoothing=-1.0),
-            "smoothing is the sigma of a Gaussian in pixels, at least 0: found -1.0",
-        ),
-        (lambda: Grounding(smoothing=math.nan), "at least 0: found nan"),
+        (lambda: ZeroShotClassification(min_cases=0), "min_cases .* 0"),
+        (lambda: ZeroShotClassification({"Edema": ("No edema", " ")}), "Edema .* prompt"),
+        (lambda: ZeroShotClassification({"Edema": ([], "Edema")}), "Edema .* prompt"),
+        (lambda: ZeroShotClassification({"Edema": (["No edema"] * 2, "Edema")}), "Edema .* duplicate"),
         (lambda: ZeroShotClassification({}), "prompts name no finding"),
-        (
-            lambda: ZeroShotClassification({"Edema": (["No edema", "No edema"], "Edema")}),
-            "Edema has a duplicate prompt",
-        ),
-        (lambda: ZeroShotClassification({"Edema": ([], "Edema")}), "needs a negative and a positive prompt"),
-        (lambda: ResultsWriter("../results.json"), 'file_name must be "results<suffix>.json"'),
+        (lambda: FindingClassification(min_cases=0), "min_cases .* 0"),
+        (lambda: Grounding(examples=-1), "examples .* -1"),
+        (lambda: Grounding(smoothing=-1.0), "smoothing .* -1"),
+        (lambda: Grounding(smoothing=math.nan), "smoothing .* nan"),
+        (lambda: EmbeddingMap(perplexity=0.0), "perplexity: .* 0"),
+        (lambda: EmbeddingMap(most_images=0), "most_images .* 0"),
+        (lambda: EmbeddingMap(seed=-1), "seed .* -1"),
     ],
 )
 def test_bad_options_are_refused(make, message):

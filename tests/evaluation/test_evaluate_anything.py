@@ -90,8 +90,8 @@ def test_an_exported_folder_is_tested(exported, small_set, tmp_path):
     assert protocol["classification"]["prompts"] == {
         "Edema": {"negative": "No edema", "positive": ["Edema", "Mild edema."]}
     }
-    assert protocol["grounding"]["size"].startswith("model input, height x width 64 x 64 pixels")
-    assert protocol["grounding"]["smoothing"].startswith("Gaussian, sigma 2 pixels")
+    assert protocol["grounding"]["heat_map_size"] == "model"
+    assert protocol["grounding"]["pixels"] == [[64, 64]] and protocol["grounding"]["smoothing"] == 2.0
     assert results["checkpoint"]["file"] == "model"
     assert not (run / "results_untrained.json").exists()
     assert results["counts"]["grounding"]["boxes"] == 4
@@ -174,7 +174,7 @@ def test_biovils_weights_from_the_published_names_to_results(small_bert, small_s
     with pytest.warns(UserWarning, match="trained on images of 512 pixels, data.image_size is 64"):
         main(arguments(run, folder, small_set, *CLASSIFICATION))
     results = json.loads((run / "results.json").read_text())
-    assert results["protocol"]["classification"]["prompt_punctuation"].startswith("a period is added")
+    assert results["protocol"]["classification"]["final_period"]
     config = json.loads((folder / "config.json").read_text())
     assert config["similarity"]["class_path"] == "medclip_dcl.networks.GlobalCosine"
     # `load` shows images at the export's own size.
