@@ -31,9 +31,6 @@ def adamw_warmup_cosine(
         warmup_steps: optimiser steps; a warning if the run has no more than these.
         total_steps: optimiser steps of the whole run.
         beta2: of AdamW; a lower one forgets old gradients sooner, which tames spikes of the loss.
-
-    Raises:
-        UserError: a run without end, at which the rates would be 0.
     """
     if math.isinf(total_steps):
         raise UserError(

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from lightning_fabric.plugins import TorchCheckpointIO
 from pytorch_lightning import Callback, LightningModule, Trainer
-from pytorch_lightning.callbacks import Checkpoint, EMAWeightAveraging, WeightAveraging
+from pytorch_lightning.callbacks import Checkpoint, WeightAveraging
 from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities import rank_zero_info
 from torch.optim.lr_scheduler import LambdaLR
@@ -25,6 +25,7 @@ from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import replacing, sync_folder
 from medclip_dcl.data.samplers import ResumableLoader
 from medclip_dcl.runs.checkpoint_files import NEW, ResumeError, remove_leftovers, rotate
+from medclip_dcl.training.averaging import AveragedWeights
 from medclip_dcl.training.throughput import Arrival, Throughput
 
 _WEIGHTS = ("state_dict", "optimizer_states", "current_model_state")
@@ -47,15 +48,12 @@ class Stopped(SystemExit):
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes checkpoints under a temporary name and renames them: a kill or a power cut leaves the old one.
 
-    Raises:
-        UserError: a callback's state could not be loaded by `weights_only`; names the callback.
+    A callback's state that could not be loaded by `weights_only` is refused by the callback's name.
     """
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
     ) -> None:
-        if storage_options is not None:
-            raise TypeError(f"{type(self).__name__} takes no storage_options")
         path = Path(path)
         states = {name: part for name, part in checkpoint.items() if name not in _WEIGHTS}
         for name, state in (checkpoint.get("callbacks", {}) | states).items():
@@ -364,21 +362,15 @@ def in_order(callbacks: Iterable[Callback]) -> list[Callback]:
     - Averaged weights after all evaluations, so that these have summarised before the weights are swapped back.
     - Then checkpoints, then `LastEpoch` (after a Timer).
 
-    Raises:
-        UserError: Lightning's EMAWeightAveraging, which spoils integer buffers; or several averages.
+    Lightning's averages are refused: they cut integers (`AveragedWeights`).
     """
     listed = list(callbacks)
-    averages = [one for one in listed if isinstance(one, WeightAveraging)]
-    if any(isinstance(one, EMAWeightAveraging) for one in averages):
-        raise UserError(
-            "trainer.callbacks: Lightning's EMAWeightAveraging also averages integer buffers, which moves the "
-            "positions of a BERT; remove it and set ema_decay instead"
-        )
-    if len(averages) > 1:
-        names = ", ".join(type(one).__name__ for one in averages)
-        raise UserError(
-            f"one average of the weights at most: found {names}; set ema_decay: null, or remove one"
-        )
+    for one in listed:
+        if isinstance(one, WeightAveraging) and not isinstance(one, AveragedWeights):
+            raise UserError(
+                f"trainer.callbacks: expected no average of the weights, found {type(one).__name__}, which moves the "
+                "positions of a BERT; set ema_decay instead"
+            )
     return sorted(listed, key=_place)
 
 

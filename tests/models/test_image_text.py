@@ -306,17 +306,6 @@ def test_warns_of_sentences_that_are_cut(small_bert):
         assert [len(ids) for ids in tokenize(["The lungs are clear.", "clear " * 200])] == [7, 128]
 
 
-def test_refuses_bad_options(small_bert):
-    with pytest.raises(ValueError, match="learning_rate must be above 0, got 0.0"):
-        build(small_bert, learning_rate=0.0)
-    with pytest.raises(ValueError, match=r"image_to_text must lie in \[0, 1\], got 1.5"):
-        build(small_bert, image_to_text=1.5)
-    with pytest.raises(ValueError, match="masked_language_weight must be at least 0, got -1"):
-        build(small_bert, masked_language_weight=-1.0)
-    with pytest.raises(ValueError, match="masked_language_weight needs a text encoder with"):
-        build(small_bert, masked_language_weight=1.0)
-
-
 class Patches(RegionEncoder):
     """Patches of 16 x 16 pixels, mapped linearly: no BatchNorm, whose statistics would be those of a part."""
 

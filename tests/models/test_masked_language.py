@@ -258,26 +258,6 @@ def test_same_seed_same_model(prepared: Path, tmp_path: Path) -> None:
     assert prints[0] == prints[1]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({}, "give either pretrained .* or architecture"),
-        ({"pretrained": "x", "architecture": SMALL}, "give either pretrained .* or architecture"),
-        ({"architecture": SMALL, "learning_rate": 0.0}, "learning_rate must be above 0"),
-    ],
-)
-def test_options_that_cannot_be_are_refused(options: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        MaskedLanguageModel(**options)
-
-
-def test_architecture_that_cannot_be_is_refused() -> None:
-    with pytest.raises(ValueError, match="hidden_size 32 is not a multiple of attention_heads 3"):
-        BertArchitecture(hidden_size=32, attention_heads=3)
-    with pytest.raises(ValueError, match=r"dropout must lie in \[0, 1\), got 1.0"):
-        BertArchitecture(dropout=1.0)
-
-
 def test_sentences_longer_than_the_models_positions_are_refused(prepared: Path, tmp_path: Path) -> None:
     model, _ = build(prepared)
     data = ReportsDataModule(str(prepared), batch_size=16, max_tokens=41, vocabulary_size=80)

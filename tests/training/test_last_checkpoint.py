@@ -14,7 +14,7 @@ import torch
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.runs.checkpoint_files import ResumeError, find_readable, rotate, whats_wrong
 from medclip_dcl.training import last_checkpoint as resuming
-from medclip_dcl.training.last_checkpoint import AtomicCheckpointIO, LastCheckpoint, Stopped, StopSignals
+from medclip_dcl.training.last_checkpoint import AtomicCheckpointIO, Stopped, StopSignals
 
 
 class Crash(BaseException):
@@ -188,8 +188,3 @@ def test_a_second_ctrl_c_interrupts_at_once():
 )
 def test_the_exit_status_names_the_signal(number, status):
     assert Stopped(number).code == status
-
-
-def test_a_negative_interval_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="checkpoint_minutes must be at least 0, got -1"):
-        LastCheckpoint(tmp_path, -1.0)
