@@ -87,7 +87,7 @@ def draw_heat_maps(
     if threshold is not None and threshold > limits[0]:
         bar.ax.axhspan(limits[0], threshold, color="white", alpha=0.75)
         note = f"Coloured from a cosine of {threshold:.2f}. {note}"
-    figure.supxlabel(_wrapped(note, n_panels), fontsize="small", parse_math=False)
+    figure.supxlabel(_wrapped(note, columns + 1), fontsize="small", parse_math=False)
     return figure
 
 

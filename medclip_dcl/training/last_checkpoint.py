@@ -7,8 +7,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +118,6 @@ class LastCheckpoint(Checkpoint):
         self.folder, self.seconds = Path(folder), 60 * minutes
         self._signals = StopSignals()
         self._saved_at = 0.0
-        self._may_stop_in_an_epoch = False
         self._has_validated = False
 
     def on_load_checkpoint(
@@ -134,8 +133,6 @@ class LastCheckpoint(Checkpoint):
                 checkpoint["callbacks"][key] = _moved(state, state["dirpath"], here)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        loader = trainer.train_dataloader
-        self._may_stop_in_an_epoch = isinstance(loader, ResumableLoader)
         self._has_validated = False
         self._saved_at = time.monotonic()
         starts = gather_objects((Path(trainer.ckpt_path or "").name, trainer.global_step))
@@ -157,35 +154,20 @@ class LastCheckpoint(Checkpoint):
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         after_validation, self._has_validated = self._has_validated, False
-        if batch_idx % trainer.accumulate_grad_batches:
-            return
-        stop, is_due = self._asked(trainer, self.seconds)
+        can_save = _can_resume_within(trainer)
         # Right after a validation in the middle of an epoch Lightning would count a step twice; save at the next one.
-        can_save = self._may_stop_in_an_epoch and not after_validation
-        if (stop or is_due) and can_save and batch_idx:
-            with _before_this_batch(trainer):
-                self._save(trainer)
-        if stop and (can_save or not self._may_stop_in_an_epoch):
-            self._stop(trainer, stop)
+        if batch_idx % trainer.accumulate_grad_batches or (can_save and after_validation):
+            return
+        self._save_or_stop(trainer, self.seconds, _before_this_batch if can_save and batch_idx else None)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not _is_in_training(trainer):
             return
         batches = trainer.fit_loop.epoch_loop.batch_progress
-        is_epochs_end = batches.is_last_batch
-        has_stepped = is_epochs_end or batches.current.ready % trainer.accumulate_grad_batches == 0
-        if (
-            not has_stepped
-            or not (is_epochs_end or self._may_stop_in_an_epoch)
-            or not _is_begun_again(trainer)
-        ):
-            return
-        stop, is_due = self._asked(trainer, min(self.seconds, _LEAST_SECONDS))
-        if stop or is_due:
-            with _before_this_validation(trainer):
-                self._save(trainer)
-        if stop:
-            self._stop(trainer, stop)
+        has_stepped = batches.current.ready % trainer.accumulate_grad_batches == 0
+        can_save = batches.is_last_batch or (has_stepped and _can_resume_within(trainer))
+        if can_save and _is_begun_again(trainer):
+            self._save_or_stop(trainer, min(self.seconds, _LEAST_SECONDS), _before_this_validation)
 
     def on_validation_batch_start(self, trainer: Trainer, *_: Any) -> None:
         # No collective here: processes have different numbers of batches.
@@ -204,9 +186,7 @@ class LastCheckpoint(Checkpoint):
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._has_validated = False
-        stop, _ = self._asked(trainer, self.seconds)
-        if stop:
-            self._stop(trainer, stop)
+        self._save_or_stop(trainer, self.seconds, None)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._signals.restore()
@@ -214,13 +194,19 @@ class LastCheckpoint(Checkpoint):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._signals.restore()
 
-    def _asked(self, trainer: Trainer, seconds: float) -> tuple[int, bool]:
-        """The signal that any process received (0: none), and whether saving is due by the first one's clock."""
+    def _save_or_stop(
+        self, trainer: Trainer, seconds: float, moment: Callable[[Trainer], AbstractContextManager] | None
+    ) -> None:
+        """Save at a moment, if that is due by the first process's clock; stop if any process received a signal."""
         is_due = trainer.is_global_zero and time.monotonic() - self._saved_at >= seconds
         greatest = 2 * self._signals.requested + is_due
         if is_distributed():  # one process need not wait for its GPU
             greatest = int(greatest_of_all(torch.tensor(greatest, device=trainer.strategy.root_device)))
-        return greatest // 2, bool(greatest % 2)
+        if greatest and moment is not None:
+            with moment(trainer):
+                self._save(trainer)
+        if greatest >= 2:
+            self._stop(trainer, greatest // 2)
 
     def _save(self, trainer: Trainer) -> None:
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
@@ -256,6 +242,11 @@ def _follow_schedule(trainer: Trainer) -> None:
             )
         for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate
+
+
+def _can_resume_within(trainer: Trainer) -> bool:
+    """False if a resumed run would start the epoch again."""
+    return isinstance(trainer.train_dataloader, ResumableLoader)
 
 
 def _is_in_training(trainer: Trainer) -> bool:
