@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -31,6 +31,8 @@ from medclip_dcl.data.images import EvaluatedImages
 from medclip_dcl.data.link import trainer_data
 from medclip_dcl.data.prepared import PreparedSet
 from medclip_dcl.networks.image_text import ImageTextNetwork
+
+FeatureMaps: TypeAlias = Float[Tensor, "image dim region_row region_column"]
 
 _ELEMENTS_PER_CHUNK = 2**24
 """Region-sentence cosines computed at a time; bounds the memory whatever the number of sentences."""
@@ -258,7 +260,7 @@ def embed_anew(network: ImageTextNetwork, texts: Sequence[str]) -> Float[Tensor,
 
 def scores(
     network: ImageTextNetwork,
-    feature_map: Float[Tensor, "image dim region_row region_column"],
+    feature_map: FeatureMaps,
     sentences: Float[Tensor, "sentence dim"],
 ) -> Float[Tensor, "sentence image"]:
     """Image-sentence scores in [-1, 1]: the network's similarity logits divided by gamma^2, on the CPU."""

@@ -22,6 +22,7 @@ from medclip_dcl.data.images import EvaluatedImages
 from medclip_dcl.evaluation.base import (
     EvaluationCallback,
     EvaluationResult,
+    FeatureMaps,
     embed_texts,
     evaluation_data,
     scores,
@@ -88,19 +89,12 @@ class ZeroShotClassification(EvaluationCallback):
         return set(tables.cases.loc[tables.cases["finding"].isin(self.prompts), "dicom_id"])
 
     def measure(
-        self,
-        network: ImageTextNetwork,
-        feature_map: Float[Tensor, "image dim region_row region_column"],
-        dicom_ids: Sequence[str],
+        self, network: ImageTextNetwork, feature_map: FeatureMaps, dicom_ids: Sequence[str]
     ) -> dict[str, list[float]]:
         """:meth:`scores` of each image."""
         return dict(zip(dicom_ids, self.scores(network, feature_map).T.tolist(), strict=True))
 
-    def scores(
-        self,
-        network: ImageTextNetwork,
-        feature_map: Float[Tensor, "image dim region_row region_column"],
-    ) -> Float[Tensor, "ensemble image"]:
+    def scores(self, network: ImageTextNetwork, feature_map: FeatureMaps) -> Float[Tensor, "ensemble image"]:
         """Scores of each finding's negative prompts, then of each finding's positive prompts."""
         negative, positive = zip(*self.prompts.values(), strict=True)
         ensembles = [*negative, *positive]

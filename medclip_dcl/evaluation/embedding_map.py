@@ -10,13 +10,12 @@ import pandas as pd
 from jaxtyping import Float
 from matplotlib.figure import Figure
 from sklearn.manifold import TSNE
-from torch import Tensor
 from torch.nn.functional import normalize
 
 from medclip_dcl.common.errors import UserError, check_least
 from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.data.image_text import EvaluationTables
-from medclip_dcl.evaluation.base import EvaluationCallback, EvaluationResult, subject_ids
+from medclip_dcl.evaluation.base import EvaluationCallback, EvaluationResult, FeatureMaps, subject_ids
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.pictures.plots import embedding_map_figure
 
@@ -60,10 +59,7 @@ class EmbeddingMap(EvaluationCallback):
         return self._drawn
 
     def measure(
-        self,
-        network: ImageTextNetwork,
-        feature_map: Float[Tensor, "image dim region_row region_column"],
-        dicom_ids: Sequence[str],
+        self, network: ImageTextNetwork, feature_map: FeatureMaps, dicom_ids: Sequence[str]
     ) -> dict[str, np.ndarray]:
         """The normalised mean region of each image on the map."""
         vectors = normalize(feature_map.flatten(2).mean(2), dim=-1).cpu().numpy()

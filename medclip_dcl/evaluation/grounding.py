@@ -19,6 +19,7 @@ from medclip_dcl.data.image_text import EvaluationTables
 from medclip_dcl.evaluation.base import (
     EvaluationCallback,
     EvaluationResult,
+    FeatureMaps,
     embed_texts,
     subject_ids,
 )
@@ -103,10 +104,7 @@ class Grounding(EvaluationCallback):
         return set(self._boxes)
 
     def measure(
-        self,
-        network: ImageTextNetwork,
-        feature_map: Float[Tensor, "image dim region_row region_column"],
-        dicom_ids: Sequence[str],
+        self, network: ImageTextNetwork, feature_map: FeatureMaps, dicom_ids: Sequence[str]
     ) -> dict[str, dict[str, Any]]:
         """Agreement of each box and of each phrase of an image, and its heat maps at the regions' resolution."""
         # Together at the first batch, and kept: each by itself would take ten times as long.

@@ -19,6 +19,7 @@ from medclip_dcl.data.image_text import EvaluationTables
 from medclip_dcl.evaluation.base import (
     EvaluationCallback,
     EvaluationResult,
+    FeatureMaps,
     embed_anew,
     embed_texts,
     scores,
@@ -69,10 +70,7 @@ class Retrieval(EvaluationCallback):
         return set().union(*(items.images for items in self._items))
 
     def measure(
-        self,
-        network: ImageTextNetwork,
-        feature_map: Float[Tensor, "image dim region_row region_column"],
-        dicom_ids: Sequence[str],
+        self, network: ImageTextNetwork, feature_map: FeatureMaps, dicom_ids: Sequence[str]
     ) -> Mapping[str, Any]:
         found = [items.measure(network, feature_map, dicom_ids) for items in self._items]
         measured = dict.fromkeys(dicom_id for of_images in found for dicom_id in of_images)
@@ -109,10 +107,7 @@ class BoxesAndPhrases:
         self.images = set(self._boxes)
 
     def measure(
-        self,
-        network: ImageTextNetwork,
-        feature_map: Float[Tensor, "image dim region_row region_column"],
-        dicom_ids: Sequence[str],
+        self, network: ImageTextNetwork, feature_map: FeatureMaps, dicom_ids: Sequence[str]
     ) -> dict[str, dict[int, np.ndarray]]:
         """Features of the boxes of each image, by the boxes' row number."""
         found = {}
@@ -189,10 +184,7 @@ class ImagesAndSentences:
         self._texts = dict(zip(distinct["sentence_id"].tolist(), distinct["text"].tolist(), strict=True))
 
     def measure(
-        self,
-        network: ImageTextNetwork,
-        feature_map: Float[Tensor, "image dim region_row region_column"],
-        dicom_ids: Sequence[str],
+        self, network: ImageTextNetwork, feature_map: FeatureMaps, dicom_ids: Sequence[str]
     ) -> dict[str, np.ndarray]:
         """Scores of all sentences for each image."""
         if not self._texts:
@@ -261,10 +253,7 @@ class ImagesAndReports:
         self.images = set(pairs["dicom_id"])
 
     def measure(
-        self,
-        network: ImageTextNetwork,
-        feature_map: Float[Tensor, "image dim region_row region_column"],
-        dicom_ids: Sequence[str],
+        self, network: ImageTextNetwork, feature_map: FeatureMaps, dicom_ids: Sequence[str]
     ) -> dict[str, np.ndarray]:
         """Scores of all sentences for each image that has a report."""
         rows = [row for row, dicom_id in enumerate(dicom_ids) if dicom_id in self.images]

@@ -98,7 +98,7 @@ def test_an_exported_folder_is_tested(exported, small_set, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:test. ")
-def test_a_set_without_labels_and_boxes_is_tested_by_its_reports(exported, small_set, tmp_path):
+def test_a_set_of_reports_alone_is_tested(exported, small_set, tmp_path):
     folder = shutil.copytree(small_set, tmp_path / "set")
     (folder / "boxes.parquet").unlink()
     write_table(pd.read_parquet(folder / "cases.parquet")[:0], folder / "cases.parquet", "cases")
@@ -130,7 +130,7 @@ def test_another_image_size_than_the_exports_is_said(exported, small_set, tmp_pa
 
 
 @pytest.mark.filterwarnings("ignore:test. ")
-def test_without_an_image_size_images_are_shown_as_the_network_was_trained(exported, small_set, tmp_path):
+def test_the_image_size_defaults_to_the_networks(exported, small_set, tmp_path):
     config = json.loads((exported / "config.json").read_text())
     again = shutil.copytree(exported, tmp_path / "again")
     (again / "config.json").write_text(json.dumps({**config, "image_size": 80, "crop_size": 48}))

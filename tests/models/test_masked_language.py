@@ -107,7 +107,7 @@ def test_it_learns_the_language(finished: Path) -> None:
     assert usual > rare > max(nonsense)
 
 
-def test_validation_loss_is_the_mean_over_hidden_word_pieces(prepared: Path, tmp_path: Path) -> None:
+def test_validation_loss_is_the_mean_over_tokens(prepared: Path, tmp_path: Path) -> None:
     model, data = build(prepared)
     run = trainer(tmp_path, 1, limit_train_batches=3)
     run.fit(model, datamodule=data)
@@ -125,7 +125,7 @@ def test_validation_loss_is_the_mean_over_hidden_word_pieces(prepared: Path, tmp
     assert found["validate/perplexity"] == pytest.approx(math.exp(total / count), rel=1e-5)
 
 
-def test_dropout_is_on_in_training_and_off_in_validation(prepared: Path, tmp_path: Path) -> None:
+def test_dropout_is_off_in_validation(prepared: Path, tmp_path: Path) -> None:
     model, data = build(prepared)
     seen = []
 
@@ -192,7 +192,7 @@ class _KilledAt(Callback):
             raise _Killed
 
 
-def test_a_run_killed_before_its_export_exports_when_resumed(prepared: Path, tmp_path: Path) -> None:
+def test_a_run_killed_before_export_exports_later(prepared: Path, tmp_path: Path) -> None:
     """Also where its folder was moved in between."""
     model, data = build(prepared)
     trainer(tmp_path / "old", 1, limit_train_batches=3).fit(model, datamodule=data)
