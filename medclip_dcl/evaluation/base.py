@@ -151,28 +151,9 @@ class EvaluationCallback(Evaluation, ABC):
     def summarise(self, network: Any, values: Mapping[str, Any], tables: Any) -> dict[str, EvaluationResult]:
         """Result of each section of results.json, from the values of all images."""
 
-    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._begin(trainer, pl_module, "validate")
-
-    def on_validation_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any
-    ) -> None:
-        self._collect(pl_module, outputs)
-
-    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._finish(pl_module, "validate")
-
-    def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._begin(trainer, pl_module, "test")
-
-    def on_test_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
-        self._collect(pl_module, outputs)
-
-    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.results = self._finish(pl_module, "test")
-
-    def _begin(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def _begin(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._tables = None
+        stage = _stage(trainer)
         if trainer.sanity_checking or stage not in self.stages:
             return
         network = self._network(pl_module)
@@ -185,7 +166,7 @@ class EvaluationCallback(Evaluation, ABC):
         self._tables = tables
         self.seconds = time.perf_counter() - started
 
-    def _collect(self, pl_module: LightningModule, outputs: Any) -> None:
+    def _collect(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
         if self._tables is None:
             return
         started = time.perf_counter()
@@ -194,9 +175,9 @@ class EvaluationCallback(Evaluation, ABC):
         self._values.update(self.measure(self._network(pl_module), output, dicom_ids))
         self.seconds += time.perf_counter() - started
 
-    def _finish(self, pl_module: LightningModule, stage: str) -> dict[str, EvaluationResult]:
+    def _finish(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._tables is None:
-            return {}
+            return
         started = time.perf_counter()
         tables, self._tables = self._tables, None
         values = {key: value for part in gather_objects(self._values) for key, value in part.items()}
@@ -214,9 +195,14 @@ class EvaluationCallback(Evaluation, ABC):
                     f"{section}: {n_missing} of {len(self._expected)} images were not evaluated: the run was limited"
                     " to some batches"
                 )
-        self.log_results(pl_module, stage, results)
+        self.log_results(pl_module, _stage(trainer), results)
+        if trainer.testing:
+            self.results = results
         self.seconds += time.perf_counter() - started
-        return results
+
+    on_validation_epoch_start = on_test_epoch_start = _begin
+    on_validation_batch_end = on_test_batch_end = _collect
+    on_validation_epoch_end = on_test_epoch_end = _finish
 
     def _network(self, pl_module: LightningModule) -> nn.Module:
         network = getattr(pl_module, "network", None)
@@ -226,6 +212,10 @@ class EvaluationCallback(Evaluation, ABC):
                 f" {type(pl_module).__name__} has {type(network).__name__}"
             )
         return network
+
+
+def _stage(trainer: Trainer) -> str:
+    return "test" if trainer.testing else "validate"
 
 
 def forget_texts(network: ImageTextNetwork) -> None:
