@@ -166,7 +166,15 @@ class EvaluationCallback(Evaluation, ABC):
         self._tables = tables
         self.seconds = time.perf_counter() - started
 
-    def _collect(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
+    def _collect(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
         if self._tables is None:
             return
         started = time.perf_counter()

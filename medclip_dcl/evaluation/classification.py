@@ -158,11 +158,7 @@ def classification_result(
 ) -> EvaluationResult:
     """Numbers of each finding and their averages, with a note for each finding that has too few cases.
 
-    Args:
-        cases: predictions, by two prompts or by logits.
-        findings: of the evaluation; some may have no case.
-        min_cases: positive and negative cases, each, that a finding needs.
-        labelled: findings that the data set labels.
+    Cases are predictions by two prompts or by logits; some findings may have none, others may not be `labelled` at all.
     """
     # results.json holds these numbers in single precision.
     numbers = summaries.classification(

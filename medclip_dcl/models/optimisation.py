@@ -85,13 +85,9 @@ def parameter_groups(
     learning_rate: float | None = None,
     name: str | None = None,
 ) -> list[dict[str, Any]]:
-    """Matrices and kernels with weight decay; biases, norms and gamma without.
+    """Those that need a gradient: matrices and kernels with weight decay; biases, norms and gamma without.
 
-    Args:
-        parameters: of which those that need a gradient are taken.
-        weight_decay: of the first group.
-        learning_rate: of both groups; None leaves it to the optimiser.
-        name: of the first group, under which the learning rate of both is logged; None where it is that of all.
+    The learning rate of both groups is the optimiser's where None is given, and logged under `name`.
     """
     trained = [p for p in parameters if p.requires_grad]
     own: dict[str, Any] = {} if learning_rate is None else {"lr": learning_rate}

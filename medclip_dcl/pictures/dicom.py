@@ -62,13 +62,7 @@ def read_dicom(file: io.BufferedReader | io.BytesIO) -> Image.Image:
     Stored values pass through the modality transformation (rescale slope and intercept, or its table) and the first VOI
     transformation (table, else window), whose range becomes 0..255. Without a VOI transformation, or with a window that
     is not a number or narrower than 1, the image's own range without padding becomes 0..255. MONOCHROME1 is inverted.
-    Colour becomes luma. Overlays, shutters and pixel spacing are ignored.
-
-    Args:
-        file: content of a file for which `is_dicom` is true.
-
-    Returns:
-        the image in mode "L", rows x columns of the file.
+    Colour becomes luma. Overlays, shutters and pixel spacing are ignored. The result has the mode "L".
     """
     try:
         import pydicom  # noqa: F401

@@ -47,11 +47,9 @@ def draw_heat_maps(
     """The image alone, then under each heat map with its title, and one colour bar.
 
     Args:
-        grey: the image.
         heat_maps: cosines, one map a title; they cover the whole image at any resolution. NaN stays grey.
         titles: wrapped at spaces; their line breaks are kept.
         limits: cosines of the lowest and the highest colour in all maps.
-        opacity: of the colours, from 0 to 1.
         threshold: cosine below which the image stays grey; None colours everything.
         size: (height, width) whose proportions the panels have; None: the image's own.
         boxes: x, y, w, h in pixels of `size`; the first is drawn solid, others dashed.

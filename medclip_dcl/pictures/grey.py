@@ -49,12 +49,6 @@ def to_grey(image: Image.Image) -> Image.Image:
     Colours, palettes and CMYK become luma (ITU-R 601); transparency is ignored. Deeper images are scaled linearly from
     their own minimum and maximum, as MIMIC-CXR-JPG was made from DICOM. A TIFF file whose header says that white is
     zero is inverted; other formats have no such header. The Exif orientation is applied.
-
-    Args:
-        image: any image that PIL opens.
-
-    Returns:
-        the image in mode "L".
     """
     grey = _eight_bit_grey(image)
     turn = _TURNS.get(_orientation(image))
@@ -91,13 +85,7 @@ def finite_range(values: Num[np.ndarray, "*shape"]) -> tuple[float, float]:
 
 
 def eight_bits(values: Num[np.ndarray, "*shape"], low: float, high: float) -> UInt8[np.ndarray, "*shape"]:
-    """Map [low, high] linearly to 0..255, clipped outside; all 0 unless low < high.
-
-    Args:
-        values: finite.
-        low: becomes black.
-        high: becomes white.
-    """
+    """Map finite values in [low, high] linearly to 0..255, clipped outside; all 0 unless low < high."""
     if not low < high:
         return np.zeros(values.shape, np.uint8)
     if values.size > _BLOCK:

@@ -72,11 +72,7 @@ class BestCheckpoint(ModelCheckpoint):
 
     Lightning's ModelCheckpoint keeps the first NaN, and under a fixed name the last of several checkpoints. Here
     best.ckpt is the best of all whatever `save_top_k` and `filename` say. Without `monitor` there is none, only the
-    checkpoints that `save_top_k: -1` or `every_n_train_steps` ask for.
-
-    Args:
-        mode: None: the best one of a metric of this package.
-        options: of ModelCheckpoint.
+    checkpoints that `save_top_k: -1` or `every_n_train_steps` ask for. A metric of this package needs no `mode`.
     """
 
     def __init__(self, *, mode: Literal["min", "max"] | None = None, **options: Any) -> None:

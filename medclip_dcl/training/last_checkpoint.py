@@ -106,10 +106,6 @@ class LastCheckpoint(Checkpoint):
     Saves between two optimiser steps every `minutes`; before a validation, so that an interrupted one is repeated; at
     the end of each epoch; and at SIGTERM, SIGUSR1 or Ctrl-C, after which training ends with `Stopped`. In the middle
     of an epoch it saves only if the training loader is a `ResumableLoader`: any other would start the epoch again.
-
-    Args:
-        folder: folder of both checkpoints.
-        minutes: time between two checkpoints, at least 0.
     """
 
     def __init__(self, folder: str | Path, minutes: float = 15.0) -> None:

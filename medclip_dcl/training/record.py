@@ -19,12 +19,7 @@ from medclip_dcl.runs.run_folder import (
 
 
 class RunRecord(Callback):
-    """Keeps what the evaluation needs from `fit`: the untrained weights and the time.
-
-    Args:
-        run: its folder.
-        keeps_untrained: False keeps no untrained weights.
-    """
+    """Keeps what the evaluation needs from `fit`: the untrained weights, if asked, and the time."""
 
     def __init__(self, run: RunFolder, keeps_untrained: bool = True) -> None:
         self.run, self.keeps_untrained = run, keeps_untrained
