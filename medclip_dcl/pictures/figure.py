@@ -34,7 +34,7 @@ class ShownFigure(Figure):
 
 def draw_heat_maps(
     grey: UInt8[np.ndarray, "height width"],
-    heat_maps: Iterable[Float[np.ndarray, "map_height map_width"]],
+    heat_maps: Iterable[Float[np.ndarray, "_ _"]],
     titles: Sequence[str],
     *,
     limits: tuple[float, float],
