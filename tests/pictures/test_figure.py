@@ -17,14 +17,17 @@ def test_the_image_stands_before_its_heat_maps():
     assert [axes.get_title() for axes in (first, second)] == ["costs $5", "two\nlines"]
     for axes, heat_map in zip((first, second), MAPS, strict=True):
         grey, coloured = axes.images
-        assert np.array_equal(coloured.get_array(), heat_map) and coloured.get_clim() == (-1.0, 1.0)
+        assert np.array_equal(np.asarray(coloured.get_array()), heat_map) and coloured.get_clim() == (
+            -1.0,
+            1.0,
+        )
         assert tuple(grey.get_extent()) == tuple(coloured.get_extent()) == (0, 7, 9, 0)
     assert bar.get_ylim() == (-1.0, 1.0) and figure._repr_png_()
 
 
 def test_below_the_threshold_the_image_stays_grey():
     figure = draw_heat_maps(GREY, MAPS[:1], ["x"], limits=(-1.0, 1.0), threshold=0.5)
-    shown = np.ma.filled(figure.axes[1].images[1].get_array(), np.nan)
+    shown: np.ndarray = np.ma.filled(np.ma.asarray(figure.axes[1].images[1].get_array()), np.nan)
     assert np.array_equal(np.isfinite(shown), MAPS[0] >= 0.5)
 
 
