@@ -36,7 +36,7 @@ from medclip_dcl.common.files import digest, write_json
 from medclip_dcl.common.weight_files import SavedModel, read_model
 from medclip_dcl.data.images import shown_images
 from medclip_dcl.data.prepared import PreparedSet
-from medclip_dcl.evaluation.predictions import FindingPredictionWriter, PredictionWriter
+from medclip_dcl.evaluation.predictions import PredictionWriter
 from medclip_dcl.evaluation.results import RESULTS_FILE, UNTRAINED_FILE, ResultsWriter
 from medclip_dcl.models.seeded_batches import SeededBatches
 from medclip_dcl.networks.image_text import ImageTextNetwork
@@ -377,7 +377,6 @@ class MedclipCLI(LightningCLI):
             SeededBatches(),
             ClassProbabilityTable(),
             PredictionWriter(options.prediction_format),
-            FindingPredictionWriter(options.prediction_format),
             self.record,
             self.results,
             FiniteCheck(),

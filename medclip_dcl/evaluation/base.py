@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -32,6 +32,8 @@ from medclip_dcl.data.link import trainer_data
 from medclip_dcl.data.prepared import PreparedSet
 from medclip_dcl.networks.image_text import ImageTextNetwork
 
+FeatureMaps: TypeAlias = Float[Tensor, "image dim region_row region_column"]
+
 _ELEMENTS_PER_CHUNK = 2**24
 """Region-sentence cosines computed at a time; bounds the memory whatever the number of sentences."""
 
@@ -45,7 +47,7 @@ class EvaluationResult:
     Attributes:
         metrics: for results.json; None where a number cannot be given.
         scalars: name -> value for the logger, without the stage.
-        protocol: every choice on which the metrics depend.
+        protocol: options on which the metrics depend.
         counts: number of cases, images and patients behind the metrics.
         notes: warnings for the reader, such as too few cases.
         predictions: a row for each case, from which `medclip_dcl.metrics.summaries` computes the metrics.
@@ -109,13 +111,15 @@ class EvaluationCallback(Evaluation, ABC):
         stages: "validate", "test", or both, the default.
         network_class: class of the network that it evaluates.
         measured: name of the model's output that it measures.
+        options: its arguments on which the results depend; results.json records them as `protocol`.
     """
 
     stages: ClassVar[tuple[str, ...]] = ("validate", "test")
     network_class: ClassVar[type[nn.Module]] = ImageTextNetwork
     measured: ClassVar[str] = "feature_map"
+    options: ClassVar[tuple[str, ...]] = ()
 
-    _tables: EvaluatedImages | None = None
+    _tables: Any = None
     _expected: set[str]
     _values: dict[str, Any]
 
@@ -147,28 +151,9 @@ class EvaluationCallback(Evaluation, ABC):
     def summarise(self, network: Any, values: Mapping[str, Any], tables: Any) -> dict[str, EvaluationResult]:
         """Result of each section of results.json, from the values of all images."""
 
-    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._begin(trainer, pl_module, "validate")
-
-    def on_validation_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any
-    ) -> None:
-        self._collect(pl_module, outputs)
-
-    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._finish(pl_module, "validate")
-
-    def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._begin(trainer, pl_module, "test")
-
-    def on_test_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
-        self._collect(pl_module, outputs)
-
-    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.results = self._finish(pl_module, "test")
-
-    def _begin(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def _begin(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._tables = None
+        stage = _stage(trainer)
         if trainer.sanity_checking or stage not in self.stages:
             return
         network = self._network(pl_module)
@@ -181,7 +166,15 @@ class EvaluationCallback(Evaluation, ABC):
         self._tables = tables
         self.seconds = time.perf_counter() - started
 
-    def _collect(self, pl_module: LightningModule, outputs: Any) -> None:
+    def _collect(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
         if self._tables is None:
             return
         started = time.perf_counter()
@@ -190,24 +183,34 @@ class EvaluationCallback(Evaluation, ABC):
         self._values.update(self.measure(self._network(pl_module), output, dicom_ids))
         self.seconds += time.perf_counter() - started
 
-    def _finish(self, pl_module: LightningModule, stage: str) -> dict[str, EvaluationResult]:
+    def _finish(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._tables is None:
-            return {}
+            return
         started = time.perf_counter()
         tables, self._tables = self._tables, None
         values = {key: value for part in gather_objects(self._values) for key, value in part.items()}
         self._values = {}
-        results = self.summarise(self._network(pl_module), dict(sorted(values.items())), tables)
+        network = self._network(pl_module)
+        results = self.summarise(network, dict(sorted(values.items())), tables)
+        protocol = {"view": str(tables.view), **{name: getattr(self, name) for name in self.options}}
+        if isinstance(network, ImageTextNetwork):
+            protocol["final_period"] = getattr(network.text_encoder, "final_period", False)
         n_missing = len(self._expected - values.keys())
         for section, result in results.items():
+            result.protocol = {**protocol, **result.protocol}
             if n_missing:
                 result.notes.append(
                     f"{section}: {n_missing} of {len(self._expected)} images were not evaluated: the run was limited"
                     " to some batches"
                 )
-        self.log_results(pl_module, stage, results)
+        self.log_results(pl_module, _stage(trainer), results)
+        if trainer.testing:
+            self.results = results
         self.seconds += time.perf_counter() - started
-        return results
+
+    on_validation_epoch_start = on_test_epoch_start = _begin
+    on_validation_batch_end = on_test_batch_end = _collect
+    on_validation_epoch_end = on_test_epoch_end = _finish
 
     def _network(self, pl_module: LightningModule) -> nn.Module:
         network = getattr(pl_module, "network", None)
@@ -219,17 +222,17 @@ class EvaluationCallback(Evaluation, ABC):
         return network
 
 
+def _stage(trainer: Trainer) -> str:
+    return "test" if trainer.testing else "validate"
+
+
 def forget_texts(network: ImageTextNetwork) -> None:
     """Empty the cache of `embed_texts`: the network may have been trained since."""
     _embedded.pop(network, None)
 
 
 def embed_texts(network: ImageTextNetwork, texts: Sequence[str]) -> Float[Tensor, "sentence dim"]:
-    """Sentence embeddings in float32; within one evaluation each distinct text is encoded once for all callbacks.
-
-    Raises:
-        ValueError: an embedding is NaN (the text is not printed: it may be a patient's).
-    """
+    """Sentence embeddings in float32; within one evaluation each distinct text is encoded once for all callbacks."""
     known = _embedded.setdefault(network, {})
     new = [text for text in dict.fromkeys(texts) if text not in known]
     if new:
@@ -240,7 +243,10 @@ def embed_texts(network: ImageTextNetwork, texts: Sequence[str]) -> Float[Tensor
 
 
 def embed_anew(network: ImageTextNetwork, texts: Sequence[str]) -> Float[Tensor, "sentence dim"]:
-    """Sentence embeddings in float32, without the cache of `embed_texts`; warns of texts that are cut."""
+    """Sentence embeddings in float32, without the cache of `embed_texts`; warns of texts that are cut.
+
+    No message quotes a text, which may be a patient's.
+    """
     if cut := network.text_encoder.truncated_share(texts):
         rank_zero_warn(f"evaluation: {cut}")
     embeddings = network.embed_texts(texts).float()
@@ -252,7 +258,7 @@ def embed_anew(network: ImageTextNetwork, texts: Sequence[str]) -> Float[Tensor,
 
 def scores(
     network: ImageTextNetwork,
-    feature_map: Float[Tensor, "image dim region_row region_column"],
+    feature_map: FeatureMaps,
     sentences: Float[Tensor, "sentence dim"],
 ) -> Float[Tensor, "sentence image"]:
     """Image-sentence scores in [-1, 1]: the network's similarity logits divided by gamma^2, on the CPU."""
@@ -265,18 +271,6 @@ def scores(
 def subject_ids(tables: EvaluatedImages, dicom_ids: pd.Series) -> pd.Series:
     """The patient of each image."""
     return dicom_ids.map(tables.images.set_index("dicom_id")["subject_id"]).astype(np.int64)
-
-
-def punctuation(network: ImageTextNetwork) -> str:
-    """Protocol entry: whether the text encoder ends prompts and phrases with a period, as in training."""
-    if getattr(network.text_encoder, "final_period", False):
-        return "a period is added where there is no closing mark"
-    return "as given"
-
-
-def finding_key(finding: str) -> str:
-    """A finding as part of a logged name."""
-    return finding.lower().replace(" ", "_")
 
 
 @runtime_checkable
@@ -304,11 +298,7 @@ class DescribedData(Protocol):
 
 
 def evaluation_data(trainer: Trainer) -> EvaluationData:
-    """The Trainer's datamodule.
-
-    Raises:
-        UserError: it does not serve evaluations.
-    """
+    """The Trainer's datamodule, which must serve evaluations."""
     data = trainer_data(trainer)
     if not isinstance(data, EvaluationData):
         raise UserError(

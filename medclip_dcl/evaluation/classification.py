@@ -15,17 +15,16 @@ from pytorch_lightning import LightningModule, Trainer
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from medclip_dcl.common.errors import UserError, check_choice
+from medclip_dcl.common.errors import check_least
 from medclip_dcl.common.findings import CHEX5, read_prompts, require_labelled
 from medclip_dcl.data.image_text import EvaluationTables
 from medclip_dcl.data.images import EvaluatedImages
 from medclip_dcl.evaluation.base import (
     EvaluationCallback,
     EvaluationResult,
+    FeatureMaps,
     embed_texts,
     evaluation_data,
-    finding_key,
-    punctuation,
     scores,
     subject_ids,
 )
@@ -35,11 +34,6 @@ from medclip_dcl.pictures.plots import roc_figure
 
 NO_CASES = "no image has a label of these findings: zero-shot classification is not measured"
 COLUMNS = ["dicom_id", "subject_id", "finding", "label", "score_positive", "score_negative"]
-ENSEMBLES = {
-    "scores": "mean of the prompts' scores",
-    "embeddings": "score of the mean of the prompts' embeddings of length 1",
-}
-"""Ensemble of prompts -> its entry in results.json."""
 
 
 class ZeroShotClassification(EvaluationCallback):
@@ -63,12 +57,12 @@ class ZeroShotClassification(EvaluationCallback):
             warning says so (choice, not from the paper).
 
     Raises:
-        ValueError: ``min_cases`` below 1; another ensemble; prompts that `findings.read_prompts` refuses;
-            when a run begins, a finding of `prompts` that the data set does not label.
+        ValueError: ``min_cases`` below 1; prompts that `findings.read_prompts` refuses; when a run begins, a finding of
+            `prompts` that the data set does not label.
     """
 
     section = "classification"
-    stages = ("validate", "test")
+    options = ("ensemble", "min_cases")
 
     def __init__(
         self,
@@ -77,13 +71,10 @@ class ZeroShotClassification(EvaluationCallback):
         ensemble: Literal["scores", "embeddings"] = "scores",
     ) -> None:
         super().__init__()
-        if min_cases < 1:
-            raise UserError(f"ZeroShotClassification: min_cases must be at least 1: found {min_cases}")
-        check_choice("ZeroShotClassification.ensemble", ensemble, ENSEMBLES)
+        check_least("ZeroShotClassification", {"min_cases": (min_cases, 1)})
         self.is_default = prompts is None
         self.prompts = read_prompts(CHEX5 if prompts is None else prompts, "ZeroShotClassification")
         self.min_cases, self.ensemble = min_cases, ensemble
-        self._labelled: set[str] = set()
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # A misspelt finding should not wait for the first validation.
@@ -95,25 +86,15 @@ class ZeroShotClassification(EvaluationCallback):
         # A data set without labels is still tested for grounding and retrieval.
         if not self.is_default and tables.labelled:
             require_labelled(self.prompts, tables.labelled, "ZeroShotClassification: prompts")
-        asked = tables.cases["finding"].isin(self.prompts)
-        self._labelled = set(tables.cases.loc[asked, "dicom_id"])
-        return self._labelled
+        return set(tables.cases.loc[tables.cases["finding"].isin(self.prompts), "dicom_id"])
 
     def measure(
-        self,
-        network: ImageTextNetwork,
-        feature_map: Float[Tensor, "image dim region_row region_column"],
-        dicom_ids: Sequence[str],
+        self, network: ImageTextNetwork, feature_map: FeatureMaps, dicom_ids: Sequence[str]
     ) -> dict[str, list[float]]:
-        """:meth:`scores` of each image that has a label."""
-        by_image = dict(zip(dicom_ids, self.scores(network, feature_map).T.tolist(), strict=True))
-        return {dicom_id: row for dicom_id, row in by_image.items() if dicom_id in self._labelled}
+        """:meth:`scores` of each image."""
+        return dict(zip(dicom_ids, self.scores(network, feature_map).T.tolist(), strict=True))
 
-    def scores(
-        self,
-        network: ImageTextNetwork,
-        feature_map: Float[Tensor, "image dim region_row region_column"],
-    ) -> Float[Tensor, "ensemble image"]:
+    def scores(self, network: ImageTextNetwork, feature_map: FeatureMaps) -> Float[Tensor, "ensemble image"]:
         """Scores of each finding's negative prompts, then of each finding's positive prompts."""
         negative, positive = zip(*self.prompts.values(), strict=True)
         ensembles = [*negative, *positive]
@@ -147,20 +128,9 @@ class ZeroShotClassification(EvaluationCallback):
                 found.notes.append(
                     f"{finding}: a prompt is longer than the text encoder takes: its end is cut off"
                 )
-        is_ensemble = any(len(texts) > 1 for pair in self.prompts.values() for texts in pair)
-        found.protocol = {
-            "view": str(tables.view),
-            "prompts": {
-                finding: {"negative": _in_words(pair[0]), "positive": _in_words(pair[1])}
-                for finding, pair in self.prompts.items()
-            },
-            "prompt_ensemble": ENSEMBLES[self.ensemble] if is_ensemble else "none",
-            "prompt_punctuation": punctuation(network),
-            "score": "similarity logit / gamma^2",
-            "auc": "of score(positive) - score(negative)",
-            "acc": "label of the prompt with the higher score, negative where they tie",
-            "min_cases": self.min_cases,
-            "average": "over the findings with enough cases",
+        found.protocol["prompts"] = {
+            finding: {"negative": _one_or_all(pair[0]), "positive": _one_or_all(pair[1])}
+            for finding, pair in self.prompts.items()
         }
         return {self.section: found}
 
@@ -188,11 +158,7 @@ def classification_result(
 ) -> EvaluationResult:
     """Numbers of each finding and their averages, with a note for each finding that has too few cases.
 
-    Args:
-        cases: predictions, by two prompts or by logits.
-        findings: of the evaluation; some may have no case.
-        min_cases: positive and negative cases, each, that a finding needs.
-        labelled: findings that the data set labels.
+    Cases are predictions by two prompts or by logits; some findings may have none, others may not be `labelled` at all.
     """
     # results.json holds these numbers in single precision.
     numbers = summaries.classification(
@@ -207,7 +173,8 @@ def classification_result(
         positives, negatives = int((labels == 1).sum()), int((labels == 0).sum())
         counts[finding] = {"positives": positives, "negatives": negatives}
         if found["auc"] is not None:
-            scalars |= {f"{name}_{finding_key(finding)}": value for name, value in found.items()}
+            key = finding.lower().replace(" ", "_")
+            scalars |= {f"{name}_{key}": value for name, value in found.items()}
         elif finding in labelled:
             notes.append(
                 f"{finding}: no AUC and accuracy from {positives} positive and {negatives} negative cases; at least"
@@ -236,5 +203,5 @@ def roc_figures(result: EvaluationResult) -> Iterator[tuple[str, Figure]]:
         yield "roc", roc_figure(result.predictions, aucs)
 
 
-def _in_words(texts: tuple[str, ...]) -> str | list[str]:
+def _one_or_all(texts: tuple[str, ...]) -> str | list[str]:
     return texts[0] if len(texts) == 1 else list(texts)

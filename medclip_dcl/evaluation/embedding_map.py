@@ -10,13 +10,12 @@ import pandas as pd
 from jaxtyping import Float
 from matplotlib.figure import Figure
 from sklearn.manifold import TSNE
-from torch import Tensor
 from torch.nn.functional import normalize
 
-from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.errors import UserError, check_least
 from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.data.image_text import EvaluationTables
-from medclip_dcl.evaluation.base import EvaluationCallback, EvaluationResult, subject_ids
+from medclip_dcl.evaluation.base import EvaluationCallback, EvaluationResult, FeatureMaps, subject_ids
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.pictures.plots import embedding_map_figure
 
@@ -41,38 +40,31 @@ class EmbeddingMap(EvaluationCallback):
 
     section = "embedding_map"
     stages = ("test",)
+    options = ("perplexity", "most_images", "seed")
 
     def __init__(self, perplexity: float = 30.0, most_images: int = 3000, seed: int = 0) -> None:
         super().__init__()
-        if not perplexity > 0 or most_images < 1 or seed < 0:
-            raise UserError(
-                "EmbeddingMap: perplexity must be above 0, most_images at least 1 and seed at least 0; "
-                f"found {perplexity}, {most_images}, {seed}"
-            )
+        if not perplexity > 0:
+            raise UserError(f"EmbeddingMap.perplexity: expected a number above 0, found {perplexity}")
+        check_least("EmbeddingMap", {"most_images": (most_images, 1), "seed": (seed, 0)})
         self.perplexity, self.most_images, self.seed = perplexity, most_images, seed
-        self._labelled: set[str] = set()
+        self._drawn: set[str] = set()
 
     def prepare(self, tables: EvaluationTables, stage: str) -> set[str]:
         cases = tables.cases[tables.cases["finding"].isin(CHEX5)]
         labelled = np.array(sorted(cases["dicom_id"].unique()), dtype=object)
         if len(labelled) > self.most_images:
             labelled = np.random.default_rng(self.seed).choice(labelled, self.most_images, replace=False)
-        self._labelled = set(labelled)
-        return self._labelled
+        self._drawn = set(labelled)
+        return self._drawn
 
     def measure(
-        self,
-        network: ImageTextNetwork,
-        feature_map: Float[Tensor, "image dim region_row region_column"],
-        dicom_ids: Sequence[str],
+        self, network: ImageTextNetwork, feature_map: FeatureMaps, dicom_ids: Sequence[str]
     ) -> dict[str, np.ndarray]:
-        """The normalised mean region of each labelled image."""
+        """The normalised mean region of each image on the map."""
         vectors = normalize(feature_map.flatten(2).mean(2), dim=-1).cpu().numpy()
-        return {
-            dicom_id: vector
-            for dicom_id, vector in zip(dicom_ids, vectors, strict=True)
-            if dicom_id in self._labelled
-        }
+        of_batch = zip(dicom_ids, vectors, strict=True)
+        return {dicom_id: vector for dicom_id, vector in of_batch if dicom_id in self._drawn}
 
     def summarise(
         self, network: ImageTextNetwork, values: Mapping[str, Any], tables: EvaluationTables
@@ -91,14 +83,6 @@ class EmbeddingMap(EvaluationCallback):
         )
         result = EvaluationResult(
             metrics={},
-            scalars={},
-            protocol={
-                "view": str(tables.view),
-                "embedding": "mean region, normalised",
-                "perplexity": self.perplexity,
-                "most_images": self.most_images,
-                "seed": self.seed,
-            },
             counts={
                 "images": len(cases),
                 "by_group": {str(k): int(v) for k, v in cases["group"].value_counts().sort_index().items()},

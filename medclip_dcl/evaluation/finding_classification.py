@@ -11,15 +11,13 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from medclip_dcl.common.errors import UserError, check_choice
+from medclip_dcl.common.errors import check_least
 from medclip_dcl.data.labelled import LabelledImages
 from medclip_dcl.evaluation.base import EvaluationCallback, EvaluationResult
 from medclip_dcl.evaluation.classification import classification_result, measured_cases, roc_figures
 from medclip_dcl.networks.classifier import FindingNetwork
 
 COLUMNS = ["dicom_id", "subject_id", "finding", "label", "logit"]
-BLANK = {"ignore": "no case", "zeros": "a negative case"}
-"""Policy for blank labels -> its entry in results.json."""
 
 
 class FindingClassification(EvaluationCallback):
@@ -41,19 +39,17 @@ class FindingClassification(EvaluationCallback):
             that the labeller never calls absent, such as Support Devices, need "zeros".
 
     Raises:
-        ValueError: ``min_cases`` below 1, another choice of ``blank``.
+        ValueError: ``min_cases`` below 1.
     """
 
     section = "finding_classification"
-    stages = ("validate", "test")
     network_class = FindingNetwork
     measured = "logits"
+    options = ("min_cases", "blank")
 
     def __init__(self, min_cases: int = 5, blank: Literal["ignore", "zeros"] = "ignore") -> None:
         super().__init__()
-        if min_cases < 1:
-            raise UserError(f"FindingClassification: min_cases must be at least 1: found {min_cases}")
-        check_choice("FindingClassification.blank", blank, BLANK)
+        check_least("FindingClassification", {"min_cases": (min_cases, 1)})
         self.min_cases, self.blank = min_cases, blank
 
     def prepare(self, tables: LabelledImages, stage: str) -> set[str]:
@@ -71,17 +67,8 @@ class FindingClassification(EvaluationCallback):
         cases = measured_cases(self._labelled(tables), network.findings, values, tables)
         logits = [values[d][place] for d, place in zip(cases["dicom_id"], cases["place"], strict=True)]
         cases = cases.assign(logit=np.array(logits, dtype="float64"))[COLUMNS]
-        found = classification_result(cases, network.findings, self.min_cases, set(tables.labels["finding"]))
-        found.protocol = {
-            "view": str(tables.view),
-            "score": "logit of the finding",
-            "acc": "positive where the logit is above 0",
-            "blank_labels": BLANK[self.blank],
-            "uncertain_labels": "no case",
-            "min_cases": self.min_cases,
-            "average": "over the findings with enough cases",
-        }
-        return {self.section: found}
+        labelled = set(tables.labels["finding"])
+        return {self.section: classification_result(cases, network.findings, self.min_cases, labelled)}
 
     def figures(self, load_image: Any) -> Iterator[tuple[str, Figure]]:
         """ROC curves of the findings that have enough cases."""

@@ -14,20 +14,20 @@ from matplotlib.figure import Figure
 from scipy.ndimage import gaussian_filter
 from torch import Tensor
 
-from medclip_dcl.common.errors import UserError, check_choice
+from medclip_dcl.common.errors import UserError, check_least
 from medclip_dcl.data.image_text import EvaluationTables
 from medclip_dcl.evaluation.base import (
     EvaluationCallback,
     EvaluationResult,
+    FeatureMaps,
     embed_texts,
-    punctuation,
     subject_ids,
 )
-from medclip_dcl.metrics import Agreement, BoxedHeatMap, Rectangle, box_bounds, default_thresholds, summaries
+from medclip_dcl.metrics import Agreement, BoxedHeatMap, Rectangle, box_bounds, summaries
 from medclip_dcl.networks.image_text import ImageTextNetwork
-from medclip_dcl.networks.similarity import INTERPOLATIONS, at_image_size, cosine_heat_maps
+from medclip_dcl.networks.similarity import at_image_size, cosine_heat_maps
+from medclip_dcl.pictures.figure import draw_heat_maps
 from medclip_dcl.pictures.geometry import Seen, View
-from medclip_dcl.pictures.plots import heat_map_figure
 
 COLUMNS = (
     ["dicom_id", "subject_id", "category", "phrase", "box", "x", "y", "w", "h"]
@@ -35,11 +35,6 @@ COLUMNS = (
 )  # fmt: skip
 """Columns of the predictions; pair_*: of the union of the phrase's boxes on the image, repeated for each of them."""
 
-HEAT_MAP_SIZES = ("original", "model")
-REGION_CENTRES = "of each region's cell"
-"""Entry of results.json: where a region lies, as in ``interpolate(align_corners=False)`` and RoIAlign."""
-
-_SHOWN_PIXELS = 700
 NO_BOXES = (
     "the set has no boxes: grounding, and retrieval of boxes and phrases, are not measured (boxes come with "
     "data_prep.mimic_cxr --ms_cxr FILE)"
@@ -82,6 +77,7 @@ class Grounding(EvaluationCallback):
 
     section = "grounding"
     stages = ("test",)
+    options = ("heat_map_size", "interpolation", "smoothing")
 
     def __init__(
         self,
@@ -91,14 +87,7 @@ class Grounding(EvaluationCallback):
         smoothing: float = 0.0,
     ) -> None:
         super().__init__()
-        if examples < 0:
-            raise UserError(f"Grounding: examples must be at least 0: found {examples}")
-        check_choice("Grounding.heat_map_size", heat_map_size, HEAT_MAP_SIZES)
-        check_choice("Grounding.interpolation", interpolation, INTERPOLATIONS)
-        if not 0 <= smoothing < math.inf:
-            raise UserError(
-                f"Grounding: smoothing is the sigma of a Gaussian in pixels, at least 0: found {smoothing}"
-            )
+        check_least("Grounding", {"examples": (examples, 0), "smoothing": (smoothing, 0)})
         self.examples = examples
         self.heat_map_size, self.interpolation = heat_map_size, interpolation
         self.smoothing = float(smoothing)
@@ -115,10 +104,7 @@ class Grounding(EvaluationCallback):
         return set(self._boxes)
 
     def measure(
-        self,
-        network: ImageTextNetwork,
-        feature_map: Float[Tensor, "image dim region_row region_column"],
-        dicom_ids: Sequence[str],
+        self, network: ImageTextNetwork, feature_map: FeatureMaps, dicom_ids: Sequence[str]
     ) -> dict[str, dict[str, Any]]:
         """Agreement of each box and of each phrase of an image, and its heat maps at the regions' resolution."""
         # Together at the first batch, and kept: each by itself would take ten times as long.
@@ -240,28 +226,12 @@ class Grounding(EvaluationCallback):
                 f"{n_undefined} of {len(cases)} boxes have no CNR (constant heat map, or a box that covers all or "
                 "nothing of what the model sees)"
             )
+        is_original, sizes = self.heat_map_size == "original", sorted(set(self._evaluated_sizes.values()))
         result = EvaluationResult(
             metrics=metrics,
             scalars={name: value for name, value in scalars.items() if value is not None},
-            protocol={
-                "view": str(tables.view),
-                "phrase_punctuation": punctuation(network),
-                "heat_map": "cosine of each region with the phrase, raw",
-                "size": self._size_in_words(),
-                "interpolation": f"{self.interpolation}, constant beyond the outermost region centres",
-                "region_centres": REGION_CENTRES,
-                "smoothing": (
-                    f"Gaussian, sigma {self.smoothing:g} pixels of the evaluated map, cut at 4 sigma, edge"
-                    " values continued"
-                    if self.smoothing
-                    else "none"
-                ),
-                "cnr": "population variances",
-                "thresholds": [round(t, 2) for t in default_thresholds(torch.float64).tolist()],
-                "comparison": ">",
-                "box_edges": "rounded to whole pixels",
-                "average": "over boxes; by_pair over image-phrase pairs with the union of their boxes",
-            },
+            # Of the original size they are the images' own.
+            protocol={} if is_original else {"pixels": [list(size) for size in sizes]},
             counts={
                 "boxes": len(cases),
                 "boxes_without_cnr": n_undefined,
@@ -278,13 +248,6 @@ class Grounding(EvaluationCallback):
         )
         return {self.section: result}
 
-    def _size_in_words(self) -> str:
-        if self.heat_map_size == "original":
-            return "original image"
-        sizes = sorted(set(self._evaluated_sizes.values()))
-        pixels = ", ".join(f"{height} x {width}" for height, width in sizes)
-        return f"model input, height x width {pixels} pixels; boxes scaled to it"
-
     def figures(self, load_image: Any) -> Iterator[tuple[str, Figure]]:
         """Best, median and worst boxes by signed CNR: the best alone would mislead."""
         cases = self.results[self.section].predictions
@@ -292,47 +255,36 @@ class Grounding(EvaluationCallback):
             case = cases.iloc[row]
             same = (cases["dicom_id"] == case["dicom_id"]) & (cases["phrase"] == case["phrase"])
             others = cases.loc[same & (cases["box"] != case["box"]), ["x", "y", "w", "h"]].astype(float)
-            figure = heat_map_figure(
+            heat_map = self._shown(case["dicom_id"], case["phrase"])
+            figure = draw_heat_maps(
                 load_image(case["dicom_id"]),
-                self._shown(case["dicom_id"], case["phrase"]),
+                [heat_map],
+                [case["phrase"]],
+                limits=(float(np.nanmin(heat_map)), float(np.nanmax(heat_map))),
                 size=self._sizes[case["dicom_id"]],
-                box=tuple(case[["x", "y", "w", "h"]].astype(float)),
-                other_boxes=others.to_numpy().tolist(),
-                title=f"{group.capitalize()} {place + 1} of {len(cases)} boxes by signed CNR",
-                category=case["category"],
-                phrase=case["phrase"],
-                scores={"signed CNR": case["cnr_signed"], "mIoU": case["miou"]},
+                boxes=[case[["x", "y", "w", "h"]].astype(float).tolist(), *others.to_numpy().tolist()],
+                note=f"{group} {place + 1} of {len(cases)} boxes by signed CNR: {case['category']}, "
+                f"signed CNR {case['cnr_signed']:.2f}, mIoU {case['miou']:.2f}",
             )
             yield f"grounding_{group}_{place + 1}", figure
 
     def _shown(self, dicom_id: str, phrase: str) -> Float[np.ndarray, "map_height map_width"]:
-        """The evaluated heat map, subsampled to the resolution of a figure."""
+        """The evaluated heat map, NaN where the model saw nothing."""
         height, width = self._evaluated_sizes[dicom_id]
         regions = torch.from_numpy(self._maps[dicom_id][phrase])
         square = self._view.of(height, width, self._sizes[dicom_id])
         part = square.within(height, width)
         whole = torch.full((height, width), math.nan)
         whole[part.slices] = self._enlarged(regions, square, part)
-        step = max(1, max(height, width) // _SHOWN_PIXELS)
-        return whole[::step, ::step].numpy()
+        return whole.numpy()
 
 
 def boxes_by_image(tables: EvaluationTables) -> dict[str, list[Box]]:
-    """The boxes of each image.
-
-    Raises:
-        ValueError: a box of an image that is not evaluated, that covers no pixel of its image, or without a phrase.
-    """
+    """The boxes of each image, each of which must cover a pixel of it."""
     sizes = image_sizes(tables)
     found: dict[str, list[Box]] = {}
     columns = (tables.boxes[name] for name in ("dicom_id", *Box._fields[1:]))
     for row, dicom_id, *values in zip(tables.boxes.index, *columns, strict=True):
-        if dicom_id not in sizes:
-            raise UserError(f"boxes: image {dicom_id} is not evaluated; prepare the set again")
-        if not (isinstance(values[1], str) and values[1].strip()):
-            raise UserError(
-                f"image {dicom_id}: a box has no phrase; correct the MS-CXR file and prepare the set again"
-            )
         box = Box(int(row), *values[:2], *(float(value) for value in values[2:]))
         height, width = sizes[dicom_id]
         try:

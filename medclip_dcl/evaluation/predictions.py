@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
+from jaxtyping import Float
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 from medclip_dcl.common.distributed import gather_objects
@@ -47,10 +49,13 @@ def _with_patient_and_study(table: pd.DataFrame, trainer: Trainer) -> pd.DataFra
 class PredictionWriter(Callback):
     """Writes predictions/ of the run folder for the images of `predict`.
 
-    image_embeddings: dicom_id, subject_id, study_id, embedding (mean of the projected regions). finding_scores:
-    dicom_id, subject_id, study_id, finding, score_negative, score_positive (similarities in [-1, 1]) by the prompts of
-    the run's ZeroShotClassification, else CheX5's. sentence_embeddings: sentence_id, embedding of the sentences of the
-    images' reports.
+    Of an image-text model: image_embeddings: dicom_id, subject_id, study_id, embedding (mean of the projected regions).
+    finding_scores: dicom_id, subject_id, study_id, finding, score_negative, score_positive (similarities in [-1, 1]) by
+    the prompts of the run's ZeroShotClassification, else CheX5's. sentence_embeddings: sentence_id, embedding of the
+    sentences of the images' reports.
+
+    Of a classifier: finding_probabilities: dicom_id, subject_id, study_id, finding, logit, probability (the logit's
+    sigmoid, uncalibrated).
 
     Args:
         suffix: of the files, "parquet" or "csv".
@@ -58,11 +63,11 @@ class PredictionWriter(Callback):
 
     def __init__(self, suffix: str = "parquet") -> None:
         self.suffix = suffix
-        self._parts: list[tuple[list[str], np.ndarray, np.ndarray]] = []
+        self._values: dict[str, Any] = {}
         self._zero_shot = ZeroShotClassification()
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._parts = []
+        self._values = {}
         if isinstance(pl_module, ImageTextModel):
             given = (x for x in trainer.callbacks if isinstance(x, ZeroShotClassification))  # type: ignore[attr-defined]
             self._zero_shot = next(given, self._zero_shot)
@@ -71,79 +76,61 @@ class PredictionWriter(Callback):
     def on_predict_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any
     ) -> None:
-        if not isinstance(pl_module, ImageTextModel):
-            return
-        feature_map = outputs["feature_map"].float()
-        scores = self._zero_shot.scores(pl_module.network, feature_map)
-        embeddings = pl_module.network.regions(feature_map).mean(1)
-        self._parts.append((outputs["dicom_id"], embeddings.cpu().numpy(), scores.T.numpy()))
-
-    def on_predict_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        datamodule = trainer_data(trainer)
-        if not (isinstance(pl_module, ImageTextModel) and isinstance(datamodule, ImageTextDataModule)):
-            return
-        parts = [part for parts in gather_objects(self._parts) for part in parts]
-        if not trainer.is_global_zero:
-            return
-        ids = [dicom_id for part in parts for dicom_id in part[0]]
-        folder = Path(trainer.default_root_dir) / "predictions"
-        embeddings = np.concatenate([part[1] for part in parts])
-        images = pd.DataFrame({"dicom_id": ids, "embedding": list(embeddings)}).sort_values("dicom_id")
-        images = _with_patient_and_study(images, trainer)
-        write_predictions(images, folder / f"image_embeddings.{self.suffix}")
-        findings = list(self._zero_shot.prompts)
-        scores = np.concatenate([part[2] for part in parts]).reshape(len(ids), 2, len(findings))
-        rows = [
-            (dicom_id, finding, float(negative), float(positive))
-            for dicom_id, of_image in zip(ids, scores, strict=True)
-            for finding, negative, positive in zip(findings, *of_image, strict=True)
-        ]
-        columns = ["dicom_id", "finding", "score_negative", "score_positive"]
-        long = pd.DataFrame(rows, columns=columns).sort_values(["dicom_id", "finding"])
-        write_predictions(_with_patient_and_study(long, trainer), folder / f"finding_scores.{self.suffix}")
-        sentences = _sentence_embeddings(pl_module, datamodule, ids)
-        write_predictions(sentences, folder / f"sentence_embeddings.{self.suffix}")
-
-
-class FindingPredictionWriter(Callback):
-    """Writes predictions/finding_probabilities of a classifier's run.
-
-    Columns: dicom_id, subject_id, study_id, finding, logit, probability (the logit's sigmoid, uncalibrated).
-
-    Args:
-        suffix: of the file, "parquet" or "csv".
-    """
-
-    def __init__(self, suffix: str = "parquet") -> None:
-        self.suffix = suffix
-        self._logits: dict[str, list[float]] = {}
-
-    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._logits = {}
-
-    def on_predict_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any
-    ) -> None:
+        rows: Iterable[Any] = ()
         if isinstance(pl_module, Classifier):
-            logits = outputs["logits"].float().cpu().tolist()
-            self._logits.update(zip(outputs["dicom_id"], logits, strict=True))
+            rows = outputs["logits"].float().cpu().numpy()
+        elif isinstance(pl_module, ImageTextModel):
+            feature_map = outputs["feature_map"].float()
+            embeddings = pl_module.network.regions(feature_map).mean(1).cpu().numpy()
+            rows = zip(
+                embeddings, self._zero_shot.scores(pl_module.network, feature_map).T.numpy(), strict=True
+            )
+        self._values.update(zip(outputs["dicom_id"], rows, strict=True))
 
     def on_predict_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not isinstance(pl_module, Classifier):
+        found = {dicom_id: value for part in gather_objects(self._values) for dicom_id, value in part.items()}
+        if not found or not trainer.is_global_zero:
             return
-        logits = {dicom_id: row for part in gather_objects(self._logits) for dicom_id, row in part.items()}
-        if not trainer.is_global_zero:
-            return
-        wide = pd.DataFrame.from_dict(logits, orient="index", columns=list(pl_module.findings)).sort_index()
-        long = (
-            wide.rename_axis("dicom_id")
-            .reset_index()
-            .melt("dicom_id", var_name="finding", value_name="logit")
-        )
-        long["probability"] = torch.tensor(long["logit"].to_numpy()).sigmoid().numpy()
+        values = {dicom_id: found[dicom_id] for dicom_id in sorted(found)}
+        tables: dict[str, pd.DataFrame] = {}
+        if isinstance(pl_module, Classifier):
+            logits = _by_finding(
+                values, pl_module.findings, ["logit"], [row[None] for row in values.values()]
+            )
+            probabilities = torch.tensor(logits["logit"].to_numpy()).sigmoid().numpy()
+            tables["finding_probabilities"] = logits.assign(probability=probabilities)
+        elif isinstance(pl_module, ImageTextModel):
+            embeddings, scores = zip(*values.values(), strict=True)
+            tables["image_embeddings"] = pd.DataFrame(
+                {"dicom_id": list(values), "embedding": list(embeddings)}
+            )
+            findings = tuple(self._zero_shot.prompts)
+            sides = [row.reshape(2, len(findings)) for row in scores]
+            columns = ["score_negative", "score_positive"]
+            tables["finding_scores"] = _by_finding(values, findings, columns, sides)
         folder = Path(trainer.default_root_dir) / "predictions"
-        long = _with_patient_and_study(long.sort_values(["dicom_id", "finding"], ignore_index=True), trainer)
-        write_predictions(long, folder / f"finding_probabilities.{self.suffix}")
+        for name, table in tables.items():
+            write_predictions(_with_patient_and_study(table, trainer), folder / f"{name}.{self.suffix}")
+        datamodule = trainer_data(trainer)
+        if isinstance(pl_module, ImageTextModel) and isinstance(datamodule, ImageTextDataModule):
+            sentences = _sentence_embeddings(pl_module, datamodule, list(values))
+            write_predictions(sentences, folder / f"sentence_embeddings.{self.suffix}")
+
+
+def _by_finding(
+    dicom_ids: Iterable[str],
+    findings: Sequence[str],
+    columns: Sequence[str],
+    values: Sequence[Float[np.ndarray, "column finding"]],
+) -> pd.DataFrame:
+    """A row for each image and finding, in the order of both."""
+    rows = [
+        (dicom_id, finding, *map(float, of_finding))
+        for dicom_id, of_image in zip(dicom_ids, values, strict=True)
+        for finding, of_finding in zip(findings, of_image.T, strict=True)
+    ]
+    table = pd.DataFrame(rows, columns=["dicom_id", "finding", *columns])
+    return table.sort_values(["dicom_id", "finding"], ignore_index=True)
 
 
 def _sentence_embeddings(

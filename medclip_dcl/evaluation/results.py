@@ -16,7 +16,6 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from medclip_dcl import __version__
 from medclip_dcl.common.devices import device_name
 from medclip_dcl.common.distributed import rank_and_size
-from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import write_json, write_parquet
 from medclip_dcl.common.weight_files import read_model
 from medclip_dcl.data.images import shown_images
@@ -58,9 +57,6 @@ class ResultsWriter(Callback):
         run: folder of the training of the evaluated network, if it is known.
         trained_on: image_size and geometry of the network's training, and image_size_before, that of the weights which
             it started from; as far as known.
-
-    Raises:
-        ValueError: a file name that is not ``results<suffix>.json``.
     """
 
     def __init__(
@@ -74,7 +70,6 @@ class ResultsWriter(Callback):
         self.trained_on: dict[str, Any] = {}
         self._started = 0.0
         self._notes: dict[str, list[str]] = {}
-        _suffix(file_name)
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._started = time.perf_counter()
@@ -179,11 +174,7 @@ class ResultsWriter(Callback):
 
 
 def _tested_data(trainer: Trainer) -> EvaluationData | DescribedData:
-    """The Trainer's datamodule; one with a prepared set is described by that.
-
-    Raises:
-        UserError: it has neither a prepared set nor a description.
-    """
+    """The Trainer's datamodule; one with a prepared set is described by that."""
     data = trainer_data(trainer)
     if isinstance(data, DescribedData) and not isinstance(data, EvaluationData):
         return data
@@ -222,8 +213,4 @@ def _relative(file: Any, folder: Path) -> str | None:
 
 
 def _suffix(file_name: str) -> str:
-    if not (
-        file_name.startswith("results") and file_name.endswith(".json") and Path(file_name).name == file_name
-    ):
-        raise UserError(f'ResultsWriter: file_name must be "results<suffix>.json": found {file_name!r}')
-    return file_name.removeprefix("results").removesuffix(".json")
+    return Path(file_name).stem.removeprefix("results")

@@ -19,15 +19,14 @@ from medclip_dcl.data.image_text import EvaluationTables
 from medclip_dcl.evaluation.base import (
     EvaluationCallback,
     EvaluationResult,
+    FeatureMaps,
     embed_anew,
     embed_texts,
-    punctuation,
     scores,
     subject_ids,
 )
 from medclip_dcl.evaluation.grounding import (
     NO_BOXES,
-    REGION_CENTRES,
     boxes_by_image,
     image_sizes,
 )
@@ -39,7 +38,6 @@ from medclip_dcl.pictures.plots import rank_figure
 
 WHOLE = View()
 COLUMNS = ["direction", "dicom_id", "subject_id", "phrase", "box", "rank", "rank_tolerant", "n_candidates"]
-TIES = "an incorrect candidate that ties with the best correct one counts half, a correct one not at all"
 REPORT_COLUMNS = ["task", "direction", "query", "subject_id", "rank", "rank_tolerant", "n_candidates"]
 _IMAGES_PER_CHUNK = 512
 
@@ -59,7 +57,6 @@ class Retrieval(EvaluationCallback):
     """
 
     section = "retrieval"
-    stages = ("validate", "test")
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,10 +70,7 @@ class Retrieval(EvaluationCallback):
         return set().union(*(items.images for items in self._items))
 
     def measure(
-        self,
-        network: ImageTextNetwork,
-        feature_map: Float[Tensor, "image dim region_row region_column"],
-        dicom_ids: Sequence[str],
+        self, network: ImageTextNetwork, feature_map: FeatureMaps, dicom_ids: Sequence[str]
     ) -> Mapping[str, Any]:
         found = [items.measure(network, feature_map, dicom_ids) for items in self._items]
         measured = dict.fromkeys(dicom_id for of_images in found for dicom_id in of_images)
@@ -104,9 +98,6 @@ class BoxesAndPhrases:
     The feature of a box is the RoIAlign (1 x 1, aligned; size: choice, not from the paper) of the projected feature
     map; candidates are ranked by its cosine with the phrase. Only the paired item is correct; the duplicate-tolerant
     variant accepts every item with the same phrase.
-
-    Raises:
-        ValueError: see :func:`medclip_dcl.evaluation.grounding.boxes_by_image`.
     """
 
     def __init__(self, tables: EvaluationTables) -> None:
@@ -116,10 +107,7 @@ class BoxesAndPhrases:
         self.images = set(self._boxes)
 
     def measure(
-        self,
-        network: ImageTextNetwork,
-        feature_map: Float[Tensor, "image dim region_row region_column"],
-        dicom_ids: Sequence[str],
+        self, network: ImageTextNetwork, feature_map: FeatureMaps, dicom_ids: Sequence[str]
     ) -> dict[str, dict[int, np.ndarray]]:
         """Features of the boxes of each image, by the boxes' row number."""
         found = {}
@@ -172,17 +160,6 @@ class BoxesAndPhrases:
         result = EvaluationResult(
             metrics=metrics,
             scalars=scalars if has_choice else {},
-            protocol={
-                "view": str(tables.view),
-                "phrase_punctuation": punctuation(network),
-                "box_feature": "RoIAlign 1 x 1, aligned, of the projected feature map",
-                "region_centres": REGION_CENTRES,
-                "score": "cosine",
-                "correct": "the paired item; tolerant: every item with the same phrase",
-                "ties": TIES,
-                "recall": "mean of R@10, R@50, R@100 of both directions",
-                "medr": "mean of both directions' median ranks",
-            },
             counts={
                 "boxes": len(boxes),
                 "phrases": int(boxes["phrase"].nunique()),
@@ -207,10 +184,7 @@ class ImagesAndSentences:
         self._texts = dict(zip(distinct["sentence_id"].tolist(), distinct["text"].tolist(), strict=True))
 
     def measure(
-        self,
-        network: ImageTextNetwork,
-        feature_map: Float[Tensor, "image dim region_row region_column"],
-        dicom_ids: Sequence[str],
+        self, network: ImageTextNetwork, feature_map: FeatureMaps, dicom_ids: Sequence[str]
     ) -> dict[str, np.ndarray]:
         """Scores of all sentences for each image."""
         if not self._texts:
@@ -224,7 +198,7 @@ class ImagesAndSentences:
         pairs = tables.sentences[tables.sentences["dicom_id"].isin(values)]
         if pairs.empty:
             note = "no image has a sentence: image-sentence retrieval is not measured"
-            return {"retrieval": EvaluationResult(metrics={}, scalars={}, notes=[note])}
+            return {"retrieval": EvaluationResult({}, notes=[note])}
         # An image without a sentence has no correct candidate: it is a candidate but not a query.
         row = {dicom_id: index for index, dicom_id in enumerate(values)}
         kept = sorted(set(pairs["sentence_id"]))
@@ -236,7 +210,7 @@ class ImagesAndSentences:
         is_query = correct.any(dim=1)
         if correct[is_query].all():
             note = _nothing_to_tell(int(is_query.sum()), "images have")
-            return {"retrieval": EvaluationResult(metrics={}, scalars={}, notes=[note])}
+            return {"retrieval": EvaluationResult({}, notes=[note])}
         ranks = (
             retrieval_ranks(similarities[is_query], correct[is_query]),
             retrieval_ranks(similarities.T, correct.T),
@@ -279,10 +253,7 @@ class ImagesAndReports:
         self.images = set(pairs["dicom_id"])
 
     def measure(
-        self,
-        network: ImageTextNetwork,
-        feature_map: Float[Tensor, "image dim region_row region_column"],
-        dicom_ids: Sequence[str],
+        self, network: ImageTextNetwork, feature_map: FeatureMaps, dicom_ids: Sequence[str]
     ) -> dict[str, np.ndarray]:
         """Scores of all sentences for each image that has a report."""
         rows = [row for row, dicom_id in enumerate(dicom_ids) if dicom_id in self.images]
@@ -313,7 +284,7 @@ class ImagesAndReports:
         is_said[place["dicom_id"], place["sentence_id"]] = True
         if is_said.all():
             note, empty = _nothing_to_tell(len(is_said), "images have"), pd.DataFrame(columns=REPORT_COLUMNS)
-            return {"report_retrieval": EvaluationResult({}, {}, notes=[note], predictions=empty)}
+            return {"report_retrieval": EvaluationResult({}, notes=[note], predictions=empty)}
         report, sentence = np.unique(np.stack([place["study_id"], place["sentence_id"]]), axis=1)
         of_reports = _report_scores(of_sentences, report, sentence)
         own = torch.zeros(len(ids["dicom_id"]), dtype=torch.int64)
@@ -344,19 +315,7 @@ class ImagesAndReports:
         result = EvaluationResult(
             metrics=found,
             scalars={f"{task}_{name}": found[task][name] for task in found for name in ("recall", "medr")},
-            protocol={
-                "view": str(tables.view),
-                "score": "similarity logit / gamma^2; of a report: the mean over its distinct sentences",
-                "sentence_punctuation": punctuation(network),
-                "candidates": "images of the test split that have a report, their reports, the sentences of these",
-                "reports": tables.reports_in_words,
-                "correct": "from an image its report, or any sentence of it; from a report any image of its study; from"
-                " a sentence any image whose report holds it; tolerant: every report that consists of the same"
-                " sentences",
-                "several_correct": "the best-ranked counts",
-                "ties": TIES,
-                "patient_of_a_sentence": "of the first report that holds it, by study_id",
-            },
+            protocol={"reports": tables.reports_in_words},
             counts={
                 "images": len(ids["dicom_id"]),
                 "patients": len(np.unique(patients["dicom_id"])),

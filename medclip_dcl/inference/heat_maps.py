@@ -63,13 +63,13 @@ class HeatMaps:
 
     def figure(self) -> ShownFigure:
         """The image, and the overlay of each text with its similarity; shows itself as the last line of a cell."""
-        from medclip_dcl.pictures.figure import draw_overlays
+        from medclip_dcl.pictures.figure import draw_heat_maps
 
         titles = [
             f"{text}\nsimilarity {score:.2f}" for text, score in zip(self.texts, self.similarity, strict=True)
         ]
-        pictures = (Image.fromarray(self.overlay(text)) for text in range(len(self.texts)))
-        return draw_overlays(self.grey, pictures, titles, self.limits)
+        heat_maps = (self.in_image(text) for text in range(len(self.texts)))
+        return draw_heat_maps(np.asarray(self.grey), heat_maps, titles, limits=self.limits)
 
 
 def limits(heat_maps: Iterable[Float[np.ndarray, "height width"]]) -> tuple[float, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from medclip_dcl.common.devices import widest_float
-from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.errors import MissingFileError, UserError
 from medclip_dcl.common.formats import CHECKPOINT, VERSION_KEY
 from medclip_dcl.common.parts import build_part, part_config
 from medclip_dcl.data.images import images_of_other_data
@@ -141,6 +142,8 @@ class ImageModel(NetworkModel):
 
     def start_from(self, network: Any, source: str, parts: list[str] | None) -> None:
         """Take over the weights of another training and say which these are."""
+        if not Path(source).expanduser().exists():
+            raise MissingFileError(f"model.init_args.init_from: no file and no folder {source}")
         self.initial_weights = take_over(network, source, parts)
         rank_zero_info(str(self.initial_weights))
 

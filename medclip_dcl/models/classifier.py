@@ -98,8 +98,8 @@ class Classifier(ImageModel):
             raise UserError(f"model: layer_decay must lie in (0, 1], got {layer_decay}")
         if frozen and (encoder_learning_rate is not None or layer_decay != 1 or frozen_steps):
             raise UserError(
-                "model: frozen: true trains no encoder; set encoder_learning_rate: null, layer_decay: 1.0 and "
-                f"frozen_steps: 0 with it (got {encoder_learning_rate}, {layer_decay}, {frozen_steps})"
+                "model.frozen: expected encoder_learning_rate null, layer_decay 1.0 and frozen_steps 0 with it, since "
+                f"it trains no encoder; found {encoder_learning_rate}, {layer_decay} and {frozen_steps}"
             )
         network = FindingNetwork(
             image_encoder or _described_encoder(init_from), list(CHEX5) if findings is None else findings

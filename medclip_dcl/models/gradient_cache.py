@@ -20,11 +20,7 @@ def in_parts(
     activations each part is encoded again when the gradient of its result is known, with the same random numbers.
     BatchNorm normalises each part by its own statistics, and its running statistics are updated once for each part, as
     if the parts were batches.
-
-    Args:
-        encode: a method of an nn.Module; the result's rows belong to the arguments' rows.
-        parts: arguments of each call.
-        keeps_activations: True encodes each part once.
+    `encode` is a method of an nn.Module, whose rows belong to those of its arguments.
     """
     if keeps_activations or not torch.is_grad_enabled():
         return torch.cat([encode(*part) for part in parts])

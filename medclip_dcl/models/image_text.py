@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.compiler import set_stance
 
 from medclip_dcl.common.distributed import global_mean
-from medclip_dcl.common.errors import MissingFileError, UserError, check_options
+from medclip_dcl.common.errors import UserError, check_options
 from medclip_dcl.common.parts import build_part, part_config
 from medclip_dcl.common.weight_files import load_exactly, read_model
 from medclip_dcl.data.link import ImageSettings, ImageTextData, ImageTextRequirements
@@ -26,6 +26,11 @@ from medclip_dcl.networks.text_encoder import SentenceEncoder
 from medclip_dcl.objectives import AnchorLoss, ClassProbability, NearTexts, NegativeWeights
 from medclip_dcl.objectives.in_batch import InBatchObjective
 
+_OPTIONS = (
+    *("masked_language_weight", "learning_rate", "weight_decay", "warmup_steps"),
+    *("text_learning_rate", "beta2", "frozen"),
+)
+"""Arguments that a checkpoint keeps beside the objective's."""
 # Parts of the objective that may be null.
 _OPTIONAL_PARTS: dict[str, Any] = {
     "negative_weights": NegativeWeights,
@@ -111,15 +116,10 @@ class ImageTextModel(ImageModel):
                 "masked_language_weight": masked_language_weight,
             },
         )
-        if frozen and (text_learning_rate is not None or masked_language_weight):
+        if frozen and (text_learning_rate is not None or masked_language_weight or compile):
             raise UserError(
-                "model: frozen: true trains no transformer; set text_learning_rate: null and masked_language_weight: 0 "
-                f"with it (got {text_learning_rate}, {masked_language_weight})"
-            )
-        if frozen and compile:
-            raise UserError(
-                "model: compile: true compiles the training of the encoders, of which frozen: true trains none; set "
-                "compile: false with it"
+                "model.frozen: expected text_learning_rate null, masked_language_weight 0 and compile false with it, "
+                f"since it trains no encoder; found {text_learning_rate}, {masked_language_weight} and {compile}"
             )
         if not 0 <= image_to_text <= 1:
             raise UserError(f"model: image_to_text must lie in [0, 1], got {image_to_text}")
@@ -128,8 +128,6 @@ class ImageTextModel(ImageModel):
             class_probability, negative_weights, image_to_text, same_text, loss, near_texts
         )
         self.objective.check_similarity(self.network.similarity)
-        if not 0 <= beta2 < 1:
-            raise UserError(f"model: beta2 must lie in [0, 1), got {beta2}")
         if masked_language_weight and not text_encoder.has_masked_language_head:
             raise UserError(
                 "model: masked_language_weight needs a text encoder with a masked-language-modelling head; set "
@@ -148,13 +146,9 @@ class ImageTextModel(ImageModel):
         self._objective_config()
         if init_parts is not None and init_from is None:
             raise UserError("model: init_parts says what to take from init_from, which is null")
-        self._missing_source: str | None = None
         self._encoded_by: Mapping[str, str] | None = None
-        if init_from is not None and Path(init_from).expanduser().exists():
+        if init_from is not None:
             self.start_from(self.network, init_from, init_parts)
-        elif init_from is not None:
-            # An error only if no checkpoint is loaded, which is known when a Trainer starts.
-            self._missing_source = init_from
 
     @property
     def class_probability(self) -> ClassProbability:
@@ -225,8 +219,6 @@ class ImageTextModel(ImageModel):
 
     def _check_weights(self) -> None:
         """Check weights that may have come from a checkpoint, after `setup`."""
-        if self._missing_source is not None:
-            raise MissingFileError(f"model.init_args.init_from: no file and no folder {self._missing_source}")
         # Once for each `setup`: frozen encoders do not change.
         expected, self._encoded_by = self._encoded_by, None
         if expected is None:
@@ -356,18 +348,8 @@ class ImageTextModel(ImageModel):
             **{name: None if part is None else part_config(part) for name, part in parts.items()},
             "same_text": self.objective.same_text,
             "image_to_text": self.objective.image_to_text,
-            "masked_language_weight": self.masked_language_weight,
-            "learning_rate": self.learning_rate,
-            "weight_decay": self.weight_decay,
-            "warmup_steps": self.warmup_steps,
-            "text_learning_rate": self.text_learning_rate,
-            "beta2": self.beta2,
-            "frozen": self.frozen,
+            **{name: getattr(self, name) for name in _OPTIONS},
         }
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        super().on_load_checkpoint(checkpoint)
-        self._missing_source = None
 
     @classmethod
     def load_from_checkpoint(  # type: ignore[override]
@@ -378,8 +360,7 @@ class ImageTextModel(ImageModel):
         network = ImageTextNetwork.from_config(checkpoint["network"])
         objective = dict(checkpoint["objective"])
         class_probability = build_part(objective.pop("class_probability"), ClassProbability)
-        # Loss and near texts are absent from models of earlier versions.
-        configs = {name: objective.pop(name, None) for name in _OPTIONAL_PARTS}
+        configs = {name: objective.pop(name) for name in _OPTIONAL_PARTS}
         parts: dict[str, Any] = {
             name: None if config is None else build_part(config, _OPTIONAL_PARTS[name])
             for name, config in configs.items()

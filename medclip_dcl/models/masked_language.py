@@ -59,15 +59,6 @@ class BertArchitecture:
     max_positions: int = 512
     dropout: float = 0.1
 
-    def __post_init__(self) -> None:
-        if self.hidden_size % self.attention_heads:
-            raise UserError(
-                f"model.architecture: hidden_size {self.hidden_size} is not a multiple of "
-                f"attention_heads {self.attention_heads}"
-            )
-        if not 0 <= self.dropout < 1:
-            raise UserError(f"model.architecture: dropout must lie in [0, 1), got {self.dropout}")
-
 
 class MaskedLanguageModel(TrainedModel):
     """BERT trained to predict masked tokens of report sentences (Devlin et al., NAACL 2019).
@@ -119,10 +110,6 @@ class MaskedLanguageModel(TrainedModel):
             raise UserError(
                 f"data.max_tokens {data.max_tokens} is more than the {positions} positions of the model"
             )
-
-    def setup(self, stage: str) -> None:
-        if self._tokenizer is None:
-            raise UserError("a language model needs a datamodule with a tokenizer, such as ReportsDataModule")
 
     def requirements(self) -> ReportsRequirements:
         """Requirements of the datamodule: the source of the tokenizer."""
@@ -226,10 +213,9 @@ class MaskedLanguageModel(TrainedModel):
     def _best_checkpoint(self) -> Path | None:
         for callback in self.trainer.checkpoint_callbacks:
             if isinstance(callback, ModelCheckpoint) and callback.monitor and callback.best_model_path:
-                remembered = Path(callback.best_model_path)
                 # A run folder that was moved resumes with the path of its old place.
-                here = Path(callback.dirpath or remembered.parent) / remembered.name
-                return here if here.is_file() else remembered
+                file = Path(callback.dirpath or "", Path(callback.best_model_path).name)
+                return file if file.is_file() else None
         return None
 
     def _build(self) -> BertForMaskedLM:
@@ -255,15 +241,15 @@ class MaskedLanguageModel(TrainedModel):
 
     @property
     def _model(self) -> BertForMaskedLM:
+        """Built when the Trainer sets it up, or from a checkpoint."""
         if self.language_model is None:
-            raise RuntimeError("the model is built when the Trainer sets it up, or from a checkpoint")
+            raise UserError("a language model needs a datamodule with a tokenizer, such as ReportsDataModule")
         return self.language_model
 
     @property
     def tokenizer(self) -> BertTokenizer:
         """The datamodule's tokenizer; there after `setup`."""
-        if self._tokenizer is None:
-            raise RuntimeError("the tokenizer is taken from the datamodule when a Trainer sets up the model")
+        assert self._tokenizer is not None
         return self._tokenizer
 
     def _tokenizer_json(self) -> str:

@@ -31,9 +31,6 @@ def adamw_warmup_cosine(
         warmup_steps: optimiser steps; a warning if the run has no more than these.
         total_steps: optimiser steps of the whole run.
         beta2: of AdamW; a lower one forgets old gradients sooner, which tames spikes of the loss.
-
-    Raises:
-        UserError: a run without end, at which the rates would be 0.
     """
     if math.isinf(total_steps):
         raise UserError(
@@ -88,13 +85,9 @@ def parameter_groups(
     learning_rate: float | None = None,
     name: str | None = None,
 ) -> list[dict[str, Any]]:
-    """Matrices and kernels with weight decay; biases, norms and gamma without.
+    """Those that need a gradient: matrices and kernels with weight decay; biases, norms and gamma without.
 
-    Args:
-        parameters: of which those that need a gradient are taken.
-        weight_decay: of the first group.
-        learning_rate: of both groups; None leaves it to the optimiser.
-        name: of the first group, under which the learning rate of both is logged; None where it is that of all.
+    The learning rate of both groups is the optimiser's where None is given, and logged under `name`.
     """
     trained = [p for p in parameters if p.requires_grad]
     own: dict[str, Any] = {} if learning_rate is None else {"lr": learning_rate}

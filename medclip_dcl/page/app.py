@@ -33,8 +33,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.inference.heat_maps import limits
 from medclip_dcl.inference.model import ImageTextInference
-from medclip_dcl.page.picture import draw_picture
 from medclip_dcl.page.viewer import MOST_SENTENCES, ForgottenImageError, Viewer
+from medclip_dcl.pictures.figure import PANEL_INCHES, draw_heat_maps
 from medclip_dcl.pictures.overlay import overlay
 
 FOLDER = Path(__file__).parent
@@ -42,6 +42,8 @@ MOST_BYTES = 100 * 2**20
 """Larger image files are refused."""
 
 _MOST_BYTES_OF_TEXT = 2**16
+_PANEL_PIXELS = 640
+"""Width of an image in the saved picture."""
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -123,15 +125,19 @@ def make_app(model: ImageTextInference, name: str) -> Starlette:
     def save_picture(content: bytes) -> Response:
         asked = _question(content)
         shown = viewer.image(asked["image"])
-        png = draw_picture(
+        heat_maps = viewer.heat_maps(shown, asked["sentences"])
+        figure = draw_heat_maps(
             shown.grey,
+            heat_maps,
             asked["sentences"],
-            viewer.heat_maps(shown, asked["sentences"]),
+            limits=limits(heat_maps),
             opacity=asked["opacity"],
             threshold=asked["threshold"],
             note=f"medclip_dcl, model {name}. Research only, not for clinical use.",
         )
-        return Response(png, media_type="image/png")
+        png = io.BytesIO()
+        figure.savefig(png, format="png", dpi=_PANEL_PIXELS / PANEL_INCHES)
+        return Response(png.getvalue(), media_type="image/png")
 
     return Starlette(
         routes=[

@@ -30,10 +30,6 @@ def decode(dataset: Dataset, stream: bytes) -> tuple[Num[np.ndarray, "row column
 
     Returns:
         samples, three as RGB or luma, and their bits.
-
-    Raises:
-        UnusableImageError: the headers contradict each other.
-        Exception: not a code stream, damaged, or cut off.
     """
     import imagecodecs
 

@@ -62,19 +62,7 @@ def read_dicom(file: io.BufferedReader | io.BytesIO) -> Image.Image:
     Stored values pass through the modality transformation (rescale slope and intercept, or its table) and the first VOI
     transformation (table, else window), whose range becomes 0..255. Without a VOI transformation, or with a window that
     is not a number or narrower than 1, the image's own range without padding becomes 0..255. MONOCHROME1 is inverted.
-    Colour becomes luma. Overlays, shutters and pixel spacing are ignored.
-
-    Args:
-        file: content of a file for which `is_dicom` is true.
-
-    Returns:
-        the image in mode "L", rows x columns of the file.
-
-    Raises:
-        UnusableImageError: cut off, damaged, no pixel data, several frames, too large, a header that contradicts the
-            pixel data, or a compression that cannot be decoded; or a package is missing (the message says what to
-            install).
-        Exception: almost any, of a damaged header; `medclip_dcl.pictures.image_file.read_grey` turns it into a reason.
+    Colour becomes luma. Overlays, shutters and pixel spacing are ignored. The result has the mode "L".
     """
     try:
         import pydicom  # noqa: F401
@@ -154,12 +142,7 @@ def _picture(dataset: Dataset) -> Image.Image:
 
 
 def _stored(dataset: Dataset) -> Num[np.ndarray, "row column *sample"]:
-    """Stored values of the pixels; colour as RGB or luma.
-
-    Raises:
-        UnusableImageError: the pixel data contradict the header, or are cut off.
-        Exception: they cannot be decoded.
-    """
+    """Stored values of the pixels; colour as RGB or luma."""
     from pydicom import uid
     from pydicom.encaps import get_frame
     from pydicom.pixels import pixel_array

@@ -33,11 +33,7 @@ class Axis(NamedTuple):
 
 
 def fitted_axes(geometry: str, height: int, width: int, size: int) -> tuple[Axis, Axis]:
-    """Rows and columns of an image of height x width fitted to `size` pixels.
-
-    Raises:
-        UserError: an unknown geometry.
-    """
+    """Rows and columns of an image of height x width fitted to `size` pixels."""
     check_choice("geometry", geometry, GEOMETRIES)
     if geometry == "stretch":
         return Axis(0, size, size), Axis(0, size, size)
@@ -49,14 +45,7 @@ def fitted_axes(geometry: str, height: int, width: int, size: int) -> tuple[Axis
 
 
 def fit(image: Image.Image, geometry: str, size: int, resample: Image.Resampling) -> Image.Image:
-    """Fit an image to `size` pixels, antialiased; padding is black.
-
-    Args:
-        image: in mode "L".
-        geometry: from `GEOMETRIES`.
-        size: of both sides; of the shorter one for "shortest".
-        resample: the filter.
-    """
+    """Fit an image in mode "L" to `size` pixels (the shorter side for "shortest"), antialiased; padding is black."""
     rows, columns = fitted_axes(geometry, image.height, image.width, size)
     inside = (columns.inside, rows.inside)
     fitted = image if image.size == inside else image.resize(inside, resample)

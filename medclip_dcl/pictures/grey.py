@@ -36,11 +36,7 @@ class UnusableImageError(UserError):
 
 
 def require_readable_size(width: int, height: int) -> None:
-    """Refuse an image of more than `MOST_PIXELS`.
-
-    Raises:
-        UnusableImageError: it is larger.
-    """
+    """Refuse an image of more than `MOST_PIXELS`."""
     if width * height > MOST_PIXELS:
         raise UnusableImageError(
             f"image of {width:,} x {height:,} pixels; at most {MOST_PIXELS:,} pixels are read: give a smaller copy"
@@ -53,16 +49,6 @@ def to_grey(image: Image.Image) -> Image.Image:
     Colours, palettes and CMYK become luma (ITU-R 601); transparency is ignored. Deeper images are scaled linearly from
     their own minimum and maximum, as MIMIC-CXR-JPG was made from DICOM. A TIFF file whose header says that white is
     zero is inverted; other formats have no such header. The Exif orientation is applied.
-
-    Args:
-        image: any image that PIL opens.
-
-    Returns:
-        the image in mode "L".
-
-    Raises:
-        UnusableImageError: a grey level is NaN or infinite.
-        OSError: the file is truncated or damaged.
     """
     grey = _eight_bit_grey(image)
     turn = _TURNS.get(_orientation(image))
@@ -91,11 +77,7 @@ def _eight_bit_grey(image: Image.Image) -> Image.Image:
 
 
 def finite_range(values: Num[np.ndarray, "*shape"]) -> tuple[float, float]:
-    """Minimum and maximum of grey levels.
-
-    Raises:
-        UnusableImageError: one is NaN or infinite.
-    """
+    """Minimum and maximum of grey levels."""
     low, high = float(values.min()), float(values.max())
     if not np.isfinite([low, high]).all():
         raise UnusableImageError("some of its grey levels are NaN or infinite")
@@ -103,13 +85,7 @@ def finite_range(values: Num[np.ndarray, "*shape"]) -> tuple[float, float]:
 
 
 def eight_bits(values: Num[np.ndarray, "*shape"], low: float, high: float) -> UInt8[np.ndarray, "*shape"]:
-    """Map [low, high] linearly to 0..255, clipped outside; all 0 unless low < high.
-
-    Args:
-        values: finite.
-        low: becomes black.
-        high: becomes white.
-    """
+    """Map finite values in [low, high] linearly to 0..255, clipped outside; all 0 unless low < high."""
     if not low < high:
         return np.zeros(values.shape, np.uint8)
     if values.size > _BLOCK:

@@ -19,13 +19,7 @@ FORMATS = ("JPEG", "PNG", "TIFF", "BMP", "JPEG2000", "GIF", "WEBP", "PPM")
 def read_grey(file: Path | io.BufferedReader | io.BytesIO) -> Image.Image:
     """Read an image file as 8-bit grey (`medclip_dcl.pictures.grey.to_grey`, `medclip_dcl.pictures.dicom.read_dicom`).
 
-    Args:
-        file: its path, or its content as a seekable stream, which stays open.
-
-    Raises:
-        UnusableImageError: not a file, empty, of an unknown format, damaged, too large, or with several images; the
-            message does not name the file.
-        OSError: the file is missing or cannot be read.
+    The file is a path or a seekable stream, which stays open.
     """
     if isinstance(file, Path):
         mode = file.stat().st_mode

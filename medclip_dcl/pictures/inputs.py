@@ -34,13 +34,6 @@ def as_grey(image: ImageLike) -> Image.Image:
 
     Files may be DICOM (needs the extra ``dicom``). More than 8 bits are scaled from the image's own range.
 
-    Raises:
-        TypeError: an array that is not uint8, or another type.
-        UserError: an array of another shape than (H, W) or (H, W, 3); a folder; a file or image that cannot be used
-            (damaged, of several frames, too small, too large, ...).
-        MissingFileError: no such file.
-        OSError: the file cannot be read.
-
     Warns:
         ConstantImageWarning: all pixels have the same grey level.
     """
@@ -91,11 +84,7 @@ def _opened(image: Any) -> Image.Image:
 
 
 def each_image(images: Any) -> Iterator[ImageLike]:
-    """Iterate over one image or several; an array that does not have the shape of one image is a stack of grey ones.
-
-    Raises:
-        UserError: an array (3, H, W), which may be one image or three.
-    """
+    """Iterate over one image or several; an array that does not have the shape of one image is a stack of grey ones."""
     is_array = isinstance(images, np.ndarray)
     is_one_array = is_array and (images.ndim == 2 or (images.ndim == 3 and images.shape[2] == 3))
     if is_array and images.ndim == 3 and images.shape[0] == 3 and not is_one_array:

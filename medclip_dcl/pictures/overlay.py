@@ -23,7 +23,6 @@ def overlay(
     """Blend the colours of a heat map into a grey image; both have the same size.
 
     Args:
-        grey: the image.
         heat_map: cosines; NaN where the model saw nothing, which stays grey.
         limits: cosines of the lowest and the highest colour; the same for heat maps that are compared.
         opacity: of the colours, from 0 (image alone) to 1 (heat map alone).

@@ -5,19 +5,16 @@ Built on matplotlib's Figure without pyplot, so that no global state or display 
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float, UInt8
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogFormatter
 from sklearn.metrics import roc_curve
 
@@ -30,62 +27,6 @@ COLOURS = ("#3b7dd8", "#d9822b", "#3a9d5d", "#c2474b", "#8a63c9", "#8c7a52", "#d
 MUTED = "#8a8f98"
 
 _DIRECTION_TITLES = {"image_to_text": "box to phrase", "text_to_image": "phrase to box"}
-
-
-def heat_map_figure(
-    image: UInt8[np.ndarray, "image_height image_width"],
-    heat_map: Float[np.ndarray, "map_height map_width"],
-    *,
-    size: tuple[int, int],
-    box: Sequence[float],
-    other_boxes: Sequence[Sequence[float]],
-    title: str,
-    category: str,
-    phrase: str,
-    scores: Mapping[str, float],
-) -> Figure:
-    """A radiograph with its box, alone and under the heat map of the phrase, with a colour bar in cosine units.
-
-    Args:
-        image: the prepared image, which covers the whole original.
-        heat_map: cosines with the phrase as they were evaluated; covers the whole image at any resolution.
-        size: (height, width) of the original image, pixels; both pictures have its proportions.
-        box: x, y, w, h in pixels of the original.
-        other_boxes: further boxes of the same phrase, drawn dashed.
-        title: why this box is shown.
-        category: of the box.
-        phrase: of the box.
-        scores: printed below the title.
-    """
-    height, width = size
-    figure = Figure(figsize=(7.6, 1.0 + min(5.0, 3.3 * height / width)), layout="constrained")
-    plain, overlaid = figure.subplots(1, 2)
-    for axes in (plain, overlaid):
-        axes.imshow(
-            image, cmap="gray", vmin=0, vmax=255, extent=(0, width, height, 0), interpolation="bilinear"
-        )
-        axes.set_axis_off()
-    drawn = overlaid.imshow(
-        heat_map,
-        cmap="turbo",
-        alpha=0.45,
-        extent=(0, width, height, 0),
-        interpolation="bilinear",
-    )
-    bar = figure.colorbar(drawn, ax=overlaid, shrink=0.85, pad=0.02)
-    bar.set_label("cosine of region and phrase", fontsize=9.5)
-    bar.ax.tick_params(labelsize=9.5)
-    for axes in (plain, overlaid):
-        for other in other_boxes:
-            _draw_box(axes, other, "white", 1.2, "--")
-        _draw_box(axes, box, "black", 3.2, "-")
-        _draw_box(axes, box, "white", 1.6, "-")
-    values = ", ".join(f"{name} {value:.2f}" for name, value in scores.items())
-    wrapped = textwrap.fill(phrase, 84, max_lines=2, placeholder=" ...")
-    # A dollar sign in a phrase is not a formula.
-    text = f"{title}: {values}\n{category}: “{wrapped}”".replace("$", r"\$")
-    figure.suptitle(text, fontsize=10.5, x=0.01, ha="left")
-    return figure
 
 
 def roc_figure(predictions: pd.DataFrame, aucs: Mapping[str, float | None]) -> Figure:
@@ -196,8 +137,3 @@ def write_figure(figure: Figure, file: Path, dpi: int = DPI) -> None:
     lay_out(figure)
     with replacing(file) as stream:
         figure.savefig(stream, format="png", dpi=dpi, metadata={"Software": None})
-
-
-def _draw_box(axes: Axes, box: Sequence[float], colour: str, width: float, style: str) -> None:
-    x, y, w, h = box
-    axes.add_patch(Rectangle((x, y), w, h, fill=False, edgecolor=colour, linewidth=width, linestyle=style))

@@ -12,11 +12,7 @@ from torch import Tensor
 
 
 def load_grey(file: Path, size: int) -> UInt8[np.ndarray, "height width"]:
-    """Load a prepared image as grey levels, its shorter side resized to `size` pixels, antialiased.
-
-    Raises:
-        OSError: the file is missing or cannot be decoded.
-    """
+    """Load a prepared image as grey levels, its shorter side resized to `size` pixels, antialiased."""
     with Image.open(file) as image:
         # JPEG decodes directly to 1/2, 1/4 or 1/8 of its size, but not below the target.
         target = _scaled_size(image, size)

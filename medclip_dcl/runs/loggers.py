@@ -24,11 +24,7 @@ from pytorch_lightning.utilities import rank_zero_only, rank_zero_warn
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import write_text
-from medclip_dcl.runs.run_folder import (
-    METRICS_FILE,
-)
-
-ROWS = "metrics_rows"
+from medclip_dcl.runs.run_folder import METRICS_FILE
 
 
 class MetricsFile(Logger):

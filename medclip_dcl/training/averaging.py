@@ -27,10 +27,7 @@ class AveragedWeights(WeightAveraging):
 
     Unlike Lightning's EMAWeightAveraging, it copies integers (averaging truncates them: with a decay of 0.9999, 99 of
     the 512 positions of a BERT end one too low), builds the average after the model and on its device, and restores
-    the weights when validation raises.
-
-    Args:
-        decay: in (0, 1); the average covers about 1 / (1 - decay) steps.
+    the weights when validation raises. The average covers about 1 / (1 - decay) steps.
     """
 
     def __init__(self, decay: float) -> None:

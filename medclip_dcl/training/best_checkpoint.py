@@ -23,11 +23,7 @@ _HIGHER = re.compile(r"validate/((auc|acc|average_precision)(_\w+)?|(\w+_)?(reca
 
 
 def best_mode(where: str, metric: str, given: str | None) -> str | None:
-    """The mode that selects the best value of a metric of this package; the given one for any other metric.
-
-    Raises:
-        UserError: the given mode selects the worst value; names the setting `where`.
-    """
+    """The mode that selects the best value of a metric of this package; the given one for any other metric."""
     known = "min" if _LOWER.fullmatch(metric) else "max" if _HIGHER.fullmatch(metric) else given
     if given not in (None, known):
         raise UserError(f"{where}.mode: expected {known} for {metric}, found {given}")
@@ -35,11 +31,7 @@ def best_mode(where: str, metric: str, given: str | None) -> str | None:
 
 
 def complete_selection(options: Any) -> None:
-    """Set the mode of the options of `BestCheckpoint` where it is None.
-
-    Raises:
-        UserError: no mode is known, or an option contradicts best.ckpt or last.ckpt.
-    """
+    """Set the mode where it is None, and refuse options that contradict best.ckpt or last.ckpt."""
     for name in ("save_last", "save_on_exception"):
         if options.get(name):
             raise UserError(
@@ -62,11 +54,7 @@ def complete_selection(options: Any) -> None:
 
 
 def check_callbacks(callbacks: Iterable[Callback]) -> None:
-    """Check callbacks that the user has added.
-
-    Raises:
-        UserError: one takes the worst value of a metric for the best, or writes checkpoints of the run.
-    """
+    """Refuse callbacks that take the worst value of a metric for the best, or write checkpoints of the run."""
     for one in callbacks:
         name = f"trainer.callbacks: {type(one).__name__}"
         if isinstance(monitor := getattr(one, "monitor", None), str):
@@ -84,11 +72,7 @@ class BestCheckpoint(ModelCheckpoint):
 
     Lightning's ModelCheckpoint keeps the first NaN, and under a fixed name the last of several checkpoints. Here
     best.ckpt is the best of all whatever `save_top_k` and `filename` say. Without `monitor` there is none, only the
-    checkpoints that `save_top_k: -1` or `every_n_train_steps` ask for.
-
-    Args:
-        mode: None: the best one of a metric of this package.
-        options: of ModelCheckpoint.
+    checkpoints that `save_top_k: -1` or `every_n_train_steps` ask for. A metric of this package needs no `mode`.
     """
 
     def __init__(self, *, mode: Literal["min", "max"] | None = None, **options: Any) -> None:

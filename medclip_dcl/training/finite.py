@@ -60,9 +60,6 @@ class FiniteCheck(Callback):
     """Logs train/gradient_norm (before clipping) and stops every process if it, or the loss, is not finite.
 
     No checkpoint is written after that: BatchNorm's running statistics have seen the batch.
-
-    Raises:
-        NonFiniteError: names epoch, step and the identities of the batch.
     """
 
     def __init__(self) -> None:

@@ -7,15 +7,15 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning_fabric.plugins import TorchCheckpointIO
 from pytorch_lightning import Callback, LightningModule, Trainer
-from pytorch_lightning.callbacks import Checkpoint, EMAWeightAveraging, WeightAveraging
+from pytorch_lightning.callbacks import Checkpoint, WeightAveraging
 from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities import rank_zero_info
 from torch.optim.lr_scheduler import LambdaLR
@@ -25,6 +25,7 @@ from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import replacing, sync_folder
 from medclip_dcl.data.samplers import ResumableLoader
 from medclip_dcl.runs.checkpoint_files import NEW, ResumeError, remove_leftovers, rotate
+from medclip_dcl.training.averaging import AveragedWeights
 from medclip_dcl.training.throughput import Arrival, Throughput
 
 _WEIGHTS = ("state_dict", "optimizer_states", "current_model_state")
@@ -47,15 +48,12 @@ class Stopped(SystemExit):
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes checkpoints under a temporary name and renames them: a kill or a power cut leaves the old one.
 
-    Raises:
-        UserError: a callback's state could not be loaded by `weights_only`; names the callback.
+    A callback's state that could not be loaded by `weights_only` is refused by the callback's name.
     """
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
     ) -> None:
-        if storage_options is not None:
-            raise TypeError(f"{type(self).__name__} takes no storage_options")
         path = Path(path)
         states = {name: part for name, part in checkpoint.items() if name not in _WEIGHTS}
         for name, state in (checkpoint.get("callbacks", {}) | states).items():
@@ -108,10 +106,6 @@ class LastCheckpoint(Checkpoint):
     Saves between two optimiser steps every `minutes`; before a validation, so that an interrupted one is repeated; at
     the end of each epoch; and at SIGTERM, SIGUSR1 or Ctrl-C, after which training ends with `Stopped`. In the middle
     of an epoch it saves only if the training loader is a `ResumableLoader`: any other would start the epoch again.
-
-    Args:
-        folder: folder of both checkpoints.
-        minutes: time between two checkpoints, at least 0.
     """
 
     def __init__(self, folder: str | Path, minutes: float = 15.0) -> None:
@@ -120,7 +114,6 @@ class LastCheckpoint(Checkpoint):
         self.folder, self.seconds = Path(folder), 60 * minutes
         self._signals = StopSignals()
         self._saved_at = 0.0
-        self._may_stop_in_an_epoch = False
         self._has_validated = False
 
     def on_load_checkpoint(
@@ -136,8 +129,6 @@ class LastCheckpoint(Checkpoint):
                 checkpoint["callbacks"][key] = _moved(state, state["dirpath"], here)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        loader = trainer.train_dataloader
-        self._may_stop_in_an_epoch = isinstance(loader, ResumableLoader)
         self._has_validated = False
         self._saved_at = time.monotonic()
         starts = gather_objects((Path(trainer.ckpt_path or "").name, trainer.global_step))
@@ -159,35 +150,20 @@ class LastCheckpoint(Checkpoint):
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         after_validation, self._has_validated = self._has_validated, False
-        if batch_idx % trainer.accumulate_grad_batches:
-            return
-        stop, is_due = self._asked(trainer, self.seconds)
+        can_save = _can_resume_within(trainer)
         # Right after a validation in the middle of an epoch Lightning would count a step twice; save at the next one.
-        can_save = self._may_stop_in_an_epoch and not after_validation
-        if (stop or is_due) and can_save and batch_idx:
-            with _before_this_batch(trainer):
-                self._save(trainer)
-        if stop and (can_save or not self._may_stop_in_an_epoch):
-            self._stop(trainer, stop)
+        if batch_idx % trainer.accumulate_grad_batches or (can_save and after_validation):
+            return
+        self._save_or_stop(trainer, self.seconds, _before_this_batch if can_save and batch_idx else None)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not _is_in_training(trainer):
             return
         batches = trainer.fit_loop.epoch_loop.batch_progress
-        is_epochs_end = batches.is_last_batch
-        has_stepped = is_epochs_end or batches.current.ready % trainer.accumulate_grad_batches == 0
-        if (
-            not has_stepped
-            or not (is_epochs_end or self._may_stop_in_an_epoch)
-            or not _is_begun_again(trainer)
-        ):
-            return
-        stop, is_due = self._asked(trainer, min(self.seconds, _LEAST_SECONDS))
-        if stop or is_due:
-            with _before_this_validation(trainer):
-                self._save(trainer)
-        if stop:
-            self._stop(trainer, stop)
+        has_stepped = batches.current.ready % trainer.accumulate_grad_batches == 0
+        can_save = batches.is_last_batch or (has_stepped and _can_resume_within(trainer))
+        if can_save and _is_begun_again(trainer):
+            self._save_or_stop(trainer, min(self.seconds, _LEAST_SECONDS), _before_this_validation)
 
     def on_validation_batch_start(self, trainer: Trainer, *_: Any) -> None:
         # No collective here: processes have different numbers of batches.
@@ -206,9 +182,7 @@ class LastCheckpoint(Checkpoint):
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._has_validated = False
-        stop, _ = self._asked(trainer, self.seconds)
-        if stop:
-            self._stop(trainer, stop)
+        self._save_or_stop(trainer, self.seconds, None)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._signals.restore()
@@ -216,13 +190,19 @@ class LastCheckpoint(Checkpoint):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._signals.restore()
 
-    def _asked(self, trainer: Trainer, seconds: float) -> tuple[int, bool]:
-        """The signal that any process received (0: none), and whether saving is due by the first one's clock."""
+    def _save_or_stop(
+        self, trainer: Trainer, seconds: float, moment: Callable[[Trainer], AbstractContextManager] | None
+    ) -> None:
+        """Save at a moment, if that is due by the first process's clock; stop if any process received a signal."""
         is_due = trainer.is_global_zero and time.monotonic() - self._saved_at >= seconds
         greatest = 2 * self._signals.requested + is_due
         if is_distributed():  # one process need not wait for its GPU
             greatest = int(greatest_of_all(torch.tensor(greatest, device=trainer.strategy.root_device)))
-        return greatest // 2, bool(greatest % 2)
+        if greatest and moment is not None:
+            with moment(trainer):
+                self._save(trainer)
+        if greatest >= 2:
+            self._stop(trainer, greatest // 2)
 
     def _save(self, trainer: Trainer) -> None:
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
@@ -258,6 +238,11 @@ def _follow_schedule(trainer: Trainer) -> None:
             )
         for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate
+
+
+def _can_resume_within(trainer: Trainer) -> bool:
+    """False if a resumed run would start the epoch again."""
+    return isinstance(trainer.train_dataloader, ResumableLoader)
 
 
 def _is_in_training(trainer: Trainer) -> bool:
@@ -364,21 +349,15 @@ def in_order(callbacks: Iterable[Callback]) -> list[Callback]:
     - Averaged weights after all evaluations, so that these have summarised before the weights are swapped back.
     - Then checkpoints, then `LastEpoch` (after a Timer).
 
-    Raises:
-        UserError: Lightning's EMAWeightAveraging, which spoils integer buffers; or several averages.
+    Lightning's averages are refused: they cut integers (`AveragedWeights`).
     """
     listed = list(callbacks)
-    averages = [one for one in listed if isinstance(one, WeightAveraging)]
-    if any(isinstance(one, EMAWeightAveraging) for one in averages):
-        raise UserError(
-            "trainer.callbacks: Lightning's EMAWeightAveraging also averages integer buffers, which moves the "
-            "positions of a BERT; remove it and set ema_decay instead"
-        )
-    if len(averages) > 1:
-        names = ", ".join(type(one).__name__ for one in averages)
-        raise UserError(
-            f"one average of the weights at most: found {names}; set ema_decay: null, or remove one"
-        )
+    for one in listed:
+        if isinstance(one, WeightAveraging) and not isinstance(one, AveragedWeights):
+            raise UserError(
+                f"trainer.callbacks: expected no average of the weights, found {type(one).__name__}, which moves the "
+                "positions of a BERT; set ema_decay instead"
+            )
     return sorted(listed, key=_place)
 
 

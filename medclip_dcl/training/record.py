@@ -10,21 +10,15 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 
 from medclip_dcl.common.devices import device_name
 from medclip_dcl.common.files import write_json
-from medclip_dcl.runs.loggers import ROWS, MetricsFile
-from medclip_dcl.runs.run_folder import (
-    INITIAL_WEIGHTS_FILE,
-    UNTRAINED_CHECKPOINT,
-    RunFolder,
-)
+from medclip_dcl.runs.loggers import MetricsFile
+from medclip_dcl.runs.run_folder import INITIAL_WEIGHTS_FILE, UNTRAINED_CHECKPOINT, RunFolder
+
+_KEY = "record"
+"""Of a checkpoint: seconds of training, and the rows of metrics.csv to keep where a validation is repeated."""
 
 
 class RunRecord(Callback):
-    """Keeps what the evaluation needs from `fit`: the untrained weights and the time.
-
-    Args:
-        run: its folder.
-        keeps_untrained: False keeps no untrained weights.
-    """
+    """Keeps what the evaluation needs from `fit`: the untrained weights, if asked, and the time."""
 
     def __init__(self, run: RunFolder, keeps_untrained: bool = True) -> None:
         self.run, self.keeps_untrained = run, keeps_untrained
@@ -32,23 +26,18 @@ class RunRecord(Callback):
         self._earlier_seconds = 0.0
         self._rows: int | None = None
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"seconds": self._seconds()}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._earlier_seconds = float(state_dict["seconds"])
-
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         counts = [logger.count() for logger in trainer.loggers if isinstance(logger, MetricsFile)]
-        if counts and trainer.validating:
-            checkpoint[ROWS] = counts[0]
+        rows = counts[0] if counts and trainer.validating else None
+        checkpoint[_KEY] = {"seconds": self._seconds(), "rows": rows}
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        self._rows = checkpoint.get(ROWS)
+        found = checkpoint.get(_KEY, {})
+        self._earlier_seconds, self._rows = found.get("seconds", 0.0), found.get("rows")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._started = time.time()

@@ -27,14 +27,21 @@ from torch.utils.data import DataLoader
 import medclip_dcl.evaluation.base as base
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.data.image_text import EvaluationTables
-from medclip_dcl.evaluation import Grounding, ResultsWriter, Retrieval, ZeroShotClassification
+from medclip_dcl.evaluation import (
+    EmbeddingMap,
+    FindingClassification,
+    Grounding,
+    ResultsWriter,
+    Retrieval,
+    ZeroShotClassification,
+)
 from medclip_dcl.evaluation.grounding import boxes_by_image, chosen_examples
 from medclip_dcl.evaluation.retrieval import box_features, by_chance
 from medclip_dcl.experiments.grid import PATHS
 from medclip_dcl.networks.image_encoder import RegionEncoder
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.similarity import GlobalCosine
-from medclip_dcl.networks.text_encoder import BertSentences, SentenceEncoder
+from medclip_dcl.networks.text_encoder import SentenceEncoder
 from medclip_dcl.pictures.geometry import View
 from medclip_dcl.report.intervals import bootstrap_intervals
 from medclip_dcl.report.report import render
@@ -202,22 +209,8 @@ def cosine(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return (a * b).sum(-1) / np.linalg.norm(a, axis=-1) / np.linalg.norm(b, axis=-1)
 
 
-def enlarge(heat_map: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Bilinear between region centres, constant beyond the outermost."""
-
-    def weights(n_regions: int, n_pixels: int) -> np.ndarray:
-        matrix = np.zeros((n_pixels, n_regions))
-        for pixel in range(n_pixels):
-            place = min(max((pixel + 0.5) * n_regions / n_pixels - 0.5, 0), n_regions - 1)
-            low = min(int(place), n_regions - 2)
-            matrix[pixel, low], matrix[pixel, low + 1] = 1 - (place - low), place - low
-        return matrix
-
-    return weights(heat_map.shape[0], height) @ heat_map @ weights(heat_map.shape[1], width).T
-
-
-def enlarge_otherwise(
-    heat_map: np.ndarray, height: int, width: int, interpolation: str, sigma: float
+def enlarge(
+    heat_map: np.ndarray, height: int, width: int, interpolation: str = "bilinear", sigma: float = 0.0
 ) -> np.ndarray:
     """Pixel by pixel: value at the place of the pixel among the region centres, then a Gaussian by its definition."""
     rows, columns = heat_map.shape
@@ -285,7 +278,7 @@ def test_classification_is_scikit_learns_on_mean_colours(tested):
     assert found["n_findings"] == 2
 
 
-def test_a_finding_with_too_few_cases_gets_null_and_a_note(tested):
+def test_few_cases_give_null_and_a_note(tested):
     assert tested.results["metrics"]["classification"]["by_finding"]["Rarity"] == {"auc": None, "acc": None}
     assert tested.results["counts"]["classification"]["by_finding"]["Rarity"] == {
         "positives": 2,
@@ -334,7 +327,7 @@ def test_grounding_is_numpys_at_the_original_size(tested):
         assert box["pair_miou"] == pytest.approx(of_pair[1], abs=2e-3)
 
 
-def test_intervals_are_those_of_every_number_that_was_found(tested):
+def test_every_number_has_an_interval(tested):
     found = bootstrap_intervals(tested.folder, n_draws=100)
     for section, metrics in tested.results["metrics"].items():
         for path, value in _numbers(metrics, section):
@@ -360,7 +353,7 @@ def _numbers(metrics, path):
         {"smoothing": 2.5},
     ],
 )
-def test_every_protocol_option_is_numpys_and_told_by_the_protocol(tested, tmp_path, options):
+def test_options_of_grounding_agree_with_numpy(tested, tmp_path, options):
     model, data = ColourModel(), tested.data
     trainer = trainer_for(tmp_path, Grounding(**options), ResultsWriter(figures=False))
     trainer.test(model, datamodule=data, verbose=False)
@@ -374,7 +367,7 @@ def test_every_protocol_option_is_numpys_and_told_by_the_protocol(tested, tmp_pa
         index = int(box["dicom_id"][5:])
         size = data.tables.images.loc[index, ["height", "width"]].astype(int)
         height, width = (ROWS * STRIDE, COLUMNS * STRIDE) if "heat_map_size" in options else size
-        heat_map = enlarge_otherwise(
+        heat_map = enlarge(
             cosine(regions[index], np.array(WORDS[box["phrase"]])),
             height,
             width,
@@ -452,7 +445,7 @@ def test_of_a_middle_view_the_seen_pixels_count(tested, tmp_path, size):
     assert len(list(tmp_path.glob("figures/grounding_*.png"))) == (3 if size == "model" else 0)
 
 
-def test_box_features_of_a_view_are_those_of_the_whole():
+def test_box_features_of_a_view_equal_the_whole():
     whole = torch.randn(6, 10, 15)
     part, view = whole[:, 2:8, 3:12], View(30, 50)
     boxes = torch.tensor([[40.0, 30.0, 33.0, 21.0], [0.0, 0.0, 20.0, 90.0], [0.0, 25.0, 70.0, 40.0]])
@@ -463,25 +456,7 @@ def test_box_features_of_a_view_are_those_of_the_whole():
     torch.testing.assert_close(found[2:], box_features(part, seen, (100, 150), view=view))
 
 
-def test_every_protocol_has_its_own_words(tested):
-    tables = tested.data.tables
-    options: list[dict[str, Any]] = [
-        {},
-        {"heat_map_size": "model"},
-        {"interpolation": "nearest"},
-        {"smoothing": 1.0},
-        {"smoothing": 2.0},
-    ]
-    said = []
-    for one in options:
-        callback = Grounding(**one)
-        callback.prepare(tables, "test")
-        found = callback.summarise(ColourModel().network, {}, tables)
-        said.append(json.dumps(found["grounding"].protocol))
-    assert len(set(said)) == len(options)
-
-
-def test_a_box_smaller_than_the_models_pixels_names_its_image(tmp_path):
+def test_a_box_within_one_pixel_names_its_image(tmp_path):
     data = ColourData()
     data.tables.boxes.loc[0, ["x", "w"]] = [3.0, 0.6]
     trainer = trainer_for(tmp_path, Grounding(heat_map_size="model"))
@@ -517,29 +492,21 @@ def test_an_ensemble_of_prompts_is_numpys_mean(tested, tmp_path, ensemble):
     protocol = results["protocol"]["classification"]
     assert protocol["prompts"]["Redness"]["positive"] == ["red", "yellow", "dark"]
     assert protocol["prompts"]["Blueness"] == {"negative": "yellow", "positive": "blue"}
-    assert protocol["prompt_ensemble"].startswith("mean" if ensemble == "scores" else "score of the mean")
+    assert (protocol["ensemble"], protocol["min_cases"], protocol["final_period"]) == (ensemble, 5, False)
     single = tested.results["metrics"]["classification"]["by_finding"]["Blueness"]
     assert results["metrics"]["classification"]["by_finding"]["Blueness"] == single
 
 
 @pytest.mark.filterwarnings("ignore:test. Rarity")
-def test_lists_of_one_prompt_are_single_prompts_by_either_ensemble(tested, tmp_path):
+def test_a_list_of_one_prompt_is_one_prompt(tested, tmp_path):
     prompts: Any = {finding: ([negative], positive) for finding, (negative, positive) in PROMPTS.items()}
     callback = ZeroShotClassification(prompts, ensemble="embeddings")
     trainer = trainer_for(tmp_path, callback, ResultsWriter(figures=False))
     trainer.test(ColourModel(), datamodule=tested.data, verbose=False)
     results = json.loads((tmp_path / "results.json").read_text())
-    for part in ("metrics", "protocol"):
-        assert results[part]["classification"] == tested.results[part]["classification"]
-
-
-def test_the_protocol_says_what_happens_to_the_end_of_a_prompt(small_bert):
-    with_period, without = (BertSentences(str(small_bert), dim=3, final_period=x) for x in (True, False))
-    network = ColourModel().network
-    found = []
-    for network.text_encoder in (with_period, without):
-        found.append(base.punctuation(network))
-    assert found == ["a period is added where there is no closing mark", "as given"]
+    assert results["metrics"]["classification"] == tested.results["metrics"]["classification"]
+    prompts = results["protocol"]["classification"]["prompts"]
+    assert prompts == tested.results["protocol"]["classification"]["prompts"]
 
 
 def test_box_feature_of_whole_regions_is_their_mean():
@@ -681,7 +648,13 @@ def test_results_say_what_they_are_of(tested):
     assert results["images"]["shown"]["image_size"] == ROWS * STRIDE
     assert results["precision"] == "32-true"
     assert results["checkpoint"]["file"] is None and len(results["checkpoint"]["weights"]) == 16
-    assert results["protocol"]["grounding"]["comparison"] == ">"
+    assert results["protocol"]["grounding"] == {
+        "view": "whole image",
+        "heat_map_size": "original",
+        "interpolation": "bilinear",
+        "smoothing": 0.0,
+        "final_period": False,
+    }
     assert results["protocol"]["classification"]["prompts"]["Redness"] == {
         "negative": "not red",
         "positive": "red",
@@ -744,7 +717,7 @@ def test_two_evaluations_of_one_section_are_refused(tmp_path):
     [(1, None), (N_IMAGES, list(reversed(range(N_IMAGES)))), (5, [*range(N_IMAGES), 0, 1, 7, 7])],
     ids=["one by one", "backwards at once", "padded with duplicates"],
 )
-def test_result_does_not_depend_on_how_images_are_served(tested, tmp_path, batch_size, order):
+def test_results_do_not_depend_on_batches(tested, tmp_path, batch_size, order):
     results = run_test(tmp_path, ColourData(batch_size, order), figures=False)
     for key in results.keys() - {"timings", "metrics"}:
         assert results[key] == tested.results[key]
@@ -762,7 +735,7 @@ def compare(found, expected):
 
 
 @pytest.mark.filterwarnings("ignore:test. Rarity")
-def test_values_of_other_processes_are_put_together_and_counted_once(tested, tmp_path, monkeypatch):
+def test_values_of_all_processes_count_once(tested, tmp_path, monkeypatch):
     """Two processes that overlap in three images, as a padded loader would have them."""
 
     def gather(values):
@@ -775,7 +748,7 @@ def test_values_of_other_processes_are_put_together_and_counted_once(tested, tmp
 
 
 @pytest.mark.filterwarnings("ignore:test. Rarity")
-def test_the_checkpoint_is_named_by_its_place_in_the_run_folder(tested, tmp_path):
+def test_results_name_the_checkpoint_in_the_run(tested, tmp_path):
     file = tmp_path / "checkpoints" / "best.ckpt"
     trainer = trainer_for(tmp_path, *all_callbacks(figures=False))
     trainer.strategy.connect(ColourModel())
@@ -786,7 +759,7 @@ def test_the_checkpoint_is_named_by_its_place_in_the_run_folder(tested, tmp_path
     assert results["checkpoint"] == {**tested.results["checkpoint"], **saved}
 
 
-def test_nothing_of_an_earlier_test_stays_and_untrained_results_lie_beside(tested, tmp_path):
+def test_an_earlier_test_leaves_nothing(tested, tmp_path):
     data = ColourData()
     shutil.copytree(tested.folder, tmp_path, dirs_exist_ok=True)
     callbacks = [Grounding(examples=0), ResultsWriter("results_untrained.json")]
@@ -804,7 +777,7 @@ def test_nothing_of_an_earlier_test_stays_and_untrained_results_lie_beside(teste
 
 
 @pytest.mark.filterwarnings("ignore:test. Rarity")
-def test_the_tested_images_have_their_patient_view_sex_and_age(tested):
+def test_tested_images_have_patient_view_sex_age(tested):
     images = pd.read_parquet(tested.folder / "predictions/images.parquet")
     assert list(images.columns) == ["dicom_id", "study_id", "subject_id", "view", "sex", "age"]
     assert images["dicom_id"].tolist() == [f"image{i:02}" for i in range(N_IMAGES)]
@@ -901,7 +874,7 @@ def begin_fit(folder: Path, callback: ZeroShotClassification, data: ColourData) 
     callback.on_fit_start(trainer, ColourModel())
 
 
-def test_prompts_for_a_finding_that_the_set_does_not_label_are_refused(tmp_path):
+def test_prompts_for_an_unlabelled_finding_are_refused(tmp_path):
     """Before the first image, and before training."""
     data = ColourData()
     for misspelt, known in (("redness", "'Redness'"), ("Rednes", "'Redness'"), ("Absence", None)):
@@ -915,7 +888,7 @@ def test_prompts_for_a_finding_that_the_set_does_not_label_are_refused(tmp_path)
                 start(callback)
 
 
-def test_a_set_that_labels_none_of_chex5_is_tested_all_the_same(tmp_path):
+def test_a_set_without_chex5_is_tested(tmp_path):
     callback = ZeroShotClassification()
     begin_fit(tmp_path, callback, ColourData())
     data = ColourData()
@@ -975,12 +948,9 @@ def test_nan_features_name_the_image(tmp_path):
             "image image00: box .*h=nan.* has an edge that is not finite; correct the MS-CXR file",
         ),
         ({"x": math.inf}, "image image00: box .*x=inf.* has an edge that is not finite"),
-        ({"phrase": None}, "image image00: a box has no phrase"),
-        ({"phrase": " "}, "image image00: a box has no phrase"),
-        ({"dicom_id": "elsewhere"}, "boxes: image elsewhere is not evaluated"),
     ],
 )
-def test_a_bad_box_is_named_before_the_first_image(tmp_path, change, message):
+def test_a_bad_box_is_named_before_testing(tmp_path, change, message):
     data = ColourData()
     for column, value in change.items():
         data.tables.boxes.loc[0, column] = value
@@ -1001,24 +971,18 @@ def test_a_model_without_network_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ZeroShotClassification(min_cases=0), "min_cases must be at least 1: found 0"),
-        (
-            lambda: ZeroShotClassification({"Edema": ("No edema", " ")}),
-            "Edema needs a negative and a positive prompt: found",
-        ),
-        (lambda: Grounding(examples=-1), "examples must be at least 0: found -1"),
-        (
-            lambda: Grounding(smoothing=-1.0),
-            "smoothing is the sigma of a Gaussian in pixels, at least 0: found -1.0",
-        ),
-        (lambda: Grounding(smoothing=math.nan), "at least 0: found nan"),
+        (lambda: ZeroShotClassification(min_cases=0), "min_cases .* 0"),
+        (lambda: ZeroShotClassification({"Edema": ("No edema", " ")}), "Edema .* prompt"),
+        (lambda: ZeroShotClassification({"Edema": ([], "Edema")}), "Edema .* prompt"),
+        (lambda: ZeroShotClassification({"Edema": (["No edema"] * 2, "Edema")}), "Edema .* duplicate"),
         (lambda: ZeroShotClassification({}), "prompts name no finding"),
-        (
-            lambda: ZeroShotClassification({"Edema": (["No edema", "No edema"], "Edema")}),
-            "Edema has a duplicate prompt",
-        ),
-        (lambda: ZeroShotClassification({"Edema": ([], "Edema")}), "needs a negative and a positive prompt"),
-        (lambda: ResultsWriter("../results.json"), 'file_name must be "results<suffix>.json"'),
+        (lambda: FindingClassification(min_cases=0), "min_cases .* 0"),
+        (lambda: Grounding(examples=-1), "examples .* -1"),
+        (lambda: Grounding(smoothing=-1.0), "smoothing .* -1"),
+        (lambda: Grounding(smoothing=math.nan), "smoothing .* nan"),
+        (lambda: EmbeddingMap(perplexity=0.0), "perplexity: .* 0"),
+        (lambda: EmbeddingMap(most_images=0), "most_images .* 0"),
+        (lambda: EmbeddingMap(seed=-1), "seed .* -1"),
     ],
 )
 def test_bad_options_are_refused(make, message):

@@ -119,13 +119,6 @@ def test_few_images_are_no_error(count):
     assert places.shape == (count, 2) and np.isfinite(places).all()
 
 
-def test_bad_options_are_refused():
-    with pytest.raises(ValueError, match="perplexity must be above 0"):
-        EmbeddingMap(perplexity=0.0)
-    with pytest.raises(ValueError, match="most_images at least 1"):
-        EmbeddingMap(most_images=0)
-
-
 def test_the_report_shows_the_map(tmp_path):
     (tmp_path / "figures").mkdir()
     ((_, figure),) = evaluate(12).figures(None)

@@ -90,15 +90,15 @@ def test_an_exported_folder_is_tested(exported, small_set, tmp_path):
     assert protocol["classification"]["prompts"] == {
         "Edema": {"negative": "No edema", "positive": ["Edema", "Mild edema."]}
     }
-    assert protocol["grounding"]["size"].startswith("model input, height x width 64 x 64 pixels")
-    assert protocol["grounding"]["smoothing"].startswith("Gaussian, sigma 2 pixels")
+    assert protocol["grounding"]["heat_map_size"] == "model"
+    assert protocol["grounding"]["pixels"] == [[64, 64]] and protocol["grounding"]["smoothing"] == 2.0
     assert results["checkpoint"]["file"] == "model"
     assert not (run / "results_untrained.json").exists()
     assert results["counts"]["grounding"]["boxes"] == 4
 
 
 @pytest.mark.filterwarnings("ignore:test. ")
-def test_a_set_without_labels_and_boxes_is_tested_by_its_reports(exported, small_set, tmp_path):
+def test_a_set_of_reports_alone_is_tested(exported, small_set, tmp_path):
     folder = shutil.copytree(small_set, tmp_path / "set")
     (folder / "boxes.parquet").unlink()
     write_table(pd.read_parquet(folder / "cases.parquet")[:0], folder / "cases.parquet", "cases")
@@ -130,7 +130,7 @@ def test_another_image_size_than_the_exports_is_said(exported, small_set, tmp_pa
 
 
 @pytest.mark.filterwarnings("ignore:test. ")
-def test_without_an_image_size_images_are_shown_as_the_network_was_trained(exported, small_set, tmp_path):
+def test_the_image_size_defaults_to_the_networks(exported, small_set, tmp_path):
     config = json.loads((exported / "config.json").read_text())
     again = shutil.copytree(exported, tmp_path / "again")
     (again / "config.json").write_text(json.dumps({**config, "image_size": 80, "crop_size": 48}))
@@ -174,7 +174,7 @@ def test_biovils_weights_from_the_published_names_to_results(small_bert, small_s
     with pytest.warns(UserWarning, match="trained on images of 512 pixels, data.image_size is 64"):
         main(arguments(run, folder, small_set, *CLASSIFICATION))
     results = json.loads((run / "results.json").read_text())
-    assert results["protocol"]["classification"]["prompt_punctuation"].startswith("a period is added")
+    assert results["protocol"]["classification"]["final_period"]
     config = json.loads((folder / "config.json").read_text())
     assert config["similarity"]["class_path"] == "medclip_dcl.networks.GlobalCosine"
     # `load` shows images at the export's own size.

@@ -93,7 +93,7 @@ def test_the_heat_map_lies_on_the_box(
 
 @pytest.mark.parametrize(("shape", "seen"), list(zip(SHAPES, (80, 96, 80), strict=True)))
 @pytest.mark.parametrize("geometry", GEOMETRIES)
-def test_features_of_a_box_are_those_of_its_regions(shape: tuple[int, int], geometry: str, seen: int) -> None:
+def test_features_of_a_box_equal_its_regions(shape: tuple[int, int], geometry: str, seen: int) -> None:
     feature_map, view = regions_of(shape, geometry, seen), View(seen, SIZE, geometry, SIZE)
     x, y, w, h = BOX
     boxes = torch.tensor(

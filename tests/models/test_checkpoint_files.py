@@ -28,7 +28,7 @@ def quick(folder: Path, **options: Any) -> Trainer:
     return Trainer(default_root_dir=folder, accelerator="cpu", enable_checkpointing=False, **off, **options)
 
 
-def test_a_default_that_another_library_does_not_say_is_no_difference(of_python, tmp_path):
+def test_an_unsaid_default_is_not_a_difference(of_python, tmp_path):
     file, model = of_python
     content = torch.load(file, weights_only=True)
     bert = content["network"]["text_encoder"]["init_args"]["bert"]

@@ -115,7 +115,7 @@ def test_losses_are_a_loop_over_the_labelled_entries():
     assert finding_losses(logits, labels.double(), weight).tolist() == pytest.approx(expected, rel=1e-9)
 
 
-def test_a_batch_without_a_label_costs_nothing_and_teaches_nothing():
+def test_a_batch_without_labels_teaches_nothing():
     model = Classifier(["Edema", "Fracture"], LinearRegions())
     loss = model._loss({"images": torch.rand(3, 3, 8, 8), "labels": torch.full((3, 2), NAN)})
     loss.backward()
@@ -139,7 +139,7 @@ def probed(small_set, tmp_path_factory) -> tuple[Classifier, dict[str, Tensor], 
     return model, before, encoded
 
 
-def test_a_probe_leaves_the_encoder_as_it_is_bit_for_bit(probed):
+def test_a_probe_keeps_the_encoder_bit_for_bit(probed):
     model, before, _ = probed
     assert any("running_mean" in name for name in before)
     assert_same(before, state_of(model.network.image_encoder))
@@ -152,7 +152,7 @@ def test_a_probe_encodes_every_image_once(probed):
     assert sum(encoded) == 24 + 8
 
 
-def test_probed_features_are_those_of_the_images_and_standardised(probed, small_set):
+def test_probed_features_are_the_images_standardised(probed, small_set):
     model, _, _ = probed
     data = datamodule(small_set, **WHOLE)
     model.trainer = trainer(Path("unused"), 1)
@@ -171,7 +171,7 @@ def test_probed_features_are_those_of_the_images_and_standardised(probed, small_
     assert varies.any() and torch.allclose(scaled.std(0, correction=0)[varies], torch.ones(1), atol=1e-3)
 
 
-def test_a_channel_that_does_not_vary_is_not_blown_up():
+def test_a_constant_channel_is_not_blown_up():
     network = FindingNetwork(LinearRegions(), ["Edema"])
     features = torch.randn(9, 6)
     features[:, 2] = 0.3
@@ -214,7 +214,7 @@ def test_a_probe_is_logistic_regression_on_the_features(small_set, tmp_path, bal
 # Fine-tuning
 
 
-def test_the_encoder_is_frozen_for_so_many_steps_and_then_warms_up(small_set, tmp_path):
+def test_the_encoder_is_frozen_then_warms_up(small_set, tmp_path):
     options: dict[str, Any] = {"learning_rate": 0.01, "encoder_learning_rate": 0.004}
     model = Classifier(["Edema"], resnet(), frozen_steps=4, warmup_steps=1, **options)
     before, watch = state_of(model.network.image_encoder), Watch()
@@ -240,9 +240,7 @@ def test_the_encoder_is_frozen_for_so_many_steps_and_then_warms_up(small_set, tm
     assert head[-1] < head[1] and encoder[-1] < encoder[5]
 
 
-def test_fine_tuning_scales_the_features_as_the_encoder_gives_them_at_the_start(
-    small_set, tmp_path, monkeypatch
-):
+def test_fine_tuning_scales_the_first_features(small_set, tmp_path, monkeypatch):
     monkeypatch.setattr("medclip_dcl.models.classifier._SCALED_BY", 9)
     torch.manual_seed(0)
     model = Classifier(["Edema"], resnet(), learning_rate=0.01)
@@ -286,7 +284,7 @@ def test_each_stage_has_its_rate(small_set):
         assert (name in decayed) == (name in rate and parameter.dim() >= 2)
 
 
-def test_fine_tuning_learns_by_heart_what_no_probe_can(small_set, tmp_path):
+def test_fine_tuning_learns_more_than_a_probe(small_set, tmp_path):
     """The labels of the set are the parity of the image, of which no feature says anything."""
     torch.manual_seed(1)
     model = Classifier(["Edema"], resnet(width=64), learning_rate=0.01, encoder_learning_rate=1e-3)
@@ -427,7 +425,7 @@ def sources(small_bert, tmp_path_factory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("name", ["model.ckpt", "exported"])
-def test_it_starts_from_a_described_encoder_and_normalises_as_it_did(sources, name):
+def test_it_starts_from_a_described_encoder(sources, name):
     model = Classifier(init_from=str(sources[name]))
     expected = load(sources[name]).network
     assert_same(state_of(expected.image_encoder), state_of(model.network.image_encoder))
@@ -444,7 +442,7 @@ def test_it_starts_from_a_described_encoder_and_normalises_as_it_did(sources, na
     torch.testing.assert_close(projected, regions, rtol=1e-4, atol=1e-5)
 
 
-def test_what_is_not_taken_over_from_torchvision_is_named(sources, caplog):
+def test_weights_left_out_of_torchvisions_are_named(sources, caplog):
     with caplog.at_level("INFO"):
         model = Classifier(image_encoder=resnet(width=64), init_from=str(sources["resnet18.pth"]))
     (message,) = [record.getMessage() for record in caplog.records if "taken over" in record.getMessage()]
@@ -461,15 +459,11 @@ def test_what_is_not_taken_over_from_torchvision_is_named(sources, caplog):
     assert torch.equal(stage[6][1].conv2.weight, state["layer3.1.conv2.weight"])
 
 
-def test_weights_of_another_encoder_are_refused_with_the_remedy(sources):
+def test_weights_of_another_encoder_are_refused(sources):
     with pytest.raises(ValueError, match="training cannot start from it: .*backbone.7.0.conv1.weight"):
         Classifier(image_encoder=ResNetRegions(dim=5, width=8), init_from=str(sources["model.ckpt"]))
     with pytest.raises(ValueError, match="give image_encoder .*resnet18.pth does not describe its encoder"):
         Classifier(init_from=str(sources["resnet18.pth"]))
-    with pytest.raises(ValueError, match="model: give image_encoder .* or init_from with a checkpoint"):
-        Classifier()
-    with pytest.raises(FileNotFoundError, match="gone.ckpt"):
-        Classifier(init_from="gone.ckpt")
 
 
 def save(model: Classifier, file: Path) -> None:
@@ -478,7 +472,7 @@ def save(model: Classifier, file: Path) -> None:
     run.save_checkpoint(file, weights_only=True)
 
 
-def test_a_checkpoint_needs_nothing_else_and_is_a_source_itself(sources, tmp_path):
+def test_a_checkpoint_needs_nothing_else(sources, tmp_path):
     model = Classifier(
         ["Fracture", "Edema"],
         None,
@@ -520,28 +514,6 @@ def test_checkpoints_of_other_models_are_refused(sources, tmp_path):
     save(Classifier(["Fracture"], ResNetRegions(dim=5, width=8)), tmp_path / "other.ckpt")
     with pytest.raises(ValueError, match="trained with another image_encoder and findings "):
         model.on_load_checkpoint(torch.load(tmp_path / "other.ckpt", weights_only=True))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"findings": []}, "model.findings: expected distinct names"),
-        ({"findings": ["Edema", "Edema"]}, "model.findings: expected distinct names"),
-        ({"learning_rate": 0.0}, "model: learning_rate must be above 0, got 0.0"),
-        ({"encoder_learning_rate": -1.0}, "encoder_learning_rate must be above 0, got -1.0"),
-        ({"frozen_steps": -1}, "frozen_steps must be at least 0, got -1"),
-        ({"layer_decay": 0.0}, r"layer_decay must lie in \(0, 1\], got 0.0"),
-        (
-            {"frozen": True, "layer_decay": 0.5},
-            "frozen: true trains no encoder; set encoder_learning_rate: null",
-        ),
-        ({"frozen": True, "encoder_learning_rate": 1e-3}, "frozen: true trains no encoder"),
-        ({"frozen": True, "frozen_steps": 2}, "frozen: true trains no encoder"),
-    ],
-)
-def test_refusals(options, message):
-    with pytest.raises(ValueError, match=message):
-        Classifier(image_encoder=LinearRegions(), **options)
 
 
 def test_findings_are_chex5s_unless_said_otherwise():

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from medclip_dcl.common.errors import UserError
 from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.networks.masked_language import MaskedLanguageHead
 from tests.models.test_resuming import Case, Kill, build, run, train
@@ -96,8 +95,3 @@ def test_a_trained_model_runs_uncompiled(embedded_set, small_bert, tmp_path):
     for size in range(16, 16 * 12, 16):  # more than torch compiles
         model.network.image_encoder(torch.rand(2, 3, size, size))
     assert counters["stats"]["unique_graphs"] == graphs
-
-
-def test_frozen_encoders_are_not_compiled(embedded_set, small_bert):
-    with pytest.raises(UserError, match="compile: true compiles the training of the encoders"):
-        build(Case({"compile": True, "frozen": True}), embedded_set, small_bert)

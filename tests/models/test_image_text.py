@@ -111,7 +111,7 @@ class OwnData(LightningDataModule):
         self.train_dataloader = data.train_dataloader  # type: ignore[method-assign]
 
 
-def test_a_users_own_datamodule_trains_and_its_size_must_fit(small_bert, data, tmp_path):
+def test_a_users_datamodule_trains(small_bert, data, tmp_path):
     model = build(small_bert)
     own = OwnData(data, model)
     fit = trainer(tmp_path, max_steps=1, limit_val_batches=0, num_sanity_val_steps=0)
@@ -156,9 +156,7 @@ class OtherPatients(NegativeWeights):
         return (anchor["subject_id"][:, None] != candidate["subject_id"]).float()
 
 
-def test_a_users_objective_trains_on_a_file_of_theirs_and_learns_from_zero(
-    small_bert, embedded_set, tmp_path
-):
+def test_a_users_objective_trains_on_its_file(small_bert, embedded_set, tmp_path):
     file = tmp_path / "my_fields.parquet"
     pd.DataFrame({"sentence_id": range(8, -1, -1), "difficulty": [x / 9 for x in range(9)]}).to_parquet(file)
     options: dict[str, Any] = {"image_size": 48, "crop_size": 32, "batch_size": 24, "num_workers": 0}
@@ -235,7 +233,7 @@ def test_images_are_anchors_with_their_weight(small_bert, data, tmp_path):
     assert abs(loss.item() - of_sentences.item()) > 1e-3
 
 
-def test_the_masked_language_loss_is_added_and_an_idle_head_is_frozen(small_bert, data, tmp_path):
+def test_the_masked_language_loss_is_added(small_bert, data, tmp_path):
     def with_head(weight):
         torch.manual_seed(2)
         parts = (
@@ -261,9 +259,7 @@ def test_the_masked_language_loss_is_added_and_an_idle_head_is_frozen(small_bert
     assert all(p.requires_grad for p in encoder.masked_language_head.parameters())
 
 
-def test_equal_sentences_once_in_pieces_cost_what_the_plain_batch_costs(
-    small_bert, data, tmp_path, monkeypatch
-):
+def test_equal_sentences_in_pieces_cost_the_same(small_bert, data, tmp_path, monkeypatch):
     monkeypatch.setattr(by_length, "_PASS", 1)
     data.sentences = "all"
     model = build(small_bert, image_to_text=0.3)
@@ -306,17 +302,6 @@ def test_warns_of_sentences_that_are_cut(small_bert):
         assert [len(ids) for ids in tokenize(["The lungs are clear.", "clear " * 200])] == [7, 128]
 
 
-def test_refuses_bad_options(small_bert):
-    with pytest.raises(ValueError, match="learning_rate must be above 0, got 0.0"):
-        build(small_bert, learning_rate=0.0)
-    with pytest.raises(ValueError, match=r"image_to_text must lie in \[0, 1\], got 1.5"):
-        build(small_bert, image_to_text=1.5)
-    with pytest.raises(ValueError, match="masked_language_weight must be at least 0, got -1"):
-        build(small_bert, masked_language_weight=-1.0)
-    with pytest.raises(ValueError, match="masked_language_weight needs a text encoder with"):
-        build(small_bert, masked_language_weight=1.0)
-
-
 class Patches(RegionEncoder):
     """Patches of 16 x 16 pixels, mapped linearly: no BatchNorm, whose statistics would be those of a part."""
 
@@ -334,7 +319,7 @@ class Patches(RegionEncoder):
 
 
 @pytest.mark.parametrize("views", [1, 2])
-def test_a_contrastive_batch_encoded_in_parts_trains_like_a_whole_one(small_bert, small_set, tmp_path, views):
+def test_a_batch_in_parts_trains_like_a_whole(small_bert, small_set, tmp_path, views):
     options: dict[str, Any] = {"image_size": 48, "crop_size": 32, "num_workers": 0, "sentences": "all"}
     encoded = []
     states = []

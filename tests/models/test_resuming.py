@@ -230,7 +230,7 @@ VALIDATIONS = {
 
 
 @pytest.mark.parametrize("name", fast_and_slow(CASES))
-def test_killed_in_an_epoch_and_in_the_last_validation(name, whole, embedded_set, small_bert, tmp_path):
+def test_killed_in_an_epoch_and_a_validation(name, whole, embedded_set, small_bert, tmp_path):
     last = 2 if name == "gradient_cache" else 5
     kills = [Kill("on_train_batch_end", 0, last - 1, saved_until=1), Kill("on_train_batch_end", 1, last)]
     if name == "validating_often":
@@ -327,19 +327,19 @@ def test_a_signal_loses_nothing(name, signals, whole, embedded_set, small_bert, 
     assert_same_run(whole(name), tmp_path)
 
 
-def test_a_signal_at_an_epochs_end_is_answered_there(whole, embedded_set, small_bert, tmp_path):
+def test_a_signal_at_an_epochs_end_is_answered(whole, embedded_set, small_bert, tmp_path):
     stop = Signal(15, "on_train_batch_end", 0, 5)
     run(CASES["validating_seldom"], tmp_path, embedded_set, small_bert, stop, minutes=1000.0)
     assert_same_run(whole("validating_seldom"), tmp_path)
 
 
-def test_what_is_drawn_after_training_does_not_depend_on_it(embedded_set, small_bert, tmp_path):
+def test_training_does_not_change_later_draws(embedded_set, small_bert, tmp_path):
     """The seed of torch's generator is the program's own again, not that of the last batch."""
     train(tmp_path, *build(CASES["plain"], embedded_set, small_bert), limit_val_batches=0, max_steps=1)
     assert torch.initial_seed() == 3
 
 
-def test_every_batch_of_every_process_has_its_own_seed():
+def test_each_batch_of_each_process_has_a_seed():
     seeds = {seed_of_batch(*key) for key in itertools.product((0, 7), range(3), range(40), range(4))}
     assert len(seeds) == 2 * 3 * 40 * 4 and all(0 <= seed < 2**63 for seed in seeds)
 
@@ -376,7 +376,7 @@ def test_resuming_from_the_best(whole, embedded_set, small_bert, tmp_path):
     assert_same(a, b)
 
 
-def test_a_run_folder_that_was_moved_keeps_its_best_score(whole, embedded_set, small_bert, tmp_path):
+def test_a_moved_run_keeps_its_best_score(whole, embedded_set, small_bert, tmp_path):
     run_case = partial(run, CASES["plain"], small_set=embedded_set, small_bert=small_bert)
     with pytest.raises(Killed):
         train(
@@ -415,7 +415,7 @@ def test_another_runs_checkpoint_brings_no_best_score(whole, embedded_set, small
     assert (tmp_path / "best.ckpt").is_file() and Path(best.best_model_path) == tmp_path / "best.ckpt"
 
 
-def test_a_datamodule_of_a_checkpoint_without_a_batch_begins_an_epoch(small_set):
+def test_a_state_without_batch_begins_an_epoch(small_set):
     data = ImageTextDataModule(str(small_set))
     data.load_state_dict({"epoch": 4})
     assert (data.first_epoch, data.first_batch) == (4, 0)

@@ -276,11 +276,11 @@ def test_a_step_is_that_of_one_process(of_two_processes, name):
         torch.testing.assert_close(found[key], expected[key], rtol=1e-10, atol=1e-12, msg=f"{name}: {key}")
 
 
-def test_a_step_of_the_classifier_is_that_of_one_process(of_two_processes):
+def test_a_classifiers_step_equals_one_processs(of_two_processes):
     classifier.assert_steps_are_those_of_one_process(of_two_processes)
 
 
-def test_a_step_of_images_alone_is_that_of_one_process(of_two_processes):
+def test_a_step_of_images_equals_one_processs(of_two_processes):
     image_only.assert_steps_are_those_of_one_process(of_two_processes)
 
 
@@ -290,9 +290,7 @@ def test_the_validation_loss_is_that_of_one_process(of_two_processes, small_bert
 
 
 @pytest.mark.slow
-def test_a_run_killed_in_an_epoch_and_in_a_validation_ends_as_the_whole_one(
-    embedded_set, small_bert, tmp_path
-):
+def test_a_killed_run_ends_as_the_whole_one(embedded_set, small_bert, tmp_path):
     in_processes(2, resumed_process, tmp_path, embedded_set, small_bert)
     resuming.assert_same_run(tmp_path / "whole", tmp_path / "killed")
 
@@ -301,7 +299,7 @@ def test_a_gather_has_the_gradient_of_one_process(of_two_processes):
     distributed.assert_gradients_are_those_of_one_process(of_two_processes)
 
 
-def test_steps_of_the_objectives_of_views_are_those_of_one_process(of_two_processes):
+def test_steps_of_views_equal_one_processs(of_two_processes):
     views.assert_steps_are_those_of_one_process(of_two_processes)
 
 

@@ -85,8 +85,7 @@ def test_the_saved_picture_holds_all_sentences_side_by_side(url, image_file):
         saved = Image.open(io.BytesIO(post(f"{url}/picture", question)))
         assert saved.format == "PNG"
         sizes.append(saved.width)
-    # Small images are enlarged to 640 pixels.
-    assert sizes[1] - sizes[0] == pytest.approx(640 + 24, abs=2)
+    assert sizes[1] - sizes[0] == pytest.approx(640, abs=2)
     code, error = refusal(f"{url}/picture", {**question, "sentences": [""]})
     assert code == 422 and "is empty; give a sentence" in error
 

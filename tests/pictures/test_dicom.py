@@ -112,7 +112,7 @@ def voi_table(first: int, entries: list[int], kind: str) -> list[Any]:
     return [table]
 
 
-def test_without_a_window_the_images_own_range_is_shown(tmp_path: Path) -> None:
+def test_without_a_window_the_range_is_shown(tmp_path: Path) -> None:
     assert grey(tmp_path, dataset()) == linear(VALUES, 0, 1000)
     assert grey(tmp_path, dataset(VALUES - 700)) == linear(VALUES, 0, 1000)
     assert grey(tmp_path, dataset(VALUES * 60, bits=16)) == linear(VALUES, 0, 1000)
@@ -127,7 +127,7 @@ def test_the_window_is_in_rescaled_units(tmp_path: Path) -> None:
     assert grey(tmp_path, made) == expected
 
 
-def test_a_window_wider_than_the_image_keeps_its_contrast(tmp_path: Path) -> None:
+def test_a_wide_window_keeps_its_contrast(tmp_path: Path) -> None:
     assert grey(tmp_path, dataset(WindowCenter=850.5, WindowWidth=1701)) == linear(VALUES, 0, 1700)
 
 
@@ -333,7 +333,7 @@ UNUSABLE: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("kind", UNUSABLE)
-def test_a_file_that_cannot_be_used_has_a_reason(tmp_path: Path, kind: str) -> None:
+def test_an_unusable_file_has_a_reason(tmp_path: Path, kind: str) -> None:
     make, reason = UNUSABLE[kind]
     with pytest.raises(UnusableImageError, match=f"^{reason}"):
         read_grey(write(make(), tmp_path))

@@ -28,9 +28,7 @@ def bright(pixels: np.ndarray) -> list[int]:
 
 @pytest.mark.parametrize(("shape", "size"), [((67, 113), 64), ((131, 97), 200), ((90, 90), 64)])
 @pytest.mark.parametrize("geometry", GEOMETRIES)
-def test_a_box_covers_the_bright_pixels_of_the_fitted_image(
-    shape: tuple[int, int], geometry: str, size: int
-) -> None:
+def test_a_box_covers_the_fitted_bright_pixels(shape: tuple[int, int], geometry: str, size: int) -> None:
     fitted = np.asarray(fit(with_box(*shape), geometry, size, Image.Resampling.BILINEAR))
     rows, columns = fitted_axes(geometry, *shape, size)
     assert fitted.shape == (rows.whole, columns.whole)
@@ -54,7 +52,7 @@ def test_a_box_covers_the_bright_pixels_of_the_fitted_image(
     ],
 )
 @pytest.mark.parametrize("geometry", GEOMETRIES)
-def test_the_view_says_where_a_box_lies_in_the_square_that_is_seen(
+def test_the_view_says_where_a_box_lies(
     shape: tuple[int, int], geometry: str, prepared: int, size: int, seen: int
 ) -> None:
     fitted = fit(with_box(*shape), geometry, prepared, Image.Resampling.BILINEAR)

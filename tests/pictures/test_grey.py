@@ -16,7 +16,7 @@ FULL_RAMP = np.array([[0, 23, 46, 70], [93, 116, 139, 162], [185, 209, 232, 255]
 
 
 @pytest.mark.parametrize("kind", ["<u2", ">u2", "int32", "float32"])
-def test_more_than_eight_bits_are_scaled_from_their_own_range(kind: str) -> None:
+def test_deep_images_are_scaled_from_their_range(kind: str) -> None:
     image = Image.fromarray((RAMP * 300 + 1000).astype(kind))
     grey = to_grey(image)
     assert grey.mode == "L"

@@ -8,7 +8,7 @@ from medclip_dcl.pictures.overlay import overlay
 GREY = np.arange(35, dtype=np.uint8).reshape(5, 7) * 7
 
 
-def test_opacity_0_is_the_grey_image_in_each_channel():
+def test_opacity_0_is_the_grey_image():
     heat_map = np.linspace(-1, 1, 35, dtype=np.float32).reshape(5, 7)
     assert np.array_equal(
         overlay(GREY, heat_map, limits=(-1.0, 1.0), opacity=0.0), np.repeat(GREY[..., None], 3, 2)
@@ -31,7 +31,7 @@ def test_low_cosines_are_blue_and_high_ones_red():
     assert drawn[0, 0, 2] > drawn[0, 0, 0]
 
 
-def test_what_lies_below_the_threshold_or_was_not_seen_stays_grey():
+def test_below_the_threshold_the_image_stays_grey():
     heat_map = np.full((5, 7), 0.6, np.float32)
     heat_map[:, :3], heat_map[0] = 0.2, np.nan
     drawn = overlay(GREY, heat_map, threshold=0.4, limits=(0.0, 1.0))

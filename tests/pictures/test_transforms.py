@@ -19,7 +19,7 @@ def test_load_grey_scales_and_turns_grey(tmp_path):
     assert grey[8, 1] == 0 and grey[8, 14] == 200
 
 
-def test_an_image_of_odd_size_is_not_shifted_by_how_it_is_decoded(tmp_path):
+def test_an_image_of_odd_size_is_not_shifted(tmp_path):
     rows = np.linspace(0, 250, 165)[:, None].repeat(129, axis=1).round().astype(np.uint8)
     Image.fromarray(rows).save(tmp_path / "a.jpg", quality=100)
     grey = load_grey(tmp_path / "a.jpg", 64).astype(float)
@@ -43,7 +43,7 @@ def test_augmentation_without_variation_is_a_crop():
     torch.testing.assert_close(crop, to_input(grey[top : top + 5, left : left + 5]))
 
 
-def test_augmentation_varies_within_bounds_and_repeats_with_the_generator():
+def test_augmentation_varies_within_bounds_and_repeats():
     grey = np.full((9, 9), 100, np.uint8)
     values = []
     for i in range(200):

@@ -15,7 +15,8 @@ import pytest
 from markupsafe import Markup
 
 from medclip_dcl.common.findings import CHEX5
-from medclip_dcl.pictures.plots import heat_map_figure, write_figure
+from medclip_dcl.pictures.figure import draw_heat_maps
+from medclip_dcl.pictures.plots import write_figure
 from medclip_dcl.report import charts
 from medclip_dcl.report.report import main, render, write_report
 from medclip_dcl.report.tables import DESCRIPTIONS
@@ -192,16 +193,14 @@ def make_run(folder: Path, phantom: bool = False) -> Path:
     yy, xx = np.mgrid[0:96, 0:96]
     image = (120 + 80 * np.sin(xx / 9) * np.cos(yy / 13)).astype(np.uint8)
     for group in ("best", "median", "worst"):
-        figure = heat_map_figure(
+        figure = draw_heat_maps(
             image,
-            random.normal(0.1, 0.2, (6, 6)).astype(np.float32),
+            [random.normal(0.1, 0.2, (6, 6)).astype(np.float32)],
+            ["costs $5 and $6 <b>"],
+            limits=(-0.5, 0.7),
             size=(300, 250),
-            box=(30.0, 60.0, 90.0, 120.0),
-            other_boxes=[(150.0, 60.0, 60.0, 80.0)],
-            title=f"{group} 1 of 9 boxes by signed CNR",
-            category="Edema",
-            phrase="costs $5 and $6 <b>",
-            scores={"signed CNR": 1.0},
+            boxes=[(30.0, 60.0, 90.0, 120.0), (150.0, 60.0, 60.0, 80.0)],
+            note=f"{group} 1 of 9 boxes by signed CNR: Edema, signed CNR 1.00",
         )
         write_figure(figure, folder / f"figures/grounding_{group}_1.png")
     return folder

@@ -13,7 +13,6 @@ from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 from torch.utils.data import DataLoader
 
-from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.weight_files import read_model
 from medclip_dcl.training.best_checkpoint import (
     BestCheckpoint,
@@ -104,37 +103,11 @@ def test_the_direction_of_own_metrics_is_known(metric, mode):
     assert best_mode("checkpoint", metric, None) == mode
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"save_last": True}, "checkpoint.save_last: last.ckpt is written anyway"),
-        ({"save_on_exception": True}, "checkpoint.save_on_exception: last.ckpt is written anyway"),
-        ({"filename": "last"}, "checkpoint.filename: last.ckpt is another"),
-        ({"mode": "min"}, "checkpoint.mode: expected max for validate/auc, found min"),
-        ({"monitor": "validate/my_number"}, "checkpoint.mode: expected min or max for validate/my_number"),
-        ({"every_n_train_steps": 2}, "checkpoint.every_n_train_steps: validate/auc is of the weights"),
-        ({"save_on_train_epoch_end": True}, "checkpoint.save_on_train_epoch_end: validate/auc"),
-    ],
-)
-def test_settings_that_contradict_best_are_refused(options, said):
-    with pytest.raises(UserError, match=said):
-        complete_selection(Namespace({**AUC, "mode": None, **options}))
-
-
 def test_settings_without_contradiction_are_completed():
     options = Namespace({**AUC, "mode": None})
     complete_selection(options)
     assert options.mode == "max"
     complete_selection(Namespace(monitor=None, mode=None, filename="best", every_n_train_steps=5))
-
-
-@pytest.mark.parametrize(
-    "callback",
-    [EarlyStopping("validate/auc"), ModelCheckpoint(filename="best"), ModelCheckpoint(save_last=True)],
-)
-def test_callbacks_that_contradict_best_are_refused(callback):
-    with pytest.raises(UserError, match=f"trainer.callbacks: {type(callback).__name__}"):
-        check_callbacks([callback])
     check_callbacks(
         [EarlyStopping("validate/loss"), ModelCheckpoint(filename="{step}"), BestCheckpoint(dirpath="x")]
     )

@@ -71,7 +71,7 @@ def assert_names(message: str, batch: dict[str, list[str]]) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_loss_that_is_not_finite_stops_before_the_weights_move(build, data, trainer, monkeypatch, value):
+def test_a_nan_loss_stops_before_the_step(build, data, trainer, monkeypatch, value):
     break_loss(monkeypatch, at_step=4, value=value)
     seen, model = Seen(), build()
     fit = trainer([seen, FiniteCheck()])
@@ -97,9 +97,7 @@ def slow_copy(numbers: Tensor) -> tuple[Tensor, Callable[[], None]]:
 
 
 @pytest.mark.parametrize("at_step, steps", [(4, 6), (2, 3)])
-def test_a_gpu_is_checked_one_step_later_but_before_anything_is_kept(
-    build, data, trainer, monkeypatch, at_step, steps
-):
+def test_a_gpu_is_checked_before_anything_is_kept(build, data, trainer, monkeypatch, at_step, steps):
     """Epochs have three steps: step 2 is followed by validation."""
     monkeypatch.setattr(finite, "_to_host", slow_copy)
     monkeypatch.setattr(contrastive, "is_on_host", lambda values: False)
@@ -131,7 +129,7 @@ def test_no_checkpoint_of_a_gpu_holds_spoilt_weights(
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-def test_a_gradient_that_is_not_finite_stops_although_the_loss_is(build, data, trainer, precision):
+def test_a_nan_gradient_stops(build, data, trainer, precision):
     seen, model = Seen(), build()
     break_gradient(model, at_step=2)
     fit = trainer([seen, FiniteCheck()], precision=precision, gradient_clip_val=1.0)
@@ -143,7 +141,7 @@ def test_a_gradient_that_is_not_finite_stops_although_the_loss_is(build, data, t
     assert all(p.isfinite().all() for p in model.parameters())
 
 
-def test_without_the_check_one_such_gradient_spoils_the_weights(build, data, trainer):
+def test_without_the_check_the_weights_are_spoilt(build, data, trainer):
     model = build()
     break_gradient(model, at_step=2)
     options = {"precision": "bf16-mixed", "gradient_clip_val": 1.0, "limit_val_batches": 0}
@@ -192,7 +190,7 @@ class Scales(Callback):
         self.values.append(trainer.precision_plugin.scaler.get_scale())  # type: ignore[attr-defined]
 
 
-def test_infinite_gradients_that_a_scaler_skips_do_not_stop(build, data, trainer):
+def test_gradients_that_a_scaler_skips_do_not_stop(build, data, trainer):
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**120)
     scales, model = Scales(), build(image_encoder=Patches())
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -202,7 +200,7 @@ def test_infinite_gradients_that_a_scaler_skips_do_not_stop(build, data, trainer
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
 
 
-def test_a_scaler_that_skips_every_step_stops_at_last(build, data, trainer, monkeypatch):
+def test_a_scaler_that_always_skips_stops(build, data, trainer, monkeypatch):
     monkeypatch.setattr("medclip_dcl.training.finite.SKIPPED_STEPS", 3)
     seen, model = Seen(), build(image_encoder=Patches())
     breaks = {0, 1, 3, 4, 5}  # the third step is whole: counting begins anew
@@ -220,7 +218,7 @@ def test_a_scaler_that_skips_every_step_stops_at_last(build, data, trainer, monk
     assert all(p.isfinite().all() for p in model.parameters())
 
 
-def test_the_command_ends_with_a_message_and_whole_checkpoints(arguments, tmp_path, monkeypatch, capsys):
+def test_the_command_ends_with_whole_checkpoints(arguments, tmp_path, monkeypatch, capsys):
     run = tmp_path / "run"
     break_loss(monkeypatch, at_step=4)
     with pytest.raises(SystemExit) as error:

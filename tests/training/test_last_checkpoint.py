@@ -14,7 +14,7 @@ import torch
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.runs.checkpoint_files import ResumeError, find_readable, rotate, whats_wrong
 from medclip_dcl.training import last_checkpoint as resuming
-from medclip_dcl.training.last_checkpoint import AtomicCheckpointIO, LastCheckpoint, Stopped, StopSignals
+from medclip_dcl.training.last_checkpoint import AtomicCheckpointIO, Stopped, StopSignals
 
 
 class Crash(BaseException):
@@ -28,7 +28,7 @@ def write(folder: Path, number: int) -> None:
     rotate(folder)
 
 
-def test_state_that_is_refused_later_is_found_at_the_first_save(tmp_path):
+def test_unloadable_state_is_refused_at_the_first_save(tmp_path):
     states = {"Fine{}": {"n": 1, "t": torch.ones(2)}, "Mine{'a': 1}": {"score": np.float64(0.5)}}
     with pytest.raises(UserError, match="the state of Mine could not be loaded again"):
         AtomicCheckpointIO().save_checkpoint({"callbacks": states, "loops": {}}, tmp_path / "new.ckpt")
@@ -50,7 +50,7 @@ def test_the_last_two_are_kept(tmp_path):
 
 
 @pytest.mark.parametrize("has_hard_links", [True, False])
-def test_a_crash_between_any_two_operations_of_the_disk_loses_nothing(has_hard_links, monkeypatch, tmp_path):
+def test_a_crash_between_disk_operations_loses_nothing(has_hard_links, monkeypatch, tmp_path):
     """Before and after each of them the run finds the checkpoint of before, or the new one; the next is written."""
     real = {name: getattr(os, name) for name in ("replace", "link", "fsync", "unlink")}
     left = [0]
@@ -95,7 +95,7 @@ def test_a_crash_between_any_two_operations_of_the_disk_loses_nothing(has_hard_l
 
 
 @pytest.mark.parametrize("size", [0, 1, 100, -1])
-def test_a_truncated_last_checkpoint_is_set_aside_and_the_one_before_taken(size, tmp_path):
+def test_a_truncated_checkpoint_is_set_aside(size, tmp_path):
     write(tmp_path, 1)
     write(tmp_path, 2)
     content = (tmp_path / "last.ckpt").read_bytes()
@@ -125,7 +125,7 @@ def test_a_flipped_bit_is_noticed(tmp_path):
 
 
 @pytest.mark.parametrize("trouble", [MemoryError(), PermissionError(13, "denied")])
-def test_trouble_that_is_not_the_files_sets_no_checkpoint_aside(tmp_path, monkeypatch, trouble):
+def test_other_trouble_sets_no_checkpoint_aside(tmp_path, monkeypatch, trouble):
     def refuse(*_args, **_options):
         raise trouble
 
@@ -136,7 +136,7 @@ def test_trouble_that_is_not_the_files_sets_no_checkpoint_aside(tmp_path, monkey
     assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
 
 
-def test_two_that_cannot_be_read_are_named_with_the_remedy(tmp_path):
+def test_two_unreadable_checkpoints_are_named(tmp_path):
     write(tmp_path, 1)
     write(tmp_path, 2)
     for name in ("last.ckpt", "previous.ckpt"):
@@ -153,7 +153,7 @@ def test_weights_alone_are_nothing_to_resume_from(tmp_path):
     assert whats_wrong(tmp_path / "last.ckpt") == "it is not a checkpoint of training"
 
 
-def test_the_file_is_on_the_disk_before_it_has_its_name(monkeypatch, tmp_path):
+def test_the_file_is_synced_before_it_is_renamed(monkeypatch, tmp_path):
     events: list[str] = []
     monkeypatch.setattr(resuming.os, "fsync", lambda descriptor: events.append("fsync"))
     real = os.replace
@@ -188,8 +188,3 @@ def test_a_second_ctrl_c_interrupts_at_once():
 )
 def test_the_exit_status_names_the_signal(number, status):
     assert Stopped(number).code == status
-
-
-def test_a_negative_interval_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="checkpoint_minutes must be at least 0, got -1"):
-        LastCheckpoint(tmp_path, -1.0)

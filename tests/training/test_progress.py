@@ -72,7 +72,7 @@ def test_the_users_own_bar_stays(small_set, small_bert, tmp_path, capsys):
     assert "train/loss=" in capsys.readouterr().out
 
 
-def test_a_bar_reads_the_loss_of_every_tenth_step(build, data, trainer, monkeypatch):
+def test_a_bar_reads_every_tenth_loss(build, data, trainer, monkeypatch):
     reads = 0
 
     def metrics(self, *arguments):

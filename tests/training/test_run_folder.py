@@ -66,7 +66,7 @@ def test_images_of_the_training_are_not_evaluated(small_set, tmp_path, change, m
         run.require_untrained(prepared, tested)
 
 
-def test_results_that_are_not_the_runs_have_their_own_folder(tmp_path):
+def test_other_results_have_a_folder_of_their_own(tmp_path):
     run, other = RunFolder(tmp_path / "a"), RunFolder(tmp_path / "b")
     run.claim({"model": {}}, {})
     own, foreign = run.checkpoints / "best.ckpt", other.checkpoints / "best.ckpt"

@@ -101,7 +101,7 @@ def test_without_locks_the_note_decides(change, is_alive, run, monkeypatch):
 
 
 @pytest.mark.parametrize(("devices", "is_alone"), [(1, True), ("1", True), ([0, 1], False), ("auto", False)])
-def test_each_slurm_task_with_one_device_is_a_job(devices, is_alone, monkeypatch):
+def test_slurm_tasks_of_one_device_are_jobs(devices, is_alone, monkeypatch):
     monkeypatch.setenv("SLURM_NTASKS", "2")
     monkeypatch.setattr(rank_zero_only, "rank", 1)
     assert bool(_own_environment(Namespace(devices=devices, num_nodes=1))) == is_alone

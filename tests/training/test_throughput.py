@@ -80,26 +80,26 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     yield found
 
 
-def test_a_run_that_goes_on_within_an_epoch_begins_with_a_clock_that_is_set(clock):
+def test_a_resumed_epoch_begins_with_a_set_clock(clock):
     run = Run(clock, Throughput(), log_every=1, begins_an_epoch=False)
     run.batch(wait=1.0, work=2.0)
     assert run.logged == [{"train/images_per_second": 1.0, "train/data_wait": pytest.approx(1 / 3)}]
 
 
-def test_what_other_callbacks_do_before_a_step_is_no_waiting(clock):
+def test_other_callbacks_are_not_waiting(clock):
     run = Run(clock, Throughput(), log_every=2)
     run.batch(wait=1.0, work=2.0, others=5.0)  # a checkpoint is written
     run.batch(wait=1.0, work=1.0)
     assert run.logged == [{"train/images_per_second": 0.6, "train/data_wait": 0.2}]
 
 
-def test_nothing_is_logged_where_nothing_is_to_be_logged(clock):
+def test_nothing_is_logged_every_0_steps(clock):
     run = Run(clock, Throughput(), log_every=0)
     run.batch(wait=1.0, work=2.0)
     assert run.logged == []
 
 
-def test_images_of_all_processes_a_second_and_the_share_of_waiting(clock):
+def test_images_a_second_and_share_of_waiting(clock):
     run = Run(clock, Throughput(), processes=5)
     for wait in (0.25, 0.0, 0.5, 0.25):
         run.batch(wait, work=0.75)
@@ -110,7 +110,7 @@ def test_images_of_all_processes_a_second_and_the_share_of_waiting(clock):
     assert run.logged[1:] == [{"train/images_per_second": 30.0, "train/data_wait": 0.0}]
 
 
-def test_validation_is_no_training_time_but_what_lies_around_it_is(clock):
+def test_validation_is_not_training_time(clock):
     run = Run(clock, Throughput(), log_every=2)
     run.batch(wait=1.0, work=1.0)
     run.validation(before=0.5, seconds=1000.0)
@@ -118,7 +118,7 @@ def test_validation_is_no_training_time_but_what_lies_around_it_is(clock):
     assert run.logged == [{"train/images_per_second": 6 / 4, "train/data_wait": 0.5}]
 
 
-def test_the_end_of_an_epoch_is_not_waited_for_but_the_first_batch_of_the_next_is(clock):
+def test_only_the_next_epochs_batch_is_waited_for(clock):
     run = Run(clock, Throughput(), log_every=2)
     run.batch(wait=0.0, work=1.0)
     clock.now += 77  # checkpoints
@@ -140,7 +140,7 @@ def test_a_language_models_sentences_are_counted(clock):
     assert run.logged == [{"train/sentences_per_second": 5.0, "train/data_wait": 0.0}]
 
 
-def test_a_slow_loader_is_told_once_with_the_numbers_and_the_remedy(clock):
+def test_a_slow_loader_is_reported_once(clock):
     run = Run(clock, Throughput(), num_workers=3, cache_images=False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

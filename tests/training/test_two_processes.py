@@ -55,7 +55,7 @@ def test_both_clip_the_gradient_of_both(folder):
     assert all(torch.equal(a, b) for a, b in zip(first["weights"], second["weights"], strict=True))
 
 
-def test_both_stop_at_a_loss_that_is_not_finite_in_one(folder):
+def test_both_stop_at_one_process_nan(folder):
     ended = [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
     assert [one["status"] for one in ended] == [2, 2] and len(ended[1]["ids"]) == 2
     for rank in (0, 1):
