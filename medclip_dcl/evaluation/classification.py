@@ -15,7 +15,7 @@ from pytorch_lightning import LightningModule, Trainer
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from medclip_dcl.common.errors import check_least
+from medclip_dcl.common.errors import check_choice, check_least
 from medclip_dcl.common.findings import CHEX5, read_prompts, require_labelled
 from medclip_dcl.data.image_text import EvaluationTables
 from medclip_dcl.data.images import EvaluatedImages
@@ -74,6 +74,7 @@ class ZeroShotClassification(EvaluationCallback):
         check_least("ZeroShotClassification", {"min_cases": (min_cases, 1)})
         self.is_default = prompts is None
         self.prompts = read_prompts(CHEX5 if prompts is None else prompts, "ZeroShotClassification")
+        check_choice("ZeroShotClassification.ensemble", ensemble, ("scores", "embeddings"))
         self.min_cases, self.ensemble = min_cases, ensemble
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

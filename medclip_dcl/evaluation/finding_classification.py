@@ -11,7 +11,7 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from medclip_dcl.common.errors import check_least
+from medclip_dcl.common.errors import check_choice, check_least
 from medclip_dcl.data.labelled import LabelledImages
 from medclip_dcl.evaluation.base import EvaluationCallback, EvaluationResult
 from medclip_dcl.evaluation.classification import classification_result, measured_cases, roc_figures
@@ -50,6 +50,7 @@ class FindingClassification(EvaluationCallback):
     def __init__(self, min_cases: int = 5, blank: Literal["ignore", "zeros"] = "ignore") -> None:
         super().__init__()
         check_least("FindingClassification", {"min_cases": (min_cases, 1)})
+        check_choice("FindingClassification.blank", blank, ("ignore", "zeros"))
         self.min_cases, self.blank = min_cases, blank
 
     def prepare(self, tables: LabelledImages, stage: str) -> set[str]:

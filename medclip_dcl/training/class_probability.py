@@ -55,6 +55,11 @@ def class_probability_table(model: ImageTextModel, data: ImageTextDataModule) ->
     with torch.no_grad():
         # A copy: a rule with parameters stays where it is trained.
         eta = copy.deepcopy(model.class_probability).cpu()(**fields)
+    if eta.shape != (len(table),):
+        raise ValueError(
+            f"{type(model.class_probability).__name__} returned a class probability of shape {tuple(eta.shape)}, "
+            f"expected one for each anchor: {(len(table),)}"
+        )
     table["eta"] = eta.numpy()
     return table.drop(columns="sentence_embedding", errors="ignore")
 

@@ -415,10 +415,8 @@ def test_another_runs_checkpoint_brings_no_best_score(whole, embedded_set, small
     assert (tmp_path / "best.ckpt").is_file() and Path(best.best_model_path) == tmp_path / "best.ckpt"
 
 
-def test_a_state_without_batch_begins_an_epoch(small_set):
+def test_the_data_resume_within_an_epoch(small_set):
     data = ImageTextDataModule(str(small_set))
-    data.load_state_dict({"epoch": 4})
-    assert (data.first_epoch, data.first_batch) == (4, 0)
     data.load_state_dict({"epoch": 2, "batch": 5})
     assert (data.first_epoch, data.first_batch) == (2, 5)
     data.teardown("fit")
