@@ -66,7 +66,10 @@ def check_set(folder: Path, full: bool = False, pool: Executor | None = None) ->
             lines.append(f"  {kind:<10} {', '.join(names)}")
     problems += score_problems(prepared)
     lines += ["", *(_beside_published(prepared.info, found) if are_readable else [])]
-    lines += _rejects(prepared.folder / "rejects.csv")
+    try:
+        lines += _rejects(prepared.folder / "rejects.csv")
+    except (OSError, ValueError, KeyError) as error:
+        problems.append(f"rejects.csv cannot be read ({error})")
     if "images" in found:
         of_files, digests = images.check_files(prepared, found, full, pool)
         of_copies, warnings = images.find_copies(found["images"], digests)
@@ -135,7 +138,7 @@ def _anchors(found: Tables) -> list[str]:
 def _beside_published(info: Mapping[str, Any], found: Tables) -> list[str]:
     """Counts of the source and the published ones, where the source is MIMIC-CXR."""
     counts = info["counts"]
-    if not info["source"].startswith("mimic-cxr") or info["phantom"]:
+    if not info["source"].startswith("mimic-cxr") or info.get("phantom"):
         return []
     release = counts.get("release", {})
     rows = [(what, release.get(key), number) for key, (what, number) in PUBLISHED.items()]
@@ -157,10 +160,7 @@ def _beside_published(info: Mapping[str, Any], found: Tables) -> list[str]:
 
 def _rejects(file: Path) -> list[str]:
     """Numbers of rejects by kind and reason; reasons that differ only in their numbers are one."""
-    try:
-        rejects = pd.read_csv(file, dtype=str, keep_default_na=False)[["kind", "id", "reason"]]
-    except (OSError, ValueError, KeyError) as error:
-        return [f"  left out   {file.name} cannot be read ({error})"]
+    rejects = pd.read_csv(file, dtype=str, keep_default_na=False)[["kind", "id", "reason"]]
     if rejects.empty:
         return ["  left out   nothing"]
     rejects["reason"] = rejects["reason"].str.replace(r"\d", "n", regex=True).str.replace("nn", "n")

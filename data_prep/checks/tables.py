@@ -31,7 +31,7 @@ def read_tables(prepared: PreparedSet) -> tuple[dict[str, pd.DataFrame], list[st
 
 def table_problems(prepared: PreparedSet, found: Tables) -> list[str]:
     """Problems of the tables of a set, all of them readable."""
-    changed = ", ".join(prepared.content.tables) if prepared.info["digests"] else ""
+    changed = ", ".join(prepared.content.tables)
     problems = [f"changed, added or removed after the set was made: {changed}"] if changed else []
     problems += [problem for name in found for problem in damage(name, found)]
     for name, key, shown in (

@@ -117,6 +117,10 @@ def _check(options: argparse.Namespace) -> None:
     """Refuse options that contradict each other, before anything slow is imported."""
     if not options.images and options.list is None:
         raise UserError("give image files or folders, or --list FILE")
+    if not options.classify and options.output.suffix in (".csv", ".parquet"):
+        raise UserError(
+            f"--output {options.output}: expected a folder with --text, found the name of a table"
+        )
     if (options.prompts is not None or options.calibrated) and not options.classify:
         raise UserError("--prompts and --calibrated belong to --classify; leave them out with --text")
 
@@ -315,10 +319,10 @@ def _images(options: argparse.Namespace) -> list[str]:
         text = read_text(options.list)
         if "\0" in text:
             raise UserError(f"--list {options.list}: expected text, found NUL characters; save it in UTF-8")
-        lines = filter(None, map(str.strip, text.split("\n")))
+        lines = list(filter(None, map(str.strip, text.split("\n"))))
+        if not lines:
+            raise UserError(f"--list {options.list} is empty; give one path in each line")
         found += [str(Path(os.path.expanduser(line))) for line in lines]
-    if not found:
-        raise UserError(f"--list {options.list} is empty; give one path in each line")
     return list(dict.fromkeys(found))
 
 

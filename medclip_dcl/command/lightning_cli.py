@@ -93,16 +93,19 @@ def run(args: Sequence[str], modules: Sequence[str] = ()) -> None:
             rank_zero_info(str(finished))
 
 
-def check(runs: Mapping[str, Sequence[str]], modules: Sequence[str] = ()) -> None:
+def check(
+    runs: Mapping[str, Sequence[str]], modules: Sequence[str] = (), needs_sources: bool = False
+) -> None:
     """Parse the command lines of runs, all of one command, and run nothing.
 
     Args:
         runs: name -> arguments of the command line.
         modules: as in `run`.
+        needs_sources: True: data, prompts and weights to start from must be there.
     """
     allow_imports(modules)
     with plain_output(), unambiguous_files(), suppress(FinishedRun):
-        _Check(runs)
+        _Check(runs, needs_sources)
 
 
 class FinishedRun(Exception):
@@ -388,7 +391,7 @@ class MedclipCLI(LightningCLI):
         ]
         try:
             trainer = super().instantiate_trainer(**kwargs)
-        except (MisconfigurationException, ModuleNotFoundError, RuntimeError, ValueError) as error:
+        except (MisconfigurationException, ModuleNotFoundError, RuntimeError, TypeError, ValueError) as error:
             # An accelerator that this machine lacks, options that exclude each other, tasks of SLURM without devices.
             raise UserError(f"trainer: {' '.join(str(error).split())}") from error
         # After ModelCheckpoint, whose state it saves. ModelCheckpoint's `save_last` skips epochs that are not the best.
@@ -449,17 +452,33 @@ class MedclipCLI(LightningCLI):
 class _Check(MedclipCLI):
     """Parses runs one after the other by one parser, whose making takes longer than a parse."""
 
-    def __init__(self, runs: Mapping[str, Sequence[str]]) -> None:
-        self.runs = runs
+    def __init__(self, runs: Mapping[str, Sequence[str]], needs_sources: bool) -> None:
+        self.runs, self.needs_sources = runs, needs_sources
         super().__init__(next(iter(runs.values())))
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         for name, arguments in self.runs.items():
             try:
-                parser.parse_args(list(arguments))
+                parsed = parser.parse_args(list(arguments))
+                if self.needs_sources:
+                    _require_sources(parsed[parsed.subcommand])
             except UserError as error:
                 raise UserError(f"{name}: {error}") from error
         raise FinishedRun
+
+
+def _require_sources(config: Namespace) -> None:
+    """Refuse files and folders that are not there: data, prompts, weights to start from."""
+    for key, value in config.items():
+        name = key.rpartition(".")[2]
+        is_source = key == "prompts" or (
+            key.startswith(("model.", "data.")) and name in ("folder", "init_from")
+        )
+        # Others may be repositories of the Hugging Face Hub.
+        is_path = str(value).startswith(("/", ".", "~")) or str(value).count("/") > 1
+        is_wanted = value is not None and (is_source or (name == "pretrained" and is_path))
+        if is_wanted and not Path(value).expanduser().exists():
+            raise UserError(f"{key}: no file and no folder {value}")
 
 
 def _own_environment(trainer: Namespace) -> list[LightningEnvironment]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 
 
@@ -35,7 +36,7 @@ def check_choice(setting: str, value: object, choices: Collection[object]) -> No
 def check_least(part: str, values: Mapping[str, tuple[int | float | None, int]]) -> None:
     """Refuse settings of a part, name -> (value, least value), below their least value; None is allowed."""
     for name, (value, least) in values.items():
-        if value is not None and not value >= least:
+        if value is not None and not least <= value < math.inf:
             raise UserError(f"{part}.{name} must be at least {least}, got {value}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from contextlib import suppress
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from medclip_dcl.common.errors import UserError
@@ -40,7 +41,8 @@ def part_class(class_path: str, base: type[Part]) -> type[Part]:
     """The class that a checkpoint names."""
     module_name, _, class_name = class_path.rpartition(".")
     if module_name.split(".")[0] == "medclip_dcl":
-        importlib.import_module(module_name)
+        with suppress(ModuleNotFoundError):  # of another version
+            importlib.import_module(module_name)
     kind = getattr(sys.modules.get(module_name), class_name, None)
     if not (isinstance(kind, type) and issubclass(kind, base)):
         raise UserError(

@@ -157,6 +157,8 @@ def some_of(names: list[str]) -> str:
 def read_torch_file(file: str | Path, map_location: Any = "cpu") -> Any:
     """Content of a file of `torch.save`, tensors and plain values only."""
     file = Path(file)
+    if not file.is_file():
+        raise MissingFileError(f"no file {file}")
     try:
         # Memory-mapped, so that unused parts, such as the optimizer's state, are not read.
         mapped = is_zipfile(file) and map_location == "cpu"

@@ -16,7 +16,7 @@ import torch
 from pandas.api.types import is_bool_dtype, is_integer_dtype
 from torch import Tensor
 
-from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.errors import MissingFileError, UserError
 from medclip_dcl.common.findings import CHEXPERT
 from medclip_dcl.data.prepared import TABLES, PreparedDataError, PreparedSet, report_embedding
 
@@ -50,6 +50,8 @@ class OwnFields(NamedTuple):
 def read_own_fields(file: str | Path) -> OwnFields:
     """The numeric columns of a Parquet file with one row for each sentence_id, or each dicom_id."""
     file = Path(file).expanduser()
+    if not file.is_file():
+        raise MissingFileError(f"data.fields: no file {file}")
     try:
         frame = pd.read_parquet(file)
     except (pa.ArrowException, OSError) as error:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from medclip_dcl.common.distributed import rank_and_size
-from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.errors import UserError, check_choice
 from medclip_dcl.common.findings import require_labelled
 from medclip_dcl.data.images import EvaluatedImages, ImageExamples, ImagesDataModule
 from medclip_dcl.data.link import LabelledData, LabelledRequirements
@@ -99,6 +99,8 @@ class LabelledDataModule(ImagesDataModule[LabelledRequirements]):
         )
         if not 0 < label_fraction <= 1:
             raise UserError(f"data.label_fraction must lie in (0, 1], got {label_fraction}")
+        check_choice("data.uncertain", uncertain, MEANINGS)
+        check_choice("data.blank", blank, ("zeros", "ignore"))
         self.meaning = {"uncertain": MEANINGS[uncertain], "blank": MEANINGS[blank]}
         self.label_fraction, self.label_seed = label_fraction, label_seed
         self._train: Targets | None = None

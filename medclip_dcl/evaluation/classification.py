@@ -133,6 +133,8 @@ class ZeroShotClassification(EvaluationCallback):
             finding: {"negative": _one_or_all(pair[0]), "positive": _one_or_all(pair[1])}
             for finding, pair in self.prompts.items()
         }
+        if all(len(texts) == 1 for pair in self.prompts.values() for texts in pair):
+            found.protocol["ensemble"] = None  # both ways are the same
         return {self.section: found}
 
     def figures(self, load_image: Any) -> Iterator[tuple[str, Figure]]:

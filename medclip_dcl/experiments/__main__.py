@@ -102,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(experiment: Experiment, workers: int, cells: Sequence[Cell], modules: Sequence[str]) -> int:
     """Run the cells that are not done; the number of those that failed."""
-    check_cells(experiment, modules)
+    check_cells(experiment, modules, needs_sources=True)
     claim_folder(experiment)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, _stop)

@@ -92,6 +92,8 @@ def read_experiment(file: Path) -> Experiment:
     given, files = _over_base(file)
     where = f"{file}:"
     read = _read(_File, given, where)
+    if not read.axes:
+        raise UserError(f"{where} axes is missing")
     axes = {name: _levels(name, axis, f"{where} axes.{name}", file) for name, axis in read.axes.items()}
     _check_separate(read.axes, where)
     compared = read.compare and read.compare.axis
@@ -127,14 +129,18 @@ def read_experiment(file: Path) -> Experiment:
         outcomes=outcomes,
         tables=read.tables or [],
         figures=[
-            _read(Map if figure.get("kind") == "map" else Lines, figure, f"{where} figures.{place}")
-            for place, figure in enumerate(read.figures or ())
+            _figure(figure, f"{where} figures.{place}") for place, figure in enumerate(read.figures or ())
         ],
         choice=None if chosen is None else chosen.outcome,
         choice_axis=None if chosen is None else chosen.for_each,
         has_patients=read.patients,
         keeps_checkpoints=read.checkpoints == "keep",
     )
+    _check_axes_in_braces(experiment, where)
+    if read.patients and all(one.is_of_validation for one in outcomes.values()):
+        raise UserError(
+            f"{where} patients: only outcomes of the test have intervals over patients, found none"
+        )
     if chosen is not None:
         _check_choice(experiment, chosen, f"{where} choose")
     for place, table in enumerate(experiment.tables):
@@ -146,14 +152,19 @@ def read_experiment(file: Path) -> Experiment:
     return experiment
 
 
-def check_cells(experiment: Experiment, modules: Sequence[str] = ()) -> None:
+def _figure(given: Mapping[str, Any], where: str) -> Lines | Map:
+    kind = _read(Literal["lines", "differences", "map"], given.get("kind"), f"{where}.kind")
+    return _read(Map if kind == "map" else Lines, given, where)
+
+
+def check_cells(experiment: Experiment, modules: Sequence[str] = (), needs_sources: bool = False) -> None:
     """Parse the first command of a few cells that have every level, before anything is run."""
     command, where = experiment.commands[0], f"{experiment.file}: cell"
     runs = {
         f"{where} {cell.name}": [command, *cell.arguments, f"--run_folder={cell.folder}"]
         for cell in experiment.covering_cells()
     }
-    lightning_cli().check(runs, modules)
+    lightning_cli().check(runs, modules, needs_sources)
 
 
 def _over_base(file: Path, above: tuple[Path, ...] = ()) -> tuple[dict[str, Any], tuple[Path, ...]]:
@@ -170,8 +181,8 @@ def _over_base(file: Path, above: tuple[Path, ...] = ()) -> tuple[dict[str, Any]
     if "axes" in given:
         found = _read(_ANYTHING, given["axes"], f"{file}: axes")
         axes = {key: _axis_of_base(key, axis, axes, f"{file}: axes") for key, axis in found.items()}
-    settings = {**(base.get("settings") or {}), **(given.get("settings") or {})}
-    return {**base, **given, "settings": settings, "axes": axes}, files
+    settings = [_read(_ANYTHING, x.get("settings") or {}, f"{file}: settings") for x in (base, given)]
+    return {**base, **given, "settings": settings[0] | settings[1], "axes": axes}, files
 
 
 def _axis_of_base(name: str, given: Any, base: Mapping[str, Any], where: str) -> Any:
@@ -179,7 +190,9 @@ def _axis_of_base(name: str, given: Any, base: Mapping[str, Any], where: str) ->
     is_changed = isinstance(given, Mapping) and "base" in given
     if given != "base" and not is_changed and not isinstance(given, list):
         return given
-    of_base = base[_among(name, base, where, "axis of the base")]
+    if is_changed and (given["base"] is not True or given.keys() - {"base", "levels"}):
+        raise UserError(f"{where}.{name}: expected base: true and levels, found {given!r}")
+    of_base = _read(_ANYTHING, base[_among(name, base, where, "axis of the base")], f"{where}.{name}")
     if given == "base":
         return of_base
     if "levels" not in of_base:
@@ -214,7 +227,11 @@ def _levels(name: str, axis: _Axis, where: str, file: Path) -> tuple[Level, ...]
             )
             for value in values
         ]
-    if not levels or (axis.levels is None) == (not axis.set):
+    if (
+        not levels
+        or (axis.levels is None) == (not axis.set)
+        or (axis.levels is not None and axis.values != [])
+    ):
         raise UserError(f"{where}: expected set and values, or levels, at least one")
     names = [level.name for level in levels]
     for level in names:
@@ -233,6 +250,15 @@ def _check_separate(axes: Mapping[str, _Axis], where: str) -> None:
             if key in owner:
                 raise UserError(f"{where} the axes {owner[key]} and {name} both set {key}")
             owner[key] = name
+
+
+def _check_axes_in_braces(experiment: Experiment, where: str) -> None:
+    """Refuse a misspelled axis in the settings of a level, which would be taken as it stands."""
+    levels = [level.arguments for levels in experiment.axes.values() for level in levels]
+    for argument in (*experiment.arguments, *(one for arguments in levels for one in arguments)):
+        for word in re.findall(r"{(\w+)}", argument):
+            if word not in experiment.axes and (meant := nearest(word, experiment.axes)):
+                raise UserError(f"{where} {argument.removeprefix('--')}: there is no axis {word}{meant}")
 
 
 def _check_outcome(outcome: Outcome, where: str) -> None:
@@ -260,6 +286,8 @@ def _check_choice(experiment: Experiment, chosen: _Choice, where: str) -> None:
     if chosen.for_each is not None:
         free = [axis for axis in experiment.axes if axis != experiment.pairs]
         _among(chosen.for_each, free, f"{where}.for_each", "axis to choose at")
+    if not experiment.searched:
+        raise UserError(f"{where}: there is no axis to choose on beside {experiment.pairs}")
     for axis in experiment.searched:
         for level in experiment.axes[axis]:
             if any(f"{{{experiment.pairs}}}" in argument for argument in level.arguments):
@@ -302,6 +330,12 @@ def _check_figure(experiment: Experiment, figure: Lines | Map, where: str) -> No
         _among(outcome, experiment.outcomes, where, "outcome")
     if figure.across and not on_x:
         raise UserError(f"{where}.across: lines across belong to levels as x")
+    places = [x.outcomes, x.levels] if isinstance(x, Places) else []
+    on_axis: list[Any] = [at for part in places for at in part.values()]
+    if isinstance(x, str):
+        on_axis = [level.value for level in experiment.axes[x]]
+    if figure.log and (wrong := [at for at in on_axis if not (isinstance(at, int | float) and at > 0)]):
+        raise UserError(f"{where}.log: a logarithmic axis needs numbers above 0, found {wrong[0]}")
     if figure.levels and (on_x or x == compared):
         raise UserError(f"{where}.levels: only where each compared level has a line of its own")
     _check_where(experiment, figure.where, [experiment.pairs, x], where)
@@ -331,6 +365,8 @@ def _read(hint: Any, given: Any, where: str) -> Any:
     if origin is list:
         return [_read(inner[0], one, f"{where}.{place}") for place, one in enumerate(given)]
     if origin is dict:
+        if len({str(key) for key in given}) < len(given):
+            raise UserError(f"{where}: two keys are the same text: {', '.join(map(repr, given))}")
         return {str(key): _read(inner[1], one, f"{where}.{key}") for key, one in given.items()}
     if not dataclasses.is_dataclass(hint):
         return given

@@ -63,6 +63,8 @@ def load(
     path = folder = Path(os.path.expanduser(source))
     if (path / "checkpoints").is_dir() and not is_exported(path):
         path = _checkpoint_of_run(path)
+    if path.suffix in (".yaml", ".json") or (path / "dataset.json").is_file():
+        raise UserError(f"{path} is not a model: give a run folder, a checkpoint or an exported folder")
     device = usable_device(device)
     if not path.exists():
         path = folder = _download(str(source))
@@ -172,6 +174,8 @@ class ImageTextInference:
     def heat_maps(self, image: ImageLike | EncodedImage, texts: str | Sequence[str]) -> HeatMaps:
         """Heat maps and similarities of several texts in one image, encoding it once unless it is an EncodedImage."""
         listed = _texts(texts)
+        if not listed:
+            raise UserError("no text was given to draw; give at least one sentence")
         sentences = self._sentences(listed)
         encoded = image if isinstance(image, EncodedImage) else self.encode_image(image)
         regions = cosine_heat_maps(encoded.feature_map[0], sentences).cpu()
@@ -351,6 +355,8 @@ def _texts(texts: str | Sequence[str]) -> list[str]:
     """One text or several, as a list."""
     listed = [texts] if isinstance(texts, str) else list(texts)
     for place, text in enumerate(listed):
+        if not isinstance(text, str):
+            raise TypeError(f"the text at position {place}: expected a string, found {type(text).__name__}")
         if not text.strip():
             raise UserError(
                 f"the text at position {place} is empty; give a sentence, such as 'No pneumothorax.'"

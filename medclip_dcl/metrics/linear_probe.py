@@ -78,6 +78,8 @@ def draw_labelled(
     With the same seed a smaller fraction, in (0, 1], lies within a larger one. Images with labels below 0 are never
     drawn; draws are independent.
     """
+    if not 0 < fraction <= 1:
+        raise ValueError(f"fraction: expected a number in (0, 1], found {fraction}")
     classes = np.unique(labels[labels >= 0])
     found = []
     for draw in range(draws):

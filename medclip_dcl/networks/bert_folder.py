@@ -105,12 +105,19 @@ def bert_config(raw: Mapping[str, Any], source: str) -> BertConfig:
             raise ModelFolderError(
                 f"{source}: {name}: expected {values[0]!r}, found {found!r}; give a BERT folder"
             )
+    heads = raw.get("num_attention_heads")
+    if type(heads) is not int or heads < 1:  # no tensor shows a wrong one
+        raise ModelFolderError(
+            f"{source}: num_attention_heads: expected an integer of at least 1, found {heads!r}"
+        )
     return BertConfig(**{name: value for name, value in raw.items() if name not in _NOT_BERT_SETTINGS})
 
 
 def load_tokenizer(folder: str | Path) -> BertTokenizer:
     """Load the folder's WordPiece tokenizer from tokenizer.json or vocab.txt, and check that it fits config.json."""
     folder = Path(folder)
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.txt")):
+        raise ModelFolderError(f"{folder} has no tokenizer: neither tokenizer.json nor vocab.txt is there")
     with _silent():
         tokenizer = BertTokenizer.from_pretrained(folder, local_files_only=True, **_normalizer(folder))
     config = load_bert_config(folder)
@@ -119,8 +126,12 @@ def load_tokenizer(folder: str | Path) -> BertTokenizer:
     problem = ""
     if missing := [token for token in (*special, tokenizer.mask_token) if token not in vocabulary]:
         problem = f"no {', '.join(missing)} in its {len(vocabulary)} tokens"
-    elif not 0 <= config.vocab_size - len(tokenizer) < _EMBEDDING_ROWS_MULTIPLE:
-        problem = f"{len(tokenizer)} tokens, but {config.vocab_size} embedding rows (vocab_size)"
+    elif (
+        not 0
+        <= config.vocab_size - (n_tokens := 1 + max(tokenizer.get_vocab().values()))
+        < _EMBEDDING_ROWS_MULTIPLE
+    ):
+        problem = f"{n_tokens} tokens, but {config.vocab_size} embedding rows (vocab_size)"
     elif config.pad_token_id not in (None, tokenizer.pad_token_id):
         problem = f"{special[0]} has id {tokenizer.pad_token_id}, config.json says {config.pad_token_id}"
     if problem:
@@ -262,7 +273,10 @@ def _read_json(file: Path) -> dict[str, Any]:
     if not file.is_file():
         raise ModelFolderError(f"{file.parent} is not a model folder: {file.name} is missing")
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError(f"expected an object, found a {type(content).__name__}")
+        return content
     except ValueError as error:
         raise ModelFolderError(f"{file}: not readable as JSON ({error}); copy the file again") from error
 
@@ -281,7 +295,8 @@ def _normalizer(folder: Path) -> dict[str, Any]:
     if kinds != expected:
         raise ModelFolderError(f"{file}: expected BERT's tokenizer {expected}, found {kinds}")
     names = {"lowercase": "do_lower_case", "handle_chinese_chars": "tokenize_chinese_chars"}
-    return {names.get(name, name): raw["normalizer"].get(name) for name in (*names, "strip_accents")}
+    found = raw["normalizer"]
+    return {names.get(name, name): found[name] for name in (*names, "strip_accents") if name in found}
 
 
 @contextmanager

@@ -35,8 +35,6 @@ MAP_BUDGET = 2**25
 _BLOCK_ELEMENTS = {"cpu": 2**18}
 _BLOCK_ELEMENTS_ELSEWHERE = 2**22
 
-INTERPOLATIONS = ("bilinear", "nearest")
-
 
 def cosine_maps(regions: Regions, sentences: Sentences) -> CosineMaps:
     """Cosine of every sentence with every region of every image, in [-1, 1]."""
@@ -112,6 +110,11 @@ class Similarity(nn.Module):
 
     def forward(self, regions: Regions, sentences: Sentences) -> Logits:
         """Logits of all pairs, computed in float32 or float64 even under autocast."""
+        if regions.dim() != 3 or sentences.dim() != 2 or not regions.shape[1]:
+            raise ValueError(
+                f"{type(self).__name__}: expected regions (image, region, dim) and sentences (sentence, dim), found "
+                f"{tuple(regions.shape)} and {tuple(sentences.shape)}"
+            )
         with torch.autocast(device_type=regions.device.type, enabled=False):
             if regions.dtype in (torch.float16, torch.bfloat16):
                 regions = regions.float()

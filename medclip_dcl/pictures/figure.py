@@ -12,6 +12,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from matplotlib.patheffects import withStroke
 from PIL import Image
 
 from medclip_dcl.pictures.overlay import COLOUR_MAP, OPACITY
@@ -21,6 +22,7 @@ _COLUMNS = 4
 # Enough for a panel on paper; a radiograph has several times as many.
 _LONGEST_SIDE = 1024
 _LETTERS_A_LINE = 36
+_LINE_INCHES = 0.17
 
 
 class ShownFigure(Figure):
@@ -59,8 +61,12 @@ def draw_heat_maps(
     n_panels = len(titles) + 1
     columns = min(n_panels, _COLUMNS)
     rows = -(-n_panels // columns)
+    lines = max((_wrapped(title).count("\n") + 1 for title in titles), default=0)
     figure = ShownFigure(
-        figsize=(columns * PANEL_INCHES + 0.8, rows * PANEL_INCHES * max(1.0, height / width) + 0.6),
+        figsize=(
+            columns * PANEL_INCHES + 0.8,
+            rows * (PANEL_INCHES * max(1.0, height / width) + _LINE_INCHES * lines) + 0.6,
+        ),
         layout="constrained",
     )
     panels = list(figure.subplots(rows, columns, squeeze=False).flat)
@@ -73,7 +79,19 @@ def draw_heat_maps(
         axes.imshow(small, cmap="gray", vmin=0, vmax=255, extent=extent)
         for place, (x, y, w, h) in reversed(list(enumerate(boxes))):
             line: tuple[float, str] = (1.2, "--") if place else (1.6, "-")
-            axes.add_patch(Rectangle((x, y), w, h, fill=False, edgecolor="white", lw=line[0], ls=line[1]))
+            outline = withStroke(linewidth=line[0] + 1.6, foreground="black")  # white alone is lost on white
+            axes.add_patch(
+                Rectangle(
+                    (x, y),
+                    w,
+                    h,
+                    fill=False,
+                    edgecolor="white",
+                    lw=line[0],
+                    ls=line[1],
+                    path_effects=[outline],
+                )
+            )
     for axes, heat_map, title in zip(panels[1:], heat_maps, titles, strict=False):
         step = max(1, max(heat_map.shape) // _LONGEST_SIDE)
         few = heat_map[::step, ::step]

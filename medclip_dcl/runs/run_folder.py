@@ -42,6 +42,9 @@ TESTS = "tests"
 """Folder in a run folder for results that are not those of its own network on its own set."""
 LOCK_FILE = "training.lock"
 LENGTH = "trainer.max_epochs"
+_REMEDY = (
+    "restore it, or choose another --run_folder"  # without it the results could be taken for another run's
+)
 _OF_THE_END = ("results.json", "predictions", "figures", "report.html", "calibration.json", TESTS)
 """Measured or drawn at the end of training."""
 
@@ -144,7 +147,7 @@ class RunFolder:
                 f"{self.checkpoints} holds no last.ckpt: the run cannot be trained longer; choose another --run_folder"
             )
         if self.is_finished:
-            epochs = read_json(self.folder / FIT_FILE).get("epochs")
+            epochs = read_json(self.folder / FIT_FILE, _REMEDY).get("epochs")
             for path in (self.folder / name for name in _OF_THE_END):
                 earlier = path.with_name(f"{path.stem}_{epochs}_epochs{path.suffix}")
                 if path.exists():
@@ -157,7 +160,7 @@ class RunFolder:
     def data(self) -> dict[str, Any]:
         """Identity of the set of the training; empty where it is not known."""
         file = self.folder / DATA_FILE
-        return read_json(file) if file.is_file() else {}
+        return read_json(file, _REMEDY) if file.is_file() else {}
 
     def is_own(self, checkpoint: Path) -> bool:
         """True for a checkpoint of this run's training; for any checkpoint in a folder that holds no run."""

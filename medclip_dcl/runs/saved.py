@@ -13,7 +13,7 @@ import pandas as pd
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import read_yaml
 
-RESULTS_FORMAT_VERSION = 1
+RESULTS_FORMAT_VERSION = 2
 CONFIG_FILE = "config.yaml"
 RESULTS_FILE = "results.json"
 IMAGE_DIGESTS = ["dicom_id", "subject_id", "use", "digest", "original"]
@@ -129,14 +129,12 @@ def value_at(metrics: Any, path: str) -> Any:
     return next((value for value in inner if value is not None), None)
 
 
-def read_json(file: Path) -> dict[str, Any]:
+def read_json(file: Path, remedy: str = "delete it and run the command that wrote it") -> dict[str, Any]:
     """Read a JSON file of a run folder."""
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise SavedResultsError(
-            f"{file} is not readable JSON ({error}); delete it and run the command that wrote it"
-        ) from error
+        raise SavedResultsError(f"{file} is not readable JSON ({error}); {remedy}") from error
 
 
 def read_parquet(file: Path) -> pd.DataFrame:

@@ -89,7 +89,7 @@ def pseudo_log_likelihood(
         log_p NaN.
 
     Raises:
-        TypeError: a single string.
+        TypeError: a single string, or a sentence that is no string.
         ValueError: without `truncate`, a sentence with more tokens than the model has positions (names its
             index and length); `mask_every` below 1 or together with `within_word_l2r`; a token that the model does
             not have; a `dtype` to which the model cannot be converted.
@@ -97,9 +97,13 @@ def pseudo_log_likelihood(
     """
     if isinstance(sentences, str):
         raise TypeError("sentences: expected a sequence of strings, found a single string; wrap it in a list")
+    sentences = list(sentences)
+    for row, sentence in enumerate(sentences):
+        if not isinstance(sentence, str):  # the tokenizer would take two for a pair
+            raise TypeError(f"sentence {row}: expected a string, found {type(sentence).__name__}")
     plan = ScoringPlan(
         tokenizer,
-        list(sentences),
+        sentences,
         positions=int(model.config.max_position_embeddings),
         token_budget=default_token_budget(model) if token_budget is None else token_budget,
         within_word_l2r=within_word_l2r,

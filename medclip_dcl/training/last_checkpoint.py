@@ -355,8 +355,8 @@ def in_order(callbacks: Iterable[Callback]) -> list[Callback]:
     for one in listed:
         if isinstance(one, WeightAveraging) and not isinstance(one, AveragedWeights):
             raise UserError(
-                f"trainer.callbacks: expected no average of the weights, found {type(one).__name__}, which moves the "
-                "positions of a BERT; set ema_decay instead"
+                f"trainer.callbacks: expected no average of the weights, found {type(one).__name__}; set "
+                "ema_decay instead, which leaves integers such as the positions of a BERT alone"
             )
     return sorted(listed, key=_place)
 

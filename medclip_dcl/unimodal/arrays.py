@@ -164,6 +164,8 @@ def _read_parquet(file: Path) -> tuple[np.ndarray, np.ndarray]:
     for row, content in enumerate(encoded.to_pylist()):
         try:
             with Image.open(io.BytesIO(content), formats=("PNG", "JPEG")) as image:
+                if image.size != _CIFAR10_SHAPE[1:]:
+                    raise ValueError(f"{image.size}")
                 images[row] = np.asarray(image.convert("RGB")).transpose(2, 0, 1)
         except (OSError, ValueError) as error:
             raise UserError(

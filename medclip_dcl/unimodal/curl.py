@@ -70,13 +70,20 @@ def k_negative_loss(
         A scalar, or (anchor,) with reduction "none".
 
     Raises:
-        ValueError: an unknown loss or reduction.
+        ValueError: other shapes; no negative; an unknown loss or reduction.
 
     Example:
         >>> x, other = torch.tensor([[1.0, 0.0]]), torch.tensor([[[0.0, 1.0]]])
         >>> k_negative_loss(x, x, other, loss="hinge").item()  # the margin is 1
         0.0
     """
+    if positives.shape != anchors.shape or negatives.dim() != 3 or negatives.shape[::2] != anchors.shape:
+        raise ValueError(
+            "expected anchors and positives (anchor, dim) and negatives (anchor, negative, dim), found "
+            f"{tuple(anchors.shape)}, {tuple(positives.shape)} and {tuple(negatives.shape)}"
+        )
+    if not negatives.numel():
+        raise ValueError("expected an anchor and a negative at least, found none")
     anchors, positives, negatives = map(at_least_float32, (anchors, positives, negatives))
     # The difference comes first: inner products of large embeddings would cancel. Sums of products and not matrix
     # products: autocast leaves them in float32.

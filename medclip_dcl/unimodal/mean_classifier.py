@@ -129,6 +129,8 @@ def average_k_metrics(
     """
     uniform = torch.ones(len(means))
     rho = (uniform if class_distribution is None else class_distribution).detach().double().cpu()
+    if rho.shape != uniform.shape:
+        raise ValueError(f"class_distribution: expected {len(means)} shares, found {tuple(rho.shape)}")
     rho = rho / rho.sum()
     possible = rho.nonzero().flatten()
     check_number_of_tasks(len(possible), k)
@@ -159,6 +161,8 @@ def _average(
     loss: str,
 ) -> MeanClassifierMetrics:
     """Mean over tasks (which sum to 1 in weight), their classes (weighted within a task), and a class's cases."""
+    if not (embeddings.isfinite().all() and means.isfinite().all()):
+        raise ValueError("embeddings and means: expected finite numbers, found NaN or infinity")
     shares = class_weights[tasks]
     weights = task_weights[:, None] * shares / shares.sum(1, keepdim=True)
     total_loss = total_accuracy = 0.0

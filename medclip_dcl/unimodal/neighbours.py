@@ -35,6 +35,11 @@ def neighbour_predictions(
     Returns:
         The class with the largest vote; the first of those that tie.
     """
+    if k < 1 or not temperature > 0 or len(labels) != len(features) or len(features) <= (queries is None):
+        raise ValueError(
+            f"expected k of at least 1, a temperature above 0 and a label for each image, found {k}, {temperature} and "
+            f"{len(labels)} labels of {len(features)} images"
+        )
     bank = normalize(features.float(), dim=1)
     asked = bank if queries is None else normalize(queries.float(), dim=1)
     n_classes = int(labels.max()) + 1

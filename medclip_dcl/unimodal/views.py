@@ -40,6 +40,11 @@ class ViewsObjective(nn.Module):
         with torch.autocast(device_type=embeddings.device.type, enabled=False):
             embeddings = at_least_float32(embeddings)
             embeddings = gather_with_grad(embeddings.transpose(0, 1)).transpose(0, 1)
+            if len(embeddings) != self.n_views or embeddings.shape[1] < self.least_images:
+                raise ValueError(
+                    f"{type(self).__name__}: expected {self.n_views} views of {self.least_images}+ images, found "
+                    f"{len(embeddings)} of {embeddings.shape[1]}"
+                )
             required = {name: gather_with_grad(fields[name]) for name in self.requires}
             return self.loss_of_batch(embeddings, required)
 

@@ -11,6 +11,7 @@ import pytest
 
 from medclip_dcl.command import lightning_cli
 from medclip_dcl.command.cli import main
+from medclip_dcl.common.errors import UserError
 from tests.command.small_runs import small
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -151,6 +152,23 @@ RIGHT = [
 
 def test_right_configurations_are_taken():
     lightning_cli.check({" ".join(options): ["fit", *options, "--run_folder=run"] for options in RIGHT})
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "data.init_args.folder",
+        "model.init_args.init_from",
+        "model.init_args.text_encoder.init_args.pretrained",
+    ],
+)
+def test_sources_that_are_gone_are_named(option, small_set, small_bert, tmp_path):
+    there = {"data.init_args.folder": small_set, f"{MODEL[2:]}text_encoder.init_args.pretrained": small_bert}
+    given = [f"--{key}={value}" for key, value in {**there, option: tmp_path / "gone/x"}.items()]
+    with pytest.raises(UserError, match=f"^cell: {option}: no file and no folder .*gone/x"):
+        lightning_cli.check(
+            {"cell": ["fit", "--config", DEMO, "--run_folder=run", *given]}, needs_sources=True
+        )
 
 
 def test_the_command_comes_before_its_options(capsys):

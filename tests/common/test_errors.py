@@ -9,6 +9,7 @@ import pytest
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.data.image_text import ImageTextDataModule
+from medclip_dcl.data.labelled import LabelledDataModule
 from medclip_dcl.data.reports import ReportsDataModule
 from medclip_dcl.evaluation import FindingClassification, Grounding, ZeroShotClassification
 from medclip_dcl.networks.image_encoder import ResNetRegions
@@ -24,6 +25,8 @@ from medclip_dcl.objectives.in_batch import InBatchObjective
     [
         (lambda **x: ImageTextDataModule("set", **x), "data.sentences"),
         (lambda **x: ReportsDataModule("set", **x), "data.sampling"),
+        (lambda **x: LabelledDataModule("set", **x), "data.uncertain"),
+        (lambda **x: LabelledDataModule("set", **x), "data.blank"),
         (ResNetRegions, "image_encoder.depth"),
         (ResNetRegions, "image_encoder.stride"),
         (ResNetRegions, "image_encoder.projection"),

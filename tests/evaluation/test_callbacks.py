@@ -636,7 +636,7 @@ def test_chance_is_that_of_shuffled_candidates(n_correct, n_candidates):
 
 def test_results_say_what_they_are_of(tested):
     results = tested.results
-    assert results["format_version"] == 1
+    assert results["format_version"] == 2
     assert results["dataset"] == {
         "source": "colours",
         "fingerprint": "f00d",

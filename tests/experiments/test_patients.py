@@ -68,7 +68,7 @@ def write_tested(file: Path) -> tuple[Experiment, dict[str, pd.DataFrame]]:
         auc, acc = numbers(rows)
         metrics = {"auc": auc, "acc": acc, "by_finding": {"Edema": {"auc": auc, "acc": acc}}}
         results = {
-            "format_version": 1,
+            "format_version": 2,
             "metrics": {"classification": metrics},
             "protocol": {"classification": {"min_cases": 1}},
             **{part: {} for part in ("counts", "notes", "checkpoint", "dataset", "timings")},

@@ -60,6 +60,20 @@ def axes(**changes):
 MISTAKES = {
     "unknown key": ({"figure": []}, "figure: there is no such key; did you mean figures?"),
     "no axes": ({"axes": None}, "axes is missing"),
+    "empty axes": ({"axes": {}}, "axes is missing"),
+    "keys of one text": (axes(rate={"levels": {1: {}, "1": {}}}), "two keys are the same text: 1, '1'"),
+    "axis in braces": (
+        {"settings": {"trainer.default_root_dir": "a/{noize}"}},
+        "there is no axis noize; did you mean noise?",
+    ),
+    "values beside levels": (
+        axes(rate={"levels": {"slow": {}}, "values": [1]}),
+        "axes.rate: expected set and values, or",
+    ),
+    "logarithm of a name": (
+        {"figures": [LINES | {"log": True, "x": "rate"}]},
+        "a logarithmic axis needs numbers above 0",
+    ),
     "unknown command": (
         {"commands": ["fit", "tets"]},
         "commands.1: expected fit, validate, test, predict, found tets; did you mean test?",
@@ -94,7 +108,7 @@ MISTAKES = {
     "checkpoints": ({"checkpoints": "none"}, "checkpoints: expected keep, delete, found none"),
     "figure's kind": (
         {"figures": [LINES | {"kind": "line"}]},
-        "figures.0.kind: expected lines, differences, found line; did you mean lines?",
+        "figures.0.kind: expected lines, differences, map, found line; did you mean lines?",
     ),
     "figure's key": ({"figures": [LINES | {"z": 1}]}, "figures.0.z: there is no such key"),
     "figure's axis": (
@@ -268,7 +282,7 @@ BASE_MISTAKES = {
     "values": ({"axes": {"noise": [0.1]}}, "axes.noise: the axis of the base has values, not levels"),
     "no levels": (
         {"axes": {"rate": {"base": "slow"}}},
-        "axes.rate.levels: expected keys with values, found None",
+        "axes.rate: expected base: true and levels, found {'base': 'slow'}",
     ),
 }
 

@@ -30,7 +30,7 @@ def write_cells(file: Path, without: tuple[str, ...] = ()) -> None:
         seed = int(cell.levels.get("seed", 0))
         error = seed + 0.01 * noise - 0.1 * (cell.levels.get("rate") == "fast")
         results = {
-            "format_version": 1,
+            "format_version": 2,
             "metrics": {"tiny": {"error": error}, "slope": {"1.0": {"value": 0.5}}},
             **{part: {} for part in ("protocol", "counts", "notes")},
             "checkpoint": {"weights": cell.name},

@@ -30,7 +30,7 @@ NO_FIGURES = {"figures": None, "outcomes": {"error": "tiny/error"}}
 
 
 @pytest.fixture(autouse=True)
-def _quick_lanes(monkeypatch):
+def _quick_workers(monkeypatch):
     """Workers are forked from a process that has imported Lightning."""
     monkeypatch.setattr(workers, "CONTEXT", FRESH)
 

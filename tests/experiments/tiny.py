@@ -80,7 +80,7 @@ class TinyModel(LightningModule):
 
     def on_test_end(self) -> None:
         results = {
-            "format_version": 1,
+            "format_version": 2,
             "metrics": {
                 "tiny": {"error": float(self.trainer.callback_metrics["test/error"]), "undefined": None},
                 "slope": {"1.0": {"value": float(self.slope), "by_draw": [1.0]}},

@@ -199,7 +199,7 @@ def of_nan(folder):
     [
         (
             newer,
-            r"config.json: expected .* of format version 1, found version 2",
+            r"config.json: expected .* of format version 2, found version 3",
         ),
         (truncated("model.safetensors"), "model.safetensors is not a safetensors file, or it is truncated"),
         (truncated("config.json"), "config.json is not JSON, or it is truncated: .*copy it again"),

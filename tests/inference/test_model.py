@@ -176,7 +176,7 @@ def test_a_run_folder_loads_its_best_checkpoint_else_its_last(model, grey, tmp_p
     for name, gain in (("last", 1.0), ("best", 3.0)):
         state = {f"network.{key}": value * gain for key, value in network.state_dict().items()}
         torch.save(
-            {"format_version": 1, "network": network.config(), "state_dict": state},
+            {"format_version": 2, "network": network.config(), "state_dict": state},
             checkpoints / f"{name}.ckpt",
         )
         if name == "last":
@@ -184,7 +184,7 @@ def test_a_run_folder_loads_its_best_checkpoint_else_its_last(model, grey, tmp_p
                 assert load(tmp_path / "run").network.similarity.gamma2.item() == pytest.approx(14.0)
     assert load(tmp_path / "run").network.similarity.gamma2.item() == pytest.approx(100.0)
     torch.save(
-        {"format_version": 1, "network": {**network.config(), "findings": []}, "state_dict": {}},
+        {"format_version": 2, "network": {**network.config(), "findings": []}, "state_dict": {}},
         checkpoints / "best.ckpt",
     )
     with pytest.raises(ValueError, match="expected an image-text model, found a classifier"):
@@ -366,7 +366,7 @@ def test_channels_first_are_refused_as_a_batch(model):
     [
         (b"PK\x03\x04 truncated", "a.ckpt is not a checkpoint that can be loaded safely, or it is truncated"),
         (b"\xff\xd8\xff\xe0 a JPEG file", "or holds more than tensors and plain values"),
-        ({"format_version": 1, "network": Path("here")}, "or holds more than tensors and plain values"),
+        ({"format_version": 2, "network": Path("here")}, "or holds more than tensors and plain values"),
         ({"state_dict": {}}, "a.ckpt is not a checkpoint of an image-text model"),
     ],
 )

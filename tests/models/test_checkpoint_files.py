@@ -179,6 +179,6 @@ def test_exported_folders_that_are_incomplete_are_refused(of_python, tmp_path):
     (folder / "config.json").write_text(json.dumps({**config, "format_version": 99}))
     with pytest.raises(
         ValueError,
-        match="config.json: expected a network configuration of format version 1, found version 99",
+        match="config.json: expected a network configuration of format version 2, found version 99",
     ):
         ImageTextNetwork.from_pretrained(folder)

@@ -309,6 +309,11 @@ def pieces(*lines: str) -> Callable[[Path], None]:
     return change
 
 
+def no_tokenizer(folder: Path) -> None:
+    for name in ("tokenizer.json", "vocab.txt"):
+        (folder / name).unlink(missing_ok=True)
+
+
 def other_tokenizer(folder: Path) -> None:
     raw = {"model": {"type": "BPE", "vocab": {}}, "normalizer": None}
     (folder / "tokenizer.json").write_text(json.dumps(raw))
@@ -361,6 +366,12 @@ def other_tokenizer(folder: Path) -> None:
             "expected 'absolute', found 'relative_key'",
         ),
         (load_bert, config(is_decoder=True), "is_decoder: expected False, found True"),
+        (
+            load_bert,
+            config(num_attention_heads=None),
+            "num_attention_heads: expected an integer .* found None",
+        ),
+        (load_tokenizer, no_tokenizer, "has no tokenizer: neither tokenizer.json nor vocab.txt"),
         (load_bert, config(num_attention_heads=5), "12.* is not a multiple of .*5"),
         (load_tokenizer, pieces(*PIECES, "extra"), "19 tokens, but 18 embedding rows"),
         (load_tokenizer, pieces(*(f"piece{i}" for i in range(18))), r"no \[PAD\], \[UNK\]"),

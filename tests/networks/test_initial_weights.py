@@ -36,7 +36,7 @@ def network(small_bert) -> ImageTextNetwork:
 
 def checkpoint(network, prefix="network.") -> dict:
     state = {f"{prefix}{name}": value for name, value in network.state_dict().items()}
-    return {"format_version": 1, "network": network.config(), "state_dict": state, "objective": {}}
+    return {"format_version": 2, "network": network.config(), "state_dict": state, "objective": {}}
 
 
 def classifier(network, prefix) -> dict:
@@ -44,7 +44,7 @@ def classifier(network, prefix) -> dict:
     state = {f"{prefix}image_encoder.{k}": x for k, x in network.image_encoder.state_dict().items()}
     state["head.weight"] = torch.zeros(3, 6)
     return {
-        "format_version": 1,
+        "format_version": 2,
         "network": {"image_encoder": part_config(network.image_encoder)},
         "state_dict": state,
     }
@@ -303,10 +303,10 @@ class Code:
         ("a.ckpt", {"state_dict": {"w": torch.zeros(1)}}, "no description of its network"),
         (
             "a.ckpt",
-            {"format_version": 1, "network": {"x": 1}, "state_dict": {"w": torch.zeros(1)}},
+            {"format_version": 2, "network": {"x": 1}, "state_dict": {"w": torch.zeros(1)}},
             "no description of its network",
         ),
-        ("a.ckpt", {"format_version": 1, "network": {"image_encoder": {}}}, "is not a state dict"),
+        ("a.ckpt", {"format_version": 2, "network": {"image_encoder": {}}}, "is not a state dict"),
         (
             "a.pth",
             {"epoch": 3, "model": {}},
@@ -321,7 +321,7 @@ class Code:
         ("a.pth", Code(), "copy the file again, or give one of tensors"),
         (
             "a.ckpt",
-            {"format_version": 1, "network": {}, "state_dict": {"w": torch.zeros(1)}, "x": Code()},
+            {"format_version": 2, "network": {}, "state_dict": {"w": torch.zeros(1)}, "x": Code()},
             "Python objects are not",
         ),
     ],

@@ -56,7 +56,7 @@ def classifier(findings: list[str]) -> FindingNetwork:
         (lambda bert: network(bert, similarity=LSENonLocal(dim=128)), "'similarity': 128"),
         (lambda bert: network(bert, image_size=0), "image_size: expected a whole number of pixels"),
         (lambda bert: network(bert, std=(1.0, 0.0, 1.0)), "std above 0, found"),
-        (lambda bert: rebuilt(bert, format_version=7), "format version 1, found version 7"),
+        (lambda bert: rebuilt(bert, format_version=7), "format version 2, found version 7"),
         (lambda bert: rebuilt(bert, geometry="crop"), "geometry must be one of"),
         (lambda bert: rebuilt(bert, findings=["Edema"]), "expected an image-text model, found a classifier"),
         (
@@ -80,3 +80,12 @@ def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
     torch.save({**state, "extra": torch.zeros(1)}, tmp_path / "other.pth")
     with pytest.raises(UserError, match=r"missing \['fc.bias'\], unexpected \['extra'\]"):
         ResNetRegions(weights=str(tmp_path / "other.pth"))
+
+
+@pytest.mark.usefixtures("_shapes_unchecked")
+@pytest.mark.parametrize(
+    ("regions", "sentences"), [((2, 0, 8), (3, 8)), ((2, 4, 8), (8,)), ((2, 4, 8), (1, 3, 8))]
+)
+def test_other_shapes_have_no_logits(regions, sentences):
+    with pytest.raises(ValueError, match="GlobalCosine: expected regions .image, region, dim"):
+        GlobalCosine()(torch.ones(regions), torch.ones(sentences))

@@ -203,7 +203,7 @@ def _tested_run(
             table.to_parquet(folder / f"predictions{suffix}/{section}.parquet")
         cases, boxes = tables["classification"], tables["grounding"]
         results = {
-            "format_version": 1,
+            "format_version": 2,
             "metrics": _measured(tables),
             "protocol": {
                 "classification": {"min_cases": MIN_CASES, "prompts": {"Edema": {"positive": "Edema"}}},

@@ -86,7 +86,7 @@ def results(shift: float = 0.0, phantom: bool = False) -> dict:
     by_finding["Pneumothorax"] = {"auc": None, "acc": None}
     grounding = {"cnr": 1.2346 + shift, "cnr_signed": 0.9876 + shift, "miou": 0.1232 + shift}
     return {
-        "format_version": 1,
+        "format_version": 2,
         "metrics": {
             "classification": {"auc": 0.8123 + shift, "acc": 0.7, "n_findings": 4, "by_finding": by_finding},
             "grounding": {**grounding, "by_category": {"Edema": grounding}, "by_pair": grounding},
@@ -481,7 +481,7 @@ def test_other_findings_have_no_published_rows(copy):
         (lambda run: (run / "results.json").write_text("{"), "results.json is not readable JSON"),
         (
             lambda run: (run / "results.json").write_text('{"format_version": 99}'),
-            "format version 99, this program reads version 1; test the run again",
+            "format version 99, this program reads version 2; test the run again",
         ),
         (lambda run: (run / "metrics.csv").write_text(""), "metrics.csv is not a readable table"),
         (lambda run: (run / "metrics.csv").write_text("a,b\n1,2\n"), "metrics.csv has no column step"),

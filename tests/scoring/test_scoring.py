@@ -539,6 +539,8 @@ def test_longest_sentence_is_scored_and_one_more_is_refused(
 
 def test_a_single_string_is_refused(model: BertForMaskedLM, tokenizer: BertTokenizer) -> None:
     # A string is a sequence of strings: each letter would get a score.
+    with pytest.raises(TypeError, match="sentence 0: expected a string, found tuple"):
+        inspect.unwrap(pseudo_log_likelihood)(model, tokenizer, [("a", "b")])  # not as a pair
     with pytest.raises(TypeError, match="found a single string"):
         inspect.unwrap(pseudo_log_likelihood)(model, tokenizer, "heart")
 

@@ -296,7 +296,7 @@ BLACK = png(np.zeros((3, 32, 32), np.uint8))
 @pytest.mark.parametrize(
     ("columns", "words"),
     [
-        ({"img": [{"bytes": png(np.zeros((3, 32, 31), np.uint8))}], "label": [1]}, ["32 x 32", "row 0", "(3,32,31)"]),
+        ({"img": [{"bytes": png(np.zeros((3, 32, 31), np.uint8))}], "label": [1]}, ["32 x 32", "row 0", "(31, 32)"]),
         ({"img": [{"bytes": BLACK}, {"bytes": b"?"}], "label": [1, 2]}, ["row 1", "expected a PNG or JPEG"]),
         ({"img": [{"path": "a.png"}], "label": [1]}, ["columns img (or image) with bytes"]),
         ({"img": [3], "label": [1]}, ["columns img (or image) with bytes"]),

@@ -23,11 +23,13 @@ from medclip_dcl.unimodal import (
     SmallImageResNet,
     average_k_metrics,
     dcl_error_bound,
+    k_negative_loss,
     margin_loss,
     simclr_loss,
     ssd_error_bound,
 )
 from medclip_dcl.unimodal.arrays import read_images
+from medclip_dcl.unimodal.neighbours import neighbour_predictions
 from tests.unimodal.test_arrays import write_batches, write_stl10
 
 VIEWS = torch.ones(2, 3)
@@ -95,6 +97,22 @@ def test_a_setting_is_refused_by_name(make, options, words):
         make(**options)
     assert all(part in str(error.value) for part in words), error.value
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.usefixtures("_shapes_unchecked")
+def test_shapes_that_would_broadcast_are_refused():
+    ones = torch.ones
+    for call in (
+        lambda: k_negative_loss(VIEWS, VIEWS[:1], ones(2, 1, 3)),
+        lambda: k_negative_loss(VIEWS, VIEWS, ones(2, 0, 3)),
+        lambda: Blocks(2, 3)(ones(3, 3, 4), {}),
+        lambda: SimCLR()(ones(4, 2, 4), {}),
+        lambda: average_k_metrics(torch.eye(3), torch.arange(3), torch.eye(3), 1, class_distribution=ones(2)),
+        lambda: average_k_metrics(torch.eye(3) * torch.nan, torch.arange(3), torch.eye(3), 1),
+        lambda: neighbour_predictions(None, VIEWS, torch.arange(2), k=0),
+    ):
+        with pytest.raises(ValueError, match="expected"):
+            call()
 
 
 def test_folders_without_the_files_are_named(tmp_path):
