@@ -110,6 +110,7 @@ def contrast_to_noise_ratio(
         ValueError: the shapes differ.
     """
     _require_same_shape(heat_map, mask)
+    mask = mask.bool()  # integers would index
     is_defined = ~heat_map.isnan()
     (mean_in, variance_in), (mean_out, variance_out) = (
         _mean_and_variance(heat_map[side & is_defined]) for side in (mask, ~mask)

@@ -123,6 +123,8 @@ class ImageTextModel(ImageModel):
             )
         if not 0 <= image_to_text <= 1:
             raise UserError(f"model: image_to_text must lie in [0, 1], got {image_to_text}")
+        if not 0 <= beta2 < 1:  # AdamW would say it after the run folder is made
+            raise UserError(f"model: beta2 must lie in [0, 1), got {beta2}")
         self.network = ImageTextNetwork(image_encoder, text_encoder, similarity)
         self.objective = InBatchObjective(
             class_probability, negative_weights, image_to_text, same_text, loss, near_texts

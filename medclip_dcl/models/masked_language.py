@@ -59,6 +59,10 @@ class BertArchitecture:
     max_positions: int = 512
     dropout: float = 0.1
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.dropout < 1:  # torch takes 1, and trains on zeros
+            raise UserError(f"model.architecture: dropout must lie in [0, 1), got {self.dropout}")
+
 
 class MaskedLanguageModel(TrainedModel):
     """BERT trained to predict masked tokens of report sentences (Devlin et al., NAACL 2019).

@@ -21,6 +21,7 @@ FROZEN = {"frozen": True}
     [
         ({"learning_rate": 0.0}, "learning_rate .* 0.0"),
         ({"image_to_text": 1.5}, "image_to_text .* 1.5"),
+        ({"beta2": 1.5}, "beta2 .* 1.5"),
         ({"masked_language_weight": -1.0}, "masked_language_weight .* -1"),
         ({"masked_language_weight": 1.0}, "masked_language_weight .*masked_language_head: true"),
         ({"init_parts": ["similarity"]}, "init_parts .* init_from"),
@@ -68,3 +69,8 @@ def test_a_classifier(options: dict[str, Any], words: str) -> None:
 def test_a_language_model(options: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         MaskedLanguageModel(**{"architecture": BertArchitecture(), **options})
+
+
+def test_dropout_of_everything_is_refused() -> None:
+    with pytest.raises(UserError, match="dropout must lie in .* 1.0"):
+        BertArchitecture(dropout=1.0)
