@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import warnings
 import zipfile
-from contextlib import suppress
 from pathlib import Path
 
-from medclip_dcl.common.distributed import rank_and_size
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import link, sync_folder
 from medclip_dcl.common.weight_files import read_torch_file
@@ -54,13 +52,14 @@ def find_readable(folder: Path) -> Path | None:
             problems[file] = problem
             continue
         for bad, why in problems.items():
-            if rank_and_size()[0] == 0:
-                warnings.warn(
-                    f"{bad} cannot be read ({why}): the run continues from the one before it, {file}",
-                    stacklevel=2,
-                )
-            with suppress(FileNotFoundError):  # another process was quicker
+            try:
                 os.replace(bad, folder / UNREADABLE)
+            except FileNotFoundError:
+                continue  # another process was quicker, and says so
+            warnings.warn(
+                f"{bad} cannot be read ({why}): the run continues from the one before it, {file}",
+                stacklevel=2,
+            )
         return file
     if problems:
         what = "; ".join(f"{file}: {problem}" for file, problem in problems.items())
