@@ -237,7 +237,7 @@ def test_broken_run_continues_to_the_same_bytes(
         main(["--data", str(prepared), "--model", str(model), "--device", "cpu", *SMALL_BATCHES])
     assert len(first) == 3 and sum(first) + sum(second) == 9
     assert expected.read_bytes() == whole
-    assert f"continuing: 3 of {3 + len(second)} batches were done before" in capsys.readouterr().out
+    assert f"continuing: {sum(first)} of 9 sentences were done before" in capsys.readouterr().out
     assert [path.name for path in (prepared / "text_embedding").iterdir()] == [expected.name]
 
 
