@@ -47,17 +47,14 @@ _TOLERANCE = 1e-3
 
 def dialled_rates(catalogue: Catalogue, options: Options) -> Rates | None:
     """The rates of a phantom's training and validate studies; None for the catalogue's, as without a dial."""
-    if not options.is_dialled:
-        return None
     asked, rare = options.false_negatives, options.rare_findings
     if asked is None:
-        return other_rates(catalogue, 1.0, 0.0, 1.0, rare)
+        return None if rare is None else other_rates(catalogue, 1.0, 0.0, 1.0, rare)
     means = [_mean_at(place, catalogue, rare) for place in _PLACES]
     if not means[0] <= asked <= means[-1]:
-        with_rare = "" if rare is None else f" with --rare_findings {rare:g}"
         raise PhantomError(
-            f"--false_negatives is {asked:g}; within reach{with_rare} is a mean share from "
-            f"{math.ceil(means[0] * 100) / 100:g} to {math.floor(means[-1] * 100) / 100:g}"
+            f"--false_negatives: expected {math.ceil(means[0] * 100) / 100:g} to "
+            f"{math.floor(means[-1] * 100) / 100:g} with these --rare_findings, found {asked:g}"
         )
     stage = next(k for k, mean in enumerate(means[1:]) if asked <= mean)
 

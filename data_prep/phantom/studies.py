@@ -92,7 +92,7 @@ def draw_state(
         forced, share = forced_in_test(catalogue, test_number, with_rare=rates is not None), 0.4
         of_study = usual
     drawn = _draw_tail(catalogue, rng, np.array(of_study.tail) * share)
-    common = _draw_chex5(catalogue, rng, of_study.factors())
+    common = _draw_chex5(catalogue, rng, dict(of_study.common))
     findings: list[FindingClass] = []
     # Rare findings first: they must not lose their place to common ones.
     for finding in [*forced, *drawn, *common]:
