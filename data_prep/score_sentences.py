@@ -35,7 +35,7 @@ from data_prep.scores.language_model import (
     settings_fingerprint,
 )
 from medclip_dcl.common.command_line import option, parse_options, run_command, whole_number
-from medclip_dcl.data.prepared import PreparedDataError, PreparedSet, seal, write_table
+from medclip_dcl.data.prepared import PreparedSet, seal, write_table
 
 if TYPE_CHECKING:
     import torch
@@ -196,11 +196,6 @@ def _processes(device: str) -> Iterator[Fabric]:
         # Not SLURM's environment, which expects as many processes as the job has tasks.
         yield Fabric(accelerator=device, devices=1, plugins=LightningEnvironment())
         return
-    if "LOCAL_WORLD_SIZE" not in os.environ:
-        raise PreparedDataError(
-            f"WORLD_SIZE is {size}, but LOCAL_WORLD_SIZE is not set: start several processes by torchrun, or unset "
-            "WORLD_SIZE for one"
-        )
     local_size = int(os.environ["LOCAL_WORLD_SIZE"])
     # A fast process waits for a slow one; torchrun ends both if one of them dies.
     strategy = DDPStrategy(timeout=_LONGEST_WAIT)

@@ -1,8 +1,7 @@
 """The share of false negatives on request: the rates under which reports reach a mean rho.
 
 An anchor is a sentence of a training report, once for each report that has it. rho is the share of frontal training
-images of which the sentence is true: of so many of its negatives it is true as well. `--false_negatives` is the mean of
-rho over all anchors.
+images of which the sentence is true. `--false_negatives` is the mean of rho over all anchors.
 
 From few to many, a path through three stages of `other_rates`, each linear, leads
 
@@ -11,12 +10,8 @@ From few to many, a path through three stages of `other_rates`, each linear, lea
 2. to normal = 2, about 1.75 times the catalogue's normal sentences, at unchanged findings: only the reports differ;
 3. to 0.4 times as many findings.
 
-The mean at a place of the path is an expectation: over the findings of `_STUDIES` drawn studies, always the same, and
-over the chances of their reports to state each class. So the option decides the rates, whatever the seed.
-
-Test studies keep the catalogue's findings and reports at any value, so that figures on them can be compared across
-values; outside the training studies labels are those of a reader who looks for every finding, since reports without
-normal sentences deny nothing.
+The mean at a place of the path is an expectation over `_STUDIES` drawn studies, always the same. Test studies keep the
+catalogue's findings and reports at any value; docs/other_data.md has the consequences.
 """
 
 from __future__ import annotations

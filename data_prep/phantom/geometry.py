@@ -20,8 +20,6 @@ GRID = 208
 
 Field = Float32[np.ndarray, "row column"]
 
-_OVERSAMPLING = 2
-
 
 def smooth_step(values: Field, width: float) -> Field:
     """0 where values are negative, 1 where positive, with a soft edge of about 5 widths (cubic)."""
@@ -45,13 +43,10 @@ def bump(values: Field, width: float) -> Field:
 
 
 class Frame:
-    """A grid with the body coordinates of its pixels.
+    """A grid of `height` x `width` pixels with their body coordinates.
 
-    Args:
-        height, width: of the grid, px.
-        scale: body units that fit into the grid's shorter side.
-        angle: rotation of the body in the image, rad.
-        shift: of the body in the image, body units (right, down).
+    `scale` body units fit into the grid's shorter side; the body is rotated by `angle` (rad) and shifted by `shift`
+    (body units right, down).
     """
 
     def __init__(
@@ -114,7 +109,7 @@ class Frame:
             widths: of each line or of all, body units.
             values: of each line or of all, in [0, 1].
         """
-        factor = _OVERSAMPLING
+        factor = 2  # drawn larger, for smooth edges
         picture = Image.new("L", (self.width * factor, self.height * factor))
         pen = ImageDraw.Draw(picture)
         # All points at once: there are hundreds of lines in an image.

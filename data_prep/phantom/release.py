@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import io
 import json
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -66,11 +65,9 @@ _STATE, _REPORT, _IMAGES, _LABELS, _PHRASES, _DEGRADED = 10, 11, 12, 13, 14, 16
 
 
 def write_phantom(folder: Path, options: Options, workers: int = 1) -> bool:
-    """Write a phantom, or what is missing of it.
+    """Write a phantom, or what is missing of it; False for a finished one with these options.
 
-    Files that are there and whole are kept; every file is written under another name and renamed. The folder is
-    the same, byte by byte, for the same options, regardless of the number of workers and of interruptions.
-    Returns False for a finished phantom with these options.
+    The folder is the same, byte by byte, for the same options, regardless of workers and interruptions.
     """
     if _is_finished(folder, options):
         return False
@@ -81,7 +78,10 @@ def write_phantom(folder: Path, options: Options, workers: int = 1) -> bool:
     truth.mkdir(parents=True, exist_ok=True)
     write_json(truth / _STARTED, _described(options))
     planned = plan_studies(options.studies, options.seed)
-    records = list(_write_studies(folder, options, rates, planned, workers))
+    write = functools.partial(write_study, folder, options, rates)
+    with worker_processes(workers) as pool:
+        written = pool.map(write, planned, chunksize=8) if pool else map(write, planned)
+        records = list(progress(written, len(planned), "phantom", "studies"))
     write_tables(folder, records)
     years = [(record.planned.subject_id, int(record.date[:4])) for record in records]
     write_gzip_csv(folder / PATIENTS_FILE, PATIENT_COLUMNS, patient_rows(options.seed, years))
@@ -114,15 +114,6 @@ def _is_finished(folder: Path, options: Options) -> bool:
             f"--output {folder}: expected a new or empty folder, or a phantom; found other files"
         )
     return False
-
-
-def _write_studies(
-    folder: Path, options: Options, rates: Rates | None, planned: Sequence[PlannedStudy], workers: int
-) -> Iterator[StudyRecord]:
-    write = functools.partial(write_study, folder, options, rates)
-    with worker_processes(workers) as pool:
-        records = pool.map(write, planned, chunksize=8) if pool else map(write, planned)
-        yield from progress(records, len(planned), "phantom", "studies")
 
 
 def write_study(folder: Path, options: Options, rates: Rates | None, planned: PlannedStudy) -> StudyRecord:

@@ -26,10 +26,7 @@ _FORCED_IN_TEST = 2
 
 @dataclass(frozen=True)
 class PlannedStudy:
-    """A study before anything is drawn: its random numbers come from (seed, index).
-
-    `test_number` counts the test studies; it is None elsewhere.
-    """
+    """A study before anything is drawn; `test_number` counts the test studies and is None elsewhere."""
 
     index: int
     study_id: int
@@ -54,13 +51,10 @@ def plan_studies(studies: int, seed: int) -> list[PlannedStudy]:
     tests = 0
     for subject_id, size, split in zip(subject_ids, sizes, splits, strict=True):
         for _ in range(size):
-            is_test = split == "test"
-            planned.append(
-                PlannedStudy(
-                    len(planned), int(next(study_ids)), int(subject_id), split, tests if is_test else None
-                )
-            )
-            tests += is_test
+            test_number = tests if split == "test" else None
+            study_id = int(next(study_ids))
+            planned.append(PlannedStudy(len(planned), study_id, int(subject_id), split, test_number))
+            tests += split == "test"
     return planned
 
 
@@ -80,9 +74,8 @@ def draw_state(
 ) -> StudyState:
     """Draw the findings of a study.
 
-    Test studies get `_FORCED_IN_TEST` of the rarer classes with boxes in turn, so that each has boxes to be
-    found; all other studies follow the catalogue's frequencies, on which rho is measured, or `rates`. With any, the
-    classes of `RARE_FINDINGS` without boxes take turns in the test studies too.
+    Test studies get `_FORCED_IN_TEST` of the rarer classes with boxes in turn, so that each has boxes to be found, and
+    with `rates` those of `RARE_FINDINGS` without boxes; all others follow the catalogue's frequencies, or `rates`.
     """
     usual = ordinary(catalogue)
     if test_number is None:
@@ -103,10 +96,7 @@ def draw_state(
 
 
 def forced_in_test(catalogue: Catalogue, test_number: int, with_rare: bool = False) -> list[FindingClass]:
-    """The classes of the long tail with boxes (and rare grades of CheX5) whose turn it is in this test study.
-
-    `with_rare` adds the classes of `RARE_FINDINGS` without boxes.
-    """
+    """The rarer classes whose turn it is in this test study: those with boxes, `with_rare` also `RARE_FINDINGS`."""
     tail = {c.class_id for c in catalogue.tail}
     rare = [c for c in catalogue.classes if c.category and (c.class_id in tail or 0 < c.frequency < RARE)]
     if with_rare:

@@ -159,7 +159,7 @@ def _write_boxes(folder: Path, boxes: Sequence[BoxRecord]) -> None:
 
 def write_truth(truth: Path, records: Sequence[StudyRecord]) -> None:
     classes = catalogue()
-    tables = {
+    tables: dict[str, tuple[Sequence[str], Iterable[Sequence[object]]]] = {
         "classes": (CLASS_COLUMNS, _class_rows(classes, records)),
         "sentences": (("text", "class_id"), classes.sentences()),
         "image_classes": (

@@ -64,14 +64,12 @@ class MaskedCopies:
 
     @property
     def copy_of_query(self) -> Int[Tensor, " query"]:
-        """(query,) copy of each query."""
         if self.query_copy is None:
             return torch.arange(len(self.query_position), device=self.query_position.device)
         return self.query_copy
 
     @property
     def targets(self) -> Int[Tensor, " query"]:
-        """(query,) token that is scored."""
         return self.tokens[self.sentence[self.copy_of_query], self.query_position]
 
     def split(self, size: int) -> list[MaskedCopies]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -22,7 +21,6 @@ from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import write_json
 from medclip_dcl.data.prepared import FORMAT_VERSION, PreparedDataError, PreparedSet, write_table
 from medclip_dcl.networks.bert_folder import (
-    ModelFolderError,
     load_masked_language_model,
     load_tokenizer,
     save_language_model,
@@ -31,7 +29,6 @@ from medclip_dcl.networks.bert_folder import (
 from medclip_dcl.scoring import pseudo_log_likelihood
 from tests.processes import in_processes
 
-ROOT = Path(__file__).resolve().parents[2]
 TEXTS = ["No pneumothorax.", "Heart size is normal.", "no Pneumothorax .", "Small left effusion."]
 WORDS = ["no", "pneumo", "##thorax", "heart", "size", "is", "normal", "small", "left", "effusion", "."]
 
@@ -101,13 +98,6 @@ def test_second_run_does_nothing(
     assert capsys.readouterr().out.rstrip().endswith("nothing to do")
 
 
-def test_scores_of_other_sentences_are_made_again(prepared: Path, model: Path) -> None:
-    file = score(prepared, model)
-    pd.read_parquet(file).iloc[1:].to_parquet(file, index=False)
-    main(["--data", str(prepared), "--model", str(model), "--device", "cpu"])
-    assert len(pd.read_parquet(file)) == 4
-
-
 def test_other_weights_and_masking_get_own_files(prepared: Path, model: Path, tmp_path: Path) -> None:
     first = score(prepared, model)
     second = score(prepared, write_model(tmp_path / "other" / "small_bert", seed=1))
@@ -117,25 +107,6 @@ def test_other_weights_and_masking_get_own_files(prepared: Path, model: Path, tm
     changed = (original["log_p"] - l2r["log_p"]).abs() > 1e-6
     assert changed.tolist() == [False, False, True, True]  # pneumo ##thorax
     assert not (original["log_p"] == pd.read_parquet(second)["log_p"]).any()
-
-
-def test_other_texts_are_scored_again(prepared: Path, model: Path) -> None:
-    file = score(prepared, model)
-    sentences = pd.read_parquet(prepared / "sentences.parquet")
-    sentences.loc[sentences["sentence_id"] == 2, "text"] = "Heart is normal."
-    write_table(sentences, prepared / "sentences.parquet", "sentences")
-    main(["--data", str(prepared), "--model", str(model), "--device", "cpu"])
-    assert pd.read_parquet(file)["n_tokens"].tolist() == [4, 4, 4, 4]
-
-
-def test_another_activation_is_another_model(prepared: Path, model: Path) -> None:
-    """The weights are the same, so that the file is, too; what it holds is not."""
-    file = score(prepared, model)
-    before = pd.read_parquet(file)["log_p"]
-    raw = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps({**raw, "hidden_act": "relu"}))
-    main(["--data", str(prepared), "--model", str(model), "--device", "cpu"])
-    assert ((pd.read_parquet(file)["log_p"] - before).abs() > 1e-4).all()
 
 
 def test_dtype_and_approximation_get_own_files(prepared: Path, model: Path) -> None:
@@ -310,14 +281,6 @@ def test_two_processes_share_what_is_left(
     assert [path.name for path in (prepared / "log_p").iterdir()] == [file.name]
 
 
-def test_token_budget_changes_rounding_only(prepared: Path, model: Path) -> None:
-    file = score(prepared, model)
-    expected = pd.read_parquet(file)["log_p"].tolist()
-    file.unlink()
-    again = score(prepared, model, "--token_budget", "7")
-    assert pd.read_parquet(again)["log_p"].tolist() == pytest.approx(expected, rel=1e-5)
-
-
 def test_too_long_sentence_is_cut_and_reported(
     prepared: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -330,22 +293,46 @@ def test_too_long_sentence_is_cut_and_reported(
     assert "1 sentences were too long for the model: only their beginning was scored (sentence_id 7)" in said
 
 
-def test_settings_that_change_no_score_make_no_work(
-    prepared: Path, model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    score(prepared, model)
-    raw = json.loads((model / "config.json").read_text())
-    for name, value in (
-        ("hidden_dropout_prob", 0.3),
-        ("gradient_checkpointing", False),
-        ("use_cache", False),
-    ):
+def _fewer_rows(file: Path, _: Path) -> None:
+    pd.read_parquet(file).iloc[1:].to_parquet(file, index=False)
+
+
+def _other_text(file: Path, _: Path) -> None:
+    place = file.parents[1] / "sentences.parquet"
+    sentences = pd.read_parquet(place)
+    sentences.loc[sentences["sentence_id"] == 2, "text"] = "Heart is normal."
+    write_table(sentences, place, "sentences")
+
+
+def _setting(name: str, value: object) -> Callable[[Path, Path], None]:
+    def change(_: Path, model: Path) -> None:
+        raw = json.loads((model / "config.json").read_text())
         (model / "config.json").write_text(json.dumps({**raw, name: value}))
-        main(["--data", str(prepared), "--model", str(model), "--device", "cpu"])
-        assert "nothing to do" in capsys.readouterr().out
-    (model / "config.json").write_text(json.dumps({**raw, "layer_norm_eps": 1e-3}))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "is_again"),
+    [
+        (_fewer_rows, True),
+        (_other_text, True),
+        (_setting("hidden_act", "relu"), True),
+        (_setting("layer_norm_eps", 1e-3), True),
+        (_setting("hidden_dropout_prob", 0.3), False),
+        (_setting("use_cache", False), False),
+    ],
+)
+def test_only_what_changes_scores_makes_work(
+    prepared: Path, model: Path, change: Callable, is_again: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = score(prepared, model)
+    before = pd.read_parquet(file)
+    change(file, model)
     main(["--data", str(prepared), "--model", str(model), "--device", "cpu"])
-    assert "is of other settings or sentences: the sentences are computed again" in capsys.readouterr().out
+    said, after = capsys.readouterr().out, pd.read_parquet(file)
+    assert ("is of other settings or sentences" in said) == is_again == ("nothing to do" not in said)
+    assert len(after) == 4 and (after["log_p"].equals(before["log_p"]) or is_again)
 
 
 def test_unwritable_set_is_named_before_work(
@@ -368,25 +355,9 @@ def test_damaged_scores_are_made_again(
     assert f"{file} is damaged (" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("options", "world", "message"),
-    [
-        (["--mask_every", "2", "--within_word_l2r"], "1", "mask_every: expected .* without within_word_l2r"),
-        ([], "2", "WORLD_SIZE is 2, but LOCAL_WORLD_SIZE is not set"),
-    ],
-)
-def test_refusals(
-    prepared: Path,
-    model: Path,
-    options: list[str],
-    world: str,
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("WORLD_SIZE", world)
-    with pytest.raises(UserError, match=message):
-        score(prepared, model, *options)
-    assert not (prepared / "log_p").exists()
+def test_approximation_excludes_the_other_masking(prepared: Path, model: Path) -> None:
+    with pytest.raises(UserError, match="mask_every: expected .* without within_word_l2r"):
+        score(prepared, model, "--mask_every", "2", "--within_word_l2r")
 
 
 @pytest.mark.parametrize("option", ["--token_budget", "--mask_every"])
@@ -403,37 +374,6 @@ def test_texts_are_not_printed(prepared: Path, model: Path, capsys: pytest.Captu
     assert not any(word in (captured.out + captured.err).lower() for word in ("pneumo", "heart", "effusion"))
 
 
-def _no_head(folder: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
-    state = load_file(folder / "model.safetensors")
-    kept = {name: value for name, value in state.items() if name.startswith("bert.")}
-    save_file(kept, folder / "model.safetensors")
-
-
-def _other_tokenizer(folder: Path) -> None:
-    (folder / "tokenizer.json").unlink()
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, "extra"]
-    (folder / "vocab.txt").write_text("\n".join(pieces))
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (_no_head, r"missing \['cls\.predictions\.bias'"),
-        (_other_tokenizer, "tokenizer does not fit the weights: 17 tokens, but 16 embedding rows"),
-        (lambda folder: shutil.rmtree(folder), "is neither an existing folder"),
-    ],
-)
-def test_a_model_that_cannot_score_is_refused(
-    prepared: Path, model: Path, damage, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    damage(model)
-    with pytest.raises(ModelFolderError, match=message):
-        main(["--data", str(prepared), "--model", str(model)])
-    assert not (prepared / "log_p").exists()
-
-
 def test_weights_that_give_no_number_are_refused(prepared: Path, model: Path) -> None:
     network = load_masked_language_model(model)
     with torch.no_grad():
@@ -441,13 +381,6 @@ def test_weights_that_give_no_number_are_refused(prepared: Path, model: Path) ->
     save_language_model(network, load_tokenizer(model), model)
     with pytest.raises(UserError, match="sentence 0 has no finite log probability: in float16"):
         main(["--data", str(prepared), "--model", str(model)])
-
-
-def test_missing_set_is_one_line(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "data_prep.score_sentences", "--data", str(tmp_path), "--model", "none"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: prepared data set") and "Traceback" not in done.stderr
 
 
 def test_cxr_berts_own_folder_scores(prepared: Path, real_data: Path, tmp_path: Path) -> None:

@@ -140,15 +140,6 @@ def test_an_activation_of_ones_own_is_respected(network: BertForMaskedLM, copies
     assert not torch.allclose(found, usual, rtol=1e-3)
 
 
-def test_norms_without_bias_go_the_whole_way(network: BertForMaskedLM, copies: MaskedCopies) -> None:
-    output = network.bert.encoder.layer[1].output
-    output.LayerNorm = torch.nn.LayerNorm(21, bias=False).double()
-    with pytest.warns(UserWarning, match=r"module bert\.encoder\.layer\.1\.output\.LayerNorm has no bias"):
-        chosen = masked_bert.masked_bert(network, MASK)
-    assert isinstance(chosen, WholeMaskedBert)
-    assert chosen.log_probability(copies).isfinite().all()
-
-
 def test_bfloat16_is_as_precise_as_the_whole_model(network: BertForMaskedLM, copies: MaskedCopies) -> None:
     """Mean errors against float64; what the short cuts round and what the whole model rounds differ a little."""
     expected, _ = both(network, copies)
