@@ -52,8 +52,8 @@ _MEANING = "medclip_dcl_embedded"
 # Tokens in a batch, by device.
 _BATCH_TOKENS = {"cpu": 4096, "cuda": 65536}
 _PAIRS = 20_000
-# Least difference of the first and the last quantile; a BERT-sized network with random weights has .002.
-_LEAST_SPREAD = 0.01
+# Smallest difference of the first and the last quantile; a BERT-sized network with random weights has .002.
+_MIN_SPREAD = 0.01
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 
 
@@ -185,7 +185,7 @@ def _similarity_summary(embedding: TextEmbedding, reports: pd.DataFrame) -> str:
         "  a report's embedding is the mean of its sentences'; with a threshold at the 95% quantile "
         "one pair in 20 counts as similar",
     ]
-    if found[-1] - found[0] < _LEAST_SPREAD:
+    if found[-1] - found[0] < _MIN_SPREAD:
         lines.append(
             "  reports hardly differ by these embeddings, as with a [CLS] that no task has trained: see --pooling"
         )

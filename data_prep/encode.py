@@ -174,8 +174,8 @@ def _view(settings: Settings, network: ImageTextNetwork) -> View:
     seen = settings.evaluation_crop or size
     if seen > size or seen % network.stride:
         raise UserError(
-            f"evaluation sees {seen} pixels of {size}: it must be at most the whole image, and a multiple of the image "
-            f"encoder's stride, {network.stride} (--image_size, --evaluation_crop)"
+            f"--evaluation_crop: expected at most {size} pixels (--image_size), and a multiple of the image encoder's "
+            f"stride, {network.stride}; found {seen}"
         )
     return View(seen, size)
 

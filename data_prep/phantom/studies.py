@@ -18,7 +18,7 @@ LOW_VOLUMES = 0.13
 
 # Share of patients in heart failure, which causes cardiomegaly, edema and effusions together.
 _HEART_FAILURE = 0.15
-MOST_TAIL_FINDINGS = 4
+_MAX_TAIL_FINDINGS = 4
 RARE = 0.02
 """Findings of CheX5 in a place and grade rarer than this take turns in the test studies with the long tail."""
 _FORCED_IN_TEST = 2
@@ -112,7 +112,7 @@ def _draw_tail(
     is_drawn = rng.random(len(catalogue.tail)) < chances
     drawn = [f for f, yes in zip(catalogue.tail, is_drawn, strict=True) if yes]
     order = rng.permutation(len(drawn))
-    return [drawn[k] for k in order[:MOST_TAIL_FINDINGS]]
+    return [drawn[k] for k in order[:_MAX_TAIL_FINDINGS]]
 
 
 def _draw_chex5(

@@ -233,29 +233,21 @@ def test_broken_run_continues_to_the_same_bytes(
     assert [path.name for path in (prepared / "text_embedding").iterdir()] == [expected.name]
 
 
-def test_too_long_sentence_is_cut_and_reported(
+def test_sentences_too_long_or_empty_are_embedded(
     prepared: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sentences = pd.read_parquet(prepared / "sentences.parquet")
-    for number, words in ((2, 126), (4, 300)):  # 126 and [CLS] and [SEP] just fit
+    for number, words in ((2, 126), (4, 300), (3, 0)):  # 126 and [CLS] and [SEP] just fit
         sentences.loc[sentences["sentence_id"] == number, "text"] = "no " * words
     write_table(sentences, prepared / "sentences.parquet", "sentences")
     embed(prepared, model)
     found = PreparedSet(prepared).text_embedding().embedding
     assert np.array_equal(found[2], found[4])
+    np.testing.assert_allclose(found[3:4], one_by_one(model, [""]), rtol=1e-4, atol=1e-5)
     assert (
         "1 sentences were too long for the model: only their beginning was embedded"
         in capsys.readouterr().out
     )
-
-
-def test_an_empty_sentence_is_cls_and_sep(prepared: Path, model: Path) -> None:
-    sentences = pd.read_parquet(prepared / "sentences.parquet")
-    sentences.loc[sentences["sentence_id"] == 3, "text"] = ""
-    write_table(sentences, prepared / "sentences.parquet", "sentences")
-    embed(prepared, model)
-    found = PreparedSet(prepared).text_embedding().embedding[3:4]
-    np.testing.assert_allclose(found, one_by_one(model, [""]), rtol=1e-4, atol=1e-5)
 
 
 def test_report_embedding_is_its_distinct_sentences_mean() -> None:

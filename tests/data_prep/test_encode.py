@@ -77,7 +77,7 @@ def test_finished_features_stay_and_others_are_refused(encoded, exported, small_
         main([*arguments(encoded, other), "--evaluation_crop", "48", "--name", "middle"])
     with pytest.raises(ValueError, match="is of another evaluation_size; choose"):
         main([*arguments(encoded, exported), "--name", "middle"])
-    with pytest.raises(ValueError, match="evaluation sees 40 pixels of 64: .* multiple of .* stride, 16"):
+    with pytest.raises(ValueError, match="expected at most 64 pixels .* stride, 16; found 40"):
         main([*arguments(encoded, exported), "--evaluation_crop", "40"])
     assert {file: file.stat().st_mtime_ns for file in folder.iterdir()} == before
     with pytest.raises(ValueError, match=r"no finished features named best \(there: middle\)"):

@@ -99,7 +99,7 @@ def test_grades_differ_in_extent(kind: str) -> None:
 
 
 def test_rare_findings_are_as_visible_as_common_ones() -> None:
-    boxed = [c for c in CLASSES.tail if c.category]
+    boxed = [c for c in CLASSES.tail if c.category][::2]
     changes = [_change(c.name, study=c.class_id % 8)[0] for c in boxed]
     assert abs(spearmanr(changes, [c.frequency for c in boxed]).statistic) < 0.2
     common = [
