@@ -5,8 +5,8 @@
 FOLDER is a Hugging Face folder or repository id of a BERT (no head is needed), the initial text encoder. The
 embeddings, [CLS] of the last hidden state or the mean over all tokens, in float32, go to
 ``SET/text_embedding/NAME.parquet`` with the columns sentence_id and embedding; NAME is the folder's name, a fingerprint
-of the encoder's weights and "-mean" for that pooling. Existing embeddings are not computed again. Finished batches are
-written three times a minute, so that the same command continues after a kill.
+of the encoder's weights and "-mean" for that pooling. Existing embeddings are not computed again, and the same command
+continues after a kill.
 
 The objectives by text similarity read them. The command prints quantiles of the similarity between reports of different
 studies, to choose a threshold by; data_prep.text_similarity prints what a threshold finds.
@@ -21,21 +21,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
-from data_prep.command import progress
 from data_prep.scores import language_model
 from data_prep.scores.language_model import (
-    Parts,
+    RowFile,
     choose_device,
     has_results,
+    journal,
+    remove_progress,
     require_writable,
     result_file,
     settings_fingerprint,
 )
 from medclip_dcl.common.command_line import option, parse_options, run_command, whole_number
 from medclip_dcl.data.prepared import (
-    PreparedDataError,
     PreparedSet,
     TextEmbedding,
     report_embedding,
@@ -52,8 +52,8 @@ _MEANING = "medclip_dcl_embedded"
 # Tokens in a batch, by device.
 _BATCH_TOKENS = {"cpu": 4096, "cuda": 65536}
 _PAIRS = 20_000
-# Least difference of the first and the last quantile; a BERT-sized network with random weights has .002.
-_LEAST_SPREAD = 0.01
+# Smallest difference of the first and the last quantile; a BERT-sized network with random weights has .002.
+_MIN_SPREAD = 0.01
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 
 
@@ -98,45 +98,36 @@ def embed_sentences(settings: Settings) -> Path:
     meaning = f"{pieces.fingerprint_with(special)}-{settings_fingerprint(network)}"
     network = network.to(device)
     budget = settings.batch_tokens or _BATCH_TOKENS[device]
-    batches = pieces.in_batches(budget)
-    parts = Parts(file, meaning, f"{budget}-{device}", lambda number: _rows(pieces, batches[number]))
     ids = sentences["sentence_id"].to_numpy()
-    if has_results(file, ids, (_MEANING, meaning)):
+    if has_results(file, ids, _MEANING, meaning):
         print(f"{file} holds the embeddings of all {len(ids):,} sentences by this model: nothing to do")
         embedding = prepared.text_embedding(file.stem)
     else:
-        require_writable(file)
-        values = _embedded(network, pieces, batches, parts, settings.pooling)[pieces.row]
-        is_finite = np.isfinite(values).all(axis=1)
-        if not is_finite.all():
-            raise PreparedDataError(
-                f"{folder} gives sentence_id {ids[~is_finite][0]} an embedding that is not finite: its weights are "
-                "damaged or hold NaN"
-            )
+        require_writable(file.parent)
+        kept = journal(file, {"sentences": meaning, "batch_tokens": budget, "device": device})
+        rows = RowFile(file.with_name(f".{file.stem}.rows.progress.npy"), pieces.n_distinct, kept)
+        values = _embedded(network, pieces, budget, rows, settings.pooling)[pieces.row]
         embedding = TextEmbedding(ids, values)
         write_text_embedding(embedding, file, {_MEANING: meaning})
         print(f"{file}: {len(ids):,} sentences, {values.shape[1]} dimensions", flush=True)
         if count := int(pieces.is_truncated.sum()):
             print(f"  {count:,} sentences were too long for the model: only their beginning was embedded")
-    parts.remove()
+    remove_progress(file)
     print(_similarity_summary(embedding, reports))
     return file
 
 
 def _embedded(
-    network: BertModel, pieces: DistinctPieces, batches: Sequence[Batch], parts: Parts, pooling: str
+    network: BertModel, pieces: DistinctPieces, budget: int, rows: RowFile, pooling: str
 ) -> Float[np.ndarray, "row dim"]:
     """Embeddings of all distinct sentences; batches of earlier runs are not computed again."""
-    values = np.full((pieces.n_distinct, network.config.hidden_size), np.nan, dtype=np.float32)
-    done = parts.read_into(values)
-    if done:
-        print(f"continuing: {len(done):,} of {len(batches):,} batches were done before", flush=True)
-    left = [number for number in range(len(batches)) if number not in done]
-    embedded = embed_batches(network, pieces, [batches[number] for number in left], pooling)
-    with parts.keeping():
-        for number, found in progress(zip(left, embedded, strict=True), len(left), "embedding", "batches"):
-            values[_rows(pieces, batches[number])] = found
-            parts.add(number, found)
+    batches = pieces.in_batches(budget)
+    ends = np.cumsum([batch.stop - batch.start for batch in batches])
+    left = batches[int(np.searchsorted(ends, rows.done, side="right")) :]
+    rows.write(embed_batches(network, pieces, left, pooling), len(left), "sentences")
+    found = np.load(rows.file)
+    values = np.empty_like(found)
+    values[np.concatenate(list(pieces.rows_by_length.values()))] = found
     return values
 
 
@@ -162,13 +153,8 @@ def embed_batches(
         yield found
 
 
-def _rows(pieces: DistinctPieces, batch: Batch) -> Int[np.ndarray, " row"]:
-    """The distinct sentences of a batch."""
-    return pieces.rows_by_length[batch.length][batch.start : batch.stop]
-
-
 def report_cosines(
-    embedding: TextEmbedding, reports: pd.DataFrame, pairs: int = _PAIRS, seed: int = 0
+    embedding: TextEmbedding, reports: pd.DataFrame, pairs: int = _PAIRS
 ) -> Float[np.ndarray, " pair"]:
     """Cosines between the report embeddings of random pairs of different studies; none if there is only one study.
 
@@ -177,7 +163,7 @@ def report_cosines(
     studies = np.unique(reports["study_id"].to_numpy())
     if len(studies) < 2:
         return np.empty(0, dtype=np.float32)
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     first = generator.integers(len(studies), size=pairs)
     second = (first + generator.integers(1, len(studies), size=pairs)) % len(studies)
     drawn = np.unique([first, second])
@@ -199,7 +185,7 @@ def _similarity_summary(embedding: TextEmbedding, reports: pd.DataFrame) -> str:
         "  a report's embedding is the mean of its sentences'; with a threshold at the 95% quantile "
         "one pair in 20 counts as similar",
     ]
-    if found[-1] - found[0] < _LEAST_SPREAD:
+    if found[-1] - found[0] < _MIN_SPREAD:
         lines.append(
             "  reports hardly differ by these embeddings, as with a [CLS] that no task has trained: see --pooling"
         )

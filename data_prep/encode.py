@@ -14,20 +14,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
-import shutil
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import Float, Shaped
+from jaxtyping import Float
 
-from data_prep.command import progress
 from data_prep.scores import language_model
-from data_prep.scores.language_model import KEEP_EVERY, choose_device, require_writable
+from data_prep.scores.language_model import RowFile, choose_device, require_writable
 from medclip_dcl.common.command_line import available_cores, option, parse_options, run_command, whole_number
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import write_json
@@ -36,6 +34,8 @@ from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
 from medclip_dcl.pictures.geometry import View
 
 if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
     from medclip_dcl.networks.image_text import ImageTextNetwork
 
 PROGRESS_FILE = ".progress.jsonl"
@@ -108,17 +108,18 @@ def encode(settings: Settings) -> Path:
         kept.require_same({"meaning": finished}, folder / INFO_FILE)
         print(f"{folder} holds the features of this model: nothing to do")
         return folder
-    require_writable(folder / INFO_FILE)
+    require_writable(folder)
     texts = sentences["text"].tolist()
     if cut := network.text_encoder.truncated_share(texts):
         print(f"note: {cut}", flush=True)
     states = RowFile(folder / SENTENCES_FILE, len(texts), kept)
-    states.write(_states(network, texts[states.done :]), _SORTED, "sentences")
+    left = texts[states.done :]
+    states.write(_states(network, left), math.ceil(len(left) / _SORTED), "sentences")
     files = [prepared.image_file(path) for path in images["path"]]
     features = RowFile(folder / IMAGES_FILE, len(files), kept)
     workers = (0 if device == "cpu" else available_cores()) if settings.workers is None else settings.workers
-    found = _features(network, files[features.done :], view, settings.batch_size, workers)
-    features.write(found, settings.batch_size, "images")
+    batches = _batches(files[features.done :], view, settings.batch_size, workers)
+    features.write(_features(network, batches), len(batches), "images")
     write_json(info, folder / INFO_FILE)
     kept.remove()
     print(f"{folder}: {len(files):,} images, {len(texts):,} sentences", flush=True)
@@ -126,86 +127,22 @@ def encode(settings: Settings) -> Path:
     return folder
 
 
-class RowFile:
-    """A .npy file of so many rows that is written in order, and continued where the journal says.
-
-    Attributes:
-        done: rows that are there.
-    """
-
-    def __init__(self, file: Path, count: int, kept: Journal, keep_every: float = KEEP_EVERY) -> None:
-        self.file, self.count, self.kept, self.keep_every = file, count, kept, keep_every
-        entries = [entry for entry in kept.entries if entry["file"] == file.name]
-        self.done = entries[-1]["rows"] if entries and file.is_file() else 0
-
-    def write(self, parts: Iterator[Shaped[np.ndarray, "row ..."]], rows_of_part: int, what: str) -> None:
-        """Write the rows that are missing, of which each part but the last holds so many."""
-        if self.done:
-            print(f"continuing: {self.done:,} of {self.count:,} {what} were done before", flush=True)
-        n_parts = -(-(self.count - self.done) // rows_of_part)
-        self.file.touch()
-        # Not truncated, and written where it was: two processes of the same command write the same.
-        with self.file.open("r+b") as stream:
-            kept_at, is_begun = time.monotonic(), False
-            try:
-                for part in progress(parts, n_parts, f"encoding {what}", "batches"):
-                    self._require_finite(part, what)
-                    if not is_begun:
-                        self._begin(stream, part)
-                        is_begun = True
-                    stream.write(np.ascontiguousarray(part).data)
-                    self.done += len(part)
-                    if time.monotonic() - kept_at >= self.keep_every:
-                        self._keep(stream)
-                        kept_at = time.monotonic()
-            finally:
-                self._keep(stream)
-
-    def _begin(self, stream: BinaryIO, part: Shaped[np.ndarray, "row ..."]) -> None:
-        """Write the header and go to the first row that is missing."""
-        header = {"descr": part.dtype.str, "fortran_order": False, "shape": (self.count, *part.shape[1:])}
-        np.lib.format.write_array_header_1_0(stream, header)
-        of_row = part.nbytes // len(part)
-        stream.seek(stream.tell() + self.done * of_row)
-        # What the file has beyond the rows that are done is written over.
-        beyond = self.file.stat().st_size - stream.tell()
-        if self.done and beyond < 0:
-            raise PreparedDataError(
-                f"{self.file} lacks some of its {self.done:,} finished rows; delete its folder and encode anew"
-            )
-        needed, free = (self.count - self.done) * of_row, shutil.disk_usage(self.file.parent).free
-        if needed > free + max(beyond, 0):
-            raise PreparedDataError(
-                f"{self.file.parent}: the features of {self.count:,} {self.file.stem} need {needed / 1e9:.1f} GB more, "
-                f"and {free / 1e9:.1f} GB are free; make space, or encode a copy of the set elsewhere"
-            )
-
-    def _keep(self, stream: BinaryIO) -> None:
-        stream.flush()
-        os.fsync(stream.fileno())
-        self.kept.add([{"file": self.file.name, "rows": self.done}])
-
-    def _require_finite(self, part: Shaped[np.ndarray, "row ..."], what: str) -> None:
-        is_finite = np.isfinite(part.reshape(len(part), -1)).all(axis=1)
-        if not is_finite.all():
-            raise PreparedDataError(
-                f"row {self.done + int(np.argmin(is_finite))} of the table {what}: its features are not finite in "
-                f"{part.dtype}; the model's weights hold NaN, or have diverged"
-            )
-
-
-def _features(
-    network: ImageTextNetwork, files: list[Path], view: View, batch_size: int, workers: int
-) -> Iterator[Float[np.ndarray, "image channel region_row region_column"]]:
-    """Input of the projection for each image, in batches."""
-    import torch
+def _batches(files: list[Path], view: View, batch_size: int, workers: int) -> DataLoader:
     from torch.utils.data import DataLoader
 
     from medclip_dcl.data.images import ImageExamples, Images
 
     examples = ImageExamples(Images(files, view.size, False), [file.stem for file in files], view.seen)
-    loader = DataLoader(examples, batch_size, num_workers=workers, collate_fn=examples.collate)
-    for batch in loader:
+    return DataLoader(examples, batch_size, num_workers=workers, collate_fn=examples.collate)
+
+
+def _features(
+    network: ImageTextNetwork, batches: DataLoader
+) -> Iterator[Float[np.ndarray, "image channel region_row region_column"]]:
+    """Input of the projection for each image."""
+    import torch
+
+    for batch in batches:
         # Not around the yield: the caller's code must not run in inference mode.
         with torch.inference_mode():
             found = network.image_features(batch["images"].to(network.mean.device)).half().cpu().numpy()
@@ -237,8 +174,8 @@ def _view(settings: Settings, network: ImageTextNetwork) -> View:
     seen = settings.evaluation_crop or size
     if seen > size or seen % network.stride:
         raise UserError(
-            f"evaluation sees {seen} pixels of {size}: it must be at most the whole image, and a multiple of the image "
-            f"encoder's stride, {network.stride} (--image_size, --evaluation_crop)"
+            f"--evaluation_crop: expected at most {size} pixels (--image_size), and a multiple of the image encoder's "
+            f"stride, {network.stride}; found {seen}"
         )
     return View(seen, size)
 

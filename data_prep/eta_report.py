@@ -31,7 +31,6 @@ from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
 from medclip_dcl.common.command_line import option, parse_options, run_command
-from medclip_dcl.common.errors import WorseResultError
 from medclip_dcl.common.files import write_bytes, write_text
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
 
@@ -61,7 +60,11 @@ def write_report(settings: Settings) -> None:
     """Write report.md, eta.png and class_probability.yaml; print the summary, which has no report texts."""
     prepared = PreparedSet(settings.data)
     output = settings.output or settings.data / "eta"
-    (a, k), chosen = _parameters(settings)
+    a, k, chosen = settings.a, settings.k, "given"
+    if (a is None) != (k is None):
+        raise PreparedDataError("--a and --k go together; give both or neither")
+    if a is None or k is None:
+        a, k, chosen = *SSD, "ssd"
     name = prepared.log_p_file(settings.log_p).stem
     sentences = scored_sentences(prepared, name)
     # Training's own rule and rounding, for eta of each distinct sentence and the warning about their median.
@@ -77,32 +80,12 @@ def write_report(settings: Settings) -> None:
     figure = io.BytesIO()
     _figure(sentences, chosen).savefig(figure, dpi=110)
     print("\n".join([*summary, *warnings]))
-    file = output / "class_probability.yaml"
-    try:
-        earlier = file.read_text(encoding="utf-8") if file.is_file() else name
-        if problem and "LanguageModel" in earlier and name not in earlier:
-            raise WorseResultError(
-                f"{output} is kept: its {file.name} has (a, k) of other scores than {name}; give another --output"
-            )
-        write_text("\n".join(text) + "\n", output / "report.md")
-        write_text(_constant_yaml(problem, chosen, name) if problem else _yaml(a, k, chosen, name), file)
-        write_bytes(figure.getvalue(), output / "eta.png")
-    except OSError as error:
-        raise PreparedDataError(
-            f"--output {output} cannot be written ({error.strerror}); name a folder that can be"
-        ) from error
+    configuration = _constant_yaml(problem, chosen, name) if problem else _yaml(a, k, chosen, name)
+    write_text("\n".join(text) + "\n", output / "report.md")
+    write_text(configuration, output / "class_probability.yaml")
+    write_bytes(figure.getvalue(), output / "eta.png")
     constant = f" (a constant eta, {SSD_CONSTANT})" if problem else ""
     print(f"written: {output / 'report.md'}, eta.png, class_probability.yaml{constant}")
-
-
-def _parameters(settings: Settings) -> tuple[tuple[float, float], str]:
-    """(a, k) and their origin."""
-    a, k = settings.a, settings.k
-    if a is None and k is None:
-        return SSD, "ssd"
-    if a is None or k is None:
-        raise PreparedDataError("--a and --k go together; give both or neither")
-    return (a, k), "given"
 
 
 def scored_sentences(prepared: PreparedSet, log_p: str) -> pd.DataFrame:
@@ -263,12 +246,10 @@ model:
 
 
 def _yaml(a: float, k: float, chosen: str, name: str) -> str:
-    is_ssd = chosen == "ssd"
-    origin = (
-        "SSD's (a, k), found by a grid search with the scores of CXR-BERT"
-        if is_ssd
-        else "(a, k) as given by --a and --k"
-    )
+    origin = {
+        "ssd": "SSD's (a, k), found by a grid search with the scores of CXR-BERT",
+        "given": "(a, k) as given by --a and --k",
+    }[chosen]
     return f"""\
 # eta(x) = a * p_LM(x)^k by data_prep.eta_report: {origin}.
 model:

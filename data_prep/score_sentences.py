@@ -6,9 +6,8 @@
 FOLDER is a Hugging Face folder or repository id with a masked-language-model head: CXR-BERT, or what
 `python -m medclip_dcl fit --config configs/language_model.yaml` exported. The scores (pseudo-log-likelihood, natural
 logarithm) go to ``SET/log_p/NAME.parquet`` with the columns sentence_id, n_tokens, log_p; NAME is the folder's name, a
-fingerprint of the weights and the options that change the scores. Existing scores are not computed again. Finished
-batches are written three times a minute, so that the same command continues after a kill; the result is the same, byte
-for byte, on the same machine.
+fingerprint of the weights and the options that change the scores. Existing scores are not computed again. The same
+command continues after a kill; the result is the same, byte for byte, on the same machine.
 """
 
 from __future__ import annotations
@@ -19,24 +18,24 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
 from data_prep.scores import language_model
 from data_prep.scores.language_model import (
-    KEEP_EVERY,
-    Parts,
     choose_device,
+    earlier_entries,
     has_results,
+    journal,
+    remove_progress,
     require_writable,
     result_file,
     settings_fingerprint,
 )
-from medclip_dcl.common.command_line import number, option, parse_options, run_command, whole_number
-from medclip_dcl.common.errors import UserError
-from medclip_dcl.data.prepared import PreparedDataError, PreparedSet, seal, write_table
+from medclip_dcl.common.command_line import option, parse_options, run_command, whole_number
+from medclip_dcl.data.prepared import PreparedSet, seal, write_table
 
 if TYPE_CHECKING:
     import torch
@@ -45,8 +44,6 @@ if TYPE_CHECKING:
 
     from medclip_dcl.scoring import ScoringPlan
 
-# Number of sentences that take some seconds to tokenise.
-_MANY = 50_000
 # Number of sentence ids that a message lists.
 _NAMED = 5
 # Time that one process waits for another, which may have a slower machine.
@@ -82,12 +79,6 @@ class Settings(language_model.Settings):
         "float32",
         choices=("float32", "bfloat16", "float16"),
     )
-    keep_every: float = option(
-        "between writes of finished batches; a kill loses no more than that (20)",
-        KEEP_EVERY,
-        type=number(1e9),
-        metavar="SECONDS",
-    )
 
     @property
     def suffix(self) -> str:
@@ -100,15 +91,13 @@ class Settings(language_model.Settings):
 
 def score_sentences(settings: Settings) -> Path:
     """Write the scores of one model unless they exist, and return their file."""
-    if settings.mask_every is not None and settings.within_word_l2r:
-        raise UserError("--mask_every does not go with --within_word_l2r; leave out one of them")
     prepared = PreparedSet(settings.data)
     sentences = prepared.table("sentences").sort_values("sentence_id", ignore_index=True)
     # Heavy imports come after the cheap checks.
     import torch
 
     from medclip_dcl.networks.bert_folder import load_masked_language_model, load_tokenizer, resolve_folder
-    from medclip_dcl.scoring import NotFiniteError, ScoringPlan, default_token_budget
+    from medclip_dcl.scoring import ScoringPlan, default_token_budget
 
     folder = resolve_folder(settings.model)
     tokenizer = load_tokenizer(folder)
@@ -116,8 +105,6 @@ def score_sentences(settings: Settings) -> Path:
     file = result_file(prepared.folder / "log_p", settings.model, network, settings.suffix)
     with _processes(choose_device(settings.device)) as fabric:
         network = network.to(fabric.device)
-        if len(sentences) >= _MANY:
-            fabric.print(f"tokenising {len(sentences):,} sentences", flush=True)
         budget = settings.token_budget or default_token_budget(network)
         plan = ScoringPlan(
             tokenizer,
@@ -132,21 +119,16 @@ def score_sentences(settings: Settings) -> Path:
         meaning = f"{plan.fingerprint}-{settings_fingerprint(network)}"
         if settings.dtype != "float32":
             meaning += "-without_dropout"  # older files were scored with it, and are scored again
-        parts = Parts(file, meaning, f"{budget}-{fabric.device.type}", plan.places, settings.keep_every)
         ids = sentences["sentence_id"].to_numpy()
-        if fabric.broadcast(fabric.is_global_zero and has_results(file, ids, (_PLAN, meaning))):
+        if fabric.broadcast(fabric.is_global_zero and has_results(file, ids, _PLAN, meaning)):
             fabric.print(
                 f"{file} holds the scores of all {len(ids):,} sentences by this model: nothing to do"
             )
-            parts.remove()
+            remove_progress(file)
             return file
-        require_writable(file)
-        try:
-            values = _scored(network, plan, parts, fabric, getattr(torch, settings.dtype))
-        except NotFiniteError as error:
-            raise PreparedDataError(
-                f"{folder} gives sentence_id {ids[error.index]} no finite log probability: {error.reason}"
-            ) from error
+        require_writable(file.parent)
+        work = {"sentences": meaning, "token_budget": budget, "device": fabric.device.type}
+        values = _scored(network, plan, file, work, fabric, getattr(torch, settings.dtype))
         if fabric.is_global_zero:
             scores = plan.table(values)
             scores.insert(0, "sentence_id", sentences["sentence_id"])
@@ -155,12 +137,17 @@ def score_sentences(settings: Settings) -> Path:
             write_table(result, file, "log_p")
             print(_summary(scores, file), flush=True)
         fabric.barrier()
-        parts.remove()
+        remove_progress(file)
     return file
 
 
 def _scored(
-    network: BertForMaskedLM, plan: ScoringPlan, parts: Parts, fabric: Fabric, dtype: torch.dtype
+    network: BertForMaskedLM,
+    plan: ScoringPlan,
+    file: Path,
+    work: dict[str, Any],
+    fabric: Fabric,
+    dtype: torch.dtype,
 ) -> np.ndarray:
     """Values of the whole plan, on every process; batches of earlier runs are not computed again."""
     import torch
@@ -168,19 +155,25 @@ def _scored(
     from medclip_dcl.scoring import score_batches, scoring_progress
 
     values = plan.empty_values()
-    # The first process decides: another may be writing parts at this moment.
-    done = fabric.broadcast(parts.read_into(values) if fabric.is_global_zero else set())
+    done: set[int] = set()
+    if fabric.is_global_zero:
+        for entry in earlier_entries(file, work):
+            values[plan.places(entry["batch"])] = entry["values"]
+            done.add(entry["batch"])
+    # No process writes before the first one has read.
+    done = fabric.broadcast(done)
     if done:
         fabric.print(
             f"continuing: {len(done):,} of {len(plan.batches):,} batches were done before", flush=True
         )
     left = [number for number in range(len(plan.batches)) if number not in done]
     mine = left[fabric.global_rank :: fabric.world_size]
-    who = f"rank 0 of {fabric.world_size}" if fabric.world_size > 1 else ""
-    with scoring_progress(plan, fabric.is_global_zero, mine, who) as report, parts.keeping():
+    who = f" (rank 0 of {fabric.world_size})" if fabric.world_size > 1 else ""
+    kept = journal(file, work, fabric.global_rank)
+    with scoring_progress(plan, mine, f"scoring{who}", fabric.is_global_zero) as report:
         for number, found in score_batches(network, plan, mine, dtype=dtype):
             values[plan.places(number)] = found
-            parts.add(number, found)
+            kept.add([{"batch": number, "values": found.tolist()}])
             report(number)
     if who:
         fabric.print("rank 0 has done its share; it waits for the others", flush=True)
@@ -203,11 +196,6 @@ def _processes(device: str) -> Iterator[Fabric]:
         # Not SLURM's environment, which expects as many processes as the job has tasks.
         yield Fabric(accelerator=device, devices=1, plugins=LightningEnvironment())
         return
-    if "LOCAL_WORLD_SIZE" not in os.environ:
-        raise PreparedDataError(
-            f"WORLD_SIZE is {size}, but LOCAL_WORLD_SIZE is not set: start several processes by torchrun, or unset "
-            "WORLD_SIZE for one"
-        )
     local_size = int(os.environ["LOCAL_WORLD_SIZE"])
     # A fast process waits for a slow one; torchrun ends both if one of them dies.
     strategy = DDPStrategy(timeout=_LONGEST_WAIT)

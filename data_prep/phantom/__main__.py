@@ -17,12 +17,10 @@ from medclip_dcl.common.command_line import parse_options, run_command
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line, see `--help`."""
     settings = parse_options(Settings, "data_prep.phantom", __doc__, arguments)
-    from data_prep.phantom.release import summary, write_phantom
+    from data_prep.phantom.release import write_phantom
 
     if write_phantom(settings.output, settings, settings.workers):
         print(f"{settings.output}: {settings.studies:,} studies written (a phantom: no patients)")
-        for line in summary(settings.output):
-            print(line)
     else:
         print(f"{settings.output}: finished already with these options, nothing to do")
 

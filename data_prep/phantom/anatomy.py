@@ -118,14 +118,13 @@ class Chest:
         self,
         frame: Frame,
         body: Body,
-        heart_growth: float = 1.0,
-        raised: Mapping[str, float] | None = None,
-        knob_growth: float = 0.0,
-        widening: float = 0.0,
-        spine_bend: float = 0.0,
+        heart_growth: float,
+        raised: Mapping[str, float],
+        knob_growth: float,
+        widening: float,
+        spine_bend: float,
     ) -> None:
         self.frame, self.body = frame, body
-        raised = raised or {}
         self.dome = {side: body.dome[side] - raised.get(side, 0.0) for side in SIGN}
         self.center = np.float32(body.rotation)
         curve = np.float32(body.spine_bend) * np.sin((frame.y - 0.1) * 5)
@@ -264,25 +263,13 @@ def _bands(height: Field, spacing: np.float32, half: float) -> Field:
 def shoulder_girdle(chest: Chest) -> Field:
     """Clavicles, scapulae and humeral heads."""
     f, b = chest.frame, chest.body
-    lines, widths, values = [], [], []
+    lines = []
     for sign in (-1, 1):
         y0 = b.clavicle + sign * b.rotation
-        lines.append(
-            spline(
-                [
-                    (sign * 0.035, y0 + 0.01),
-                    (sign * 0.12, y0 - 0.01),
-                    (sign * 0.24, y0 - 0.07),
-                    (sign * 0.36, y0 - 0.085),
-                ]
-            )
-        )
-        widths.append(0.026)
-        values.append(0.75)
+        shaft = [(0.035, y0 + 0.01), (0.12, y0 - 0.01), (0.24, y0 - 0.07), (0.36, y0 - 0.085)]
+        lines.append(spline([(sign * x, y) for x, y in shaft]))
         lines.append(np.array([(sign * 0.03, y0), (sign * 0.055, y0 + 0.02)], np.float32))
-        widths.append(0.03)
-        values.append(0.6)
-    clavicles = blur(f.strokes(lines, widths, values), 0.9)
+    clavicles = blur(f.strokes(lines, [0.026, 0.03] * 2, [0.75, 0.6] * 2), 0.9)
     blade = 0.42 * smooth_step(f.d - np.float32(b.scapula) - 0.12 * (f.y - 0.25), 0.008)
     blade *= smooth_step(0.42 - f.y, 0.02) * smooth_step(f.y - 0.09, 0.02)
     blade *= smooth_step(0.5 - f.d, 0.02)
@@ -290,9 +277,9 @@ def shoulder_girdle(chest: Chest) -> Field:
     border *= smooth_step(0.40 - f.y, 0.01) * smooth_step(f.y - 0.10, 0.01)
     head_r = np.square((f.d - 0.475) / 0.06) + np.square((f.y - 0.13) / 0.065)
     humerus = smooth_step(1 - head_r, 0.08)
-    shaft = smooth_step(0.032 - np.abs(f.d - 0.50 - 0.12 * (f.y - 0.15)), 0.006)
-    shaft *= smooth_step(f.y - 0.15, 0.02)
-    bones = clavicles + blade + 0.5 * border + 0.7 * np.maximum(humerus, shaft)
+    arm = smooth_step(0.032 - np.abs(f.d - 0.50 - 0.12 * (f.y - 0.15)), 0.006)
+    arm *= smooth_step(f.y - 0.15, 0.02)
+    bones = clavicles + blade + 0.5 * border + 0.7 * np.maximum(humerus, arm)
     return bones.astype(np.float32)
 
 
@@ -321,11 +308,7 @@ def airways(chest: Chest) -> Field:
 def vessels(frame: Frame, rng: np.random.Generator, center: float, spread: float = 1.0) -> Field:
     """Branching pulmonary vessels from both hila, wider below (upright) and tapering to the periphery.
 
-    Args:
-        frame: where to draw.
-        rng: chooses a tree.
-        center: of the chest, body units to the right of the midline.
-        spread: stretches the trees sideways.
+    `center` is that of the chest, body units to the right of the midline; `spread` stretches the trees sideways.
     """
     points, widths, values = _vessel_trees()[int(rng.integers(_TREES))]
     stretch = np.array([spread * rng.uniform(0.94, 1.08), rng.uniform(0.94, 1.06)], np.float32)
@@ -336,17 +319,17 @@ def vessels(frame: Frame, rng: np.random.Generator, center: float, spread: float
 
 _TREES = 48
 _LEVELS = 4
-VesselTree = tuple[np.ndarray, list[float], list[float]]
+_VesselTree = tuple[np.ndarray, list[float], list[float]]
 
 
 @functools.cache
-def _vessel_trees() -> tuple[VesselTree, ...]:
+def _vessel_trees() -> tuple[_VesselTree, ...]:
     """Trees to choose from: growing one takes longer than drawing it."""
     rng = np.random.default_rng(48)
     return tuple(_vessel_tree(rng) for _ in range(_TREES))
 
 
-def _vessel_tree(rng: np.random.Generator) -> VesselTree:
+def _vessel_tree(rng: np.random.Generator) -> _VesselTree:
     """Poly-lines of three points with their widths and heights, thin ones first."""
     segments: list[tuple[np.ndarray, float, float]] = []
     for sign in (-1, 1):
@@ -384,15 +367,8 @@ def _grow(
     main = float(rng.choice((-1, 1)))
     _grow(segments, rng, end, bend - main * 0.12 + float(rng.normal(0, 0.08)), sign, width * 0.8, levels - 1)
     if rng.random() < 0.9:
-        _grow(
-            segments,
-            rng,
-            end,
-            bend + main * (0.5 + 0.3 * float(rng.random())),
-            sign,
-            width * 0.55,
-            levels - 1,
-        )
+        side = bend + main * (0.5 + 0.3 * float(rng.random()))
+        _grow(segments, rng, end, side, sign, width * 0.55, levels - 1)
 
 
 def hila(chest: Chest) -> Field:
@@ -451,3 +427,24 @@ def gas(chest: Chest, rng: np.random.Generator) -> Field:
     )
     below = smooth_step(f.y - chest.diaphragm["left"] - 0.008, 0.004)
     return (np.float32(b.stomach_gas) * np.maximum(bubble, np.float32(colon)) * below).astype(np.float32)
+
+
+@dataclass
+class Layers:
+    """The layers of an image to which findings add.
+
+    Attributes:
+        chest: the contours.
+        air: share of the lungs' air that is left (1: healthy).
+        vessels: vessels in the lungs, height 1.
+        added: density added to (or, if negative, taken from) the body.
+        metal: share of each pixel that metal covers.
+        texture: smooth noise of unit variance, for irregular edges.
+    """
+
+    chest: Chest
+    air: Field
+    vessels: Field
+    added: Field
+    metal: Field
+    texture: Field

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import yaml
@@ -55,29 +55,14 @@ class Entry:
     mention: float = 0.0
     form: str = "finding"
 
+    def places(self) -> list[tuple[str, str, str]]:
+        """Sides, zones and grades in which the class exists."""
+        return list(product(self.sides, self.zones, self.grades))
 
-class Place(NamedTuple):
-    """One of the combinations of side, zone and grade in which a finding exists."""
-
-    entry: Entry
-    side: str
-    zone: str
-    grade: str
-
-    @property
-    def name(self) -> str:
-        return "_".join(filter(None, (self.entry.name, self.side, self.zone, self.grade)))
-
-    @property
-    def order(self) -> tuple[int, int, int]:
-        """By side, zone and grade."""
-        grades = list(self.entry.grades)
-        return ("", *SIDES).index(self.side), ("", *ZONES).index(self.zone), grades.index(self.grade)
-
-    @property
-    def frequency(self) -> float:
-        shares = ((self.entry.zones, self.zone), (self.entry.grades, self.grade))
-        return self.entry.frequency * float(np.prod([s[k] for s, k in shares if isinstance(s, Mapping)]))
+    def share(self, zone: str, grade: str) -> float:
+        """Frequency in one zone and grade."""
+        shares = ((self.zones, zone), (self.grades, grade))
+        return self.frequency * float(np.prod([s[k] for s, k in shares if isinstance(s, Mapping)]))
 
 
 class Catalogue:
@@ -88,7 +73,7 @@ class Catalogue:
         groups: names for several kinds.
         exclusive, exclusive_on_one_side: kinds of which a study, or one side of it, has at most one.
         classes: every class, by class_id.
-        tail, derived: the classes of the long tail, and those that follow from findings.
+        tail: the classes of the long tail.
     """
 
     def __init__(self) -> None:
@@ -105,22 +90,19 @@ class Catalogue:
         self.held_out_prompts = tuple(data["held_out_prompts"])
         self.fixed_sentences: dict[str, str] = data["fixed_sentences"]
 
-        places = {
-            name: _places(entries, ordered=name in ("common", "general"))
-            for name, entries in sections.items()
-        }
-        drawn = _tail_frequencies(len(places["rare"]), np.random.default_rng([CATALOGUE_SEED, 0]))
-        frequencies = {place.name: float(f) for place, f in zip(places["rare"], drawn, strict=True)}
+        number_in_tail = sum(len(entry.places()) for entry in sections["rare"])
+        drawn = iter(_tail_frequencies(number_in_tail, np.random.default_rng([CATALOGUE_SEED, 0])))
         taken = {f"{prompt}." for prompt in self.held_out_prompts} | set(self.fixed_sentences.values())
         classes: list[FindingClass] = []
-        for place in (place for section in places.values() for place in section):
-            entry, number = place.entry, len(classes)
-            where = data["places"].get(place.zone, ())
+        places = [(name, *place) for name, entries in sections.items() for place in _ordered(name, entries)]
+        for number, (section, entry, side, zone, grade) in enumerate(places):
+            name = "_".join(filter(None, (entry.name, side, zone, grade)))
+            where = data["places"].get(zone, ())
             wordings = draw_wordings(
-                noun_phrases(entry.wordings, where, side=place.side, zone=place.zone, grade=place.grade),
+                noun_phrases(entry.wordings, where, side=side, zone=zone, grade=grade),
                 data["frames"][entry.form],
-                data["frames"]["hedged"] if place.grade in entry.may_hedge else (),
-                forced=self.fixed_sentences.get(place.name),
+                data["frames"]["hedged"] if grade in entry.may_hedge else (),
+                forced=self.fixed_sentences.get(name),
                 may_hold_out=bool(entry.category),
                 taken=taken,
                 rng=np.random.default_rng([WORDING_SEED, 1, number]),
@@ -128,12 +110,12 @@ class Catalogue:
             classes.append(
                 FindingClass(
                     class_id=number,
-                    name=place.name,
+                    name=name,
                     kind=entry.name if entry.holds is None else "derived",
-                    side=place.side,
-                    zone=place.zone,
-                    grade=place.grade,
-                    frequency=frequencies.get(place.name, place.frequency),
+                    side=side,
+                    zone=zone,
+                    grade=grade,
+                    frequency=float(next(drawn)) if section == "rare" else entry.share(zone, grade),
                     category=entry.category,
                     labels=dict.fromkeys(entry.present, 1.0) | dict.fromkeys(entry.absent, 0.0),
                     part=PARTS.index(entry.part),
@@ -144,8 +126,7 @@ class Catalogue:
             )
         self.classes = tuple(classes)
         self.by_name = {c.name: c for c in classes}
-        self.tail = tuple(self.by_name[place.name] for place in places["rare"])
-        self.derived = tuple(c for c in classes if c.is_derived)
+        self.tail = tuple(c for c, place in zip(classes, places, strict=True) if place[0] == "rare")
 
     def _kinds(self, names: Iterable[str]) -> frozenset[str]:
         """Kinds of findings, with groups replaced by their members."""
@@ -159,7 +140,7 @@ class Catalogue:
 
     def holding(self, state: StudyState) -> tuple[FindingClass, ...]:
         """All classes that are true of a study, by number: its findings and what follows from them."""
-        derived = [c for c in self.derived if c.rule is not None and c.rule.holds(state, c.side, c.zone)]
+        derived = [c for c in self.classes if c.rule is not None and c.rule.holds(state, c.side, c.zone)]
         return tuple(sorted([*state.findings, *derived], key=lambda c: c.class_id))
 
     def sentences(self) -> list[tuple[str, int]]:
@@ -167,10 +148,17 @@ class Catalogue:
         return [(w.text, c.class_id) for c in self.classes for w in c.wordings]
 
 
-def _places(entries: Iterable[Entry], ordered: bool) -> list[Place]:
+def _ordered(section: str, entries: Iterable[Entry]) -> list[tuple[Entry, str, str, str]]:
     """Every place of every entry. Their order numbers the classes: by entry, or by place and then by entry."""
-    places = [Place(e, *place) for e in entries for place in product(e.sides, e.zones, e.grades)]
-    return sorted(places, key=lambda place: place.order) if ordered else places
+    places = [(entry, *place) for entry in entries for place in entry.places()]
+    if section not in ("common", "general"):
+        return places
+
+    def order(place: tuple[Entry, str, str, str]) -> tuple[int, int, int]:
+        entry, side, zone, grade = place
+        return ("", *SIDES).index(side), ("", *ZONES).index(zone), list(entry.grades).index(grade)
+
+    return sorted(places, key=order)
 
 
 def _tail_frequencies(number: int, rng: np.random.Generator) -> Float64[np.ndarray, " rank"]:

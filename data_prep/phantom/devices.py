@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
-from data_prep.phantom.anatomy import SIGN
+from data_prep.phantom.anatomy import SIGN, Layers
 from data_prep.phantom.findings import FindingClass
 from data_prep.phantom.geometry import Field, bump, smooth_step, spline
-from data_prep.phantom.layers import Draw, Layers
+
+Draw = Callable[[Layers, FindingClass, np.random.Generator], list[Field]]
+"""Changes the layers and returns masks of the changed pixels, one per place."""
 
 
 def _clips(layers: Layers, finding: FindingClass, rng: np.random.Generator) -> list[Field]:
@@ -17,7 +21,7 @@ def _clips(layers: Layers, finding: FindingClass, rng: np.random.Generator) -> l
         x0, y0, angle = x + (k - 2) * 0.017, y + rng.uniform(-0.014, 0.014), rng.uniform(0, np.pi)
         end = (x0 + 0.016 * np.cos(angle), y0 + 0.016 * np.sin(angle))
         lines.append(np.array([(x0, y0), end], np.float32))
-    drawn = layers.chest.frame.strokes(lines, [0.006] * 5, [1.0] * 5)
+    drawn = layers.chest.frame.strokes(lines, 0.006)
     layers.metal = np.maximum(layers.metal, drawn)
     return [drawn]
 
@@ -104,7 +108,7 @@ def _pacemaker(layers: Layers, finding: FindingClass, rng: np.random.Generator) 
     if finding.kind == "pacemaker_dual":
         leads.append([*start[:-1], (c - 0.062, 0.45), (c - 0.055, bottom - 0.20), (c - 0.03, bottom - 0.235)])
     lines = [spline(lead) for lead in leads]
-    drawn = f.strokes(lines, [0.009] * len(lines), [1.0] * len(lines))
+    drawn = f.strokes(lines, 0.009)
     layers.added += 0.26 * drawn
     return [np.maximum(case, drawn)]
 
@@ -143,14 +147,8 @@ def _tracheostomy(layers: Layers, finding: FindingClass, rng: np.random.Generato
     c = float(layers.chest.center)
     flange = layers.chest.frame.stroke([(c - 0.06, 0.0), (c, 0.015), (c + 0.06, 0.0)], 0.02)
     layers.added += 0.12 * flange
-    tube = _tube(
-        layers,
-        [(c + 0.012, 0.01), (c + 0.01, 0.07), (c - 0.003, 0.16), (c - 0.004, 0.22)],
-        0.026,
-        0.17,
-        stripe=True,
-    )
-    return [np.maximum(flange, tube)]
+    points = [(c + 0.012, 0.01), (c + 0.01, 0.07), (c - 0.003, 0.16), (c - 0.004, 0.22)]
+    return [np.maximum(flange, _tube(layers, points, 0.026, 0.17, stripe=True))]
 
 
 def _enteric_tube(layers: Layers, finding: FindingClass, rng: np.random.Generator) -> list[Field]:
@@ -174,7 +172,7 @@ def _sternotomy_wires(layers: Layers, finding: FindingClass, rng: np.random.Gene
         turn = np.linspace(0, 2 * np.pi, 10)
         lines.append(np.stack([x + w * np.cos(turn), y + 0.45 * w * np.sin(turn)], 1).astype(np.float32))
         lines.append(np.array([(x + w, y), (x + w + 0.008, y + 0.008)], np.float32))
-    drawn = layers.chest.frame.strokes(lines, [0.0055] * len(lines), [1.0] * len(lines))
+    drawn = layers.chest.frame.strokes(lines, 0.0055)
     layers.metal = np.maximum(layers.metal, drawn)
     return [drawn]
 
@@ -212,7 +210,7 @@ def _spinal_hardware(layers: Layers, finding: FindingClass, rng: np.random.Gener
         for y in np.arange(top, bottom, 0.062):
             lines.append(np.array([(c + s * 0.026, y), (c + s * 0.010, y + 0.006)], np.float32))
             widths.append(0.012)
-    drawn = layers.chest.frame.strokes(lines, widths, [1.0] * len(lines))
+    drawn = layers.chest.frame.strokes(lines, widths)
     layers.metal = np.maximum(layers.metal, 0.85 * drawn)
     return [drawn]
 

@@ -1,8 +1,7 @@
 """The share of false negatives on request: the rates under which reports reach a mean rho.
 
 An anchor is a sentence of a training report, once for each report that has it. rho is the share of frontal training
-images of which the sentence is true: of so many of its negatives it is true as well. `--false_negatives` is the mean of
-rho over all anchors.
+images of which the sentence is true. `--false_negatives` is the mean of rho over all anchors.
 
 From few to many, a path through three stages of `other_rates`, each linear, leads
 
@@ -11,12 +10,8 @@ From few to many, a path through three stages of `other_rates`, each linear, lea
 2. to normal = 2, about 1.75 times the catalogue's normal sentences, at unchanged findings: only the reports differ;
 3. to 0.4 times as many findings.
 
-The mean at a place of the path is an expectation: over the findings of `_STUDIES` drawn studies, always the same, and
-over the chances of their reports to state each class. So the option decides the rates, whatever the seed.
-
-Test studies keep the catalogue's findings and reports at any value, so that figures on them can be compared across
-values; outside the training studies labels are those of a reader who looks for every finding, since reports without
-normal sentences deny nothing.
+The mean at a place of the path is an expectation over `_STUDIES` drawn studies, always the same. Test studies keep the
+catalogue's findings and reports at any value; docs/other_data.md has the consequences.
 """
 
 from __future__ import annotations
@@ -47,17 +42,14 @@ _TOLERANCE = 1e-3
 
 def dialled_rates(catalogue: Catalogue, options: Options) -> Rates | None:
     """The rates of a phantom's training and validate studies; None for the catalogue's, as without a dial."""
-    if not options.is_dialled:
-        return None
     asked, rare = options.false_negatives, options.rare_findings
     if asked is None:
-        return other_rates(catalogue, 1.0, 0.0, 1.0, rare)
+        return None if rare is None else other_rates(catalogue, 1.0, 0.0, 1.0, rare)
     means = [_mean_at(place, catalogue, rare) for place in _PLACES]
     if not means[0] <= asked <= means[-1]:
-        with_rare = "" if rare is None else f" with --rare_findings {rare:g}"
         raise PhantomError(
-            f"--false_negatives is {asked:g}; within reach{with_rare} is a mean share from "
-            f"{math.ceil(means[0] * 100) / 100:g} to {math.floor(means[-1] * 100) / 100:g}"
+            f"--false_negatives: expected {math.ceil(means[0] * 100) / 100:g} to "
+            f"{math.floor(means[-1] * 100) / 100:g} with these --rare_findings, found {asked:g}"
         )
     stage = next(k for k, mean in enumerate(means[1:]) if asked <= mean)
 

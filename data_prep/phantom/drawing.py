@@ -11,11 +11,10 @@ from jaxtyping import UInt8
 from PIL import Image
 
 from data_prep.phantom import anatomy
-from data_prep.phantom.anatomy import SIGN, Chest, draw_body
+from data_prep.phantom.anatomy import SIGN, Chest, Layers, draw_body
 from data_prep.phantom.findings import FindingClass
 from data_prep.phantom.geometry import GRID, Field, Frame, blur, bump, smooth_step
 from data_prep.phantom.lateral import lateral_density
-from data_prep.phantom.layers import Layers
 from data_prep.phantom.lesions import DRAW, ORDER
 
 # Streams of random numbers of an image: (seed, study, stream, ...).
@@ -84,7 +83,7 @@ def draw_frontal(
     height: int,
     width: int,
 ) -> Picture:
-    """Draw a frontal image.
+    """Draw a frontal image with boxes of every visible finding.
 
     Args:
         seed: of the study; patient, findings and exposure take streams of their own from it.
@@ -93,9 +92,6 @@ def draw_frontal(
         low_volumes: whether the lungs are poorly expanded.
         image: number of the image in its study.
         height, width: of the image, px.
-
-    Returns:
-        the image, with boxes of every visible finding.
     """
     findings = sorted(findings, key=lambda f: (ORDER[f.kind], f.class_id))
     exposure_rng = np.random.default_rng([*seed, _EXPOSURE, image])
@@ -126,7 +122,7 @@ def draw_frontal(
 
 def draw_lateral(
     seed: Sequence[int],
-    findings: Iterable[FindingClass],
+    findings: Sequence[FindingClass],
     low_volumes: bool,
     image: int,
     height: int,
@@ -283,7 +279,7 @@ def _marker(exposure: Exposure, frame: Frame) -> Field:
         np.array([(left + height * x, y0 + height * y) for x, y in stroke], np.float32)
         for stroke in _LETTERS[letter]
     ]
-    return plain.strokes(lines, [0.013] * len(lines), [value] * len(lines))
+    return plain.strokes(lines, 0.013, value)
 
 
 def _collimator(exposure: Exposure, frame: Frame) -> Field:

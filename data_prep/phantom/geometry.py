@@ -20,8 +20,6 @@ GRID = 208
 
 Field = Float32[np.ndarray, "row column"]
 
-_OVERSAMPLING = 2
-
 
 def smooth_step(values: Field, width: float) -> Field:
     """0 where values are negative, 1 where positive, with a soft edge of about 5 widths (cubic)."""
@@ -45,13 +43,10 @@ def bump(values: Field, width: float) -> Field:
 
 
 class Frame:
-    """A grid with the body coordinates of its pixels.
+    """A grid of `height` x `width` pixels with their body coordinates.
 
-    Args:
-        height, width: of the grid, px.
-        scale: body units that fit into the grid's shorter side.
-        angle: rotation of the body in the image, rad.
-        shift: of the body in the image, body units (right, down).
+    `scale` body units fit into the grid's shorter side; the body is rotated by `angle` (rad) and shifted by `shift`
+    (body units right, down).
     """
 
     def __init__(
@@ -102,34 +97,36 @@ class Frame:
         return (field / np.float32(max(float(field.std()), 1e-6))).astype(np.float32)
 
     def strokes(
-        self, lines: Sequence[Float32[np.ndarray, "_ 2"]], widths: Sequence[float], values: Sequence[float]
+        self,
+        lines: Sequence[Float32[np.ndarray, "_ 2"]],
+        widths: float | Sequence[float],
+        values: float | Sequence[float] = 1.0,
     ) -> Field:
         """Draw poly-lines in body coordinates; of crossing lines the later one is seen.
 
         Args:
             lines: points (x, y) of each line.
-            widths: of each line, body units.
-            values: of each line, in [0, 1].
+            widths: of each line or of all, body units.
+            values: of each line or of all, in [0, 1].
         """
-        factor = _OVERSAMPLING
+        factor = 2  # drawn larger, for smooth edges
         picture = Image.new("L", (self.width * factor, self.height * factor))
         pen = ImageDraw.Draw(picture)
         # All points at once: there are hundreds of lines in an image.
         points = self.pixels(np.concatenate(list(lines)).astype(np.float32)) * factor
         ends = np.cumsum([len(line) for line in lines]).tolist()
-        thicknesses = np.asarray(widths) * self._unit * factor
+        thicknesses = np.broadcast_to(widths, len(lines)) * self._unit * factor
         # A line cannot be thinner than a pixel, but fainter.
         levels = np.rint(255 * np.asarray(values) * np.minimum(1.0, thicknesses)).astype(int).tolist()
         whole = np.maximum(1, np.rint(thicknesses)).astype(int).tolist()
         for start, end, thickness, level in zip([0, *ends], ends, whole, levels, strict=False):
             joint = "curve" if thickness > 3 else None
             pen.line(points[start:end].ravel().tolist(), fill=level, width=thickness, joint=joint)
-        small = picture.reduce(factor)
-        return np.asarray(small, dtype=np.float32) / np.float32(255)
+        return np.asarray(picture.reduce(factor), dtype=np.float32) / np.float32(255)
 
     def stroke(self, points: Sequence[tuple[float, float]], width: float) -> Field:
         """One smooth line through points in body coordinates, height 1."""
-        return self.strokes([spline(points)], [width], [1.0])
+        return self.strokes([spline(points)], width)
 
 
 def spline(points: Sequence[tuple[float, float]], steps: int = 12) -> Float32[np.ndarray, "point 2"]:

@@ -15,12 +15,9 @@ WORDINGS_PER_CLASS = (2, 6)
 
 @dataclass(frozen=True)
 class Wording:
-    """One sentence that states a class.
+    """One sentence that states a class, with its share among the class's wordings.
 
-    Attributes:
-        weight: its share among the wordings of the class.
-        hedged: whether it expresses doubt.
-        held_out: whether it is kept out of training reports.
+    A hedged one expresses doubt; a held-out one is not in training reports.
     """
 
     text: str
@@ -68,10 +65,8 @@ def _fill(frame: str, phrase: NounPhrase) -> str:
 def noun_phrases(wordings: Sequence[str], places: Sequence[str], **slots: str) -> tuple[NounPhrase, ...]:
     """Noun phrases from the wordings of catalogue.yaml.
 
-    Args:
-        wordings: templates; "a" or "an" marks a countable noun, "some" a plural, neither a mass noun.
-        places: templates for the slot {where}; each makes a phrase of its own.
-        slots: values of the other slots.
+    In `wordings`, "a" or "an" marks a countable noun, "some" a plural, neither a mass noun. Each of `places`, templates
+    for the slot {where}, makes a phrase of its own.
     """
     phrases = []
     for wording in wordings:
@@ -98,7 +93,7 @@ def draw_wordings(
     Args:
         phrases: noun phrases of the class.
         frames: sentences around a noun phrase.
-        hedges: frames that express doubt; none: no sentence does.
+        hedges: frames that express doubt.
         forced: a sentence that the class must have.
         may_hold_out: whether one may be kept out of training.
         taken: sentences of all classes so far, added to: each states one class only.

@@ -5,13 +5,13 @@ No label or box refers to them; releases have them, and preparation must leave t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import numpy as np
 
 from data_prep.phantom.anatomy import vessels
 from data_prep.phantom.findings import FindingClass
-from data_prep.phantom.geometry import Field, Frame, blur, bump, smooth_step, spline
+from data_prep.phantom.geometry import Field, Frame, blur, bump, smooth_step
 
 _HEIGHT = {"upper": 0.25, "mid": 0.47, "lower": 0.68, "": 0.5}
 _GRADE = {
@@ -27,18 +27,10 @@ _BLOBS = {"pneumonia": (0.10, 0.16), "mass": (0.06, 0.20), "nodule": (0.027, 0.1
 
 
 def lateral_density(
-    frame: Frame, findings: Iterable[FindingClass], rng: np.random.Generator, low_volumes: bool
+    frame: Frame, findings: Sequence[FindingClass], rng: np.random.Generator, low_volumes: bool
 ) -> tuple[Field, Field]:
-    """Density of a lateral image, and the share of each pixel that metal covers.
-
-    Args:
-        frame: body coordinates; x grows towards the back.
-        findings: those visible in a lateral image are drawn.
-        rng: of the patient.
-        low_volumes: whether the lungs are poorly expanded.
-    """
+    """Density of a lateral image, whose x grows towards the back, and the share of each pixel that metal covers."""
     f = frame
-    findings = list(findings)
     front = np.float32(-0.30 + 0.01 * rng.standard_normal()) + 0.16 * bump(f.y - -0.02, 0.22)
     back = np.float32(0.29 + 0.01 * rng.standard_normal()) - 0.15 * bump(f.y - -0.05, 0.25)
     back = back + 0.02 * np.sin((f.y - 0.1) * 4)
@@ -62,14 +54,8 @@ def lateral_density(
     # Sharp behind, where lung meets it; in front it lies against the sternum, below on the diaphragm.
     r = f.ellipse(-0.135, 0.61, 0.145 * growth, 0.205 * growth, -0.45)
     heart = smooth_step(1 - r, 0.14) * smooth_step(f.y - 0.37, 0.035) * upper
-    arch = blur(
-        f.strokes(
-            [spline([(-0.08, 0.42), (-0.04, 0.29), (0.06, 0.26), (0.13, 0.34), (0.155, 0.55), (0.15, 0.8)])],
-            [0.055],
-            [1.0],
-        ),
-        1.0,
-    )
+    aorta = [(-0.08, 0.42), (-0.04, 0.29), (0.06, 0.26), (0.13, 0.34), (0.155, 0.55), (0.15, 0.8)]
+    arch = blur(f.stroke(aorta, 0.055), 1.0)
 
     density = 0.46 + 0.12 * np.clip(1 - np.square((f.x) / 0.4), 0, 1)
     density = density - lung * (0.34 - 0.10 * bump(f.y - 0.05, 0.14))
@@ -79,7 +65,7 @@ def lateral_density(
     density += 0.075 * vessels(f, rng, 0.03, 0.8) * lung * (1 - 0.6 * heart)
 
     density += _lateral_bones(f, front, back)
-    density -= 0.09 * blur(f.strokes([spline([(0.0, -0.1), (0.02, 0.1), (0.05, 0.38)])], [0.036], [1.0]), 1.0)
+    density -= 0.09 * blur(f.stroke([(0.0, -0.1), (0.02, 0.1), (0.05, 0.38)], 0.036), 1.0)
     for finding in findings:
         density += _lateral_finding(f, finding, lung, np.random.default_rng(int(rng.integers(1 << 31))))
     density += 0.008 * f.noise(rng, 0.05) * lung
@@ -90,12 +76,10 @@ def lateral_density(
             np.array([(-0.285 - 0.02, y), (-0.27, y + 0.012)], np.float32)
             for y in np.arange(0.25, 0.66, 0.075)
         ]
-        metal = np.maximum(metal, f.strokes(lines, [0.007] * len(lines), [1.0] * len(lines)))
+        metal = np.maximum(metal, f.strokes(lines, 0.007))
     if kinds & {"pacemaker_single", "pacemaker_dual"}:
-        metal = np.maximum(
-            metal,
-            0.9 * f.strokes([np.array([(-0.325, 0.17), (-0.30, 0.25)], np.float32)], [0.018], [1.0]),
-        )
+        case = f.strokes([np.array([(-0.325, 0.17), (-0.30, 0.25)], np.float32)], 0.018)
+        metal = np.maximum(metal, 0.9 * case)
         density += 0.2 * f.stroke(
             [(-0.31, 0.2), (-0.12, 0.16), (-0.03, 0.4), (-0.1, 0.62), (-0.19, 0.68)], 0.009
         )

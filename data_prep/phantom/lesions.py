@@ -1,19 +1,17 @@
 """Findings of lungs, pleura, mediastinum and bones: one drawing function per kind.
 
-Every function changes the layers of an image and returns masks of the changed pixels, one per place; boxes are drawn
-around them. A finding takes its random numbers from a stream of its own, so that the rest of the image is the same
-with and without it, and its place is the same in every image of the study.
+A finding takes its random numbers from a stream of its own, so that the rest of the image is the same with and without
+it, and its place is the same in every image of the study.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from data_prep.phantom.anatomy import SIGN
-from data_prep.phantom.devices import DRAW_DEVICES
+from data_prep.phantom.anatomy import SIGN, Layers
+from data_prep.phantom.devices import DRAW_DEVICES, Draw
 from data_prep.phantom.findings import FindingClass
 from data_prep.phantom.geometry import Field, blur, bump, smooth_step, spline
-from data_prep.phantom.layers import Draw, Layers
 
 _GRADES = {"mild": 0, "small": 0, "patchy": 0, "moderate": 1, "dense": 1, "severe": 2, "large": 2}
 
@@ -48,7 +46,7 @@ def _septal_lines(layers: Layers, rng: np.random.Generator) -> Field:
                     [(x, y), (x - sign * rng.uniform(0.02, 0.05), y + rng.uniform(-0.004, 0.004))], np.float32
                 )
             )
-    return chest.frame.strokes(lines, [0.004] * len(lines), [1.0] * len(lines)) * chest.lungs()
+    return chest.frame.strokes(lines, 0.004) * chest.lungs()
 
 
 def _effusion(layers: Layers, finding: FindingClass, rng: np.random.Generator) -> list[Field]:
@@ -86,14 +84,12 @@ def _pneumonia(layers: Layers, finding: FindingClass, rng: np.random.Generator) 
     layers.added += amount * cloud * (1 + 0.12 * layers.texture)
     # Consolidated lung hides its vessels; the bronchi in it stay filled with air.
     layers.vessels = layers.vessels * (1 - 0.7 * cloud)
-    bronchi = f.strokes(*_bronchi(x, y, SIGN[finding.side], rng))
+    bronchi = f.strokes(_bronchi(x, y, SIGN[finding.side], rng), 0.009)
     layers.added -= np.float32(0.03 if patchy else 0.055) * bronchi * cloud
     return [cloud]
 
 
-def _bronchi(
-    x: float, y: float, sign: int, rng: np.random.Generator
-) -> tuple[list[np.ndarray], list[float], list[float]]:
+def _bronchi(x: float, y: float, sign: int, rng: np.random.Generator) -> list[np.ndarray]:
     hilum = np.array([sign * 0.09, 0.44])
     target = np.array([x, y])
     lines = []
@@ -101,7 +97,7 @@ def _bronchi(
         end = target + rng.normal(0, 0.035, 2)
         middle = (hilum + target) / 2 + rng.normal(0, 0.01, 2)
         lines.append(spline([tuple(hilum), tuple(middle), tuple(end)]))
-    return lines, [0.009] * 3, [1.0] * 3
+    return lines
 
 
 def _pneumothorax(layers: Layers, finding: FindingClass, rng: np.random.Generator) -> list[Field]:
@@ -324,7 +320,7 @@ def _miliary(layers: Layers, finding: FindingClass, rng: np.random.Generator) ->
     chest, f = layers.chest, layers.chest.frame
     points = rng.uniform((-0.36, 0.1), (0.36, 0.8), (900, 2)).astype(np.float32)
     lines = [np.array([p, p + 0.004], np.float32) for p in points]
-    dots = f.strokes(lines, [0.009] * len(lines), [1.0] * len(lines))
+    dots = f.strokes(lines, 0.009)
     layers.added += (0.12 * dots + 0.03) * chest.lungs()
     return [chest.lung[side] for side in SIGN]
 
@@ -351,7 +347,7 @@ def _rib_fracture(layers: Layers, finding: FindingClass, rng: np.random.Generato
         np.array([(x - sign * 0.055, y - 0.03), (x - sign * 0.004, y - 0.002)], np.float32),
         np.array([(x + sign * 0.002, y + 0.018), (x + sign * 0.03, y + 0.055)], np.float32),
     ]
-    bone = blur(chest.frame.strokes(ends, [0.019, 0.019], [1.0, 1.0]), 1.0)
+    bone = blur(chest.frame.strokes(ends, 0.019), 1.0)
     callus = bump(np.sqrt(chest.frame.ellipse(x, y + 0.006, 0.028, 0.028)), 1.0)
     layers.added += 0.19 * np.maximum(bone, callus * 0.8)
     return [np.maximum(bone, callus)]
@@ -364,7 +360,7 @@ def _clavicle_fracture(layers: Layers, finding: FindingClass, rng: np.random.Gen
         np.array([(x - sign * 0.07, y + 0.035), (x + sign * 0.012, y - 0.028)], np.float32),
         np.array([(x - sign * 0.006, y + 0.028), (x + sign * 0.09, y + 0.002)], np.float32),
     ]
-    bone = blur(chest.frame.strokes(ends, [0.027, 0.027], [1.0, 1.0]), 1.0)
+    bone = blur(chest.frame.strokes(ends, 0.027), 1.0)
     layers.added += 0.16 * bone
     return [bone]
 
@@ -379,7 +375,7 @@ def _subcutaneous_air(layers: Layers, finding: FindingClass, rng: np.random.Gene
         slant = rng.normal(0, 0.012)
         lines.append(np.array([(x, y), (x + slant, y + 0.03), (x + slant * 0.5, y + 0.06)], np.float32))
     widths = rng.uniform(0.005, 0.013, len(lines)).tolist()
-    streaks = blur(f.strokes(lines, widths, [1.0] * len(lines)), 0.6)
+    streaks = blur(f.strokes(lines, widths), 0.6)
     layers.added -= 0.22 * streaks * np.clip(band + 0.3, 0, 1)
     return [band]
 

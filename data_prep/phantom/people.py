@@ -1,8 +1,4 @@
-"""Sex and age of a phantom's patients, in the columns of MIMIC-IV's ``patients.csv.gz``.
-
-They come from a stream of random numbers of their own, (seed, patient), and nothing else of the phantom depends on
-them: no gap between groups is drawn unless `Options.degraded_sex` asks for one.
-"""
+"""Sex and age of a phantom's patients, in the columns of MIMIC-IV's ``patients.csv.gz``; no finding depends on them."""
 
 from __future__ import annotations
 
@@ -25,16 +21,13 @@ def draw_sex(seed: int, subject_id: int) -> str:
 
 
 def patient_rows(seed: int, studies: Iterable[tuple[int, int]]) -> Iterator[list[object]]:
-    """A row for each patient, from (subject_id, year) of each study; the anchor is the year of the first study.
-
-    The years of a patient's studies lie as far apart as 90 years, so that a patient with several studies is drawn young
-    at the first of them.
-    """
+    """A row for each patient, from (subject_id, year) of each study; the anchor is the year of the first study."""
     years: dict[int, list[int]] = defaultdict(list)
     for subject_id, year in studies:
         years[subject_id].append(year)
     for subject_id, of_patient in sorted(years.items()):
         first = min(of_patient)
+        # Studies lie as far apart as 90 years: a patient with several is young at the first.
         latest = max(_YOUNGEST, _OLDEST - (max(of_patient) - first))
         sex, place = _draw(seed, subject_id)
         age = _YOUNGEST + int(place * (latest + 1 - _YOUNGEST))

@@ -6,7 +6,6 @@ The catalogue's own (`ordinary`), or others on request (`other_rates`): see `dia
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +23,7 @@ class Rates:
 
     Attributes:
         tail: chance of each class of `Catalogue.tail`, in its order.
-        common: kind of a CheX5 finding -> factor of its chances, in pairs.
+        common: kind of a CheX5 finding and factor of its chances, in pairs.
         normal: a report leaves a normal sentence out with the chance (1 - mention) ** normal; None for the catalogue's
             `mention`.
     """
@@ -33,16 +32,12 @@ class Rates:
     common: tuple[tuple[str, float], ...]
     normal: float | None = None
 
-    def factors(self) -> Mapping[str, float]:
-        """`common`, by kind."""
-        return dict(self.common)
-
 
 @functools.cache
 def ordinary(catalogue: Catalogue) -> Rates:
     """The catalogue's own rates."""
-    kinds = _common_kinds(catalogue)
-    return Rates(tuple(c.frequency for c in catalogue.tail), tuple((kind, 1.0) for kind in kinds))
+    factors = tuple((kind, 1.0) for kind in _common_kinds(catalogue))
+    return Rates(tuple(c.frequency for c in catalogue.tail), factors)
 
 
 def other_rates(

@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import io
 import json
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +38,6 @@ from data_prep.phantom.tables import (
     BoxRecord,
     ImageRecord,
     StudyRecord,
-    reached,
     write_gzip_csv,
     write_json,
     write_tables,
@@ -53,8 +51,6 @@ GENERATOR_VERSION = 1
 TRUTH = "phantom_truth"
 MARKER = "phantom.json"
 _STARTED = "options.json"
-REACHED = "reached"
-"""Entry of the marker of a phantom with other rates: what came of them."""
 
 _SECOND_FRONTAL = 0.07
 _LATERAL = {"PA": 0.18, "AP": 0.02}
@@ -69,13 +65,10 @@ _STATE, _REPORT, _IMAGES, _LABELS, _PHRASES, _DEGRADED = 10, 11, 12, 13, 14, 16
 
 
 def write_phantom(folder: Path, options: Options, workers: int = 1) -> bool:
-    """Write a phantom, or what is missing of it.
+    """Write a phantom, or what is missing of it; False for a finished one with these options.
 
-    Files that are there and whole are kept; every file is written under another name and renamed. The folder is
-    the same, byte by byte, for the same options, regardless of the number of workers and of interruptions.
-    Returns False for a finished phantom with these options.
+    The folder is the same, byte by byte, for the same options, regardless of workers and interruptions.
     """
-    options.check()
     if _is_finished(folder, options):
         return False
     rates = dialled_rates(catalogue(), options)
@@ -85,31 +78,16 @@ def write_phantom(folder: Path, options: Options, workers: int = 1) -> bool:
     truth.mkdir(parents=True, exist_ok=True)
     write_json(truth / _STARTED, _described(options))
     planned = plan_studies(options.studies, options.seed)
-    records = list(_write_studies(folder, options, rates, planned, workers))
+    write = functools.partial(write_study, folder, options, rates)
+    with worker_processes(workers) as pool:
+        written = pool.map(write, planned, chunksize=8) if pool else map(write, planned)
+        records = list(progress(written, len(planned), "phantom", "studies"))
     write_tables(folder, records)
     years = [(record.planned.subject_id, int(record.date[:4])) for record in records]
     write_gzip_csv(folder / PATIENTS_FILE, PATIENT_COLUMNS, patient_rows(options.seed, years))
     write_truth(truth, records)
-    of_rates = {} if rates is None else {REACHED: reached(records)}
-    write_json(truth / MARKER, {**_described(options), **of_rates})
+    write_json(truth / MARKER, _described(options))
     return True
-
-
-def summary(folder: Path) -> list[str]:
-    """Lines about what the rates of a finished phantom came to; none for one with the catalogue's rates."""
-    marker = json.loads((folder / TRUTH / MARKER).read_text())
-    if REACHED not in marker:
-        return []
-    found = marker[REACHED]
-    asked = {name: marker[name] for name in ("false_negatives", "rare_findings") if name in marker}
-    low, median, high = found["quartiles"]
-    shares = ", ".join(f"{column} {share:.2%}" for column, share in found["findings"].items())
-    return [
-        f"asked for: {', '.join(f'{name} {value:g}' for name, value in asked.items())}",
-        f"share of false negatives (rho) over {found['anchors']:,} training anchors: mean "
-        f"{found['false_negatives']:.3f}, quartiles {low:.3f}, {median:.3f}, {high:.3f}",
-        f"share of training studies: {shares}",
-    ]
 
 
 def _described(options: Options) -> dict[str, object]:
@@ -118,42 +96,24 @@ def _described(options: Options) -> dict[str, object]:
 
 def _is_finished(folder: Path, options: Options) -> bool:
     """True if the folder holds this phantom already; any other content is refused."""
-    if folder.exists() and not folder.is_dir():
-        raise PhantomError(f"{folder} is a file; name a folder for --output")
+    asked = _described(options)
     for name in (MARKER, _STARTED):
         file = folder / TRUTH / name
         if not file.is_file():
             continue
         found = json.loads(file.read_text())
-        found.pop(REACHED, None)
-        asked = _described(options)
-        differing = [
-            f"{key}: {found.get(key)!r} there, {asked.get(key)!r} asked for"
-            for key in {**asked, **found}
-            if found.get(key) != asked.get(key)
-        ]
-        if differing:
+        if found != asked:
             raise PhantomError(
-                f"{folder} holds a phantom with other options ({'; '.join(differing)}); "
-                "name another folder for --output, or delete that one"
+                f"--output {folder}: expected a phantom with {asked}, found one with {found}; name another folder, or "
+                "delete that one"
             )
         return name == MARKER
-    # Left by a run that was killed before options.json had its name.
-    begun = [folder / TRUTH, *(folder / TRUTH).glob(f".{_STARTED}.*.tmp")]
-    if folder.is_dir() and any(file not in begun for file in folder.rglob("*")):
+    # Hidden files may be left by a run that was killed before options.json had its name.
+    if any(file.is_file() and not file.name.startswith(".") for file in folder.rglob("*")):
         raise PhantomError(
-            f"{folder} is not empty and does not hold a phantom; name a new or empty folder for --output"
+            f"--output {folder}: expected a new or empty folder, or a phantom; found other files"
         )
     return False
-
-
-def _write_studies(
-    folder: Path, options: Options, rates: Rates | None, planned: Sequence[PlannedStudy], workers: int
-) -> Iterator[StudyRecord]:
-    write = functools.partial(write_study, folder, options, rates)
-    with worker_processes(workers) as pool:
-        records = pool.map(write, planned, chunksize=8) if pool else map(write, planned)
-        yield from progress(records, len(planned), "phantom", "studies")
 
 
 def write_study(folder: Path, options: Options, rates: Rates | None, planned: PlannedStudy) -> StudyRecord:
@@ -172,9 +132,7 @@ def write_study(folder: Path, options: Options, rates: Rates | None, planned: Pl
     )
     study_folder = Path(images[0].path).parent
     write_bytes(report.text.encode(), folder / f"{study_folder}.txt", durable=False)
-    boxes = []
-    for number, image in enumerate(images):
-        boxes += _write_image(folder, seed, planned, state, report, image, number, options.degraded_sex)
+    boxes = [box for image in images for box in _write_image(folder, options, planned, state, report, image)]
     date, time = _date_and_time(seed)
     holding = classes.holding(state)
     of_report = rates is None or planned.split == "train"
@@ -188,7 +146,6 @@ def write_study(folder: Path, options: Options, rates: Rates | None, planned: Pl
         negbio=negbio_labels(chexpert, _stream(seed, _LABELS)),
         holding=tuple(c.class_id for c in holding),
         said=tuple(s.finding.class_id for s in report.statements),
-        anchors=tuple({s.wording.text: s.finding.class_id for s in report.statements}.values()),
         boxes=boxes,
     )
 
@@ -200,11 +157,8 @@ def _stream(seed: tuple[int, int], stream: int) -> np.random.Generator:
 def _plan_images(options: Options, planned: PlannedStudy, state: StudyState) -> tuple[ImageRecord, ...]:
     """A frontal image, sometimes a second and sometimes a lateral one, each with its own format."""
     rng = _stream((options.seed, planned.index), _IMAGES)
-    portable = rng.random() < (
-        _PORTABLE_WITH_TUBES
-        if not catalogue().groups["intensive_care"].isdisjoint(state.kinds)
-        else _PORTABLE
-    )
+    has_tubes = not catalogue().groups["intensive_care"].isdisjoint(state.kinds)
+    portable = rng.random() < (_PORTABLE_WITH_TUBES if has_tubes else _PORTABLE)
     views = ["AP" if portable else "PA"]
     if rng.random() < _SECOND_FRONTAL:
         views.append("AP" if rng.random() < 0.5 else "PA")
@@ -213,55 +167,56 @@ def _plan_images(options: Options, planned: PlannedStudy, state: StudyState) -> 
     subject = f"p{planned.subject_id}"
     parent = f"files/{subject[:3]}/{subject}/s{planned.study_id}"
     images = []
-    for view in views:
+    for number, view in enumerate(views):
         words = rng.integers(0, 1 << 32, 5, dtype=np.uint64)
         dicom_id = "-".join(f"{int(word):08x}" for word in words)
         ratio = rng.choice([s for s, _ in _SHAPES], p=[p for _, p in _SHAPES]) * rng.uniform(0.985, 1.015)
         longer = options.size * rng.uniform(0.94, 1.06)
         rows, columns = (longer, longer / ratio) if ratio > 1 else (longer * ratio, longer)
-        images.append(ImageRecord(dicom_id, f"{parent}/{dicom_id}.jpg", view, round(rows), round(columns)))
+        path = f"{parent}/{dicom_id}.jpg"
+        images.append(ImageRecord(number, dicom_id, path, view, round(rows), round(columns)))
     return tuple(images)
 
 
 def _write_image(
     folder: Path,
-    seed: tuple[int, int],
+    options: Options,
     planned: PlannedStudy,
     state: StudyState,
     report: Report,
     image: ImageRecord,
-    number: int,
-    degraded_sex: str | None,
 ) -> list[BoxRecord]:
     """Draw an image unless it is complete on disk; images with boxes are always drawn, for their boxes."""
-    file = folder / image.path
-    has_boxes = planned.split == "test" and image.is_frontal and any(f.category for f in state.findings)
-    if not has_boxes and _is_whole_jpeg(file):
+    file, seed = folder / image.path, (options.seed, planned.index)
+    is_test, is_whole = planned.split == "test", _is_whole_jpeg(file)
+    has_boxes = is_test and image.is_frontal and any(f.category for f in state.findings)
+    if is_whole and not has_boxes:
         return []
     if image.is_frontal:
         picture = draw_frontal(
-            seed, state.findings, image.view, state.low_volumes, number, image.rows, image.columns
+            seed, state.findings, image.view, state.low_volumes, image.number, image.rows, image.columns
         )
     else:
-        picture = draw_lateral(seed, state.findings, state.low_volumes, number, image.rows, image.columns)
-    if not _is_whole_jpeg(file):
+        picture = draw_lateral(
+            seed, state.findings, state.low_volumes, image.number, image.rows, image.columns
+        )
+    if not is_whole:
         pixels, buffer = picture.pixels, io.BytesIO()
-        if planned.split == "test" and draw_sex(seed[0], planned.subject_id) == degraded_sex:
-            pixels = degraded(pixels, np.random.default_rng([*seed, _DEGRADED, number]))
+        if is_test and draw_sex(options.seed, planned.subject_id) == options.degraded_sex:
+            pixels = degraded(pixels, np.random.default_rng([*seed, _DEGRADED, image.number]))
         Image.fromarray(pixels).save(buffer, "JPEG", quality=_QUALITY)
         write_bytes(buffer.getvalue(), file, durable=False)
     if not has_boxes:
         return []
-    rng = np.random.default_rng([*seed, _PHRASES, number])
-    records = []
-    for finding in state.findings:
-        phrase = _phrase(finding, report, rng)
-        if finding.category:
-            records += [
-                BoxRecord(image.dicom_id, finding.category, phrase, b)
-                for b in picture.boxes[finding.class_id]
-            ]
-    return records
+    rng = np.random.default_rng([*seed, _PHRASES, image.number])
+    # A phrase for each finding, also for those without boxes.
+    phrases = [_phrase(f, report, rng) for f in state.findings]
+    return [
+        BoxRecord(image.dicom_id, f.category, phrase, image.path, *box, image.columns, image.rows)
+        for f, phrase in zip(state.findings, phrases, strict=True)
+        if f.category
+        for box in picture.boxes[f.class_id]
+    ]
 
 
 def _phrase(finding: FindingClass, report: Report, rng: np.random.Generator) -> str:

@@ -58,18 +58,10 @@ def write_report(
     rng: np.random.Generator,
     normal: float | None = None,
 ) -> Report:
-    """Write the report of a study.
+    """Write the report of a study: only what is true of it, and not all of it.
 
-    A report states only what is true of the study, and not all of it.
-
-    Args:
-        catalogue: the classes.
-        state: findings of the study.
-        view: projection of the first frontal image, ``AP`` or ``PA``.
-        has_lateral: whether there is also a lateral image.
-        unseen: whether held-out wordings may be used (test patients).
-        rng: of the report.
-        normal: see `Rates`; None for the catalogue's chances of normal sentences.
+    `view` is that of the first frontal image; `unseen` allows held-out wordings (test patients); for `normal` see
+    `Rates`.
     """
     said = _choose_classes(catalogue, state, rng, normal)
     statements = [Statement(c, choose_wording(c, rng, unseen)) for c in said]
@@ -219,12 +211,8 @@ def _assemble(pieces: Sequence[Sequence[str]]) -> str:
 def chexpert_labels(statements: Iterable[Statement]) -> dict[str, float]:
     """Labels of a report as CheXpert gives them.
 
-    1 where a sentence states the finding, 0 where one denies it, -1 where one is uncertain; certain presence beats
-    uncertainty, uncertainty beats absence. Findings that no sentence names have no label. ``No Finding`` is 1 where
-    nothing but support devices is present or uncertain.
-
-    Returns:
-        column -> label, only of labelled columns.
+    1 where a sentence states the finding, 0 where one denies it, -1 where one is uncertain; findings that no sentence
+    names have no label. ``No Finding`` is 1 where nothing but support devices is present or uncertain.
     """
     labels = _strongest(
         (column, -1.0 if value == 1.0 and statement.wording.hedged else value)
@@ -241,9 +229,6 @@ def true_labels(catalogue: Catalogue, holding: Sequence[FindingClass]) -> dict[s
 
     1 where one of them states the finding; 0 where one of them denies it, or where no sentence of the catalogue ever
     does. Without a label is what they neither state nor deny.
-
-    Returns:
-        column -> label, only of labelled columns.
     """
     labels = _strongest((column, value) for c in holding for column, value in c.labels.items())
     denied = {column for c in catalogue.classes for column, value in c.labels.items() if value == 0.0}

@@ -18,7 +18,7 @@ LOW_VOLUMES = 0.13
 
 # Share of patients in heart failure, which causes cardiomegaly, edema and effusions together.
 _HEART_FAILURE = 0.15
-MOST_TAIL_FINDINGS = 4
+_MAX_TAIL_FINDINGS = 4
 RARE = 0.02
 """Findings of CheX5 in a place and grade rarer than this take turns in the test studies with the long tail."""
 _FORCED_IN_TEST = 2
@@ -26,10 +26,7 @@ _FORCED_IN_TEST = 2
 
 @dataclass(frozen=True)
 class PlannedStudy:
-    """A study before anything is drawn: its random numbers come from (seed, index).
-
-    `test_number` counts the test studies; it is None elsewhere.
-    """
+    """A study before anything is drawn; `test_number` counts the test studies and is None elsewhere."""
 
     index: int
     study_id: int
@@ -54,13 +51,10 @@ def plan_studies(studies: int, seed: int) -> list[PlannedStudy]:
     tests = 0
     for subject_id, size, split in zip(subject_ids, sizes, splits, strict=True):
         for _ in range(size):
-            is_test = split == "test"
-            planned.append(
-                PlannedStudy(
-                    len(planned), int(next(study_ids)), int(subject_id), split, tests if is_test else None
-                )
-            )
-            tests += is_test
+            test_number = tests if split == "test" else None
+            study_id = int(next(study_ids))
+            planned.append(PlannedStudy(len(planned), study_id, int(subject_id), split, test_number))
+            tests += split == "test"
     return planned
 
 
@@ -80,9 +74,8 @@ def draw_state(
 ) -> StudyState:
     """Draw the findings of a study.
 
-    Test studies get `_FORCED_IN_TEST` of the rarer classes with boxes in turn, so that each has boxes to be
-    found; all other studies follow the catalogue's frequencies, on which rho is measured, or `rates`. With any, the
-    classes of `RARE_FINDINGS` without boxes take turns in the test studies too.
+    Test studies get `_FORCED_IN_TEST` of the rarer classes with boxes in turn, so that each has boxes to be found, and
+    with `rates` those of `RARE_FINDINGS` without boxes; all others follow the catalogue's frequencies, or `rates`.
     """
     usual = ordinary(catalogue)
     if test_number is None:
@@ -92,7 +85,7 @@ def draw_state(
         forced, share = forced_in_test(catalogue, test_number, with_rare=rates is not None), 0.4
         of_study = usual
     drawn = _draw_tail(catalogue, rng, np.array(of_study.tail) * share)
-    common = _draw_chex5(catalogue, rng, of_study.factors())
+    common = _draw_chex5(catalogue, rng, dict(of_study.common))
     findings: list[FindingClass] = []
     # Rare findings first: they must not lose their place to common ones.
     for finding in [*forced, *drawn, *common]:
@@ -103,10 +96,7 @@ def draw_state(
 
 
 def forced_in_test(catalogue: Catalogue, test_number: int, with_rare: bool = False) -> list[FindingClass]:
-    """The classes of the long tail with boxes (and rare grades of CheX5) whose turn it is in this test study.
-
-    `with_rare` adds the classes of `RARE_FINDINGS` without boxes.
-    """
+    """The rarer classes whose turn it is in this test study: those with boxes, `with_rare` also `RARE_FINDINGS`."""
     tail = {c.class_id for c in catalogue.tail}
     rare = [c for c in catalogue.classes if c.category and (c.class_id in tail or 0 < c.frequency < RARE)]
     if with_rare:
@@ -122,7 +112,7 @@ def _draw_tail(
     is_drawn = rng.random(len(catalogue.tail)) < chances
     drawn = [f for f, yes in zip(catalogue.tail, is_drawn, strict=True) if yes]
     order = rng.permutation(len(drawn))
-    return [drawn[k] for k in order[:MOST_TAIL_FINDINGS]]
+    return [drawn[k] for k in order[:_MAX_TAIL_FINDINGS]]
 
 
 def _draw_chex5(

@@ -7,47 +7,26 @@ import gzip
 import io
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import NamedTuple
 
 from data_prep.phantom.catalogue import Catalogue, catalogue
-from data_prep.phantom.drawing import Box
 from data_prep.phantom.findings import CATEGORIES
 from data_prep.phantom.studies import PlannedStudy
 from medclip_dcl.common.files import write_bytes
 from medclip_dcl.common.findings import CHEXPERT
 
 METADATA_COLUMNS = (
-    *(
-        "dicom_id",
-        "subject_id",
-        "study_id",
-        "PerformedProcedureStepDescription",
-        "ViewPosition",
-        "Rows",
-        "Columns",
-    ),
-    *("StudyDate", "StudyTime", "ProcedureCodeSequence_CodeMeaning", "ViewCodeSequence_CodeMeaning"),
-    "PatientOrientationCodeSequence_CodeMeaning",
+    *("dicom_id", "subject_id", "study_id", "PerformedProcedureStepDescription", "ViewPosition", "Rows"),
+    *("Columns", "StudyDate", "StudyTime", "ProcedureCodeSequence_CodeMeaning"),
+    *("ViewCodeSequence_CodeMeaning", "PatientOrientationCodeSequence_CodeMeaning"),
 )
+BOXES = "MS_CXR_Local_Alignment_v1.0.0"
 SPLIT_COLUMNS = ("dicom_id", "study_id", "subject_id", "split")
+CLASS_COLUMNS = ("class_id", "name", "rho", "sentence_share", "mention_share")
 LABEL_COLUMNS = ("subject_id", "study_id", *CHEXPERT)
-BOX_COLUMNS = [
-    "dicom_id",
-    "category_name",
-    "label_text",
-    "path",
-    "x",
-    "y",
-    "w",
-    "h",
-    "image_width",
-    "image_height",
-]
 _VIEW_CODES = {
     "AP": "antero-posterior",
     "PA": "postero-anterior",
@@ -59,8 +38,9 @@ _VIEW_CODES = {
 
 @dataclass(frozen=True)
 class ImageRecord:
-    """One picture of a study."""
+    """One picture of a study, with its number there."""
 
+    number: int
     dicom_id: str
     path: str
     view: str
@@ -72,19 +52,24 @@ class ImageRecord:
         return self.view in ("AP", "PA")
 
 
-@dataclass(frozen=True)
-class BoxRecord:
-    """One box with its phrase."""
+class BoxRecord(NamedTuple):
+    """One box with its phrase, in the columns of MS-CXR's table."""
 
     dicom_id: str
-    category: str
-    phrase: str
-    box: Box
+    category_name: str
+    label_text: str
+    path: str
+    x: int
+    y: int
+    w: int
+    h: int
+    image_width: int
+    image_height: int
 
 
 @dataclass(frozen=True)
 class StudyRecord:
-    """The data of a study for the tables: classes that hold, of all sentences, and of the distinct ones."""
+    """The data of a study for the tables; `holding` are classes that hold, `said` those of the report's sentences."""
 
     planned: PlannedStudy
     date: str
@@ -94,8 +79,7 @@ class StudyRecord:
     negbio: dict[str, float]
     holding: tuple[int, ...]
     said: tuple[int, ...]
-    anchors: tuple[int, ...]
-    boxes: list[BoxRecord] = field(default_factory=list)
+    boxes: list[BoxRecord]
 
 
 def write_tables(folder: Path, records: Sequence[StudyRecord]) -> None:
@@ -113,7 +97,7 @@ def write_tables(folder: Path, records: Sequence[StudyRecord]) -> None:
             for r in records
         )
         write_gzip_csv(folder / f"{name}-{labeller}.csv.gz", LABEL_COLUMNS, rows)
-    _write_boxes(folder, records)
+    _write_boxes(folder, [box for record in records for box in record.boxes])
 
 
 def _metadata(record: StudyRecord, image: ImageRecord) -> list[object]:
@@ -142,19 +126,18 @@ def _metadata(record: StudyRecord, image: ImageRecord) -> list[object]:
     ]
 
 
-def _write_boxes(folder: Path, records: Sequence[StudyRecord]) -> None:
-    shown = {i.dicom_id: i for record in records for i in record.images}
-    boxes = [box for record in records for box in record.boxes]
-    numbers = {dicom_id: n for n, dicom_id in enumerate(dict.fromkeys(b.dicom_id for b in boxes))}
+def _write_boxes(folder: Path, boxes: Sequence[BoxRecord]) -> None:
+    images = {box.dicom_id: box for box in boxes}
+    numbers = {dicom_id: n for n, dicom_id in enumerate(images)}
     value = {
         "info": {"description": "boxes of a digital phantom (no patients) in the layout of MS-CXR v1.0.0"},
         "images": [
             {
                 "id": n,
                 "file_name": f"{dicom_id}.jpg",
-                "path": shown[dicom_id].path,
-                "width": shown[dicom_id].columns,
-                "height": shown[dicom_id].rows,
+                "path": images[dicom_id].path,
+                "width": images[dicom_id].image_width,
+                "height": images[dicom_id].image_height,
             }
             for dicom_id, n in numbers.items()
         ],
@@ -162,34 +145,33 @@ def _write_boxes(folder: Path, records: Sequence[StudyRecord]) -> None:
             {
                 "id": n,
                 "image_id": numbers[b.dicom_id],
-                "category_id": CATEGORIES.index(b.category),
-                "bbox": list(b.box),
-                "label_text": b.phrase,
+                "category_id": CATEGORIES.index(b.category_name),
+                "bbox": [b.x, b.y, b.w, b.h],
+                "label_text": b.label_text,
             }
             for n, b in enumerate(boxes)
         ],
         "categories": [{"id": n, "name": name} for n, name in enumerate(CATEGORIES)],
     }
-    write_json(folder / "MS_CXR_Local_Alignment_v1.0.0.json", value)
-    rows = (
-        [b.dicom_id, b.category, b.phrase, shown[b.dicom_id].path, *b.box]
-        + [shown[b.dicom_id].columns, shown[b.dicom_id].rows]
-        for b in boxes
-    )
-    write_bytes(_csv_bytes(BOX_COLUMNS, rows), folder / "MS_CXR_Local_Alignment_v1.0.0.csv", durable=False)
+    write_json(folder / f"{BOXES}.json", value)
+    write_bytes(_csv_bytes(BoxRecord._fields, boxes), folder / f"{BOXES}.csv", durable=False)
 
 
 def write_truth(truth: Path, records: Sequence[StudyRecord]) -> None:
     classes = catalogue()
-    write_bytes(_csv_bytes(*_class_table(classes, records)), truth / "classes.csv", durable=False)
-    write_bytes(_csv_bytes(("text", "class_id"), classes.sentences()), truth / "sentences.csv", durable=False)
-    rows = ([i.dicom_id, c] for r in records for i in r.images for c in r.holding)
-    write_bytes(_csv_bytes(("dicom_id", "class_id"), rows), truth / "image_classes.csv", durable=False)
+    tables: dict[str, tuple[Sequence[str], Iterable[Sequence[object]]]] = {
+        "classes": (CLASS_COLUMNS, _class_rows(classes, records)),
+        "sentences": (("text", "class_id"), classes.sentences()),
+        "image_classes": (
+            ("dicom_id", "class_id"),
+            ((i.dicom_id, c) for r in records for i in r.images for c in r.holding),
+        ),
+    }
+    for name, (columns, rows) in tables.items():
+        write_bytes(_csv_bytes(columns, rows), truth / f"{name}.csv", durable=False)
 
 
-def _class_table(
-    classes: Catalogue, records: Sequence[StudyRecord]
-) -> tuple[tuple[str, ...], Iterator[list[object]]]:
+def _class_rows(classes: Catalogue, records: Sequence[StudyRecord]) -> list[list[object]]:
     """rho and mention_share over frontal training images, sentence_share over sentences of training reports."""
     holds: Counter[int] = Counter()
     mentioned: Counter[int] = Counter()
@@ -204,38 +186,11 @@ def _class_table(
         holds.update({c: frontal for c in record.holding})
         mentioned.update({c: frontal for c in set(record.said)})
     total = sum(sentences.values())
-    rows = (
+    return [
         [c.class_id, c.name, holds[c.class_id] / images]
         + [sentences[c.class_id] / total, mentioned[c.class_id] / images]
         for c in classes.classes
-    )
-    return ("class_id", "name", "rho", "sentence_share", "mention_share"), rows
-
-
-def reached(records: Sequence[StudyRecord]) -> dict[str, Any]:
-    """Realised rates of the training studies of a phantom.
-
-    Returns:
-        anchors: number of distinct sentences of each report, added up; false_negatives: the mean of their rho, and
-        quartiles; findings: CheXpert column -> share of the studies of which it is true.
-    """
-    classes = catalogue()
-    training = [record for record in records if record.planned.split == "train"]
-    rho = np.array([row[2] for row in _class_table(classes, training)[1]])
-    of_anchors = rho[[c for record in training for c in record.anchors]]
-    stating = {
-        column: {c.class_id for c in classes.classes if c.labels.get(column) == 1.0} for column in CHEXPERT
-    }
-    return {
-        "anchors": len(of_anchors),
-        "false_negatives": round(float(of_anchors.mean()), 4),
-        "quartiles": np.quantile(of_anchors, (0.25, 0.5, 0.75)).round(4).tolist(),
-        "findings": {
-            column: round(float(np.mean([not ids.isdisjoint(record.holding) for record in training])), 4)
-            for column, ids in stating.items()
-            if ids
-        },
-    }
+    ]
 
 
 def write_json(file: Path, value: object) -> None:

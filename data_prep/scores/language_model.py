@@ -1,4 +1,4 @@
-"""Shared by the commands that run a language model over every sentence: options, names, finished batches."""
+"""Shared by the commands that run a model over every row of a set: options, names, finished rows."""
 
 from __future__ import annotations
 
@@ -6,32 +6,31 @@ import glob
 import hashlib
 import json
 import os
-import shutil
-import sys
+import tempfile
 import time
-import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from jaxtyping import Int
+from jaxtyping import Int, Shaped
 
+from data_prep.command import progress
 from medclip_dcl.common.command_line import option
-from medclip_dcl.common.files import replacing
+from medclip_dcl.common.journal import Journal
 from medclip_dcl.data.prepared import PreparedDataError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 KEEP_EVERY = 20.0
-"""Seconds between writes of finished batches: the most that a kill may cost."""
+"""Seconds between notes of the rows that a `RowFile` has: the most that a kill may cost."""
 
 _FINGERPRINT_DIGITS = 8
+_REMEDY = "give the options of before, or remove it"
 _DECIDING = ("hidden_act", "layer_norm_eps", "num_attention_heads")
 
 
@@ -72,118 +71,115 @@ def settings_fingerprint(network: PreTrainedModel) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:_FINGERPRINT_DIGITS]
 
 
-def has_results(file: Path, sentence_ids: Int[np.ndarray, " sentence"], meaning: tuple[str, str]) -> bool:
+def has_results(file: Path, sentence_ids: Int[np.ndarray, " sentence"], name: str, meaning: str) -> bool:
     """True if a Parquet file has results of these sentences' tokens; those of other texts are computed again.
 
-    `meaning` is a name and its value in the file's metadata, or in the attributes that pandas keeps there.
+    Args:
+        file: of the results; its metadata, or the attributes that pandas keeps there, hold `meaning` under `name`.
+        sentence_ids: of all sentences, ascending.
+        name: of the entry.
+        meaning: fingerprint of the tokens and the model's settings.
     """
     if not file.is_file():
         return False
     try:
         table = pq.read_table(file, columns=["sentence_id"], partitioning=None)
-    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
-        # The system's own errors have a number: the file may be whole.
-        if isinstance(error, OSError) and error.errno is not None:
-            raise
-        print(f"{file} is damaged ({error}): the sentences are computed again", file=sys.stderr)
+    except pa.ArrowInvalid as error:
+        print(f"{file} is damaged ({error}): the sentences are computed again")
         return False
-    metadata = table.schema.metadata or {}
-    name, value = meaning
-    attributes = json.loads(metadata.get(b"PANDAS_ATTRS", b"{}"))
-    found = metadata[name.encode()].decode() if name.encode() in metadata else attributes.get(name)
-    if found is None:
+    metadata = str(table.schema.metadata)
+    if name not in metadata:
         raise PreparedDataError(
             f"{file} was not written by this command; move it away, it would be overwritten"
         )
-    if found == value and np.array_equal(table["sentence_id"].to_numpy(), sentence_ids):
+    if meaning in metadata and np.array_equal(table["sentence_id"].to_numpy(), sentence_ids):
         return True
-    print(f"{file} is of other settings or sentences: the sentences are computed again", file=sys.stderr)
+    print(f"{file} is of other settings or sentences: the sentences are computed again")
     return False
 
 
-def require_writable(file: Path) -> None:
-    """Check before the work that the file can be written at its end; make its folder."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise PreparedDataError(
-            f"{file.parent} cannot be made ({error.strerror}); use a writable set"
-        ) from error
-    if not os.access(file.parent, os.W_OK):
-        raise PreparedDataError(
-            f"{file.parent} cannot be written by this user; use a writable copy of the set"
-        )
+def require_writable(folder: Path) -> None:
+    """Make a folder, and fail before the work if nothing can be written there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tempfile.TemporaryFile(dir=folder).close()
 
 
-class Parts:
-    """Values of finished batches on disk, until all are there.
+def journal(file: Path, work: Mapping[str, Any], process: int = 0) -> Journal:
+    """Journal of the process of this number that works on a file of results."""
+    return Journal(file.with_name(f".{file.stem}.{process}.progress.jsonl"), work, _REMEDY)
 
-    Each file is written once, atomically, under a unique name: several processes and runs may add parts at once.
 
-    Args:
-        file: the final file of all values.
-        meaning: identifies the values: equal for values that are equal up to rounding.
-        batching: identifies the division into batches.
-        places: batch number -> rows of its values among all values.
-        keep_every: seconds between writes.
+def earlier_entries(file: Path, work: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Entries in the journals of all processes that worked on a file of results."""
+    for place in _progress_files(file, ".jsonl"):
+        earlier = Journal(place, work, _REMEDY)
+        earlier.close()
+        yield from earlier.entries
+
+
+def remove_progress(file: Path) -> None:
+    """Remove what only unfinished results need."""
+    for place in _progress_files(file, ".*"):
+        place.unlink(missing_ok=True)
+
+
+def _progress_files(file: Path, suffix: str) -> list[Path]:
+    return sorted(file.parent.glob(f".{glob.escape(file.stem)}.*.progress{suffix}"))
+
+
+class RowFile:
+    """A .npy file of so many rows that is written in order, and continued where the journal says.
+
+    Attributes:
+        done: rows that are there.
     """
 
-    def __init__(
-        self,
-        file: Path,
-        meaning: str,
-        batching: str,
-        places: Callable[[int], Int[np.ndarray, " row"]],
-        keep_every: float = KEEP_EVERY,
-    ) -> None:
-        self.file, self.places, self.keep_every = file, places, keep_every
-        self.prefix = f".{file.stem}-{meaning}-"
-        self.folder = file.with_name(f"{self.prefix}{batching}.parts")
-        self.finished: dict[int, np.ndarray] = {}
-        self.kept_at = time.monotonic()
+    def __init__(self, file: Path, count: int, kept: Journal) -> None:
+        self.file, self.count, self.kept = file, count, kept
+        entries = [entry for entry in kept.entries if entry["file"] == file.name]
+        self.done = entries[-1]["rows"] if entries and file.is_file() else 0
 
-    def read_into(self, values: np.ndarray) -> set[int]:
-        """Fill in the values of earlier runs and return the numbers of their batches."""
-        done: set[int] = set()
-        for file in sorted(self.folder.glob("*.npz")):
+    def write(self, parts: Iterator[Shaped[np.ndarray, "row ..."]], n_parts: int, what: str) -> None:
+        """Write the rows that are missing, in so many parts."""
+        if self.done:
+            print(f"continuing: {self.done:,} of {self.count:,} {what} were done before", flush=True)
+        self.file.touch()
+        # Not truncated, and written where it was: two processes of the same command write the same.
+        with self.file.open("r+b") as stream:
+            kept_at, is_begun = time.monotonic(), False
             try:
-                with np.load(file, allow_pickle=False) as part:
-                    numbers, found = part["numbers"].tolist(), part["values"]
-                values[np.concatenate([self.places(number) for number in numbers])] = found
-            # Removed by another run that finished, or damaged on disk, where zipfile and numpy may raise anything.
-            except Exception as error:
-                print(f"{file.name} is left out: {type(error).__name__}: {error}", file=sys.stderr)
-                continue
-            done.update(numbers)
-        return done
+                for part in progress(parts, n_parts, f"encoding {what}", "batches"):
+                    self._require_finite(part, what)
+                    if not is_begun:
+                        self._begin(stream, part)
+                        is_begun = True
+                    stream.write(np.ascontiguousarray(part).data)
+                    self.done += len(part)
+                    if time.monotonic() - kept_at >= KEEP_EVERY:
+                        self._keep(stream)
+                        kept_at = time.monotonic()
+            finally:
+                self._keep(stream)
 
-    def add(self, number: int, values: np.ndarray) -> None:
-        """Keep the values of a batch."""
-        self.finished[number] = values
-        if time.monotonic() - self.kept_at >= self.keep_every:
-            self.write()
+    def _begin(self, stream: BinaryIO, part: Shaped[np.ndarray, "row ..."]) -> None:
+        """Write the header and go to the first row that is missing; what the file has beyond is written over."""
+        header = {"descr": part.dtype.str, "fortran_order": False, "shape": (self.count, *part.shape[1:])}
+        np.lib.format.write_array_header_1_0(stream, header)
+        stream.seek(self.done * (part.nbytes // len(part)), os.SEEK_CUR)
+        if self.done and stream.tell() > self.file.stat().st_size:
+            raise PreparedDataError(
+                f"{self.file}: expected {self.done:,} finished rows, found fewer; remove it and start again"
+            )
 
-    def write(self) -> None:
-        """Write the batches that are not on disk yet."""
-        self.kept_at = time.monotonic()
-        if self.finished:
-            with replacing(self.folder / f"{uuid.uuid4().hex}.npz") as stream:
-                np.savez(
-                    stream, numbers=list(self.finished), values=np.concatenate(list(self.finished.values()))
-                )
-            self.finished = {}
+    def _keep(self, stream: BinaryIO) -> None:
+        stream.flush()
+        os.fsync(stream.fileno())
+        self.kept.add([{"file": self.file.name, "rows": self.done}])
 
-    @contextmanager
-    def keeping(self) -> Iterator[None]:
-        """Write the finished batches also when the block raises."""
-        try:
-            yield
-        finally:
-            self.write()
-
-    def remove(self) -> None:
-        """Remove the parts of this file, also those in other batches, and temporary files of killed runs."""
-        for folder in self.folder.parent.glob(f"{glob.escape(self.prefix)}*.parts"):
-            shutil.rmtree(folder, ignore_errors=True)
-        for leftover in self.file.parent.glob(f".{glob.escape(self.file.name)}.*.tmp"):
-            leftover.unlink(missing_ok=True)
+    def _require_finite(self, part: Shaped[np.ndarray, "row ..."], what: str) -> None:
+        is_finite = np.isfinite(part.reshape(len(part), -1)).all(axis=1)
+        if not is_finite.all():
+            raise PreparedDataError(
+                f"{what}: expected finite features, found others in row {self.done + int(np.argmin(is_finite))} "
+                f"({part.dtype}); the model's weights hold NaN, or have diverged"
+            )

@@ -2,7 +2,6 @@
 
 from medclip_dcl.scoring.plan import ScoringPlan
 from medclip_dcl.scoring.score import (
-    NotFiniteError,
     default_token_budget,
     pseudo_log_likelihood,
     score_batches,
@@ -10,7 +9,6 @@ from medclip_dcl.scoring.score import (
 )
 
 __all__ = [
-    "NotFiniteError",
     "ScoringPlan",
     "default_token_budget",
     "pseudo_log_likelihood",

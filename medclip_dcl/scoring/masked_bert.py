@@ -10,7 +10,6 @@ made anyway. The result equals that of the whole model up to rounding.
 from __future__ import annotations
 
 import math
-import threading
 import warnings
 from dataclasses import dataclass
 
@@ -33,7 +32,7 @@ _PLAIN = {
     *(modeling_bert.BertOnlyMLMHead, modeling_bert.BertLMPredictionHead),
     modeling_bert.BertPredictionHeadTransform,
 }
-# Tokens per pass through the layers on a CPU.
+# Tokens per pass through the layers on a CPU, and per call of the whole model.
 _LAYERS_TOKENS = 4096
 # Rows of logits in memory at a time (CPU, GPU): on a GPU 0.5 GB for a vocabulary of 30,522 in float32; on a CPU blocks
 # of rows and columns that stay in the cache.
@@ -43,8 +42,6 @@ _HEAD_COLUMNS = 1024
 _MODERATE_BIAS = 20.0
 # Smallest sum of exponentials beside which those that underflowed are negligible.
 _SMALL_TOTAL = 1e-20
-# Tokens per call of the whole model.
-_WHOLE_TOKENS = 4096
 
 
 @dataclass(frozen=True)
@@ -67,14 +64,12 @@ class MaskedCopies:
 
     @property
     def copy_of_query(self) -> Int[Tensor, " query"]:
-        """(query,) copy of each query."""
         if self.query_copy is None:
             return torch.arange(len(self.query_position), device=self.query_position.device)
         return self.query_copy
 
     @property
     def targets(self) -> Int[Tensor, " query"]:
-        """(query,) token that is scored."""
         return self.tokens[self.sentence[self.copy_of_query], self.query_position]
 
     def split(self, size: int) -> list[MaskedCopies]:
@@ -95,10 +90,6 @@ class MaskedCopies:
             query_copy=query_copy,
             query_position=self.query_position[queries],
         )
-
-
-class StoppedError(RuntimeError):
-    """A running call was stopped."""
 
 
 def masked_bert(model: BertForMaskedLM, mask_id: int) -> MaskedBert:
@@ -131,7 +122,7 @@ class WholeMaskedBert:
         copy_of_query, targets = copies.copy_of_query, copies.targets
         found = torch.empty(len(targets), device=masked.device, dtype=widest_float(masked.device))
         # Few copies at a time: the logits cover all positions.
-        rows = max(1, _WHOLE_TOKENS // masked.shape[1])
+        rows = max(1, _LAYERS_TOKENS // masked.shape[1])
         for start in range(0, len(masked), rows):
             some = (copy_of_query >= start) & (copy_of_query < start + rows)
             logits = self.model(input_ids=masked[start : start + rows]).logits
@@ -141,9 +132,6 @@ class WholeMaskedBert:
             found[some] = chosen.to(found.dtype)
         return found
 
-    def stop(self) -> None:
-        """Does nothing: a single thread calls it."""
-
 
 class SharedMaskedBert:
     """A plain BERT without shared work and unused outputs."""
@@ -152,7 +140,6 @@ class SharedMaskedBert:
 
     def __init__(self, model: BertForMaskedLM, mask_id: int) -> None:
         self.mask_id = mask_id
-        self.stopped = threading.Event()
         self.embeddings, self.transform = model.bert.embeddings, model.cls.predictions.transform
         self.head = _Head(model.cls.predictions.decoder)
         layers = list(model.bert.encoder.layer)
@@ -169,10 +156,6 @@ class SharedMaskedBert:
         rows = torch.cat([self._rows(part) for part in parts])
         return self.head.log_probability(self.transform(rows), copies.targets)
 
-    def stop(self) -> None:
-        """Make running calls in other threads end soon, with `StoppedError`."""
-        self.stopped.set()
-
     def _rows(self, copies: MaskedCopies) -> Float[Tensor, "query width"]:
         """Output of the last layer at each query's position."""
         first, *others = self.layers
@@ -188,8 +171,6 @@ class SharedMaskedBert:
                 hidden, copied(first.projected(of_sentence), first.projected(of_mask))
             )
         for layer in others[:-1] if one_query_each else others:
-            if self.stopped.is_set():
-                raise StoppedError
             hidden = layer.after_projection(hidden, layer.projected(hidden))
         if one_query_each:
             return self.layers[-1].at(hidden, copies.query_position)

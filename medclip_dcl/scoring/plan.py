@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 from transformers import BertTokenizer
 
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.networks.bert_folder import word_pieces
 from medclip_dcl.scoring.masked_bert import MaskedCopies
 
@@ -127,9 +128,6 @@ class ScoringPlan(DistinctPieces):
         batches: every masked copy of every distinct sentence once; the longest sentences first.
         fingerprint: of what is scored: the tokens of each sentence, in order, and the options that give the
             values another meaning. The token budget is not among them.
-
-    Raises:
-        ValueError: as `pseudo_log_likelihood`.
     """
 
     def __init__(
@@ -144,7 +142,7 @@ class ScoringPlan(DistinctPieces):
         truncate: bool = False,
     ) -> None:
         if mask_every is not None and (mask_every < 1 or within_word_l2r):
-            raise ValueError(
+            raise UserError(
                 f"mask_every: expected at least 1, without within_word_l2r, found {mask_every} and {within_word_l2r}"
             )
         super().__init__(tokenizer, sentences, positions=positions, truncate=truncate)
@@ -158,10 +156,6 @@ class ScoringPlan(DistinctPieces):
     def copies_of(self, length: int) -> int:
         """Masked copies of a sentence of this many tokens."""
         return length if self.mask_every is None else min(self.mask_every, length)
-
-    def sentences_in(self, batch: Batch) -> float:
-        """Sentences that the batch scores; a split one counts in parts."""
-        return (batch.stop - batch.start) / self.copies_of(batch.length)
 
     def work(self, batch: Batch) -> int:
         """Tokens of the batch that go through the model; over all batches quadratic in the lengths."""
@@ -229,7 +223,7 @@ class ScoringPlan(DistinctPieces):
         is_same_word = word == word.gather(1, position[:, None])
         return is_same_word & (torch.arange(tokens.shape[1], device=tokens.device) > position[:, None])
 
-    def table(self, values: Float64[np.ndarray, " piece"], *, per_token: bool = False) -> pd.DataFrame:
+    def table(self, values: Float64[np.ndarray, " piece"]) -> pd.DataFrame:
         """The scores of the sentences, in order, from the values of all batches (see `pseudo_log_likelihood`)."""
         lengths = np.diff(self.starts)
         is_unknown = self.pieces == self.tokenizer.unk_token_id
@@ -244,9 +238,6 @@ class ScoringPlan(DistinctPieces):
         }
         if self.is_truncating:
             columns["truncated"] = pd.Series(self.is_truncated, dtype=bool)
-        if per_token:
-            of_rows = np.split(values, self.starts[1:-1]) if self.n_distinct else []
-            columns["token_log_p"] = pd.Series([of_rows[row].copy() for row in self.row], dtype=object)
         return pd.DataFrame(columns)
 
 

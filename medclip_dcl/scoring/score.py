@@ -2,11 +2,7 @@
 
 The sum over a sentence's tokens of log P(token | sentence with that token masked) (Salazar et al., ACL 2020,
 eq. 1) costs one forward pass for each token. Sentences with the same tokens are scored once; the masked copies
-of sentences of equal length share batches, so that nothing is padded; `masked_bert` computes of each copy
-what is needed.
-
-`pseudo_log_likelihood` does all of it. `ScoringPlan` and `score_batches` are its two halves, for callers that save
-finished batches: the batches of a plan depend on its sentences alone.
+of sentences of equal length share batches, so that nothing is padded.
 """
 
 from __future__ import annotations
@@ -18,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -50,7 +45,6 @@ def pseudo_log_likelihood(
     mask_every: int | None = None,
     dtype: torch.dtype | None = None,
     truncate: bool = False,
-    per_token: bool = False,
     progress: bool = False,
 ) -> pd.DataFrame:
     """Pseudo-log-likelihood of each sentence under a masked language model.
@@ -72,38 +66,31 @@ def pseudo_log_likelihood(
         within_word_l2r: mask the later tokens of the same word, too (Kauf & Ivanova, ACL 2023, PLL-word-l2r): the
             original over-scores words of several tokens. Choice; the default is the original.
         mask_every: None is exact. k scores every k-th token in one pass (and k passes score a sentence), an
-            APPROXIMATION. Measured on Open-i's 8,604 distinct sentences with a small BERT trained on them, Spearman
-            with the exact scores and mean absolute error a token: k = 8 .9999, .009; k = 4 .9990, .05; k = 2 .990,
-            .21. Up to k tokens it is exact.
+            APPROXIMATION: on Open-i with a small BERT, Spearman with the exact scores is .9999 for k = 8, .9990 for
+            k = 4, .990 for k = 2. Up to k tokens it is exact.
         dtype: compute in torch.float32 (the reference), torch.bfloat16 or torch.float16 (8 times as precise as
-            bfloat16: errors of .0003 and .0028 a token there; but it may overflow, which is an error); None: in the
-            model's own type. The model is not changed.
+            bfloat16, but it may overflow, which is an error); None: in the model's own type. The model is not changed.
         truncate: score the first tokens of a sentence that is too long for the model, instead of refusing it;
             adds the column truncated.
-        per_token: add the column token_log_p, the addends of log_p as an array for each sentence.
         progress: show a progress bar with the time left on standard error.
 
     Returns:
         One row for each sentence, in order: text; n_tokens (tokens); log_p; n_unknown ([UNK] among the
-        tokens, which score as easy tokens); truncated, token_log_p if asked for. An empty sentence has n_tokens 0,
-        log_p NaN.
+        tokens, which score as easy tokens); truncated if asked for. An empty sentence has n_tokens 0, log_p NaN.
 
     Raises:
-        TypeError: a single string, or a sentence that is no string.
-        ValueError: without `truncate`, a sentence with more tokens than the model has positions (names its
-            index and length); `mask_every` below 1 or together with `within_word_l2r`; a token that the model does
-            not have; a `dtype` to which the model cannot be converted.
-        NotFiniteError: a score that is not finite.
+        TypeError: a single string, or a sentence that is not a string.
+        ValueError: without `truncate`, a sentence with more tokens than the model has positions; `mask_every`
+            below 1 or together with `within_word_l2r`; a token that the model does not have.
+        UserError: a score that is not finite.
     """
-    if isinstance(sentences, str):
-        raise TypeError("sentences: expected a sequence of strings, found a single string; wrap it in a list")
-    sentences = list(sentences)
-    for row, sentence in enumerate(sentences):
-        if not isinstance(sentence, str):  # the tokenizer would take two for a pair
-            raise TypeError(f"sentence {row}: expected a string, found {type(sentence).__name__}")
+    # The tokenizer would take a tuple for a pair.
+    wrong = [sentences] if isinstance(sentences, str) else [x for x in sentences if not isinstance(x, str)]
+    if wrong:
+        raise TypeError(f"sentences: expected a list of strings, found {type(wrong[0]).__name__}")
     plan = ScoringPlan(
         tokenizer,
-        sentences,
+        list(sentences),
         positions=int(model.config.max_position_embeddings),
         token_budget=default_token_budget(model) if token_budget is None else token_budget,
         within_word_l2r=within_word_l2r,
@@ -111,11 +98,12 @@ def pseudo_log_likelihood(
         truncate=truncate,
     )
     values = plan.empty_values()
-    with scoring_progress(plan, progress) as report:
-        for number, found in score_batches(model, plan, range(len(plan.batches)), dtype=dtype):
+    numbers = range(len(plan.batches))
+    with scoring_progress(plan, numbers, "scoring", progress) as report:
+        for number, found in score_batches(model, plan, numbers, dtype=dtype):
             values[plan.places(number)] = found
             report(number)
-    return plan.table(values, per_token=per_token)
+    return plan.table(values)
 
 
 def default_token_budget(model: BertForMaskedLM) -> int:
@@ -123,23 +111,6 @@ def default_token_budget(model: BertForMaskedLM) -> int:
     device = next(model.parameters()).device
     budgets = _DEFAULT_TOKEN_BUDGET.get(device.type, _DEFAULT_TOKEN_BUDGET["cuda"])
     return budgets[model.config.hidden_size >= _LARGE_WIDTH]
-
-
-class NotFiniteError(UserError):
-    """A model gives a sentence no finite log probability.
-
-    Attributes:
-        index: of the sentence.
-        reason: what may be wrong, and what to do.
-    """
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.reason = (
-            "in float16 the model may overflow (use bfloat16 or float32); in other types its weights are damaged or "
-            "hold NaN"
-        )
-        super().__init__(f"sentence {index} has no finite log probability: {self.reason}")
 
 
 def score_batches(
@@ -157,7 +128,7 @@ def score_batches(
         dtype: as in `pseudo_log_likelihood`.
 
     Raises:
-        NotFiniteError: a value that is not finite.
+        UserError: a value that is not finite.
         ValueError: a token that the model does not have.
     """
     special = (plan.tokenizer.mask_token_id, plan.tokenizer.cls_token_id, plan.tokenizer.sep_token_id)
@@ -170,37 +141,30 @@ def score_batches(
     device = next(model.parameters()).device
     scorer = _scorer(model, plan.tokenizer.mask_token_id, dtype)
     # Of the plan, not of `numbers`: who continues it computes as who did all of it.
-    with _evaluating(model), _starting(scorer, device, len(plan.batches)) as start:
+    with _evaluating(model), _starting(scorer, device, len(plan.batches)) as (start, ahead):
         length, bucket = -1, torch.empty(0)
         under_way: deque[tuple[int, Callable[[], np.ndarray]]] = deque()
         for number in numbers:
             batch = plan.batches[number]
             if batch.length != length:
                 length, bucket = batch.length, torch.from_numpy(plan.bucket(batch.length)).to(device)
-            under_way.append((number, start.batch(functools.partial(plan.copies, batch, bucket))))
-            if len(under_way) > start.ahead:
+            under_way.append((number, start(functools.partial(plan.copies, batch, bucket))))
+            if len(under_way) > ahead:
                 yield _checked(plan, *under_way.popleft())
         while under_way:
             yield _checked(plan, *under_way.popleft())
 
 
-class _Start(NamedTuple):
-    """Starts the scoring of a batch.
-
-    Attributes:
-        ahead: batches that may be under way before the first of them is waited for.
-        batch: from what makes the copies to what waits for their log probabilities.
-    """
-
-    ahead: int
-    batch: Callable[[Callable[[], MaskedCopies]], Callable[[], np.ndarray]]
+# From what makes the copies of a batch to what waits for their log probabilities.
+_Start = Callable[[Callable[[], MaskedCopies]], Callable[[], np.ndarray]]
 
 
 @contextmanager
-def _starting(scorer: MaskedBert, device: torch.device, batches: int) -> Iterator[_Start]:
-    """On a CPU as many threads as torch has score a batch each: on one batch they would wait between operations.
+def _starting(scorer: MaskedBert, device: torch.device, batches: int) -> Iterator[tuple[_Start, int]]:
+    """A function that starts a batch, and how many may be under way before the first of them is waited for.
 
-    Where there are fewer batches, several of torch's threads share each.
+    On a CPU as many threads as torch has score a batch each: on one batch they would wait between operations. Where
+    there are fewer batches, several of torch's threads share each.
     """
 
     # Not around the caller's own code, which must not be in inference mode.
@@ -215,7 +179,7 @@ def _starting(scorer: MaskedBert, device: torch.device, batches: int) -> Iterato
     if device.type != "cpu" or not scorer.takes_threads or at_once <= 1:
         # A GPU computes while the host prepares the next batches.
         ahead = _AHEAD if device.type != "cpu" else 0
-        yield _Start(ahead, lambda make_copies: scored(make_copies).wait)
+        yield lambda make_copies: scored(make_copies).wait, ahead
         return
     pool = ThreadPoolExecutor(at_once, "scoring", initializer=_compute_with, initargs=(threads // at_once,))
     try:
@@ -224,9 +188,8 @@ def _starting(scorer: MaskedBert, device: torch.device, batches: int) -> Iterato
         for waiting in [pool.submit(started.wait) for _ in range(at_once)]:
             waiting.result()
         torch.set_num_threads(threads)
-        yield _Start(2 * at_once, lambda make_copies: pool.submit(lambda: scored(make_copies).wait()).result)
+        yield lambda make_copies: pool.submit(lambda: scored(make_copies).wait()).result, 2 * at_once
     finally:
-        scorer.stop()
         pool.shutdown(cancel_futures=True)
 
 
@@ -240,12 +203,6 @@ def _scorer(model: BertForMaskedLM, mask_id: int, dtype: torch.dtype | None) -> 
     is_own = dtype is None or all(
         parameter.dtype == dtype for parameter in model.parameters() if parameter.is_floating_point()
     )
-    patched = [name or "the model" for name, module in model.named_modules() if "forward" in vars(module)]
-    if patched and not is_own:
-        raise ValueError(
-            f"{patched[0]} has a forward of its own, which may belong to this very model and not to a copy of it in "
-            f"{dtype}; convert the model itself (model.to({dtype})) and leave dtype out"
-        )
     # `_evaluating` does not reach the copy.
     return masked_bert(model if is_own else copy.deepcopy(model).to(dtype).eval(), mask_id)
 
@@ -273,40 +230,28 @@ def _checked(plan: ScoringPlan, number: int, wait: Callable[[], np.ndarray]) -> 
     if not np.isfinite(found).all():
         place = plan.places(number)[np.flatnonzero(~np.isfinite(found))[0]]
         row = int(np.searchsorted(plan.starts, place, side="right")) - 1
-        raise NotFiniteError(int(np.flatnonzero(plan.row == row)[0]))
+        raise UserError(
+            f"sentence {int(np.flatnonzero(plan.row == row)[0])} has no finite log probability: in float16 the model "
+            "may overflow (use bfloat16 or float32); in other types its weights are damaged or hold NaN"
+        )
     return number, found
 
 
 @contextmanager
 def scoring_progress(
-    plan: ScoringPlan, is_shown: bool, numbers: Sequence[int] | None = None, who: str = ""
+    plan: ScoringPlan, numbers: Sequence[int], what: str, is_shown: bool
 ) -> Iterator[Callable[[int], None]]:
-    """Progress bar on standard error; yields a function to call with the number of each finished batch.
+    """Progress bar over the batches of these numbers; yields a function to call with each that is finished.
 
     It counts the tokens that go through the model, quadratic in a sentence's length, so that the time left is right.
-
-    Args:
-        plan: the sentences being scored.
-        is_shown: False shows nothing.
-        numbers: batches that will be scored; None: all.
-        who: label of this process where several share the batches.
     """
-    batches = plan.batches if numbers is None else [plan.batches[number] for number in numbers]
-    sentences = [0.0, sum(map(plan.sentences_in, batches))]
-    with progress_bar(
-        desc=f"scoring, {who}" if who else "scoring",
-        total=sum(map(plan.work, batches)),
-        unit=" tokens",
-        unit_scale=True,
-        disable=not (is_shown and batches),
-    ) as bar:
 
-        def report(number: int) -> None:
-            sentences[0] += plan.sentences_in(plan.batches[number])
-            bar.set_postfix_str("{:,.0f} of {:,.0f} sentences".format(*sentences), refresh=False)
-            bar.update(plan.work(plan.batches[number]))
+    def work(number: int) -> int:
+        return plan.work(plan.batches[number])
 
-        yield report
+    total, is_hidden = sum(map(work, numbers)), not (is_shown and len(numbers))
+    with progress_bar(desc=what, total=total, unit=" tokens", unit_scale=True, disable=is_hidden) as bar:
+        yield lambda number: bar.update(work(number))
 
 
 @contextmanager

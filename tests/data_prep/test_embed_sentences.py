@@ -21,7 +21,6 @@ from transformers import BertConfig, BertModel
 import data_prep.embed_sentences
 from data_prep.embed_sentences import main, report_cosines
 from data_prep.text.sentences import passages, split_sentences
-from medclip_dcl.common.errors import UserError
 from medclip_dcl.data.prepared import (
     PreparedDataError,
     PreparedSet,
@@ -30,7 +29,6 @@ from medclip_dcl.data.prepared import (
     write_table,
 )
 from medclip_dcl.networks.bert_folder import (
-    ModelFolderError,
     load_bert,
     load_masked_language_model,
     load_tokenizer,
@@ -163,33 +161,27 @@ def test_other_weights_get_their_own_file(prepared: Path, model: Path, tmp_path:
     assert (np.abs(embeddings[0] - embeddings[1]).max(axis=1) > 1e-3).all()
 
 
-def test_other_texts_are_embedded_again(prepared: Path, model: Path) -> None:
-    embed(prepared, model)
-    before = PreparedSet(prepared).text_embedding().embedding
+def test_other_texts_settings_or_ids_are_embedded_again(prepared: Path, model: Path) -> None:
+    """The weights are the same, so that the file is, too; what it holds is not."""
+
+    def again() -> TextEmbedding:
+        main(["--data", str(prepared), "--model", str(model), "--device", "cpu"])
+        return PreparedSet(prepared).text_embedding()
+
+    before = again().embedding
     sentences = pd.read_parquet(prepared / "sentences.parquet")
     sentences.loc[sentences["sentence_id"] == 5, "text"] = "The lungs are not clear."
     write_table(sentences, prepared / "sentences.parquet", "sentences")
-    main(["--data", str(prepared), "--model", str(model), "--device", "cpu"])
-    after = PreparedSet(prepared).text_embedding().embedding
+    after = again().embedding
     assert (np.abs(after - before).max(axis=1) > 1e-3).nonzero()[0].tolist() == [5]
-
-
-def test_another_activation_or_other_ids_are_embedded_again(prepared: Path, model: Path) -> None:
-    """The weights are the same, so that the file is, too; what it holds is not."""
-    embed(prepared, model)
-    before = PreparedSet(prepared).text_embedding().embedding
     raw = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**raw, "hidden_act": "relu"}))
-    sentences = pd.read_parquet(prepared / "sentences.parquet")
-    main(["--data", str(prepared), "--model", str(model), "--device", "cpu"])
-    after = PreparedSet(prepared).text_embedding().embedding
-    assert (np.abs(after - before).max(axis=1) > 1e-4).all()
+    assert (np.abs(again().embedding - after).max(axis=1) > 1e-4).all()
     sentences.loc[sentences["sentence_id"] == 8, "sentence_id"] = 80
     write_table(sentences, prepared / "sentences.parquet", "sentences")
     reports = pd.read_parquet(prepared / "reports.parquet").replace({"sentence_id": {8: 80}})
     write_table(reports, prepared / "reports.parquet", "reports")
-    main(["--data", str(prepared), "--model", str(model), "--device", "cpu"])
-    assert PreparedSet(prepared).text_embedding().sentence_id.tolist() == [*range(8), 80]
+    assert again().sentence_id.tolist() == [*range(8), 80]
 
 
 @pytest.mark.parametrize("damage", [lambda file: file.write_bytes(b"PAR1"), Path.unlink])
@@ -237,40 +229,25 @@ def test_broken_run_continues_to_the_same_bytes(
         main(["--data", str(prepared), "--model", str(model), "--device", "cpu", *SMALL_BATCHES])
     assert len(first) == 3 and sum(first) + sum(second) == 9
     assert expected.read_bytes() == whole
-    assert f"continuing: 3 of {3 + len(second)} batches were done before" in capsys.readouterr().out
+    assert f"continuing: {sum(first)} of 9 sentences were done before" in capsys.readouterr().out
     assert [path.name for path in (prepared / "text_embedding").iterdir()] == [expected.name]
 
 
-def test_too_long_sentence_is_cut_and_reported(
+def test_sentences_too_long_or_empty_are_embedded(
     prepared: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sentences = pd.read_parquet(prepared / "sentences.parquet")
-    for number, words in ((2, 126), (4, 300)):  # 126 and [CLS] and [SEP] just fit
+    for number, words in ((2, 126), (4, 300), (3, 0)):  # 126 and [CLS] and [SEP] just fit
         sentences.loc[sentences["sentence_id"] == number, "text"] = "no " * words
     write_table(sentences, prepared / "sentences.parquet", "sentences")
     embed(prepared, model)
     found = PreparedSet(prepared).text_embedding().embedding
     assert np.array_equal(found[2], found[4])
+    np.testing.assert_allclose(found[3:4], one_by_one(model, [""]), rtol=1e-4, atol=1e-5)
     assert (
         "1 sentences were too long for the model: only their beginning was embedded"
         in capsys.readouterr().out
     )
-
-
-def test_an_empty_sentence_is_cls_and_sep(prepared: Path, model: Path) -> None:
-    sentences = pd.read_parquet(prepared / "sentences.parquet")
-    sentences.loc[sentences["sentence_id"] == 3, "text"] = ""
-    write_table(sentences, prepared / "sentences.parquet", "sentences")
-    embed(prepared, model)
-    found = PreparedSet(prepared).text_embedding().embedding[3:4]
-    np.testing.assert_allclose(found, one_by_one(model, [""]), rtol=1e-4, atol=1e-5)
-
-
-def test_texts_are_not_printed(prepared: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    embed(prepared, model)
-    captured = capsys.readouterr()
-    assert "9 sentences, 32 dimensions" in captured.out
-    assert not any(word in (captured.out + captured.err).lower() for word in ("pneumo", "heart", "effusion"))
 
 
 def test_report_embedding_is_its_distinct_sentences_mean() -> None:
@@ -303,6 +280,7 @@ def test_the_quantiles_are_of_training_reports(
 ) -> None:
     embed(prepared, model)
     printed = capsys.readouterr().out
+    assert not any(word in printed.lower() for word in ("pneumo", "heart", "effusion")), "patient data"
     found = dict(re.findall(r"(\d+)% (-?[\d.]+)", printed.partition("quantiles:")[2]))
     opened = PreparedSet(prepared)
     images, reports = opened.table("images"), opened.table("reports")
@@ -335,51 +313,7 @@ def test_set_without_training_reports_is_embedded(
     assert "fewer than two training reports" in capsys.readouterr().out
 
 
-def _other_tokenizer(folder: Path) -> None:
-    raw = json.loads((folder / "tokenizer.json").read_text())
-    raw["model"]["vocab"]["extra"] = len(raw["model"]["vocab"])
-    (folder / "tokenizer.json").write_text(json.dumps(raw))
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (_other_tokenizer, "tokenizer does not fit the weights"),
-        (lambda folder: (folder / "model.safetensors").unlink(), "no file named model.safetensors"),
-        (shutil.rmtree, "is neither an existing folder"),
-    ],
-)
-def test_a_model_that_cannot_embed_is_refused(prepared: Path, model: Path, damage, message: str) -> None:
-    damage(model)
-    with pytest.raises(ModelFolderError, match=message):
-        main(["--data", str(prepared), "--model", str(model), "--device", "cpu"])
-    assert not (prepared / "text_embedding").exists()
-
-
-def test_weights_that_give_no_number_are_refused(prepared: Path, model: Path) -> None:
-    network, tokenizer = load_masked_language_model(model), load_tokenizer(model)
-    with torch.no_grad():
-        network.bert.embeddings.word_embeddings.weight[tokenizer.get_vocab()["edema"]] = torch.nan
-    save_language_model(network, tokenizer, model)
-    with pytest.raises(UserError, match="weights are NaN in .*word_embeddings"):
-        main(["--data", str(prepared), "--model", str(model), "--device", "cpu"])
-    assert not list((prepared / "text_embedding").glob("*.parquet"))
-
-
-def test_options_are_checked_at_once(
-    prepared: Path, model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    command = ["--data", str(prepared), "--model", str(model)]
-    with pytest.raises(SystemExit):
-        main([*command, "--batch_tokens", "0"])
-    assert "argument --batch_tokens: '0': expected a whole number of at least 1" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        main([*command, "--pooling", "max"])
+def test_a_missing_gpu_is_named(prepared: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(PreparedDataError, match="--device cuda: this machine has no usable GPU"):
-        main([*command, "--device", "cuda"])
-
-
-def test_a_folder_without_a_prepared_set_is_named(tmp_path: Path) -> None:
-    with pytest.raises(PreparedDataError, match="^prepared data set"):
-        main(["--data", str(tmp_path), "--model", "none"])
+        main(["--data", str(prepared), "--model", str(model), "--device", "cuda"])

@@ -82,7 +82,7 @@ def test_at_middle_shares_only_reports_differ() -> None:
     few, many = _rates(0.15), _rates(0.5)
     usual = ordinary(CLASSES)
     assert few.tail == pytest.approx(many.tail) and many.tail == pytest.approx(usual.tail)
-    assert few.factors() == pytest.approx(many.factors()) and set(few.factors().values()) == {1.0}
+    assert dict(few.common) == pytest.approx(dict(many.common)) and {x for _, x in few.common} == {1.0}
     assert few.normal is not None and many.normal is not None and few.normal < 0.2 < 1.5 < many.normal
     states = [
         [draw_state(CLASSES, np.random.default_rng([8, k]), None, rates) for k in range(100)]
@@ -91,37 +91,18 @@ def test_at_middle_shares_only_reports_differ() -> None:
     assert states[0] == states[1] == states[2]
 
 
-def test_shares_out_of_reach_are_refused() -> None:
-    for asked, rare, message in (
-        (0.01, None, r"--false_negatives is 0.01; within reach is a mean share from 0\.03 to 0\.7\d"),
-        (0.85, None, r"--false_negatives is 0.85; within reach is a mean share from 0\.03 to 0\.7\d"),
-        (float("nan"), None, "--false_negatives is nan; within reach"),
-        (0.03, 0.005, r"within reach with --rare_findings 0.005 is a mean share from 0\.0[45] to 0\.7\d"),
-    ):
-        with pytest.raises(PhantomError, match=message):
-            _rates(asked, rare)
-
-
 @pytest.mark.parametrize(
-    "options, message",
+    "asked, rare, message",
     [
-        (
-            Options(9000, 0, rare_findings=0.02),
-            "--rare_findings is 0.02; it must be from 0.0005 to 0.01 of the",
-        ),
-        (Options(9000, 0, rare_findings=float("nan")), "--rare_findings is nan; it must be"),
-        (
-            Options(600, 0, rare_findings=0.005),
-            r"--rare_findings 0.005 is 2.1 training studies for each of .*Fracture.*; for at least 3 take --studies "
-            "858 or more, or a larger share",
-        ),
+        (0.01, None, r"expected 0\.03 to 0\.7\d with these --rare_findings, found 0.01"),
+        (0.85, None, r"expected 0\.03 to 0\.7\d with these --rare_findings, found 0.85"),
+        (float("nan"), None, ".*, found nan"),
+        (0.03, 0.005, r"expected 0\.0[45] to 0\.7\d with these"),
     ],
 )
-def test_rare_findings_out_of_range_are_refused(tmp_path: Path, options: Options, message: str) -> None:
-    with pytest.raises(PhantomError, match=message):
-        write_phantom(tmp_path / "raw", options)
-    assert not (tmp_path / "raw").exists()
-    Options(858, 0, rare_findings=0.005).check()
+def test_shares_out_of_reach_are_refused(asked: float, rare: float | None, message: str) -> None:
+    with pytest.raises(PhantomError, match=f"--false_negatives: {message}"):
+        _rates(asked, rare)
 
 
 # ------------------------------------------------------------------------------------------------ findings
@@ -140,7 +121,7 @@ def test_rare_findings_are_as_rare_as_asked() -> None:
 
 def test_even_findings_have_like_frequencies() -> None:
     def frequencies(rates: Rates) -> list[float]:
-        factors = rates.factors()
+        factors = dict(rates.common)
         common = [c for c in CLASSES.classes if c.kind in factors]
         return [*rates.tail, *(c.frequency * factors[c.kind] for c in common)]
 
@@ -178,14 +159,6 @@ def test_a_report_without_normal_sentences_still_says_something() -> None:
         said[bool(state.findings)] |= {s.finding.name for s in report.statements}
         assert not state.findings or all(s.finding.class_id not in normal for s in report.statements)
     assert said[False] == {"normal_chest", "low_volumes"}
-
-
-def test_normal_sentences_need_no_finding() -> None:
-    normal = {c.name for c in CLASSES.classes if c.rule is not None and c.rule.is_normal}
-    assert {"no_edema", "lungs_clear", "well_expanded", "normal_chest", "technique"} <= normal
-    assert normal.isdisjoint(
-        {"low_volumes", "tubes_in_position", "effusion_bilateral", "edema", "heart_failure"}
-    )
 
 
 def test_true_labels_agree_with_every_report() -> None:
@@ -261,11 +234,6 @@ def test_phantom_and_set_name_their_share(
         for _, report in anchors.groupby("study_id")
         for sentence in set(report.sentence_id)
     ]
-    assert marker["reached"]["anchors"] == len(rho)
-    assert marker["reached"]["false_negatives"] == pytest.approx(np.mean(rho), abs=1e-4)
-    assert marker["reached"]["quartiles"] == pytest.approx(np.quantile(rho, (0.25, 0.5, 0.75)), abs=1e-4)
-    shares = marker["reached"]["findings"]
-    assert set(shares) == set(CHEXPERT) - {"No Finding"} and 0 < shares["Cardiomegaly"] < 0.8
     capsys.readouterr()
     check.main(["--data", str(tmp_path / "set"), "--workers", "1"])
     page = capsys.readouterr().out
@@ -273,17 +241,9 @@ def test_phantom_and_set_name_their_share(
     assert f"{len(rho):,} training sentences; share of false negatives (rho): mean {np.mean(rho):.3f}" in page
 
 
-def test_folder_of_another_share_is_refused(
-    folders: dict[Options, Path],
-) -> None:
+def test_folder_of_another_share_is_refused(folders: dict[Options, Path]) -> None:
     folder = folders[MANY]
-    with pytest.raises(PhantomError, match="false_negatives: 0.43 there, 0.2 asked for"):
-        write_phantom(folder, FEW)
-    with pytest.raises(PhantomError, match="false_negatives: 0.43 there, None asked for"):
-        write_phantom(folder, Options(20, 0, 64))
+    for other in (FEW, Options(20, 0, 64)):
+        with pytest.raises(PhantomError, match=r"found one with .*'false_negatives': 0\.43"):
+            write_phantom(folder, other)
     assert not write_phantom(folder, MANY)
-    marker = folder / "phantom_truth/phantom.json"
-    before = marker.read_bytes()
-    marker.unlink()
-    assert write_phantom(folder, MANY)
-    assert marker.read_bytes() == before

@@ -80,12 +80,9 @@ def test_boxes_lie_on_the_named_side(kind: str) -> None:
         assert all((c < 58) == (finding.side == "right") for c in centers), finding.name
 
 
-def test_edema_has_boxes_of_both_lungs() -> None:
-    finding = CLASSES.by_name["edema_moderate"]
-    assert len(_frontal([finding], 3).boxes[finding.class_id]) == 2
-
-
 def test_zones_are_above_each_other() -> None:
+    edema = CLASSES.by_name["edema_moderate"]
+    assert len(_frontal([edema], 3).boxes[edema.class_id]) == 2, "one for each lung"
     tops = [
         np.mean([_frontal([f], k).boxes[f.class_id][0][1] for k in range(4)])
         for f in (CLASSES.by_name[f"mass_right_{zone}"] for zone in ("upper", "mid", "lower"))
@@ -93,24 +90,16 @@ def test_zones_are_above_each_other() -> None:
     assert tops[0] < tops[1] < tops[2]
 
 
-@pytest.mark.parametrize(
-    "names",
-    [
-        ("cardiomegaly_mild", "cardiomegaly_moderate", "cardiomegaly_severe"),
-        ("effusion_right_small", "effusion_right_moderate", "effusion_right_large"),
-        ("pneumothorax_left_small", "pneumothorax_left_moderate", "pneumothorax_left_large"),
-    ],
-)
-def test_grades_differ_in_extent(names: tuple[str, ...]) -> None:
-    areas = [
-        np.mean([_mask(_frontal([CLASSES.by_name[n]], k), CLASSES.by_name[n]).sum() for k in range(4)])
-        for n in names
-    ]
+@pytest.mark.parametrize("kind", ["cardiomegaly", "effusion_right", "pneumothorax_left"])
+def test_grades_differ_in_extent(kind: str) -> None:
+    grades = ("mild", "moderate", "severe") if kind == "cardiomegaly" else ("small", "moderate", "large")
+    findings = [CLASSES.by_name[f"{kind}_{grade}"] for grade in grades]
+    areas = [np.mean([_mask(_frontal([f], k), f).sum() for k in range(4)]) for f in findings]
     assert areas[0] < areas[1] < areas[2]
 
 
 def test_rare_findings_are_as_visible_as_common_ones() -> None:
-    boxed = [c for c in CLASSES.tail if c.category]
+    boxed = [c for c in CLASSES.tail if c.category][::2]
     changes = [_change(c.name, study=c.class_id % 8)[0] for c in boxed]
     assert abs(spearmanr(changes, [c.frequency for c in boxed]).statistic) < 0.2
     common = [
@@ -123,10 +112,8 @@ def test_rare_findings_are_as_visible_as_common_ones() -> None:
 
 def test_pictures_depend_on_study_and_number_only() -> None:
     finding = CLASSES.by_name["mass_left_upper"]
-    first = draw_frontal((1, 2), [finding], "PA", False, 0, 80, 80)
-    np.testing.assert_array_equal(
-        first.pixels, draw_frontal((1, 2), [finding], "PA", False, 0, 80, 80).pixels
-    )
+    first, again = (draw_frontal((1, 2), [finding], "PA", False, 0, 80, 80) for _ in range(2))
+    np.testing.assert_array_equal(first.pixels, again.pixels)
     for seed, image in (((1, 3), 0), ((2, 2), 0), ((1, 2), 1)):
         assert (first.pixels != draw_frontal(seed, [finding], "PA", False, image, 80, 80).pixels).mean() > 0.5
 
