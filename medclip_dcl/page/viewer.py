@@ -18,9 +18,7 @@ from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.inference.model import EncodedImage, ImageTextInference
 from medclip_dcl.metrics.calibration import Calibration
-from medclip_dcl.pictures.grey import UnusableImageError
 from medclip_dcl.pictures.image_file import read_grey
-from medclip_dcl.pictures.inputs import LEAST_SIDE
 
 SHOWN_SIDE = 1024
 """Longest side of a picture on the page, pixels; the model sees the image at its own resolution."""
@@ -29,8 +27,6 @@ MOST_IMAGES = 32
 """Images kept in memory; beyond it the one unused for longest is forgotten, and the page sends it again if needed."""
 
 MOST_SENTENCES = 4
-
-_REMEDY = "Choose a JPEG, PNG, TIFF or DICOM file of one radiograph."
 
 
 class ForgottenImageError(UserError):
@@ -81,8 +77,7 @@ class Viewer:
     def calibration(self) -> Calibration | None:
         """The model's, if it has at least one calibrated finding."""
         found = self.model.calibration
-        is_any = found is not None and any(one.method is not None for one in found.findings.values())
-        return found if is_any else None
+        return found if found is not None and found.calibrated() else None
 
     def open(self, content: bytes) -> tuple[str, ShownImage, dict[str, FindingScore]]:
         """Decode and encode an image file.
@@ -92,7 +87,7 @@ class Viewer:
             CheX5.
         """
         with self._model_lock:
-            image = _decoded(content)
+            image = read_grey(io.BytesIO(content))
             encoded = self.model.encode_image(image)
             scores = self._scores(image)
             grey = _shown(image)
@@ -107,18 +102,13 @@ class Viewer:
     def _scores(self, image: Image.Image) -> dict[str, FindingScore]:
         calibration = self.calibration
         table = self.model.classify(image, CHEX5 if calibration is None else calibration.prompts())
-        differences = {str(finding): float(table[finding].iloc[0]) for finding in table}
-        if calibration is None:
-            return {finding: FindingScore(difference) for finding, difference in differences.items()}
-        probabilities = calibration.probabilities(table)
-        return {
-            finding: FindingScore(
-                difference, float(probabilities[finding].iloc[0]), calibration.findings[finding].threshold
-            )
-            if calibration.findings[finding].method is not None
-            else FindingScore(difference)
-            for finding, difference in differences.items()
-        }
+        scores = {str(finding): FindingScore(float(x)) for finding, x in table.iloc[0].items()}
+        if calibration is not None:
+            for finding, probability in calibration.probabilities(table).iloc[0].dropna().items():
+                name = str(finding)
+                threshold = calibration.findings[name].threshold
+                scores[name] = FindingScore(scores[name].difference, float(probability), threshold)
+        return scores
 
     def forget(self, token: str) -> None:
         """Remove an image from memory, if it is there."""
@@ -157,20 +147,6 @@ class Viewer:
                 "own."
             )
         return None
-
-
-def _decoded(content: bytes) -> Image.Image:
-    try:
-        image = read_grey(io.BytesIO(content))
-    except UnusableImageError as error:
-        reason = str(error)
-        raise UnusableImageError(f"{reason[0].upper()}{reason[1:]}. {_REMEDY}") from error
-    if min(image.size) < LEAST_SIDE:
-        raise UnusableImageError(
-            f"The image has {image.width} x {image.height} pixels; at least {LEAST_SIDE} x {LEAST_SIDE} are needed. "
-            f"{_REMEDY}"
-        )
-    return image
 
 
 def _shown(image: Image.Image) -> UInt8[np.ndarray, "height width"]:
