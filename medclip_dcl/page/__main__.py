@@ -49,7 +49,9 @@ def _listening(port: int) -> socket.socket:
     try:
         return socket.create_server((ADDRESS, port), backlog=100)
     except OSError as error:
-        raise UserError(f"--port {port} cannot be used ({os.strerror(error.errno or 0)}); choose another") from error
+        raise UserError(
+            f"--port {port} cannot be used ({os.strerror(error.errno or 0)}); choose another"
+        ) from error
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

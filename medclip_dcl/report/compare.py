@@ -1,9 +1,7 @@
 """Comparison of runs: ``python -m medclip_dcl.report.compare RUN1 RUN2 ...``.
 
-Tables in the shape of SSD's tables 1, 3, 4 and 5 with bootstrap intervals or, of several seeds, means with t intervals;
-paired differences from a baseline, the paper's rows where the set is the paper's, and the settings that differ, as
-Markdown, LaTeX, HTML and JSON. Runs that were tested with other options or on other cases are refused. The files hold
-numbers, names of runs and the protocol, no text of a report.
+Tables in the shape of SSD's tables 1, 3, 4 and 5 with bootstrap intervals or, of several seeds, means with t intervals.
+The files hold numbers, names of runs and the protocol, no text of a report.
 """
 
 from __future__ import annotations
@@ -19,13 +17,11 @@ from typing import Any
 
 import pandas as pd
 
-from medclip_dcl.common.command_line import one_line_errors, whole_number
+from medclip_dcl.common.command_line import one_line_errors
 from medclip_dcl.common.files import write_json, write_text
 from medclip_dcl.metrics.summaries import by_path
 from medclip_dcl.report.intervals import (
-    LEVEL,
     N_DRAWS,
-    POLICY,
     Difference,
     Interval,
     TestedRun,
@@ -49,6 +45,7 @@ from medclip_dcl.report.tables import (
     describe_data,
     filled,
     interval_cell,
+    signed,
     why_left_out,
 )
 from medclip_dcl.runs.saved import (
@@ -88,7 +85,16 @@ class Comparison:
     intervals: dict[str, dict[str, Interval]]
     differences: dict[str, dict[str, Difference]]
     n_draws: int
-    seed: int
+
+    @property
+    def is_of_seeds(self) -> bool:
+        """Numbers are means over trainings that differ in the seed alone."""
+        return len(self.groups) < len(self.rows)
+
+    @property
+    def trained(self) -> list[TestedRun]:
+        """The rows of trained networks."""
+        return [row for row in self.rows if not row.suffix]
 
 
 def compare(
@@ -98,7 +104,6 @@ def compare(
     names: Sequence[str] | None = None,
     untrained: bool = False,
     n_draws: int = N_DRAWS,
-    seed: int = 0,
 ) -> Comparison:
     """Read runs, check that they compare, group those that differ in the seed alone, and resample their patients.
 
@@ -108,24 +113,21 @@ def compare(
         names: of the rows; default: the folders' names.
         untrained: add the untrained network of each run, once if all have the same weights.
         n_draws: bootstrap draws of patients, the same for all rows.
-        seed: of the draws, 0 or more.
     """
-    rows = _read(runs, _names(runs, names), untrained)
-    for row in rows[1:]:
-        _require_same_test(rows[0], row)
+    rows = _read(runs, names, untrained)
     groups = _grouped(rows)
     chosen = None if baseline is None else _baseline(groups, baseline)
     if len(groups) < len(rows):
         intervals, differences = _over_trainings(groups, chosen)
     else:
-        numbers = {row.name: bootstrap_numbers(row.predictions, n_draws, seed) for row in rows}
+        numbers = {row.name: bootstrap_numbers(row.predictions, n_draws) for row in rows}
         intervals = {name: intervals_of(found) for name, found in numbers.items()}
         differences = {
             name: differences_of(found, numbers[chosen])
             for name, found in numbers.items()
             if chosen is not None and name != chosen
         }
-    return Comparison(rows, groups, chosen, intervals, differences, n_draws, seed)
+    return Comparison(rows, groups, chosen, intervals, differences, n_draws)
 
 
 def tables(comparison: Comparison, published: bool = True) -> list[Table]:
@@ -133,7 +135,6 @@ def tables(comparison: Comparison, published: bool = True) -> list[Table]:
     shown = {
         label: Shown(rows[0].tested, comparison.intervals[label]) for label, rows in comparison.groups.items()
     }
-    is_repeated = len(comparison.groups) < len(comparison.rows)
     found = filled(shown, paper_number)
     for table in found:
         if not published:
@@ -141,23 +142,26 @@ def tables(comparison: Comparison, published: bool = True) -> list[Table]:
         if comparison.differences:
             table.rows.append(Row(f"paired difference from {comparison.baseline}", "divider"))
         for name, differences in comparison.differences.items():
-            cells = [_difference_cell(differences.get(c.path), c.digits, is_repeated) for c in table.columns]
+            cells = [
+                _difference_cell(differences.get(column.path), column.digits, comparison.is_of_seeds)
+                for column in table.columns
+            ]
             table.rows.append(Row(f"{name} − {comparison.baseline}", "difference", cells))
     return found
 
 
-def write_comparison(comparison: Comparison, output: Path, published: bool = True) -> str:
+def write_comparison(comparison: Comparison, output: Path) -> str:
     """Write comparison.md (and return it), .tex, .html and .json; the same runs and seed give the same bytes."""
     first = comparison.rows[0].tested
     differing = settings_that_differ(comparison)
     content = {
-        "names": [row.name for row in comparison.rows if not row.suffix],
+        "names": [row.name for row in comparison.trained],
         "data": describe_data(first),
         "phantom": _PHANTOM if first["dataset"].get("phantom") else "",
         "method": _explanation(comparison),
         "notes": _notes(comparison, differing),
-        "reason": why_left_out(first) if published else "",
-        "tables": tables(comparison, published),
+        "reason": why_left_out(first),
+        "tables": tables(comparison),
         "facts": _facts(comparison),
         "settings": _settings(comparison, differing),
         "differing": differing,
@@ -181,46 +185,26 @@ def paper_number(value: Any, digits: int) -> str:
     return text.replace("0.", ".", 1) if text.lstrip("-").startswith("0.") else text
 
 
-def _names(runs: Sequence[Path], names: Sequence[str] | None) -> list[str]:
-    folders = [run.resolve() for run in runs]
-    twice = [str(run) for run, folder in zip(runs, folders, strict=True) if folders.count(folder) > 1]
-    if twice:
-        raise SavedResultsError(f"{twice[0]} is given twice; give each run once")
-    found = [name.strip() for name in names] if names is not None else [folder.name for folder in folders]
-    if len(found) != len(runs):
-        raise SavedResultsError(f"--names needs one name for each of {len(runs)} runs: found {len(found)}")
-    unfit = [name for name in found if not name or found.count(name) > 1]
-    if unfit:
+def _read(folders: Sequence[Path], names: Sequence[str] | None, untrained: bool) -> list[TestedRun]:
+    """Rows that were tested alike, those of trained networks first."""
+    named = [folder.resolve().name for folder in folders] if names is None else [x.strip() for x in names]
+    if len(named) != len(folders) or len({*named, "", UNTRAINED}) != len(named) + 2:
         raise SavedResultsError(
-            f"the rows need names that differ: found {unfit[0]!r} twice or empty; give them by --names a,b"
+            f"--names: expected {len(folders)} names that differ from each other and from {UNTRAINED}, found "
+            f"{', '.join(map(repr, named))}; give them by commas, and each run once"
         )
-    return found
-
-
-def _read(folders: Sequence[Path], names: Sequence[str], untrained: bool) -> list[TestedRun]:
-    trained = [_tested(TestedRun(run, "", name)) for run, name in zip(folders, names, strict=True)]
+    trained = [TestedRun(folder, "", name) for folder, name in zip(folders, named, strict=True)]
+    others = [TestedRun(row.folder, "_untrained", f"{row.name}, {UNTRAINED}") for row in trained]
+    rows = [*trained, *others] if untrained else trained
+    for row in rows:
+        row.refuse_images_alone()
+        _require_same_test(rows[0], row)
     if not untrained:
         return trained
-    others = [_tested(TestedRun(row.folder, "_untrained", f"{row.name}, {UNTRAINED}")) for row in trained]
-    for row in others:
-        _require_same_test(trained[0], row)
     others = list({row.tested["checkpoint"]["weights"]: row for row in others[::-1]}.values())[::-1]
     if len(others) == 1:
         others[0].name = UNTRAINED
-    if clash := {row.name for row in trained} & {row.name for row in others}:
-        raise SavedResultsError(
-            f"a run is called {clash.pop()!r} like an untrained row; name the runs by --names"
-        )
     return [*trained, *others]
-
-
-def _tested(run: TestedRun) -> TestedRun:
-    """The run, if its results and predictions can be read."""
-    if not run.folder.is_dir():
-        raise SavedResultsError(f"{run.folder} does not exist; give the folder of a run, such as runs/demo")
-    run.refuse_images_alone()
-    _ = run.predictions
-    return run
 
 
 def _require_same_test(first: TestedRun, other: TestedRun) -> None:
@@ -324,17 +308,11 @@ def _difference_cell(difference: Difference | None, digits: int, is_over_trainin
     if difference is None or difference.value is None:
         return Cell(NOTHING)
     cell = interval_cell(
-        difference.value, difference.low, difference.high, digits + 1 if digits else 0, _signed
+        *difference[:3], digits + 1 if digits else 0, lambda value, d: signed(paper_number(value, d))
     )
     # Over patients an interval says nothing about another training.
     is_marked = is_over_trainings and difference.p is not None and difference.p <= ALPHA
     return cell._replace(text=cell.text + "*" * is_marked)
-
-
-def _signed(value: float | None, digits: int) -> str:
-    text = paper_number(value, digits)
-    is_zero = not any(character in "123456789" for character in text)
-    return text if is_zero or text.startswith("-") else f"+{text}"
 
 
 def _facts(comparison: Comparison) -> Table:
@@ -364,7 +342,7 @@ def settings_that_differ(comparison: Comparison) -> dict[str, list[Any]]:
 
     Of a path, only the last part.
     """
-    configs = [row.config for row in comparison.rows if not row.suffix]
+    configs = [row.config for row in comparison.trained]
     known = [config for config in configs if config is not None]
     names = {name for config in known[1:] for name in differing_settings(known[0], config)}
     return {name: [_without_place(setting(config, name)) for config in configs] for name in sorted(names)}
@@ -376,24 +354,24 @@ def _without_place(value: Any) -> Any:
 
 
 def _settings(comparison: Comparison, differing: Mapping[str, list[Any]]) -> Table:
-    names = [row.name for row in comparison.rows if not row.suffix]
     rows = [
         Row(name, "plain", [Cell(_short(value).strip('"')) for value in values])
         for name, values in differing.items()
     ]
-    unknown = [row.name for row in comparison.rows if not row.suffix and row.config is None]
+    unknown = [row.name for row in comparison.trained if row.config is None]
     note = f"No config.yaml, so that the settings are not known: {', '.join(unknown)}." if unknown else ""
-    return Table("Settings that differ", [*map(Column, names)], rows, note or ("" if rows else "None."))
+    columns = [Column(row.name) for row in comparison.trained]
+    return Table("Settings that differ", columns, rows, note or ("" if rows else "None."))
 
 
 def _explanation(comparison: Comparison) -> str:
-    if len(comparison.groups) < len(comparison.rows):
+    if comparison.is_of_seeds:
         return (
             "Means over the trainings that differ in the seed alone; in brackets, 95% t intervals over trainings, which"
             " do not cover other patients: each run's report has intervals over these. Differences are paired by seed;"
             f" * marks p <= {ALPHA} of the paired t test, adjusted by Holm's method for all differences of one column."
         )
-    text = method(comparison.n_draws, comparison.seed)
+    text = method(comparison.n_draws)
     if comparison.baseline is not None:
         text += (
             " Differences are paired: each draw takes the same patients in both runs. None is marked: with one training"
@@ -438,14 +416,6 @@ def _json(comparison: Comparison, differing: Mapping[str, list[Any]]) -> dict[st
         "baseline": comparison.baseline,
         "method": _explanation(comparison),
         "settings_that_differ": differing,
-        "bootstrap": {
-            "unit": "patient",
-            "interval": "percentile",
-            "level": LEVEL,
-            "draws": comparison.n_draws,
-            "seed": comparison.seed,
-            "policy": POLICY,
-        },
         **{key: first[key] for key in ("dataset", "protocol", "counts")},
     }
 
@@ -463,23 +433,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--baseline", metavar="RUN", help="folder or name of the row that is subtracted from the others")
     add("--names", metavar="A,B", help="names of the rows, by commas; None: the folders' names")
     add("--untrained", action="store_true", help="add the untrained network of each run")
-    add("--draws", type=int, default=N_DRAWS, help="bootstrap draws")
-    add("--seed", type=whole_number(0), default=0, help="of the draws, 0 or more")
-    add("--no_published", action="store_true", help="leave the paper's rows out")
     add("--output", type=Path, default=OUTPUT, metavar="FOLDER", help="where to write")
     options = parser.parse_args(arguments)
     with one_line_errors("medclip_dcl.report.compare: error"):
-        if options.output.exists() and not options.output.is_dir():
-            raise SavedResultsError(f"--output {options.output} is a file; give a folder")
+        names = options.names.split(",") if options.names is not None else None
         comparison = compare(
-            options.runs,
-            baseline=options.baseline,
-            names=options.names.split(",") if options.names is not None else None,
-            untrained=options.untrained,
-            n_draws=options.draws,
-            seed=options.seed,
+            options.runs, baseline=options.baseline, names=names, untrained=options.untrained
         )
-        print(write_comparison(comparison, options.output, published=not options.no_published), end="")
+        print(write_comparison(comparison, options.output), end="")
     print(f"written: {', '.join(str(options.output / name) for name in FILES)}", file=sys.stderr)
 
 

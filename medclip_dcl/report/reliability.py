@@ -160,16 +160,20 @@ def _table_of_errors(
             Cell(number(share * (1 - share), _DIGITS)),
         ]
         shown.append(Row(finding, "plain", cells))
-    headings = ("positive / negative cases", "validate", "test", *_TIMES, "if perfect", *_TIMES)
+    groups = {
+        "": ("positive / negative cases",),
+        "share of positives": ("validate", "test"),
+        "ECE": (*_TIMES, "if perfect"),
+        "Brier score": (*_TIMES, "prevalence alone"),
+    }
     return Table(
         "Calibration of zero-shot findings on test patients",
-        [*map(Column, headings), Column("prevalence alone")],
+        [Column(heading, group=group) for group, headings in groups.items() for heading in headings],
         shown,
         f"ECE: expected calibration error over {BINS} bins of equal width; lower is better. It is biased upwards, in "
         "the bootstrap draws once more, so that an interval may lie above its number; if perfect: its mean for a "
         "perfectly calibrated model with these probabilities, on as many cases. Brier: mean squared error; "
         "prevalence alone: of the test's share of positives as probability of every case.",
-        [("", 1), ("share of positives", 2), ("ECE", 3), ("Brier score", 3)],
     )
 
 
@@ -188,10 +192,11 @@ def _table_of_thresholds(
     [(target, share)] = calibration.target.items()
     return Table(
         f"Thresholds chosen for a {target} of {share:g} on validate patients",
-        [Column(heading) for heading in ("probability", *rates, *rates)],
+        [
+            Column("probability", group="threshold"),
+            *(Column(rate, group=group) for group in ("validate, where chosen", "test") for rate in rates),
+        ],
         shown,
-        "",
-        [("threshold", 1), ("validate, where chosen", 2), ("test", 2)],
     )
 
 

@@ -150,7 +150,9 @@ def _tables(runs: Mapping[str, TestedRun], results: Mapping[str, Any]) -> dict[s
     notes += [note for found in results.values() for section in found["notes"].values() for note in section]
     notes += [f"{name} is shown without intervals: {error}" for name, error in errors.items()]
     rows = {name: tables.Shown(found, intervals.get(name, {})) for name, found in results.items()}
-    shown = tables.filled(rows, detailed=True) + tables.other_tables(results) if results else []
+    shown = (
+        [*tables.filled(rows), *tables.detail_tables(rows), *tables.other_tables(results)] if results else []
+    )
     headline = []
     levels = tables.chance_levels(next(iter(results.values()))) if results else {}
     for label, path, digits in tables.DESCRIPTIONS["headline"]:

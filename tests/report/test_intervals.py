@@ -249,8 +249,5 @@ def test_runs_on_other_cases_are_not_paired(tables, make_predictions):
     other["grounding"] = other["grounding"].assign(
         subject_id=other["grounding"]["subject_id"].replace(100, 1)
     )
-    n_boxes, n_other = len(tables["grounding"]), (tables["grounding"]["subject_id"] == 100).sum()
-    with pytest.raises(
-        SavedResultsError, match=f"{n_other} of {n_boxes} cases of grounding are not the same"
-    ):
+    with pytest.raises(SavedResultsError, match="cases of grounding differ"):
         bootstrap_differences(Predictions(other), Predictions(tables), 100)

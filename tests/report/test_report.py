@@ -238,12 +238,12 @@ def test_both_networks_stand_in_the_papers_tables(page):
     assert page.row(0, "untrained") == ["0.71", "0.70", "1.13", "0.89", "0.02", "0.13", "66.8"]
     assert page.row(1, "this run") == ["0.700", "0.710", "0.720", "0.730", "–", "0.812"]
     assert page.row(1, "positive / negative cases")[:2] == ["31 / 77", "31 / 77"]
-    assert page.row(2, "Edema") == ["31 / 77", "0.710", "0.600", "0.610", "0.600", "0.713"]
-    assert page.row(3, "untrained") == ["1.135", "0.888", "0.023"]
-    assert page.row(3, "this run, per image-phrase pair") == ["1.235", "0.988", "0.123"]
-    assert page.row(4, "Edema") == ["1,448", "1.23", "0.99", "0.12", "1.13", "0.89", "0.02"]
-    assert page.row(5, "this run") == ["0.10", "0.20", "0.30", "61.5", "0.15", "0.25", "0.35", "72"]
-    assert page.row(5, "untrained, duplicate-tolerant")[3] == "51.5"
+    assert page.row(6, "Edema") == ["31 / 77", "0.710", "0.600", "0.610", "0.600", "0.713"]
+    assert page.row(2, "untrained") == ["1.135", "0.888", "0.023"]
+    assert page.row(2, "this run, per image-phrase pair") == ["1.235", "0.988", "0.123"]
+    assert page.row(7, "Edema") == ["1,448", "1.23", "0.99", "0.12", "1.13", "0.89", "0.02"]
+    assert page.row(3, "this run") == ["0.10", "0.20", "0.30", "61.5", "0.15", "0.25", "0.35", "72"]
+    assert page.row(3, "untrained, duplicate-tolerant")[3] == "51.5"
 
 
 def test_another_image_size_than_trained_is_noted(page):
@@ -252,14 +252,14 @@ def test_another_image_size_than_trained_is_noted(page):
 
 def test_published_rows_are_marked_and_last(page):
     of_paper = [table["published"] for table in DESCRIPTIONS["tables"] if "published" in table]
-    for table, published in zip((0, 1, 3, 5), of_paper, strict=True):
+    for table, published in zip(range(4), of_paper, strict=True):
         labels = [row[0] for row in page.tables[table] if row]
         divider = labels.index("published, not rerun; MIMIC-CXR/MS-CXR")
         assert labels[divider + 1 :] == list(published)
         assert labels.index("untrained") < divider
     assert page.row(0, "DCL, η_LM") == ["0.86", "0.72", "1.49", "–", "0.20", "0.30", "104"]
     assert page.row(1, "BioViL") == ["0.752", "0.887", "0.914", "0.768", "0.594", "0.783"]
-    assert page.row(5, "LSE+NL") == ["0.09", "0.29", "0.44", "123", "0.10", "0.32", "0.49", "107"]
+    assert page.row(3, "LSE+NL") == ["0.09", "0.29", "0.44", "123", "0.10", "0.32", "0.49", "107"]
 
 
 def test_the_report_needs_no_other_file(html, page):
@@ -362,9 +362,9 @@ def test_each_table_has_its_chance_level(page):
     assert page.row(0, "chance level") == ["0.50", "0.71", "–", "0.00", "–", "0.04", "724.5"]
     assert page.row(0, "tested on")[2:6] == ["1,448 boxes"] * 3 + ["1,448 candidates"]
     assert page.row(1, "chance level") == ["0.500"] * 4 + ["–", "0.500"]  # pneumothorax has too few cases
-    assert page.row(3, "chance level") == ["–", "0.000", "–"]
-    assert page.row(5, "chance level")[3] == "724.5" and page.row(5, "candidates") == ["1,448"] * 8
-    for table, texts in ((6, "3,269"), (7, "9,999")):
+    assert page.row(2, "chance level") == ["–", "0.000", "–"]
+    assert page.row(3, "chance level")[3] == "724.5" and page.row(3, "candidates") == ["1,448"] * 8
+    for table, texts in ((4, "3,269"), (5, "9,999")):
         assert page.row(table, "chance level") == ["0.01", "0.02", "0.06", "777"] * 2
         assert page.row(table, "candidates") == [texts] * 4 + ["3,403"] * 4
         assert page.row(table, "this run")[3] == "61.5"
@@ -465,10 +465,8 @@ def test_other_findings_have_no_published_rows(copy):
     found["counts"]["classification"]["by_finding"] = {"Fracture": {"positives": 30, "negatives": 70}}
     (copy / "results.json").write_text(json.dumps(found))
     page = Page(render(copy))
-    assert (
-        page.row(1, "Fracture")[:3] == ["30 / 70", "0.600", "0.500"]
-        and page.row(1, "Fracture")[-1] == "0.700"
-    )
+    assert page.row(6, "Fracture")[:3] == ["30 / 70", "0.600", "0.500"]
+    assert page.row(6, "Fracture")[-1] == "0.700"
     assert "BioViL" not in [row[0] for row in page.tables[1] if row]
     assert page.row(0, "BioViL")[:3] == ["–", "–", "1.14"]  # the paper's AUC and ACC are of CheX5
 
