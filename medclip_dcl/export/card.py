@@ -1,7 +1,6 @@
 """Model card of a run: README.md of an exported folder, with metadata for the Hugging Face Hub.
 
-Everything in it is read from the run folder and the network; what the folder lacks is listed with the command that
-makes it. It holds numbers, names of folders and settings, no text of a report and no path of this machine.
+It holds numbers, names of folders and settings, no text of a report and no path of this machine.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import yaml
 
 from medclip_dcl.common.findings import CHEX5, read_prompts
 from medclip_dcl.export.card_facts import (
-    as_texts,
+    as_text,
     data_facts,
     explained,
     model_facts,
@@ -33,7 +32,7 @@ from medclip_dcl.report.page import render_template
 from medclip_dcl.report.reliability import fitted_table
 from medclip_dcl.report.subgroups import describe_run
 from medclip_dcl.report.tables import Cell, Column, Row, Table
-from medclip_dcl.runs.saved import describe_checkpoint, describe_image_size, read_json, setting, value_at
+from medclip_dcl.runs.saved import describe_checkpoint, describe_image_size, read_json, setting
 
 CARD_FILE = "README.md"
 RESULTS = "### Summary"
@@ -161,7 +160,7 @@ def _summary(runs: Mapping[str, tables.Shown]) -> Table:
     """Each number of the head of the report with its interval, beside the untrained network's and chance."""
     chance = tables.chance_levels(runs[_MODEL].results)
     rows = []
-    for label, path, digits, _ in _headline(runs[_MODEL].results):
+    for label, path, digits, _ in tables.headline(runs[_MODEL].results):
         cells = [run.cell(path, digits) for run in runs.values()]
         section = _SECTIONS[path.split("/")[0]][0]
         rows.append(
@@ -171,15 +170,6 @@ def _summary(runs: Mapping[str, tables.Shown]) -> Table:
     if _UNTRAINED in runs:
         note += " Untrained: the same network before its first training step."
     return Table("Summary", [*map(Column, runs), Column("by chance")], rows, note)
-
-
-def _headline(results: Mapping[str, Any]) -> list[tuple[str, str, int, float]]:
-    """Label, path, decimals and value of each measured number of the report's head."""
-    numbers = [
-        (label, path, digits, value_at(results["metrics"], path))
-        for label, path, digits in tables.DESCRIPTIONS["headline"]
-    ]
-    return [one for one in numbers if one[-1] is not None]
 
 
 def _prompts(tested: Mapping[str, Any]) -> list[Table]:
@@ -201,11 +191,10 @@ def _calibration_content(calibration: Calibration | None) -> dict[str, Any]:
     if calibration is None:
         return {"calibration": None, "calibrated_on": "", "target": ""}
     data = calibration.data
-    known = [f"{data[name]} {name}" for name in ("images", "patients") if name in data]
-    where = f"{', '.join(known)} (use {data.get('use')}) of {data.get('folder')}"
     return {
         "calibration": fitted_table(calibration),
-        "calibrated_on": where if known else "data not described",
+        "calibrated_on": f"{data.get('images')} images, {data.get('patients')} patients (use {data.get('use')}) of "
+        f"{data.get('folder')}",
         "target": ", ".join(f"{name} {value:g}" for name, value in calibration.target.items()),
     }
 
@@ -262,7 +251,7 @@ def _provenance(folder: Path, runs: Mapping[str, TestedRun], weights: str) -> di
         found["checkpoint"] = describe_checkpoint(tested["checkpoint"])
         found["test data"] = tested["dataset"]["fingerprint"]
         found |= {f"{name} (test)": text for name, text in tested["versions"].items()}
-    return as_texts(found)
+    return {name: as_text(value) for name, value in found.items() if value is not None}
 
 
 def _metadata(folder: Path, runs: Mapping[str, TestedRun], dataset: Mapping[str, Any]) -> str:
@@ -282,7 +271,7 @@ def _metadata(folder: Path, runs: Mapping[str, TestedRun], dataset: Mapping[str,
         if dataset.get("phantom"):
             metadata["tags"].append("phantom")
         by_task: dict[str, list[dict[str, Any]]] = {}
-        for label, path, _, value in _headline(runs[_MODEL].tested):
+        for label, path, _, value in tables.headline(runs[_MODEL].tested):
             metric = {"type": path.replace("/", "_"), "name": label, "value": value}
             by_task.setdefault(_SECTIONS[path.split("/")[0]][1], []).append(metric)
         described = {

@@ -154,11 +154,12 @@ def _tables(runs: Mapping[str, TestedRun], results: Mapping[str, Any]) -> dict[s
         [*tables.filled(rows), *tables.detail_tables(rows), *tables.other_tables(results)] if results else []
     )
     headline = []
-    levels = tables.chance_levels(next(iter(results.values()))) if results else {}
-    for label, path, digits in tables.DESCRIPTIONS["headline"]:
-        values = {name: value_at(found["metrics"], path) for name, found in results.items()}
+    first = next(iter(results.values()), None)
+    levels = tables.chance_levels(first) if first else {}
+    for label, path, digits, _ in tables.headline(first) if first else ():
         # A share that is 1 by chance, such as Recall at 10 of 10 candidates, says nothing.
-        if any(value is not None for value in values.values()) and levels.get(path) != 1:
+        if levels.get(path) != 1:
+            values = {name: value_at(found["metrics"], path) for name, found in results.items()}
             texts = {name: tables.number(value, digits) for name, value in values.items()}
             chance = tables.number(levels[path], digits) if path in levels else None
             headline.append((label, texts.get(_TRAINED, tables.NOTHING), texts.get(_UNTRAINED), chance))
@@ -167,7 +168,7 @@ def _tables(runs: Mapping[str, TestedRun], results: Mapping[str, Any]) -> dict[s
         "headline": headline,
         "notes": list(dict.fromkeys(notes)),
         "method": method() if intervals and shown else None,
-        "reason": next((tables.why_left_out(found) for found in results.values()), ""),
+        "reason": tables.why_left_out(first) if first else "",
     }
 
 

@@ -205,6 +205,12 @@ def chance_levels(results: Results) -> dict[str, float]:
     return found
 
 
+def headline(results: Results) -> list[tuple[str, str, int, float]]:
+    """Label, path, decimals and value of each measured number of the page's head."""
+    numbers = ((*one, value_at(results["metrics"], one[1])) for one in DESCRIPTIONS["headline"])
+    return [one for one in numbers if one[-1] is not None]
+
+
 def number(value: Any, digits: int) -> str:
     """A number with its decimals; a dash for None; ranks without decimals where they are whole."""
     if value is None:
