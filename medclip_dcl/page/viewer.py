@@ -7,11 +7,11 @@ import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, UInt8
+from jaxtyping import Float
 from PIL import Image
 
 from medclip_dcl.common.errors import UserError
@@ -23,29 +23,14 @@ from medclip_dcl.pictures.image_file import read_grey
 SHOWN_SIDE = 1024
 """Longest side of a picture on the page, pixels; the model sees the image at its own resolution."""
 
-MOST_IMAGES = 32
+MAX_IMAGES = 32
 """Images kept in memory; beyond it the one unused for longest is forgotten, and the page sends it again if needed."""
 
-MOST_SENTENCES = 4
+MAX_SENTENCES = 4
 
 
 class ForgottenImageError(UserError):
     """An image is no longer in memory."""
-
-
-@dataclass
-class ShownImage:
-    """An image on somebody's page.
-
-    Attributes:
-        grey: as it is shown.
-        encoded: the whole image as the model sees it; its heat maps have the size of `grey`.
-        heat_maps: of the sentences last asked for.
-    """
-
-    grey: UInt8[np.ndarray, "height width"]
-    encoded: EncodedImage
-    heat_maps: dict[str, Float[np.ndarray, "height width"]] = field(default_factory=dict)
 
 
 class FindingScore(NamedTuple):
@@ -70,7 +55,7 @@ class Viewer:
 
     def __init__(self, model: ImageTextInference) -> None:
         self.model = model
-        self._images: OrderedDict[str, ShownImage] = OrderedDict()
+        self._images: OrderedDict[str, EncodedImage] = OrderedDict()
         self._images_lock, self._model_lock = threading.Lock(), threading.Lock()
 
     @property
@@ -79,23 +64,23 @@ class Viewer:
         found = self.model.calibration
         return found if found is not None and found.calibrated() else None
 
-    def open(self, content: bytes) -> tuple[str, ShownImage, dict[str, FindingScore]]:
+    def open(self, content: bytes) -> tuple[str, EncodedImage, dict[str, FindingScore]]:
         """Decode and encode an image file.
 
         Returns:
-            the image's token, the image, and its zero-shot scores by finding: those of the model's calibration, else
-            CheX5.
+            the image's token, the image as it is shown (the model has seen it at its own resolution), and its zero-shot
+            scores by finding: those of the model's calibration, else CheX5.
         """
         with self._model_lock:
             image = read_grey(io.BytesIO(content))
             encoded = self.model.encode_image(image)
             scores = self._scores(image)
-            grey = _shown(image)
-        shown = ShownImage(grey, replace(encoded, grey=Image.fromarray(grey)))
+        image.thumbnail((SHOWN_SIDE, SHOWN_SIDE), Image.Resampling.LANCZOS)
+        shown = replace(encoded, grey=image)
         token = secrets.token_urlsafe()
         with self._images_lock:
             self._images[token] = shown
-            while len(self._images) > MOST_IMAGES:
+            while len(self._images) > MAX_IMAGES:
                 self._images.popitem(last=False)
         return token, shown, scores
 
@@ -115,7 +100,7 @@ class Viewer:
         with self._images_lock:
             self._images.pop(token, None)
 
-    def image(self, token: str) -> ShownImage:
+    def image(self, token: str) -> EncodedImage:
         """The image of a token."""
         with self._images_lock:
             if token not in self._images:
@@ -124,18 +109,12 @@ class Viewer:
             return self._images[token]
 
     def heat_maps(
-        self, shown: ShownImage, sentences: Sequence[str]
+        self, shown: EncodedImage, sentences: Sequence[str]
     ) -> list[Float[np.ndarray, "height width"]]:
         """Heat map of each sentence at the size of the shown picture; NaN where the model sees nothing."""
         with self._model_lock:
-            found = {
-                sentence: shown.heat_maps[sentence]
-                if sentence in shown.heat_maps
-                else self.model.heat_maps(shown.encoded, [sentence]).in_image(0)
-                for sentence in sentences
-            }
-            shown.heat_maps = found
-        return [found[sentence] for sentence in sentences]
+            maps = self.model.heat_maps(shown, sentences)
+        return [maps.in_image(place) for place in range(len(sentences))]
 
     def problem(self, sentence: str) -> str | None:
         """Why the model cannot read a sentence, and what to do: it is empty, or longer than the model reads."""
@@ -147,9 +126,3 @@ class Viewer:
                 "own."
             )
         return None
-
-
-def _shown(image: Image.Image) -> UInt8[np.ndarray, "height width"]:
-    scale = min(1.0, SHOWN_SIDE / max(image.size))
-    size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
-    return np.asarray(image if size == image.size else image.resize(size, Image.Resampling.LANCZOS))
