@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ from medclip_dcl.report.compare import FILES, compare, main, paper_number, table
 from medclip_dcl.report.intervals import bootstrap_differences, bootstrap_intervals
 from medclip_dcl.report.page import latex_text, markdown_text
 from medclip_dcl.runs.saved import SavedResultsError, read_config
+from tests.report.page import Page
 
 DRAWS = 100
 AS_PUBLISHED = [
@@ -239,24 +239,6 @@ def test_published_rows_are_folded_beside_another_set(pair, tmp_path, other):
     assert html.count("BioViL") == sum(one.count("BioViL") for one in folded)
 
 
-def test_tables_have_chance_levels_and_case_counts(runs, written):
-    shown = markdown_tables((written / "comparison.md").read_text(encoding="utf-8"))
-    counts = json.loads((runs["infonce"] / "results.json").read_text())["counts"]
-    n = counts["grounding"]["boxes"]
-    recall = f"{sum(min(1, k / n) for k in (10, 50, 100)) / 3:.2f}".lstrip("0")
-    assert [shown[0]["chance level"][i] for i in (0, 2, 3, 4, 5, 6)] == [
-        ".50", DASH, ".00", DASH, recall, paper_number((n + 1) / 2, 0)
-    ]  # fmt: skip
-    commoner = [
-        max(cases.values()) / sum(cases.values()) for cases in counts["classification"]["by_finding"].values()
-    ]
-    assert shown[0]["chance level"][1] == paper_number(sum(commoner) / 5, 2)
-    assert shown[0]["tested on"][2:6] == [f"{n} boxes"] * 3 + [f"{n} candidates"]
-    assert shown[3]["candidates"] == [str(n)] * 8 and shown[3]["chance level"][3] == paper_number(
-        (n + 1) / 2, 0
-    )
-
-
 def test_a_shared_untrained_network_is_one_row(make_tested_run, tmp_path, runs):
     shared = compare(list(runs.values()), untrained=True)
     assert [row.name for row in shared.rows] == ["infonce", "dcl_lm", "dcl_010", "untrained"]
@@ -285,37 +267,9 @@ def test_no_report_text_or_machine_path_is_written(written, runs):
         assert str(runs["infonce"].parent) not in text
 
 
-class Nesting(HTMLParser):
-    """Notes tags that are closed in the wrong order or never, and the number of cells of each row of a table."""
-
-    def __init__(self, html):
-        super().__init__()
-        self.open: list[str] = []
-        self.wrong: list[str] = []
-        self.widths: list[list[int]] = []
-        self.addresses: list[str] = []
-        self.feed(html)
-
-    def handle_starttag(self, tag, attrs):
-        values = dict(attrs)
-        self.addresses += [values[name] for name in ("src", "href") if name in values]
-        if tag not in ("meta", "br", "img"):
-            self.open.append(tag)
-        if tag == "table":
-            self.widths.append([])
-        elif tag == "tr":
-            self.widths[-1].append(0)
-        elif tag in ("td", "th"):
-            self.widths[-1][-1] += int(values.get("colspan", 1))
-
-    def handle_endtag(self, tag):
-        if not self.open or self.open.pop() != tag:
-            self.wrong.append(tag)
-
-
 def test_html_is_well_formed_and_needs_nothing_else(written):
     html = (written / "comparison.html").read_text(encoding="utf-8")
-    page = Nesting(html)
+    page = Page(html)
     assert page.open == [] and page.wrong == []
     # Six tables, four of them with folded rows of the paper, the networks and their settings.
     assert len(page.widths) == 6 + 4 + 2

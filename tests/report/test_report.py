@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -21,66 +20,17 @@ from medclip_dcl.report import charts
 from medclip_dcl.report.report import main, render, write_report
 from medclip_dcl.report.tables import DESCRIPTIONS
 from medclip_dcl.runs.saved import SavedResultsError
+from tests.report.page import Page
 
 SCRIPT = "<script>alert('no')</script> & \"effusion\""
 
 
-class Page(HTMLParser):
-    """Tables as lists of rows of cell texts, all visible text, and every address that the page refers to."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.tables: list[list[list[str]]] = []
-        self.text = ""
-        self.addresses: list[str] = []
-        self.tags: list[str] = []
-        self.ids: list[str] = []
-        self._cell: list[str] | None = None
-        self.feed(html)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        for name, value in attrs:
-            if name in ("src", "href", "xlink:href"):
-                self.addresses.append(value)
-            if name == "id":
-                self.ids.append(value)
-        if tag == "table":
-            self.tables.append([])
-        elif tag == "tr":
-            self.tables[-1].append([])
-        elif tag in ("td", "th"):
-            self._cell = []
-
-    def handle_endtag(self, tag):
-        if tag in ("td", "th") and self._cell is not None:
-            self.tables[-1][-1].append("".join(self._cell))
-            self._cell = None
-
-    def handle_data(self, data):
-        self.text += data
-        if self._cell is not None:
-            self._cell.append(data)
-
-    def row(self, table: int, label: str) -> list[str]:
-        (row,) = [row for row in self.tables[table] if row and row[0] == label]
-        return row[1:]
-
-
 def results(shift: float = 0.0, phantom: bool = False) -> dict:
     """results.json with numbers that are all different, of the set that the paper's rows are of."""
-    recalls = {
-        "R@10": 0.1001 + shift,
-        "R@50": 0.2002 + shift,
-        "R@100": 0.3003 + shift,
-        "MedR": 61.5 + 100 * shift,
-    }
-    other = {
-        "R@10": 0.1501 + shift,
-        "R@50": 0.2502 + shift,
-        "R@100": 0.3503 + shift,
-        "MedR": 72.0 + 100 * shift,
-    }
+    recalls, other = (
+        {"R@10": a + shift, "R@50": a + 0.1001 + shift, "R@100": a + 0.2002 + shift, "MedR": m + 100 * shift}
+        for a, m in ((0.1001, 61.5), (0.1501, 72.0))
+    )
     retrieval = {"recall": 0.2251 + shift, "medr": 66.75, "image_to_text": recalls, "text_to_image": other}
     by_finding: dict[str, Any] = {f: {"auc": 0.7 + i / 100 + shift, "acc": 0.6} for i, f in enumerate(CHEX5)}
     by_finding["Pneumothorax"] = {"auc": None, "acc": None}
@@ -246,20 +196,12 @@ def test_both_networks_stand_in_the_papers_tables(page):
     assert page.row(3, "untrained, duplicate-tolerant")[3] == "51.5"
 
 
-def test_another_image_size_than_trained_is_noted(page):
-    assert "images were shown at 512 pixels, trained at 480" in page.text
-
-
 def test_published_rows_are_marked_and_last(page):
     of_paper = [table["published"] for table in DESCRIPTIONS["tables"] if "published" in table]
     for table, published in zip(range(4), of_paper, strict=True):
         labels = [row[0] for row in page.tables[table] if row]
         divider = labels.index("published, not rerun; MIMIC-CXR/MS-CXR")
         assert labels[divider + 1 :] == list(published)
-        assert labels.index("untrained") < divider
-    assert page.row(0, "DCL, η_LM") == ["0.86", "0.72", "1.49", "–", "0.20", "0.30", "104"]
-    assert page.row(1, "BioViL") == ["0.752", "0.887", "0.914", "0.768", "0.594", "0.783"]
-    assert page.row(3, "LSE+NL") == ["0.09", "0.29", "0.44", "123", "0.10", "0.32", "0.49", "107"]
 
 
 def test_the_report_needs_no_other_file(html, page):
@@ -306,17 +248,9 @@ def test_constant_curves_are_one_line(run, tmp_path):
     assert "class_probability.parquet: " not in page.text
 
 
-def test_ranks_alone_have_no_roc_heading(copy):
-    unlabelled = results()
-    unlabelled["metrics"]["classification"] = {}
-    (copy / "results.json").write_text(json.dumps(unlabelled))
-    text = Page(render(copy)).text
-    assert "Ranks" in text and "ROC curves" not in text
-
-
 def test_configuration_versions_timings_and_notes_are_shown(page):
     for text in (
-        "512 pixels",
+        "images were shown at 512 pixels, trained at 480",
         "learning_rate: 1.0e-05",
         "9.8.7",
         "127.5",
@@ -343,19 +277,6 @@ def test_the_head_names_the_data_and_its_protection(html, copy):
         "a_set (in the layout of mimic-cxr-2.0.0), 4,000 test images of 1,100 patients, 138 boxes"
         in render(copy)
     )
-
-
-def test_published_rows_of_another_set_are_folded(copy):
-    few = results()
-    few["counts"]["grounding"] |= {"boxes": 138, "images": 70}
-    (copy / "results.json").write_text(json.dumps(few))
-    page = Page(render(copy))
-    labels = [[row[0] for row in table if row] for table in page.tables]
-    with_paper = [found for found in labels if "BioViL" in found]
-    assert len(with_paper) == 4 and not any("this run" in found for found in with_paper)
-    assert page.tags.count("details") == 4 + 2
-    assert page.text.count("this set has 138 boxes") == 4
-    assert "The rows below the dashed line" not in page.text
 
 
 def test_each_table_has_its_chance_level(page):

@@ -12,15 +12,12 @@ import pytest
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 
-from medclip_dcl import load
-from medclip_dcl.export.card import model_card
 from medclip_dcl.metrics import summaries
 from medclip_dcl.report import charts, subgroups
 from medclip_dcl.report.intervals import Predictions, patient_draws
 from medclip_dcl.report.report import render
 from medclip_dcl.report.subgroups import describe, joint_p, subgroup_table, table_of_groups
 from medclip_dcl.runs.saved import SavedResultsError
-from tests.small import export_network
 
 N_IMAGES = 240
 
@@ -345,17 +342,3 @@ def test_what_is_missing_or_broken_is_named(make_tested_run, tmp_path, monkeypat
     assert "no tables by view, sex and age" in html and 'id="subgroups"' not in html
     file.unlink()
     assert subgroup_table(run).empty
-
-
-def test_the_card_has_the_same_gaps(make_tested_run, small_bert, tmp_path, monkeypatch):
-    monkeypatch.setattr(subgroups, "MIN_PATIENTS", 3)
-    run, images = write_tested_run(make_tested_run, tmp_path / "run")
-    sex = np.where(images["subject_id"] % 2 == 0, "F", "M")
-    images.assign(sex=sex).to_parquet(run / "predictions/images.parquet")
-    network = load(export_network(small_bert, tmp_path / "model")).network
-    monkeypatch.setattr("medclip_dcl.export.card.weights_fingerprint", lambda network: "weights0")
-    section = model_card(run, network, "x").split("## Subgroups")[1].split("## Limits")[0]
-    content = describe(subgroup_table(run))
-    assert content is not None and "F − M" in section
-    for row in content["tables"][0].rows:
-        assert f"| {row.label} |" in section
