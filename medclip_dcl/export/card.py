@@ -150,7 +150,7 @@ def _results(runs: Mapping[str, TestedRun], shown: str) -> dict[str, Any]:
     ]
     return {
         "summary": _summary(rows),
-        "tables": [*tables.detail_tables(rows), *_prompts(run.tested)],
+        "tables": tables.detail_tables(rows),
         "tested": tables.describe_data(run.tested),
         "method": " ".join([method(), *problems] if intervals else problems),
     }
@@ -170,21 +170,6 @@ def _summary(runs: Mapping[str, tables.Shown]) -> Table:
     if _UNTRAINED in runs:
         note += " Untrained: the same network before its first training step."
     return Table("Summary", [*map(Column, runs), Column("by chance")], rows, note)
-
-
-def _prompts(tested: Mapping[str, Any]) -> list[Table]:
-    """The prompts of the zero-shot classification; no table where there was none."""
-    pairs = tested["protocol"].get("classification", {}).get("prompts", {})
-
-    def cell(prompts: str | list[str]) -> Cell:
-        return Cell(prompts if isinstance(prompts, str) else "; ".join(prompts))
-
-    rows = [
-        Row(finding, "plain", [cell(pair[side]) for side in ("negative", "positive")])
-        for finding, pair in pairs.items()
-        if pair.keys() >= {"negative", "positive"}
-    ]
-    return [Table("Prompts of the findings", [Column("negative"), Column("positive")], rows)] if rows else []
 
 
 def _calibration_content(calibration: Calibration | None) -> dict[str, Any]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +111,9 @@ def _program(
     settings: Mapping[str, Any],
 ) -> bytes:
     """An encoder as a serialised ONNX model that gives torch's results."""
-    with _quiet(), torch.no_grad():
+    # The exporter's remarks do not concern the user.
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    with warnings.catch_warnings(action="ignore"), torch.no_grad():
         program = torch.onnx.export(
             encoder.eval(),
             tuple(inputs.values()),
@@ -149,17 +150,3 @@ def _check(content: bytes, encoder: nn.Module, inputs: Mapping[str, Tensor], out
         difference, scale = np.abs(found - expected).max(), max(1.0, float(np.abs(expected).max()))
         if not difference <= TOLERANCE * scale:
             raise RuntimeError(f"{output}: ONNX differs from torch by {difference:.2g} at batch size {size}")
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the exporter's remarks, which do not concern the user."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)

@@ -7,14 +7,13 @@ from typing import Any
 
 import pandas as pd
 
-from medclip_dcl.common.errors import UserError
 from medclip_dcl.metrics.calibration import CALIBRATION_FILE, Calibration, perfect_error
 from medclip_dcl.metrics.summaries import BINS, bins_of
 from medclip_dcl.pictures.geometry import View
 from medclip_dcl.report import charts
 from medclip_dcl.report.intervals import Interval, Predictions, TestedRun, bootstrap_intervals
 from medclip_dcl.report.tables import NOTHING, Cell, Column, Row, Table, interval_cell, number
-from medclip_dcl.runs.saved import SavedResultsError, value_at
+from medclip_dcl.runs.saved import value_at
 
 _DIGITS = 3
 _FLOAT32 = ("32", "32-true")
@@ -54,10 +53,7 @@ def section(run: TestedRun) -> dict[str, Any] | None:
     file = run.folder / CALIBRATION_FILE
     if not file.is_file():
         return None
-    try:
-        calibration = Calibration.read(file)
-    except UserError as error:
-        raise SavedResultsError(str(error)) from error
+    calibration = Calibration.read(file)
     results, cases = run.tested, run.table("classification")
     assert cases is not None
     if differing := _differing(calibration, results):
@@ -144,31 +140,30 @@ def _table_of_errors(
     by_finding: Mapping[str, pd.DataFrame], calibration: Calibration, numbers: Mapping[str, Interval]
 ) -> Table:
     """ECE and Brier score before and after, beside what is expected of a perfect model and of the prevalence alone."""
+    columns: list[Column] = []
     shown = []
     for finding, rows in by_finding.items():
         own, share = calibration.findings[finding], rows["label"].mean()
+        n_positive, n_negative = int(rows["label"].sum()), int((rows["label"] == 0).sum())
+        validate = own.n_positive / (own.n_positive + own.n_negative)
         ece, brier = (
-            [_cell(numbers, f"{finding}/{time}/{name}") for time in _TIMES] for name in ("ece", "brier")
+            {Column(time, group=group): _cell(numbers, f"{finding}/{time}/{name}") for time in _TIMES}
+            for group, name in (("ECE", "ece"), ("Brier score", "brier"))
         )
-        cells = [
-            Cell(f"{int(rows['label'].sum())} / {int((rows['label'] == 0).sum())}"),
-            Cell(number(own.n_positive / (own.n_positive + own.n_negative), 2)),
-            Cell(number(share, 2)),
-            *ece,
-            Cell(number(perfect_error(rows["after"].to_numpy()), _DIGITS)),
-            *brier,
-            Cell(number(share * (1 - share), _DIGITS)),
-        ]
-        shown.append(Row(finding, "plain", cells))
-    groups = {
-        "": ("positive / negative cases",),
-        "share of positives": ("validate", "test"),
-        "ECE": (*_TIMES, "if perfect"),
-        "Brier score": (*_TIMES, "prevalence alone"),
-    }
+        cells = {
+            Column("positive / negative cases"): Cell(f"{n_positive} / {n_negative}"),
+            Column("validate", group="share of positives"): Cell(number(validate, 2)),
+            Column("test", group="share of positives"): Cell(number(share, 2)),
+            **ece,
+            Column("if perfect", group="ECE"): Cell(number(perfect_error(rows["after"].to_numpy()), _DIGITS)),
+            **brier,
+            Column("prevalence alone", group="Brier score"): Cell(number(share * (1 - share), _DIGITS)),
+        }
+        columns = list(cells)
+        shown.append(Row(finding, "plain", list(cells.values())))
     return Table(
         "Calibration of zero-shot findings on test patients",
-        [Column(heading, group=group) for group, headings in groups.items() for heading in headings],
+        columns,
         shown,
         f"ECE: expected calibration error over {BINS} bins of equal width; lower is better. It is biased upwards, in "
         "the bootstrap draws once more, so that an interval may lie above its number; if perfect: its mean for a "
@@ -182,20 +177,17 @@ def _table_of_thresholds(
 ) -> Table:
     """Sensitivity and specificity at the thresholds, on the patients that they were chosen on and on test patients."""
     rates = ("sensitivity", "specificity")
+    groups = {"threshold": ["probability"], "validate, where chosen": rates, "test": rates}
     shown = []
     for finding in findings:
         own = calibration.findings[finding]
         fitted = [Cell(number(getattr(own, name), _DIGITS)) for name in ("threshold", *rates)]
-        shown.append(
-            Row(finding, "plain", [*fitted, *(_cell(numbers, f"{finding}/{name}") for name in rates)])
-        )
+        tested = [_cell(numbers, f"{finding}/{name}") for name in rates]
+        shown.append(Row(finding, "plain", [*fitted, *tested]))
     [(target, share)] = calibration.target.items()
     return Table(
         f"Thresholds chosen for a {target} of {share:g} on validate patients",
-        [
-            Column("probability", group="threshold"),
-            *(Column(rate, group=group) for group in ("validate, where chosen", "test") for rate in rates),
-        ],
+        [Column(heading, group=group) for group, headings in groups.items() for heading in headings],
         shown,
     )
 

@@ -59,13 +59,11 @@ def write_report(run: Path) -> Path:
 
 def render(folder: Path) -> str:
     """The report of a run folder as HTML; the same folder gives the same text."""
-    if not folder.is_dir():
-        raise SavedResultsError(f"{folder} does not exist; give the folder of a run, such as runs/demo")
     is_trained_here = any((folder / name).exists() for name in ("config.yaml", "metrics.csv", "checkpoints"))
     if not is_trained_here and not (folder / "results.json").exists():
         raise SavedResultsError(
-            f"{folder} is not a run folder: it holds neither config.yaml, metrics.csv, results.json nor checkpoints/;"
-            " give the folder that was the --run_folder of `python -m medclip_dcl fit`"
+            f"{folder}: expected a run folder with config.yaml, metrics.csv, results.json or checkpoints/, found none "
+            "of them; give the folder that was the --run_folder of `python -m medclip_dcl fit`"
         )
     runs = {}
     for name, suffix in ((_TRAINED, ""), (_UNTRAINED, "_untrained")):
@@ -173,16 +171,9 @@ def _tables(runs: Mapping[str, TestedRun], results: Mapping[str, Any]) -> dict[s
 
 
 def _curves(file: Path) -> dict[str, Any]:
-    if not file.is_file():
+    if not file.is_file() or not file.stat().st_size:
         return {"curves": [], "constant": {}}
-    try:
-        metrics = pd.read_csv(file)
-    except (pd.errors.ParserError, pd.errors.EmptyDataError) as error:
-        raise SavedResultsError(f"{file} is not a readable table ({error})") from error
-    if "step" not in metrics:
-        raise SavedResultsError(
-            f"{file} has no column step; it was not written by `python -m medclip_dcl fit`"
-        )
+    metrics = pd.read_csv(file)
     return dict(zip(("curves", "constant"), charts.curves(metrics), strict=True))
 
 

@@ -83,7 +83,7 @@ def test_holm_step_by_step():
 def test_one_seed_and_equal_values_have_no_interval():
     rows = pd.DataFrame({"level": ["a", "b"] * 2, "seed": [0, 0, 1, 1], "value": [1.0, 1.5, 2.0, 2.5]})
     one = means(rows[rows["seed"] == 0], ["level"])
-    assert one["mean"].tolist() == [1.0, 1.5] and one[["sd", "low", "high"]].isna().all(axis=None)
+    assert one["mean"].tolist() == [1.0, 1.5] and one[["low", "high"]].isna().all(axis=None)
     # Both differences are 0.5: most likely the seed changes nothing, which is no evidence.
     equal = paired_differences(rows, compared="level", reference="a", pairs="seed")
     assert equal["mean"].tolist() == [0.5] and equal[["low", "high", "p", "p_holm"]].isna().all(axis=None)
