@@ -46,8 +46,10 @@ def read_image(name: str) -> Image.Image | str:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConstantImageWarning)
             return as_grey(name)
-    except (UserError, OSError) as error:
+    except UserError as error:
         return " ".join(str(error).split()).removeprefix(f"{name}: ")
+    except OSError as error:
+        return error.strerror or str(error)
 
 
 class ImageFiles(Dataset[ReadFile]):

@@ -27,7 +27,7 @@ from medclip_dcl.metrics.calibration import CALIBRATION_FILE, Calibration
 from medclip_dcl.networks.bert_folder import weights_fingerprint
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.report import tables
-from medclip_dcl.report.intervals import TestedRun, intervals_of_rows, method
+from medclip_dcl.report.intervals import TestedRun, method
 from medclip_dcl.report.page import render_template
 from medclip_dcl.report.reliability import fitted_table
 from medclip_dcl.report.subgroups import describe_run
@@ -142,8 +142,7 @@ def _results(runs: Mapping[str, TestedRun], shown: str) -> dict[str, Any]:
     if not runs:
         return {"summary": None, "tables": [], "tested": "", "method": ""}
     run = runs[_MODEL]
-    intervals, errors = intervals_of_rows(runs)
-    rows = {name: tables.Shown(one.tested, intervals.get(name, {})) for name, one in runs.items()}
+    rows, errors = tables.shown(runs)
     problems = [
         f"Without intervals, {name}: {str(error).replace(str(run.folder), shown)}."
         for name, error in errors.items()
@@ -152,7 +151,7 @@ def _results(runs: Mapping[str, TestedRun], shown: str) -> dict[str, Any]:
         "summary": _summary(rows),
         "tables": tables.detail_tables(rows),
         "tested": tables.describe_data(run.tested),
-        "method": " ".join([method(), *problems] if intervals else problems),
+        "method": " ".join([method(), *problems] if len(errors) < len(rows) else problems),
     }
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
-from medclip_dcl.common.errors import MissingFileError, UserError
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.pictures.geometry import View, fit
 from medclip_dcl.pictures.grey import UnusableImageError, to_grey
 from medclip_dcl.pictures.image_file import read_grey
@@ -50,10 +50,6 @@ def as_grey(image: ImageLike) -> Image.Image:
             )
     except UnusableImageError as error:
         raise UnusableImageError(f"{name}: {error}") from error
-    except FileNotFoundError as error:
-        raise MissingFileError(f"{name}: no such file; check the path") from error
-    except IsADirectoryError as error:
-        raise UserError(f"{name} is a folder; give the image files in it") from error
     if problem := constant(grey):
         warnings.warn(f"{name}: {problem}", ConstantImageWarning, stacklevel=2)
     return grey

@@ -56,7 +56,6 @@ from medclip_dcl.runs.saved import (
     setting,
 )
 
-FORMAT_VERSION = 2
 OUTPUT = Path("runs/comparison")
 SEEDS = ("seed_everything", *(f"data.init_args.{name}" for name in ("seed", "subset_seed", "label_seed")))
 """Settings in which trainings of one configuration differ."""
@@ -411,7 +410,6 @@ def _json(comparison: Comparison, differing: Mapping[str, list[Any]]) -> dict[st
         for label, of_label in comparison.groups.items()
     }
     return {
-        "format_version": FORMAT_VERSION,
         "rows": rows,
         "baseline": comparison.baseline,
         "method": _explanation(comparison),

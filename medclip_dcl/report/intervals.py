@@ -162,19 +162,6 @@ def bootstrap_differences(
     return differences_of(*(bootstrap_numbers(one, n_draws, seed) for one in (a, b)))
 
 
-def intervals_of_rows(
-    rows: Mapping[str, TestedRun],
-) -> tuple[dict[str, dict[str, Interval]], dict[str, SavedResultsError]]:
-    """Intervals of each row whose predictions can be read, and why others cannot."""
-    found, problems = {}, {}
-    for name, run in rows.items():
-        try:
-            found[name] = run.intervals
-        except SavedResultsError as error:
-            problems[name] = error
-    return found, problems
-
-
 def bootstrap_numbers(predictions: Predictions, n_draws: int = N_DRAWS, seed: int = 0) -> Numbers:
     """Value of each number among the tested patients and in every draw."""
     found: Numbers = {}

@@ -24,7 +24,7 @@ from medclip_dcl.metrics.summaries import DIRECTIONS
 from medclip_dcl.pictures.plots import draw_roc
 from medclip_dcl.report import charts, tables
 from medclip_dcl.report import reliability as calibration
-from medclip_dcl.report.intervals import TestedRun, intervals_of_rows, method
+from medclip_dcl.report.intervals import TestedRun, method
 from medclip_dcl.report.page import render_template
 from medclip_dcl.report.subgroups import describe_run
 from medclip_dcl.runs.saved import (
@@ -142,12 +142,11 @@ def _missing(run: Path, results: Mapping[str, Any], content: Mapping[str, Any]) 
 
 def _tables(runs: Mapping[str, TestedRun], results: Mapping[str, Any]) -> dict[str, Any]:
     """Tables, notes and the numbers in the head of the page."""
-    intervals, errors = intervals_of_rows(runs)
+    rows, errors = tables.shown(runs)
     notes = [size for found in results.values() if "," in (size := describe_image_size(found))]
     notes = [f"images were shown at {size}: numbers at the size of the training differ" for size in notes]
     notes += [note for found in results.values() for section in found["notes"].values() for note in section]
     notes += [f"{name} is shown without intervals: {error}" for name, error in errors.items()]
-    rows = {name: tables.Shown(found, intervals.get(name, {})) for name, found in results.items()}
     shown = (
         [*tables.filled(rows), *tables.detail_tables(rows), *tables.other_tables(results)] if results else []
     )
@@ -165,7 +164,7 @@ def _tables(runs: Mapping[str, TestedRun], results: Mapping[str, Any]) -> dict[s
         "tables": shown,
         "headline": headline,
         "notes": list(dict.fromkeys(notes)),
-        "method": method() if intervals and shown else None,
+        "method": method() if len(errors) < len(rows) and shown else None,
         "reason": tables.why_left_out(first) if first else "",
     }
 

@@ -16,8 +16,8 @@ import yaml
 
 from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.metrics.summaries import DIRECTIONS, KS, by_path
-from medclip_dcl.report.intervals import Interval
-from medclip_dcl.runs.saved import value_at
+from medclip_dcl.report.intervals import Interval, TestedRun
+from medclip_dcl.runs.saved import SavedResultsError, value_at
 
 Results = Mapping[str, Any]
 Show = Callable[[Any, int], str]
@@ -242,6 +242,19 @@ class Shown(NamedTuple):
         return interval_cell(value_at(self.results["metrics"], path), None, None, digits, show)
 
 
+def shown(runs: Mapping[str, TestedRun]) -> tuple[dict[str, Shown], dict[str, SavedResultsError]]:
+    """Runs with their intervals, and why some have none."""
+    found, problems = {}, {}
+    for name, run in runs.items():
+        intervals: Mapping[str, Interval] = {}
+        try:
+            intervals = run.intervals
+        except SavedResultsError as error:
+            problems[name] = error
+        found[name] = Shown(run.tested, intervals)
+    return found, problems
+
+
 def filled(runs: Mapping[str, Shown], show: Show = number) -> list[Table]:
     """Tables of what was measured in any of the runs (by the name of the row), which share protocol and cases."""
     measured = {}
@@ -325,8 +338,8 @@ def _table(
     published = []
     for name, values in description.get("published", {}).items() if comparable else ():
         of_paper = dict(zip(described, values, strict=False))
-        shown = [(of_paper[column] if column in comparable else None, column.digits) for column in columns]
-        published.append(Row(name, "published", [Cell(show(*one)) for one in shown]))
+        texts = [(of_paper[column] if column in comparable else None, column.digits) for column in columns]
+        published.append(Row(name, "published", [Cell(show(*one)) for one in texts]))
 
     names = list(dict.fromkeys(column.section for column in columns))
     listed = ", ".join([*names[:-2], " and ".join(names[-2:])])

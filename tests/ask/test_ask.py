@@ -145,7 +145,7 @@ def test_prompts_of_a_file_and_a_list_of_images(exported, model, files, tmp_path
     run(*command, files / "a.jpg", "--prompts", tmp_path / "prompts.yaml")
     table = pd.read_csv(output)
     assert [os.path.basename(image) for image in table["image"]] == ["a.jpg", "b.png", "gone.png"]
-    assert list(table["error"].fillna("")) == ["", "", "no such file; check the path"]
+    assert list(table["error"].fillna("")) == ["", "", "No such file or directory"]
     expected = model.classify([files / "a.jpg", files / "b.png"], prompts)
     np.testing.assert_allclose(table[["wet", "air"]][:2], expected, atol=1e-5)
 
@@ -310,7 +310,7 @@ def odd(files, monkeypatch):
     monkeypatch.setattr(os, "scandir", refusing)
     odd |= {
         "pipe.jpg": "a pipe",
-        "closed": "is a folder",
+        "closed": "Is a directory",
         "link/c.TIFF": "",
         "link/a.jpg": "",
         "link/d.bmp": "",
