@@ -1,9 +1,7 @@
 """The page's server: starlette and uvicorn, one HTML file, one style sheet, one script.
 
-Not gradio, which writes uploads to temporary files and loads fonts from elsewhere; nor streamlit, whose version 1.67
-writes an upload above 1 MiB to a temporary file (seen with strace), as starlette does with every form. Here an image
-arrives as the body of a request and stays in memory. No cookie, no log of requests, nothing from another host; a
-Content-Security-Policy makes the browser refuse the latter.
+An image arrives as the body of a request and stays in memory: forms (and gradio and streamlit) write uploads to
+temporary files. No cookie, no log of requests, nothing from another host.
 """
 
 from __future__ import annotations

@@ -152,23 +152,22 @@ def tables(comparison: Comparison, published: bool = True) -> list[Table]:
 def write_comparison(comparison: Comparison, output: Path) -> str:
     """Write comparison.md (and return it), .tex, .html and .json; the same runs and seed give the same bytes."""
     first = comparison.rows[0].tested
-    differing = settings_that_differ(comparison)
+    settings = _settings(comparison)
     content = {
         "names": [row.name for row in comparison.trained],
         "data": describe_data(first),
         "phantom": _PHANTOM if first["dataset"].get("phantom") else "",
         "method": _explanation(comparison),
-        "notes": _notes(comparison, differing),
+        "notes": _notes(comparison),
         "reason": why_left_out(first),
         "tables": tables(comparison),
         "facts": _facts(comparison),
-        "settings": _settings(comparison, differing),
-        "differing": differing,
+        "settings": settings,
         "protocol": json.dumps(first["protocol"], indent=2, ensure_ascii=False),
     }
     for kind in ("md", "tex", "html"):
         write_text(render_template(f"compare.{kind}", content), output / f"comparison.{kind}")
-    write_json(_json(comparison, differing), output / "comparison.json")
+    write_json(_json(comparison, settings), output / "comparison.json")
     return (output / "comparison.md").read_text(encoding="utf-8")
 
 
@@ -316,35 +315,21 @@ def _difference_cell(difference: Difference | None, digits: int, is_over_trainin
 
 def _facts(comparison: Comparison) -> Table:
     """The networks of the rows."""
-    headings = ("run folder", "checkpoint", "weights", "images shown at", "precision", "medclip_dcl")
+    columns: list[Column] = []
     rows = []
     for row in comparison.rows:
-        checkpoint = row.tested["checkpoint"]
-        texts = (
-            row.folder.resolve().name,
-            describe_checkpoint(checkpoint),
-            checkpoint["weights"],
-            describe_image_size(row.tested),
-            row.tested["precision"],
-            row.tested["versions"].get("medclip_dcl"),
-        )
-        cells = [Cell(NOTHING if text is None else str(text)) for text in texts]
-        rows.append(Row(row.name, "plain", cells))
+        facts = {
+            "run folder": row.folder.resolve().name,
+            "checkpoint": describe_checkpoint(row.tested["checkpoint"]),
+            "weights": row.tested["checkpoint"]["weights"],
+            "images shown at": describe_image_size(row.tested),
+            "precision": row.tested["precision"],
+            "medclip_dcl": row.tested["versions"].get("medclip_dcl"),
+        }
+        columns = [*map(Column, facts)]
+        rows.append(Row(row.name, "plain", [Cell(str(text or NOTHING)) for text in facts.values()]))
     fingerprint = comparison.rows[0].tested["dataset"].get("fingerprint")
-    return Table(
-        "Networks", [*map(Column, headings)], rows, f"All on the prepared set with fingerprint {fingerprint}."
-    )
-
-
-def settings_that_differ(comparison: Comparison) -> dict[str, list[Any]]:
-    """Dotted name of each setting that differs between the runs' config.yaml -> its value in each run.
-
-    Of a path, only the last part.
-    """
-    configs = [row.config for row in comparison.trained]
-    known = [config for config in configs if config is not None]
-    names = {name for config in known[1:] for name in differing_settings(known[0], config)}
-    return {name: [_without_place(setting(config, name)) for config in configs] for name in sorted(names)}
+    return Table("Networks", columns, rows, f"All on the prepared set with fingerprint {fingerprint}.")
 
 
 def _without_place(value: Any) -> Any:
@@ -352,11 +337,15 @@ def _without_place(value: Any) -> Any:
     return f".../{Path(value).name}" if is_place else value
 
 
-def _settings(comparison: Comparison, differing: Mapping[str, list[Any]]) -> Table:
-    rows = [
-        Row(name, "plain", [Cell(_short(value).strip('"')) for value in values])
-        for name, values in differing.items()
-    ]
+def _settings(comparison: Comparison) -> Table:
+    """Dotted name of each setting that differs between the runs' config.yaml, and its value in each run."""
+    configs = [row.config for row in comparison.trained]
+    known = [config for config in configs if config is not None]
+    names = {name for config in known[1:] for name in differing_settings(known[0], config)}
+    rows = []
+    for name in sorted(names):
+        values = (_without_place(setting(config, name)) for config in configs)
+        rows.append(Row(name, "plain", [Cell(_short(value).strip('"')) for value in values]))
     unknown = [row.name for row in comparison.trained if row.config is None]
     note = f"No config.yaml, so that the settings are not known: {', '.join(unknown)}." if unknown else ""
     columns = [Column(row.name) for row in comparison.trained]
@@ -380,7 +369,7 @@ def _explanation(comparison: Comparison) -> str:
     return text
 
 
-def _notes(comparison: Comparison, differing: Mapping[str, list[Any]]) -> list[str]:
+def _notes(comparison: Comparison) -> list[str]:
     sections = (section for row in comparison.rows for section in row.tested["notes"].values())
     notes = [note for section in sections for note in section]
     precisions = sorted({str(row.tested["precision"]) for row in comparison.rows})
@@ -389,15 +378,13 @@ def _notes(comparison: Comparison, differing: Mapping[str, list[Any]]) -> list[s
     sizes = dict.fromkeys(describe_image_size(row.tested) for row in comparison.rows)
     if len(sizes) > 1 or any("," in size for size in sizes):
         notes.append(f"sizes of the images differ: {', '.join(sizes)}")
-    if differing:
-        notes.append(f"the settings of the runs differ in {', '.join(differing)} (table below)")
     without = [row.name for row in comparison.rows if REPORTS not in row.tested["metrics"]]
     if 0 < len(without) < len(comparison.rows):
         notes.append(f"no retrieval of reports, because no sentence was tested: {', '.join(without)}")
     return list(dict.fromkeys(notes))
 
 
-def _json(comparison: Comparison, differing: Mapping[str, list[Any]]) -> dict[str, Any]:
+def _json(comparison: Comparison, settings: Table) -> dict[str, Any]:
     """All numbers, also those that the tables leave out: ACC per finding, categories, differences of the variants."""
     first = comparison.rows[0].tested
     rows = {
@@ -413,7 +400,7 @@ def _json(comparison: Comparison, differing: Mapping[str, list[Any]]) -> dict[st
         "rows": rows,
         "baseline": comparison.baseline,
         "method": _explanation(comparison),
-        "settings_that_differ": differing,
+        "settings_that_differ": {row.label: [cell.text for cell in row.cells] for row in settings.rows},
         **{key: first[key] for key in ("dataset", "protocol", "counts")},
     }
 

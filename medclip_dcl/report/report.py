@@ -1,8 +1,6 @@
 """Report of a run: ``python -m medclip_dcl.report RUN`` writes RUN/report.html from the run folder alone.
 
-One HTML file that opens without network: tables in the shape of SSD's tables 1, 3, 4 and 5 and of image-report
-retrieval, training curves, the class probability, heat maps, configuration, versions and timings. The page lists
-missing pieces of the run folder, each with the command that makes it.
+The page opens without network, and lists missing pieces of the run folder, each with the command that makes it.
 """
 
 from __future__ import annotations
