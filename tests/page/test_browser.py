@@ -7,11 +7,9 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -188,41 +186,6 @@ def test_after_a_wrong_file_the_page_stays_usable(page, image_file, name, cut, m
     write(page, "Mild pulmonary edema.")
     until(lambda: drawn(page))
     assert not one(page, "#message").is_displayed()
-
-
-def test_sentences_that_cannot_be_read_get_a_message(page, image_file):
-    drop(page, "chest.png", image_file.read_bytes())
-    until(lambda: "Type a sentence of a report" in caption(page))
-    write(page, "a " * 40)
-    until(lambda: "longer than the model reads" in caption(page))
-    assert drawn(page) is None and not one(page, "#save").is_enabled()
-    write(page, "Mild pulmonary edema.")
-    until(lambda: drawn(page))
-    assert one(page, "#save").is_enabled()
-
-
-def test_two_users_at_once_see_their_own_images(page, url, tmp_path):
-    first = page.current_window_handle
-    page.switch_to.new_window("window")
-    second = page.current_window_handle
-    page.get(url)
-    generator = np.random.default_rng(1)
-    pictures = []
-    for window, shape in ((first, (90, 70)), (second, (70, 90))):
-        page.switch_to.window(window)
-        Image.fromarray(generator.integers(0, 256, shape).astype(np.uint8)).save(tmp_path / "chest.png")
-        drop(page, "chest.png", (tmp_path / "chest.png").read_bytes())
-        write(page, "Mild pulmonary edema.")
-    for window, shape in ((first, (90, 70)), (second, (70, 90))):
-        page.switch_to.window(window)
-        until(lambda: drawn(page))
-        until(partial(shows, page, shape))
-        pictures.append(drawn(page))
-    assert pictures[0] != pictures[1]
-    page.close()
-    page.switch_to.window(first)
-    write(page, "No pneumothorax.")
-    until(lambda: drawn(page) not in (None, pictures[0]))
 
 
 def test_an_image_that_the_server_has_forgotten_is_sent_again(page, url, image_file, monkeypatch):
