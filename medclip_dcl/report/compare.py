@@ -45,6 +45,7 @@ from medclip_dcl.report.tables import (
     describe_data,
     filled,
     interval_cell,
+    number,
     signed,
     why_left_out,
 )
@@ -134,7 +135,7 @@ def tables(comparison: Comparison, published: bool = True) -> list[Table]:
     shown = {
         label: Shown(rows[0].tested, comparison.intervals[label]) for label, rows in comparison.groups.items()
     }
-    found = filled(shown, paper_number)
+    found = filled(shown)
     for table in found:
         if not published:
             table.published = []
@@ -169,18 +170,6 @@ def write_comparison(comparison: Comparison, output: Path) -> str:
         write_text(render_template(f"compare.{kind}", content), output / f"comparison.{kind}")
     write_json(_json(comparison, settings), output / "comparison.json")
     return (output / "comparison.md").read_text(encoding="utf-8")
-
-
-def paper_number(value: Any, digits: int) -> str:
-    """Format a number as in the paper: no zero before the point, ranks whole or halves; a dash for None."""
-    if value is None:
-        return NOTHING
-    if digits == 0:
-        return f"{round(2 * value) / 2:,.1f}".removesuffix(".0")
-    text = f"{value:.{digits}f}"
-    if float(text) == 0:
-        text = text.removeprefix("-")
-    return text.replace("0.", ".", 1) if text.lstrip("-").startswith("0.") else text
 
 
 def _read(folders: Sequence[Path], names: Sequence[str] | None, untrained: bool) -> list[TestedRun]:
@@ -306,7 +295,7 @@ def _difference_cell(difference: Difference | None, digits: int, is_over_trainin
     if difference is None or difference.value is None:
         return Cell(NOTHING)
     cell = interval_cell(
-        *difference[:3], digits + 1 if digits else 0, lambda value, d: signed(paper_number(value, d))
+        *difference[:3], digits + 1 if digits else 0, lambda value, decimals: signed(number(value, decimals))
     )
     # Over patients an interval says nothing about another training.
     is_marked = is_over_trainings and difference.p is not None and difference.p <= ALPHA

@@ -215,7 +215,8 @@ def number(value: Any, digits: int) -> str:
     """A number with its decimals; a dash for None; ranks without decimals where they are whole."""
     if value is None:
         return NOTHING
-    return f"{value:,.1f}".removesuffix(".0") if digits == 0 else f"{value:.{digits}f}"
+    text = f"{value:,.1f}".removesuffix(".0") if digits == 0 else f"{value:.{digits}f}"
+    return text if text.strip("-0.") else text.removeprefix("-")
 
 
 def interval_cell(value: Any, low: Any, high: Any, digits: int, show: Show = number) -> Cell:
@@ -235,11 +236,11 @@ class Shown(NamedTuple):
     results: Results
     intervals: Mapping[str, Interval]
 
-    def cell(self, path: str, digits: int, show: Show = number) -> Cell:
+    def cell(self, path: str, digits: int) -> Cell:
         """A number with its interval, if it has one, else from results.json."""
         if (found := self.intervals.get(path)) is not None:
-            return interval_cell(found.value, found.low, found.high, digits, show)
-        return interval_cell(value_at(self.results["metrics"], path), None, None, digits, show)
+            return interval_cell(found.value, found.low, found.high, digits)
+        return interval_cell(value_at(self.results["metrics"], path), None, None, digits)
 
 
 def shown(runs: Mapping[str, TestedRun]) -> tuple[dict[str, Shown], dict[str, SavedResultsError]]:
@@ -255,13 +256,13 @@ def shown(runs: Mapping[str, TestedRun]) -> tuple[dict[str, Shown], dict[str, Sa
     return found, problems
 
 
-def filled(runs: Mapping[str, Shown], show: Show = number) -> list[Table]:
+def filled(runs: Mapping[str, Shown]) -> list[Table]:
     """Tables of what was measured in any of the runs (by the name of the row), which share protocol and cases."""
     measured = {}
     for section in _A_NUMBER:
         if of_runs := [run.results for run in runs.values() if is_measured(run.results, section)]:
             measured[section] = of_runs[0]
-    found = (_table(description, measured, runs, show) for description in DESCRIPTIONS["tables"])
+    found = (_table(description, measured, runs) for description in DESCRIPTIONS["tables"])
     return [table for table in found if table.columns]
 
 
@@ -298,7 +299,6 @@ def _table(
     description: Mapping[str, Any],
     measured: Mapping[str, Results],
     runs: Mapping[str, Shown],
-    show: Show,
 ) -> Table:
     """A described table with the columns of the measured sections."""
     first = next(iter(runs.values())).results
@@ -319,17 +319,17 @@ def _table(
         else:
             notes.append(description["note_of_variants"])
 
-    rows = _rows_of_runs(columns, runs, show)
+    rows = _rows_of_runs(columns, runs)
     for variant, key in variants.items():
         inner = [c._replace(path=c.path.replace(prefix, f"{prefix}/{key}", 1)) for c in columns]
-        rows += _rows_of_runs(inner, runs, show, f", {variant}")
+        rows += _rows_of_runs(inner, runs, f", {variant}")
     if any(column.cases for column in columns):
         cells = [Cell(column.cases.format_map(counts[column.section])) for column in columns]
         rows.append(Row(description.get("cases", "positive / negative cases"), "counts", cells))
     # A run may lack a section, such as retrieval of reports, and its counts.
     levels = {path: level for run in runs.values() for path, level in chance_levels(run.results).items()}
     if any(column.path in levels for column in columns):
-        cells = [Cell(show(levels.get(column.path), column.digits)) for column in columns]
+        cells = [Cell(number(levels.get(column.path), column.digits)) for column in columns]
         rows.append(Row("chance level", "chance", cells))
 
     # The paper's AUC and ACC are those of CheX5.
@@ -339,7 +339,7 @@ def _table(
     for name, values in description.get("published", {}).items() if comparable else ():
         of_paper = dict(zip(described, values, strict=False))
         texts = [(of_paper[column] if column in comparable else None, column.digits) for column in columns]
-        published.append(Row(name, "published", [Cell(show(*one)) for one in texts]))
+        published.append(Row(name, "published", [Cell(number(*one)) for one in texts]))
 
     names = list(dict.fromkeys(column.section for column in columns))
     listed = ", ".join([*names[:-2], " and ".join(names[-2:])])
@@ -417,11 +417,9 @@ def _cases(results: Results, section: str) -> dict[str, str]:
     return {f: "{positives} / {negatives}".format(**counts[f]) if f in counts else NOTHING for f in findings}
 
 
-def _rows_of_runs(
-    columns: Sequence[Column], runs: Mapping[str, Shown], show: Show, suffix: str = ""
-) -> list[Row]:
+def _rows_of_runs(columns: Sequence[Column], runs: Mapping[str, Shown], suffix: str = "") -> list[Row]:
     rows = []
     for name, run in runs.items():
         kind = UNTRAINED if name == UNTRAINED or name.endswith(f", {UNTRAINED}") else "run"
-        rows.append(Row(name + suffix, kind, [run.cell(c.path, c.digits, show) for c in columns]))
+        rows.append(Row(name + suffix, kind, [run.cell(c.path, c.digits) for c in columns]))
     return rows
