@@ -25,14 +25,7 @@ _DICOM_SUFFIXES = (".dcm", ".dicom")
 
 
 class ReadFile(NamedTuple):
-    """An image file as a network's input, or the reason why it cannot be used.
-
-    Attributes:
-        name: the file, as it was given.
-        square: the input; None with an error.
-        error: why the file cannot be used; "" if it can.
-        warning: of an image of one grey level; else "".
-    """
+    """An image file as a network's input (`square`), or why it cannot be used (`error`)."""
 
     name: str
     square: UInt8[np.ndarray, "side side"] | None

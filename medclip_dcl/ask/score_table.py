@@ -33,12 +33,8 @@ class ScoreTable:
 
     Beside FILE lie FILE.json, which says what the scores are, and, until all rows are there, FILE.partial with a line
     for each finished one. A row belongs to the absolute path of its image, and to the file that was there: one that
-    has changed since is asked about again.
-
-    Args:
-        file: .csv or .parquet.
-        columns: of scores.
-        meaning: what the scores depend on besides the image, in plain values. Rows of another meaning are refused.
+    has changed since is asked about again. `meaning` is what the scores depend on besides the image, in plain values;
+    rows of another meaning are refused.
     """
 
     def __init__(self, file: Path, columns: Sequence[str], meaning: Mapping[str, Any]) -> None:

@@ -23,11 +23,7 @@ def export_model(source: Path, folder: Path, address: str | None = None) -> Imag
 
     Of a run, its best checkpoint by validation, else the last, with a card made from the run folder. Of an exported
     folder, its model, calibration and card as they are. An earlier export at `folder` is replaced, ONNX files included.
-
-    Args:
-        source: a run folder or an exported folder; may be `folder`.
-        folder: to write.
-        address: of the exported model, in the example of the card; the folder's name by default.
+    `address` stands in the example of the card; the folder's name by default.
     """
     is_copy = is_exported(source)
     if not is_copy and not (source / "checkpoints").is_dir():

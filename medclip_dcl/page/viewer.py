@@ -34,13 +34,7 @@ class ForgottenImageError(UserError):
 
 
 class FindingScore(NamedTuple):
-    """Zero-shot score of a finding.
-
-    Attributes:
-        difference: similarity with the positive minus that with the negative prompt.
-        probability: calibrated; None without a calibration.
-        threshold: probability from which the finding counts as positive; None without a calibration.
-    """
+    """Similarity of a finding's positive minus its negative prompt, and what a calibration makes of it."""
 
     difference: float
     probability: float | None = None
@@ -65,11 +59,9 @@ class Viewer:
         return found if found is not None and found.calibrated() else None
 
     def open(self, content: bytes) -> tuple[str, EncodedImage, dict[str, FindingScore]]:
-        """Decode and encode an image file.
+        """Decode and encode an image file: its token, the image as it is shown, and its scores by finding.
 
-        Returns:
-            the image's token, the image as it is shown (the model has seen it at its own resolution), and its zero-shot
-            scores by finding: those of the model's calibration, else CheX5.
+        The model has seen it at its own resolution.
         """
         with self._model_lock:
             image = read_grey(io.BytesIO(content))

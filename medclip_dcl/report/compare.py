@@ -72,18 +72,14 @@ _PHANTOM = (
 class Comparison:
     """Runs that were tested in the same way, with the uncertainty of their numbers.
 
-    Attributes:
-        groups: label -> rows that differ in the seed alone, in the order of the tables; one row has its name as label.
-        baseline: label that is subtracted from the others; None: no differences.
-        intervals: label -> path -> interval.
-        differences: every label but the baseline -> path -> difference.
+    `groups` has the rows that differ in the seed alone by label (of one row its name), in the order of the tables.
     """
 
     rows: list[TestedRun]
     groups: dict[str, list[TestedRun]]
     baseline: str | None
-    intervals: dict[str, dict[str, Interval]]
-    differences: dict[str, dict[str, Difference]]
+    intervals: dict[str, dict[str, Interval]]  # by label and path
+    differences: dict[str, dict[str, Difference]]  # likewise, but for the baseline
     n_draws: int
 
     @property

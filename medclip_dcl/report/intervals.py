@@ -75,13 +75,9 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True)
 class Predictions:
-    """Predictions of a test, from which intervals are computed.
+    """Predictions of a test by section of results.json, from which intervals are computed.
 
-    Attributes:
-        tables: section of results.json -> rows of its file in predictions/; also "calibration", the cases of a
-            calibrated classification with their probabilities.
-        min_cases: positive and negative cases, each, that a finding needs (protocol of the classification).
-        name: for messages.
+    `tables` may also have "calibration", the cases of a calibrated classification with their probabilities.
     """
 
     tables: Mapping[str, pd.DataFrame]

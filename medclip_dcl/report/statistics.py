@@ -16,11 +16,7 @@ _ROUNDING = 1e-9
 
 
 def means(rows: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
-    """Mean of each group with its 95% t interval.
-
-    Args:
-        rows: one row for each run, its number in the column value; NaN is left out.
-        by: columns that make the groups.
+    """Mean of the column value in each group of the columns `by`, with its 95% t interval; NaN is left out.
 
     Returns:
         The columns of `by`, n, mean, low, high. One run and equal values have no interval (NaN): most likely the
@@ -36,8 +32,7 @@ def paired_differences(
 
     Args:
         rows: one row for each run, its number in the column value; NaN is left out.
-        compared: column of the compared levels.
-        reference: the level that is subtracted.
+        compared: column of the levels, from which `reference` is subtracted.
         pairs: column by which runs are paired, such as the seed.
         groups: columns within whose combinations the levels are compared.
 

@@ -83,15 +83,9 @@ class Row(NamedTuple):
 
 @dataclass
 class Table:
-    """A table for the templates.
+    """A table for the templates, with a note and the paper's rows below.
 
-    Attributes:
-        title: above the table.
-        columns: without that of the labels.
-        rows: in order, without the published ones.
-        note: below the table.
-        published: rows of the paper.
-        is_folded: the published rows are of another data set: HTML shows them on demand, other formats not at all.
+    If these are of another data set (`is_folded`), HTML shows them on demand, other formats not at all.
     """
 
     title: str

@@ -278,6 +278,7 @@ def test_planted_gaps_are_found_and_others_are_not(worse):
 def without_charts(monkeypatch) -> None:
     monkeypatch.setattr(charts, "chart", lambda *_: None)
     monkeypatch.setattr(charts, "ranks", lambda *_: [])
+    monkeypatch.setattr(subgroups.subgroup_table, "__defaults__", (100, 0))
 
 
 def write_tested_run(make_tested_run, folder, **columns: Any):
