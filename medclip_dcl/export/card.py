@@ -100,7 +100,7 @@ def model_card(
         **_results(runs, shown),
         **_calibration_content(calibration),
         "subgroups": subgroups,
-        "limits": _limits(network, runs, dataset, calibration, subgroups),
+        "limits": _limits(network, runs, dataset),
         "missing": [line.replace(str(folder), shown) for line in missing],
         "provenance": _provenance(folder, runs, weights),
         "metadata": _metadata(folder, runs, dataset or {}),
@@ -187,8 +187,6 @@ def _limits(
     network: ImageTextNetwork,
     runs: Mapping[str, TestedRun],
     dataset: Mapping[str, Any] | None,
-    calibration: Calibration | None,
-    subgroups: Mapping[str, Any] | None,
 ) -> list[str]:
     """Limits that follow from the run: data, what was not measured, approximations."""
     similarity = explained(network.config()["similarity"]["class_path"])
@@ -203,8 +201,6 @@ def _limits(
             limits.append(
                 f"Labels of the findings are those of {labels}, made from the reports, not by readers of the images."
             )
-    if calibration is None:
-        limits.append("Scores are not probabilities, and no threshold was chosen.")
     if runs:
         tested = runs[_MODEL].tested
         metrics = tested["metrics"]
@@ -221,10 +217,6 @@ def _limits(
             limits.append("The test patients come from the same source as the training patients.")
         limits += [note for section in tested["notes"].values() for note in section]
         limits.append(f"Tested with {tested['precision']} precision at {describe_image_size(tested)}.")
-    else:
-        limits.append("Nothing was measured with these weights.")
-    if subgroups is None:
-        limits.append("This card has no numbers by sex, age, view or scanner.")
     return limits
 
 

@@ -98,9 +98,8 @@ def section(run: TestedRun) -> dict[str, Any] | None:
         if fitted
         else [],
         "notes": notes,
-        "data": calibration.data,
+        "fitted": calibration,
         "is_other_data": calibration.data.get("fingerprint") != results["dataset"].get("fingerprint"),
-        "scale": calibration.scale,
         "bins": BINS,
     }
 
