@@ -107,12 +107,6 @@ def caption(page: Any, place: int = 0) -> str:
     return all_of(page, "figcaption")[place].text
 
 
-def shows(page: Any, shape: tuple[int, int]) -> bool:
-    """True if the heat map has this height and width."""
-    colours = one(page, ".colours")
-    return (colours.get_property("naturalHeight"), colours.get_property("naturalWidth")) == shape
-
-
 def set_slider(page: Any, name: str, value: int) -> None:
     page.execute_script(
         "const slider = document.getElementById(arguments[0]); slider.value = arguments[1];"
@@ -170,19 +164,11 @@ def test_an_example_brings_its_sentence(page):
     assert one(page, ".sentence textarea").get_attribute("value") == "Mildly enlarged cardiac silhouette."
 
 
-@pytest.mark.parametrize(
-    "name, cut, message",
-    [
-        ("report.png", b"The heart is enlarged.", "report.png: not an image file of a known format"),
-        ("chest.png", 300, "chest.png: image cannot be decoded"),
-    ],
-    ids=["text", "truncated"],
-)
-def test_after_a_wrong_file_the_page_stays_usable(page, image_file, name, cut, message):
-    good = image_file.read_bytes()
-    drop(page, name, good[:cut] if isinstance(cut, int) else cut)
-    assert until(lambda: one(page, "#message").text).startswith(message)
-    drop(page, "good.png", good)
+def test_after_a_wrong_file_the_page_stays_usable(page, image_file):
+    drop(page, "report.png", b"The heart is enlarged.")
+    said = until(lambda: one(page, "#message").text)
+    assert said.startswith("report.png: not an image file of a known format")
+    drop(page, "good.png", image_file.read_bytes())
     write(page, "Mild pulmonary edema.")
     until(lambda: drawn(page))
     assert not one(page, "#message").is_displayed()

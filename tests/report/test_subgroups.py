@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -102,25 +101,6 @@ def predictions(images) -> Predictions:
 @pytest.fixture(scope="module")
 def table(images, predictions) -> pd.DataFrame:
     return table_of_groups(predictions, images, n_draws=40, seed=3)
-
-
-def test_zero_weights_for_others_are_the_subset(predictions):
-    for name, compute in (
-        ("classification", partial(summaries.classification, min_cases=1)),
-        ("grounding", summaries.box_means),
-        ("retrieval", summaries.recalls),
-    ):
-        # Without the finding that the subset lacks: it is decided on the rows, not on the weights.
-        whole = predictions.tables[name]
-        if "finding" in whole:
-            whole = whole[whole["finding"] != "Pneumonia"].reset_index(drop=True)
-        rows = (whole["subject_id"] % 3 == 0).to_numpy()
-        weights = np.random.default_rng(0).integers(0, 3, (5, len(whole))).astype(float)
-        zeroed, subset = compute(whole, weights * rows), compute(whole[rows], weights[:, rows])
-        expected = dict(summaries.by_path(zeroed, name))
-        for path, values in summaries.by_path(subset, name):
-            assert values == pytest.approx(expected.pop(path), abs=1e-12), path
-        assert not expected
 
 
 def test_values_gaps_and_intervals_are_a_loops(images, predictions, table):
