@@ -79,7 +79,7 @@ def pair(two_runs, tmp_path):
 def few_draws():
     """Bootstrap draws take most of the time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(compare.__kwdefaults__, "n_draws", DRAWS)
+        patch.setattr(compare, "__kwdefaults__", {**(compare.__kwdefaults__ or {}), "n_draws": DRAWS})
         yield
 
 
