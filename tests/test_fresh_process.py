@@ -60,7 +60,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Arguments of a comparison of two runs."""
     folder = tmp_path_factory.mktemp("compared")
     runs = [make_tested_run(folder / name, seed=seed) for seed, name in enumerate(("infonce", "dcl_lm"))]
-    options = ["--baseline", "infonce", "--untrained", "--draws", "100", "--output", str(folder / "out")]
+    options = ["--baseline", "infonce", "--untrained", "--output", str(folder / "out")]
     return [*map(str, runs), *options]
 
 

@@ -25,14 +25,7 @@ _DICOM_SUFFIXES = (".dcm", ".dicom")
 
 
 class ReadFile(NamedTuple):
-    """An image file as a network's input, or the reason why it cannot be used.
-
-    Attributes:
-        name: the file, as it was given.
-        square: the input; None with an error.
-        error: why the file cannot be used; "" if it can.
-        warning: of an image of one grey level; else "".
-    """
+    """An image file as a network's input (`square`), or why it cannot be used (`error`)."""
 
     name: str
     square: UInt8[np.ndarray, "side side"] | None
@@ -46,8 +39,10 @@ def read_image(name: str) -> Image.Image | str:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConstantImageWarning)
             return as_grey(name)
-    except (UserError, OSError) as error:
+    except UserError as error:
         return " ".join(str(error).split()).removeprefix(f"{name}: ")
+    except OSError as error:
+        return error.strerror or str(error)
 
 
 class ImageFiles(Dataset[ReadFile]):
@@ -81,14 +76,7 @@ def read_in_batches(
         collate_fn=list,
         worker_init_fn=begin_worker,
     )
-    try:
-        yield from loader
-    except RuntimeError as error:
-        if "exited unexpectedly" not in str(error):
-            raise
-        raise UserError(
-            "a loader process was killed (often because memory ran out); run the same command with fewer --workers"
-        ) from error
+    yield from loader
 
 
 def image_files_in(folder: Path) -> list[Path]:

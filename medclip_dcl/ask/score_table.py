@@ -33,17 +33,14 @@ class ScoreTable:
 
     Beside FILE lie FILE.json, which says what the scores are, and, until all rows are there, FILE.partial with a line
     for each finished one. A row belongs to the absolute path of its image, and to the file that was there: one that
-    has changed since is asked about again.
-
-    Args:
-        file: .csv or .parquet, see `check_table_file`.
-        columns: of scores.
-        meaning: what the scores depend on besides the image, in plain values. Rows of another meaning are refused.
+    has changed since is asked about again. `meaning` is what the scores depend on besides the image, in plain values;
+    rows of another meaning are refused.
     """
 
     def __init__(self, file: Path, columns: Sequence[str], meaning: Mapping[str, Any]) -> None:
         self.file = file
         self.columns = list(columns)
+        self._all_columns = [IMAGE, *columns, ERROR, WARNING]
         self._description = file.with_name(f"{file.name}.json")
         partial = file.with_name(f"{file.name}.partial")
         remedy = f"give another --output, or remove {file.name}, {self._description.name} and {partial.name}"
@@ -76,9 +73,8 @@ class ScoreTable:
 
     def finish(self, images: Sequence[str], **notes: Any) -> pd.DataFrame:
         """Write the table in the order of the images, and what it is; returns it."""
-        columns = [IMAGE, *self.columns, ERROR, WARNING]
         rows = [{**self.rows[_absolute(image)], IMAGE: shown(image)} for image in images]
-        frame = pd.DataFrame(rows, columns=columns)
+        frame = pd.DataFrame(rows, columns=self._all_columns)
         frame = frame.astype({column: float for column in self.columns})
         write_json({**notes, **self._about}, self._description)
         if self.file.suffix == ".csv":
@@ -111,8 +107,7 @@ class ScoreTable:
                 f"{self.file} or {self._description} cannot be read ({said}); remove both"
             ) from error
         self._journal.require_same(about, self._description)
-        if list(frame.columns) != [IMAGE, *self.columns, ERROR, WARNING]:
-            raise UserError(f"{self.file} has other columns than it was written with; remove it")
+        frame = frame[self._all_columns]
         plain = frame.astype(object).where(frame.notna(), None)
         return _unchanged(plain.to_dict("records"), about)  # type: ignore[arg-type]
 
@@ -120,14 +115,8 @@ class ScoreTable:
         if self.file.suffix == ".parquet":
             return pd.read_parquet(self.file)
         texts = dict.fromkeys((IMAGE, ERROR, WARNING), str)
-        blank = {column: [""] for column in (*self.columns, ERROR, WARNING)}
+        blank = {column: [""] for column in self._all_columns[1:]}
         return pd.read_csv(self.file, dtype=texts, na_values=blank, keep_default_na=False)
-
-
-def check_table_file(file: Path) -> None:
-    """Refuse a file that cannot become a table."""
-    if file.suffix not in SUFFIXES or file.is_dir():
-        raise UserError(f"--output {file}: scores are written to a file, .csv or .parquet")
 
 
 def _absolute(image: str, folder: str = "") -> str:

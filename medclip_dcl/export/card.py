@@ -1,7 +1,6 @@
 """Model card of a run: README.md of an exported folder, with metadata for the Hugging Face Hub.
 
-Everything in it is read from the run folder and the network; what the folder lacks is listed with the command that
-makes it. It holds numbers, names of folders and settings, no text of a report and no path of this machine.
+It holds numbers, names of folders and settings, no text of a report and no path of this machine.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import yaml
 
 from medclip_dcl.common.findings import CHEX5, read_prompts
 from medclip_dcl.export.card_facts import (
-    as_texts,
+    as_text,
     data_facts,
     explained,
     model_facts,
@@ -28,12 +27,12 @@ from medclip_dcl.metrics.calibration import CALIBRATION_FILE, Calibration
 from medclip_dcl.networks.bert_folder import weights_fingerprint
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.report import tables
-from medclip_dcl.report.intervals import TestedRun, intervals_of_rows, method
+from medclip_dcl.report.intervals import TestedRun, method
 from medclip_dcl.report.page import render_template
 from medclip_dcl.report.reliability import fitted_table
 from medclip_dcl.report.subgroups import describe_run
 from medclip_dcl.report.tables import Cell, Column, Row, Table
-from medclip_dcl.runs.saved import describe_checkpoint, describe_image_size, read_json, setting, value_at
+from medclip_dcl.runs.saved import describe_checkpoint, describe_image_size, read_json, setting
 
 CARD_FILE = "README.md"
 RESULTS = "### Summary"
@@ -101,7 +100,7 @@ def model_card(
         **_results(runs, shown),
         **_calibration_content(calibration),
         "subgroups": subgroups,
-        "limits": _limits(network, runs, dataset, calibration, subgroups),
+        "limits": _limits(network, runs, dataset),
         "missing": [line.replace(str(folder), shown) for line in missing],
         "provenance": _provenance(folder, runs, weights),
         "metadata": _metadata(folder, runs, dataset or {}),
@@ -143,17 +142,16 @@ def _results(runs: Mapping[str, TestedRun], shown: str) -> dict[str, Any]:
     if not runs:
         return {"summary": None, "tables": [], "tested": "", "method": ""}
     run = runs[_MODEL]
-    intervals, errors = intervals_of_rows(runs)
-    rows = {name: tables.Shown(one.tested, intervals.get(name, {})) for name, one in runs.items()}
+    rows, errors = tables.shown(runs)
     problems = [
         f"Without intervals, {name}: {str(error).replace(str(run.folder), shown)}."
         for name, error in errors.items()
     ]
     return {
         "summary": _summary(rows),
-        "tables": [*tables.detail_tables(rows), *_prompts(run.tested)],
+        "tables": tables.detail_tables(rows),
         "tested": tables.describe_data(run.tested),
-        "method": " ".join([method(), *problems] if intervals else problems),
+        "method": " ".join([method(), *problems] if len(errors) < len(rows) else problems),
     }
 
 
@@ -161,7 +159,7 @@ def _summary(runs: Mapping[str, tables.Shown]) -> Table:
     """Each number of the head of the report with its interval, beside the untrained network's and chance."""
     chance = tables.chance_levels(runs[_MODEL].results)
     rows = []
-    for label, path, digits, _ in _headline(runs[_MODEL].results):
+    for label, path, digits, _ in tables.headline(runs[_MODEL].results):
         cells = [run.cell(path, digits) for run in runs.values()]
         section = _SECTIONS[path.split("/")[0]][0]
         rows.append(
@@ -173,39 +171,14 @@ def _summary(runs: Mapping[str, tables.Shown]) -> Table:
     return Table("Summary", [*map(Column, runs), Column("by chance")], rows, note)
 
 
-def _headline(results: Mapping[str, Any]) -> list[tuple[str, str, int, float]]:
-    """Label, path, decimals and value of each measured number of the report's head."""
-    numbers = [
-        (label, path, digits, value_at(results["metrics"], path))
-        for label, path, digits in tables.DESCRIPTIONS["headline"]
-    ]
-    return [one for one in numbers if one[-1] is not None]
-
-
-def _prompts(tested: Mapping[str, Any]) -> list[Table]:
-    """The prompts of the zero-shot classification; no table where there was none."""
-    pairs = tested["protocol"].get("classification", {}).get("prompts", {})
-
-    def cell(prompts: str | list[str]) -> Cell:
-        return Cell(prompts if isinstance(prompts, str) else "; ".join(prompts))
-
-    rows = [
-        Row(finding, "plain", [cell(pair[side]) for side in ("negative", "positive")])
-        for finding, pair in pairs.items()
-        if pair.keys() >= {"negative", "positive"}
-    ]
-    return [Table("Prompts of the findings", [Column("negative"), Column("positive")], rows)] if rows else []
-
-
 def _calibration_content(calibration: Calibration | None) -> dict[str, Any]:
     if calibration is None:
         return {"calibration": None, "calibrated_on": "", "target": ""}
     data = calibration.data
-    known = [f"{data[name]} {name}" for name in ("images", "patients") if name in data]
-    where = f"{', '.join(known)} (use {data.get('use')}) of {data.get('folder')}"
     return {
         "calibration": fitted_table(calibration),
-        "calibrated_on": where if known else "data not described",
+        "calibrated_on": f"{data.get('images')} images, {data.get('patients')} patients (use {data.get('use')}) of "
+        f"{data.get('folder')}",
         "target": ", ".join(f"{name} {value:g}" for name, value in calibration.target.items()),
     }
 
@@ -214,8 +187,6 @@ def _limits(
     network: ImageTextNetwork,
     runs: Mapping[str, TestedRun],
     dataset: Mapping[str, Any] | None,
-    calibration: Calibration | None,
-    subgroups: Mapping[str, Any] | None,
 ) -> list[str]:
     """Limits that follow from the run: data, what was not measured, approximations."""
     similarity = explained(network.config()["similarity"]["class_path"])
@@ -230,8 +201,6 @@ def _limits(
             limits.append(
                 f"Labels of the findings are those of {labels}, made from the reports, not by readers of the images."
             )
-    if calibration is None:
-        limits.append("Scores are not probabilities, and no threshold was chosen.")
     if runs:
         tested = runs[_MODEL].tested
         metrics = tested["metrics"]
@@ -248,10 +217,6 @@ def _limits(
             limits.append("The test patients come from the same source as the training patients.")
         limits += [note for section in tested["notes"].values() for note in section]
         limits.append(f"Tested with {tested['precision']} precision at {describe_image_size(tested)}.")
-    else:
-        limits.append("Nothing was measured with these weights.")
-    if subgroups is None:
-        limits.append("This card has no numbers by sex, age, view or scanner.")
     return limits
 
 
@@ -262,7 +227,7 @@ def _provenance(folder: Path, runs: Mapping[str, TestedRun], weights: str) -> di
         found["checkpoint"] = describe_checkpoint(tested["checkpoint"])
         found["test data"] = tested["dataset"]["fingerprint"]
         found |= {f"{name} (test)": text for name, text in tested["versions"].items()}
-    return as_texts(found)
+    return {name: as_text(value) for name, value in found.items() if value is not None}
 
 
 def _metadata(folder: Path, runs: Mapping[str, TestedRun], dataset: Mapping[str, Any]) -> str:
@@ -282,7 +247,7 @@ def _metadata(folder: Path, runs: Mapping[str, TestedRun], dataset: Mapping[str,
         if dataset.get("phantom"):
             metadata["tags"].append("phantom")
         by_task: dict[str, list[dict[str, Any]]] = {}
-        for label, path, _, value in _headline(runs[_MODEL].tested):
+        for label, path, _, value in tables.headline(runs[_MODEL].tested):
             metric = {"type": path.replace("/", "_"), "name": label, "value": value}
             by_task.setdefault(_SECTIONS[path.split("/")[0]][1], []).append(metric)
         described = {

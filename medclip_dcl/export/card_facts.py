@@ -45,6 +45,7 @@ FACTS: dict[str, dict[str, str]] = {
         "sentence scores (log_p)": "data.init_args.log_p",
         "weight of the loss with images as anchors (image_to_text)": "model.init_args.image_to_text",
         "other images of the batch that fit (same_text)": "model.init_args.same_text",
+        "weight of masked-language modelling": "model.init_args.masked_language_weight",
     },
 }
 """Part of the card -> name in it -> entry of dataset.json (data), fit.json (fit) or config.yaml; null is left out."""
@@ -61,32 +62,29 @@ _TERMS = {
 """Beginning of the data's source -> terms."""
 
 
-def facts(part: str, source: Mapping[str, Any]) -> dict[str, Any]:
-    """Facts of a part of the card that are known."""
+def facts(part: str, source: Mapping[str, Any]) -> dict[str, str]:
+    """Facts of a part of the card that are known, as text."""
     found = {name: setting(source, entry) for name, entry in FACTS[part].items()}
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: as_text(value) for name, value in found.items() if value not in (None, [], {})}
 
 
-def as_texts(values: Mapping[str, Any]) -> dict[str, str]:
-    """Whole numbers with separators, the entries of lists and mappings by commas; without what is None or empty."""
-
-    def text(value: Any) -> str:
-        if isinstance(value, Mapping):
-            return ", ".join(f"{name} {number:g}" for name, number in value.items())
-        if isinstance(value, list):
-            return ", ".join(value)
-        return f"{value:,}" if isinstance(value, int) else str(value)
-
-    return {name: text(value) for name, value in values.items() if value not in (None, [], {})}
+def as_text(value: Any) -> str:
+    """Whole numbers with separators, entries of lists and mappings by commas; of a path elsewhere its name alone."""
+    if isinstance(value, Mapping):
+        known = {name: one for name, one in value.items() if one is not None}
+        return ", ".join(f"{name}{':' * isinstance(x, Mapping)} {as_text(x)}" for name, x in known.items())
+    if isinstance(value, list):
+        return ", ".join(map(as_text, value))
+    if isinstance(value, str):
+        return str(publishable(value))
+    return f"{value:,}" if type(value) is int else str(value)
 
 
 def data_facts(dataset: Mapping[str, Any] | None) -> dict[str, str]:
     """Rows about the training data, from its dataset.json or, with less in it, from results.json."""
     if dataset is None:
         return {"trained on": "not known from the run folder"}
-    return as_texts(
-        {"trained on": f"{dataset.get('folder')} ({dataset.get('source')})"} | facts("data", dataset)
-    )
+    return {"trained on": f"{dataset.get('folder')} ({dataset.get('source')})"} | facts("data", dataset)
 
 
 def terms_of(dataset: Mapping[str, Any] | None) -> str:
@@ -107,17 +105,15 @@ def prompts_of(config: Mapping[str, Any]) -> PromptEnsembles:
 def model_facts(network: ImageTextNetwork) -> dict[str, str]:
     """Rows about the network, from its own description."""
     described = network.config()
-    found = {
-        part.replace("_", " "): _part(described[part])
-        for part in ("image_encoder", "text_encoder", "similarity")
-    }
-    found["largest logit, gamma^2"] = f"{network.similarity.gamma2.item():.3g}"
-    found["parameters"] = f"{sum(p.numel() for p in network.parameters()):,}"
+    parts = ("image_encoder", "text_encoder", "similarity")
     size = network.image_size
-    found["images"] = f"{size} x {size} pixels, geometry {network.geometry}" + (
-        f", first fitted to {network.prepared_size}" if network.prepared_size else ""
-    )
-    return found
+    first = f", first fitted to {network.prepared_size}" if network.prepared_size else ""
+    return {
+        **{part.replace("_", " "): _part(described[part]) for part in parts},
+        "largest logit, gamma^2": f"{network.similarity.gamma2.item():.3g}",
+        "parameters": f"{sum(p.numel() for p in network.parameters()):,}",
+        "images": f"{size} x {size} pixels, geometry {network.geometry}{first}",
+    }
 
 
 def _part(described: Mapping[str, Any]) -> str:
@@ -125,21 +121,8 @@ def _part(described: Mapping[str, Any]) -> str:
     arguments = {name: value for name, value in described["init_args"].items() if name != "tokenizer"}
     if bert := arguments.get("bert"):
         arguments["bert"] = {name: bert[name] for name in _SIZES_OF_BERT if name in bert}
-    name, settings = described["class_path"].rpartition(".")[2], _settings(arguments)
+    name, settings = described["class_path"].rpartition(".")[2], as_text(arguments)
     return f"{name} ({settings})" if settings else name
-
-
-def _settings(arguments: Mapping[str, Any]) -> str:
-    return ", ".join(
-        f"{name}: {_settings(value)}" if isinstance(value, Mapping) else f"{name} {_value(value)}"
-        for name, value in arguments.items()
-        if value is not None
-    )
-
-
-def _value(value: Any) -> str:
-    """A setting; of a path outside the working folder its name alone."""
-    return str(publishable(value)) if isinstance(value, str) else f"{value}"
 
 
 def training_facts(fit: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, str]:
@@ -147,10 +130,10 @@ def training_facts(fit: Mapping[str, Any], config: Mapping[str, Any]) -> dict[st
     settings = facts("training", config)
     network, image_encoder, *_ = FACTS["training"]
     if config and network not in settings:
-        settings = {image_encoder: settings.get(image_encoder) or "random"} | settings
+        settings = {image_encoder: settings.get(image_encoder, "random")} | settings
     if setting(config, "model.init_args.frozen"):
         settings["encoders"] = "frozen; projections and similarity were trained"
-    return as_texts(facts("fit", fit)) | {name: _value(value) for name, value in settings.items()}
+    return facts("fit", fit) | settings
 
 
 def objective_lines(config: Mapping[str, Any]) -> list[str]:
@@ -160,10 +143,7 @@ def objective_lines(config: Mapping[str, Any]) -> list[str]:
         if part := setting(config, f"model.init_args.{name}"):
             described = _part({"init_args": {}, **part})
             lines.append(f"{name.replace('_', ' ')}: {described}. {explained(part['class_path'])}".rstrip())
-    lines += [f"{name}: {value}" for name, value in facts("objective", config).items()]
-    if weight := setting(config, "model.init_args.masked_language_weight"):
-        lines.append(f"weight of masked-language modelling: {weight}")
-    return lines
+    return lines + [f"{name}: {value}" for name, value in facts("objective", config).items()]
 
 
 def explained(class_path: str) -> str:

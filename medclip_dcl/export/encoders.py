@@ -28,14 +28,9 @@ def export_text_encoder(network: ImageTextNetwork, folder: Path) -> None:
     """
     encoder = network.text_encoder
     if not isinstance(encoder, BertSentences):
-        raise UserError(
-            f"the text encoder is a {type(encoder).__name__}, not a BERT, and has no form for transformers; "
-            "leave --text_encoder out"
-        )
+        raise UserError(f"--text_encoder: expected a BERT, found a {type(encoder).__name__}; leave it out")
     if folder.is_dir() and any(folder.iterdir()) and not (folder / PROJECTION_FILE).is_file():
-        raise UserError(
-            f"{folder} holds something other than an exported text encoder; give --text_encoder another folder"
-        )
+        raise UserError(f"--text_encoder: {folder} holds something else; give another folder")
     readme = render_template(
         "text_encoder.md",
         {
@@ -77,13 +72,11 @@ def export_image_encoder(network: ImageTextNetwork, file: Path) -> None:
     encoder = network.image_encoder
     if not isinstance(encoder, ResNetRegions) or encoder.width != TORCHVISION_WIDTH or encoder.centred:
         raise UserError(
-            f"the image encoder, a {type(encoder).__name__}, is not a ResNet of torchvision, of width "
-            f"{TORCHVISION_WIDTH} and not centred; leave --image_encoder out"
+            f"--image_encoder: expected a ResNet of torchvision, of width {TORCHVISION_WIDTH} and not centred, found "
+            f"a {type(encoder).__name__} that is not; leave it out"
         )
-    if file.suffix != ".safetensors":
-        raise UserError(f"--image_encoder takes the name of a .safetensors file, got {file}")
     if file.exists() and not read_settings(file):
-        raise UserError(f"{file} is not an exported image encoder; give --image_encoder another name")
+        raise UserError(f"--image_encoder: {file} is not an exported image encoder; give another name")
     settings = {
         "mean": network.mean.flatten().tolist(),
         "std": network.std.flatten().tolist(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from medclip_dcl.common.errors import MissingFileError, UserError, WorseResultError
+from medclip_dcl.common.errors import UserError, WorseResultError
 from medclip_dcl.common.files import write_text
 from medclip_dcl.common.weight_files import CONFIG_FILE, WEIGHTS_FILE, is_exported
 from medclip_dcl.export.card import CARD_FILE, RESULTS, model_card
@@ -23,20 +23,15 @@ def export_model(source: Path, folder: Path, address: str | None = None) -> Imag
 
     Of a run, its best checkpoint by validation, else the last, with a card made from the run folder. Of an exported
     folder, its model, calibration and card as they are. An earlier export at `folder` is replaced, ONNX files included.
-
-    Args:
-        source: a run folder or an exported folder; may be `folder`.
-        folder: to write.
-        address: of the exported model, in the example of the card; the folder's name by default.
+    `address` stands in the example of the card; the folder's name by default.
     """
     is_copy = is_exported(source)
     if not is_copy and not (source / "checkpoints").is_dir():
-        error = UserError if source.exists() else MissingFileError
-        raise error(
+        raise UserError(
             f"{source} is neither a run folder (with checkpoints/) nor an exported folder; give the --run_folder of "
             "`python -m medclip_dcl fit`"
         )
-    check_free(folder)
+    _check_free(folder)
     model = load(source)
     if source.resolve() == folder.resolve():
         return model.network
@@ -74,11 +69,9 @@ def _card_of(folder: Path) -> str:
     return file.read_bytes().decode(errors="replace") if file.is_file() else ""
 
 
-def check_free(folder: Path) -> None:
+def _check_free(folder: Path) -> None:
     """Refuse a folder that holds files of another kind than an export's, or a run."""
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder} is a file; give a folder for the export")
-    found = folder.iterdir() if folder.is_dir() else ()
+    found = folder.iterdir() if folder.is_dir() else [folder] if folder.exists() else ()
     names = {path.name for path in found if not path.name.startswith(".")}
     # A first export that was killed holds the weights alone.
     is_export = is_exported(folder) or names == {WEIGHTS_FILE}

@@ -23,19 +23,15 @@ def push_to_hub(folder: Path, repository: str, *, public: bool = False) -> str:
     from huggingface_hub.errors import HTTPError
 
     api = HfApi()
+    # Files of an earlier upload that this export does not have are of other weights.
+    files = list(FILES)
     try:
         address = str(api.create_repo(repository, private=not public, exist_ok=True))
-        is_private = api.repo_info(repository).private
-        if not (is_private or public):
-            raise UserError(
-                f"{repository} is public, and nothing was uploaded; make it private on the Hub, give another name, or "
-                "add --public if the terms of the training data allow it"
+        if public or api.repo_info(repository).private:
+            api.upload_folder(
+                repo_id=repository, folder_path=folder, allow_patterns=files, delete_patterns=files
             )
-        # Files of an earlier upload that this export does not have are of other weights.
-        files = list(FILES)
-        api.upload_folder(repo_id=repository, folder_path=folder, allow_patterns=files, delete_patterns=files)
-    except UserError:
-        raise
+            return address
     # Without a network httpx's errors, which are not OSErrors; a bad name is a ValueError.
     except (HTTPError, OSError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -43,4 +39,7 @@ def push_to_hub(folder: Path, repository: str, *, public: bool = False) -> str:
             f"{folder} was written, but not uploaded to {repository} ({reason}); check the name, the network and "
             "`hf auth login`, and run the command again"
         ) from error
-    return address
+    raise UserError(
+        f"{repository} is public, and nothing was uploaded; make it private on the Hub, give another name, or add "
+        "--public if the terms of the training data allow it"
+    )

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,13 +60,14 @@ class _TextEncoder(nn.Module):
 def export_onnx(network: ImageTextNetwork, folder: Path) -> None:
     """Write image_encoder.onnx, text_encoder.onnx and tokenizer.json, each checked against torch before it is written.
 
-    The image encoder maps ``images``, float32 (batch, 3, size, size) in [0, 1], to ``feature_map`` (batch, dim, row,
-    column); the normalisation of the channels is inside. The text encoder maps ``input_ids`` and ``attention_mask``,
-    int64 (batch, token) with the padding at the end, to ``sentence_embedding`` (batch, dim). Neither result is
-    normalised to length 1. Size, geometry and treatment of texts stand in the files' metadata. The network must be in
-    evaluation mode, on the CPU.
+    Inputs and outputs stand in the files' descriptions, size, geometry and treatment of texts in their metadata. The
+    network must be in evaluation mode, on the CPU.
     """
-    _require_extra()
+    try:
+        import onnxruntime  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise UserError(f"ONNX files need the package {error.name}: pip install -e '.[onnx]'") from error
     text, seen = network.text_encoder, network.view.seen
     batch, token = torch.export.Dim("batch"), torch.export.Dim("token")
     tokens, lengths = network.tokenize(["Small left pleural effusion.", "No edema", "The lungs are clear."])
@@ -102,14 +102,6 @@ def export_onnx(network: ImageTextNetwork, folder: Path) -> None:
     write_bytes(sentence, folder / TEXT_FILE)
 
 
-def _require_extra() -> None:
-    try:
-        import onnxruntime  # noqa: F401
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise UserError(f"ONNX files need the package {error.name}: pip install -e '.[onnx]'") from error
-
-
 def _program(
     encoder: nn.Module,
     inputs: Mapping[str, Tensor],
@@ -119,22 +111,18 @@ def _program(
     settings: Mapping[str, Any],
 ) -> bytes:
     """An encoder as a serialised ONNX model that gives torch's results."""
-    try:
-        with _quiet(), torch.no_grad():
-            program = torch.onnx.export(
-                encoder.eval(),
-                tuple(inputs.values()),
-                dynamo=True,
-                input_names=list(inputs),
-                output_names=[output],
-                dynamic_shapes=dict(dynamic_shapes),
-                verbose=False,
-            )
-    except torch.onnx.OnnxExporterError as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(
-            f"{output}: torch cannot write this encoder as ONNX ({reason}); leave --onnx out"
-        ) from error
+    # The exporter's remarks do not concern the user.
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    with warnings.catch_warnings(action="ignore"), torch.no_grad():
+        program = torch.onnx.export(
+            encoder.eval(),
+            tuple(inputs.values()),
+            dynamo=True,
+            input_names=list(inputs),
+            output_names=[output],
+            dynamic_shapes=dict(dynamic_shapes),
+            verbose=False,
+        )
     assert program is not None, "torch.onnx.export with dynamo=True returns a program"
     model = program.model_proto
     # The exporter notes source lines, and with them folders of this machine.
@@ -162,17 +150,3 @@ def _check(content: bytes, encoder: nn.Module, inputs: Mapping[str, Tensor], out
         difference, scale = np.abs(found - expected).max(), max(1.0, float(np.abs(expected).max()))
         if not difference <= TOLERANCE * scale:
             raise RuntimeError(f"{output}: ONNX differs from torch by {difference:.2g} at batch size {size}")
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the exporter's remarks, which do not concern the user."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)

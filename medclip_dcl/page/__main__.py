@@ -31,9 +31,7 @@ def serve(model: str, port: int) -> None:
 
         from medclip_dcl.page.app import make_app
     except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] not in ("starlette", "uvicorn"):
-            raise
-        raise UserError(f"the page requires starlette and uvicorn: {INSTALL}") from error
+        raise UserError(f"the page requires {error.name}: {INSTALL}") from error
     from medclip_dcl.inference.model import load
 
     # Before the model is loaded, and held from here on.
@@ -51,9 +49,9 @@ def _listening(port: int) -> socket.socket:
     try:
         return socket.create_server((ADDRESS, port), backlog=100)
     except OSError as error:
-        other = PORT + 1 if port == PORT else PORT
-        reason = os.strerror(error.errno).lower() if error.errno else str(error)
-        raise UserError(f"port {port} cannot be used ({reason}); choose another: --port {other}") from error
+        raise UserError(
+            f"--port {port} cannot be used ({os.strerror(error.errno or 0)}); choose another"
+        ) from error
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,9 +1,7 @@
 """The page's server: starlette and uvicorn, one HTML file, one style sheet, one script.
 
-Not gradio, which writes uploads to temporary files and loads fonts from elsewhere; nor streamlit, whose version 1.67
-writes an upload above 1 MiB to a temporary file (seen with strace), as starlette does with every form. Here an image
-arrives as the body of a request and stays in memory. No cookie, no log of requests, nothing from another host; a
-Content-Security-Policy makes the browser refuse the latter.
+An image arrives as the body of a request and stays in memory: forms (and gradio and streamlit) write uploads to
+temporary files. No cookie, no log of requests, nothing from another host.
 """
 
 from __future__ import annotations
@@ -33,15 +31,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.inference.heat_maps import limits
 from medclip_dcl.inference.model import ImageTextInference
-from medclip_dcl.page.viewer import MOST_SENTENCES, ForgottenImageError, Viewer
+from medclip_dcl.page.viewer import MAX_SENTENCES, ForgottenImageError, Viewer
 from medclip_dcl.pictures.figure import PANEL_INCHES, draw_heat_maps
 from medclip_dcl.pictures.overlay import overlay
 
 FOLDER = Path(__file__).parent
-MOST_BYTES = 100 * 2**20
+MAX_BYTES = 100 * 2**20
 """Larger image files are refused."""
 
-_MOST_BYTES_OF_TEXT = 2**16
+_MAX_BYTES_OF_TEXT = 2**16
 _PANEL_PIXELS = 640
 """Width of an image in the saved picture."""
 _HEADERS = {
@@ -70,8 +68,8 @@ def make_app(model: ImageTextInference, name: str) -> Starlette:
         calibration=viewer.calibration,
         examples=_EXAMPLES,
         colours=_png_url(_colour_bar()),
-        most_sentences=MOST_SENTENCES,
-        most_bytes=MOST_BYTES,
+        most_sentences=MAX_SENTENCES,
+        most_bytes=MAX_BYTES,
     )
 
     async def show_page(request: Request) -> Response:
@@ -79,12 +77,11 @@ def make_app(model: ImageTextInference, name: str) -> Starlette:
 
     def open_image(content: bytes) -> dict[str, Any]:
         token, shown, scores = viewer.open(content)
-        height, width = shown.grey.shape
         return {
             "image": token,
-            "width": width,
-            "height": height,
-            "picture": _png_url(shown.grey),
+            "width": shown.grey.width,
+            "height": shown.grey.height,
+            "picture": _png_url(np.asarray(shown.grey)),
             "scores": [{"finding": finding, **score._asdict()} for finding, score in scores.items()],
         }
 
@@ -95,39 +92,34 @@ def make_app(model: ImageTextInference, name: str) -> Starlette:
     def draw_maps(content: bytes) -> dict[str, Any]:
         asked = _question(content)
         shown = viewer.image(asked["image"])
-        errors = [viewer.problem(sentence) for sentence in asked["sentences"]]
-        readable = [
-            sentence for sentence, error in zip(asked["sentences"], errors, strict=True) if error is None
-        ]
+        grey = np.asarray(shown.grey)
+        errors = {sentence: viewer.problem(sentence) for sentence in asked["sentences"]}
+        readable = [sentence for sentence, error in errors.items() if error is None]
         if not readable:
-            return {"maps": [{"error": error} for error in errors]}
+            return {"maps": [{"error": errors[sentence]} for sentence in asked["sentences"]]}
         heat_maps = viewer.heat_maps(shown, readable)
         low, high = limits(heat_maps)
-        drawn = iter(
-            {
+        threshold = asked["threshold"]
+        found = {sentence: {"error": error} for sentence, error in errors.items()} | {
+            sentence: {
                 "low": float(np.nanmin(heat_map)),
                 "high": float(np.nanmax(heat_map)),
                 # The page blends this picture with the grey one: the same as `overlay` at the page's opacity.
                 "picture": _png_url(
-                    overlay(
-                        shown.grey, heat_map, opacity=1.0, threshold=asked["threshold"], limits=(low, high)
-                    )
+                    overlay(grey, heat_map, opacity=1.0, threshold=threshold, limits=(low, high))
                 ),
             }
-            for heat_map in heat_maps
-        )
-        return {
-            "low": low,
-            "high": high,
-            "maps": [next(drawn) if error is None else {"error": error} for error in errors],
+            for sentence, heat_map in zip(readable, heat_maps, strict=True)
         }
+        return {"low": low, "high": high, "maps": [found[sentence] for sentence in asked["sentences"]]}
 
     def save_picture(content: bytes) -> Response:
         asked = _question(content)
         shown = viewer.image(asked["image"])
+        grey = np.asarray(shown.grey)
         heat_maps = viewer.heat_maps(shown, asked["sentences"])
         figure = draw_heat_maps(
-            shown.grey,
+            grey,
             heat_maps,
             asked["sentences"],
             limits=limits(heat_maps),
@@ -142,10 +134,10 @@ def make_app(model: ImageTextInference, name: str) -> Starlette:
     return Starlette(
         routes=[
             Route("/", show_page),
-            Route("/image", _answering(open_image), methods=["POST"], max_body_size=MOST_BYTES),
-            Route("/forget", _answering(forget_image), methods=["POST"], max_body_size=_MOST_BYTES_OF_TEXT),
-            Route("/maps", _answering(draw_maps), methods=["POST"], max_body_size=_MOST_BYTES_OF_TEXT),
-            Route("/picture", _answering(save_picture), methods=["POST"], max_body_size=_MOST_BYTES_OF_TEXT),
+            Route("/image", _answering(open_image), methods=["POST"], max_body_size=MAX_BYTES),
+            Route("/forget", _answering(forget_image), methods=["POST"], max_body_size=_MAX_BYTES_OF_TEXT),
+            Route("/maps", _answering(draw_maps), methods=["POST"], max_body_size=_MAX_BYTES_OF_TEXT),
+            Route("/picture", _answering(save_picture), methods=["POST"], max_body_size=_MAX_BYTES_OF_TEXT),
             Mount("/files", StaticFiles(directory=FOLDER / "files")),
         ],
         middleware=[
@@ -199,7 +191,7 @@ def _question(content: bytes) -> dict[str, Any]:
     """Read the image's token, sentences, threshold and opacity of a request in JSON."""
     try:
         asked = {"opacity": 1, **json.loads(content)}
-        sentences, threshold = asked["sentences"][:MOST_SENTENCES], asked["threshold"]
+        sentences, threshold = asked["sentences"][:MAX_SENTENCES], asked["threshold"]
         asked["sentences"], asked["opacity"] = sentences, float(asked["opacity"])
         asked["threshold"] = None if threshold is None else float(threshold)
         if isinstance(sentences, list) and sentences and 0 <= asked["opacity"] <= 1:

@@ -7,59 +7,34 @@ import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, UInt8
+from jaxtyping import Float
 from PIL import Image
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.inference.model import EncodedImage, ImageTextInference
 from medclip_dcl.metrics.calibration import Calibration
-from medclip_dcl.pictures.grey import UnusableImageError
 from medclip_dcl.pictures.image_file import read_grey
-from medclip_dcl.pictures.inputs import LEAST_SIDE
 
 SHOWN_SIDE = 1024
 """Longest side of a picture on the page, pixels; the model sees the image at its own resolution."""
 
-MOST_IMAGES = 32
+MAX_IMAGES = 32
 """Images kept in memory; beyond it the one unused for longest is forgotten, and the page sends it again if needed."""
 
-MOST_SENTENCES = 4
-
-_REMEDY = "Choose a JPEG, PNG, TIFF or DICOM file of one radiograph."
+MAX_SENTENCES = 4
 
 
 class ForgottenImageError(UserError):
     """An image is no longer in memory."""
 
 
-@dataclass
-class ShownImage:
-    """An image on somebody's page.
-
-    Attributes:
-        grey: as it is shown.
-        encoded: the whole image as the model sees it; its heat maps have the size of `grey`.
-        heat_maps: of the sentences last asked for.
-    """
-
-    grey: UInt8[np.ndarray, "height width"]
-    encoded: EncodedImage
-    heat_maps: dict[str, Float[np.ndarray, "height width"]] = field(default_factory=dict)
-
-
 class FindingScore(NamedTuple):
-    """Zero-shot score of a finding.
-
-    Attributes:
-        difference: similarity with the positive minus that with the negative prompt.
-        probability: calibrated; None without a calibration.
-        threshold: probability from which the finding counts as positive; None without a calibration.
-    """
+    """Similarity of a finding's positive minus its negative prompt, and what a calibration makes of it."""
 
     difference: float
     probability: float | None = None
@@ -74,58 +49,50 @@ class Viewer:
 
     def __init__(self, model: ImageTextInference) -> None:
         self.model = model
-        self._images: OrderedDict[str, ShownImage] = OrderedDict()
+        self._images: OrderedDict[str, EncodedImage] = OrderedDict()
         self._images_lock, self._model_lock = threading.Lock(), threading.Lock()
 
     @property
     def calibration(self) -> Calibration | None:
         """The model's, if it has at least one calibrated finding."""
         found = self.model.calibration
-        is_any = found is not None and any(one.method is not None for one in found.findings.values())
-        return found if is_any else None
+        return found if found is not None and found.calibrated() else None
 
-    def open(self, content: bytes) -> tuple[str, ShownImage, dict[str, FindingScore]]:
-        """Decode and encode an image file.
+    def open(self, content: bytes) -> tuple[str, EncodedImage, dict[str, FindingScore]]:
+        """Decode and encode an image file: its token, the image as it is shown, and its scores by finding.
 
-        Returns:
-            the image's token, the image, and its zero-shot scores by finding: those of the model's calibration, else
-            CheX5.
+        The model has seen it at its own resolution.
         """
         with self._model_lock:
-            image = _decoded(content)
+            image = read_grey(io.BytesIO(content))
             encoded = self.model.encode_image(image)
             scores = self._scores(image)
-            grey = _shown(image)
-        shown = ShownImage(grey, replace(encoded, grey=Image.fromarray(grey)))
+        image.thumbnail((SHOWN_SIDE, SHOWN_SIDE), Image.Resampling.LANCZOS)
+        shown = replace(encoded, grey=image)
         token = secrets.token_urlsafe()
         with self._images_lock:
             self._images[token] = shown
-            while len(self._images) > MOST_IMAGES:
+            while len(self._images) > MAX_IMAGES:
                 self._images.popitem(last=False)
         return token, shown, scores
 
     def _scores(self, image: Image.Image) -> dict[str, FindingScore]:
         calibration = self.calibration
         table = self.model.classify(image, CHEX5 if calibration is None else calibration.prompts())
-        differences = {str(finding): float(table[finding].iloc[0]) for finding in table}
-        if calibration is None:
-            return {finding: FindingScore(difference) for finding, difference in differences.items()}
-        probabilities = calibration.probabilities(table)
-        return {
-            finding: FindingScore(
-                difference, float(probabilities[finding].iloc[0]), calibration.findings[finding].threshold
-            )
-            if calibration.findings[finding].method is not None
-            else FindingScore(difference)
-            for finding, difference in differences.items()
-        }
+        scores = {str(finding): FindingScore(float(x)) for finding, x in table.iloc[0].items()}
+        if calibration is not None:
+            for finding, probability in calibration.probabilities(table).iloc[0].dropna().items():
+                name = str(finding)
+                threshold = calibration.findings[name].threshold
+                scores[name] = FindingScore(scores[name].difference, float(probability), threshold)
+        return scores
 
     def forget(self, token: str) -> None:
         """Remove an image from memory, if it is there."""
         with self._images_lock:
             self._images.pop(token, None)
 
-    def image(self, token: str) -> ShownImage:
+    def image(self, token: str) -> EncodedImage:
         """The image of a token."""
         with self._images_lock:
             if token not in self._images:
@@ -134,18 +101,12 @@ class Viewer:
             return self._images[token]
 
     def heat_maps(
-        self, shown: ShownImage, sentences: Sequence[str]
+        self, shown: EncodedImage, sentences: Sequence[str]
     ) -> list[Float[np.ndarray, "height width"]]:
         """Heat map of each sentence at the size of the shown picture; NaN where the model sees nothing."""
         with self._model_lock:
-            found = {
-                sentence: shown.heat_maps[sentence]
-                if sentence in shown.heat_maps
-                else self.model.heat_maps(shown.encoded, [sentence]).in_image(0)
-                for sentence in sentences
-            }
-            shown.heat_maps = found
-        return [found[sentence] for sentence in sentences]
+            maps = self.model.heat_maps(shown, sentences)
+        return [maps.in_image(place) for place in range(len(sentences))]
 
     def problem(self, sentence: str) -> str | None:
         """Why the model cannot read a sentence, and what to do: it is empty, or longer than the model reads."""
@@ -157,23 +118,3 @@ class Viewer:
                 "own."
             )
         return None
-
-
-def _decoded(content: bytes) -> Image.Image:
-    try:
-        image = read_grey(io.BytesIO(content))
-    except UnusableImageError as error:
-        reason = str(error)
-        raise UnusableImageError(f"{reason[0].upper()}{reason[1:]}. {_REMEDY}") from error
-    if min(image.size) < LEAST_SIDE:
-        raise UnusableImageError(
-            f"The image has {image.width} x {image.height} pixels; at least {LEAST_SIDE} x {LEAST_SIDE} are needed. "
-            f"{_REMEDY}"
-        )
-    return image
-
-
-def _shown(image: Image.Image) -> UInt8[np.ndarray, "height width"]:
-    scale = min(1.0, SHOWN_SIDE / max(image.size))
-    size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
-    return np.asarray(image if size == image.size else image.resize(size, Image.Resampling.LANCZOS))

@@ -26,11 +26,7 @@ _LOSSLESS = {0xC3, 0xC7, 0xCB, 0xCF}
 
 
 def decode(dataset: Dataset, stream: bytes) -> tuple[Num[np.ndarray, "row column *sample"], int]:
-    """Decode the code stream of an image, after its header was compared with that of the DICOM file.
-
-    Returns:
-        samples, three as RGB or luma, and their bits.
-    """
+    """Samples of an image (three as RGB or luma) and their bits, once its header agrees with that of the DICOM file."""
     import imagecodecs
 
     marker, *found, bits = _header(stream)

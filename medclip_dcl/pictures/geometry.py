@@ -104,12 +104,7 @@ class View:
     prepared: int | None = None
 
     def of(self, height: int, width: int, original: tuple[int, int] | None = None) -> Seen:
-        """The visible rectangle of an image of height x width.
-
-        Args:
-            height: in pixels; `width` likewise.
-            original: height and width of the original where the image is a resized copy of it; None for the original.
-        """
+        """The visible rectangle of an image of height x width pixels, or of a resized copy of an `original`."""
         size = self._fitted_to
         edges: list[int] = []
         for axis, length in zip(
@@ -122,12 +117,7 @@ class View:
         return Seen(*edges)
 
     def shown(self, height: int, width: int, sizes: tuple[int | float, int | float] | None = None) -> Seen:
-        """The rectangle of the scaled image that shows the original, without padding.
-
-        Args:
-            height: of the original; `width` likewise.
-            sizes: of the scaled image by rows and by columns; None for the view's `size`.
-        """
+        """The rectangle of the scaled image, of the view's size or `sizes`, that shows the original without padding."""
         edges: list[int] = []
         axes = fitted_axes(self.geometry, height, width, self._fitted_to)
         for axis, size in zip(axes, sizes or (self.size, self.size), strict=True):

@@ -31,7 +31,12 @@ def read_grey(file: Path | io.BufferedReader | io.BytesIO) -> Image.Image:
     if not head:
         raise UnusableImageError("image file is empty")
     file.seek(0)
-    kind = "DICOM image" if is_dicom(head) else "image"
+    kind, damage = "image", "damaged or cut off"
+    if is_dicom(head):
+        kind, damage = (
+            "DICOM image",
+            "damaged, cut off, without pixels, or compressed in a way that is not read",
+        )
     try:
         with warnings.catch_warnings():
             # PIL warns of its own limit of pixels, and of damage that does not matter here; pydicom's warnings quote
@@ -54,10 +59,7 @@ def read_grey(file: Path | io.BufferedReader | io.BytesIO) -> Image.Image:
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        damage = (
-            "image file is truncated" if "truncated" in str(error).lower() else "it is damaged or cut off"
-        )
-        raise UnusableImageError(f"{kind} cannot be decoded: {damage}") from None
+        raise UnusableImageError(f"{kind} cannot be decoded: it is {damage}") from None
 
 
 def _require_one_picture(image: Image.Image) -> None:

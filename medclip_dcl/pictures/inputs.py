@@ -12,9 +12,9 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
-from medclip_dcl.common.errors import MissingFileError, UserError
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.pictures.geometry import View, fit
-from medclip_dcl.pictures.grey import UnusableImageError, require_readable_size, to_grey
+from medclip_dcl.pictures.grey import UnusableImageError, to_grey
 from medclip_dcl.pictures.image_file import read_grey
 from medclip_dcl.pictures.transforms import centre_crop, scaled
 
@@ -50,10 +50,6 @@ def as_grey(image: ImageLike) -> Image.Image:
             )
     except UnusableImageError as error:
         raise UnusableImageError(f"{name}: {error}") from error
-    except FileNotFoundError as error:
-        raise MissingFileError(f"{name}: no such file; check the path") from error
-    except IsADirectoryError as error:
-        raise UserError(f"{name} is a folder; give the image files in it") from error
     if problem := constant(grey):
         warnings.warn(f"{name}: {problem}", ConstantImageWarning, stacklevel=2)
     return grey
@@ -68,25 +64,24 @@ def constant(grey: Image.Image) -> str:
 
 
 def _opened(image: Any) -> Image.Image:
-    if isinstance(image, np.ndarray):
-        if image.dtype != np.uint8:
-            raise TypeError(
-                f"image arrays must be uint8, got {image.dtype}; scale the grey levels to 0..255 first"
-            )
-        if not (image.ndim == 2 or (image.ndim == 3 and image.shape[2] == 3)) or not image.size:
+    if isinstance(image, np.ndarray) and image.dtype == np.uint8:
+        if not _has_shape_of_image(image) or not image.size:
             raise UserError(f"image arrays must have the shape (H, W) or (H, W, 3), got {image.shape}")
-        require_readable_size(image.shape[1], image.shape[0])
         return Image.fromarray(image)
     if not isinstance(image, Image.Image):
-        raise TypeError(f"an image must be a path, a PIL image or a uint8 array, got {type(image).__name__}")
-    require_readable_size(*image.size)
+        kind = getattr(image, "dtype", type(image).__name__)
+        raise TypeError(f"an image must be a path, a PIL image or a uint8 array of 0..255, got {kind}")
     return image
+
+
+def _has_shape_of_image(array: np.ndarray) -> bool:
+    return array.ndim == 2 or (array.ndim == 3 and array.shape[2] == 3)
 
 
 def each_image(images: Any) -> Iterator[ImageLike]:
     """Iterate over one image or several; an array that does not have the shape of one image is a stack of grey ones."""
     is_array = isinstance(images, np.ndarray)
-    is_one_array = is_array and (images.ndim == 2 or (images.ndim == 3 and images.shape[2] == 3))
+    is_one_array = is_array and _has_shape_of_image(images)
     if is_array and images.ndim == 3 and images.shape[0] == 3 and not is_one_array:
         raise UserError(
             f"an array of shape {images.shape} may be a colour image or three grey ones: give "

@@ -1,9 +1,7 @@
 """Comparison of runs: ``python -m medclip_dcl.report.compare RUN1 RUN2 ...``.
 
-Tables in the shape of SSD's tables 1, 3, 4 and 5 with bootstrap intervals or, of several seeds, means with t intervals;
-paired differences from a baseline, the paper's rows where the set is the paper's, and the settings that differ, as
-Markdown, LaTeX, HTML and JSON. Runs that were tested with other options or on other cases are refused. The files hold
-numbers, names of runs and the protocol, no text of a report.
+Tables in the shape of SSD's tables 1, 3, 4 and 5 with bootstrap intervals or, of several seeds, means with t intervals.
+The files hold numbers, names of runs and the protocol, no text of a report.
 """
 
 from __future__ import annotations
@@ -19,13 +17,11 @@ from typing import Any
 
 import pandas as pd
 
-from medclip_dcl.common.command_line import one_line_errors, whole_number
+from medclip_dcl.common.command_line import one_line_errors
 from medclip_dcl.common.files import write_json, write_text
 from medclip_dcl.metrics.summaries import by_path
 from medclip_dcl.report.intervals import (
-    LEVEL,
     N_DRAWS,
-    POLICY,
     Difference,
     Interval,
     TestedRun,
@@ -49,6 +45,8 @@ from medclip_dcl.report.tables import (
     describe_data,
     filled,
     interval_cell,
+    number,
+    signed,
     why_left_out,
 )
 from medclip_dcl.runs.saved import (
@@ -59,7 +57,6 @@ from medclip_dcl.runs.saved import (
     setting,
 )
 
-FORMAT_VERSION = 2
 OUTPUT = Path("runs/comparison")
 SEEDS = ("seed_everything", *(f"data.init_args.{name}" for name in ("seed", "subset_seed", "label_seed")))
 """Settings in which trainings of one configuration differ."""
@@ -75,20 +72,25 @@ _PHANTOM = (
 class Comparison:
     """Runs that were tested in the same way, with the uncertainty of their numbers.
 
-    Attributes:
-        groups: label -> rows that differ in the seed alone, in the order of the tables; one row has its name as label.
-        baseline: label that is subtracted from the others; None: no differences.
-        intervals: label -> path -> interval.
-        differences: every label but the baseline -> path -> difference.
+    `groups` has the rows that differ in the seed alone by label (of one row its name), in the order of the tables.
     """
 
     rows: list[TestedRun]
     groups: dict[str, list[TestedRun]]
     baseline: str | None
-    intervals: dict[str, dict[str, Interval]]
-    differences: dict[str, dict[str, Difference]]
+    intervals: dict[str, dict[str, Interval]]  # by label and path
+    differences: dict[str, dict[str, Difference]]  # likewise, but for the baseline
     n_draws: int
-    seed: int
+
+    @property
+    def is_of_seeds(self) -> bool:
+        """Numbers are means over trainings that differ in the seed alone."""
+        return len(self.groups) < len(self.rows)
+
+    @property
+    def trained(self) -> list[TestedRun]:
+        """The rows of trained networks."""
+        return [row for row in self.rows if not row.suffix]
 
 
 def compare(
@@ -98,7 +100,6 @@ def compare(
     names: Sequence[str] | None = None,
     untrained: bool = False,
     n_draws: int = N_DRAWS,
-    seed: int = 0,
 ) -> Comparison:
     """Read runs, check that they compare, group those that differ in the seed alone, and resample their patients.
 
@@ -108,24 +109,21 @@ def compare(
         names: of the rows; default: the folders' names.
         untrained: add the untrained network of each run, once if all have the same weights.
         n_draws: bootstrap draws of patients, the same for all rows.
-        seed: of the draws, 0 or more.
     """
-    rows = _read(runs, _names(runs, names), untrained)
-    for row in rows[1:]:
-        _require_same_test(rows[0], row)
+    rows = _read(runs, names, untrained)
     groups = _grouped(rows)
     chosen = None if baseline is None else _baseline(groups, baseline)
     if len(groups) < len(rows):
         intervals, differences = _over_trainings(groups, chosen)
     else:
-        numbers = {row.name: bootstrap_numbers(row.predictions, n_draws, seed) for row in rows}
+        numbers = {row.name: bootstrap_numbers(row.predictions, n_draws) for row in rows}
         intervals = {name: intervals_of(found) for name, found in numbers.items()}
         differences = {
             name: differences_of(found, numbers[chosen])
             for name, found in numbers.items()
             if chosen is not None and name != chosen
         }
-    return Comparison(rows, groups, chosen, intervals, differences, n_draws, seed)
+    return Comparison(rows, groups, chosen, intervals, differences, n_draws)
 
 
 def tables(comparison: Comparison, published: bool = True) -> list[Table]:
@@ -133,94 +131,63 @@ def tables(comparison: Comparison, published: bool = True) -> list[Table]:
     shown = {
         label: Shown(rows[0].tested, comparison.intervals[label]) for label, rows in comparison.groups.items()
     }
-    is_repeated = len(comparison.groups) < len(comparison.rows)
-    found = filled(shown, paper_number)
+    found = filled(shown)
     for table in found:
         if not published:
             table.published = []
         if comparison.differences:
             table.rows.append(Row(f"paired difference from {comparison.baseline}", "divider"))
         for name, differences in comparison.differences.items():
-            cells = [_difference_cell(differences.get(c.path), c.digits, is_repeated) for c in table.columns]
+            cells = [
+                _difference_cell(differences.get(column.path), column.digits, comparison.is_of_seeds)
+                for column in table.columns
+            ]
             table.rows.append(Row(f"{name} − {comparison.baseline}", "difference", cells))
     return found
 
 
-def write_comparison(comparison: Comparison, output: Path, published: bool = True) -> str:
+def write_comparison(comparison: Comparison, output: Path) -> str:
     """Write comparison.md (and return it), .tex, .html and .json; the same runs and seed give the same bytes."""
     first = comparison.rows[0].tested
-    differing = settings_that_differ(comparison)
+    settings = _settings(comparison)
     content = {
-        "names": [row.name for row in comparison.rows if not row.suffix],
+        "names": [row.name for row in comparison.trained],
         "data": describe_data(first),
         "phantom": _PHANTOM if first["dataset"].get("phantom") else "",
         "method": _explanation(comparison),
-        "notes": _notes(comparison, differing),
-        "reason": why_left_out(first) if published else "",
-        "tables": tables(comparison, published),
+        "notes": _notes(comparison),
+        "reason": why_left_out(first),
+        "tables": tables(comparison),
         "facts": _facts(comparison),
-        "settings": _settings(comparison, differing),
-        "differing": differing,
+        "settings": settings,
         "protocol": json.dumps(first["protocol"], indent=2, ensure_ascii=False),
     }
     for kind in ("md", "tex", "html"):
         write_text(render_template(f"compare.{kind}", content), output / f"comparison.{kind}")
-    write_json(_json(comparison, differing), output / "comparison.json")
+    write_json(_json(comparison, settings), output / "comparison.json")
     return (output / "comparison.md").read_text(encoding="utf-8")
 
 
-def paper_number(value: Any, digits: int) -> str:
-    """Format a number as in the paper: no zero before the point, ranks whole or halves; a dash for None."""
-    if value is None:
-        return NOTHING
-    if digits == 0:
-        return f"{round(2 * value) / 2:,.1f}".removesuffix(".0")
-    text = f"{value:.{digits}f}"
-    if float(text) == 0:
-        text = text.removeprefix("-")
-    return text.replace("0.", ".", 1) if text.lstrip("-").startswith("0.") else text
-
-
-def _names(runs: Sequence[Path], names: Sequence[str] | None) -> list[str]:
-    folders = [run.resolve() for run in runs]
-    twice = [str(run) for run, folder in zip(runs, folders, strict=True) if folders.count(folder) > 1]
-    if twice:
-        raise SavedResultsError(f"{twice[0]} is given twice; give each run once")
-    found = [name.strip() for name in names] if names is not None else [folder.name for folder in folders]
-    if len(found) != len(runs):
-        raise SavedResultsError(f"--names needs one name for each of {len(runs)} runs: found {len(found)}")
-    unfit = [name for name in found if not name or found.count(name) > 1]
-    if unfit:
+def _read(folders: Sequence[Path], names: Sequence[str] | None, untrained: bool) -> list[TestedRun]:
+    """Rows that were tested alike, those of trained networks first."""
+    named = [folder.resolve().name for folder in folders] if names is None else [x.strip() for x in names]
+    if len(named) != len(folders) or len({*named, "", UNTRAINED}) != len(named) + 2:
         raise SavedResultsError(
-            f"the rows need names that differ: found {unfit[0]!r} twice or empty; give them by --names a,b"
+            f"--names: expected {len(folders)} names that differ from each other and from {UNTRAINED}, found "
+            f"{', '.join(map(repr, named))}; give them by commas, and each run once"
         )
-    return found
-
-
-def _read(folders: Sequence[Path], names: Sequence[str], untrained: bool) -> list[TestedRun]:
-    trained = [_tested(TestedRun(run, "", name)) for run, name in zip(folders, names, strict=True)]
+    trained = [TestedRun(folder, "", name) for folder, name in zip(folders, named, strict=True)]
+    others = [TestedRun(row.folder, "_untrained", f"{row.name}, {UNTRAINED}") for row in trained]
+    rows = [*trained, *others] if untrained else trained
+    for row in rows:
+        row.refuse_images_alone()
+        _require_same_test(rows[0], row)
     if not untrained:
         return trained
-    others = [_tested(TestedRun(row.folder, "_untrained", f"{row.name}, {UNTRAINED}")) for row in trained]
-    for row in others:
-        _require_same_test(trained[0], row)
     others = list({row.tested["checkpoint"]["weights"]: row for row in others[::-1]}.values())[::-1]
     if len(others) == 1:
         others[0].name = UNTRAINED
-    if clash := {row.name for row in trained} & {row.name for row in others}:
-        raise SavedResultsError(
-            f"a run is called {clash.pop()!r} like an untrained row; name the runs by --names"
-        )
     return [*trained, *others]
-
-
-def _tested(run: TestedRun) -> TestedRun:
-    """The run, if its results and predictions can be read."""
-    if not run.folder.is_dir():
-        raise SavedResultsError(f"{run.folder} does not exist; give the folder of a run, such as runs/demo")
-    run.refuse_images_alone()
-    _ = run.predictions
-    return run
 
 
 def _require_same_test(first: TestedRun, other: TestedRun) -> None:
@@ -324,50 +291,30 @@ def _difference_cell(difference: Difference | None, digits: int, is_over_trainin
     if difference is None or difference.value is None:
         return Cell(NOTHING)
     cell = interval_cell(
-        difference.value, difference.low, difference.high, digits + 1 if digits else 0, _signed
+        *difference[:3], digits + 1 if digits else 0, lambda value, decimals: signed(number(value, decimals))
     )
     # Over patients an interval says nothing about another training.
     is_marked = is_over_trainings and difference.p is not None and difference.p <= ALPHA
     return cell._replace(text=cell.text + "*" * is_marked)
 
 
-def _signed(value: float | None, digits: int) -> str:
-    text = paper_number(value, digits)
-    is_zero = not any(character in "123456789" for character in text)
-    return text if is_zero or text.startswith("-") else f"+{text}"
-
-
 def _facts(comparison: Comparison) -> Table:
     """The networks of the rows."""
-    headings = ("run folder", "checkpoint", "weights", "images shown at", "precision", "medclip_dcl")
+    columns: list[Column] = []
     rows = []
     for row in comparison.rows:
-        checkpoint = row.tested["checkpoint"]
-        texts = (
-            row.folder.resolve().name,
-            describe_checkpoint(checkpoint),
-            checkpoint["weights"],
-            describe_image_size(row.tested),
-            row.tested["precision"],
-            row.tested["versions"].get("medclip_dcl"),
-        )
-        cells = [Cell(NOTHING if text is None else str(text)) for text in texts]
-        rows.append(Row(row.name, "plain", cells))
+        facts = {
+            "run folder": row.folder.resolve().name,
+            "checkpoint": describe_checkpoint(row.tested["checkpoint"]),
+            "weights": row.tested["checkpoint"]["weights"],
+            "images shown at": describe_image_size(row.tested),
+            "precision": row.tested["precision"],
+            "medclip_dcl": row.tested["versions"].get("medclip_dcl"),
+        }
+        columns = [*map(Column, facts)]
+        rows.append(Row(row.name, "plain", [Cell(str(text or NOTHING)) for text in facts.values()]))
     fingerprint = comparison.rows[0].tested["dataset"].get("fingerprint")
-    return Table(
-        "Networks", [*map(Column, headings)], rows, f"All on the prepared set with fingerprint {fingerprint}."
-    )
-
-
-def settings_that_differ(comparison: Comparison) -> dict[str, list[Any]]:
-    """Dotted name of each setting that differs between the runs' config.yaml -> its value in each run.
-
-    Of a path, only the last part.
-    """
-    configs = [row.config for row in comparison.rows if not row.suffix]
-    known = [config for config in configs if config is not None]
-    names = {name for config in known[1:] for name in differing_settings(known[0], config)}
-    return {name: [_without_place(setting(config, name)) for config in configs] for name in sorted(names)}
+    return Table("Networks", columns, rows, f"All on the prepared set with fingerprint {fingerprint}.")
 
 
 def _without_place(value: Any) -> Any:
@@ -375,25 +322,29 @@ def _without_place(value: Any) -> Any:
     return f".../{Path(value).name}" if is_place else value
 
 
-def _settings(comparison: Comparison, differing: Mapping[str, list[Any]]) -> Table:
-    names = [row.name for row in comparison.rows if not row.suffix]
-    rows = [
-        Row(name, "plain", [Cell(_short(value).strip('"')) for value in values])
-        for name, values in differing.items()
-    ]
-    unknown = [row.name for row in comparison.rows if not row.suffix and row.config is None]
+def _settings(comparison: Comparison) -> Table:
+    """Dotted name of each setting that differs between the runs' config.yaml, and its value in each run."""
+    configs = [row.config for row in comparison.trained]
+    known = [config for config in configs if config is not None]
+    names = {name for config in known[1:] for name in differing_settings(known[0], config)}
+    rows = []
+    for name in sorted(names):
+        values = (_without_place(setting(config, name)) for config in configs)
+        rows.append(Row(name, "plain", [Cell(_short(value).strip('"')) for value in values]))
+    unknown = [row.name for row in comparison.trained if row.config is None]
     note = f"No config.yaml, so that the settings are not known: {', '.join(unknown)}." if unknown else ""
-    return Table("Settings that differ", [*map(Column, names)], rows, note or ("" if rows else "None."))
+    columns = [Column(row.name) for row in comparison.trained]
+    return Table("Settings that differ", columns, rows, note or ("" if rows else "None."))
 
 
 def _explanation(comparison: Comparison) -> str:
-    if len(comparison.groups) < len(comparison.rows):
+    if comparison.is_of_seeds:
         return (
             "Means over the trainings that differ in the seed alone; in brackets, 95% t intervals over trainings, which"
             " do not cover other patients: each run's report has intervals over these. Differences are paired by seed;"
             f" * marks p <= {ALPHA} of the paired t test, adjusted by Holm's method for all differences of one column."
         )
-    text = method(comparison.n_draws, comparison.seed)
+    text = method(comparison.n_draws)
     if comparison.baseline is not None:
         text += (
             " Differences are paired: each draw takes the same patients in both runs. None is marked: with one training"
@@ -403,7 +354,7 @@ def _explanation(comparison: Comparison) -> str:
     return text
 
 
-def _notes(comparison: Comparison, differing: Mapping[str, list[Any]]) -> list[str]:
+def _notes(comparison: Comparison) -> list[str]:
     sections = (section for row in comparison.rows for section in row.tested["notes"].values())
     notes = [note for section in sections for note in section]
     precisions = sorted({str(row.tested["precision"]) for row in comparison.rows})
@@ -412,15 +363,13 @@ def _notes(comparison: Comparison, differing: Mapping[str, list[Any]]) -> list[s
     sizes = dict.fromkeys(describe_image_size(row.tested) for row in comparison.rows)
     if len(sizes) > 1 or any("," in size for size in sizes):
         notes.append(f"sizes of the images differ: {', '.join(sizes)}")
-    if differing:
-        notes.append(f"the settings of the runs differ in {', '.join(differing)} (table below)")
     without = [row.name for row in comparison.rows if REPORTS not in row.tested["metrics"]]
     if 0 < len(without) < len(comparison.rows):
         notes.append(f"no retrieval of reports, because no sentence was tested: {', '.join(without)}")
     return list(dict.fromkeys(notes))
 
 
-def _json(comparison: Comparison, differing: Mapping[str, list[Any]]) -> dict[str, Any]:
+def _json(comparison: Comparison, settings: Table) -> dict[str, Any]:
     """All numbers, also those that the tables leave out: ACC per finding, categories, differences of the variants."""
     first = comparison.rows[0].tested
     rows = {
@@ -433,19 +382,10 @@ def _json(comparison: Comparison, differing: Mapping[str, list[Any]]) -> dict[st
         for label, of_label in comparison.groups.items()
     }
     return {
-        "format_version": FORMAT_VERSION,
         "rows": rows,
         "baseline": comparison.baseline,
         "method": _explanation(comparison),
-        "settings_that_differ": differing,
-        "bootstrap": {
-            "unit": "patient",
-            "interval": "percentile",
-            "level": LEVEL,
-            "draws": comparison.n_draws,
-            "seed": comparison.seed,
-            "policy": POLICY,
-        },
+        "settings_that_differ": {row.label: [cell.text for cell in row.cells] for row in settings.rows},
         **{key: first[key] for key in ("dataset", "protocol", "counts")},
     }
 
@@ -463,23 +403,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--baseline", metavar="RUN", help="folder or name of the row that is subtracted from the others")
     add("--names", metavar="A,B", help="names of the rows, by commas; None: the folders' names")
     add("--untrained", action="store_true", help="add the untrained network of each run")
-    add("--draws", type=int, default=N_DRAWS, help="bootstrap draws")
-    add("--seed", type=whole_number(0), default=0, help="of the draws, 0 or more")
-    add("--no_published", action="store_true", help="leave the paper's rows out")
     add("--output", type=Path, default=OUTPUT, metavar="FOLDER", help="where to write")
     options = parser.parse_args(arguments)
     with one_line_errors("medclip_dcl.report.compare: error"):
-        if options.output.exists() and not options.output.is_dir():
-            raise SavedResultsError(f"--output {options.output} is a file; give a folder")
+        names = options.names.split(",") if options.names is not None else None
         comparison = compare(
-            options.runs,
-            baseline=options.baseline,
-            names=options.names.split(",") if options.names is not None else None,
-            untrained=options.untrained,
-            n_draws=options.draws,
-            seed=options.seed,
+            options.runs, baseline=options.baseline, names=names, untrained=options.untrained
         )
-        print(write_comparison(comparison, options.output, published=not options.no_published), end="")
+        print(write_comparison(comparison, options.output), end="")
     print(f"written: {', '.join(str(options.output / name) for name in FILES)}", file=sys.stderr)
 
 

@@ -1,14 +1,9 @@
 """Uncertainty of a test: bootstrap by patient of every number of results.json, from the run's predictions.
 
-Boxes and images of one patient are not independent, so patients are drawn with replacement (the cluster bootstrap:
-Davison and Hinkley 1997, section 3.8), and intervals are percentiles of the draws (Efron and Tibshirani 1993, chapter
-13). The metrics are those of ``medclip_dcl.metrics.summaries``, with the number of times that each row's patient
-was drawn as its weight, which equals repeating the rows. The draws depend on the patients, their number and the seed
-alone: all metrics of an evaluation, and all runs tested on the same patients, share them, so that the difference of
-two runs is paired.
-
-The intervals show how far a number depends on the tested patients, not on the training seed. Ranks of retrieval are
-those among all candidates, computed once; the queries are resampled.
+Patients, whose boxes and images are not independent, are drawn with replacement (cluster bootstrap: Davison and Hinkley
+1997, section 3.8); intervals are percentiles of the draws (Efron and Tibshirani 1993, chapter 13). A row counts as
+often as its patient was drawn. The draws depend on the patients, their number and the seed alone, so that the
+difference of two runs is paired. Ranks of retrieval are those among all candidates; the queries are resampled.
 """
 
 from __future__ import annotations
@@ -30,25 +25,9 @@ from medclip_dcl.runs.saved import SavedResultsError, SavedRun, value_at
 N_DRAWS = 2000
 LEVEL = 0.95
 """Nominal coverage of an interval."""
-POLICY = (
-    "a draw without a case (for an AUC and its accuracy: without a case of either class) gives no number and is left"
-    " out of the interval, also of the average over findings; a number that rests on fewer than 2 patients (of either"
-    " class) has no interval; min_cases decides on the tested cases, not on the draws"
-)
-"""Policy for draws that cannot give a number."""
 
 CLASSIFICATIONS = ("classification", "finding_classification")
-_COLUMNS = {
-    "classification": ("dicom_id", "subject_id", "finding", "label", "score_positive", "score_negative"),
-    "finding_classification": ("dicom_id", "subject_id", "finding", "label", "logit"),
-    "grounding": (
-        *("dicom_id", "subject_id", "category", "phrase", "box", *summaries.GROUNDING),
-        *("pair_cnr_signed", "pair_miou"),
-    ),
-    "retrieval": ("direction", "dicom_id", "subject_id", "box", "rank", "rank_tolerant"),
-    "report_retrieval": ("task", "direction", "query", "subject_id", "rank", "rank_tolerant"),
-}
-_CASES = {
+_CASE = {
     "classification": ["finding", "dicom_id", "subject_id", "label"],
     "finding_classification": ["finding", "dicom_id", "subject_id", "label"],
     "grounding": ["box", "dicom_id", "subject_id", "category", "phrase"],
@@ -56,6 +35,13 @@ _CASES = {
     "report_retrieval": ["task", "direction", "query", "subject_id"],
 }
 """Columns that identify a case, for pairing two runs."""
+_NUMBERS = {
+    "classification": ["score_positive", "score_negative"],
+    "finding_classification": ["logit"],
+    "grounding": [*summaries.GROUNDING, "pair_cnr_signed", "pair_miou"],
+    "retrieval": ["rank", "rank_tolerant"],
+    "report_retrieval": ["rank", "rank_tolerant"],
+}
 _TOLERANCE = 1e-6
 """results.json rounds an AUC to float32."""
 _ELEMENTS_PER_CHUNK = 2**22
@@ -89,14 +75,9 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True)
 class Predictions:
-    """Predictions of a test, from which intervals are computed.
+    """Predictions of a test by section of results.json, from which intervals are computed.
 
-    Attributes:
-        tables: section of results.json -> rows of its file in predictions/, for any of "classification",
-            "finding_classification", "grounding", "retrieval" and "report_retrieval"; also "calibration", the cases of
-            a calibrated classification with their probabilities.
-        min_cases: positive and negative cases, each, that a finding needs (protocol of the classification).
-        name: for messages.
+    `tables` may also have "calibration", the cases of a calibrated classification with their probabilities.
     """
 
     tables: Mapping[str, pd.DataFrame]
@@ -119,22 +100,19 @@ class Predictions:
 
 
 class TestedRun(SavedRun):
-    """The test of a run's trained or untrained network, whose numbers are computed once.
-
-    Report, comparison, model card and subgroups take what they need of a run from this object.
-    """
+    """The test of a run's trained or untrained network, whose numbers are computed once."""
 
     @cached_property
     def predictions(self) -> Predictions:
         """Predictions of all sections, which give the numbers of results.json."""
         results = self.tested
         tables = {}
-        for section in (section for section in _COLUMNS if section in results["metrics"]):
+        for section in (section for section in _CASE if section in results["metrics"]):
             if (table := self.table(section)) is None:
                 raise SavedResultsError(f"{self.file_of(section)} is missing; create it with: {self.command}")
-            if missing := [column for column in _COLUMNS[section] if column not in table]:
+            if missing := {*_CASE[section], *_NUMBERS[section]} - set(table):
                 raise SavedResultsError(
-                    f"{self.file_of(section)} has no column {missing[0]}; test the run again"
+                    f"{self.file_of(section)} has no column {min(missing)}; test the run again"
                 )
             tables[section] = table
         protocols = (results["protocol"].get(section, {}) for section in CLASSIFICATIONS)
@@ -161,9 +139,12 @@ def bootstrap_intervals(
 ) -> dict[str, Interval]:
     """Percentile intervals of every number of a run's results.json, or of predictions; a seed gives the same ones.
 
+    A draw without a case (for an AUC and its accuracy: without a case of either class) gives no number and is left out
+    of the interval, also of the average over findings. A number that rests on fewer than 2 patients (of either class)
+    has no interval. min_cases decides on the tested cases, not on the draws.
+
     Returns:
         Path in results.json's metrics, keys joined by "/", such as "classification/by_finding/Edema/auc" -> interval.
-        A number that is None in results.json is None; :data:`POLICY` says which numbers have no interval.
     """
     return intervals_of(bootstrap_numbers(_predictions(run), n_draws, seed))
 
@@ -171,35 +152,14 @@ def bootstrap_intervals(
 def bootstrap_differences(
     run: Path | Predictions, baseline: Path | Predictions, n_draws: int = N_DRAWS, seed: int = 0
 ) -> dict[str, Difference]:
-    """Paired differences, run minus baseline, of every number that both have: each draw takes the same patients.
-
-    Arguments are those of :func:`bootstrap_intervals`; both must have been tested on the same cases.
-    """
+    """Paired differences, run minus baseline, of every number that both have: each draw takes the same patients."""
     a, b = _predictions(run), _predictions(baseline)
     require_same_cases(a, b)
     return differences_of(*(bootstrap_numbers(one, n_draws, seed) for one in (a, b)))
 
 
-def intervals_of_rows(
-    rows: Mapping[str, TestedRun],
-) -> tuple[dict[str, dict[str, Interval]], dict[str, SavedResultsError]]:
-    """Intervals of each row whose predictions can be read, and why others cannot."""
-    found, problems = {}, {}
-    for name, run in rows.items():
-        try:
-            found[name] = run.intervals
-        except SavedResultsError as error:
-            problems[name] = error
-    return found, problems
-
-
 def bootstrap_numbers(predictions: Predictions, n_draws: int = N_DRAWS, seed: int = 0) -> Numbers:
     """Value of each number among the tested patients and in every draw."""
-    least = int(np.ceil(2 / (1 - LEVEL)))
-    if n_draws < least:
-        raise SavedResultsError(
-            f"an interval of level {LEVEL} needs at least {least} draws, better 2,000: found {n_draws}"
-        )
     found: Numbers = {}
     for section, values in predictions.values.items():
         table = predictions.tables[section]
@@ -246,24 +206,20 @@ def require_same_cases(a: Predictions, b: Predictions) -> None:
     """Refuse to pair runs that were tested on different cases."""
     for section in sorted(a.tables.keys() & b.tables.keys()):
         keys = [
-            table[_CASES[section]].sort_values(_CASES[section]).reset_index(drop=True)
+            table[_CASE[section]].sort_values(_CASE[section]).reset_index(drop=True)
             for table in (a.tables[section], b.tables[section])
         ]
-        sizes = [len(key) for key in keys]
-        n_other = abs(sizes[0] - sizes[1])
-        if not n_other and sizes[0]:
-            n_other = int((keys[0].to_numpy() != keys[1].to_numpy()).any(axis=1).sum())
-        if n_other:
+        if len(keys[0]) != len(keys[1]) or (keys[0].to_numpy() != keys[1].to_numpy()).any():
             raise SavedResultsError(
-                f"{a.name} and {b.name} cannot be paired: {n_other} of {max(sizes)} cases of {section} are not the"
-                " same (image, patient, label or box); test both on one prepared set"
+                f"{a.name} and {b.name} cannot be paired: cases of {section} differ (image, patient, label or box);"
+                " test both on one prepared set"
             )
 
 
-def method(n_draws: int = N_DRAWS, seed: int = 0) -> str:
+def method(n_draws: int = N_DRAWS) -> str:
     """Explanation of the brackets in a table."""
     return (
-        f"In brackets: {100 * LEVEL:g}% percentile intervals of {n_draws:,} bootstrap draws of patients (seed {seed});"
+        f"In brackets: {100 * LEVEL:g}% percentile intervals of {n_draws:,} bootstrap draws of patients;"
         " they say how far a number depends on which patients were tested, not on the training seed."
         " Ranks of retrieval are those among all candidates."
     )

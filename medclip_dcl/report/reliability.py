@@ -7,14 +7,13 @@ from typing import Any
 
 import pandas as pd
 
-from medclip_dcl.common.errors import UserError
 from medclip_dcl.metrics.calibration import CALIBRATION_FILE, Calibration, perfect_error
 from medclip_dcl.metrics.summaries import BINS, bins_of
 from medclip_dcl.pictures.geometry import View
 from medclip_dcl.report import charts
 from medclip_dcl.report.intervals import Interval, Predictions, TestedRun, bootstrap_intervals
 from medclip_dcl.report.tables import NOTHING, Cell, Column, Row, Table, interval_cell, number
-from medclip_dcl.runs.saved import SavedResultsError, value_at
+from medclip_dcl.runs.saved import value_at
 
 _DIGITS = 3
 _FLOAT32 = ("32", "32-true")
@@ -54,10 +53,7 @@ def section(run: TestedRun) -> dict[str, Any] | None:
     file = run.folder / CALIBRATION_FILE
     if not file.is_file():
         return None
-    try:
-        calibration = Calibration.read(file)
-    except UserError as error:
-        raise SavedResultsError(str(error)) from error
+    calibration = Calibration.read(file)
     results, cases = run.tested, run.table("classification")
     assert cases is not None
     if differing := _differing(calibration, results):
@@ -102,9 +98,8 @@ def section(run: TestedRun) -> dict[str, Any] | None:
         if fitted
         else [],
         "notes": notes,
-        "data": calibration.data,
+        "fitted": calibration,
         "is_other_data": calibration.data.get("fingerprint") != results["dataset"].get("fingerprint"),
-        "scale": calibration.scale,
         "bins": BINS,
     }
 
@@ -144,32 +139,35 @@ def _table_of_errors(
     by_finding: Mapping[str, pd.DataFrame], calibration: Calibration, numbers: Mapping[str, Interval]
 ) -> Table:
     """ECE and Brier score before and after, beside what is expected of a perfect model and of the prevalence alone."""
+    columns: list[Column] = []
     shown = []
     for finding, rows in by_finding.items():
         own, share = calibration.findings[finding], rows["label"].mean()
+        n_positive, n_negative = int(rows["label"].sum()), int((rows["label"] == 0).sum())
+        validate = own.n_positive / (own.n_positive + own.n_negative)
         ece, brier = (
-            [_cell(numbers, f"{finding}/{time}/{name}") for time in _TIMES] for name in ("ece", "brier")
+            {Column(time, group=group): _cell(numbers, f"{finding}/{time}/{name}") for time in _TIMES}
+            for group, name in (("ECE", "ece"), ("Brier score", "brier"))
         )
-        cells = [
-            Cell(f"{int(rows['label'].sum())} / {int((rows['label'] == 0).sum())}"),
-            Cell(number(own.n_positive / (own.n_positive + own.n_negative), 2)),
-            Cell(number(share, 2)),
-            *ece,
-            Cell(number(perfect_error(rows["after"].to_numpy()), _DIGITS)),
-            *brier,
-            Cell(number(share * (1 - share), _DIGITS)),
-        ]
-        shown.append(Row(finding, "plain", cells))
-    headings = ("positive / negative cases", "validate", "test", *_TIMES, "if perfect", *_TIMES)
+        cells = {
+            Column("positive / negative cases"): Cell(f"{n_positive} / {n_negative}"),
+            Column("validate", group="share of positives"): Cell(number(validate, 2)),
+            Column("test", group="share of positives"): Cell(number(share, 2)),
+            **ece,
+            Column("if perfect", group="ECE"): Cell(number(perfect_error(rows["after"].to_numpy()), _DIGITS)),
+            **brier,
+            Column("prevalence alone", group="Brier score"): Cell(number(share * (1 - share), _DIGITS)),
+        }
+        columns = list(cells)
+        shown.append(Row(finding, "plain", list(cells.values())))
     return Table(
         "Calibration of zero-shot findings on test patients",
-        [*map(Column, headings), Column("prevalence alone")],
+        columns,
         shown,
         f"ECE: expected calibration error over {BINS} bins of equal width; lower is better. It is biased upwards, in "
         "the bootstrap draws once more, so that an interval may lie above its number; if perfect: its mean for a "
         "perfectly calibrated model with these probabilities, on as many cases. Brier: mean squared error; "
         "prevalence alone: of the test's share of positives as probability of every case.",
-        [("", 1), ("share of positives", 2), ("ECE", 3), ("Brier score", 3)],
     )
 
 
@@ -178,20 +176,18 @@ def _table_of_thresholds(
 ) -> Table:
     """Sensitivity and specificity at the thresholds, on the patients that they were chosen on and on test patients."""
     rates = ("sensitivity", "specificity")
+    groups = {"threshold": ["probability"], "validate, where chosen": rates, "test": rates}
     shown = []
     for finding in findings:
         own = calibration.findings[finding]
         fitted = [Cell(number(getattr(own, name), _DIGITS)) for name in ("threshold", *rates)]
-        shown.append(
-            Row(finding, "plain", [*fitted, *(_cell(numbers, f"{finding}/{name}") for name in rates)])
-        )
+        tested = [_cell(numbers, f"{finding}/{name}") for name in rates]
+        shown.append(Row(finding, "plain", [*fitted, *tested]))
     [(target, share)] = calibration.target.items()
     return Table(
         f"Thresholds chosen for a {target} of {share:g} on validate patients",
-        [Column(heading) for heading in ("probability", *rates, *rates)],
+        [Column(heading, group=group) for group, headings in groups.items() for heading in headings],
         shown,
-        "",
-        [("threshold", 1), ("validate, where chosen", 2), ("test", 2)],
     )
 
 

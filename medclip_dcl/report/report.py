@@ -1,8 +1,6 @@
 """Report of a run: ``python -m medclip_dcl.report RUN`` writes RUN/report.html from the run folder alone.
 
-One HTML file that opens without network: tables in the shape of SSD's tables 1, 3, 4 and 5 and of image-report
-retrieval, training curves, the class probability, heat maps, configuration, versions and timings. The page lists
-missing pieces of the run folder, each with the command that makes it.
+The page opens without network, and lists missing pieces of the run folder, each with the command that makes it.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from medclip_dcl.metrics.summaries import DIRECTIONS
 from medclip_dcl.pictures.plots import draw_roc
 from medclip_dcl.report import charts, tables
 from medclip_dcl.report import reliability as calibration
-from medclip_dcl.report.intervals import TestedRun, intervals_of_rows, method
+from medclip_dcl.report.intervals import TestedRun, method
 from medclip_dcl.report.page import render_template
 from medclip_dcl.report.subgroups import describe_run
 from medclip_dcl.runs.saved import (
@@ -59,13 +57,11 @@ def write_report(run: Path) -> Path:
 
 def render(folder: Path) -> str:
     """The report of a run folder as HTML; the same folder gives the same text."""
-    if not folder.is_dir():
-        raise SavedResultsError(f"{folder} does not exist; give the folder of a run, such as runs/demo")
     is_trained_here = any((folder / name).exists() for name in ("config.yaml", "metrics.csv", "checkpoints"))
     if not is_trained_here and not (folder / "results.json").exists():
         raise SavedResultsError(
-            f"{folder} is not a run folder: it holds neither config.yaml, metrics.csv, results.json nor checkpoints/;"
-            " give the folder that was the --run_folder of `python -m medclip_dcl fit`"
+            f"{folder}: expected a run folder with config.yaml, metrics.csv, results.json or checkpoints/, found none "
+            "of them; give the folder that was the --run_folder of `python -m medclip_dcl fit`"
         )
     runs = {}
     for name, suffix in ((_TRAINED, ""), (_UNTRAINED, "_untrained")):
@@ -144,19 +140,21 @@ def _missing(run: Path, results: Mapping[str, Any], content: Mapping[str, Any]) 
 
 def _tables(runs: Mapping[str, TestedRun], results: Mapping[str, Any]) -> dict[str, Any]:
     """Tables, notes and the numbers in the head of the page."""
-    intervals, errors = intervals_of_rows(runs)
+    rows, errors = tables.shown(runs)
     notes = [size for found in results.values() if "," in (size := describe_image_size(found))]
     notes = [f"images were shown at {size}: numbers at the size of the training differ" for size in notes]
     notes += [note for found in results.values() for section in found["notes"].values() for note in section]
     notes += [f"{name} is shown without intervals: {error}" for name, error in errors.items()]
-    rows = {name: tables.Shown(found, intervals.get(name, {})) for name, found in results.items()}
-    shown = tables.filled(rows, detailed=True) + tables.other_tables(results) if results else []
+    shown = (
+        [*tables.filled(rows), *tables.detail_tables(rows), *tables.other_tables(results)] if results else []
+    )
     headline = []
-    levels = tables.chance_levels(next(iter(results.values()))) if results else {}
-    for label, path, digits in tables.DESCRIPTIONS["headline"]:
-        values = {name: value_at(found["metrics"], path) for name, found in results.items()}
+    first = next(iter(results.values()), None)
+    levels = tables.chance_levels(first) if first else {}
+    for label, path, digits, _ in tables.headline(first) if first else ():
         # A share that is 1 by chance, such as Recall at 10 of 10 candidates, says nothing.
-        if any(value is not None for value in values.values()) and levels.get(path) != 1:
+        if levels.get(path) != 1:
+            values = {name: value_at(found["metrics"], path) for name, found in results.items()}
             texts = {name: tables.number(value, digits) for name, value in values.items()}
             chance = tables.number(levels[path], digits) if path in levels else None
             headline.append((label, texts.get(_TRAINED, tables.NOTHING), texts.get(_UNTRAINED), chance))
@@ -164,22 +162,15 @@ def _tables(runs: Mapping[str, TestedRun], results: Mapping[str, Any]) -> dict[s
         "tables": shown,
         "headline": headline,
         "notes": list(dict.fromkeys(notes)),
-        "method": method() if intervals and shown else None,
-        "reason": next((tables.why_left_out(found) for found in results.values()), ""),
+        "method": method() if len(errors) < len(rows) and shown else None,
+        "reason": tables.why_left_out(first) if first else "",
     }
 
 
 def _curves(file: Path) -> dict[str, Any]:
-    if not file.is_file():
+    if not file.is_file() or not file.stat().st_size:
         return {"curves": [], "constant": {}}
-    try:
-        metrics = pd.read_csv(file)
-    except (pd.errors.ParserError, pd.errors.EmptyDataError) as error:
-        raise SavedResultsError(f"{file} is not a readable table ({error})") from error
-    if "step" not in metrics:
-        raise SavedResultsError(
-            f"{file} has no column step; it was not written by `python -m medclip_dcl fit`"
-        )
+    metrics = pd.read_csv(file)
     return dict(zip(("curves", "constant"), charts.curves(metrics), strict=True))
 
 

@@ -16,15 +16,11 @@ _ROUNDING = 1e-9
 
 
 def means(rows: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
-    """Mean of each group with its 95% t interval.
-
-    Args:
-        rows: one row for each run, its number in the column value; NaN is left out.
-        by: columns that make the groups.
+    """Mean of the column value in each group of the columns `by`, with its 95% t interval; NaN is left out.
 
     Returns:
-        The columns of `by`, n, mean, sd, low, high. One run has neither sd nor interval (NaN), equal values have no
-        interval: most likely the runs are copies of one another.
+        The columns of `by`, n, mean, low, high. One run and equal values have no interval (NaN): most likely the
+        runs are copies of one another.
     """
     return _by_group(rows.dropna(subset=["value"]), by, "value").drop(columns="p")
 
@@ -36,13 +32,12 @@ def paired_differences(
 
     Args:
         rows: one row for each run, its number in the column value; NaN is left out.
-        compared: column of the compared levels.
-        reference: the level that is subtracted.
+        compared: column of the levels, from which `reference` is subtracted.
         pairs: column by which runs are paired, such as the seed.
         groups: columns within whose combinations the levels are compared.
 
     Returns:
-        The columns of `groups`, `compared`, n (number of pairs), mean, sd, low, high, p of the two-sided paired t
+        The columns of `groups`, `compared`, n (number of pairs), mean, low, high, p of the two-sided paired t
         test, and p_holm, adjusted for all rows by Holm's method. One pair, and differences that are all equal, have
         neither interval nor p (NaN).
     """
@@ -72,12 +67,11 @@ def _by_group(rows: pd.DataFrame, by: Sequence[str], column: str) -> pd.DataFram
 
 
 def _summary(values: np.ndarray) -> dict[str, int | float]:
-    """n, mean, sd, 95% t interval, and p of the two-sided t test against 0."""
+    """n, mean, 95% t interval, and p of the two-sided t test against 0."""
     n = len(values)
     mean = float(values.mean()) if n else np.nan
-    sd = float(values.std(ddof=1)) if n > 1 else np.nan
     are_equal = n < 2 or np.ptp(values) <= _ROUNDING * np.abs(values).max()
-    error = np.nan if are_equal else sd / np.sqrt(n)
+    error = np.nan if are_equal else float(values.std(ddof=1)) / np.sqrt(n)
     half = float(stats.t.ppf((1 + LEVEL) / 2, max(n - 1, 1))) * error
     p = 2 * float(stats.t.sf(abs(mean) / error, max(n - 1, 1)))
-    return {"n": n, "mean": mean, "sd": sd, "low": mean - half, "high": mean + half, "p": p}
+    return {"n": n, "mean": mean, "low": mean - half, "high": mean + half, "p": p}

@@ -1,25 +1,21 @@
 """Metrics by view, sex and age group of the tested images, and the gap of each group to the others.
 
-A group's number is the metric of ``medclip_dcl.metrics.summaries`` over the rows of its images alone, which equals
-a weight of 0 for all other rows. The gap is the group minus the rest: all images whose attribute is known and another.
-No group is the reference, because a small one would make every gap uncertain (choice). A report belongs to a group if
-all its images do; sentences, which many patients share, belong to none.
-
-Patients are drawn with replacement as in ``medclip_dcl.report.intervals``, here once for all evaluations together, so
-that group and rest are paired within a draw, and the gaps of all metrics are draws of one joint distribution. Of dozens
-of gaps some lie outside their own 95% intervals by chance. ``p`` therefore compares a gap with the largest standardised
-deviation in each draw (max-t; Westfall and Young 1993), which keeps the chance of any false finding among all gaps of
-a run near the level, however they are correlated. Because the deviation of few patients is itself uncertain, a gap's is
-taken as that of Student's t with one degree of freedom less than the smaller side has patients.
+The gap is the group minus the rest: all images whose attribute is known and another; a small reference group would make
+every gap uncertain (choice). Patients are drawn as in ``medclip_dcl.report.intervals``, here once for all evaluations
+together, so that the gaps of all metrics are draws of one joint distribution. ``p`` compares a gap with the largest
+standardised deviation in each draw (max-t; Westfall and Young 1993), which keeps the chance of any false finding among
+all gaps near the level. Because the deviation of few patients is itself uncertain, a gap's is taken as that of
+Student's t with one degree of freedom less than the smaller side has patients.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -36,7 +32,17 @@ from medclip_dcl.report.intervals import (
     patient_draws,
     percentiles,
 )
-from medclip_dcl.report.tables import DESCRIPTIONS, NOTHING, Cell, Column, Row, Table, interval_cell, number
+from medclip_dcl.report.tables import (
+    DESCRIPTIONS,
+    NOTHING,
+    Cell,
+    Column,
+    Row,
+    Table,
+    interval_cell,
+    number,
+    signed,
+)
 from medclip_dcl.runs.saved import SavedResultsError
 
 ATTRIBUTES = {"view": "View", "sex": "Sex", "age": "Age at the study"}
@@ -67,12 +73,8 @@ Draws = Float[np.ndarray, "one_and_draws"]
 Rows = Bool[np.ndarray, "row"]
 
 
-class _Compared(NamedTuple):
-    """A metric in a group and in the rest, and the patients of the smaller side."""
-
-    group: Draws
-    rest: Draws
-    n_patients: int
+_Compared = tuple[Draws, Draws, int]
+"""A metric in a group and in the rest, and the patients of the smaller side."""
 
 
 def subgroup_table(run: Path | TestedRun, n_draws: int = N_DRAWS, seed: int = 0) -> pd.DataFrame:
@@ -87,21 +89,14 @@ def subgroup_table(run: Path | TestedRun, n_draws: int = N_DRAWS, seed: int = 0)
 def table_of_groups(
     predictions: Predictions, images: pd.DataFrame, n_draws: int = N_DRAWS, seed: int = 0
 ) -> pd.DataFrame:
-    """Metrics by group, from predictions of a test and its images; a seed gives the same table.
-
-    The images have dicom_id, study_id, subject_id, view and, if the set has them, sex and age.
+    """Metrics by group, from predictions of a test and its images (predictions/images.parquet).
 
     Returns:
-        A row for each attribute by which the images fall into two or more groups, each group and each metric:
-
-        - attribute, group, and the group's tested images and patients; the last group of an attribute may be
-          "unknown", without numbers;
-        - metric (a path as in results.json), its value in the group, and low and high, its percentile interval;
-        - gap, the group minus the rest, with gap_low and gap_high, and p, adjusted for all gaps of the table. Of two
-          groups only the first has the gap, since the other's is its negative.
-
-        An average over findings takes those with a number, in the group and in the rest. NaN: too few patients (see
-        `MIN_PATIENTS`), or too few positive or negative cases (the protocol's min_cases).
+        A row for each attribute by which the images fall into two or more groups, each group and each metric: the
+        group's tested images and patients; the metric (a path as in results.json), its value with a percentile
+        interval, and the gap with an interval and p, adjusted for all gaps. Of two groups only the first has the gap.
+        The last group may be "unknown", without numbers. An average over findings takes those with a number, in the
+        group and in the rest. NaN: fewer than `MIN_PATIENTS`, or too few cases.
     """
     groups = _groups_of_images(images)
     tables = {name: _rows_of_images(name, table) for name, table in predictions.tables.items()}
@@ -128,12 +123,12 @@ def table_of_groups(
                 is_its, is_known = of_rows == group, of_rows != UNKNOWN
                 compared = {} if group == UNKNOWN else evaluation.compared(is_its, ~is_its & is_known)
                 for metric in evaluation.metrics:
-                    one = compared.get(metric, _Compared(nothing, nothing, 0))
-                    gap = nothing if len(names) == 2 and group == names[1] else one.group - one.rest
-                    numbers = (end for x in (one.group, gap) for end in (x[0], *percentiles(x[1:])[:2]))
+                    own, others, n = compared.get(metric, (nothing, nothing, 0))
+                    gap = nothing if len(names) == 2 and group == names[1] else own - others
+                    numbers = (end for x in (own, gap) for end in (x[0], *percentiles(x[1:])[:2]))
                     rows.append((*about, metric, *numbers))
                     gaps.append(gap)
-                    n_patients.append(one.n_patients)
+                    n_patients.append(n)
     p = joint_p(np.stack(gaps), np.array(n_patients))
     table = pd.DataFrame([(*row, one) for row, one in zip(rows, p, strict=True)], columns=list(COLUMNS))
     return table.astype(dict.fromkeys(_NUMBERS, "float64"))
@@ -146,8 +141,7 @@ def joint_p(
 
     Gaps are standardised by the standard deviation s of their draws. With n patients gap / (s sqrt(n / (n - 1))) has
     about Student's distribution with n - 1 degrees of freedom, and is taken as the normal deviate of the same
-    probability. The share is (count + 1) / (draws + 1). Fewer than 2 patients (of the smaller side), no
-    number and no variation give NaN.
+    probability. Fewer than 2 patients, no number and no variation give NaN.
     """
     p = np.full(len(gaps), np.nan)
     is_known = np.isfinite(gaps[:, 0]) & (np.isfinite(gaps[:, 1:]).sum(axis=1) > 1) & (n_patients > 1)
@@ -208,22 +202,20 @@ def _labels_of_rows(table: pd.DataFrame, images: pd.DataFrame, groups: pd.Series
     return labels.to_numpy()
 
 
+@dataclass
 class _Evaluation:
     """The rows of one evaluation, how often each patient was drawn, and each row's column in these counts."""
 
-    def __init__(
-        self,
-        section: str,
-        table: pd.DataFrame,
-        counts: Float[np.ndarray, "one_and_draws patient"],
-        patient: np.ndarray,
-        min_cases: int,
-    ) -> None:
-        self.section, self.table, self.counts, self.patient = section, table, counts, patient
-        self.min_cases = min_cases
-        self._findings = list(table["finding"].unique()) if section in CLASSIFICATIONS else []
-        self._of_all = [path for path in _LABELS if path.split("/")[0] == section]
-        self._of_finding = {f"{section}/by_finding/{name}/auc": name for name in self._findings}
+    section: str
+    table: pd.DataFrame
+    counts: Float[np.ndarray, "one_and_draws patient"]
+    patient: np.ndarray
+    min_cases: int
+
+    def __post_init__(self) -> None:
+        self._findings = list(self.table["finding"].unique()) if self.section in CLASSIFICATIONS else []
+        self._of_all = [path for path in _LABELS if path.split("/")[0] == self.section]
+        self._of_finding = {f"{self.section}/by_finding/{name}/auc": name for name in self._findings}
         self.metrics = [*self._of_all, *self._of_finding]
         self._known: dict[Any, dict[str, Draws]] = {}
 
@@ -239,7 +231,7 @@ class _Evaluation:
         of_metric = dict.fromkeys(self._of_all, least)
         of_metric |= {path: n_patients.get(finding, 0) for path, finding in self._of_finding.items()}
         return {
-            metric: _Compared(in_group[metric], in_rest[metric], n)
+            metric: (in_group[metric], in_rest[metric], n)
             for metric, n in of_metric.items()
             if metric in in_group and metric in in_rest
         }
@@ -266,7 +258,7 @@ class _Evaluation:
 
 
 def describe_run(run: TestedRun, missing: list[str]) -> dict[str, Any] | None:
-    """The section of a tested run folder; where it cannot be made, None, and `missing` says why."""
+    """The section of a tested run folder; None without groups, and where `missing` says why."""
     try:
         return describe(subgroup_table(run))
     except SavedResultsError as error:
@@ -348,10 +340,6 @@ def _gap_cell(cell: Mapping[Any, Any], mark: str = " *") -> Cell:
     if not np.isfinite(cell["gap"]):
         return Cell(NOTHING)
     gap, low, high = (
-        _signed(cell[name], _label(cell["metric"])[1]) for name in ("gap", "gap_low", "gap_high")
+        signed(number(cell[name], _label(cell["metric"])[1])) for name in ("gap", "gap_low", "gap_high")
     )
     return Cell(f"{gap}{mark if cell['p'] <= FOUND else ''}", f"[{low}, {high}]")
-
-
-def _signed(value: float, digits: int) -> str:
-    return ("+" if value > 0 else "−" if value < 0 else "") + number(abs(value), digits)

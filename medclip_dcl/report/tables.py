@@ -1,7 +1,6 @@
 """Tables in the shape of SSD's tables 1, 3, 4 and 5, of image-report retrieval, and of a classifier's findings.
 
-tables.yaml describes them, with the published rows. :func:`filled` adds the numbers of runs and the level of chance.
-The run report and the comparison of runs share them.
+tables.yaml describes them, with the published rows; :func:`filled` adds the numbers of runs and the level of chance.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ import yaml
 
 from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.metrics.summaries import DIRECTIONS, KS, by_path
-from medclip_dcl.report.intervals import Interval
-from medclip_dcl.runs.saved import value_at
+from medclip_dcl.report.intervals import Interval, TestedRun
+from medclip_dcl.runs.saved import SavedResultsError, value_at
 
 Results = Mapping[str, Any]
 Show = Callable[[Any, int], str]
@@ -47,11 +46,21 @@ _A_NUMBER = {
 
 
 class Column(NamedTuple):
-    """A number of results.json: its path in the metrics, keys joined by "/", and its decimals."""
+    """A number of results.json: its path in the metrics, keys joined by "/", and its decimals.
+
+    `group` is a heading that it shares with its neighbours, `cases` the text of their number.
+    """
 
     heading: str
     path: str = ""
     digits: int = 0
+    group: str = ""
+    cases: str = ""
+
+    @property
+    def section(self) -> str:
+        """Section of results.json."""
+        return self.path.split("/")[0]
 
 
 class Cell(NamedTuple):
@@ -74,23 +83,15 @@ class Row(NamedTuple):
 
 @dataclass
 class Table:
-    """A table for the templates.
+    """A table for the templates, with a note and the paper's rows below.
 
-    Attributes:
-        title: above the table.
-        columns: without that of the labels.
-        rows: in order, without the published ones.
-        note: below the table.
-        groups: (heading, number of columns) above the headings.
-        published: rows of the paper.
-        is_folded: the published rows are of another data set: HTML shows them on demand, other formats not at all.
+    If these are of another data set (`is_folded`), HTML shows them on demand, other formats not at all.
     """
 
     title: str
     columns: list[Column]
     rows: list[Row]
     note: str = ""
-    groups: Sequence[tuple[str, int]] = ()
     published: list[Row] = field(default_factory=list)
     is_folded: bool = False
 
@@ -102,18 +103,22 @@ class Table:
         return [*self.rows, Row("published, not rerun; MIMIC-CXR/MS-CXR", "divider"), *self.published]
 
     @property
+    def groups(self) -> list[tuple[str, int]]:
+        """Headings above the headings, with their numbers of columns; none where no column has one."""
+        names = [column.group for column in self.columns]
+        return [(name, len(list(of))) for name, of in groupby(names)] if any(names) else []
+
+    @property
     def headings(self) -> list[str]:
         """Headings of the columns; equal ones with that of their group."""
         headings = [column.heading for column in self.columns]
-        if len(set(headings)) == len(headings) or not self.groups:
+        if len(set(headings)) == len(headings):
             return headings
-        groups = _spread(self.groups)
-        pairs = zip(groups, headings, strict=True)
-        return [f"{group}: {heading}" if group else heading for group, heading in pairs]
+        return [f"{c.group}: {c.heading}" if c.group else c.heading for c in self.columns]
 
 
 def is_of_classifier(results: Results) -> bool:
-    """The results are those of a classifier of findings, not of an image-text model."""
+    """The results are those of a classifier of findings."""
     return CLASSIFIER in results["metrics"]
 
 
@@ -194,16 +199,29 @@ def chance_levels(results: Results) -> dict[str, float]:
     return found
 
 
+def headline(results: Results) -> list[tuple[str, str, int, float]]:
+    """Label, path, decimals and value of each measured number of the page's head."""
+    numbers = ((*one, value_at(results["metrics"], one[1])) for one in DESCRIPTIONS["headline"])
+    return [one for one in numbers if one[-1] is not None]
+
+
 def number(value: Any, digits: int) -> str:
     """A number with its decimals; a dash for None; ranks without decimals where they are whole."""
     if value is None:
         return NOTHING
-    return f"{value:,.1f}".removesuffix(".0") if digits == 0 else f"{value:.{digits}f}"
+    text = f"{value:,.1f}".removesuffix(".0") if digits == 0 else f"{value:.{digits}f}"
+    return text if text.strip("-0.") else text.removeprefix("-")
 
 
 def interval_cell(value: Any, low: Any, high: Any, digits: int, show: Show = number) -> Cell:
     """A number with its interval; without one where that is None."""
     return Cell(show(value, digits), "" if low is None else f"[{show(low, digits)}, {show(high, digits)}]")
+
+
+def signed(text: str) -> str:
+    """A number as text with its sign, unless all its digits are 0."""
+    is_zero = not any(character in "123456789" for character in text)
+    return text if is_zero or text.startswith("-") else f"+{text}"
 
 
 class Shown(NamedTuple):
@@ -212,36 +230,34 @@ class Shown(NamedTuple):
     results: Results
     intervals: Mapping[str, Interval]
 
-    def cell(self, path: str, digits: int, show: Show = number) -> Cell:
+    def cell(self, path: str, digits: int) -> Cell:
         """A number with its interval, if it has one, else from results.json."""
         if (found := self.intervals.get(path)) is not None:
-            return interval_cell(found.value, found.low, found.high, digits, show)
-        return interval_cell(value_at(self.results["metrics"], path), None, None, digits, show)
+            return interval_cell(found.value, found.low, found.high, digits)
+        return interval_cell(value_at(self.results["metrics"], path), None, None, digits)
 
 
-def filled(runs: Mapping[str, Shown], show: Show = number, detailed: bool = False) -> list[Table]:
-    """Tables of what was measured in any of the runs (by the name of the row), which share protocol and cases.
+def shown(runs: Mapping[str, TestedRun]) -> tuple[dict[str, Shown], dict[str, SavedResultsError]]:
+    """Runs with their intervals, and why some have none."""
+    found, problems = {}, {}
+    for name, run in runs.items():
+        intervals: Mapping[str, Interval] = {}
+        try:
+            intervals = run.intervals
+        except SavedResultsError as error:
+            problems[name] = error
+        found[name] = Shown(run.tested, intervals)
+    return found, problems
 
-    `detailed` adds tables by finding and by category of box.
-    """
+
+def filled(runs: Mapping[str, Shown]) -> list[Table]:
+    """Tables of what was measured in any of the runs (by the name of the row), which share protocol and cases."""
     measured = {}
     for section in _A_NUMBER:
         if of_runs := [run.results for run in runs.values() if is_measured(run.results, section)]:
             measured[section] = of_runs[0]
-    found = []
-    for description in DESCRIPTIONS["tables"]:
-        table = _table(description, measured, runs, show)
-        if not table.columns:
-            continue
-        is_by_finding = detailed and description.get("prefix") == "classification"
-        # Only the findings of the paper need the paper's table beside that by finding.
-        if not is_by_finding or table.published:
-            found.append(table)
-        if is_by_finding:
-            found.append(_by_finding(runs))
-        if detailed and description.get("prefix") == "grounding":
-            found += _by_category(runs)
-    return found
+    found = (_table(description, measured, runs) for description in DESCRIPTIONS["tables"])
+    return [table for table in found if table.columns]
 
 
 def other_tables(runs: Mapping[str, Results]) -> list[Table]:
@@ -265,29 +281,25 @@ def other_tables(runs: Mapping[str, Results]) -> list[Table]:
 
 
 def detail_tables(runs: Mapping[str, Shown]) -> list[Table]:
-    """Tables by finding and by category of box alone, of the runs that measured them."""
-    classified, grounded = (
-        {name: run for name, run in runs.items() if is_measured(run.results, section)}
-        for section in ("classification", "grounding")
-    )
-    found = [_by_finding(classified)] if classified else []
-    return [*found, *_by_category(grounded)] if grounded else found
+    """Zero-shot classification by finding and grounding by category, of the runs that measured them."""
+    found = []
+    for section, make in (("classification", _by_finding), ("grounding", _by_category)):
+        if of_runs := {name: run for name, run in runs.items() if is_measured(run.results, section)}:
+            found.append(make(of_runs))
+    return found
 
 
 def _table(
     description: Mapping[str, Any],
     measured: Mapping[str, Results],
     runs: Mapping[str, Shown],
-    show: Show,
 ) -> Table:
     """A described table with the columns of the measured sections."""
     first = next(iter(runs.values())).results
     prefix = description.get("prefix", "")
     counts = {section: _counts(results, section) for section, results in measured.items()}
-    columns, label, texts = _columns(description, measured)
-    sections = [column.path.split("/")[0] for column in columns]
-    kept = [place for place, section in enumerate(sections) if section in measured]
-    columns = [columns[place] for place in kept]
+    described = _columns(description, measured)
+    columns = [column for column in described if column.section in measured]
 
     variants = description.get("variants", {})
     notes = [
@@ -301,65 +313,60 @@ def _table(
         else:
             notes.append(description["note_of_variants"])
 
-    rows = _rows_of_runs(columns, runs, show)
+    rows = _rows_of_runs(columns, runs)
     for variant, key in variants.items():
         inner = [c._replace(path=c.path.replace(prefix, f"{prefix}/{key}", 1)) for c in columns]
-        rows += _rows_of_runs(inner, runs, show, f", {variant}")
-    if label:
-        cells = [Cell(texts[place].format_map(counts[sections[place]])) for place in kept]
-        rows.append(Row(label, "counts", cells))
+        rows += _rows_of_runs(inner, runs, f", {variant}")
+    if any(column.cases for column in columns):
+        cells = [Cell(column.cases.format_map(counts[column.section])) for column in columns]
+        rows.append(Row(description.get("cases", "positive / negative cases"), "counts", cells))
     # A run may lack a section, such as retrieval of reports, and its counts.
     levels = {path: level for run in runs.values() for path, level in chance_levels(run.results).items()}
     if any(column.path in levels for column in columns):
-        cells = [Cell(show(levels.get(column.path), column.digits)) for column in columns]
+        cells = [Cell(number(levels.get(column.path), column.digits)) for column in columns]
         rows.append(Row("chance level", "chance", cells))
 
     # The paper's AUC and ACC are those of CheX5.
     is_chex5 = list(_cases(first, "classification")) == list(CHEX5)
-    comparable = [place for place in kept if sections[place] != "classification" or is_chex5]
+    comparable = [column for column in columns if column.section != "classification" or is_chex5]
     published = []
     for name, values in description.get("published", {}).items() if comparable else ():
-        shown = [values[place] if place in comparable else None for place in kept]
-        cells = [Cell(show(value, c.digits)) for value, c in zip(shown, columns, strict=True)]
-        published.append(Row(name, "published", cells))
+        of_paper = dict(zip(described, values, strict=False))
+        texts = [(of_paper[column] if column in comparable else None, column.digits) for column in columns]
+        published.append(Row(name, "published", [Cell(number(*one)) for one in texts]))
 
-    title = description["title"] if published else description["title"].removeprefix("Table 3. ")
-    names = list(dict.fromkeys(sections[place] for place in kept))
+    names = list(dict.fromkeys(column.section for column in columns))
     listed = ", ".join([*names[:-2], " and ".join(names[-2:])])
     listed = listed.replace("classification", "zero-shot classification").capitalize()
-    groups = _spread(description["groups"]) if "groups" in description else []
     return Table(
-        title.format(sections=listed),
+        description["title"].format(sections=listed),
         columns,
         rows,
         " ".join(notes),
-        [(name, len(list(of))) for name, of in groupby(groups[place] for place in kept)] if groups else [],
         published,
         bool(unlike_published(first)),
     )
 
 
-def _columns(
-    description: Mapping[str, Any], measured: Mapping[str, Results]
-) -> tuple[list[Column], str, list[str]]:
-    """Columns, and label and texts of the row of counts."""
+def _columns(description: Mapping[str, Any], measured: Mapping[str, Results]) -> list[Column]:
+    """All columns of a described table, also of sections that were not measured."""
     prefix = description.get("prefix", "")
     if "findings" in description:
-        cases, name = _cases(measured.get(prefix, {}), prefix), description["findings"]
-        columns = [Column(finding, f"{prefix}/by_finding/{finding}/{name}", 3) for finding in cases]
-        average = Column("average", f"{prefix}/{name}", 3)
-        return [*columns, average], "positive / negative cases", [*cases.values(), ""]
-    columns = [
-        Column(heading, f"{prefix}/{path}".removeprefix("/"), digits)
-        for heading, path, digits in description["columns"]
+        name, cases = description["findings"], _cases(measured.get(prefix, {}), prefix)
+        columns = [Column(f, f"{prefix}/by_finding/{f}/{name}", 3, cases=n) for f, n in cases.items()]
+        return [*columns, Column("average", f"{prefix}/{name}", 3)]
+    described = description["columns"]
+    spans = description.get("groups", [["", len(described), ""]])
+    groups = [(name, cases) for name, n_columns, cases in spans for _ in range(n_columns)]
+    return [
+        Column(heading, f"{prefix}/{path}".removeprefix("/"), digits, *group)
+        for (heading, path, digits), group in zip(described, groups, strict=True)
     ]
-    label, *spans = description.get("counts", [""])
-    return columns, label, _spread(spans)
 
 
-def _by_category(runs: Mapping[str, Shown]) -> list[Table]:
-    """Grounding by category of box, the runs beside each other; nothing without boxes."""
-    counts = next(iter(runs.values())).results["counts"].get("grounding", {}).get("boxes_by_category", {})
+def _by_category(runs: Mapping[str, Shown]) -> Table:
+    """Grounding by category of box, the runs beside each other."""
+    counts = next(iter(runs.values())).results["counts"]["grounding"]["boxes_by_category"]
     names = {"CNR": "cnr", "signed CNR": "cnr_signed", "mIoU": "miou"}
     rows = []
     for category, n_boxes in counts.items():
@@ -368,9 +375,8 @@ def _by_category(runs: Mapping[str, Shown]) -> list[Table]:
         rows.append(Row(category, "plain", [Cell(f"{n_boxes:,}"), *cells]))
     chance = [Cell(NOTHING), Cell("0"), Cell(NOTHING)]
     rows.append(Row("chance level", "chance", [Cell(""), *chance * len(runs)]))
-    columns = [Column("boxes"), *[Column(heading) for heading in names] * len(runs)]
-    groups = [("", 1), *((run, len(names)) for run in runs)]
-    return [Table("Grounding by category", columns, rows, groups=groups)] if counts else []
+    columns = [Column("boxes"), *(Column(heading, group=run) for run in runs for heading in names)]
+    return Table("Grounding by category", columns, rows)
 
 
 def _by_finding(runs: Mapping[str, Shown]) -> Table:
@@ -383,13 +389,12 @@ def _by_finding(runs: Mapping[str, Shown]) -> Table:
         cells = [run.cell(f"{path}/{name}", 3) for run in runs.values() for name in ("auc", "acc")]
         chance = Cell(number(levels.get(f"{path}/acc"), 3))
         rows.append(Row(finding, "plain", [Cell(cases), *cells, chance]))
-    columns = [Column("positive / negative cases"), *[Column("AUC"), Column("ACC")] * len(runs)]
+    columns = [Column(heading, group=run) for run in runs for heading in ("AUC", "ACC")]
     return Table(
         "Zero-shot classification by finding",
-        [*columns, Column("ACC by chance")],
+        [Column("positive / negative cases"), *columns, Column("ACC by chance")],
         rows,
         "–: too few positive or negative cases. AUC by chance is 0.5; ACC, the share of the commoner label.",
-        [("", 1), *((run, 2) for run in runs), ("", 1)],
     )
 
 
@@ -406,15 +411,9 @@ def _cases(results: Results, section: str) -> dict[str, str]:
     return {f: "{positives} / {negatives}".format(**counts[f]) if f in counts else NOTHING for f in findings}
 
 
-def _spread(spans: Sequence[Sequence[Any]]) -> list[str]:
-    return [text for text, n_columns in spans for _ in range(n_columns)]
-
-
-def _rows_of_runs(
-    columns: Sequence[Column], runs: Mapping[str, Shown], show: Show, suffix: str = ""
-) -> list[Row]:
+def _rows_of_runs(columns: Sequence[Column], runs: Mapping[str, Shown], suffix: str = "") -> list[Row]:
     rows = []
     for name, run in runs.items():
         kind = UNTRAINED if name == UNTRAINED or name.endswith(f", {UNTRAINED}") else "run"
-        rows.append(Row(name + suffix, kind, [run.cell(c.path, c.digits, show) for c in columns]))
+        rows.append(Row(name + suffix, kind, [run.cell(c.path, c.digits) for c in columns]))
     return rows

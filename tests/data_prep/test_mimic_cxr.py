@@ -353,7 +353,7 @@ def test_unusable_image_is_left_out_with_reason(raw: Path) -> None:
         (lambda file: file.write_bytes(b""), "image file is empty"),
         (
             lambda file: file.write_bytes(file.read_bytes()[:-30]),
-            "image cannot be decoded: image file is truncated",
+            "image cannot be decoded: it is damaged or cut off",
         ),
     ]:
         file = image_path(raw, 4)

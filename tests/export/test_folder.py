@@ -12,7 +12,6 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from medclip_dcl import load
-from medclip_dcl.common.formats import NETWORK
 from medclip_dcl.export.__main__ import main
 from medclip_dcl.export.folder import export_model
 from medclip_dcl.metrics.calibration import Calibration
@@ -136,15 +135,15 @@ def test_other_folders_are_left_alone(run, exported, tmp_path, capsys):
         (tmp_path / "project", "holds README.md"),
         (exported, "holds thesis.tex"),
         (run, "holds checkpoints"),
-        (tmp_path / "file", "is a file"),
+        (tmp_path / "file", "holds file"),
     ):
         with pytest.raises(SystemExit) as stopped:
             main([str(run), str(folder)])
         message = capsys.readouterr().err
         assert stopped.value.code == 2 and named in message and message.count("\n") == 1
     assert (tmp_path / "project/README.md").read_text() == "precious"
-    for source, error in ((tmp_path / "nowhere", FileNotFoundError), (tmp_path / "project", ValueError)):
-        with pytest.raises(error, match="is neither a run folder .* nor an exported folder"):
+    for source in (tmp_path / "nowhere", tmp_path / "project"):
+        with pytest.raises(ValueError, match="is neither a run folder .* nor an exported folder"):
             export_model(source, tmp_path / "new")
     assert not (tmp_path / "new").exists()
     with pytest.raises(SystemExit):
@@ -160,11 +159,6 @@ def test_a_failing_card_leaves_the_earlier_export(run, exported, tmp_path):
     assert "# mine\n" in (exported / "README.md").read_text()
 
 
-def newer(folder):
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "format_version": NETWORK.version + 1}))
-
-
 def truncated(name):
     def cut(folder):
         (folder / name).write_bytes((folder / name).read_bytes()[:-9])
@@ -176,18 +170,6 @@ def pointer(folder):
     (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
 
 
-def of_bert(folder):
-    (folder / "config.json").write_text('{"model_type": "bert"}')
-
-
-def setting(name, value):
-    def change(folder):
-        config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps({**config, name: value}))
-
-    return change
-
-
 def of_nan(folder):
     state = load_file(folder / "model.safetensors")
     state["similarity.q.bias"][1] = float("nan")
@@ -197,10 +179,6 @@ def of_nan(folder):
 @pytest.mark.parametrize(
     "damage, message",
     [
-        (
-            newer,
-            r"config.json: expected .* of format version 2, found version 3",
-        ),
         (truncated("model.safetensors"), "model.safetensors is not a safetensors file, or it is truncated"),
         (truncated("config.json"), "config.json is not JSON, or it is truncated: .*copy it again"),
         (
@@ -208,14 +186,6 @@ def of_nan(folder):
             "model.safetensors is missing; .*write it again",
         ),
         (pointer, "model.safetensors is not a safetensors file, .*git lfs pull"),
-        (
-            of_bert,
-            "does not describe an image-text network; give a run",
-        ),
-        (setting("image_size", 0), "exported: image_size: expected a whole number of pixels .*, found 0"),
-        (setting("prepared_size", -1), "exported: prepared_size: expected a whole number .*, found -1"),
-        (setting("std", [0.0, 1.0, 1.0]), "exported: mean and std: expected three numbers each, std above 0"),
-        (setting("image_encoder", {"class_path": None}), "exported: .*AttributeError"),
         (of_nan, r"exported: weights are NaN in \['similarity.q.bias'\]; give an earlier checkpoint"),
     ],
 )

@@ -101,11 +101,6 @@ def test_an_image_needs_its_own_token(url, image_file):
     assert ask(f"{url}/maps", {"image": second, **question})["maps"]
 
 
-def test_wrong_files_are_refused(url):
-    code, error = refusal(f"{url}/image", b"The heart is enlarged.")
-    assert code == 422 and error.startswith("Not an image file of a known format.")
-
-
 @pytest.mark.parametrize("is_announced", [True, False])
 def test_a_body_beyond_the_limit_is_refused(url, is_announced):
     connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=30)

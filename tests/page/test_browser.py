@@ -7,11 +7,9 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -109,12 +107,6 @@ def caption(page: Any, place: int = 0) -> str:
     return all_of(page, "figcaption")[place].text
 
 
-def shows(page: Any, shape: tuple[int, int]) -> bool:
-    """True if the heat map has this height and width."""
-    colours = one(page, ".colours")
-    return (colours.get_property("naturalHeight"), colours.get_property("naturalWidth")) == shape
-
-
 def set_slider(page: Any, name: str, value: int) -> None:
     page.execute_script(
         "const slider = document.getElementById(arguments[0]); slider.value = arguments[1];"
@@ -172,57 +164,14 @@ def test_an_example_brings_its_sentence(page):
     assert one(page, ".sentence textarea").get_attribute("value") == "Mildly enlarged cardiac silhouette."
 
 
-@pytest.mark.parametrize(
-    "name, cut, message",
-    [
-        ("report.png", b"The heart is enlarged.", "report.png: Not an image file of a known format. Choose"),
-        ("chest.png", 300, "chest.png: Image cannot be decoded"),
-    ],
-    ids=["text", "truncated"],
-)
-def test_after_a_wrong_file_the_page_stays_usable(page, image_file, name, cut, message):
-    good = image_file.read_bytes()
-    drop(page, name, good[:cut] if isinstance(cut, int) else cut)
-    assert until(lambda: one(page, "#message").text).startswith(message)
-    drop(page, "good.png", good)
+def test_after_a_wrong_file_the_page_stays_usable(page, image_file):
+    drop(page, "report.png", b"The heart is enlarged.")
+    said = until(lambda: one(page, "#message").text)
+    assert said.startswith("report.png: not an image file of a known format")
+    drop(page, "good.png", image_file.read_bytes())
     write(page, "Mild pulmonary edema.")
     until(lambda: drawn(page))
     assert not one(page, "#message").is_displayed()
-
-
-def test_sentences_that_cannot_be_read_get_a_message(page, image_file):
-    drop(page, "chest.png", image_file.read_bytes())
-    until(lambda: "Type a sentence of a report" in caption(page))
-    write(page, "a " * 40)
-    until(lambda: "longer than the model reads" in caption(page))
-    assert drawn(page) is None and not one(page, "#save").is_enabled()
-    write(page, "Mild pulmonary edema.")
-    until(lambda: drawn(page))
-    assert one(page, "#save").is_enabled()
-
-
-def test_two_users_at_once_see_their_own_images(page, url, tmp_path):
-    first = page.current_window_handle
-    page.switch_to.new_window("window")
-    second = page.current_window_handle
-    page.get(url)
-    generator = np.random.default_rng(1)
-    pictures = []
-    for window, shape in ((first, (90, 70)), (second, (70, 90))):
-        page.switch_to.window(window)
-        Image.fromarray(generator.integers(0, 256, shape).astype(np.uint8)).save(tmp_path / "chest.png")
-        drop(page, "chest.png", (tmp_path / "chest.png").read_bytes())
-        write(page, "Mild pulmonary edema.")
-    for window, shape in ((first, (90, 70)), (second, (70, 90))):
-        page.switch_to.window(window)
-        until(lambda: drawn(page))
-        until(partial(shows, page, shape))
-        pictures.append(drawn(page))
-    assert pictures[0] != pictures[1]
-    page.close()
-    page.switch_to.window(first)
-    write(page, "No pneumothorax.")
-    until(lambda: drawn(page) not in (None, pictures[0]))
 
 
 def test_an_image_that_the_server_has_forgotten_is_sent_again(page, url, image_file, monkeypatch):

@@ -21,7 +21,7 @@ def test_a_port_in_use(capsys, exported):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         said = refused(capsys, "--model", str(exported), "--port", str(port))
-    assert f"port {port} cannot be used (address already in use); choose another: --port 8501\n" in said
+    assert f"--port {port} cannot be used (Address already in use); choose another\n" in said
     assert said.count("\n") == 1
 
 
@@ -47,6 +47,4 @@ def test_a_missing_package(capsys, monkeypatch, package):
     monkeypatch.delitem(sys.modules, "medclip_dcl.page.app", raising=False)
     monkeypatch.setitem(sys.modules, package, None)
     said = refused(capsys, "--model", "m")
-    assert (
-        said == "medclip_dcl.page: error: the page requires starlette and uvicorn: pip install -e '.[page]'\n"
-    )
+    assert f"the page requires {package}: pip install -e '.[page]'\n" in said.replace(".applications", "")

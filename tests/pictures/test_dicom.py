@@ -35,6 +35,7 @@ JPEG_LOSSLESS = "1.2.840.10008.1.2.4.70"
 JPEG_LS = "1.2.840.10008.1.2.4.80"
 JPEG_2000 = "1.2.840.10008.1.2.4.90"
 HIGH_THROUGHPUT = "1.2.840.10008.1.2.4.201"
+DAMAGED = "DICOM image cannot be decoded: it is damaged, cut off, without pixels, or compressed in a way"
 VALUES = np.array([[0, 100, 200], [300, 400, 1000]])
 WAVES = np.add.outer(np.sin(np.arange(43) / 9), np.cos(np.arange(37) / 7)) / 4 + 0.5
 
@@ -67,11 +68,6 @@ def write(made: Any, folder: Path) -> Path:
 
 def grey(folder: Path, made: Any) -> list[list[int]]:
     return np.asarray(read_grey(write(made, folder))).tolist()
-
-
-def test_content_in_memory_is_read_like_the_file(tmp_path):
-    made = write(dataset(), tmp_path)
-    assert np.asarray(read_grey(io.BytesIO(made.read_bytes()))).tolist() == grey(tmp_path, dataset())
 
 
 def jpeg_2000(values: np.ndarray) -> bytes:
@@ -114,34 +110,41 @@ def voi_table(first: int, entries: list[int], kind: str) -> list[Any]:
 
 def test_without_a_window_the_range_is_shown(tmp_path: Path) -> None:
     assert grey(tmp_path, dataset()) == linear(VALUES, 0, 1000)
+    in_memory = io.BytesIO(write(dataset(), tmp_path).read_bytes())
+    assert np.asarray(read_grey(in_memory)).tolist() == linear(VALUES, 0, 1000)
     assert grey(tmp_path, dataset(VALUES - 700)) == linear(VALUES, 0, 1000)
     assert grey(tmp_path, dataset(VALUES * 60, bits=16)) == linear(VALUES, 0, 1000)
     assert grey(tmp_path, dataset(VALUES // 4, bits=8)) == linear(VALUES, 0, 1000)
 
 
-def test_the_window_is_in_rescaled_units(tmp_path: Path) -> None:
-    # 2 v - 100; the window of DICOM's LINEAR function reaches from 299.5 to 699.5.
-    made = dataset(RescaleSlope=2, RescaleIntercept=-100, WindowCenter=500, WindowWidth=401)
-    expected = linear(2 * VALUES - 100, 299.5, 699.5)
-    assert expected == [[0, 0, 0], [128, 255, 255]]
-    assert grey(tmp_path, made) == expected
-
-
-def test_a_wide_window_keeps_its_contrast(tmp_path: Path) -> None:
-    assert grey(tmp_path, dataset(WindowCenter=850.5, WindowWidth=1701)) == linear(VALUES, 0, 1700)
-
-
-def test_the_first_of_several_windows_is_taken(tmp_path: Path) -> None:
-    made = dataset(WindowCenter=[150.5, 999], WindowWidth=[301, 7])
-    assert grey(tmp_path, made) == linear(VALUES, 0, 300)
-
-
-def test_exact_and_sigmoid_windows(tmp_path: Path) -> None:
-    made = dataset(WindowCenter=300, WindowWidth=400, VOILUTFunction="LINEAR_EXACT")
-    assert grey(tmp_path, made) == linear(VALUES, 100, 500)
-    made = dataset(WindowCenter=300, WindowWidth=400, VOILUTFunction="SIGMOID")
-    expected = 255 / (1 + np.exp(-4 * (VALUES - 300) / 400))
-    np.testing.assert_allclose(grey(tmp_path, made), expected, atol=0.51)
+@pytest.mark.parametrize(
+    ("elements", "expected"),
+    [
+        ({"WindowCenter": 850.5, "WindowWidth": 1701}, linear(VALUES, 0, 1700)),
+        # 2 v - 100; the window of DICOM's LINEAR function reaches from 299.5 to 699.5.
+        (
+            {"RescaleSlope": 2, "RescaleIntercept": -100, "WindowCenter": 500, "WindowWidth": 401},
+            linear(2 * VALUES - 100, 299.5, 699.5),
+        ),
+        # The first of several windows.
+        ({"WindowCenter": [150.5, 999], "WindowWidth": [301, 7]}, linear(VALUES, 0, 300)),
+        (
+            {"WindowCenter": 300, "WindowWidth": 400, "VOILUTFunction": "LINEAR_EXACT"},
+            linear(VALUES, 100, 500),
+        ),
+        (
+            {"WindowCenter": 300, "WindowWidth": 400, "VOILUTFunction": "SIGMOID"},
+            np.rint(255 / (1 + np.exp(-4 * (VALUES - 300) / 400))).tolist(),
+        ),
+    ],
+)
+@pytest.mark.parametrize("photometric", ["MONOCHROME1", "MONOCHROME2"])
+def test_windows_are_in_rescaled_units(
+    tmp_path: Path, elements: dict[str, Any], expected: list[list[int]], photometric: str
+) -> None:
+    inverted = (255 - np.array(expected)).tolist()
+    found = grey(tmp_path, dataset(photometric=photometric, **elements))
+    assert found == (inverted if photometric == "MONOCHROME1" else expected)
 
 
 @pytest.mark.parametrize(
@@ -151,14 +154,9 @@ def test_a_window_without_numbers_is_none(tmp_path: Path, window: tuple[str, str
     made = dataset()
     for name, value in zip(("WindowCenter", "WindowWidth"), window, strict=True):
         made.add_new(name, "LO", value)
-    assert grey(tmp_path, made) == linear(VALUES, 0, 1000)
-
-
-def test_empty_elements_are_none(tmp_path: Path) -> None:
-    made = dataset(WindowCenter=150.5, WindowWidth=301)
     for name in ("RescaleSlope", "RescaleIntercept", "VOILUTFunction", "PixelPaddingValue", "NumberOfFrames"):
         setattr(made, name, "")
-    assert grey(tmp_path, made) == linear(VALUES, 0, 300)
+    assert grey(tmp_path, made) == linear(VALUES, 0, 1000)
 
 
 @pytest.mark.parametrize("syntax", ["raw", *LOSSLESS])
@@ -198,14 +196,6 @@ def test_a_table_of_bytes_has_words(tmp_path: Path, per_word: int) -> None:
     made.VOILUTSequence[0].LUTDescriptor = [1024, 0, 8]
     made.VOILUTSequence[0].LUTData = entries.astype("u1" if per_word == 2 else "<u2").tobytes()
     assert grey(tmp_path, made) == (VALUES // 4 * 255 // 255).tolist()
-
-
-def test_monochrome1_is_inverted(tmp_path: Path) -> None:
-    inverted = (255 - np.array(linear(VALUES, 0, 1000))).tolist()
-    assert grey(tmp_path, dataset(photometric="MONOCHROME1")) == inverted
-    made = dataset(photometric="MONOCHROME1", WindowCenter=150.5, WindowWidth=301)
-    inverted = (255 - np.array(linear(VALUES, 0, 300))).tolist()
-    assert grey(tmp_path, made) == inverted
 
 
 def test_padding_is_no_part_of_the_range(tmp_path: Path) -> None:
@@ -273,7 +263,7 @@ def test_deflated_data_are_read_within_a_limit(tmp_path: Path, monkeypatch: pyte
     assert grey(tmp_path, made) == linear(VALUES, 0, 1000)
     monkeypatch.setattr(dicom, "_MOST_INFLATED", 2**20)
     made.PixelData = bytes(2**24)
-    with pytest.raises(UnusableImageError, match="^deflated DICOM file of more than 1 MiB"):
+    with pytest.raises(UnusableImageError):
         read_grey(write(made, tmp_path))
 
 
@@ -295,20 +285,17 @@ def test_a_contradicting_header_is_refused_before_decoding(
 
 
 UNUSABLE: dict[str, tuple[Any, str]] = {
-    "no pixels": (
-        lambda: dataset(PixelData=None),
-        "DICOM object without pixel data, or cut off before them \\(Computed Radiography Image Storage\\)",
-    ),
+    "no pixels": (lambda: dataset(PixelData=None), DAMAGED),
     "several frames": (
         lambda: dataset(np.arange(60).reshape(5, 3, 4)),
         "DICOM object of several frames; a radiograph has one",
     ),
-    "too few pixels": (lambda: dataset(Rows=50), "DICOM file is cut off within its pixel data"),
+    "too few pixels": (lambda: dataset(Rows=50), DAMAGED),
     "too many pixels": (
         lambda: dataset(WAVES * 99, Columns=30),
         "DICOM header has fewer rows, columns or frames than its pixel data",
     ),
-    "no rows": (lambda: dataset(Rows=None), "DICOM image cannot be decoded: it is damaged"),
+    "no rows": (lambda: dataset(Rows=None), DAMAGED),
     "too large": (
         lambda: dataset(Rows=20_000, Columns=6_000),
         "image of 6,000 x 20,000 pixels; at most 100,000,000 pixels are read",
@@ -319,15 +306,12 @@ UNUSABLE: dict[str, tuple[Any, str]] = {
     ),
     "compressed floats": (
         lambda: compressed(b"\0\0", JPEG_2000, VALUES.astype("u2"), FloatPixelData=bytes(24), PixelData=None),
-        "DICOM pixel data cannot be decoded \\(JPEG 2000 Image Compression",
+        DAMAGED,
     ),
-    "no stream": (
-        lambda: compressed(b"\0\0", JPEG_2000, VALUES.astype("u2")),
-        "DICOM pixel data cannot be decoded \\(JPEG 2000 Image Compression",
-    ),
+    "no stream": (lambda: compressed(b"\0\0", JPEG_2000, VALUES.astype("u2")), DAMAGED),
     "no image's compression": (
         lambda: compressed(b"\0\0\1\xb3", "1.2.840.10008.1.2.4.100", VALUES.astype("u2")),
-        "DICOM pixel data cannot be decoded \\(MPEG2 Main Profile",
+        DAMAGED,
     ),
 }
 
@@ -350,23 +334,17 @@ def test_a_cut_off_file_says_so(tmp_path: Path, syntax: str) -> None:
     )
     file = write(made, tmp_path)
     file.write_bytes(file.read_bytes()[:-90])
-    with pytest.raises(UnusableImageError, match="DICOM file is cut off"):
+    with pytest.raises(UnusableImageError, match=DAMAGED):
         read_grey(file)
 
 
-def test_a_compression_without_decoder_names_the_extra(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("package", ["pydicom", "imagecodecs"])
+def test_a_missing_package_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
 ) -> None:
     file = write(compressed(b"\0\0", JPEG_LOSSLESS, VALUES.astype("u2")), tmp_path)
-    monkeypatch.setitem(sys.modules, "imagecodecs", None)
-    with pytest.raises(UnusableImageError, match=r"JPEG Lossless.* requires imagecodecs: .*\[dicom\]"):
-        read_grey(file)
-
-
-def test_without_pydicom_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = write(dataset(), tmp_path)
-    monkeypatch.setitem(sys.modules, "pydicom", None)
-    with pytest.raises(UnusableImageError, match=r"requires pydicom: .*\[dicom\]"):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UnusableImageError, match=rf"this DICOM file requires {package}: .*\[dicom\]"):
         read_grey(file)
 
 
@@ -463,10 +441,10 @@ def test_damaged_compressed_files_are_refused(tmp_path: Path, syntax: str) -> No
 CASES = {
     "colour_header_grey_stream": "DICOM header \\(256 x 224 x 3 of 8 bits\\) contradicts its compressed image",
     "colour_jpeg_under_grey_header": "DICOM header \\(256 x 224 x 1 of 8 bits\\) contradicts",
-    "cut_off_compressed": "DICOM file is cut off",
-    "damaged_jpeg": "DICOM pixel data cannot be decoded \\(JPEG Baseline \\(Process 1\\)\\)$",
+    "cut_off_compressed": DAMAGED,
+    "damaged_jpeg": DAMAGED,
     "grey_header_colour_stream": "DICOM header \\(256 x 224 x 1 of 8 bits\\) contradicts",
-    "name_swallowed_by_a_damaged_element": r"DICOM object without pixel data, .* \(unknown\)$",
+    "name_swallowed_by_a_damaged_element": DAMAGED,
     "no_preamble": "",
     "overlay_bit_15_j2k": "",
     "overlay_bit_15_raw": "",
@@ -506,5 +484,5 @@ def test_preparation_and_inference_see_the_same_picture(tmp_path: Path) -> None:
         whole = np.asarray(seen.resize((20, 20), Image.Resampling.BILINEAR)).astype(int)
         assert np.abs(np.asarray(prepared) - whole).max() <= 3
     file.write_bytes(file.read_bytes()[:-20])
-    with pytest.raises(ValueError, match="image.dcm: DICOM file is cut off"):
+    with pytest.raises(ValueError, match=f"image.dcm: {DAMAGED}"):
         as_grey(file)

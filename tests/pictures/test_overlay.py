@@ -8,19 +8,14 @@ from medclip_dcl.pictures.overlay import overlay
 GREY = np.arange(35, dtype=np.uint8).reshape(5, 7) * 7
 
 
-def test_opacity_0_is_the_grey_image():
+def test_opacity_weighs_the_image_and_the_colours():
     heat_map = np.linspace(-1, 1, 35, dtype=np.float32).reshape(5, 7)
-    assert np.array_equal(
-        overlay(GREY, heat_map, limits=(-1.0, 1.0), opacity=0.0), np.repeat(GREY[..., None], 3, 2)
+    black = np.zeros_like(GREY)
+    plain, colours, on_black = (
+        overlay(grey, heat_map, limits=(-1.0, 1.0), opacity=opacity)
+        for grey, opacity in ((GREY, 0.0), (GREY, 1.0), (black, 1.0))
     )
-
-
-def test_opacity_1_does_not_depend_on_the_image():
-    heat_map = np.linspace(-1, 1, 35, dtype=np.float32).reshape(5, 7)
-    assert np.array_equal(
-        overlay(GREY, heat_map, limits=(-1.0, 1.0), opacity=1.0),
-        overlay(np.zeros_like(GREY), heat_map, limits=(-1.0, 1.0), opacity=1.0),
-    )
+    assert np.array_equal(plain, np.repeat(GREY[..., None], 3, 2)) and np.array_equal(colours, on_black)
 
 
 def test_low_cosines_are_blue_and_high_ones_red():

@@ -67,7 +67,7 @@ def test_draws_equal_a_loop_over_repeated_rows(tables, measured):
     numbers = bootstrap_numbers(Predictions(tables, MIN_CASES), n_draws, seed=4)
     lost = np.flatnonzero(np.isnan(numbers["classification/by_finding/Pneumothorax/auc"]))
     assert len(lost), "no draw lost the few positives of pneumothorax"
-    for draw in {*range(0, n_draws + 1, 5), *lost[:2]}:
+    for draw in {*range(0, n_draws + 1, 10), *lost[:2]}:
         resampled = {}
         for section, table in tables.items():
             patients = np.unique(table["subject_id"])
@@ -115,20 +115,14 @@ def test_a_finding_of_few_cases_is_not_averaged(tables):
     assert found["classification/auc"].n_draws == 100
 
 
-def test_chunks_of_draws_change_nothing(tables, monkeypatch):
+def test_neither_chunks_nor_the_row_order_matter(tables, monkeypatch):
     whole = bootstrap_numbers(Predictions(tables), 40)
     monkeypatch.setattr(intervals, "_ELEMENTS_PER_CHUNK", 4000)
-    for path, values in bootstrap_numbers(Predictions(tables), 40).items():
-        assert values == pytest.approx(whole[path], abs=1e-12, nan_ok=True), path
-
-
-def test_the_seed_decides_not_the_row_order(tables):
-    found = bootstrap_intervals(Predictions(tables), 200, seed=1)
-    assert found == bootstrap_intervals(Predictions(tables), 200, seed=1)
-    assert found != bootstrap_intervals(Predictions(tables), 200, seed=2)
     shuffled = {name: table.sample(frac=1, random_state=3) for name, table in tables.items()}
-    for path, one in bootstrap_intervals(Predictions(shuffled), 200, seed=1).items():
-        assert one == pytest.approx(found[path], abs=1e-12), path
+    for path, values in bootstrap_numbers(Predictions(shuffled), 40).items():
+        assert values == pytest.approx(whole[path], abs=1e-12, nan_ok=True), path
+    other = bootstrap_numbers(Predictions(tables), 40, seed=2)
+    assert not np.array_equal(other["grounding/miou"], whole["grounding/miou"])
 
 
 def boxes_of(patients: np.ndarray, values: np.ndarray, trials: int = 1) -> Predictions:
@@ -209,13 +203,6 @@ def test_false_differences_are_about_the_level():
     assert 0.01 <= np.mean(excluded) <= 0.11
 
 
-def test_nothing_to_evaluate_has_no_intervals(tables):
-    for section in ("grounding", "retrieval", "report_retrieval"):
-        tables[section] = tables[section].head(0)
-    found = bootstrap_intervals(Predictions(tables), 100)
-    assert {path.split("/")[0] for path in found} == {"classification"}
-
-
 def _drop_column(run: Path) -> None:
     file = run / "predictions/grounding.parquet"
     pd.read_parquet(file).drop(columns="miou").to_parquet(file)
@@ -249,8 +236,5 @@ def test_runs_on_other_cases_are_not_paired(tables, make_predictions):
     other["grounding"] = other["grounding"].assign(
         subject_id=other["grounding"]["subject_id"].replace(100, 1)
     )
-    n_boxes, n_other = len(tables["grounding"]), (tables["grounding"]["subject_id"] == 100).sum()
-    with pytest.raises(
-        SavedResultsError, match=f"{n_other} of {n_boxes} cases of grounding are not the same"
-    ):
+    with pytest.raises(SavedResultsError, match="cases of grounding differ"):
         bootstrap_differences(Predictions(other), Predictions(tables), 100)

@@ -20,7 +20,6 @@ from medclip_dcl.report.intervals import patient_draws
 from medclip_dcl.report.reliability import section
 from medclip_dcl.report.report import render
 from medclip_dcl.report.tables import Table
-from medclip_dcl.runs.saved import SavedResultsError
 
 SCALE = 6.0
 
@@ -58,7 +57,7 @@ def run(make_tested_run, make_predictions, tmp_path_factory) -> Path:
 
 def content(folder: Path) -> dict:
     found = section(intervals.TestedRun(folder))
-    assert found is not None
+    assert found is not None and not any("precision" in note for note in found.get("notes", []))
     return found
 
 
@@ -141,19 +140,10 @@ def test_a_calibration_of_another_test_is_named(run, tmp_path, keys, value, mess
 
 
 def test_another_precision_of_the_test_is_said(run):
-    for precision, is_said in (("32-true", False), ("bf16-mixed", True)):
-        tested = intervals.TestedRun(run)
-        tested.tested["precision"] = precision
-        found = section(tested)
-        assert found is not None
-        assert any("bf16-mixed precision" in note for note in found["notes"]) == is_said
-
-
-def test_a_damaged_file_is_one_error(run, tmp_path):
-    copy = shutil.copytree(run, tmp_path / "a")
-    (copy / "calibration.json").write_text("{")
-    with pytest.raises(SavedResultsError, match="calibration.json is not readable JSON"):
-        render(copy)
+    tested = intervals.TestedRun(run)
+    tested.tested["precision"] = "bf16-mixed"
+    found = section(tested)
+    assert found is not None and any("bf16-mixed precision" in note for note in found["notes"])
 
 
 def test_the_perfect_models_error_is_the_binomials():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -21,66 +20,17 @@ from medclip_dcl.report import charts
 from medclip_dcl.report.report import main, render, write_report
 from medclip_dcl.report.tables import DESCRIPTIONS
 from medclip_dcl.runs.saved import SavedResultsError
+from tests.report.page import Page
 
 SCRIPT = "<script>alert('no')</script> & \"effusion\""
 
 
-class Page(HTMLParser):
-    """Tables as lists of rows of cell texts, all visible text, and every address that the page refers to."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.tables: list[list[list[str]]] = []
-        self.text = ""
-        self.addresses: list[str] = []
-        self.tags: list[str] = []
-        self.ids: list[str] = []
-        self._cell: list[str] | None = None
-        self.feed(html)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        for name, value in attrs:
-            if name in ("src", "href", "xlink:href"):
-                self.addresses.append(value)
-            if name == "id":
-                self.ids.append(value)
-        if tag == "table":
-            self.tables.append([])
-        elif tag == "tr":
-            self.tables[-1].append([])
-        elif tag in ("td", "th"):
-            self._cell = []
-
-    def handle_endtag(self, tag):
-        if tag in ("td", "th") and self._cell is not None:
-            self.tables[-1][-1].append("".join(self._cell))
-            self._cell = None
-
-    def handle_data(self, data):
-        self.text += data
-        if self._cell is not None:
-            self._cell.append(data)
-
-    def row(self, table: int, label: str) -> list[str]:
-        (row,) = [row for row in self.tables[table] if row and row[0] == label]
-        return row[1:]
-
-
 def results(shift: float = 0.0, phantom: bool = False) -> dict:
     """results.json with numbers that are all different, of the set that the paper's rows are of."""
-    recalls = {
-        "R@10": 0.1001 + shift,
-        "R@50": 0.2002 + shift,
-        "R@100": 0.3003 + shift,
-        "MedR": 61.5 + 100 * shift,
-    }
-    other = {
-        "R@10": 0.1501 + shift,
-        "R@50": 0.2502 + shift,
-        "R@100": 0.3503 + shift,
-        "MedR": 72.0 + 100 * shift,
-    }
+    recalls, other = (
+        {"R@10": a + shift, "R@50": a + 0.1001 + shift, "R@100": a + 0.2002 + shift, "MedR": m + 100 * shift}
+        for a, m in ((0.1001, 61.5), (0.1501, 72.0))
+    )
     retrieval = {"recall": 0.2251 + shift, "medr": 66.75, "image_to_text": recalls, "text_to_image": other}
     by_finding: dict[str, Any] = {f: {"auc": 0.7 + i / 100 + shift, "acc": 0.6} for i, f in enumerate(CHEX5)}
     by_finding["Pneumothorax"] = {"auc": None, "acc": None}
@@ -238,28 +188,20 @@ def test_both_networks_stand_in_the_papers_tables(page):
     assert page.row(0, "untrained") == ["0.71", "0.70", "1.13", "0.89", "0.02", "0.13", "66.8"]
     assert page.row(1, "this run") == ["0.700", "0.710", "0.720", "0.730", "–", "0.812"]
     assert page.row(1, "positive / negative cases")[:2] == ["31 / 77", "31 / 77"]
-    assert page.row(2, "Edema") == ["31 / 77", "0.710", "0.600", "0.610", "0.600", "0.713"]
-    assert page.row(3, "untrained") == ["1.135", "0.888", "0.023"]
-    assert page.row(3, "this run, per image-phrase pair") == ["1.235", "0.988", "0.123"]
-    assert page.row(4, "Edema") == ["1,448", "1.23", "0.99", "0.12", "1.13", "0.89", "0.02"]
-    assert page.row(5, "this run") == ["0.10", "0.20", "0.30", "61.5", "0.15", "0.25", "0.35", "72"]
-    assert page.row(5, "untrained, duplicate-tolerant")[3] == "51.5"
-
-
-def test_another_image_size_than_trained_is_noted(page):
-    assert "images were shown at 512 pixels, trained at 480" in page.text
+    assert page.row(6, "Edema") == ["31 / 77", "0.710", "0.600", "0.610", "0.600", "0.713"]
+    assert page.row(2, "untrained") == ["1.135", "0.888", "0.023"]
+    assert page.row(2, "this run, per image-phrase pair") == ["1.235", "0.988", "0.123"]
+    assert page.row(7, "Edema") == ["1,448", "1.23", "0.99", "0.12", "1.13", "0.89", "0.02"]
+    assert page.row(3, "this run") == ["0.10", "0.20", "0.30", "61.5", "0.15", "0.25", "0.35", "72"]
+    assert page.row(3, "untrained, duplicate-tolerant")[3] == "51.5"
 
 
 def test_published_rows_are_marked_and_last(page):
     of_paper = [table["published"] for table in DESCRIPTIONS["tables"] if "published" in table]
-    for table, published in zip((0, 1, 3, 5), of_paper, strict=True):
+    for table, published in zip(range(4), of_paper, strict=True):
         labels = [row[0] for row in page.tables[table] if row]
         divider = labels.index("published, not rerun; MIMIC-CXR/MS-CXR")
         assert labels[divider + 1 :] == list(published)
-        assert labels.index("untrained") < divider
-    assert page.row(0, "DCL, η_LM") == ["0.86", "0.72", "1.49", "–", "0.20", "0.30", "104"]
-    assert page.row(1, "BioViL") == ["0.752", "0.887", "0.914", "0.768", "0.594", "0.783"]
-    assert page.row(5, "LSE+NL") == ["0.09", "0.29", "0.44", "123", "0.10", "0.32", "0.49", "107"]
 
 
 def test_the_report_needs_no_other_file(html, page):
@@ -306,17 +248,9 @@ def test_constant_curves_are_one_line(run, tmp_path):
     assert "class_probability.parquet: " not in page.text
 
 
-def test_ranks_alone_have_no_roc_heading(copy):
-    unlabelled = results()
-    unlabelled["metrics"]["classification"] = {}
-    (copy / "results.json").write_text(json.dumps(unlabelled))
-    text = Page(render(copy)).text
-    assert "Ranks" in text and "ROC curves" not in text
-
-
 def test_configuration_versions_timings_and_notes_are_shown(page):
     for text in (
-        "512 pixels",
+        "images were shown at 512 pixels, trained at 480",
         "learning_rate: 1.0e-05",
         "9.8.7",
         "127.5",
@@ -345,26 +279,13 @@ def test_the_head_names_the_data_and_its_protection(html, copy):
     )
 
 
-def test_published_rows_of_another_set_are_folded(copy):
-    few = results()
-    few["counts"]["grounding"] |= {"boxes": 138, "images": 70}
-    (copy / "results.json").write_text(json.dumps(few))
-    page = Page(render(copy))
-    labels = [[row[0] for row in table if row] for table in page.tables]
-    with_paper = [found for found in labels if "BioViL" in found]
-    assert len(with_paper) == 4 and not any("this run" in found for found in with_paper)
-    assert page.tags.count("details") == 4 + 2
-    assert page.text.count("this set has 138 boxes") == 4
-    assert "The rows below the dashed line" not in page.text
-
-
 def test_each_table_has_its_chance_level(page):
     assert page.row(0, "chance level") == ["0.50", "0.71", "–", "0.00", "–", "0.04", "724.5"]
     assert page.row(0, "tested on")[2:6] == ["1,448 boxes"] * 3 + ["1,448 candidates"]
     assert page.row(1, "chance level") == ["0.500"] * 4 + ["–", "0.500"]  # pneumothorax has too few cases
-    assert page.row(3, "chance level") == ["–", "0.000", "–"]
-    assert page.row(5, "chance level")[3] == "724.5" and page.row(5, "candidates") == ["1,448"] * 8
-    for table, texts in ((6, "3,269"), (7, "9,999")):
+    assert page.row(2, "chance level") == ["–", "0.000", "–"]
+    assert page.row(3, "chance level")[3] == "724.5" and page.row(3, "candidates") == ["1,448"] * 8
+    for table, texts in ((4, "3,269"), (5, "9,999")):
         assert page.row(table, "chance level") == ["0.01", "0.02", "0.06", "777"] * 2
         assert page.row(table, "candidates") == [texts] * 4 + ["3,403"] * 4
         assert page.row(table, "this run")[3] == "61.5"
@@ -465,10 +386,8 @@ def test_other_findings_have_no_published_rows(copy):
     found["counts"]["classification"]["by_finding"] = {"Fracture": {"positives": 30, "negatives": 70}}
     (copy / "results.json").write_text(json.dumps(found))
     page = Page(render(copy))
-    assert (
-        page.row(1, "Fracture")[:3] == ["30 / 70", "0.600", "0.500"]
-        and page.row(1, "Fracture")[-1] == "0.700"
-    )
+    assert page.row(6, "Fracture")[:3] == ["30 / 70", "0.600", "0.500"]
+    assert page.row(6, "Fracture")[-1] == "0.700"
     assert "BioViL" not in [row[0] for row in page.tables[1] if row]
     assert page.row(0, "BioViL")[:3] == ["–", "–", "1.14"]  # the paper's AUC and ACC are of CheX5
 
@@ -476,15 +395,12 @@ def test_other_findings_have_no_published_rows(copy):
 @pytest.mark.parametrize(
     ("prepare", "message"),
     [
-        (lambda run: run.rmdir(), "does not exist; give the folder of a run"),
-        (lambda run: None, "is not a run folder: it holds neither config.yaml"),
+        (lambda run: None, "expected a run folder with config.yaml, "),
         (lambda run: (run / "results.json").write_text("{"), "results.json is not readable JSON"),
         (
             lambda run: (run / "results.json").write_text('{"format_version": 99}'),
             "format version 99, this program reads version 2; test the run again",
         ),
-        (lambda run: (run / "metrics.csv").write_text(""), "metrics.csv is not a readable table"),
-        (lambda run: (run / "metrics.csv").write_text("a,b\n1,2\n"), "metrics.csv has no column step"),
     ],
 )
 def test_what_is_not_a_run_is_refused(tmp_path, capsys, prepare, message):

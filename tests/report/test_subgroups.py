@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,15 +11,12 @@ import pytest
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 
-from medclip_dcl import load
-from medclip_dcl.export.card import model_card
 from medclip_dcl.metrics import summaries
 from medclip_dcl.report import charts, subgroups
 from medclip_dcl.report.intervals import Predictions, patient_draws
 from medclip_dcl.report.report import render
 from medclip_dcl.report.subgroups import describe, joint_p, subgroup_table, table_of_groups
 from medclip_dcl.runs.saved import SavedResultsError
-from tests.small import export_network
 
 N_IMAGES = 240
 
@@ -105,25 +101,6 @@ def predictions(images) -> Predictions:
 @pytest.fixture(scope="module")
 def table(images, predictions) -> pd.DataFrame:
     return table_of_groups(predictions, images, n_draws=40, seed=3)
-
-
-def test_zero_weights_for_others_are_the_subset(predictions):
-    for name, compute in (
-        ("classification", partial(summaries.classification, min_cases=1)),
-        ("grounding", summaries.box_means),
-        ("retrieval", summaries.recalls),
-    ):
-        # Without the finding that the subset lacks: it is decided on the rows, not on the weights.
-        whole = predictions.tables[name]
-        if "finding" in whole:
-            whole = whole[whole["finding"] != "Pneumonia"].reset_index(drop=True)
-        rows = (whole["subject_id"] % 3 == 0).to_numpy()
-        weights = np.random.default_rng(0).integers(0, 3, (5, len(whole))).astype(float)
-        zeroed, subset = compute(whole, weights * rows), compute(whole[rows], weights[:, rows])
-        expected = dict(summaries.by_path(zeroed, name))
-        for path, values in summaries.by_path(subset, name):
-            assert values == pytest.approx(expected.pop(path), abs=1e-12), path
-        assert not expected
 
 
 def test_values_gaps_and_intervals_are_a_loops(images, predictions, table):
@@ -281,6 +258,7 @@ def test_planted_gaps_are_found_and_others_are_not(worse):
 def without_charts(monkeypatch) -> None:
     monkeypatch.setattr(charts, "chart", lambda *_: None)
     monkeypatch.setattr(charts, "ranks", lambda *_: [])
+    monkeypatch.setattr(subgroups.subgroup_table, "__defaults__", (100, 0))
 
 
 def write_tested_run(make_tested_run, folder, **columns: Any):
@@ -318,7 +296,7 @@ def test_the_page_marks_gaps_and_names_the_method(make_tested_run, tmp_path, mon
     content = describe(table_of_groups(predictions_of(images_of(), worse=0.9), images_of(), 200))
     assert content is not None
     (line,) = [line for line in content["found"] if "signed CNR" in line and line.startswith("Sex, F − M")]
-    assert re.search(r"signed CNR ↑ −\d\.\d\d \[−\d\.\d\d, −\d\.\d\d\] \(p = 0\.005\)", line)
+    assert re.search(r"signed CNR ↑ -\d\.\d\d \[-\d\.\d\d, -\d\.\d\d\] \(p = 0\.005\)", line)
     row = {row.label: [str(cell) for cell in row.cells] for row in content["tables"][1].rows}
     assert row["AUC ↑"][0].split(" [")[0].endswith("(2 of 3)")
     assert "AUC ↑, Pneumonia" not in row
@@ -345,17 +323,3 @@ def test_what_is_missing_or_broken_is_named(make_tested_run, tmp_path, monkeypat
     assert "no tables by view, sex and age" in html and 'id="subgroups"' not in html
     file.unlink()
     assert subgroup_table(run).empty
-
-
-def test_the_card_has_the_same_gaps(make_tested_run, small_bert, tmp_path, monkeypatch):
-    monkeypatch.setattr(subgroups, "MIN_PATIENTS", 3)
-    run, images = write_tested_run(make_tested_run, tmp_path / "run")
-    sex = np.where(images["subject_id"] % 2 == 0, "F", "M")
-    images.assign(sex=sex).to_parquet(run / "predictions/images.parquet")
-    network = load(export_network(small_bert, tmp_path / "model")).network
-    monkeypatch.setattr("medclip_dcl.export.card.weights_fingerprint", lambda network: "weights0")
-    section = model_card(run, network, "x").split("## Subgroups")[1].split("## Limits")[0]
-    content = describe(subgroup_table(run))
-    assert content is not None and "F − M" in section
-    for row in content["tables"][0].rows:
-        assert f"| {row.label} |" in section

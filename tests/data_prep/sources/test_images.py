@@ -135,7 +135,7 @@ UNUSABLE = {
         b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
         "not an image file of a known format",
     ),
-    "truncated jpeg": (jpeg()[:400], "image cannot be decoded: image file is truncated"),
+    "truncated jpeg": (jpeg()[:400], "image cannot be decoded: it is damaged or cut off"),
     "truncated png": (encoded(GREY)[:-60], "image cannot be decoded: "),
     "constant": (encoded(Image.new("L", (50, 40), 7)), "image is blank: grey level 7 everywhere"),
     "constant, 16 bits": (
