@@ -11,8 +11,6 @@ patient's sex and age at the study. RAW is only read; see `data_prep.sources.pre
 
 from __future__ import annotations
 
-import argparse
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,17 +34,11 @@ from data_prep.sources.releases import (
     read_labels,
     read_ms_cxr,
     read_truth,
+    require,
     truth_files,
 )
 from data_prep.text.reports import Study, find_reports, no_reports, report_places
 from medclip_dcl.common.command_line import option, parse_options, run_command
-
-
-def _folders(text: str) -> tuple[str, ...]:
-    names = tuple(sorted({name.strip() for name in text.split(",")}))
-    if not all(re.fullmatch(r"p\d\d", name) for name in names):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected folders below files/, as in p10 or p10,p11")
-    return names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +61,7 @@ class Settings(preparation.Settings):
         choices=tables.RESIZED,
     )
     subset: tuple[str, ...] | None = option(
-        "only patients of these folders, as in p10 or p10,p11", None, type=_folders, metavar="p10"
+        "only patients of these folders, as in p10 or p10,p11", None, type=preparation.names, metavar="p10"
     )
     patients: Path | None = option(
         "hosp/patients.csv.gz of MIMIC-IV, for tables of results by sex and age",
@@ -94,7 +86,7 @@ def prepare(settings: Settings) -> None:
             "labels": settings.labels,
             "views": list(FRONTAL_VIEWS),
             "ms_cxr": settings.ms_cxr.name if settings.ms_cxr is not None else None,
-            "subset": list(settings.subset) if settings.subset is not None else None,
+            "subset": sorted({*settings.subset}) if settings.subset is not None else None,
             # Named only where given: sets without it stay as they were, byte by byte.
             **({"patients": settings.patients.name} if settings.patients is not None else {}),
             **({"phantom": rates} if rates else {}),
@@ -121,6 +113,9 @@ def _read(settings: Settings, release: Release) -> Source:
         if "age" not in frontal:
             print(f"note: {release.metadata} has no StudyDate: no age at the study", file=sys.stderr)
     use = tables.decide_use(frontal, grounding, (), ())
+    # Before hours of image work; final uses only leave out images. Patients may be in both test and grounding.
+    purposes = use.replace("grounding", "test").groupby(frontal["subject_id"]).transform("nunique")
+    require(frontal["subject_id"], purposes == 1, "patients in one split", release.split)
     taken = preparation.take_patients(frontal, settings.limit, use)
     if settings.limit is not None:
         wanted = wanted[wanted["subject_id"].isin(taken["subject_id"])]

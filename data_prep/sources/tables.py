@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from data_prep.sources.releases import FRONTAL_VIEWS, ReleaseError, and_others
+from data_prep.sources.releases import FRONTAL_VIEWS, ReleaseError
 from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.data.prepared import SEXES, columns_of, labelled_findings
 from medclip_dcl.data.table_checks import USES
@@ -100,22 +100,6 @@ def decide_use(
     use[is_grounding & ((images["official_split"] != "test") | has_box)] = "grounding"
     use[images["study_id"].isin(list(studies_without_text)) & ~has_box] = "excluded"
     return use.rename("use")
-
-
-def require_disjoint_patients(images: pd.DataFrame) -> None:
-    """Check that no patient has two uses, except test beside grounding."""
-    used = images[images["use"] != "excluded"]
-    purpose = used["use"].replace("grounding", "test")
-    purposes = purpose.groupby(used["subject_id"]).agg(lambda column: " and ".join(sorted(set(column))))
-    # Grounding beside validate cannot come from the official split either, but only from a patient in two splits.
-    mixed = purposes[purposes.str.contains(" and ")]
-    if len(mixed):
-        others = and_others([str(patient) for patient in mixed.index[1:]])
-        raise ReleaseError(
-            f"{len(mixed):,} of {len(purposes):,} patients are both in training and in evaluation, or in two "
-            f"parts of the evaluation (first: patient {mixed.index[0]}, in {mixed.iloc[0]}){others}; the official "
-            "split keeps patients apart, so the split table is damaged: download it again"
-        )
 
 
 def study_labels(images: pd.DataFrame, labels: pd.DataFrame) -> tuple[pd.DataFrame, int]:
