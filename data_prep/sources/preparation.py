@@ -351,7 +351,8 @@ def _is_finished(output: Path, made_from: Mapping[str, Any]) -> bool:
 def _differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     def facts(info: Mapping[str, Any]) -> dict[str, Any]:
         named = {name: info.get(name) for name in ("format_version", "source")}
-        return {**named, **info.get("options", {}), **info.get("source_files", {})}
+        files = {f"content of {name}": digest for name, digest in info.get("source_files", {}).items()}
+        return {**named, **info.get("options", {}), **files}
 
     old, new = facts(there), facts(now)
     changed = [name for name in {**old, **new} if old.get(name) != new.get(name)]
