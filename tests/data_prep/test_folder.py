@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -89,41 +90,7 @@ def test_label_columns_are_findings_like_any_other(table: Path, capsys: pytest.C
     said = capsys.readouterr().out
     assert "columns that are not used: ward (--label_columns" in said
     assert "others     validate (yes/no): Rib fracture 1/0, nodule 0/0" in said
-    check.main(["--data", str(prepared.folder), "--workers", "1"])
-    assert "no problem found" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("column", "values", "message"),
-    [
-        ("Nodule", "01011", None),
-        ("Nodule", "01211", "column Nodule: expected 1, 0, -1 or empty, found '2'"),
-        ("Nodules", "01011", "lacks the column Nodule; found .*--label_columns"),
-        ("view", "01011", "view of --label_columns has another meaning"),
-        ("height", "01011", "height of --label_columns has another meaning"),
-    ],
-)
-def test_label_columns_are_checked(table: Path, column: str, values: str, message: str | None) -> None:
-    rows = read(table)
-    rows[column] = list(values) if column not in rows else rows[column]
-    write(table, rows)
-    named = "Nodule" if column == "Nodules" else column
-    options = [
-        "--table",
-        str(table),
-        "--output",
-        str(table.parent.parent / "set"),
-        "--size",
-        "16",
-        "--workers",
-        "1",
-    ]
-    if message is None:
-        command.main([*options, "--label_columns", named, "Cardiomegaly"])
-        assert PreparedSet(table.parent.parent / "set").findings == ["Cardiomegaly", "Nodule"]
-    else:
-        with pytest.raises(ReleaseError, match=message):
-            command.main([*options, "--label_columns", named])
+    assert check.check_set(prepared.folder)[1] == []
 
 
 def test_sex_and_age_of_a_table(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,28 +104,6 @@ def test_sex_and_age_of_a_table(table: Path, capsys: pytest.CaptureFixture[str])
     said = capsys.readouterr()
     assert "F 2, M 1, unknown 1, age unknown 2 (images)" in said.out
     assert "column Gender: expected F, M, female or male, found 'divers' in row 5 (1 of 4 rows)" in said.err
-
-
-@pytest.mark.parametrize(
-    ("column", "values", "options", "message"),
-    [
-        ("sex", list("12121"), {}, "column sex: expected F, M, female or male, found '1' in rows .*: '2'"),
-        ("age", ["old"] * 5, {}, "column age: expected years, as 45, or 045Y .*, found 'old' in"),
-        ("years", ["1"] * 5, {"sex_column": "sex"}, "lacks the column sex; .* --sex_column names one"),
-        (
-            "sex",
-            ["F"] * 5,
-            {"text_only": True, "sex_column": "sex"},
-            "leave out --sex_column and --age_column",
-        ),
-    ],
-)
-def test_columns_without_sex_or_age_are_refused(
-    table: Path, column: str, values: list[str], options: dict[str, Any], message: str
-) -> None:
-    write(table, read(table).assign(**{column: values}))
-    with pytest.raises(ReleaseError, match=message):
-        prepare(settings(table, **options))
 
 
 def test_the_prepared_set_of_a_table(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -227,8 +172,9 @@ def test_columns_of_other_names_delimiter_and_encoding(table: Path) -> None:
     for name in ("images", "labels"):
         first = PreparedSet(table.parent.parent / "set").table(name)
         pd.testing.assert_frame_equal(prepared.table(name), first)
-    with pytest.raises(ReleaseError, match=r"line \d is not UTF-8; name the --encoding"):
-        prepare(settings(other, output=output / "x", delimiter=";", **names))
+    for encoding, wanted in ((None, "UTF-8"), ("ascii", "ascii")):
+        with pytest.raises(ReleaseError, match=rf"line \d is not {wanted}; name the --encoding"):
+            prepare(settings(other, output=output / "x", delimiter=";", encoding=encoding, **names))
 
 
 def test_sections_are_chosen_where_they_have_columns(table: Path) -> None:
@@ -266,13 +212,8 @@ def test_rows_without_study_or_split(table: Path) -> None:
     with pytest.raises(PreparedDataError, match="made differently .split: "):
         prepare(settings(table, split_seed=1))
     write(table, rows.assign(split="train"))
-    with pytest.raises(
-        ReleaseError, match="--split_shares and --split_seed draw a split, but the table has a"
-    ):
+    with pytest.raises(ReleaseError, match="--split_shares and --split_seed draw a split, but the table"):
         prepare(settings(table, split_seed=1))
-    write(table, rows.assign(patient="1"))
-    with pytest.raises(ReleaseError, match="of 1 patients none was drawn for .*choose other --split_shares"):
-        prepare(settings(table, output=table.parent.parent / "third"))
 
 
 def test_drawn_split_has_its_shares_and_stays() -> None:
@@ -286,126 +227,61 @@ def test_drawn_split_has_its_shares_and_stays() -> None:
     assert set(draw_split(patients[:50], (0.0, 1.0, 0.0), 3)) == {"validate"}
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            lambda rows: rows.rename(columns={"patient": "name"}),
-            "lacks the column patient; found image, name, study.*name it by --patient_column",
-        ),
-        (
-            lambda rows: rows.rename(columns={"image": "file"}),
-            "lacks the column image.*name it by --image_column, or pass --text_only",
-        ),
-        (
-            lambda rows: rows.drop(columns="text"),
-            "lacks the column text.*--text_column, or by --findings_column",
-        ),
-        (lambda rows: rows.assign(findings="x"), "a column text beside findings or impression; say which"),
-        (
-            lambda rows: rows.assign(image="../" + rows["image"]),
-            r"paths below .*, found '\.\./a/1\.png' in row 2",
-        ),
-        (
-            lambda rows: rows.assign(image="/etc/passwd"),
-            r"expected paths below .*, found '/etc/passwd' in rows",
-        ),
-        (lambda rows: rows.assign(image="x" * 201), "with names of at most 200 bytes"),
-        (lambda rows: rows.assign(image="a\x00b"), "expected paths below"),
-        (lambda rows: rows.assign(image="./a//1.png"), "expected each image once, found 'a/1.png' in rows 2"),
-        (
-            lambda rows: rows.replace({"a/1.png": "b", "a/1 side.png": "b.jpg"}).assign(view="PA"),
-            "names that differ by more than .jpg at their end, found 'b' in row 2, and 1 more: 'b.jpg' in row 3",
-        ),
-        (
-            lambda rows: rows.replace({"a/1 side.png": "b.tif.jpg/1.png"}).assign(view="PA"),
-            "by more than .jpg at their end, found 'b.tif' in row 5",
-        ),
-        (
-            lambda rows: rows.replace({"Q-7": "7", "R-1": "007"}),
-            "column patient: expected one way of writing a name .*, found '7' in rows 2, 4, and 1 more: '007'",
-        ),
-        (
-            lambda rows: rows.replace({"Q-7": "70.0", "R-1": "70"}),
-            "way of writing a name .*, found '70.0' in rows 2, 4, and 1 more: '70' in row 5",
-        ),
-        (
-            lambda rows: rows.replace("R-1", "q-7"),
-            "way of writing a name .*, found 'Q-7' in .* 'q-7' in row 5",
-        ),
-        (
-            lambda rows: rows.replace({"x": "3", "y": "03"}),
-            "column study: .*, found '3' in row 5, and 1 more: '03'",
-        ),
-        (
-            lambda rows: rows.replace("R-1", "1,23E+11"),
-            "patient: expected all digits .*'1,23E.11' in row 5",
-        ),
-        (
-            lambda rows: rows.replace("x", "None"),
-            "column study: expected a name in every row, found '' in row 5",
-        ),
-        (
-            lambda rows: rows.replace("val", "holdout"),
-            r"split: expected train | validate | test, found 'holdout' in row 5 \(1 of 5 rows\)".replace(
-                "|", r"\|"
-            ),
-        ),
-        (
-            lambda rows: rows.replace("-1", "maybe"),
-            "column Cardiomegaly: expected 1, 0, -1 or empty, found 'maybe'",
-        ),
-        (
-            lambda rows: rows.assign(view="PA", text=["A.", "B.", "C.", "D.", "E."]),
-            r"column study: expected studies whose rows have one text, found 'first' in rows 2, 3",
-        ),
-        (
-            lambda rows: rows.replace("R-1", "Q-7"),
-            "column patient: expected patients whose rows have one split, found 'Q-7' in rows 2, 4, 5",
-        ),
-        (lambda rows: rows.assign(study="s"), "studies whose rows have one patient, found 's' in rows 2"),
-        (
-            lambda rows: rows.assign(view="LATERAL"),
-            "expected one of the views PA, AP, FRONTAL .*, found 'LATERAL' in rows",
-        ),
-        (
-            lambda rows: rows.assign(image=""),
-            "no row has a frontal image; for reports alone pass --text_only",
-        ),
-        (lambda rows: rows.iloc[:0], "holds no row; fix the table"),
-    ],
-)
-def test_a_table_that_cannot_be_right_is_named(table: Path, change: Any, message: str) -> None:
+def with_rows(rows: pd.DataFrame, *places: int, **changed: Any) -> pd.DataFrame:
+    return pd.concat([rows, rows.iloc[list(places)].assign(**changed)])
+
+
+VIEWS = {"view": "PA"}
+REFUSED: list[tuple[Callable[[pd.DataFrame], pd.DataFrame], dict[str, Any], str]] = [
+    (lambda t: t.rename(columns={"patient": "a"}), {}, "column patient; found image, a, study.* --patient_column"),
+    (lambda t: t.rename(columns={"image": "a"}), {}, "column image.*name it by --image_column, or pass --text_only"),
+    (lambda t: t.drop(columns="text"), {}, "lacks the column text.*--text_column, or by --findings_column"),
+    (lambda t: t.drop(columns="view"), {"views": ("LL",)}, "column view; found .*--view_column, or leave out --views"),
+    (lambda t: t, {"sex_column": "sex"}, "lacks the column sex; .* --sex_column names one"),
+    (lambda t: t, {"text_only": True, "sex_column": "sex"}, "no images: leave out --image_column, --sex_column"),
+    (lambda t: t, {"text_only": True, "views": ("LL",)}, "no images: leave out --image_column, .* --views"),
+    (lambda t: t, {"text_only": True, "image_column": "image"}, "no images: leave out --image_column"),
+    (lambda t: t.assign(findings="x"), {}, "a column text beside findings or impression; say which"),
+    (lambda t: t.assign(image="../" + t["image"]), {}, r"paths below .*, found '\.\./a/1\.png' in row 2.*'\.\./b"),
+    (lambda t: t.assign(image="/etc/passwd"), {}, "expected paths below .*, found '/etc/passwd' in rows"),
+    (lambda t: t.assign(image="x" * 201), {}, "with names of at most 200 bytes"),
+    (lambda t: t.assign(image="a\x00b"), {}, "expected paths below"),
+    (lambda t: with_rows(t, 0, 2, view="AP"), {}, "each image once, found 'a/1.png' in rows 2, 7, and 1 more: 'a/2"),
+    (lambda t: t.replace({"a/1.png": "b", "a/1 side.png": "b.jpg"}).assign(**VIEWS), {}, "'b' in row 2.*'b.jpg'"),
+    (lambda t: t.replace("a/1 side.png", "b.tif.jpg/1.png").assign(**VIEWS), {}, "by more than .jpg.*'b.tif'"),
+    (lambda t: t.replace({"Q-7": "7", "R-1": "007"}), {}, "one way of writing .* '7' in rows 2, 4, .*: '007'"),
+    (lambda t: t.replace({"Q-7": "70.0", "R-1": "70"}), {}, "way of writing a name .*, found '70.0' in rows 2, 4"),
+    (lambda t: t.replace("R-1", "q-7"), {}, "way of writing a name .*, found 'Q-7' in .* 'q-7' in row 5"),
+    (lambda t: t.replace({"x": "3", "y": "03"}), {}, "column study: .*, found '3' in row 5, and 1 more: '03'"),
+    (lambda t: t.replace("R-1", "1,23E+11"), {}, "patient: expected all digits .*'1,23E.11' in row 5"),
+    (lambda t: t.replace("x", "None"), {}, "column study: expected a name in every row, found '' in row 5"),
+    (lambda t: t.replace("val", "holdout"), {}, r"train \| validate \| test, found 'holdout' in row 5 \(1 of 5 rows\)"),
+    (lambda t: t.replace("-1", "maybe"), {}, "column Cardiomegaly: expected 1, 0, -1 or empty, found 'maybe'"),
+    (lambda t: t.assign(text=list("ABCDE"), **VIEWS), {}, "rows have one text, found 'first' in rows 2, 3"),
+    (lambda t: t.replace("R-1", "Q-7"), {}, "patients whose rows have one split, found 'Q-7' in rows 2, 4, 5"),
+    (lambda t: t.assign(study="s"), {}, "studies whose rows have one patient, found 's' in rows 2"),
+    (lambda t: t.assign(view="LATERAL"), {}, "one of the views PA, AP, FRONTAL .*, found 'LATERAL' in rows"),
+    (lambda t: t.assign(image=""), {}, "no row has a frontal image; for reports alone pass --text_only"),
+    (lambda t: t.assign(sex=list("12121")), {}, "sex: expected F, M, female or male, found '1' in rows .*: '2'"),
+    (lambda t: t.assign(age="old"), {}, "column age: expected years, as 45, or 045Y .*, found 'old' in"),
+    (lambda t: t.assign(Nodule=list("01211")), {"label_columns": ["Nodule"]}, "Nodule: expected 1, 0, -1 .*'2'"),
+    (lambda t: t, {"label_columns": ["Nodule"]}, "lacks the column Nodule; found .*--label_columns"),
+    (lambda t: t, {"label_columns": ["view"]}, "view of --label_columns has another meaning"),
+    (lambda t: t.assign(height="1"), {"label_columns": ["height"]}, "height of --label_columns has another meaning"),
+    (lambda t: t.assign(cardiomegaly="1"), {}, "expected one column of Cardiomegaly, found Cardiomegaly and cardio"),
+    (lambda t: t.assign(patient="1").drop(columns="split"), {}, "of 1 patients none was drawn .* other --split_shares"),
+    (lambda t: t.iloc[:0], {}, "holds no row; fix the table"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "options", "message"), REFUSED)
+def test_a_table_that_cannot_be_right_is_named(
+    table: Path, change: Callable[[pd.DataFrame], pd.DataFrame], options: dict[str, Any], message: str
+) -> None:
     write(table, change(read(table)))
     with pytest.raises(ReleaseError, match=message):
-        prepare(settings(table))
+        prepare(settings(table, **options))
     assert not (table.parent.parent / "set").exists()
-
-
-@pytest.mark.parametrize(
-    ("change", "parts"),
-    [
-        (
-            lambda rows: pd.concat([rows, rows.iloc[[0, 2, 3]].assign(view="AP")]),
-            ["'a/1.png' in rows 2, 7, and 2 more: 'a/2.jpg' in rows 4, 8, 'b.tif' in rows 5, 9"],
-        ),
-        (lambda rows: rows.assign(image="../" + rows["image"]), ["'../a/1.png'", "'../b.tif'", "'../c'"]),
-        (lambda rows: rows.assign(split=["trian", "train", "tain", "val", "tst"]), ["'trian'", "'tain'", "'tst'"]),
-        (
-            lambda rows: rows.assign(Cardiomegaly=["y", "", "n", "0", "?"]),
-            ["'y' in row 2, and 2 more: 'n' in row 4, '?' in row 6 (3 of 5 rows)"],
-        ),
-        (
-            lambda rows: rows.assign(view="PA", study=["3", "03", "7", "07", "8"]),
-            ["'3' in row 2, and 3 more: '03' in row 3, '7' in row 4, '07' in row 5"],
-        ),
-    ],
-)  # fmt: skip
-def test_all_wrong_rows_are_listed_at_once(table: Path, change: Any, parts: list[str]) -> None:
-    write(table, change(read(table)))
-    with pytest.raises(ReleaseError) as error:
-        prepare(settings(table))
-    assert all(part in str(error.value) for part in parts), error.value
 
 
 def test_placeholders_in_cells_are_missing_values(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -445,8 +321,11 @@ def test_placeholders_in_cells_are_missing_values(table: Path, capsys: pytest.Ca
 def test_all_problems_are_listed_and_bad_rows_dropped(table: Path) -> None:
     rows = read(table).replace({"val": "holdout", "-1": "maybe", "R-2": "q-7"})
     write(table, pd.concat([rows, rows.iloc[[2, 2]].assign(text=["A.", "B."])]))
-    table.write_text(table.read_text() + "one,two\n")
-    with pytest.raises(ReleaseError, match=r"4 problems: \(1\) line 11.*\(2\).*maybe.*\(3\).*holdout.*a/2"):
+    table.write_text(table.read_text() + "one,two\n1,2,3\n")
+    with pytest.raises(
+        ReleaseError,
+        match=r"4 problems: \(1\) line 11: 2 values for 7 columns, and 1 more.*\(2\).*maybe.*\(3\).*holdout.*a/2",
+    ):
         prepare(settings(table))
     with pytest.raises(
         ReleaseError, match=r"lacks the column Befund; .*lacks the column MRN.*\(3\) line 11.*mayb"
@@ -456,8 +335,8 @@ def test_all_problems_are_listed_and_bad_rows_dropped(table: Path) -> None:
     prepared = PreparedSet(table.parent.parent / "set")
     assert prepared.table("images")["dicom_id"].tolist() == ["a/1.png"]
     dropped = [row[1:] for row in rejects(prepared)]
-    assert [name for name, _ in dropped] == ["line 11", "c", "b.tif", *["a/2.jpg"] * 3]
-    assert dropped[2][1] == "row 5, column split: expected train | validate | test"
+    assert [name for name, _ in dropped] == ["line 11", "line 12", "c", "b.tif", *["a/2.jpg"] * 3]
+    assert dropped[3][1] == "row 5, column split: expected train | validate | test"
 
 
 def test_unknown_views_are_named_and_known_spellings_understood(
@@ -495,15 +374,6 @@ def test_spellings_of_views() -> None:
         assert set(command.standard_views(pd.Series(words))) == {expected}, words
 
 
-def test_all_lines_of_another_length_are_listed(table: Path) -> None:
-    lines = table.read_text().splitlines()
-    table.write_text("\n".join([*lines, "d.png,Q", "e.png,Q-7,z", ""]))
-    with pytest.raises(
-        ReleaseError, match=r"line \d+: 2 values for 7 columns, and 1 more: line \d+: 3 values .*; fix"
-    ):
-        prepare(settings(table))
-
-
 @pytest.mark.parametrize(
     ("delimiter", "encoding", "first"),
     [(";", "utf-16", ""), ("\t", "utf-8-sig", ""), (";", "utf-8", "sep=;\r\n")],
@@ -517,13 +387,6 @@ def test_a_table_says_its_delimiter_and_encoding(
     prepared = PreparedSet(table.parent.parent / "set")
     assert "Größe is big, as before." in set(prepared.table("sentences")["text"])
     assert len(prepared.table("images")) == 4
-
-
-def test_blanks_around_column_names_do_not_matter(table: Path) -> None:
-    rows = read(table)
-    write(table, rows.rename(columns={name: f" {name} " for name in rows}))
-    prepare(settings(table))
-    assert len(PreparedSet(table.parent.parent / "set").table("images")) == 4
 
 
 def test_report_beside_the_lateral_image_is_the_studys(table: Path) -> None:
@@ -542,26 +405,14 @@ def test_report_beside_the_lateral_image_is_the_studys(table: Path) -> None:
     assert labels.to_dict() == {1: 1.0, 2: 1.0, 3: 0.0, 4: -1.0}
 
 
-def test_views_need_a_column_for_them(table: Path) -> None:
-    write(table, read(table).drop(columns="view"))
-    with pytest.raises(
-        ReleaseError, match="lacks the column view; found .*--view_column, or leave out --views"
-    ):
-        prepare(settings(table, views=("LL",)))
-
-
 def test_labels_are_known_in_any_case(table: Path) -> None:
     rows = read(table).rename(columns={"Cardiomegaly": "cardiomegaly"}).assign(Pleural_effusion="1")
-    write(table, rows)
+    # Blanks around names do not matter either.
+    write(table, rows.rename(columns={name: f" {name} " for name in rows}))
     prepare(settings(table))
     labels = PreparedSet(table.parent.parent / "set").table("labels").set_index("study_id")
     assert labels["Cardiomegaly"].dropna().to_dict() == {2: 1.0, 3: 0.0, 4: -1.0}
     assert (labels["Pleural Effusion"] == 1).all()
-    write(table, rows.assign(Cardiomegaly=""))
-    with pytest.raises(
-        ReleaseError, match="expected one column of Cardiomegaly, found cardiomegaly and Cardiomegaly; fix"
-    ):
-        prepare(settings(table, output=table.parent / "x"))
 
 
 def test_absolute_paths_and_an_unquoted_comma(table: Path) -> None:
@@ -659,15 +510,6 @@ def test_reports_alone_serve_no_image_model(text_set: Path, small_bert: Path) ->
         PreparedDataError, match="has no images: it holds reports alone, which serve language models"
     ):
         images.setup("fit")
-
-
-def test_text_only_contradicts_options_of_images(table: Path) -> None:
-    options = ({"image_column": "image"}, {"images": table.parent}, {"views": ("LL",)})
-    for changed in options:
-        with pytest.raises(ReleaseError, match="--text_only has no images: leave out --"):
-            prepare(settings(table, text_only=True, **changed))
-    prepare(settings(table, text_only=True))
-    assert PreparedSet(table.parent.parent / "set").table("images").empty
 
 
 def test_patients_of_reports_alone_have_one_use(text_set: Path) -> None:
