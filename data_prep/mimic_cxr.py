@@ -37,7 +37,7 @@ from data_prep.sources.releases import (
     require,
     truth_files,
 )
-from data_prep.text.reports import Study, find_reports, no_reports, report_places
+from data_prep.text.reports import find_reports, no_reports, report_places
 from medclip_dcl.common.command_line import option, parse_options, run_command
 
 
@@ -100,8 +100,10 @@ def _read(settings: Settings, release: Release) -> Source:
     """Read and check all tables before any work begins."""
     images = read_images(release)
     boxes = read_ms_cxr(settings.ms_cxr) if settings.ms_cxr is not None else None
-    if boxes is not None and not boxes["dicom_id"].isin(images["dicom_id"]).any():
-        raise ReleaseError(f"{settings.ms_cxr}: none of its images is among those of {release.metadata}")
+    if boxes is not None:
+        boxes["view"] = boxes["dicom_id"].map(images.set_index("dicom_id")["view"])
+        if boxes["view"].isna().all():
+            raise ReleaseError(f"{settings.ms_cxr}: none of its images is among those of {release.metadata}")
     grounding = _grounding_patients(images, boxes)
     counts = _release_counts(images, boxes)
     wanted = _subset(images, settings.subset, release)
@@ -121,20 +123,21 @@ def _read(settings: Settings, release: Release) -> Source:
         wanted = wanted[wanted["subject_id"].isin(taken["subject_id"])]
     if boxes is not None and len(wanted) < len(images):
         # Boxes of images outside the subset are not rejects.
-        outside = boxes["dicom_id"].isin(images["dicom_id"]) & ~boxes["dicom_id"].isin(wanted["dicom_id"])
+        outside = boxes["view"].notna() & ~boxes["dicom_id"].isin(wanted["dicom_id"])
         counts["boxes_outside_subset"] = int(outside.sum())
         boxes = boxes[~outside]
     _note_unused_boxes(settings)
     places = report_places(settings.source, settings.reports)
-    ids = taken[["study_id", "subject_id"]].drop_duplicates()
-    studies = [Study(int(study), int(subject)) for study, subject in ids.itertuples(index=False)]
+    reports = {
+        study: f"p{subject // 1_000_000}/p{subject}/s{study}.txt"
+        for study, subject in zip(taken["study_id"].tolist(), taken["subject_id"].tolist(), strict=True)
+    }
     return Source(
         images=taken.assign(file=[str(settings.source / path) for path in taken["path"]]),
-        reports=find_reports(studies, places),
-        n_reports=len(studies),
-        no_reports=no_reports(studies, places),
+        reports=find_reports(reports, places),
+        n_reports=len(reports),
+        no_reports=no_reports(reports, places),
         labels=read_labels(release),
-        release_images=images,
         boxes=boxes,
         resized=settings.resized,
         grounding_patients=grounding,

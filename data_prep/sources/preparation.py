@@ -93,19 +93,17 @@ class Source:
         images: the chosen ones: dicom_id, subject_id, study_id, view, official_split, path (of the prepared
             file below ``images/``, ending in .jpg) and file (path of the original); optionally rows and columns
             (pixels according to a table), sex and age (see `medclip_dcl.data.prepared.OPTIONAL`).
-        reports: of the studies of `images`, or of `studies`; read once.
-        n_reports: number of reports.
+        reports: of the studies of `images`, or of `studies`, `n_reports` in number; read once.
         no_reports: error message if no report was found.
         labels: by study, as `releases.read_labels` gives them.
         studies: study_id, subject_id, official_split of reports that come without images; None where there are images.
-        release_images: every image with its view, also those that were not chosen (for boxes).
-        boxes: of MS-CXR, None without its file.
+        boxes: of MS-CXR, with the view of each one's image; None without its file.
         resized: how images got other proportions than those that the boxes were drawn on, from `tables.RESIZED`.
         grounding_patients: subject_id of every patient of the MS-CXR file.
         truth: the phantom's, None for a real source.
-        counts: further counts for dataset.json.
+        counts: further ones for dataset.json.
         rejects: rows that were left out while the tables were read.
-        files: more files of the set by name, written beside the tables: texts.
+        files: texts of more files of the set by name.
     """
 
     images: pd.DataFrame
@@ -114,7 +112,6 @@ class Source:
     no_reports: str
     labels: pd.DataFrame
     studies: pd.DataFrame | None = None
-    release_images: pd.DataFrame | None = None
     boxes: pd.DataFrame | None = None
     resized: str | None = None
     grounding_patients: frozenset[int] = frozenset()
@@ -204,10 +201,8 @@ def _assemble(
     box_rejects: list[tables.Reject] = []
     boxed: set[str] = set()
     scaled = 0
-    if source.boxes is not None and source.release_images is not None:
-        written["boxes"], box_rejects, scaled = tables.select_boxes(
-            source.boxes, source.release_images, images, source.resized
-        )
+    if source.boxes is not None:
+        written["boxes"], box_rejects, scaled = tables.select_boxes(source.boxes, images, source.resized)
         boxed = set(written["boxes"]["dicom_id"])
     images = images.assign(use=tables.decide_use(images, source.grounding_patients, boxed, found.reasons))
     studies = images
@@ -245,13 +240,13 @@ def _assemble(
 
 def _refuse_boxes(settings: Settings, source: Source) -> None:
     """Refuse boxes drawn on images of another size, or mostly damaged, before hours of work: by the images' headers."""
-    if source.boxes is None or source.release_images is None:
+    if source.boxes is None:
         return
     images = source.images[source.images["dicom_id"].isin(source.boxes["dicom_id"])]
     sizes = [image_files.size_of(Path(file)) for file in images["file"]]
     images = images.assign(width=[width for width, _ in sizes], height=[height for _, height in sizes])
     readable = images[images["width"] > 0]
-    kept, rejects, _ = tables.select_boxes(source.boxes, source.release_images, readable, source.resized)
+    kept, rejects, _ = tables.select_boxes(source.boxes, readable, source.resized)
     lost = {name: reason for _, name, reason in rejects if not reason.startswith(tables.OF_ITS_IMAGE)}
     refused = {name: reason for name, reason in lost.items() if reason.startswith(tables.OTHER_SIZE)}
     remedy = "take the release's images, or copies in their proportions, or say --resized"

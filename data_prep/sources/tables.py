@@ -32,16 +32,16 @@ OF_ITS_IMAGE = "its image "
 
 
 def select_boxes(
-    boxes: pd.DataFrame, release_images: pd.DataFrame, images: pd.DataFrame, resized: str | None = None
+    boxes: pd.DataFrame, images: pd.DataFrame, resized: str | None
 ) -> tuple[pd.DataFrame, list[Reject], int]:
     """Boxes that lie on usable frontal images, clipped to them, and a reject for each of the others.
 
-    `release_images` are all images with their views, `images` the prepared ones with height and width of the source's
-    files in pixels. A box on a resized copy is scaled with it, if the copy kept the proportions up to a pixel or
-    `resized` says how it got others. The boxes keep the file's order, except that those of one phrase are adjacent.
-    Returns the number of boxes that were scaled as well.
+    `boxes` have the views of their images, NaN for one that is not in the release; `images` are the prepared ones, with
+    height and width of the source's files in pixels. A box on a resized copy is scaled with it, if the copy kept the
+    proportions up to a pixel or `resized` says how it got others. The boxes keep the file's order, except that those of
+    one phrase are adjacent. Returns the number of boxes that were scaled as well.
     """
-    view = boxes["dicom_id"].map(release_images.set_index("dicom_id")["view"])
+    view = boxes["view"]
     found = boxes.merge(images[["dicom_id", "height", "width"]], on="dicom_id", how="left").set_axis(
         boxes.index
     )
@@ -112,11 +112,7 @@ def study_labels(images: pd.DataFrame, labels: pd.DataFrame) -> tuple[pd.DataFra
 def sentence_tables(
     sentences: Mapping[int, Sequence[tuple[str, str]]],
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The tables "sentences" and "reports" from study_id -> (section, sentence) in the report's order.
-
-    Sentences are numbered from 0 in the order of their text, so that the numbers depend on nothing but the set of
-    sentences; positions count from 0 through all sections of a report.
-    """
+    """The tables "sentences", numbered by their text, and "reports" from study_id -> (section, sentence) in order."""
     rows = [
         (study_id, section, position, text)
         for study_id in sorted(sentences)

@@ -378,10 +378,10 @@ def test_the_release_of_images_has_no_reports(raw: Path) -> None:
         "no report was found: p10/p10000001/s50000001.txt and the reports of the other 9 studies",
         f"{raw}/mimic-cxr-reports/files, {raw}/files",
         "MIMIC-CXR-JPG comes without reports: download mimic-cxr-reports.zip",
-        "--reports expects the folder that holds files/pXX/pXXXXXXXX/sXXXXXXXX.txt",
+        "the folder that holds files/pXX/pXXXXXXXX/sXXXXXXXX.txt, by --reports",
     ):
         assert part in str(error.value)
-    with pytest.raises(ReleaseError, match="--reports .* is neither a folder nor a file"):
+    with pytest.raises(ReleaseError, match=f"studies are in none of .*{raw}/nowhere; MIMIC-CXR-JPG"):
         prepare(settings(raw, reports=raw / "nowhere"))
     # Either layout below the given folder, the folder "files" itself, or the reports put into the source.
     found = []
@@ -427,7 +427,9 @@ def test_a_damaged_report_archive_is_named(raw: Path) -> None:
     zip_reports(raw, archive, "")
     whole = archive.read_bytes()
     archive.write_bytes(whole[:-40])
-    with pytest.raises(ReleaseError, match="is not a zip archive, or was not downloaded whole"):
+    with pytest.raises(
+        ReleaseError, match="mimic-cxr-reports.zip cannot be read .File is not a zip file.; download it"
+    ):
         prepare(settings(raw))
     # A byte within the packed text of one report: its checksum no longer fits.
     place = whole.index(b"s50000002.txt") + 30
@@ -672,9 +674,9 @@ def test_boxes_follow_their_resized_image(
     size: tuple[int, int], resized: str | None, expected: list[float]
 ) -> None:
     boxes = pd.DataFrame({"dicom_id": ["a"], "category": "Edema", "phrase": "edema", "box_id": "1"})
-    boxes = boxes.assign(x=3.0, y=4.0, w=6.0, h=5.0, image_width=30.0, image_height=20.0)
-    images = pd.DataFrame({"dicom_id": ["a"], "view": "PA", "width": size[0], "height": size[1]})
-    found, rejects, scaled = tables.select_boxes(boxes, images, images, resized)
+    boxes = boxes.assign(view="PA", x=3.0, y=4.0, w=6.0, h=5.0, image_width=30.0, image_height=20.0)
+    images = pd.DataFrame({"dicom_id": ["a"], "width": size[0], "height": size[1]})
+    found, rejects, scaled = tables.select_boxes(boxes, images, resized)
     assert found[["x", "y", "w", "h"]].to_numpy().tolist() == [pytest.approx(expected)]
     assert (rejects, scaled) == ([], 1)
 
