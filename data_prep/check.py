@@ -51,10 +51,7 @@ PUBLISHED_MS_CXR = {
 
 
 def check_set(folder: Path, full: bool = False, pool: Executor | None = None) -> tuple[str, list[str]]:
-    """The page about a prepared set, and its problems; each names the defect, its number of cases, and the first.
-
-    `full` decodes every image instead of reading its header.
-    """
+    """The page about a prepared set, and its problems: the defect, its number of cases, and the first of them."""
     prepared = PreparedSet(folder)
     found, problems = read_tables(prepared)
     lines = _description(prepared)
@@ -122,19 +119,16 @@ def _beside_published(info: Mapping[str, Any], found: Tables) -> list[str]:
     counts = info["counts"]
     if not info["source"].startswith("mimic-cxr") or info.get("phantom"):
         return []
-    release = counts.get("release", {})
-    rows = [(what, release.get(key), number) for key, (what, number) in PUBLISHED.items()]
+    rows = [(what, counts["release"][key], number) for key, (what, number) in PUBLISHED.items()]
     with_report = found["images"]["study_id"].isin(found["reports"]["study_id"])
     rows.append(("frontal images with a report", int(with_report.sum()), PUBLISHED_FRONTAL))
     if "boxes" in found:
-        in_file = counts.get("ms_cxr", {})
-        rows += [(f"MS-CXR: {what}", in_file.get(key), n) for key, (what, n) in PUBLISHED_MS_CXR.items()]
+        rows += [(f"MS-CXR: {what}", counts["ms_cxr"][key], n) for key, (what, n) in PUBLISHED_MS_CXR.items()]
         rows.append(("MS-CXR: boxes in this set", len(found["boxes"]), PUBLISHED_MS_CXR["boxes"][1]))
     lines = [f"  {'':<34}{'here':>10}{'published':>12}"]
     for what, here, number in rows:
-        shown = "not counted" if here is None else f"{here:,}"
-        note = "" if here is None or here == number else "   differs"
-        lines.append(f"  {what:<34}{shown:>10}{number:>12,}{note}")
+        note = "" if here == number else "   differs"
+        lines.append(f"  {what:<34}{here:>10,}{number:>12,}{note}")
     if counts.get("boxes_outside_subset"):
         lines.append(f"  {counts['boxes_outside_subset']:,} boxes lie outside the chosen subset")
     return [*lines, ""]
@@ -171,9 +165,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"{len(problems)} problem{'s' if len(problems) > 1 else ''}:")
         print("\n".join(f"  - {problem}" for problem in problems))
         raise SystemExit(1)
-    by_headers = " (image files by their headers and sizes; --full reads all of them)"
-    has_images = (settings.data / "images").is_dir()
-    print("no problem found" + (by_headers if not settings.full and has_images else ""))
+    by_size = "" if settings.full else " (image files by their sizes and times; --full reads all of them)"
+    print(f"no problem found{by_size}")
 
 
 if __name__ == "__main__":

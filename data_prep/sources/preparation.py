@@ -122,10 +122,7 @@ class Source:
 
 
 def prepare_set(settings: Settings, made_from: Mapping[str, Any], read: Callable[[], Source]) -> None:
-    """Prepare a set, finish a broken one, or say that it is finished.
-
-    `read` reads and checks the source's tables; it is only called if there is something to do.
-    """
+    """Prepare a set, finish a broken one, or say that it is finished; `read` reads and checks the source's tables."""
     if _is_finished(settings.output, made_from):
         return
     source = read()
@@ -256,10 +253,7 @@ def _refuse_boxes(settings: Settings, source: Source) -> None:
 
 
 def take_patients(images: pd.DataFrame, limit: int | None, use: pd.Series) -> pd.DataFrame:
-    """The images of the first `limit` patients of each use, by number; all of them for None.
-
-    `use` is that of each image before any image or report is opened.
-    """
+    """The images of the first `limit` patients of each use, by number; all of them for None."""
     if limit is None:
         return images
     # A patient with images of the test split beside boxes counts where grounding stands.
@@ -279,11 +273,7 @@ _LOCK = ".lock"
 def made_from(
     settings: Settings, source: str, phantom: bool, files: Sequence[Path], options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Everything that the content of a set depends on, except reports and images (too many to hash).
-
-    `source` names the release, `phantom` says that there is no patient data, `files` are the tables that were read, and
-    `options` those of the command.
-    """
+    """Everything that the content of a set depends on, except reports and images (too many to hash)."""
     return {
         "format_version": FORMAT_VERSION,
         "source": source,
@@ -364,10 +354,7 @@ def _word(value: Any) -> str:
 def _prepare_images(
     images: pd.DataFrame, settings: Settings, pool: Executor | None
 ) -> tuple[pd.DataFrame, list[tables.Reject]]:
-    """Prepare every image; returns those that can be used, with the originals' height and width, and the others.
-
-    Those that can be used also have the columns of the table "image_files".
-    """
+    """Images that can be used, with the originals' size and the columns of the table "image_files", and the others."""
     folder = settings.output / "images"
     jobs = [
         image_files.Job(Path(file), folder / path, settings.size, settings.geometry)

@@ -131,10 +131,7 @@ def sentence_tables(
 def class_tables(
     truth: Mapping[str, pd.DataFrame], sentences: pd.DataFrame, images: pd.DataFrame
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The phantom's truth, by the numbers of this set: tables "classes" and "image_classes".
-
-    `truth` is that of `releases.read_truth`; a sentence of the set, or its class, that it does not know is an error.
-    """
+    """The phantom's truth, by the numbers of this set: tables "classes" and "image_classes"."""
     known = truth["sentences"].drop_duplicates()
     classes = sentences.merge(known, on="text", how="left").merge(truth["classes"], on="class_id", how="left")
     unknown = classes[classes["rho"].isna()]

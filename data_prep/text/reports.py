@@ -67,14 +67,10 @@ class Passages(NamedTuple):
 
 @dataclass
 class Sentences:
-    """The sentences of all reports.
+    """The sentences of all reports, (section, sentence) in order, by study; or why it has none.
 
-    Attributes:
-        of_study: study_id -> (section, sentence) in order; only studies that have any.
-        reasons: study_id -> why it has none.
-        unusable: studies whose report is missing, unreadable or empty (the others lack the chosen sections only).
-        without_letter: number of sentences dropped because they hold no letter.
-        taken: sections that were taken -> number of reports, and the shape of one; empty for MIMIC-CXR.
+    `unusable`: studies whose report is missing, unreadable or empty; the others lack the chosen sections only.
+    `taken`: sections that were taken -> number of reports, and the shape of one; empty for MIMIC-CXR.
     """
 
     of_study: dict[int, list[tuple[str, str]]] = field(default_factory=dict)
@@ -140,10 +136,7 @@ def _with_content(report: Report, archive: zipfile.ZipFile, member: str | None) 
 def read_sentences(
     reports: Iterable[Report], total: int, wanted: Sequence[str], pool: Executor | None, nowhere: str
 ) -> Sentences:
-    """Read the reports, choose their sections and cut them into sentences; each distinct passage is cut once.
-
-    `total` is the number of reports, `nowhere` the error message if none can be read.
-    """
+    """Sentences of the wanted sections of `total` reports; `nowhere` is said if none can be read."""
     read = partial(read_passages, wanted=tuple(wanted))
     results = progress(_in_blocks(read, iter(reports), pool), total, "reports", "reports")
     texts = dict(results)
