@@ -64,27 +64,33 @@ def settings(table: Path, **changed: Any) -> Settings:
     return Settings(**{"table": table, "output": table.parent.parent / "set", "size": 16, **changed})
 
 
+def made(table: Path, rows: pd.DataFrame | None = None, **changed: Any) -> PreparedSet:
+    """The set of a table, of other rows than those that it has."""
+    if rows is not None:
+        write(table, rows)
+    chosen = settings(table, **changed)
+    prepare(chosen)
+    return PreparedSet(chosen.output)
+
+
 def rejects(prepared: PreparedSet) -> list[list[str]]:
     return pd.read_csv(prepared.folder / "rejects.csv", dtype=str).to_numpy().tolist()
 
 
 def test_label_columns_are_findings_like_any_other(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = read(table).assign(
-        **{"Rib fracture": ["", "1", "0", "1.0", "0"], "nodule": ["", "", "-1", "", ""]}
-    )
-    rows["ward"] = "71"
-    write(table, rows)
-    prepare(settings(table, label_columns=("Rib fracture", "nodule")))
-    prepared = PreparedSet(table.parent.parent / "set")
-    assert prepared.findings == ["Cardiomegaly", "Rib fracture", "nodule"]
+    rows = read(table).rename(columns={"Cardiomegaly": "cardiomegaly"})
+    rows = rows.assign(ward="71", nodule=["", "", "-1", "", ""], Pleural_effusion="1")
+    rows["Rib fracture"] = ["", "1", "0", "1.0", "0"]
+    # Blanks around names do not matter.
+    rows = rows.rename(columns={name: f" {name} " for name in rows})
+    prepared = made(table, rows, label_columns=("Rib fracture", "nodule"))
+    assert prepared.findings == ["Cardiomegaly", "Pleural Effusion", "Rib fracture", "nodule"]
     labels = prepared.table("labels").set_index("study_id")
     assert list(labels.columns) == [*CHEXPERT, "Rib fracture", "nodule"]
-    assert labels["Rib fracture"].to_dict() == {
-        1: 1,
-        2: 0,
-        3: 1,
-        4: 0,
-    }  # of study 1 its lateral image says it
+    # Of study 1 its lateral image says it.
+    assert labels["Rib fracture"].to_dict() == {1: 1, 2: 0, 3: 1, 4: 0}
+    assert labels["Cardiomegaly"].dropna().to_dict() == {2: 1.0, 3: 0.0, 4: -1.0}
+    assert (labels["Pleural Effusion"] == 1).all()
     cases = prepared.table("cases").query("finding == 'Rib fracture'")
     assert cases[["dicom_id", "label"]].to_numpy().tolist() == [["b.tif", 1], ["c", 0]]
     said = capsys.readouterr().out
@@ -95,9 +101,7 @@ def test_label_columns_are_findings_like_any_other(table: Path, capsys: pytest.C
 
 def test_sex_and_age_of_a_table(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = read(table).assign(Gender=["", "Female", "M", "divers", "f"], age=["050Y", "", "61.5", "x", "200"])
-    write(table, rows)
-    prepare(settings(table, sex_column="Gender"))
-    images = PreparedSet(table.parent.parent / "set").table("images").set_index("dicom_id")
+    images = made(table, rows, sex_column="Gender").table("images").set_index("dicom_id")
     # Of study 1 its lateral image says the sex.
     assert images["sex"].to_dict() == {"a/1.png": "F", "a/2.jpg": "M", "b.tif": "unknown", "c": "F"}
     assert images["age"].dropna().to_dict() == {"a/1.png": 50.0, "a/2.jpg": 61.5}
@@ -107,8 +111,7 @@ def test_sex_and_age_of_a_table(table: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_the_prepared_set_of_a_table(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    prepare(settings(table))
-    prepared = PreparedSet(table.parent.parent / "set")
+    prepared = made(table)
     images = prepared.table("images").set_index("dicom_id")
     # The lateral view is left out; the study keeps its number by name, 1: first, 2: second, 3: x, 4: y.
     columns = ["subject_id", "study_id", "view", "official_split", "use", "path", "height", "width"]
@@ -180,9 +183,7 @@ def test_columns_of_other_names_delimiter_and_encoding(table: Path) -> None:
 def test_sections_are_chosen_where_they_have_columns(table: Path) -> None:
     rows = read(table).rename(columns={"text": "findings"})
     rows["impression"] = ["Normal.", "Normal.", "", "", "Normal."]
-    write(table, rows)
-    prepare(settings(table, sections=("impression",)))
-    prepared = PreparedSet(table.parent.parent / "set")
+    prepared = made(table, rows, sections=("impression",))
     assert prepared.table("sentences")["text"].tolist() == ["Normal."]
     assert set(prepared.table("reports")["study_id"]) == {1, 4}
     assert [row[2] for row in rejects(prepared)] == [
@@ -197,9 +198,7 @@ def test_rows_without_study_or_split(table: Path) -> None:
     rows["text"] = "Lungs clear."
     for name in rows["image"]:
         shade(table.parent, name)
-    write(table, rows)
-    prepare(settings(table))
-    images = PreparedSet(table.parent.parent / "set").table("images")
+    images = made(table, rows).table("images")
     # Numbers stay what they are; each row is a study, by its place in the table.
     assert images.set_index("dicom_id")["subject_id"].to_dict() == {f"{n}.png": n % 25 for n in range(40)}
     assert images.set_index("dicom_id")["study_id"].to_dict() == {f"{n}.png": n + 1 for n in range(40)}
@@ -286,24 +285,16 @@ def test_a_table_that_cannot_be_right_is_named(
 
 def test_placeholders_in_cells_are_missing_values(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [
-        "nan",
-        "NULL",
-        "None",
-        "N/A",
-        "<NA>",
-        "#N/A",
-        "-",
+        *["nan", "NULL", "None", "N/A", "<NA>", "#N/A", "-"],
         "None of the lines has moved.",
         "Na 135, clear.",
     ]
     rows = pd.DataFrame({"image": [f"{n}.png" for n in range(9)], "text": words, "age": "45", "sex": "F"})
-    rows = rows.assign(patient=["1", "2", "3", "4", "5", "6", "7", "8", "9"], split="train", Edema="1")
+    rows = rows.assign(patient=[*"123456789"], split="train", Edema="1")
     rows.loc[[1, 8], "patient"], rows.loc[2, ["age", "sex", "Edema"]] = "NULL", ["nan", "N/A", "<NA>"]
     for name in rows["image"]:
         shade(table.parent, name)
-    write(table, rows)
-    prepare(settings(table, rejected_share=1.0))
-    prepared = PreparedSet(table.parent.parent / "set")
+    prepared = made(table, rows, rejected_share=1.0)
     assert prepared.table("sentences")["text"].tolist() == ["None of the lines has moved."]
     assert [row[:2] for row in rejects(prepared)[:2]] == [["image", "1.png"], ["image", "8.png"]]
     assert rejects(prepared)[0][2] == "row 3, column patient: expected a name in every row"
@@ -331,8 +322,7 @@ def test_all_problems_are_listed_and_bad_rows_dropped(table: Path) -> None:
         ReleaseError, match=r"lacks the column Befund; .*lacks the column MRN.*\(3\) line 11.*mayb"
     ):
         prepare(settings(table, patient_column="MRN", text_column="Befund"))
-    prepare(settings(table, drop_bad_rows=True))
-    prepared = PreparedSet(table.parent.parent / "set")
+    prepared = made(table, drop_bad_rows=True)
     assert prepared.table("images")["dicom_id"].tolist() == ["a/1.png"]
     dropped = [row[1:] for row in rejects(prepared)]
     assert [name for name, _ in dropped] == ["line 11", "line 12", "c", "b.tif", *["a/2.jpg"] * 3]
@@ -342,9 +332,7 @@ def test_all_problems_are_listed_and_bad_rows_dropped(table: Path) -> None:
 def test_unknown_views_are_named_and_known_spellings_understood(
     table: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write(table, read(table).assign(view=["a.p.", "lat.", "Thorax p-a", "Xr 1", "PA and lateral"]))
-    prepare(settings(table))
-    prepared = PreparedSet(table.parent.parent / "set")
+    prepared = made(table, read(table).assign(view=["a.p.", "lat.", "Thorax p-a", "Xr 1", "PA and lateral"]))
     assert prepared.table("images")["view"].tolist() == ["AP", "PA"]
     assert [row[:2] for row in rejects(prepared)] == [["image", "b.tif"], ["image", "c"]]
     assert prepared.info["counts"]["images_not_frontal"] == 1
@@ -356,15 +344,7 @@ def test_unknown_views_are_named_and_known_spellings_understood(
 
 def test_spellings_of_views() -> None:
     spelt = {
-        "AP": [
-            "A/P",
-            "A. P.",
-            "ap supine",
-            "AP_horizontal",
-            "antero-posterior",
-            "Thorax liegend a.p.",
-            "AP frontal",
-        ],
+        "AP": ["A/P", "A. P.", "ap supine", "AP frontal", "antero-posterior", "Thorax liegend a.p."],
         "PA": ["p-a", "(PA)", "CHEST PA upright", "posteroanterior", "Thorax p.a. im Stehen", "PA view"],
         "FRONTAL": ["frontal view", "Frontal"],
         "OTHER": ["LL", "lateral", "LAT.", "left lateral", "L-LAT", "RAO"],
@@ -383,8 +363,7 @@ def test_a_table_says_its_delimiter_and_encoding(
 ) -> None:
     text = read(table).to_csv(index=False, sep=delimiter, quoting=csv.QUOTE_ALL)
     table.write_text(first + text.replace("Heart", "Größe") + delimiter * 6 + "\n\n", encoding=encoding)
-    prepare(settings(table))
-    prepared = PreparedSet(table.parent.parent / "set")
+    prepared = made(table)
     assert "Größe is big, as before." in set(prepared.table("sentences")["text"])
     assert len(prepared.table("images")) == 4
 
@@ -395,9 +374,7 @@ def test_report_beside_the_lateral_image_is_the_studys(table: Path) -> None:
     rows["Cardiomegaly"] = ["", "1", *rows["Cardiomegaly"].iloc[2:]]
     # What a frontal row says comes first, and another study's lateral row says nothing here.
     rows.loc[len(rows)] = ["d.png", "R-1", "x", "LL", "val", "1", "Dictated twice."]
-    write(table, rows)
-    prepare(settings(table))
-    prepared = PreparedSet(table.parent.parent / "set")
+    prepared = made(table, rows)
     reports = prepared.table("reports").merge(prepared.table("sentences"), on="sentence_id")
     assert reports.loc[reports["study_id"] == 1, "text"].tolist() == ["Lungs clear.", "Normal."]
     assert "Dictated twice." not in set(reports["text"])
@@ -405,22 +382,10 @@ def test_report_beside_the_lateral_image_is_the_studys(table: Path) -> None:
     assert labels.to_dict() == {1: 1.0, 2: 1.0, 3: 0.0, 4: -1.0}
 
 
-def test_labels_are_known_in_any_case(table: Path) -> None:
-    rows = read(table).rename(columns={"Cardiomegaly": "cardiomegaly"}).assign(Pleural_effusion="1")
-    # Blanks around names do not matter either.
-    write(table, rows.rename(columns={name: f" {name} " for name in rows}))
-    prepare(settings(table))
-    labels = PreparedSet(table.parent.parent / "set").table("labels").set_index("study_id")
-    assert labels["Cardiomegaly"].dropna().to_dict() == {2: 1.0, 3: 0.0, 4: -1.0}
-    assert (labels["Pleural Effusion"] == 1).all()
-
-
 def test_absolute_paths_and_an_unquoted_comma(table: Path) -> None:
     rows = read(table)
     rows["image"] = [str(table.parent.absolute() / name.replace("\\", "/")) for name in rows["image"]]
-    write(table, rows)
-    prepare(settings(table))
-    images = PreparedSet(table.parent.parent / "set").table("images")
+    images = made(table, rows).table("images")
     assert images["dicom_id"].tolist() == ["a/1.png", "a/2.jpg", "b.tif", "c"]
     table.write_text(table.read_text().replace('"Heart is big, as before."', "Heart is big, as before."))
     with pytest.raises(ReleaseError, match="8 values for 7 columns .*must stand in quotes.; fix the table"):
@@ -436,9 +401,7 @@ def test_rows_without_image_or_text_have_reasons(table: Path) -> None:
         (table.parent / "d.png").write_bytes(b"")
         write(table, pd.concat([rows, rows.iloc[:1].assign(image="d.png")]))
         prepare(settings(table, rejected_share=0.0, output=table.parent.parent / "strict"))
-    write(table, rows)
-    prepare(settings(table))
-    prepared = PreparedSet(table.parent.parent / "set")
+    prepared = made(table, rows)
     assert rejects(prepared) == [
         ["report", "4", "its study has no image"],
         ["image", "b.tif", "image file is missing"],

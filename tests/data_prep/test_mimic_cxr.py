@@ -51,6 +51,12 @@ def settings(raw: Path, **changed: Any) -> Settings:
     )
 
 
+def made(raw: Path, **changed: Any) -> PreparedSet:
+    chosen = settings(raw, **changed)
+    prepare(chosen)
+    return PreparedSet(chosen.output)
+
+
 def edit_boxes(raw: Path, edit: Callable[[dict[str, Any]], None]) -> None:
     content = json.loads((raw / "boxes.json").read_text())
     edit(content)
@@ -70,8 +76,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_the_prepared_set_of_a_small_release(raw: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    prepare(settings(raw))
-    prepared = PreparedSet(raw.parent / "set")
+    prepared = made(raw)
 
     images = prepared.table("images").set_index("dicom_id")
     assert dicom(2) not in images.index
@@ -312,8 +317,7 @@ def test_unfinished_set_continues_only_with_its_options(raw: Path, monkeypatch: 
 
 def test_unusable_image_is_left_out_with_reason(raw: Path) -> None:
     image_path(raw, 4).unlink()
-    prepare(settings(raw))
-    prepared = PreparedSet(raw.parent / "set")
+    prepared = made(raw)
     assert rejects(prepared.folder) == [["image", dicom(4), "image file is missing"]]
     assert dicom(4) not in set(prepared.table("images")["dicom_id"])
     # The study has no other image: nothing of it remains.
@@ -346,8 +350,7 @@ def test_study_without_text_is_excluded_with_reason(raw: Path, report: str | Non
     file.unlink()
     if report is not None:
         file.write_text(report)
-    prepare(settings(raw))
-    prepared = PreparedSet(raw.parent / "set")
+    prepared = made(raw)
     assert rejects(prepared.folder) == [["report", "50000001", reason]]
     use = prepared.table("images").set_index("dicom_id")["use"]
     assert use[[dicom(1), dicom(3)]].tolist() == ["excluded", "excluded"]
@@ -355,8 +358,7 @@ def test_study_without_text_is_excluded_with_reason(raw: Path, report: str | Non
 
 
 def test_a_chosen_section_is_the_only_one(raw: Path) -> None:
-    prepare(settings(raw, sections=("findings",), geometry="shortest"))
-    prepared = PreparedSet(raw.parent / "set")
+    prepared = made(raw, sections=("findings",), geometry="shortest")
     assert set(prepared.table("reports")["section"]) == {"findings", "last_paragraph"}
     reason = "report has none of the chosen sections (findings)"
     assert rejects(prepared.folder) == [["report", "50000002", reason]]
@@ -466,8 +468,7 @@ def test_a_subset_holds_the_patients_of_its_folders(raw: Path) -> None:
     # As after downloading nothing but files/p10.
     shutil.rmtree(raw / "files" / "p20")
     edit_boxes(raw, lambda content: content["images"][0].update(file_name=f"{dicom(12)}.jpg"))
-    prepare(settings(raw, subset=("p10",)))
-    prepared = PreparedSet(raw.parent / "set")
+    prepared = made(raw, subset=("p10",))
     images = prepared.table("images")
     assert set(images["subject_id"]) == {10000000 + n for n in (1, 2, 3, 4, 5, 6)}
     # A box outside the subset is no reject, and counted.
@@ -483,8 +484,7 @@ def test_a_subset_holds_the_patients_of_its_folders(raw: Path) -> None:
 
 
 def test_a_limit_takes_whole_patients_of_each_use(raw: Path) -> None:
-    prepare(settings(raw, limit=1))
-    prepared = PreparedSet(raw.parent / "set")
+    prepared = made(raw, limit=1)
     use = prepared.table("images").set_index("dicom_id")["use"]
     # The first patient of each use with all images; 10000005 has both a box and a test image, and is no test patient.
     assert use.to_dict() == {
@@ -542,8 +542,7 @@ def test_every_labelled_finding_has_its_cases(raw: Path, capsys: pytest.CaptureF
     )
     labels.loc[labels["study_id"] == 50000009, "Fracture"] = -1
     table(file, labels)
-    prepare(settings(raw))
-    prepared = PreparedSet(raw.parent / "set")
+    prepared = made(raw)
     assert prepared.findings == ["Cardiomegaly", "Edema", "Fracture"]
     cases = prepared.table("cases").query("finding == 'Fracture'").drop(columns="finding")
     fracture = {dicom(6): 1, dicom(9): 1, dicom(10): 0}
@@ -553,8 +552,7 @@ def test_every_labelled_finding_has_its_cases(raw: Path, capsys: pytest.CaptureF
     ]
     assert "others     test (yes/no): Fracture 2/1" in capsys.readouterr().out
     # Balanced: as many positives as negatives, and none of a finding of one sign only, as in validate.
-    prepare(settings(raw, output=raw.parent / "balanced", cases="balanced"))
-    prepared = PreparedSet(raw.parent / "balanced")
+    prepared = made(raw, output=raw.parent / "balanced", cases="balanced")
     cases = prepared.table("cases").query("finding == 'Fracture'")
     balanced = cases.set_index("dicom_id")["label"].to_dict()
     assert sorted(balanced.values()) == [0, 1] and balanced.items() < fracture.items()
@@ -586,8 +584,7 @@ def test_unusable_boxes_are_left_out_with_reasons(raw: Path) -> None:
 
     edit_boxes(raw, edit)
     report_path(raw, 50000005).unlink()
-    prepare(settings(raw))
-    prepared = PreparedSet(raw.parent / "set")
+    prepared = made(raw)
     drawn = "drawn on an image of 68 x 21 pixels, the release's image has 34 x 21 (width x height)"
     assert prepared.table("boxes")[["dicom_id", "phrase", "x"]].to_numpy().tolist() == [
         [dicom(7), "effusion 7", 1],
@@ -617,8 +614,7 @@ def test_unusable_boxes_are_left_out_with_reasons(raw: Path) -> None:
 def test_the_decoded_size_is_trusted(raw: Path) -> None:
     with Image.open(image_path(raw, 7)) as image:
         image.resize((50, 41)).save(image_path(raw, 7))
-    prepare(settings(raw))
-    prepared = PreparedSet(raw.parent / "set")
+    prepared = made(raw)
     images = prepared.table("images")
     assert images.loc[images["dicom_id"] == dicom(7), ["height", "width"]].to_numpy().tolist() == [[41, 50]]
     assert prepared.info["counts"]["images_of_other_size_than_in_metadata"] == 1
@@ -679,8 +675,7 @@ def test_the_truth_of_a_phantom_is_carried_over(raw: Path) -> None:
         report_path(raw, study).write_text(f" FINDINGS:  Lungs\n clear.  Big heart{study % 2}.\n")
     texts = {"Lungs clear.": 1, "Big heart0.": 2, "Big heart1.": 2, "Never said.": 3}
     write_truth(raw, texts)
-    prepare(settings(raw))
-    prepared = PreparedSet(raw.parent / "set")
+    prepared = made(raw)
     assert prepared.is_phantom
     assert prepared.info["source"] == "digital phantom in the layout of mimic-cxr-2.0.0"
     classes = prepared.table("sentences").merge(prepared.table("classes"), on="sentence_id")
