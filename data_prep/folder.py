@@ -15,14 +15,9 @@ FILE.csv (or .csv.gz) has a header and one row for each image, in these columns,
     Atelectasis, Cardiomegaly, ... (CheXpert's names, in any case): optional labels: 1, 0, -1 (uncertain) or empty;
                  so are the columns of other findings that --label_columns names
 
-Cells that hold NaN, NULL, None, N/A and the like alone are empty. Rows without a patient are left out, with their
-reasons in ``rejects.csv`` of the set, as are images of views that are not known. One error lists all that is wrong with
-the table; --drop_bad_rows leaves out the bad rows instead.
-
-With --text_only there are no images, and images.parquet is empty: the set serves the language model, sentence scores
-and embeddings, and cannot train or evaluate a model of images. Names of patients and studies that are not whole
-numbers get numbers, listed in ``identifiers.csv`` of the set. Nothing is written outside SET; see
-`data_prep.sources.preparation`.
+One error lists all that is wrong with the table; --drop_bad_rows leaves out the bad rows instead, with their reasons in
+``rejects.csv`` of the set. With --text_only there are no images: the set serves the language model, sentence scores and
+embeddings. See docs/other_data.md.
 """
 
 from __future__ import annotations

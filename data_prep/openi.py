@@ -149,7 +149,7 @@ def _read(settings: Settings, place: Path, projections: Path | None) -> Source:
     rows["view"] = [view_of.get(_key(name), "") for name in rows["name"]]
     root = place.parent if settings.text_only else _image_folder(settings, place)
     files = {} if settings.text_only else _files_by_key(root)
-    rows["file"] = [files.get(_key(name)) for name in rows["name"]]
+    rows["file"] = rows["name"].map(lambda name: files.get(_key(name)))
     is_image = rows["name"] != ""
     is_wanted = is_image & ((rows["view"] == "Frontal") | settings.all_views)
     is_unnamed = is_image & ~is_wanted & (rows["view"] == "")

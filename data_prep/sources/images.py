@@ -41,10 +41,7 @@ _NO_CRC = b"; crc 00000000"
 
 
 class Job(NamedTuple):
-    """One image to prepare: file of the original, prepared file, and how to make a square of it.
-
-    `size` is the side of the prepared image in pixels, the shorter one for geometry "shortest".
-    """
+    """One image to prepare; `size` is its side in pixels, the shorter one for geometry "shortest"."""
 
     source: Path
     target: Path

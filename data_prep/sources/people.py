@@ -52,10 +52,7 @@ def ages(words: pd.Series) -> pd.Series:
 
 
 def with_patients(images: pd.DataFrame, file: Path) -> pd.DataFrame:
-    """The images with the sex of MIMIC-IV's patients, and their age where the images have a `study_date`.
-
-    The age at the study is anchor_age + (year of the study - anchor_year). MIMIC-IV gives every age above 89 as 91.
-    """
+    """The images with the sex of MIMIC-IV's patients, and their age (91 above 89) where they have a `study_date`."""
     table = read_table(file, ("subject_id", "gender", "anchor_age", "anchor_year"))
     patients = table["subject_id"]
     is_right = patients.str.fullmatch(r"\d{8}") & ~patients.duplicated()

@@ -34,8 +34,6 @@ from medclip_dcl.data.prepared import FORMAT_VERSION, PreparedDataError, Prepare
 from medclip_dcl.pictures.geometry import GEOMETRIES
 
 _COMPLETE = "complete the source"
-REJECTED_SHARE = 0.01
-"""A source with a larger share of unusable images or reports (and more than one) counts as damaged."""
 
 
 def names(text: str) -> tuple[str, ...]:
@@ -76,7 +74,7 @@ class Settings:
     rejected_share: float = option(
         "share of the images, and of the reports, that may be missing, damaged or empty and are left out, and of the "
         "boxes drawn on images of another size; more end the preparation, a single one never does (0.01)",
-        REJECTED_SHARE,
+        0.01,
         type=number(1.0),
         metavar="SHARE",
     )
@@ -134,6 +132,8 @@ def prepare_set(settings: Settings, made_from: Mapping[str, Any], read: Callable
 
 def _make(settings: Settings, made_from: Mapping[str, Any], source: Source) -> dict[str, Any]:
     """Write the set; returns the content of dataset.json."""
+    if (settings.output / "dataset.json").exists():
+        print(f"{settings.output}: images that are missing or were changed are made again")
     write_json(made_from, settings.output / _UNFINISHED)
     _refuse_boxes(settings, source)
     with worker_processes(settings.workers) as pool:
@@ -218,8 +218,6 @@ def _assemble(
             source.truth, written["sentences"], written["images"]
         )
     counts = {
-        "images_in_release": len(images),
-        "images_not_frontal": 0,
         **source.counts,
         **tables.count(written),
         "studies_without_labels": without_labels,
@@ -320,17 +318,10 @@ def _is_finished(output: Path, made_from: Mapping[str, Any]) -> bool:
             f"({'; '.join(differences)}); choose another --output, or delete this folder to prepare it again"
         )
     # Beside dataset.json: a run that made missing images again was killed, or one that was about to end.
-    if unfinished.exists():
+    if unfinished.exists() or PreparedSet(output).content.images:
         return False
-    prepared = PreparedSet(output)
-    lost, n_images = list(prepared.content.images), prepared.info["counts"]["images"]
-    if lost:
-        # For example a damaged one that was deleted.
-        some = f"{len(lost):,} of {n_images:,} images are missing or changed (first: {lost[0]})"
-        print(f"{output}: {some}, made again")
-    else:
-        print(f"{output} is a finished set, made with these options from this source: nothing to do")
-    return not lost
+    print(f"{output} is a finished set, made with these options from this source: nothing to do")
+    return True
 
 
 def _differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

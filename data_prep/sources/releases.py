@@ -361,13 +361,13 @@ def wrong_values(column: pd.Series, is_wrong: pd.Series, expected: str) -> str:
 def _row_numbers(rows: pd.Series) -> str:
     if rows.index.name != ROW:
         return ""
-    numbers = ", ".join(map(str, rows.index[:SHOWN]))
-    return f" in row{'s' * (len(rows) > 1)} {numbers}{', ...' if len(rows) > SHOWN else ''}"
+    return f" in row{'s' * (len(rows) > 1)} {_first([*map(str, rows.index)])}"
 
 
 def and_others(others: Sequence[str]) -> str:
     """End of a message behind the first case: the number of further cases, and some of them; "" for none."""
-    if not others:
-        return ""
-    some = ", ".join(case[:100] for case in others[:SHOWN])
-    return f", and {len(others):,} more: {some}{', ...' if len(others) > SHOWN else ''}"
+    return f", and {len(others):,} more: {_first(others)}" if others else ""
+
+
+def _first(words: Sequence[str]) -> str:
+    return ", ".join([*words[:SHOWN], *["..."] * (len(words) > SHOWN)])

@@ -1,7 +1,4 @@
-"""The tables of a prepared set, from the tables of a release: pure functions, no files.
-
-Only `decide_use` decides about the use of each image.
-"""
+"""The tables of a prepared set, from the tables of a release: pure functions, no files."""
 
 from __future__ import annotations
 

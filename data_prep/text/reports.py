@@ -54,8 +54,8 @@ class Report(NamedTuple):
 class Passages(NamedTuple):
     """The passages of a report as (section, passage) in order, or why it cannot be used.
 
-    `is_unreadable`: there is no text to read. `has_others`: there are findings or an impression, but not the chosen
-    sections. `taken`: the sections that were taken, and their shape (lines, words); of MIMIC-CXR ("", "").
+    `has_others`: there are findings or an impression, but not the chosen sections. `taken`: the sections that were
+    taken, and their shape (lines, words); of MIMIC-CXR ("", "").
     """
 
     found: tuple[tuple[str, str], ...] = ()

@@ -223,7 +223,8 @@ def test_identical_images_are_found(damaged: Path) -> None:
 
 
 def test_balanced_cases_need_not_be_all(damaged: Path) -> None:
-    balanced = case_table(*(PreparedSet(damaged).table(name) for name in ("images", "labels")), "balanced")
+    prepared = PreparedSet(damaged)
+    balanced = case_table(prepared.table("images"), prepared.table("labels"), "balanced")
     assert len(balanced) < 6
     info = json.loads((damaged / "dataset.json").read_text())
     info["options"]["cases"] = "balanced"

@@ -162,10 +162,7 @@ def test_deleted_or_changed_images_are_made_again(
     if is_deleted:
         image.unlink()
     prepare(settings(raw))
-    assert (
-        f"1 of 11 images are missing or changed (first: {image.relative_to(raw.parent / 'set/images')})"
-        in (capsys.readouterr().out)
-    )
+    assert "images that are missing or were changed are made again" in capsys.readouterr().out
     assert contents(raw.parent / "set") == before
 
 
@@ -759,7 +756,7 @@ def test_error_is_one_line_and_needs_no_torch(raw: Path) -> None:
         "try: runpy.run_module('data_prep.mimic_cxr', run_name='__main__')\n"
         "finally: print(sorted({'torch', 'transformers', 'pytorch_lightning'} & set(sys.modules)))"
     )
-    arguments = ["--source", raw, "--output", raw.parent / "set"]
+    arguments = ["--source", str(raw), "--output", str(raw.parent / "set")]
     result = subprocess.run(
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False, timeout=60
     )

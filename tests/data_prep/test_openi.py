@@ -235,12 +235,13 @@ def test_labels_that_mean_the_same_are_taken(kaggle: Path) -> None:
 
 
 def test_table_of_frontal_images_is_asked_for(official: Path) -> None:
-    for changed, message in (
+    refused: list[tuple[dict[str, Any], str]] = [
         ({}, "does not say which images are frontal; give --projections"),
         ({"text_only": True, "all_views": True}, "--text_only has no images: leave out"),
         ({"projections": official / "nowhere.csv"}, r"nowhere\.csv cannot be read .No such file"),
         ({"source": official / "nowhere"}, "nowhere: expected NLMCXR_reports.tgz, .* found none of them"),
-    ):
+    ]
+    for changed, message in refused:
         with pytest.raises(ReleaseError, match=message):
             prepare(settings(**{"source": official, **changed}))
 
