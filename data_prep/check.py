@@ -58,7 +58,7 @@ def check_set(folder: Path, full: bool = False, pool: Executor | None = None) ->
     if are_readable := not problems:
         problems += table_problems(prepared, found)
         counts = {**prepared.info["counts"], **tables.count(found)}
-        lines += [*_patients(found), *count_lines(counts), *_anchors(found)]
+        lines += [*count_lines(counts), *_patients(found), *_anchors(found)]
     for kind in ("log_p", "text_embedding"):
         if names := prepared.models(kind):
             lines.append(f"  {kind:<10} {', '.join(names)}")
@@ -96,7 +96,7 @@ def _patients(found: Tables) -> list[str]:
     people = found.get("studies", found["images"])
     patients = people.drop_duplicates(["subject_id", "use"])["use"]
     uses = ", ".join(f"{use} {int((patients == use).sum()):,}" for use in USES)
-    return [f"  {'patients':<10} {people['subject_id'].nunique():,} ({uses})"]
+    return [f"  {'by use':<10} patients: {uses}"]
 
 
 def _anchors(found: Tables) -> list[str]:

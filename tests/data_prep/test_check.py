@@ -74,7 +74,7 @@ def test_page_of_a_sound_set(whole: Path, capsys: pytest.CaptureFixture[str]) ->
     assert page.rstrip().endswith("no problem found")
     for line in (
         "  images     11 frontal of 12 (train 3, validate 1, test 2, grounding 4, excluded 1)",
-        "  patients   7 (train 1, validate 1, test 2, grounding 3, excluded 1)",
+        "  by use     patients: train 1, validate 1, test 2, grounding 3, excluded 1",
         "  boxes      3",
         "  images of the release                     12     377,110   differs",
         "  official split: validate images            2       2,991   differs",

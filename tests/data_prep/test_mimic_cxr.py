@@ -57,7 +57,7 @@ def made(raw: Path, **changed: Any) -> PreparedSet:
     return PreparedSet(chosen.output)
 
 
-def edit_boxes(raw: Path, edit: Callable[[dict[str, Any]], None]) -> None:
+def edit_boxes(raw: Path, edit: Callable[[dict[str, Any]], object]) -> None:
     content = json.loads((raw / "boxes.json").read_text())
     edit(content)
     (raw / "boxes.json").write_text(json.dumps(content))
@@ -699,20 +699,8 @@ def _lateral(raw: Path) -> None:
     table(file, pd.read_csv(file).assign(ViewPosition="LL"))
 
 
-def _boxes_of_other_images(raw: Path) -> None:
-    def edit(content: dict[str, Any]) -> None:
-        for number, image in enumerate(content["images"], start=90):
-            image["file_name"] = f"{dicom(number)}.jpg"
-
-    edit_boxes(raw, edit)
-
-
-def _boxes_without_phrase(raw: Path) -> None:
-    def edit(content: dict[str, Any]) -> None:
-        for box in content["annotations"]:
-            box["label_text"] = ""
-
-    edit_boxes(raw, edit)
+def _with_boxes(raw: Path, part: str, **changed: str) -> None:
+    edit_boxes(raw, lambda content: [row.update(changed) for row in content[part]])
 
 
 def _other_truth(raw: Path) -> None:
@@ -728,8 +716,8 @@ REFUSED: list[tuple[Callable[[Path], dict[str, Any] | None], str]] = [
     (lambda raw: _in_split(raw, 4, "test"), BOTH.format(IMAGES[4][0])),
     (lambda raw: _in_split(raw, 10, "validate"), BOTH.format(IMAGES[10][0])),
     (_lateral, "none of 12 images is frontal"),
-    (_boxes_of_other_images, r"boxes\.json: none of its images is among those of"),
-    (_boxes_without_phrase, "3 of 3 boxes .*no category or no phrase.*; download the file of the boxes"),
+    (lambda raw: _with_boxes(raw, "images", file_name="a.jpg"), r"boxes\.json: none of its images is among those of"),
+    (lambda raw: _with_boxes(raw, "annotations", label_text=""), "3 of 3 boxes .*no phrase.*; download the file of"),
     (_other_truth, r"1 of 3 sentences have no known class \(first: 'Big heart1\.'\)"),
     (lambda raw: {"ms_cxr": raw / "none.json"}, "none.json cannot be read .No such file"),
     (lambda raw: {"patients": raw / "none.csv"}, "none.csv cannot be read .No such file"),

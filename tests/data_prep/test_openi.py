@@ -117,20 +117,6 @@ def said(prepared: PreparedSet) -> list[list[Any]]:
     return reports.sort_values(["study_id", "position"])[["study_id", "section", "text"]].to_numpy().tolist()
 
 
-def test_image_without_view_is_left_out(official: Path, kaggle: Path) -> None:
-    """Kaggle's table lacks four images of the official collection."""
-    projections = kaggle / "indiana_projections.csv"
-    table = pd.read_csv(projections, dtype=str)
-    table[table["filename"] != kaggle_name("CXR39_IM-0039-1001")].to_csv(projections, index=False)
-    prepare(settings(official, projections=projections))
-    prepared = PreparedSet(official.parent / "set")
-    counts = prepared.info["counts"]
-    assert (counts["images_in_release"], counts["images_not_frontal"], counts["images"]) == (27, 2, 24)
-    rejects = pd.read_csv(prepared.folder / "rejects.csv", dtype=str).to_numpy().tolist()
-    assert ["image", "CXR39_IM-0039-1001", "the table of projections does not name it"] in rejects
-    assert len(rejects) == 4
-
-
 def test_both_forms_give_the_same_reports_and_images(official: Path, kaggle: Path) -> None:
     prepare(settings(kaggle))
     projections = kaggle / "indiana_projections.csv"
@@ -178,15 +164,17 @@ def test_the_unpacked_archive_gives_the_same_set(official: Path) -> None:
         prepare(settings(official, all_views=True, output=official.parent / "unpacked"))
 
 
-def test_reports_alone(official: Path) -> None:
-    prepare(settings(official / "NLMCXR_reports.tgz", text_only=True))
-    prepared = PreparedSet(official / "set")
-    assert prepared.table("images").empty
-    assert prepared.table("studies")["study_id"].tolist() == sorted(REPORTS)
-    assert [3, "findings", "Clear."] in said(prepared)
-
-
-def test_images_that_are_not_there_are_left_out(official: Path) -> None:
+def test_images_that_are_not_there_are_left_out(official: Path, kaggle: Path) -> None:
+    # Kaggle's table lacks four images of the official collection.
+    projections = kaggle / "indiana_projections.csv"
+    table = pd.read_csv(projections, dtype=str)
+    table[table["filename"] != kaggle_name("CXR39_IM-0039-1001")].to_csv(projections, index=False)
+    prepare(settings(official, projections=projections, output=official.parent / "views"))
+    counts = PreparedSet(official.parent / "views").info["counts"]
+    assert (counts["images_in_release"], counts["images_not_frontal"], counts["images"]) == (27, 2, 24)
+    rejected = pd.read_csv(official.parent / "views" / "rejects.csv", dtype=str).to_numpy().tolist()
+    assert ["image", "CXR39_IM-0039-1001", "the table of projections does not name it"] in rejected
+    assert len(rejected) == 4
     for name in ("CXR2_IM-0652-1001", "CXR2_IM-0652-2001", "CXR11_IM-0067-1001-0001"):
         (official / "NLMCXR_png" / f"{name}.png").unlink()
     prepare(settings(official, all_views=True))
@@ -296,7 +284,10 @@ def test_archive_is_never_unpacked_and_damage_named(official: Path, tmp_path: Pa
         packed.addfile(link)
     before = {file for file in tmp_path.parent.rglob("*") if "set" not in file.parts}
     prepare(settings(archive, text_only=True, output=tmp_path / "set"))
-    assert 99 in PreparedSet(tmp_path / "set").table("studies")["study_id"].tolist()
+    prepared = PreparedSet(tmp_path / "set")
+    assert prepared.table("images").empty
+    assert prepared.table("studies")["study_id"].tolist() == [*sorted(REPORTS), 99]
+    assert [3, "findings", "Clear."] in said(prepared)
     assert {file for file in tmp_path.parent.rglob("*") if "set" not in file.parts} == before
     with pytest.raises(ReleaseError, match=r"links\.tgz: expected the XML reports .* 0 of 0 cannot be read"):
         prepare(settings(tmp_path / "links.tgz", text_only=True, output=tmp_path / "b"))
