@@ -100,11 +100,14 @@ def _read(settings: Settings, release: Release) -> Source:
     """Read and check all tables before any work begins."""
     images = read_images(release)
     boxes = read_ms_cxr(settings.ms_cxr) if settings.ms_cxr is not None else None
+    grounding: frozenset[int] = frozenset()
     if boxes is not None:
+        # Every patient of the file, also those whose boxes cannot be used.
+        of_images = images.loc[images["dicom_id"].isin(boxes["dicom_id"]), "subject_id"]
+        grounding = frozenset([*boxes["subject_id"], *of_images])
         boxes["view"] = boxes["dicom_id"].map(images.set_index("dicom_id")["view"])
         if boxes["view"].isna().all():
             raise ReleaseError(f"{settings.ms_cxr}: none of its images is among those of {release.metadata}")
-    grounding = _grounding_patients(images, boxes)
     counts = _release_counts(images, boxes)
     wanted = _subset(images, settings.subset, release)
     frontal = wanted[wanted["view"].isin(FRONTAL_VIEWS)].reset_index(drop=True)
@@ -144,14 +147,6 @@ def _read(settings: Settings, release: Release) -> Source:
         truth=read_truth(settings.source),
         counts={**counts, "images_in_release": len(wanted), "images_not_frontal": len(wanted) - len(taken)},
     )
-
-
-def _grounding_patients(images: pd.DataFrame, boxes: pd.DataFrame | None) -> frozenset[int]:
-    """Every patient of the MS-CXR file, also those whose boxes cannot be used."""
-    if boxes is None:
-        return frozenset()
-    has_box = images["dicom_id"].isin(boxes["dicom_id"])
-    return frozenset([*boxes["subject_id"], *images.loc[has_box, "subject_id"]])
 
 
 def _release_counts(images: pd.DataFrame, boxes: pd.DataFrame | None) -> dict[str, Any]:

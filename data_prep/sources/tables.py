@@ -151,15 +151,16 @@ def count(written: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
     people = written.get("studies", images)
     cases = written["cases"].groupby(["use", "finding", "label"]).size()
     findings = dict.fromkeys([*CHEX5, *labelled_findings(written["labels"])])
-    text_only = {}
-    if "studies" in written:
-        text_only["studies_by_use"] = {use: int((people["use"] == use).sum()) for use in USES}
+    studies_by_use, images_by_use = (
+        {use: int((frame["use"] == use).sum()) for use in USES} for frame in (people, images)
+    )
     return {
-        **text_only,
+        **({"studies_by_use": studies_by_use} if "studies" in written else {}),
         "images": len(images),
-        "images_by_use": {use: int((images["use"] == use).sum()) for use in USES},
+        "images_by_use": images_by_use,
         "patients": int(people["subject_id"].nunique()),
-        **_people(images),
+        **({"images_by_sex": {s: int((images["sex"] == s).sum()) for s in SEXES}} if "sex" in images else {}),
+        **({"images_without_age": int(images["age"].isna().sum())} if "age" in images else {}),
         "patients_grounding": int(images.loc[images["use"] == "grounding", "subject_id"].nunique()),
         "studies": int(people["study_id"].nunique()),
         "reports": int(reports["study_id"].nunique()),
@@ -180,16 +181,6 @@ def count(written: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
             for use in ("validate", "test")
         },
     }
-
-
-def _people(images: pd.DataFrame) -> dict[str, Any]:
-    """Images of each sex, and those whose patient's age is not known, as far as the set has these columns."""
-    found: dict[str, Any] = {}
-    if "sex" in images:
-        found["images_by_sex"] = {sex: int((images["sex"] == sex).sum()) for sex in SEXES}
-    if "age" in images:
-        found["images_without_age"] = int(images["age"].isna().sum())
-    return found
 
 
 def typed(frame: pd.DataFrame, table: str) -> pd.DataFrame:
