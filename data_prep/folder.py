@@ -118,8 +118,6 @@ class Settings(row_tables.Settings):
 
 def prepare(settings: Settings) -> None:
     """Prepare a set, finish a broken one, or say that it is finished."""
-    if not settings.table.is_file():
-        raise ReleaseError(f"--table {settings.table} does not exist; it expects a CSV file with a header")
     check = TableCheck(settings.table, settings.drop_bad_rows)
     table, encoding = _table(settings, check)
     columns = check.columns = _columns(settings, table, check)

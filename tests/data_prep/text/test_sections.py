@@ -324,10 +324,6 @@ OTHER_SHAPES = [
 ]
 
 
-def test_table_of_shapes_names_each_once() -> None:
-    assert len({report for report, _ in SHAPES}) == len(SHAPES) > 80
-
-
 @pytest.mark.parametrize(("report", "expected"), [*SHAPES, *OTHER_SHAPES])
 def test_shapes_in_which_reports_are_written(report: str, expected: str) -> None:
     """`expected`: kind and text of each section, "-" for a report without any."""
