@@ -34,7 +34,7 @@ def check_files(
         files = [root / path for path in paths]
         found = pool.map(digests, files, chunksize=64) if pool else map(digests, files)
         examined = dict(zip(paths, progress(found, len(files), "image files", "images"), strict=True))
-        written = tables[IMAGE_FILES].set_index("path")["digest"]
+        written = tables[IMAGE_FILES].set_index("path")["digest"].to_dict()
         changed |= {path: now for path, (now, _) in examined.items() if now != written.get(path)}
         pixels = {path: of_pixels for path, (_, of_pixels) in examined.items() if of_pixels}
     there = {str(PurePosixPath(file.relative_to(root))) for file in root.rglob("*") if file.is_file()}
